@@ -1,4 +1,4 @@
-//! Making and freeing a block, with few and with many that live: the daemon's part, by way of its socket.
+//! Measures making and freeing a block, with few and with many live blocks, as requests to the daemon over its socket.
 
 use crate::report::{Better, Report, median};
 use anyhow::{Result, ensure};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use vmtest::TestBed;
 use vmtest::installation::Plan;
 
-/// So many blocks live while one more is made and freed.
+/// The numbers of live blocks while one more is made and freed.
 const LIVE: [usize; 4] = [1, 1_000, 100_000, 1_000_000];
-/// Pairs of a sample, and samples at each number.
+/// The number of pairs in a sample, and the number of samples for each number of live blocks.
 const PAIRS: usize = 2_000;
 const SAMPLES: usize = 9;
-/// The journal grows by a million blocks' records within this time.
+/// Within this time, the journal must grow by the records of a million blocks.
 const WATCHDOG: Duration = Duration::from_secs(120);
-/// How much more it may cost with a million: the ratio is of the medians.
+/// The greatest permitted ratio of the medians with a million live blocks and with one.
 const FLAT: f64 = 1.2;
 
 const SEGMENT: &str = "[segment.many]\nsize = \"5G\"\npage = \"4K\"\nmembers = [\"host\"]\n[limits]\n\
@@ -51,7 +51,7 @@ pub fn allocate(bed: &TestBed, report: &mut Report) -> Result<()> {
             "ratio of medians",
         );
     }
-    // Any of them instead of the last one.
+    // Free any of the live blocks, not always the newest one.
     let mut at = 0usize;
     let begin = Instant::now();
     for _ in 0..PAIRS * SAMPLES {
@@ -80,7 +80,7 @@ pub fn journal(bed: &TestBed, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The longest that making or freeing a block takes from now until the journal was rewritten, in milliseconds.
+/// Returns the longest time in milliseconds that making or freeing a block takes from now until the journal has been rewritten.
 fn longest(endpoint: &Endpoint, journal: &Path) -> Result<f64> {
     let (mut longest, mut rewritten, file) = (Duration::ZERO, false, journal.metadata()?.ino());
     let begin = Instant::now();
@@ -103,7 +103,7 @@ fn make(endpoint: &Endpoint) -> Result<Block> {
     Ok(endpoint.create_block("", 4096, &BlockOptions { zero: false, ..BlockOptions::default() })?)
 }
 
-/// Median of the pairs, in microseconds.
+/// Returns the median of the pairs, in microseconds.
 fn sample(endpoint: &Endpoint) -> Result<f64> {
     let mut times = Vec::with_capacity(PAIRS);
     for _ in 0..PAIRS {

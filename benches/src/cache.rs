@@ -1,4 +1,4 @@
-//! A cache beside memcached.
+//! Measures a cache beside memcached.
 
 mod hit_rate;
 mod memcached;
@@ -13,18 +13,18 @@ use serde::{Deserialize, Serialize};
 /// What a client has measured.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Figures {
-    /// The median of what a request took, in microseconds.
+    /// The median time of a request, in microseconds.
     pub median: f64,
-    /// What one of a hundred took longer than.
+    /// The 99th percentile of the time of a request, in microseconds.
     pub p99: f64,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// CPU time of the process over wall time.
+    /// CPU time of the process divided by wall time.
     pub cpu: f64,
 }
 
 impl Figures {
-    /// Of so many times in nanoseconds.
+    /// Makes the figures from the times of requests in nanoseconds.
     pub fn of(mut nanoseconds: Vec<f64>, cpu: f64, rate: f64) -> Self {
         nanoseconds.sort_by(f64::total_cmp);
         let at = |part: f64| {
@@ -35,16 +35,16 @@ impl Figures {
     }
 }
 
-/// What is measured, and where the rows go.
+/// The measurements, and the report to which they add rows.
 pub struct Cache<'r> {
-    /// Where the rows go.
+    /// The report to which rows are added.
     pub report: &'r mut Report,
     /// Only rows whose names contain this.
     pub row: Option<&'r str>,
 }
 
 impl Cache<'_> {
-    /// How many of the same requests find their items, at the same memory.
+    /// Measures which part of the same requests find their items, with the same amount of memory.
     pub fn hit_rate(&mut self) -> Result<()> {
         hit_rate::hit_rate(self)
     }

@@ -1,6 +1,6 @@
-//! The farm over TCP, for comparison: the same books, source and work as in shared memory; one thread that never blocks in
-//! the manager, and workers that read each piece into memory of their own. Both sides wait as they are told, like ours:
-//! asleep in `poll`, or looking first, and leaving the CPU to others meanwhile.
+//! The farm over TCP, for comparison. It has the same books, source and work as the farm in shared memory. The manager has one
+//! thread that never blocks, and workers read each piece into their own memory. Both sides wait in the same configurable way as
+//! ours: they sleep in `poll`, or they poll first and yield the CPU meanwhile.
 
 use anyhow::{Context, Result, ensure};
 use ginnel::{Mapping, SharedMemory, SharedSlice, WaitMode};
@@ -11,21 +11,21 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// In front of each piece: its number and its length. A result is a number and a count.
+/// The number of bytes in front of each piece: its number and its length. A result is a number and a count.
 const HEADER: usize = 16;
 
 /// The manager's end of one connection.
 struct Conn {
     stream: TcpStream,
-    /// A header and a piece that are being written, and how much of them is left.
+    /// The header and the piece that are being written, and how much of them is left.
     out: Mapping,
     left: std::ops::Range<usize>,
-    /// A result that is being read.
+    /// The result that is being read.
     result: [u8; HEADER],
     read: usize,
 }
 
-/// Has `bytes` of generated text counted by `workers` that connect to `address`.
+/// Lets `workers` workers that connect to `address` count `bytes` of generated text.
 pub fn manage(
     address: &str,
     workers: usize,
@@ -72,7 +72,7 @@ pub fn manage(
     }
 }
 
-/// How long somebody has been looking.
+/// How long one side has been polling.
 struct Waiting {
     mode: WaitMode,
     since: Option<Instant>,
@@ -87,7 +87,8 @@ impl Waiting {
         self.since = None;
     }
 
-    /// After a look that found nothing: whether it is time to sleep. If not, others have had a turn on this CPU.
+    /// Called after a poll that found nothing. Returns whether it is time to sleep. If it is not, the thread has yielded this
+    /// CPU.
     fn looks_enough(&mut self) -> bool {
         let enough = match self.mode {
             WaitMode::Interrupt => true,
@@ -108,7 +109,7 @@ fn gather<I: Iterator<Item = std::ops::Range<u64>>>(
     sum: &mut u64,
 ) -> Result<bool> {
     let mut worked = false;
-    // Only who holds something can say something.
+    // Only a worker that holds a piece can send anything.
     while books.holds(worker) > 0 {
         match (&conn.stream).read(&mut conn.result[conn.read..]) {
             Ok(0) => anyhow::bail!("a worker has gone"),
@@ -164,7 +165,8 @@ fn words(bytes: &[u8; HEADER]) -> [u64; 2] {
     [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
 }
 
-/// Reads until `read` has got all of it; 0 from `read` is the end. False if that came before anything else.
+/// Reads until `read` has filled everything; 0 from `read` means the end. Returns `false` if the end came before the first
+/// byte.
 fn read_all(
     stream: &TcpStream,
     len: usize,
@@ -203,7 +205,7 @@ pub fn work(address: &str, piece: usize, mode: WaitMode) -> Result<()> {
         }
     };
     stream.set_nodelay(true)?;
-    // Who sleeps at once sleeps in read, which is one system call less.
+    // A worker that sleeps at once sleeps in read, which saves one system call.
     stream.set_nonblocking(mode != WaitMode::Interrupt)?;
     let memory = Mapping::anonymous(piece.next_multiple_of(8))?;
     let mut waiting = Waiting::new(mode);
@@ -220,7 +222,7 @@ pub fn work(address: &str, piece: usize, mode: WaitMode) -> Result<()> {
         ensure!(whole, "the manager has gone");
         let mut result = number.to_le_bytes().to_vec();
         result.extend_from_slice(&count::characters(text).to_le_bytes());
-        // Results are short and there are few: they always find room.
+        // Results are short and few, so there is always room for them.
         stream.write_all(&result)?;
     }
 }

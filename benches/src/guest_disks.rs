@@ -1,5 +1,5 @@
-//! Disks in a guest: a volume beside QEMU's own virtio-blk with an iothread and virtio-scsi, all three in the same VM, with
-//! fio in the guest.
+//! Disks in a guest: a volume beside QEMU's own virtio-blk with an iothread and virtio-scsi. All three are in the same VM, and
+//! fio runs in the guest.
 
 use crate::report::{Better, Report};
 use crate::volume::{Backing, Plan, Server, Wait, make_file};
@@ -16,8 +16,8 @@ const SECONDS: u64 = 3;
 pub fn rows(report: &mut Report, pairs: usize) -> Result<()> {
     let bed = TestBed::new("volume-bench")?;
     println!("guests run under {:?}", bed.accel()?);
-    // In the page cache, so that the way to the disk is measured, and not a disk. Not on tmpfs, which io_uring hands to other
-    // threads.
+    // The images are in the page cache, so that the way to the disk is measured and not a disk. They are not on tmpfs, because
+    // io_uring hands its requests to other threads.
     let dir = tempfile::tempdir_in(crate::report::folder()?)?;
     let image = |name: &str| -> Result<_> {
         let path = dir.path().join(name);
@@ -25,10 +25,10 @@ pub fn rows(report: &mut Report, pairs: usize) -> Result<()> {
         Ok(path)
     };
     let (ours, blk, scsi) = (image("ours")?, image("blk")?, image("scsi")?);
-    // No thread has a CPU of its own, as QEMU's have none: the guest's processor may be running there.
+    // No thread has its own CPU, because QEMU's threads have none either: the guest's processor may be running there.
     let plan = Plan { backing: Backing::File(&ours), queues: 1, cpus: vec![], wait: Wait::Adaptive };
     let mut server = Server::ours(dir.path(), &plan)?;
-    // QEMU tries once.
+    // The server must be ready, because QEMU tries to connect only once.
     server.connect(Options::new(server.socket()))?.close()?;
     let vm = boot(&bed, server.socket(), &blk, &scsi)?;
     let disks = ["vda", "vdb", "sda"];
@@ -68,7 +68,7 @@ pub fn rows(report: &mut Report, pairs: usize) -> Result<()> {
     Ok(())
 }
 
-/// A VM with the three disks. QEMU's own have the same kind of image, io_uring, and a thread each.
+/// Boots a VM with the three disks. QEMU's own disks have the same kind of image, use io_uring, and have a thread each.
 fn boot(bed: &TestBed, socket: &Path, blk: &Path, scsi: &Path) -> Result<Vm> {
     let drive = |id: &str, path: &Path| {
         format!("-blockdev driver=file,node-name={id},filename={},aio=io_uring ", path.display())
@@ -100,7 +100,7 @@ fn boot(bed: &TestBed, socket: &Path, blk: &Path, scsi: &Path) -> Result<Vm> {
 }
 
 fn fio(vm: &Vm, disk: &str, rw: &str, depth: u16) -> Result<(f64, f64)> {
-    // libaio: what the guest's kernel and fio of a stable distribution have together, with one system call a batch.
+    // libaio is what the kernel and fio of a stable distribution have in common, with one system call per batch.
     let command = format!(
         "fio --name=bench --ioengine=libaio --direct=1 --rw={rw} --bs=4k --iodepth={depth} --filename=/dev/{disk} \
          --time_based --runtime={SECONDS} --ramp_time=1 --norandommap --output-format=json"
@@ -109,7 +109,8 @@ fn fio(vm: &Vm, disk: &str, rw: &str, depth: u16) -> Result<(f64, f64)> {
     fio_said(said.as_bytes())
 }
 
-/// What fio says in JSON, of reads and writes together: IOPS, and the median latency in nanoseconds of the only kind there is.
+/// Parses the JSON of fio. Returns the IOPS of reads and writes together, and the median latency in nanoseconds of the only
+/// kind that occurs.
 pub fn fio_said(json: &[u8]) -> Result<(f64, f64)> {
     let start = json.iter().position(|byte| *byte == b'{').unwrap_or(0);
     let said: serde_json::Value = serde_json::from_slice(&json[start..]).context("fio prints JSON")?;

@@ -1,6 +1,6 @@
-//! How long a member takes to join: a stock QEMU with its devices, from its start until it has all its doorbells. Its guest
-//! does not run, so that 64 of them fit on a small machine; what a guest does later does not depend on how many others
-//! there are.
+//! Measures how long a member takes to join: a stock QEMU with its devices, from its start until it has all its doorbells. Its
+//! guest does not run, so that 64 of them fit on a small machine. What a guest does later does not depend on the number of
+//! other members.
 
 use crate::report::{Better, Report, median};
 use anyhow::{Context, Result, ensure};
@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 use vmtest::installation::Plan;
 use vmtest::{HostJob, TestBed};
 
-/// Members that have joined in the end, the host among them.
+/// The numbers of members at the end, including the host.
 const MEMBERS: [usize; 4] = [2, 8, 32, 64];
-/// How much longer each may take among the most of them: the ratio is of the medians.
+/// The greatest permitted ratio of the medians with the most and with the fewest members.
 const FLAT: f64 = 1.3;
-/// QEMUs of which a median is made, at least: installations are joined anew until there are so many.
+/// The least number of QEMUs for a median: installations are made anew until there are so many.
 const ENOUGH: usize = 9;
-/// Nothing more comes: so long after the last doorbell.
+/// A QEMU has joined when no doorbell has arrived for this long.
 const QUIET: Duration = Duration::from_millis(100);
-/// Between two looks.
+/// The time between two checks.
 const LOOK: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who shares with whom.
+/// Which members share a segment.
 #[derive(Clone, Copy)]
 enum Shape {
-    /// One segment, of all.
+    /// One segment for all members.
     One,
-    /// A slice for each VM, shared with the host.
+    /// A slice for each VM, which it shares with the host.
     Star,
 }
 
@@ -40,7 +40,7 @@ impl Shape {
         }
     }
 
-    /// The segments of an installation.
+    /// Returns the configuration of the segments.
     fn config(self, vms: &[String]) -> String {
         match self {
             Self::One => {
@@ -56,22 +56,22 @@ impl Shape {
 
 /// A QEMU that has started.
 struct Qemu {
-    /// Until its last doorbell came.
+    /// The time in seconds until its last doorbell arrived.
     seconds: f64,
     eventfds: usize,
-    /// All that it has open.
+    /// The number of its open file descriptors.
     fds: usize,
     _job: Arc<HostJob>,
 }
 
 /// A VM that has joined.
 struct Joined {
-    /// On its ivshmem socket, each with a doorbell but three.
+    /// The number of messages on its ivshmem socket. All but three of them carry a doorbell.
     messages: usize,
     qemu: Qemu,
 }
 
-/// Adds rows for both shapes.
+/// Adds the rows for both shapes.
 pub fn joining(report: &mut Report) -> Result<()> {
     for shape in [Shape::One, Shape::Star] {
         let mut first = Vec::new();
@@ -96,13 +96,13 @@ pub fn joining(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Has `count` VMs join an installation, one after the other. The host is a member from the start.
+/// Lets `count` VMs join an installation, one after the other. The host is a member from the start.
 fn join(shape: Shape, count: usize) -> Result<Vec<Joined>> {
     let bed = TestBed::new("joining")?;
     let names: Vec<_> = (0..count).map(|number| format!("vm{number}")).collect();
     let plan = names.iter().fold(Plan::new(&bed), |plan, name| plan.vm(name));
     let ginnel = plan.config(&shape.config(&names)).start()?;
-    // A QEMU has some eventfds for itself.
+    // A QEMU has some eventfds for its own use.
     let own = start(&bed, "alone", "", 0)?.eventfds;
     names
         .iter()
@@ -114,7 +114,7 @@ fn join(shape: Shape, count: usize) -> Result<Vec<Joined>> {
         .collect()
 }
 
-/// Starts a QEMU with these devices and waits until nothing more comes to it, but at least `eventfds` have.
+/// Starts a QEMU with these devices. Waits until it has at least `eventfds` eventfds and no more arrive.
 fn start(bed: &TestBed, name: &str, devices: &str, eventfds: usize) -> Result<Qemu> {
     let mut command = Command::new("qemu-system-x86_64");
     command
@@ -137,12 +137,12 @@ fn start(bed: &TestBed, name: &str, devices: &str, eventfds: usize) -> Result<Qe
     }
 }
 
-/// What a process has open: all, and how many of these are eventfds.
+/// Returns how many file descriptors a process has, and how many of them are eventfds.
 fn fds(pid: u32) -> Result<(usize, usize)> {
     let (mut all, mut events) = (0, 0);
     for fd in fs::read_dir(format!("/proc/{pid}/fd"))? {
         all += 1;
-        // It may have closed it meanwhile.
+        // The process may have closed it meanwhile.
         let what = fs::read_link(fd?.path()).unwrap_or_default();
         events += usize::from(what.as_os_str() == "anon_inode:[eventfd]");
     }

@@ -4,12 +4,12 @@
 //! - `bench-channel` sets up the daemon and the VMs, runs the peers in pairs, and writes the table and
 //!   `target/bench/channel.json`.
 //! - `bench-volume` starts disk servers and a VM, and drives them with the poll-mode client and with fio.
-//! - `bench-farm-peer` and `bench-farm` are the same for the farm.
-//! - `bench-ready` starts servers of many channels.
-//! - `bench-sockets` runs programs of the distribution over TCP and over the sockets preload.
+//! - `bench-farm-peer` and `bench-farm` do the same for the farm.
+//! - `bench-ready` starts servers that have many channels.
+//! - `bench-sockets` runs programs of the distribution over TCP and over the sockets preload library.
 //! - `bench-verbs` runs RDMA programs over a segment.
 //! - `bench-mpi` runs MPI programs over a segment.
-//! - `bench-cache` gives a cache and memcached the same requests.
+//! - `bench-cache` sends the same requests to a cache and to memcached.
 
 pub mod allocate;
 pub mod cache;

@@ -1,5 +1,5 @@
-//! What one end of a measurement does. Each transport has two functions or types: the end that times, and the end that
-//! echoes, drains or fills.
+//! What one end of a measurement does. Each transport has two functions or types: one for the end that measures time, and one
+//! for the end that echoes, drains or fills.
 
 pub mod bare;
 pub mod doorbell;
@@ -12,35 +12,35 @@ pub mod transfer;
 
 use serde::{Deserialize, Serialize};
 
-/// What the timing end prints, as one JSON line.
+/// The result that the timing end prints as one JSON line.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Timing {
-    /// Median, in nanoseconds one way or gigabytes a second.
+    /// The median, in nanoseconds one way or gigabytes per second.
     pub median: f64,
     /// First quartile.
     pub low: f64,
     /// Third quartile.
     pub high: f64,
-    /// CPU time of this process over wall time, 0 to 1 for one thread.
+    /// CPU time of this process divided by wall time: 0 to 1 for one thread.
     pub cpu: f64,
-    /// The time in which nobody copied, where that was measured.
+    /// The time in which neither side copied, if that was measured.
     #[serde(default)]
     pub handing: Option<Handing>,
 }
 
-/// What it cost to hand a block there and back, again and again.
+/// The cost of handing a block over and back, again and again.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Handing {
-    /// The part of all time in which neither side copied.
+    /// The part of the whole time in which neither side copied, from 0 to 1.
     pub share: f64,
-    /// The median of what it took for one block, there and back, in nanoseconds.
+    /// The median time of one block, over and back, in nanoseconds.
     pub median: f64,
-    /// The longest.
+    /// The longest time of one block, over and back, in nanoseconds.
     pub longest: f64,
 }
 
 impl Timing {
-    /// Sums up samples.
+    /// Summarises samples.
     pub fn of(mut samples: Vec<f64>, cpu: f64) -> Self {
         samples.sort_by(f64::total_cmp);
         let at = |part: f64| {
@@ -50,13 +50,14 @@ impl Timing {
     }
 }
 
-/// CPU seconds that this process has used.
+/// Returns the CPU time in seconds that this process has used.
 pub fn cpu_seconds() -> f64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
 }
 
-/// Keeps this thread on one CPU, so that two busy ends do not share one. A wish: a guest may have one CPU only.
+/// Tries to keep this thread on one CPU, so that two busy ends do not share one. Does nothing if that fails, because a guest
+/// may have only one CPU.
 pub fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);

@@ -1,4 +1,4 @@
-//! MPI libraries over a segment: beside their own shared memory, on the host, and beside TCP, between two VMs.
+//! Measures MPI libraries over a segment: on the host beside their own shared memory, and between two VMs beside TCP.
 
 mod vms;
 
@@ -12,48 +12,48 @@ use vmtest::installation::{Installation, Plan, verbs_libraries};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The segment.
+/// The name of the segment.
 const SEGMENT: &str = "rdma";
-/// What is run; compiled for each MPI.
+/// The program that is run, which is compiled for each MPI.
 const EXCHANGE: &str = include_str!("mpi/exchange.c");
-/// Likewise, for OpenSHMEM.
+/// The program for OpenSHMEM, which is compiled in the same way.
 const PUT: &str = include_str!("mpi/put.c");
 
-/// What is measured, and how.
+/// The measurements, and the report to which they add rows.
 pub struct Mpi<'r> {
-    /// Where the rows go.
+    /// The report to which rows are added.
     pub report: &'r mut Report,
-    /// Pairs of runs of each row; each kind of row has its own number unless it is said.
+    /// Pairs of runs for each row. `None` means the default of each kind of row.
     pub pairs: Option<usize>,
     /// Only rows whose names contain this.
     pub row: Option<&'r str>,
 }
 
-/// What ranks of one machine take for their messages after `ginnel mpi-env`: the segment alone.
+/// The transports of ranks on one machine after `ginnel mpi-env`: only the segment.
 const OVER_SEGMENT: &str = "UCX_TLS=self,rc_v";
 
-/// UCX's shared memory, which Open MPI takes only if it may take any transport.
+/// UCX's shared memory, which Open MPI uses only if it may use any transport.
 const OVER_POSIX: &str =
     "UCX_TLS=self,posix OMPI_MCA_opal_common_ucx_tls=any OMPI_MCA_opal_common_ucx_devices=any";
 
-/// Shared memory of an MPI's own.
+/// An MPI's own shared memory.
 struct Shared {
-    /// How it is called in a row.
+    /// Its name in a row.
     name: &'static str,
-    /// The environment that selects it.
+    /// The environment variables that select it.
     settings: &'static str,
 }
 
-/// An MPI, and the ways that it has without a segment.
+/// An MPI, and its transports without a segment.
 struct Library {
     name: &'static str,
     command: &'static str,
-    /// Exchanges of all ranks, and the target for them.
+    /// Exchanges of all ranks, and the target ratio for them.
     alltoall: &'static str,
     target: Option<f64>,
-    /// As it is configured.
+    /// With its default configuration.
     own: Shared,
-    /// With one copy into shared memory, and one out of it.
+    /// With one copy into shared memory, and one copy out of it.
     two_copies: Shared,
     /// With one copy by the kernel (Cross Memory Attach).
     one_copy: Shared,
@@ -63,7 +63,7 @@ const LIBRARIES: [Library; 2] = [
     Library {
         name: "mpich",
         command: "mpirun.mpich",
-        // They take long over its own shared memory.
+        // These take long over the MPI's own shared memory.
         alltoall: "alltoall 1024 20",
         target: Some(1.0 / 0.7),
         own: Shared { name: "own shared memory", settings: "" },
@@ -73,7 +73,7 @@ const LIBRARIES: [Library; 2] = [
     Library {
         name: "openmpi",
         command: "mpirun.openmpi --allow-run-as-root --oversubscribe --bind-to none",
-        // So many that the first ones, which make connections, do not decide the figure.
+        // So many that the first exchanges, which make connections, do not decide the result.
         alltoall: "alltoall 1024 2000",
         target: None,
         own: Shared { name: "own shared memory", settings: "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader" },
@@ -88,7 +88,7 @@ const LIBRARIES: [Library; 2] = [
     },
 ];
 
-/// Which row it is.
+/// The name and the targets of a row.
 struct Row<'a> {
     case: &'a str,
     unit: &'static str,
@@ -103,7 +103,8 @@ impl Mpi<'_> {
         self.row.is_none_or(|row| case.contains(row))
     }
 
-    /// Runs two measurements in turns, and adds a row for each figure that they give. Whoever comes first changes, in case that matters.
+    /// Alternates runs of two measurements, and adds a row for each figure that they return. The order within a pair changes,
+    /// in case it matters.
     fn compare<const N: usize>(
         &mut self,
         rows: [Row<'_>; N],
@@ -131,7 +132,7 @@ impl Mpi<'_> {
         Ok(())
     }
 
-    /// Between processes of the host.
+    /// Measures between processes of the host.
     pub fn host(&mut self) -> Result<()> {
         const PAIRS: usize = 5;
         let bed = TestBed::new("bench-mpi")?;
@@ -192,12 +193,13 @@ impl<'b> Host<'b> {
         Ok(host)
     }
 
-    /// Where a program for an MPI is.
+    /// Returns the path of a program for an MPI.
     fn program(&self, name: &str, library: &str) -> String {
         self.bed.dir().join(format!("{name}.{library}")).display().to_string()
     }
 
-    /// What rank 0 says, in microseconds: with the settings for shared memory of the MPI's own or, without these, over the segment.
+    /// Returns the time that rank 0 prints, in microseconds: with these settings for the MPI's own shared memory or, with
+    /// `None`, over the segment.
     fn run(&self, shared: Option<&str>, command: &str) -> Result<[f64; 1]> {
         let (environment, settings) = match shared {
             Some(settings) => (String::new(), settings),
@@ -215,7 +217,7 @@ impl<'b> Host<'b> {
     }
 }
 
-/// Compiles a program, with the compiler of an MPI.
+/// Compiles a program with the compiler of an MPI.
 fn compile(compiler: &str, source: &str, to: &Path) -> Result<()> {
     let file = to.with_extension("c");
     std::fs::write(&file, source)?;

@@ -1,5 +1,5 @@
-//! One thread that serves many channels by a ready set, beside one that serves one channel so, and one that serves as many
-//! Unix sockets by epoll.
+//! One thread serves many channels with a readiness set. It is compared with a thread that serves one channel with such a set,
+//! and with one that serves as many Unix sockets with epoll.
 
 use crate::measure::cpu_seconds;
 use crate::report::{Better, Report, median};
@@ -16,21 +16,21 @@ use std::time::{Duration, Instant};
 use vmtest::TestBed;
 use vmtest::installation::Plan;
 
-/// Channels, of which one is busy.
+/// The number of channels, of which one is busy.
 pub const CHANNELS: usize = 10_000;
-/// Round trips of a measurement, and measurements.
+/// The number of round trips in a measurement, and the number of measurements.
 const ROUNDS: usize = 4_000;
 const PAIRS: usize = 15;
-/// The same where the server sleeps between two.
+/// The number of round trips in which the server sleeps in between.
 const SLOW_ROUNDS: usize = 200;
 const PAUSE: Duration = Duration::from_millis(1);
-/// How long nothing happens while CPU time is measured.
+/// The duration without traffic in which CPU time is measured.
 const IDLE: Duration = Duration::from_secs(2);
 const MESSAGE: [u8; 8] = [7; 8];
 
-/// At most so many times the latency of one alone.
+/// The greatest permitted ratio to the latency of one channel alone.
 const AMONG_MANY: f64 = 1.2;
-/// Seconds for opening all.
+/// The target for opening all channels, in seconds.
 const OPENING: f64 = 2.0;
 const DESCRIPTORS: f64 = 8.0;
 const BYTES: f64 = 16.0;
@@ -51,14 +51,14 @@ fn descriptors() -> Result<usize> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }
 
-/// As many descriptors as there may be.
+/// Raises the limit for open file descriptors as far as possible.
 fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.map(|most| most.max(1 << 16));
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
 }
 
-/// What a server process does: accepts so many, says what that cost, and echoes.
+/// What a server process does: it accepts `count` channels, prints what that cost, and echoes.
 pub fn serve(socket: &Path, count: usize) -> Result<()> {
     let endpoint = attach(socket)?;
     let name = format!("echo{count}");
@@ -89,7 +89,7 @@ pub fn serve(socket: &Path, count: usize) -> Result<()> {
     }
 }
 
-/// The same with Unix sockets and epoll.
+/// Does the same with Unix sockets and epoll.
 pub fn serve_sockets(path: &Path, count: usize) -> Result<()> {
     raise_limit();
     let listener = UnixListener::bind(path)?;
@@ -117,7 +117,7 @@ pub fn serve_sockets(path: &Path, count: usize) -> Result<()> {
     }
 }
 
-/// A server process. Killed at the end.
+/// A server process, which is killed when this value is dropped.
 struct Server {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -140,7 +140,7 @@ impl Server {
         Ok(line.trim().to_owned())
     }
 
-    /// CPU seconds that it has used.
+    /// Returns the CPU time that it has used, in seconds.
     fn cpu(&self) -> Result<f64> {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.child.id()))?;
         let nanoseconds: f64 = text.split(' ').next().context("CPU time")?.parse()?;
@@ -154,7 +154,7 @@ impl Drop for Server {
     }
 }
 
-/// The median time one way, in nanoseconds.
+/// Returns the median time one way, in nanoseconds.
 fn one_way(
     rounds: usize,
     pause: Option<Duration>,
@@ -191,7 +191,7 @@ pub fn readiness(report: &mut Report) -> Result<()> {
     while channels.len() < CHANNELS {
         match endpoint.connect_with::<MessageChannel>(&name, &options) {
             Ok(channel) => channels.push(channel),
-            // The server has not accepted the others yet.
+            // The server has not accepted the earlier ones yet.
             Err(error) if error.code() == Some(ginnel::ErrorCode::LIMIT) => std::thread::yield_now(),
             Err(error) => return Err(error.into()),
         }
@@ -224,7 +224,7 @@ pub fn readiness(report: &mut Report) -> Result<()> {
         "and a board",
     );
 
-    // The server has tried all of them when it answers over the last.
+    // When the server answers over the last channel, it has tried all of them.
     let mut buffer = [0; 64];
     channels[CHANNELS - 1].send(&MESSAGE)?;
     channels[CHANNELS - 1].recv_into(&mut buffer)?;

@@ -1,4 +1,5 @@
-//! Requests of a program in a VM, which its daemon passes on to the host's daemon: many under way at once against one at a time.
+//! Requests of a program in a VM, which the VM's daemon passes on to the host's daemon: many under way at the same time,
+//! compared with one at a time.
 
 use crate::report::{Better, Report, median};
 use anyhow::{Context, Result, bail, ensure};
@@ -18,23 +19,23 @@ use vmtest::TestBed;
 use vmtest::installation::{Plan, program};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Requests under way at once.
+/// The number of requests under way at the same time.
 const MANY: usize = 64;
-/// How many times as long as one they may take.
+/// The greatest permitted ratio of the time of many requests to that of one.
 const TIMES: f64 = 4.0;
-/// Measurements of each.
+/// The number of measurements of each kind.
 const ROUNDS: usize = 200;
 const SEGMENT: &str = "relayed";
-/// An answer takes no longer, nor does all of it.
+/// The longest time that an answer, or the whole measurement, may take.
 const WATCHDOG: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is asked.
+/// The kind of request.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Request {
-    /// For a block that is not there: the daemon looks, and changes nothing.
+    /// Open a block that does not exist: the daemon looks it up and changes nothing.
     Look,
-    /// To listen at a name: the daemon records it.
+    /// Listen at a name: the daemon records it.
     Listen,
 }
 
@@ -54,18 +55,18 @@ impl Request {
     }
 }
 
-/// Seconds that requests took, each pair measured right after one another.
+/// The times of requests in seconds. Each pair was measured one right after the other.
 #[derive(Serialize, Deserialize)]
 struct Times {
     one: Vec<f64>,
     many: Vec<f64>,
-    /// The same sends and receives by one program alone, over a pair of sockets.
+    /// The same sends and receives by one program alone over a socket pair.
     own: Vec<f64>,
-    /// How often the VM's daemon has slept for many, on average.
+    /// How often the VM's daemon has slept during many requests, on average.
     sleeps: f64,
 }
 
-/// How often the VM's daemon has gone to sleep so far.
+/// Returns how often the VM's daemon has gone to sleep so far.
 fn sleeps() -> Result<u64> {
     for entry in std::fs::read_dir("/proc")? {
         let process = entry?.path();
@@ -80,7 +81,7 @@ fn sleeps() -> Result<u64> {
     bail!("there is no ginneld")
 }
 
-/// A program's connection. Without the library, whose own threads and locks are not what is measured.
+/// A program's connection to the daemon. It does not use the library, whose threads and locks are not to be measured.
 struct Asker {
     socket: OwnedFd,
     next: u32,
@@ -111,9 +112,9 @@ impl Asker {
         Ok(request)
     }
 
-    /// The next answer.
+    /// Receives the next answer.
     fn hear(&mut self) -> Result<(Header, Vec<u8>)> {
-        // Descriptors that come along are dropped.
+        // Descriptors that come with it are dropped.
         let (len, _) =
             recv(&self.socket, &mut self.buffer[..], RecvFlags::empty()).context("waiting for an answer")?;
         let (header, body) = wire::split(&self.buffer[..len]).context("an answer too short")?;
@@ -127,7 +128,8 @@ impl Asker {
         Ok(())
     }
 
-    /// Asks `count` times at once, and waits for all answers. How long that took, in seconds, and listeners to be closed.
+    /// Sends `count` requests at once, and waits for all answers. Returns the time in seconds, and the listeners that must be
+    /// closed.
     fn ask(&mut self, what: Request, count: usize) -> Result<(f64, Vec<Vec<u8>>)> {
         let names: Vec<Name> = (0..count).map(|n| name(&format!("nothing{n}"))).collect::<Result<_>>()?;
         let mut waits = BTreeSet::new();
@@ -172,7 +174,7 @@ fn name(text: &str) -> Result<Name> {
     Name::new(text).map_err(|error| anyhow::anyhow!("{text}: {error}"))
 }
 
-/// How long it takes to send as much as [`MANY`] requests, and to receive it, with nobody else to be waited for.
+/// Returns how long it takes to send and receive as many bytes as [`MANY`] requests, without any other process.
 fn alone() -> Result<f64> {
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let mut buffer = vec![0; wire::MAX_PACKET];
@@ -187,7 +189,7 @@ fn alone() -> Result<f64> {
     Ok(begin.elapsed().as_secs_f64())
 }
 
-/// What the program in the VM does: prints the times.
+/// What the program in the VM does: it measures and prints the times.
 pub fn ask(what: Request) -> Result<()> {
     let mut asker = Asker::attach()?;
     let mut times = Times { one: Vec::new(), many: Vec::new(), own: Vec::new(), sleeps: 0.0 };

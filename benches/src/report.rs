@@ -1,27 +1,27 @@
-//! Rows, the table, and `target/bench/NAME.json`.
+//! The rows of a bench, the table that it prints, and `target/bench/NAME.json`.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Which way is better.
+/// Which values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
-    /// Times.
+    /// Lower values, for times.
     Lower,
-    /// Rates.
+    /// Higher values, for rates.
     Higher,
 }
 
-/// One comparison: Ginnel against one peer.
+/// One comparison of Ginnel with an alternative (the peer).
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The name of what was measured.
     pub case: String,
-    /// Unit of both values.
+    /// The unit of both values.
     pub unit: &'static str,
-    /// Which way is better.
+    /// Which values are better.
     pub better: Better,
     /// Ginnel's median.
     pub ginnel: f64,
@@ -29,36 +29,36 @@ pub struct Row {
     pub peer: String,
     /// The alternative's median.
     pub peer_value: f64,
-    /// How many times better than the peer; above 1 wins.
+    /// How many times better Ginnel is than the peer; above 1, Ginnel wins.
     pub ratio: f64,
-    /// The ratio asked for, or null.
+    /// The target for the ratio, if there is one.
     pub target: Option<f64>,
-    /// Spread and circumstances.
+    /// The spread and the circumstances.
     pub note: String,
 }
 
 impl Row {
-    /// Whether the ratio asked for is reached; true where none is asked for.
+    /// Returns whether the target is reached; `true` if there is no target.
     pub fn reached(&self) -> bool {
         self.target.is_none_or(|target| self.ratio >= target)
     }
 }
 
-/// Collects rows.
+/// The rows of one run.
 #[derive(Default)]
 pub struct Report {
     rows: Vec<Row>,
 }
 
-/// The middle one of some figures.
+/// Returns the median of some figures.
 pub fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 impl Report {
-    /// Adds a comparison of paired runs: `ginnel[i]` was measured right beside `peer[i]`. The ratio is the median of the
-    /// pairs' ratios, so a machine whose speed drifts does not decide it.
+    /// Adds a comparison of paired runs: `ginnel[i]` was measured right beside `peer[i]`. The ratio is the median of the ratios
+    /// of the pairs, so that a machine whose speed drifts does not decide it.
     #[expect(clippy::too_many_arguments, reason = "a row has that many columns")]
     pub fn pairs(
         &mut self,
@@ -95,7 +95,8 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Prints the table and writes the file. `partly`: other rows of an earlier run stay in it.
+    /// Prints the table and writes the file. With `partly`, the file keeps the rows of an earlier run that this run does not
+    /// have.
     pub fn finish(&self, name: &str, partly: bool) -> Result<()> {
         println!("\n{HEADER}");
         for row in &self.rows {
@@ -114,7 +115,7 @@ impl Report {
 }
 
 impl Report {
-    /// The rows of a file that are not ours.
+    /// Returns the rows of a file that this run does not have.
     fn others(&self, path: &Path) -> Vec<serde_json::Value> {
         let text = std::fs::read(path).unwrap_or_default();
         let mut rows: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap_or_default();
@@ -134,7 +135,7 @@ fn line(row: &Row) -> String {
     )
 }
 
-/// `target/bench` of the workspace.
+/// Returns `target/bench` of the workspace.
 pub fn folder() -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).join("target"),

@@ -1,4 +1,5 @@
-//! Programs of the distribution over TCP, and over the sockets preload: between two processes of the host, and between two VMs.
+//! Programs of the distribution over TCP and over the sockets preload library: between two processes of the host, and between
+//! two VMs.
 
 use crate::report::{Better, Report};
 use anyhow::{Context, Result, ensure};
@@ -9,13 +10,13 @@ use vmtest::{TestBed, Vm};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Seconds that programs run which run for a time.
+/// How many seconds a program runs that runs for a given time.
 const SECONDS: u32 = 2;
-/// Where it lies in the VMs.
+/// The path of the library in the VMs.
 const LIBRARY: &str = "/usr/local/lib/libginnel_preload.so";
 
-/// A program that serves, one that measures, and what of its output counts. In both command lines, `{at}` is the server's address, `{port}` its
-/// port, and `{dir}` a folder for both.
+/// A server, a client that measures, and the figures in the client's output that count. In both command lines, `{at}` is the
+/// server's address, `{port}` is its port, and `{dir}` is a folder for both.
 struct Row {
     case: &'static str,
     unit: &'static str,
@@ -28,7 +29,7 @@ struct Row {
 }
 
 impl Row {
-    /// Whether its connections carry a request each.
+    /// Returns whether its connections carry only one request each.
     fn is_short(&self) -> bool {
         self.client.contains("-k 0")
     }
@@ -96,12 +97,12 @@ fn redis(case: &'static str, target: f64, options: &str) -> Row {
     }
 }
 
-/// What `redis-benchmark --csv` says.
+/// Parses the output of `redis-benchmark --csv`.
 fn requests(out: &str) -> Option<f64> {
     out.lines().last()?.split(',').nth(1)?.trim_matches('"').parse().ok()
 }
 
-/// The number behind a word.
+/// Returns the number after a word.
 fn number_after(out: &str, word: &str) -> Option<f64> {
     out.split(word).nth(1)?.split_whitespace().next()?.parse().ok()
 }
@@ -190,13 +191,13 @@ fn rows_of_vms() -> Vec<Row> {
     ]
 }
 
-/// Writes a configuration for a port.
+/// Shell commands that write a configuration of nginx for a port.
 const NGINX: &str = "u=; [ $(id -u) = 0 ] && u='user root;'; \
     echo \"$u daemon off; worker_processes 1; pid {dir}/pid.{port}; error_log {dir}/error; events {} http { access_log off; \
     client_body_temp_path {dir}/a; proxy_temp_path {dir}/b; fastcgi_temp_path {dir}/c; uwsgi_temp_path {dir}/d; scgi_temp_path {dir}/e; \
     keepalive_requests 10000000; server { listen {at}:{port}; root {dir}; } }\" > {dir}/nginx.{port}; exec env $P";
 
-/// Pairs of processes that send 64 bytes to and fro.
+/// Pairs of processes that send 64 bytes back and forth.
 const PAIRS_OF_PROCESSES: &str = r#"
 import os, socket, sys, time
 role, port, pairs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -238,7 +239,7 @@ for i in range(pairs):
 print('turns', sum(int(os.read(r, 100)) for r in out) / float(sys.argv[4]))
 "#;
 
-/// A thousand requests a second. The server's CPU time is in its answers.
+/// Sends a thousand requests per second. The answers contain the server's CPU time.
 const PACED: &str = r#"
 import resource, socket, struct, sys, time
 role, port = sys.argv[1], int(sys.argv[2])
@@ -272,7 +273,8 @@ times = sorted(times[200:])
 print('median', times[N // 2] * 1e6, 'cpu', used / N * 1e6)
 "#;
 
-/// One connection among many that are idle, all of which have changed over. Fails if these cost CPU time, or more than a few descriptors.
+/// Measures one connection among many idle ones, all of which have changed over. Fails if the idle ones cost CPU time, or more
+/// than a few descriptors.
 const IDLE: &str = r#"
 import os, re, resource, select, socket, sys, time
 role, port, count, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -341,14 +343,14 @@ while time.monotonic() < end:
 print('turns', turns / 2, 'idle', idle, '% hidden', len(hidden))
 "#;
 
-/// Connections of that row.
+/// The number of connections of that row.
 const IDLE_CONNECTIONS: usize = 10_000;
 
-/// What is measured, and how.
+/// The measurements, and the report to which they add rows.
 pub struct Sockets<'r> {
-    /// Where the rows go.
+    /// The report to which rows are added.
     pub report: &'r mut Report,
-    /// Pairs of runs of each row, one over TCP and one over shared memory.
+    /// Pairs of runs for each row: one run over TCP and one over shared memory.
     pub pairs: usize,
     /// Only rows whose names contain this.
     pub row: Option<&'r str>,
@@ -359,7 +361,7 @@ impl Sockets<'_> {
         self.row.is_none_or(|name| row.case.contains(name))
     }
 
-    /// Between two processes of the host.
+    /// Measures between two processes of the host.
     pub fn host(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-sockets")?;
         let ginnel = Plan::new(&bed)
@@ -389,7 +391,7 @@ impl Sockets<'_> {
         self.idle(&place)
     }
 
-    /// One busy connection among idle ones, beside one alone.
+    /// Measures one busy connection among idle ones, beside one alone.
     fn idle(&mut self, place: &Place<'_>) -> Result<()> {
         let row = |connections: usize| Row {
             case: "one busy among 10,000 idle, epoll",
@@ -416,7 +418,7 @@ impl Sockets<'_> {
         Ok(())
     }
 
-    /// Between two VMs.
+    /// Measures between two VMs.
     pub fn vms(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-sockets-vms")?;
         let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 128, &["a", "b"]).start()?;
@@ -440,7 +442,7 @@ impl Sockets<'_> {
         for (i, row) in rows.iter().enumerate() {
             shared.push(self.compare(&place, row, i)?);
         }
-        // What an emulated guest can do at best.
+        // The best that an emulated guest can do.
         for (row, figures) in rows.iter().zip(&shared).filter(|(row, _)| row.server.starts_with("redis")) {
             let mut peers = Vec::new();
             for _ in figures {
@@ -468,11 +470,11 @@ impl Sockets<'_> {
         Ok(())
     }
 
-    /// Measures a row; what it is over shared memory.
+    /// Measures a row, and returns its figures over shared memory.
     fn compare(&mut self, place: &Place<'_>, row: &Row, i: usize) -> Result<Vec<f64>> {
         let (mut shared, mut tcp) = (Vec::new(), Vec::new());
         for pair in 0..self.pairs {
-            // Whoever comes first changes, in case that matters.
+            // The order within a pair changes, in case it matters.
             for over_tcp in [pair % 2 == 0, pair % 2 != 0] {
                 let port = 20_000 + (i * self.pairs + pair) as u16 * 2 + u16::from(over_tcp);
                 let figure = run(place, row, port, over_tcp).with_context(|| row.case)?;
@@ -490,11 +492,11 @@ enum Place<'a> {
     Vms { client: &'a Vm, server: &'a Vm },
 }
 
-/// One run. Over shared memory only if the connections have changed over, as the report says.
+/// Runs a row once. A run over shared memory fails unless its report shows that the connections have changed over.
 fn run(place: &Place<'_>, row: &Row, port: u16, over_tcp: bool) -> Result<f64> {
     let prefix = |library: &str, dir: &str| match over_tcp {
         true => String::new(),
-        // They end before they change over; a report would cost as much as they do.
+        // These connections end before they change over, and a report would cost as much as they do.
         false if row.is_short() => format!("LD_PRELOAD={library}"),
         false => format!("LD_PRELOAD={library} GINNEL_SOCKETS_REPORT={dir}/report.{port}"),
     };
@@ -530,7 +532,7 @@ fn run(place: &Place<'_>, row: &Row, port: u16, over_tcp: bool) -> Result<f64> {
             let out = client.run_within(PATIENCE, &line(&row.client))?.ok()?.stdout;
             serving.kill(15)?;
             serving.wait(PATIENCE)?;
-            // The client's report, twice for its one end.
+            // The client's report counts twice, because it has only one of the two ends.
             let text = client.run(&format!("cat /tmp/report.{port} /tmp/report.{port}"))?.stdout;
             (out, Ok(text))
         }
@@ -549,7 +551,7 @@ fn run(place: &Place<'_>, row: &Row, port: u16, over_tcp: bool) -> Result<f64> {
     (row.figure)(&out).with_context(|| format!("`{}` says {out:?}", row.client))
 }
 
-/// Whether somebody listens at a port, without a connection to it.
+/// Returns whether a process listens at a port, without connecting to it.
 pub(crate) fn listens(port: u16) -> bool {
     let sockets =
         ["/proc/net/tcp", "/proc/net/tcp6"].map(|file| std::fs::read_to_string(file).unwrap_or_default());

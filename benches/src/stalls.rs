@@ -1,5 +1,5 @@
-//! How long a program waits for the daemon while others use it heavily: they open tens of thousands of handles, close them, end
-//! suddenly with them, or have thousands of locks.
+//! Measures how long a program waits for the daemon while others use the daemon heavily: they open tens of thousands of
+//! handles, close them, end suddenly with them, or have thousands of locks.
 
 use crate::report::{Better, Report, median};
 use anyhow::{Context, Result, ensure};
@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 use vmtest::TestBed;
 use vmtest::installation::Plan;
 
-/// Programs that open handles at once, and how many handles each.
+/// The number of programs that open handles at the same time, and the number of handles of each.
 const HOLDERS: usize = 4;
 const HANDLES: usize = 30_000;
-/// Nobody waits longer than this, in milliseconds.
+/// The longest permitted wait, in milliseconds.
 const LONGEST: f64 = 50.0;
-/// Locks, and users of each.
+/// The number of locks, and of users of each lock.
 const LOCKS: usize = 4096;
 const USERS: usize = 63;
-/// A request beside them takes no longer than this, in milliseconds.
+/// The longest permitted time of a request beside them, in milliseconds.
 const REQUEST: f64 = 1.0;
 const REQUESTS: usize = 2_000;
 const PAGE: usize = 4096;
-/// Between two looks.
+/// The time between two checks.
 const LOOK: Duration = Duration::from_millis(1);
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -37,14 +37,14 @@ fn attach(socket: &Path) -> Result<Endpoint> {
     Ok(Endpoint::attach_with(SEGMENT, &options)?)
 }
 
-/// A request that changes nothing: there is no such block.
+/// Makes a request that changes nothing, because there is no such block. Returns the time that it took.
 fn ask(endpoint: &Endpoint) -> Result<Duration> {
     let begin = Instant::now();
     ensure!(endpoint.open_block("nothing", Rights::READ).is_err(), "there should be no such block");
     Ok(begin.elapsed())
 }
 
-/// What a holder process does: opens `blocks` or `locks`, says so, and closes them or waits to be killed.
+/// What a holder process does: it opens `blocks` or `locks`, prints a line, and then closes them or waits to be killed.
 pub fn hold(what: &str, socket: &Path, number: usize) -> Result<()> {
     let endpoint = attach(socket)?;
     let mut input = BufReader::new(std::io::stdin()).lines();
@@ -76,7 +76,7 @@ pub fn hold(what: &str, socket: &Path, number: usize) -> Result<()> {
     say("closed".into())
 }
 
-/// The holders, all at the same step.
+/// The holder processes, all at the same step.
 struct Holders(Vec<(Child, BufReader<std::process::ChildStdout>)>);
 
 impl Holders {
@@ -94,7 +94,7 @@ impl Holders {
         Ok(holders)
     }
 
-    /// What each of them says.
+    /// Returns the next line that each of them prints.
     fn hear(&mut self) -> Result<Vec<String>> {
         let one = |(_, output): &mut (Child, BufReader<_>)| {
             let mut line = String::new();
@@ -104,7 +104,7 @@ impl Holders {
         self.0.iter_mut().map(one).collect()
     }
 
-    /// Lets them go on, and waits until all are done.
+    /// Lets them do the next step, and waits until all have done it.
     fn go_on(&mut self) -> Result<Vec<String>> {
         for (child, _) in &mut self.0 {
             writeln!(child.stdin.as_mut().context("its input")?)?;
@@ -125,7 +125,8 @@ impl Drop for Holders {
     }
 }
 
-/// The longest wait of a program that asks all the time while something is done, in milliseconds.
+/// Makes requests without a pause while `done` runs. Returns the longest time of a request in milliseconds, and the result of
+/// `done`.
 fn longest<T>(socket: &Path, done: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     let (endpoint, over) = (attach(socket)?, AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -162,7 +163,7 @@ pub fn stalls(report: &mut Report) -> Result<()> {
     holders.go_on()?;
     let (ending, ()) = longest(&socket, || {
         holders.kill()?;
-        // A block can be made shorter when nobody else has it open: when all was given back.
+        // A block can be made shorter only when nobody else has it open, that is when everything was returned.
         let begin = Instant::now();
         while shared.resize(PAGE).is_err() {
             ensure!(begin.elapsed() < WATCHDOG, "the handles of killed programs are not given back");

@@ -1,5 +1,5 @@
-//! Programs of RDMA verbs over a segment: between two processes of the host beside what the machine can do, and between two VMs beside
-//! the kernel's RDMA over Ethernet.
+//! RDMA programs over a segment: between two processes of the host, beside the limits of the machine, and between two VMs,
+//! beside the kernel's RDMA over Ethernet.
 
 mod floors;
 
@@ -14,23 +14,23 @@ use vmtest::{Job, TestBed, Vm};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Where server and client of the host run.
+/// The CPUs of the server and the client on the host.
 const CPUS: [usize; 2] = [0, 1];
-/// The segment, and the device that it is.
+/// The names of the segment and of its device.
 const SEGMENT: &str = "rdma";
 const DEVICE: &str = "ginnel_rdma";
-/// Where both VMs have the bench's folder.
+/// The bench's folder as both VMs see it.
 const FILES: &str = "/tmp/files";
-/// Measures `ibv_reg_mr`; compiled when it is needed.
+/// A program that measures `ibv_reg_mr`; compiled when it is needed.
 const REGISTER: &str = include_str!("verbs/register.c");
-/// Measures what waits; likewise.
+/// A program that measures waiting; compiled when it is needed.
 const WAITING: &str = include_str!("verbs/waiting.c");
-/// Bytes that the rows of large messages move in one run.
+/// The number of bytes that the rows of large messages move in one run.
 const VOLUME: usize = 4 << 30;
 
-/// What is measured, and how.
+/// The measurements, and the report to which they add rows.
 pub struct Verbs<'r> {
-    /// Where the rows go.
+    /// The report to which rows are added.
     pub report: &'r mut Report,
     /// Pairs of runs of each row.
     pub pairs: usize,
@@ -43,7 +43,7 @@ impl Verbs<'_> {
         self.row.is_none_or(|row| case.contains(row))
     }
 
-    /// Runs two measurements in turns, and adds a row of them. Whoever comes first changes, in case that matters.
+    /// Alternates runs of two measurements, and adds a row for them. The order within a pair changes, in case it matters.
     fn compare(
         &mut self,
         row: &Row<'_>,
@@ -64,7 +64,7 @@ impl Verbs<'_> {
         }
         let Row { case, unit, better, peer, target, note } = *row;
         let note = match peer {
-            // A line takes some 60 ns between CPUs that share a cache, and 200 or more between others.
+            // A cache line takes some 60 ns between CPUs that share a cache, and 200 ns or more between others.
             FLOOR => format!("CPUs {}", if median(peers.clone()) < 130.0 { "near" } else { "far" }),
             _ => note.into(),
         };
@@ -72,7 +72,7 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// Between two processes of the host.
+    /// Measures between two processes of the host.
     pub fn host(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-verbs")?;
         let host = Host::new(&bed)?;
@@ -118,7 +118,7 @@ impl Verbs<'_> {
         self.streams(&host)
     }
 
-    /// What a process has of its peer's end, and what it costs to wait for a peer.
+    /// Measures when a process learns of its peer's death, and what waiting for a peer costs.
     fn waiting(&mut self, host: &Host<'_>) -> Result<()> {
         let rows = [
             ("the peer is killed: first error, polled", "death", "ms", 100.0, "from kill(2) on, median of 9"),
@@ -145,7 +145,7 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// UCX over verbs, beside UCX over the shared memory of POSIX.
+    /// Measures UCX over verbs beside UCX over POSIX shared memory.
     fn ucx(&mut self, host: &Host<'_>) -> Result<()> {
         for (size, words, count, target) in
             [(8, "8 B", 100_000, Some(0.5)), (64 << 10, "64 KiB", 10_000, None)]
@@ -161,13 +161,13 @@ impl Verbs<'_> {
             };
             let run = |transports: &str| -> Result<f64> {
                 let port = next_port();
-                // UCX would take free huge pages of the machine for its buffers, which cannot be registered in place.
+                // UCX would otherwise use free huge pages of the machine for its buffers, which cannot be registered in place.
                 let line = format!(
                     "env UCX_TLS={transports} UCX_IB_ALLOC=thp,md,mmap,heap UCX_LOG_LEVEL=error \
                      ucx_perftest -f -t tag_lat -s {size} -n {count} -p {port}"
                 );
                 let out = host.meet(&line, "127.0.0.1", || Ok(listens(port)))?;
-                // Of the last line, which has numbers only: how many there were, and their median.
+                // The last line has only numbers: how many requests there were, and their median.
                 let numbers = out.lines().last().map(|line| line.split_whitespace());
                 let median = numbers.and_then(|mut numbers| numbers.nth(1)?.parse().ok());
                 median.with_context(|| format!("no table: {out:?}"))
@@ -178,7 +178,7 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// rsockets, beside TCP by the same program.
+    /// Measures rsockets beside TCP, with the same program.
     fn streams(&mut self, host: &Host<'_>) -> Result<()> {
         for (size, words, count, unit, better, column) in [
             (64, "64 B, one way", "-I 20000 -C 1", "us", Better::Lower, 7),
@@ -196,7 +196,7 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// What it takes to register memory.
+    /// Measures how long registering memory takes.
     fn registration(&mut self, host: &Host<'_>) -> Result<()> {
         let rows = [
             ("ibv_reg_mr, 4 KiB, first time", "first", 20.0, "each in 2 MiB of addresses of its own"),
@@ -219,7 +219,7 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// Between two VMs, which have both the segment and RDMA over their network.
+    /// Measures between two VMs that have both the segment and RDMA over their network.
     pub fn vms(&mut self) -> Result<()> {
         let rows = [
             ("VMs: ib_write_lat, 8 B, one way", "ib_write_lat", Some(300.0)),
@@ -245,12 +245,12 @@ impl Verbs<'_> {
     }
 }
 
-/// The peer of what is compared with how fast a cache line goes.
+/// The name of the peer for rows that are compared with the speed of a cache line.
 const FLOOR: &str = "bounced cache line";
-/// The peer of what is compared with nothing that was measured.
+/// The name of the peer for rows that are compared with a fixed target instead of a measurement.
 const TARGET: &str = "target";
 
-/// Which row it is.
+/// The name and the target of a row.
 struct Row<'a> {
     case: &'a str,
     unit: &'static str,
@@ -260,7 +260,8 @@ struct Row<'a> {
     note: &'a str,
 }
 
-/// The median of all that a latency test lists by `-U`, in nanoseconds. Its own table has two digits behind the microsecond.
+/// Returns the median in nanoseconds of all times that a latency test lists with `-U`. The test's own table has only two digits
+/// after the decimal point of the microseconds.
 fn one_way(out: &str) -> Result<f64> {
     let microseconds = |line: &str| {
         let (number, time) = line.split_once(", ")?;
@@ -272,13 +273,13 @@ fn one_way(out: &str) -> Result<f64> {
     Ok(median(all) * 1000.0)
 }
 
-/// The number in a line that begins with its name.
+/// Returns the number in the line that begins with a name.
 fn named(out: &str, name: &str) -> Result<f64> {
     let number = out.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     number.and_then(|number| number.parse().ok()).with_context(|| format!("no {name}: {out:?}"))
 }
 
-/// A column of perftest's table of one line.
+/// Returns a column of perftest's table, which has one line.
 fn last_line(out: &str, column: usize) -> Result<f64> {
     let mut lines = out.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
     let word = lines.next().and_then(|line| line.split_whitespace().nth(column));
@@ -294,7 +295,7 @@ fn compile(source: &str, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A port that no earlier run has used.
+/// Returns a port that no earlier run has used.
 fn next_port() -> u16 {
     static NEXT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(21_000);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
@@ -313,7 +314,7 @@ impl<'b> Host<'b> {
         Ok(Self { bed, ginnel })
     }
 
-    /// Runs a program over the segment, on the server's CPU or the client's.
+    /// Returns the command line that runs a program over the segment, on the CPU of the server or of the client.
     fn line(&self, end: usize, program: &str) -> Result<String> {
         let libraries = self.bed.dir().join("verbs");
         self.ginnel.on_host(&format!(
@@ -323,13 +324,13 @@ impl<'b> Host<'b> {
         ))
     }
 
-    /// What the client of a pair of perftest says.
+    /// Returns the output of the client of a perftest pair.
     fn pair(&self, program: &str) -> Result<String> {
         let port = next_port();
         self.meet(&format!("{program} -d {DEVICE} -F -p {port}"), "127.0.0.1", || Ok(listens(port)))
     }
 
-    /// What the client of a program for rsockets says.
+    /// Returns the output of the client of a program for rsockets.
     fn rsockets(&self, program: &str) -> Result<String> {
         let port = next_port();
         let status = self.ginnel.on_host("ginnel status --json")?;
@@ -338,7 +339,7 @@ impl<'b> Host<'b> {
         self.meet(&format!("{program} -p {port}"), "-s 127.0.0.1", listens)
     }
 
-    /// Starts a program as a server and, once that listens, as its client with further arguments. What the client says.
+    /// Starts a program as a server and, when it listens, as its client with further arguments. Returns the client's output.
     fn meet(&self, line: &str, client: &str, listens: impl Fn() -> Result<bool>) -> Result<String> {
         let server = self.bed.host_spawn(&self.line(0, line)?)?;
         let end = Instant::now() + PATIENCE;
@@ -358,7 +359,7 @@ impl<'b> Host<'b> {
     }
 }
 
-/// What two VMs are connected by.
+/// The connection between two VMs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
     /// Memory that they share.
@@ -367,7 +368,7 @@ enum Over {
     Ethernet,
 }
 
-/// Two VMs whose programs are the host's.
+/// Two VMs that run the host's programs.
 struct Vms<'b> {
     client: Vm,
     server: Vm,
@@ -400,7 +401,7 @@ impl<'b> Vms<'b> {
         Ok(Self { client, server, bed, _daemons: daemons, _ginnel: ginnel })
     }
 
-    /// What runs a program of the host's.
+    /// Returns the command line that runs a program of the host.
     fn line(&self, end: &str, over: Over, program: &str) -> Result<String> {
         let (program, arguments) = program.split_once(' ').unwrap_or((program, ""));
         let (prefix, device) = match over {
@@ -415,7 +416,7 @@ impl<'b> Vms<'b> {
         Ok(format!("exec chroot /host sh {FILES}/{end}"))
     }
 
-    /// What the client of a pair says.
+    /// Returns the output of the client of a pair.
     fn pair(&self, over: Over, program: &str) -> Result<String> {
         let port = next_port();
         let program = format!("{program} -p {port}");

@@ -1,4 +1,4 @@
-//! Disk servers to measure: ours, and QEMU's storage daemon, each a process of its own on CPUs of its own.
+//! Disk servers that are measured: ours, and QEMU's storage daemon. Each is a separate process on its own CPUs.
 
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_volume_bench::workload::{Limit, Outcome, Workload, run};
@@ -9,34 +9,34 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use vmtest::installation::program;
 
-/// What lies behind a disk.
+/// The storage behind a disk.
 #[derive(Clone, Copy)]
 pub enum Backing<'a> {
-    /// Memory of the server; for the storage daemon, which has none, this file on tmpfs.
+    /// Memory of the server. The storage daemon cannot do that, so it gets this file on tmpfs.
     Ram(&'a Path, u64),
-    /// Nothing at all.
+    /// No storage: reads and writes do nothing.
     Null(u64),
     /// A file, through the page cache.
     File(&'a Path),
-    /// A file, past the page cache.
+    /// A file, without the page cache.
     Direct(&'a Path),
-    /// As that; our server pins the guest's memory.
+    /// Like `Direct`, but our server pins the guest's memory.
     Pinned(&'a Path),
 }
 
 /// How our server waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// It looks all the time.
+    /// It polls all the time.
     Poll,
-    /// It looks while there is work, and sleeps then.
+    /// It polls while there is work, and sleeps otherwise.
     Adaptive,
     /// It sleeps at once.
     Interrupt,
 }
 
 impl Wait {
-    /// As the configuration has it.
+    /// Returns the word for the configuration.
     pub fn word(self) -> &'static str {
         match self {
             Self::Poll => "poll",
@@ -46,29 +46,29 @@ impl Wait {
     }
 }
 
-/// How to serve.
+/// How a server serves its disk.
 #[derive(Clone)]
 pub struct Plan<'a> {
-    /// What.
+    /// The storage.
     pub backing: Backing<'a>,
-    /// With so many queues.
+    /// The number of queues.
     pub queues: u16,
-    /// Our server: on these CPUs, a thread each; none: one thread, wherever the kernel puts it. The storage daemon serves from one
-    /// thread, on all of them.
+    /// The CPUs. Our server has a thread on each of them; with none, it has one thread, wherever the kernel puts it. The
+    /// storage daemon serves from one thread, on any of them.
     pub cpus: Vec<usize>,
-    /// Our server only.
+    /// How our server waits. Has no meaning for the storage daemon.
     pub wait: Wait,
 }
 
-/// A running server. Ends when dropped.
+/// A running server, which ends when this value is dropped.
 pub struct Server {
     process: Child,
     socket: PathBuf,
 }
 
 impl Server {
-    /// Starts `ginnel-volume` in `dir`. Neither server locks its image: the kernel may still hold the lock of one that was
-    /// killed a moment ago.
+    /// Starts `ginnel-volume` in `dir`. Neither server locks its image, because the kernel may still hold the lock of a server
+    /// that was killed a moment ago.
     pub fn ours(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
         let socket = dir.join("ours.sock");
         let mut config = format!(
@@ -102,7 +102,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Writes all of the disk. Memory that was never written is one page of zeros, which stays in the first-level cache however
+    /// Writes the whole disk. Memory that was never written is one page of zeros, which stays in the first-level cache however
     /// much of it is read.
     fn fill(&mut self, bytes: u64) -> Result<()> {
         let mut client = self.connect(Options::new(&self.socket))?;
@@ -115,7 +115,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts QEMU's storage daemon in `dir`, in the way in which it was fastest here: with io_uring.
+    /// Starts QEMU's storage daemon in `dir` with io_uring, with which it was fastest here.
     pub fn storage_daemon(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
         let socket = dir.join("peer.sock");
         let file = |path: &Path, direct| {
@@ -144,7 +144,7 @@ impl Server {
         Ok(Self { process, socket })
     }
 
-    /// Connects to it, as soon as it takes connections.
+    /// Connects to the server as soon as it accepts connections.
     pub fn connect(&mut self, options: Options) -> Result<Client> {
         let result = Client::connect_within(options, Duration::from_secs(20));
         if let Some(status) = self.process.try_wait()? {
@@ -153,16 +153,16 @@ impl Server {
         Ok(result?)
     }
 
-    /// Its vhost-user socket.
+    /// Returns the path of its vhost-user socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// CPU time that all its threads have used.
+    /// Returns the CPU time that all its threads have used.
     pub fn cpu(&self) -> Result<Duration> {
         let mut sum = Duration::ZERO;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
-            // A thread that has just ended is none.
+            // A thread that has just ended is not counted.
             let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
             let ns = text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
             sum += Duration::from_nanos(ns);
@@ -170,12 +170,12 @@ impl Server {
         Ok(sum)
     }
 
-    /// Runs a workload against it, from a client of `queues` queues. Also: CPU seconds of the server for each second.
+    /// Runs a workload from a client with `queues` queues. Returns its outcome, and the CPU seconds of the server per second.
     pub fn measure(&mut self, queues: u16, workload: &Workload) -> Result<(Outcome, f64)> {
         self.measure_as(Options { queues, ..Options::new(&self.socket) }, workload)
     }
 
-    /// The same with a client of one's own choice.
+    /// Does the same with a client that has these options.
     pub fn measure_as(&mut self, options: Options, workload: &Workload) -> Result<(Outcome, f64)> {
         let options = Options { depth: workload.depth, buffer: workload.block, ..options };
         let mut client = self.connect(options)?;
@@ -195,18 +195,18 @@ impl Drop for Server {
     }
 }
 
-/// The same for so long, after a fifth of it that does not count.
+/// Limits a workload to this time, after a warm-up of a fifth of it that does not count.
 pub fn for_seconds(seconds: f64, workload: Workload) -> Workload {
     let time = Duration::from_secs_f64(seconds);
     Workload { limit: Limit::Time(time), ramp: time / 5, ..workload }
 }
 
-/// The median latency of all requests, in nanoseconds.
+/// Returns the median latency of all requests, in nanoseconds.
 pub fn p50(outcome: &Outcome) -> f64 {
     outcome.latency().value_at_quantile(0.5) as f64
 }
 
-/// A file that is all there, and does not compress.
+/// Makes a file without holes whose bytes do not compress.
 pub fn make_file(path: &Path, bytes: u64) -> Result<()> {
     let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
     let mut block = vec![0u8; 1 << 20];

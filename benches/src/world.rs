@@ -1,4 +1,4 @@
-//! Where the peers run: the host, and two VMs of one installation.
+//! The places where the peers run: the host, and two VMs of one installation.
 
 use crate::measure::Timing;
 use anyhow::{Context, Result};
@@ -10,7 +10,7 @@ use vmtest::{Job, TestBed, Vm};
 /// How long one measurement may take.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// One end's place.
+/// The place of one end.
 #[derive(Clone, Copy)]
 pub enum Place<'w> {
     /// A process of the host, kept on one CPU.
@@ -19,17 +19,17 @@ pub enum Place<'w> {
     Vm(&'w Vm),
 }
 
-/// An installation with two segments of each kind of memory: `bench` for channels, `bare` for floors; and over BARs
+/// An installation with two segments of each kind of memory: `bench` for channels and `bare` for floors, and over BARs
 /// `bench-bar` and `bare-bar`.
 pub struct World<'b> {
-    /// The bed that it lives in.
+    /// The test bed of the installation.
     pub bed: &'b TestBed,
     /// The installation.
     pub ginnel: Installation<'b>,
 }
 
 impl<'b> World<'b> {
-    /// Starts the daemon. Needs no VM.
+    /// Starts the daemon. This needs no VM.
     pub fn new(bed: &'b TestBed) -> Result<Self> {
         let members = ["host", "a", "b"];
         let ginnel = Plan::new(bed)
@@ -45,7 +45,7 @@ impl<'b> World<'b> {
         Ok(Self { bed, ginnel })
     }
 
-    /// Boots both VMs and their daemons. The first can have a shared folder and a disk.
+    /// Boots both VMs and their daemons. The first VM can have a shared folder and a disk.
     pub fn boot(&self, memory_mib: u32, shelf: Option<(&str, &Path)>) -> Result<Vec<(Vm, Job)>> {
         let mut vms = Vec::new();
         for name in ["a", "b"] {
@@ -74,12 +74,12 @@ impl<'b> World<'b> {
             .collect()
     }
 
-    /// Measures with one end at `server` and the timing end at `client`.
+    /// Measures with one end at `server`, and the end that measures time at `client`.
     pub fn time(&self, server: Place<'_>, client: Place<'_>, args: &str) -> Result<Timing> {
         self.pair(server, client, args, args)
     }
 
-    /// The same with different arguments for the two.
+    /// Does the same with different arguments for the two ends.
     pub fn pair(&self, server: Place<'_>, client: Place<'_>, serve: &str, time: &str) -> Result<Timing> {
         let result = self.pair_inner(server, client, serve, time);
         result.with_context(|| format!("measuring `bench-peer time {time}`"))
@@ -109,7 +109,7 @@ impl<'b> World<'b> {
     }
 }
 
-/// An end that serves; ended when dropped.
+/// An end that serves; it is ended when this value is dropped.
 pub enum Running {
     /// On the host.
     Host(std::sync::Arc<vmtest::HostJob>),
@@ -118,7 +118,7 @@ pub enum Running {
 }
 
 impl Running {
-    /// Starts it and waits until the other end may come.
+    /// Starts the end and waits until the other end may connect.
     pub fn start(world: &World<'_>, place: Place<'_>, args: &str) -> Result<Self> {
         let running = match place {
             Place::Host(cpu) => {
@@ -135,7 +135,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Its process number, in its place.
+    /// Returns its process id, as seen at its place.
     pub fn pid(&self) -> u32 {
         match self {
             Self::Host(job) => job.pid(),
@@ -146,7 +146,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Most have ended by themselves when their client went.
+        // Most of them have ended by themselves together with their client.
         let limit = Duration::from_secs(10);
         match self {
             Self::Host(job) => drop(job.kill(9).and_then(|()| job.wait(limit))),

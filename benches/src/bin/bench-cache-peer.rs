@@ -1,7 +1,7 @@
-//! One client of a cache, which times its requests: Ginnel's own client, or a bare one of memcached's protocol over a socket.
+//! One client of a cache that times its requests: Ginnel's own client, or a bare client of memcached's protocol over a socket.
 //!
-//! Prints one JSON line. The bare client does as little as a client can: a prepared request, one write, and reads until the answer is there. So what a
-//! real client's library costs is not held against memcached.
+//! Prints one JSON line. The bare client does as little as a client can: a prepared request, one write, and reads until the
+//! answer is complete. So the cost of a real client's library is not counted against memcached.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -13,30 +13,30 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// One client of a cache.
+/// Times the requests of one client of a cache.
 #[derive(Parser)]
 struct Cli {
     /// `load`, `get`, `set`, `throughput` or `idle`.
     job: String,
-    /// Ginnel's client, of this cache: SEGMENT/NAME.
+    /// Use Ginnel's client with this cache: SEGMENT/NAME.
     #[arg(long)]
     own: Option<String>,
-    /// A bare client, at this Unix socket.
+    /// Use a bare client at this Unix socket.
     #[arg(long)]
     unix: Option<String>,
-    /// A bare client, at this address and port.
+    /// Use a bare client at this address and port.
     #[arg(long)]
     tcp: Option<String>,
-    /// How many keys there are.
+    /// The number of keys.
     #[arg(long, default_value_t = 10_000)]
     keys: usize,
-    /// Bytes of a value.
+    /// The number of bytes of a value.
     #[arg(long, default_value_t = 100)]
     size: usize,
-    /// How many requests are timed.
+    /// The number of timed requests.
     #[arg(long, default_value_t = 20_000)]
     count: usize,
-    /// Keys of one request, for `throughput`.
+    /// The number of keys of one request, for `throughput`.
     #[arg(long, default_value_t = 1)]
     batch: usize,
     /// How long `throughput` runs, in milliseconds.
@@ -57,7 +57,7 @@ struct Bare {
 }
 
 impl Bare {
-    /// Sends a request, and waits for an answer that ends so.
+    /// Sends a request, and waits for an answer that ends with `end`.
     fn ask(&mut self, request: &[u8], end: &[u8]) -> Result<&[u8]> {
         self.stream.write_all(request)?;
         let mut len = 0;
@@ -80,7 +80,7 @@ enum Client {
     Bare(Bare),
 }
 
-/// The keys in an order that the processor does not foresee.
+/// Yields the keys in an order that the processor cannot predict.
 struct Order(u64);
 
 impl Order {
@@ -200,14 +200,15 @@ fn times(cli: &Cli, mut client: Client) -> Result<Figures> {
     Ok(Figures::of(samples, (cpu_seconds() - cpu) / wall, cli.count as f64 / wall))
 }
 
-/// What the clock itself adds to each time, in nanoseconds. In an emulated guest that is as much as a GET out of memory takes.
+/// Returns how much the clock itself adds to each time, in nanoseconds. In an emulated guest that is as much as a GET from
+/// memory takes.
 fn clock() -> f64 {
     let mut samples: Vec<f64> = (0..1001).map(|_| Instant::now().elapsed().as_nanos() as f64).collect();
     samples.sort_by(f64::total_cmp);
     samples[500]
 }
 
-/// Asks as fast as it can for a while.
+/// Makes requests as fast as possible for a while.
 fn throughput(cli: &Cli, mut client: Client) -> Result<Figures> {
     let keys: Vec<String> = (0..cli.keys).map(key).collect();
     let mut order = Order(std::process::id().into());
@@ -215,7 +216,7 @@ fn throughput(cli: &Cli, mut client: Client) -> Result<Figures> {
     let mut gets = 0_u64;
     let (mut batch, mut request) = (Vec::with_capacity(cli.batch), Vec::new());
     while begun.elapsed() < Duration::from_millis(cli.ms) {
-        // The clock is not asked for each.
+        // The clock is not read after each request.
         for _ in 0..16 {
             batch.clear();
             batch.extend((0..cli.batch).map(|_| &keys[order.next(cli.keys)]));

@@ -8,10 +8,10 @@ use ginnel_bench::report::Report;
 /// Measures a cache beside memcached.
 #[derive(Parser)]
 struct Cli {
-    /// Only `hit-rate`, `host`, `vm`, `ycsb` or `ycsb-vms`.
+    /// Run only `hit-rate`, `host`, `vm`, `ycsb` or `ycsb-vms`.
     #[arg(long)]
     only: Option<String>,
-    /// Only rows whose names contain this.
+    /// Measure only rows whose names contain this.
     #[arg(long)]
     row: Option<String>,
 }

@@ -12,13 +12,13 @@ use vmtest::{HOST_ADDRESS, TestBed, Vm};
 /// Measures channels, and `ginnel cp`, beside their alternatives.
 #[derive(Parser)]
 struct Cli {
-    /// Only this part.
+    /// Run only this part.
     #[arg(long, value_parser = ["host", "vm", "cp", "daemon"])]
     only: Option<String>,
-    /// Pairs of runs for each row.
+    /// The number of pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
     pairs: usize,
-    /// Mebibytes that `ginnel cp` and its alternatives copy.
+    /// The number of mebibytes that `ginnel cp` and its alternatives copy.
     #[arg(long, default_value_t = 1024)]
     copy_mib: u64,
 }
@@ -44,7 +44,7 @@ fn main() -> Result<()> {
             make_file(&file, cli.copy_mib)?;
         }
         let memory = if wants("cp") { 2 * cli.copy_mib as u32 + 768 } else { 512 };
-        // The disk has room for two copies: one may be being removed while the next comes.
+        // The disk has room for two copies, because one may still be being removed while the next one arrives.
         let disk = bed.dir().join("disk");
         bed.host(&format!(
             "truncate -s {}M {d} && mkfs.ext4 -q {d}",
@@ -85,21 +85,21 @@ struct Bench<'w> {
     pairs: usize,
 }
 
-/// Kinds of place pairs.
+/// The places of the two ends, and what is used there.
 #[derive(Clone, Copy)]
 struct Ends<'w> {
     server: Place<'w>,
     client: Place<'w>,
     name: &'static str,
-    /// Segments for channels, and for floors.
+    /// The segment for channels; `bare` is the one for floors.
     channels: &'static str,
     bare: &'static str,
-    /// Round trips of polled measurements.
+    /// The number of round trips of polled measurements.
     rounds: u32,
 }
 
-/// Where the two ends are, as the bare ping-pong tells: a line takes some 60 ns one way between CPUs that share a cache, and
-/// 200 or more between others.
+/// Tells from the bare ping-pong where the two ends are: a line takes some 60 ns one way between CPUs that share a cache, and
+/// 200 ns or more between others.
 fn placement(floors: &[f64]) -> String {
     let way = ginnel_bench::report::median(floors.to_vec());
     format!("CPUs {}", if way < 130.0 { "near" } else { "far" })
@@ -110,7 +110,7 @@ fn microseconds(t: &Timing) -> f64 {
 }
 
 impl Bench<'_> {
-    /// Runs two measurements in turns.
+    /// Alternates runs of two measurements.
     fn in_turns(
         &self,
         mut ours: impl FnMut() -> Result<f64>,
@@ -134,8 +134,8 @@ impl Bench<'_> {
         self.world.time(ends.server, ends.client, &format!("{args} --segment {}", ends.bare))
     }
 
-    /// One-way latency of messages of these sizes against the bare ping-pong over the same lines, with the ratio asked for; and
-    /// of a stream against messages.
+    /// Compares the one-way latency of messages of these sizes with the bare ping-pong over the same number of lines, with a
+    /// target ratio for each, and the latency of a stream with that of messages.
     fn latency(&mut self, ends: Ends<'_>, floor_name: &str, asked: &[(usize, f64)]) -> Result<()> {
         let Ends { name, rounds, .. } = ends;
         for &(size, target) in asked {
@@ -157,7 +157,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Messages one way, as fast as they go, against bare stores to as many lines.
+    /// Compares messages that are sent one way as fast as possible with bare stores to as many lines.
     fn pipelined(&mut self, ends: Ends<'_>) -> Result<()> {
         for (size, target) in [(8, Some(1.0 / 2.5)), (64, None), (120, None)] {
             let args = format!("--size {size} --count 200000 --rounds 20");
@@ -171,9 +171,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Streams over the ring that one gets without asking, against double buffers of the write's size, and against those that
-    /// take no more memory than the ring: what has left both second-level caches before it is read comes faster than what
-    /// one CPU has to fetch from the other's, so more memory is faster.
+    /// Compares streams over a ring of the default size with double buffers of the size of a write, and with double buffers
+    /// that take no more memory than the ring. Data that has left both second-level caches before it is read arrives faster
+    /// than data that one CPU has to fetch from the other's cache, so more memory is faster.
     fn default_streams(&mut self, ends: Ends<'_>, total: usize) -> Result<()> {
         let small = DEFAULT_RING / 2;
         for chunk in [64 << 10, 1 << 20] {
@@ -216,8 +216,8 @@ impl Bench<'_> {
             );
         }
         for size in [4 << 10, 64 << 10, 1 << 20] {
-            // What the ends do with a message decides: pass it on after a look at its head, or work on all of it. In the
-            // second case the cache lines move either way, and a copy moves them best.
+            // The result depends on what the ends do with a message: look at its head and pass it on, or work on all of it. In
+            // the second case the cache lines move either way, and a copy moves them best.
             for (touch, what, target) in
                 [(64, "head looked at", Some(1.5)), (size, "each line touched", None)]
             {
@@ -298,7 +298,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Interrupt and adaptive mode.
+    /// Measures interrupt mode and adaptive mode.
     fn sleeping(&mut self, ends: Ends<'_>, rounds: u32) -> Result<()> {
         let name = ends.name;
         let (ours, floors) = self.in_turns(
@@ -405,7 +405,7 @@ impl Bench<'_> {
         self.sleeping(ends, 4000)
     }
 
-    /// The two kinds of memory beside each other, in the same two VMs.
+    /// Compares the two kinds of memory in the same two VMs.
     fn kinds(&mut self, dax: Ends<'_>, bar: Ends<'_>) -> Result<()> {
         let stream = format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3");
         for (what, args, unit, better) in [
@@ -428,7 +428,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A large file from the host into a VM: to memory, and to a disk.
+    /// Copies a large file from the host into a VM: to memory, and to a disk.
     fn cp(&mut self, vm: &Vm, file: &Path, mib: u64) -> Result<()> {
         let server = vm.spawn("exec ginnel cp --serve --write --root / --segment bench")?;
         server.wait_for_line("serving", Duration::from_secs(20))?;
@@ -459,7 +459,7 @@ impl Bench<'_> {
             for _ in 0..self.pairs.min(2) {
                 let theirs = match run() {
                     Ok(theirs) => theirs,
-                    // An alternative that does not run here is said, and the others are measured all the same.
+                    // If an alternative does not run here, that is printed, and the others are measured nevertheless.
                     Err(error) => {
                         println!("not measured: {peer}: {error:#}");
                         break;
@@ -483,7 +483,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Memory with many segments, and what idling costs.
+    /// Measures the daemon's memory with many segments, and what idling costs.
     fn daemon(&mut self) -> Result<()> {
         for n in 0..62 {
             let command = format!("ginnel segment create many-{n} --size 4M --members host,a");
@@ -554,13 +554,13 @@ impl Bench<'_> {
     }
 }
 
-/// Data bytes of the ring that the daemon gives to who does not ask for another.
+/// The number of data bytes of the ring that the daemon gives to a program that does not ask for another size.
 const DEFAULT_RING: usize = 256 << 10;
 
-/// Ring of the stream rows: half the size of a second-level cache.
+/// The ring of the stream rows: half the size of a second-level cache.
 const STREAM_RING: usize = 512 << 10;
 
-/// How long a copy took, and the fastest checksum of it that the guest has, in seconds.
+/// How long a copy took, and how long the guest's fastest checksum of it takes, in seconds.
 struct Took {
     copy: f64,
     check: f64,
@@ -575,10 +575,10 @@ struct Copies<'a> {
 }
 
 impl Copies<'_> {
-    /// What no copy takes longer than.
+    /// The longest time that a copy may take.
     const LIMIT: Duration = Duration::from_secs(900);
 
-    /// A copy is made when it is where it should stay.
+    /// Returns the time of a copy. It has ended when the file is where it should stay.
     fn took(&self, world: &World<'_>, begin: Instant) -> Result<Took> {
         let Self { vm, file, to, .. } = self;
         if to.starts_with("/disk") {
@@ -610,7 +610,7 @@ impl Copies<'_> {
     fn by_nc(&self, world: &World<'_>) -> Result<Took> {
         let sender =
             world.bed.host_spawn(&format!("nc -N -l {HOST_ADDRESS} 17172 < {}", self.file.display()))?;
-        // A fifo that never ends for standard input: at its end nc would tell the other side to stop.
+        // Standard input is a FIFO that never ends, because at its end nc would tell the other side to stop.
         let get = format!(
             "until nc {HOST_ADDRESS} 17172 0<>/tmp/fifo > {to} && [ -s {to} ]; do usleep 20000; done",
             to = self.to
@@ -621,7 +621,7 @@ impl Copies<'_> {
     }
 }
 
-/// CPU seconds that a process has used.
+/// Returns the CPU time in seconds that a process has used.
 fn cpu_of(pid: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -629,7 +629,7 @@ fn cpu_of(pid: u32) -> Result<f64> {
     Ok((ticks(11) + ticks(12)) / 100.0)
 }
 
-/// A file that does not compress.
+/// Makes a file that does not compress.
 fn make_file(path: &Path, mib: u64) -> Result<()> {
     let mut file = std::fs::File::create(path)?;
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -646,7 +646,7 @@ fn make_file(path: &Path, mib: u64) -> Result<()> {
     Ok(())
 }
 
-/// An ssh server on the host's side of the VMs' bridge, for one key; returns the private key.
+/// Starts an ssh server at the host's side of the VMs' bridge that accepts one key. Returns the private key.
 fn sshd(bed: &TestBed) -> Result<Vec<u8>> {
     let dir = bed.dir().join("ssh");
     std::fs::create_dir_all(&dir)?;
@@ -656,7 +656,7 @@ fn sshd(bed: &TestBed) -> Result<Vec<u8>> {
          && cp {d}/key.pub {d}/authorized && chmod 600 {d}/authorized && chmod 700 {d}"
     ))?
     .ok()?;
-    // In the foreground, so that it ends with the bed.
+    // It runs in the foreground, so that it ends together with the test bed.
     let server = bed.host_spawn(&format!(
         "exec /usr/sbin/sshd -D -e -f /dev/null -o ListenAddress={HOST_ADDRESS}:17122 -o HostKey={d}/host -o StrictModes=no \
          -o AuthorizedKeysFile={d}/authorized -o PermitRootLogin=yes -o UsePAM=no -o PidFile=none \

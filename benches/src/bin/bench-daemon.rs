@@ -1,4 +1,4 @@
-//! What the daemon lets others wait for: `make bench NAME=daemon`.
+//! How long the daemon lets others wait: `make bench NAME=daemon`.
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -9,13 +9,13 @@ use std::path::PathBuf;
 /// Measures the waits of a program while others use the daemon heavily, how long a VM takes to join, and requests from a VM.
 #[derive(Parser)]
 struct Cli {
-    /// Only this part.
+    /// Run only this part.
     #[arg(long, value_parser = ["stalls", "joining", "relayed"])]
     only: Option<String>,
     /// For the bench itself: be one of the programs that use the daemon heavily.
     #[arg(long, hide = true, value_parser = ["blocks", "locks"])]
     hold: Option<String>,
-    /// For the bench itself: be the program in a VM that asks.
+    /// For the bench itself: be the program in a VM that makes requests.
     #[arg(long, hide = true)]
     ask: Option<relayed::Request>,
     #[arg(long, hide = true)]

@@ -16,9 +16,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum What {
-    /// Counts the characters of generated text.
+    /// Count the characters of generated text.
     Manage(How),
-    /// Works for a manager until it ends.
+    /// Work for a manager until it ends.
     Work(How),
 }
 
@@ -37,7 +37,7 @@ struct How {
     piece: usize,
     #[arg(long, default_value_t = 2)]
     window: usize,
-    /// poll, interrupt, or microseconds to look before sleeping.
+    /// poll, interrupt, or the microseconds to poll before sleeping.
     #[arg(long, default_value = "interrupt")]
     mode: String,
 }

@@ -13,44 +13,45 @@ use vmtest::{HOST_ADDRESS, Job, TestBed, Vm};
 /// Measures the farm.
 #[derive(Parser)]
 struct Cli {
-    /// Only this part.
+    /// Run only this part.
     #[arg(long, value_parser = ["host", "modes", "vm"])]
     only: Option<String>,
-    /// Pairs of runs for each row.
+    /// The number of pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
     pairs: usize,
-    /// Mebibytes of text that host processes count; VMs count a sixteenth of it.
+    /// The number of mebibytes of text that host processes count; VMs count a sixteenth of it.
     #[arg(long, default_value_t = 4096)]
     mib: u64,
-    /// Bytes of a piece, in shared memory and over TCP.
+    /// The number of bytes of a piece, in shared memory and over TCP.
     #[arg(long, default_value_t = ginnel_farm::Options::PIECE)]
     piece: usize,
-    /// Mebibytes of shared memory, rings and all, however many host processes there are. A power of two.
+    /// The number of mebibytes of shared memory for everything (rings included), for any number of host processes. A power of
+    /// two.
     #[arg(long, default_value_t = 128)]
     memory: u64,
-    /// Pieces that a worker may hold at most, where its share of the memory has room for more.
+    /// The most pieces that a worker may hold, even if its share of the memory has room for more.
     #[arg(long, default_value_t = 15)]
     window: usize,
-    /// How both sides of the farm wait: interrupt, poll, or microseconds to look before they sleep.
+    /// How both sides of the farm wait: interrupt, poll, or the microseconds to poll before sleeping.
     #[arg(long, default_value = "100")]
     mode: String,
     /// How both sides wait over TCP.
     #[arg(long, default_value = "100")]
     tcp_mode: String,
-    /// Bytes of a piece over TCP.
+    /// The number of bytes of a piece over TCP.
     #[arg(long, default_value_t = ginnel_farm::Options::PIECE)]
     tcp_piece: usize,
-    /// Pieces that a worker may hold over TCP.
+    /// The number of pieces that a worker may hold over TCP.
     #[arg(long, default_value_t = 3)]
     tcp_window: usize,
-    /// Worker counts of host processes.
+    /// The numbers of workers that are host processes.
     #[arg(long, value_delimiter = ',', default_value = "1,3,7,15,31")]
     workers: Vec<usize>,
 }
 
 const WORKERS: [&str; 3] = ["w1", "w2", "w3"];
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Bytes of a VM's slice.
+/// The size of a VM's slice in bytes.
 const SLICE: u64 = 16 << 20;
 
 fn main() -> Result<()> {
@@ -82,14 +83,14 @@ fn main() -> Result<()> {
     bench.report.finish("farm", cli.only.is_some())
 }
 
-/// What manager and workers print.
+/// The result that manager and workers print.
 #[derive(Clone, Copy, Deserialize)]
 struct Said {
     seconds: f64,
     cpu: f64,
 }
 
-/// One run: its time, and CPU time of manager and workers together.
+/// The time of one run, and the CPU time of manager and workers together.
 #[derive(Clone, Copy)]
 struct Run {
     seconds: f64,
@@ -108,7 +109,7 @@ impl Bench<'_> {
         self.bed.host_spawn(&self.ginnel.on_host(&format!("exec bench-farm-peer {args}"))?)
     }
 
-    /// One run with host processes as workers.
+    /// Runs the farm once with host processes as workers.
     fn on_host(&self, count: usize, manage: &str, work: &str) -> Result<Run> {
         let manager = self.spawn(&format!("manage --workers {count} {manage}"))?;
         let workers: Vec<_> =
@@ -121,7 +122,7 @@ impl Bench<'_> {
         Ok(Run { seconds: said.seconds, cpu })
     }
 
-    /// One run with VMs as workers; the CPU time is the manager's and, in the guests' time, theirs.
+    /// Runs the farm once with VMs as workers. The CPU time is the sum of the manager's and, in the guests' time, the workers'.
     fn in_vms(&self, vms: &[&Vm], manage: &str, work: impl Fn(usize) -> String) -> Result<Run> {
         let manager = self.spawn(&format!("manage --workers {} {manage}", vms.len()))?;
         let workers: Vec<Job> = vms
@@ -137,7 +138,7 @@ impl Bench<'_> {
         Ok(Run { seconds: said.seconds, cpu })
     }
 
-    /// A row of pairs, the peer first in each.
+    /// Adds a row of pairs, in which the peer comes first.
     fn row(
         &mut self,
         case: String,
@@ -159,18 +160,18 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A job over TCP.
+    /// Returns the arguments of a job over TCP.
     fn tcp_job(&self, mib: u64) -> String {
         let Cli { tcp_piece, tcp_window, tcp_mode, .. } = self.cli;
         format!("--bytes {} --piece {tcp_piece} --window {tcp_window} --mode {tcp_mode}", mib << 20)
     }
 
-    /// A job for so many workers, each of which has rings of an equal share of `memory` bytes: the pieces that fit, and in
-    /// words how it is done.
+    /// Returns the arguments of a job for this many workers, each of which has rings of an equal share of `memory` bytes, with
+    /// as many pieces as fit, and a description of the job.
     fn job(&self, mib: u64, memory: u64, count: usize) -> (String, String) {
         let share = memory as usize / count;
         let mut ring = ring::MIN_CAPACITY;
-        // Two rings, in whole pages; and a little for the segment's own tables.
+        // Two rings in whole pages, and a little for the segment's own tables.
         while 2 * (ring::footprint(2 * ring) + 4096) <= share - share / 32 {
             ring *= 2;
         }
@@ -204,7 +205,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Sleeping beside polling.
+    /// Compares sleeping with polling.
     fn modes(&mut self) -> Result<()> {
         for count in [1, 3] {
             let (job, _) = self.job(self.cli.mib, self.cli.memory << 20, count);
@@ -277,7 +278,7 @@ impl Bench<'_> {
     }
 }
 
-/// Of sleeping beside polling. A target would be one-sided, this is not.
+/// For sleeping beside polling. A target would be one-sided, and this is not.
 const WITHIN: &str = "asked: within 10 % of each other, that is a ratio from 0.91 to 1.1";
 
 fn said(text: &str) -> Result<Said> {

@@ -10,13 +10,13 @@ use vmtest::{HOST_ADDRESS, TestBed};
 /// Measures locks beside the C library's and beside the doorbell floor.
 #[derive(Parser)]
 struct Cli {
-    /// Only this part.
+    /// Run only this part.
     #[arg(long, value_parser = ["locks", "blocks", "allocate", "joining", "journal", "vm"])]
     only: Option<String>,
-    /// Of the blocks only those of so many KiB.
+    /// Measure only blocks of this many KiB.
     #[arg(long)]
     kib: Option<u64>,
-    /// Pairs of runs for each row.
+    /// The number of pairs of runs for each row.
     #[arg(long, default_value_t = 7)]
     pairs: usize,
 }
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
     let mut report = Report::default();
     if wants("allocate") {
-        // A bed of its own, because it has a daemon of its own.
+        // This part needs its own test bed because it has its own daemon.
         ginnel_bench::allocate::allocate(&TestBed::new("allocate")?, &mut report)?;
     }
     if wants("joining") {
@@ -60,7 +60,7 @@ fn main() -> Result<()> {
     bench.report.finish("memory", cli.only.is_some())
 }
 
-/// Bytes that go through a block.
+/// The number of bytes that go through a block.
 const BLOCKS_TOTAL: u64 = 2 << 30;
 /// The C library's lock that survives its owner.
 const PTHREAD: &str = "pthread robust mutex";
@@ -74,7 +74,7 @@ struct Bench<'w> {
 }
 
 impl Bench<'_> {
-    /// Runs ours and the other in turns; each as `bench-peer` wants it said. Nanoseconds.
+    /// Alternates runs of our measurement and the other one. The results are in nanoseconds.
     fn in_turns(&self, ours: impl Fn() -> Result<f64>, theirs: impl Fn() -> Result<f64>) -> Result<Pairs> {
         let mut pairs = Pairs::default();
         for _ in 0..self.pairs {
@@ -116,7 +116,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Between two VMs, where nobody else has locks: beside the floor.
+    /// Measures between two VMs, where only the floor is an alternative.
     fn vm(&mut self, a: Place<'_>, b: Place<'_>) -> Result<()> {
         let both = |args: &str| Ok(self.world.time(b, a, args)?.median);
         let pairs = self
@@ -136,8 +136,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A writer and a reader that share a block, guarded by a lock and a condition variable: the curve over the block's size.
-    /// In turns with the same over a bare word, where the limit is asked for.
+    /// Measures a writer and a reader that share a block guarded by a lock and a condition variable, for blocks of different
+    /// sizes, in turns with the same over a bare word. Some sizes have a target.
     fn blocks(&mut self, name: &str, writer: Place<'_>, reader: Place<'_>, address: &str) -> Result<()> {
         let on_host = matches!((writer, reader), (Place::Host(_), Place::Host(_)));
         let sizes = [4u64, 64, 1024, 4096, 16384, 65536];
@@ -205,12 +205,12 @@ impl Bench<'_> {
     }
 }
 
-/// What handing over cost in some runs.
+/// Returns the costs of handing over in some runs.
 fn handings(runs: &[Timing]) -> Result<Vec<Handing>> {
     runs.iter().map(|run| run.handing.context("the writer tells how long nobody copied")).collect()
 }
 
-/// The typical block and the worst, for a note.
+/// Returns the typical and the longest time of a block, for a note.
 fn there_and_back(runs: &[Handing]) -> String {
     let middle = median(runs.iter().map(|run| run.median).collect());
     let longest = median(runs.iter().map(|run| run.longest).collect());

@@ -8,13 +8,13 @@ use ginnel_bench::report::Report;
 /// Measures MPICH and Open MPI over a segment: on the host beside their own shared memory, between VMs beside TCP.
 #[derive(Parser)]
 struct Cli {
-    /// Only `host` or `vms`.
+    /// Run only `host` or `vms`.
     #[arg(long)]
     only: Option<String>,
-    /// Only rows whose names contain this.
+    /// Measure only rows whose names contain this.
     #[arg(long)]
     row: Option<String>,
-    /// Pairs of runs for each row, one of them of the peer. Default: 5 on the host, 3 between VMs.
+    /// The number of pairs of runs for each row, one of each pair with the peer. Default: 5 on the host, 3 between VMs.
     #[arg(long)]
     pairs: Option<usize>,
 }

@@ -1,4 +1,4 @@
-//! One end of one measurement, on the host or in a guest. `serve` prints `listening` when the other end may come; `time`
+//! One end of one measurement, on the host or in a guest. `serve` prints `listening` when the other end may connect; `time`
 //! prints one JSON line.
 
 use anyhow::{Context, Result, bail};
@@ -24,45 +24,45 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum End {
-    /// The end that answers.
+    /// Be the end that answers.
     Serve(What),
-    /// The end that measures.
+    /// Be the end that measures.
     Time(What),
 }
 
 #[derive(Args, Clone)]
 struct What {
     kind: Kind,
-    /// Segment of the channel, or whose bare memory is used.
+    /// The segment of the channel, or the segment whose bare memory is used.
     #[arg(long, default_value = "bench")]
     segment: String,
-    /// Address of a socket.
+    /// The address of a socket.
     #[arg(long, default_value = "")]
     address: String,
-    /// Bytes of a message or chunk.
+    /// The number of bytes of a message or chunk.
     #[arg(long, default_value_t = 8)]
     size: usize,
-    /// Round trips, or transfers.
+    /// The number of round trips or transfers.
     #[arg(long, default_value_t = 20000)]
     rounds: u32,
-    /// Chunks in a transfer.
+    /// The number of chunks in a transfer.
     #[arg(long, default_value_t = 1)]
     count: u64,
-    /// Data bytes of the rings.
+    /// The number of data bytes of the rings.
     #[arg(long, default_value_t = 0)]
     capacity: usize,
     #[arg(long, default_value = "poll")]
     mode: Mode,
-    /// Sleep as long between two round trips, in microseconds.
+    /// How long to sleep between two round trips, in microseconds.
     #[arg(long, default_value_t = 0)]
     pause: u64,
-    /// Of each message, so many bytes are looked at or written, one word in each cache line.
+    /// How many bytes of each message are read or written, one word in each cache line.
     #[arg(long, default_value_t = 64)]
     touch: usize,
-    /// The C library's lock in place of ours.
+    /// Use the C library's lock instead of ours.
     #[arg(long)]
     posix: bool,
-    /// A bare word in place of a lock.
+    /// Use a bare word instead of a lock.
     #[arg(long)]
     bare: bool,
     /// The CPU to stay on.
@@ -73,10 +73,10 @@ struct What {
 #[derive(Clone, Copy, ValueEnum, PartialEq)]
 enum Kind {
     Bare,
-    /// Lines one way, as fast as they go.
+    /// Lines one way, as fast as possible.
     BareStores,
     Message,
-    /// Messages one way, as fast as they go.
+    /// Messages one way, as fast as possible.
     Pipelined,
     Unix,
     Tcp,
@@ -91,15 +91,15 @@ enum Kind {
     InPlace,
     Attach,
     Idle,
-    /// Lock and unlock, alone.
+    /// Lock and unlock, without another user.
     Lock,
     /// Both ends lock as often as they can.
     LockCrowd,
-    /// A turn handed over under a lock.
+    /// The ends hand over a turn under a lock.
     LockTurns,
-    /// The same with a condition variable.
+    /// The ends hand over a turn with a condition variable.
     Condvar,
-    /// A writer and a reader share a block, or with `--posix` a file that is mapped.
+    /// A writer and a reader share a block, or with `--posix` a mapped file.
     Block,
 }
 
@@ -136,13 +136,13 @@ impl What {
         Ok(listener.accept_timeout(Duration::from_secs(60))?)
     }
 
-    /// The path of the daemon's socket.
+    /// Returns the path of the daemon's socket.
     fn socket(&self) -> std::path::PathBuf {
         AttachOptions::default().socket
     }
 }
 
-/// A game of two ends with locks: words and the C library's locks lie in the segment that has no objects.
+/// Runs one of the measurements of two ends with locks. Words and the C library's locks lie in the segment that has no objects.
 fn locks(what: &What, me: u64) -> Result<Timing> {
     let bare = Endpoint::attach("bare")?;
     let memory = bare.memory();
@@ -173,7 +173,7 @@ fn locks(what: &What, me: u64) -> Result<Timing> {
     Ok(timing)
 }
 
-/// The writer or the reader of a block; `--address` is the file for `--posix`.
+/// Makes the writer or the reader of a block; `--address` is the file for `--posix`.
 fn block_end(what: &What, reader: bool) -> Result<shared_block::End> {
     if what.posix {
         let bare = Endpoint::attach("bare")?;
@@ -418,7 +418,7 @@ fn time(what: &What) -> Result<Timing> {
     }
 }
 
-/// One exchange at a time, with a pause before each that does not count.
+/// Measures one exchange at a time, after a pause that does not count.
 fn paused(what: &What) -> Result<Timing> {
     let mut echo = Channel(what.channel()?);
     let mut message = vec![0x5a; what.size];
@@ -432,7 +432,7 @@ fn paused(what: &What) -> Result<Timing> {
     Ok(Timing::of(samples, 0.0))
 }
 
-/// Both ends of a channel wait for nothing for as long as `--rounds` seconds; `cpu` tells what this end used.
+/// Lets both ends of a channel wait for as many seconds as `--rounds` says; `cpu` is the time that this end has used.
 fn idle(what: &What) -> Result<Timing> {
     let mut channel = what.channel::<MessageChannel>()?;
     channel.send(b"hello")?;

@@ -8,13 +8,13 @@ use ginnel_bench::sockets::Sockets;
 /// Measures unmodified programs over TCP and over shared memory.
 #[derive(Parser)]
 struct Cli {
-    /// Only this part.
+    /// Run only this part.
     #[arg(long, value_parser = ["host", "vms"])]
     only: Option<String>,
-    /// Only rows whose names contain this.
+    /// Measure only rows whose names contain this.
     #[arg(long)]
     row: Option<String>,
-    /// Pairs of runs for each row, one over TCP and one over shared memory.
+    /// The number of pairs of runs for each row, one over TCP and one over shared memory.
     #[arg(long, default_value_t = 5)]
     pairs: usize,
 }

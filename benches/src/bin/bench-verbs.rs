@@ -5,16 +5,16 @@ use clap::Parser;
 use ginnel_bench::report::Report;
 use ginnel_bench::verbs::Verbs;
 
-/// Measures programs of RDMA verbs beside what the machine can do, and in VMs beside RDMA over Ethernet.
+/// Measures RDMA programs beside the limits of the machine, and in VMs beside RDMA over Ethernet.
 #[derive(Parser)]
 struct Cli {
-    /// Only this part.
+    /// Run only this part.
     #[arg(long, value_parser = ["host", "vms"])]
     only: Option<String>,
-    /// Only rows whose names contain this.
+    /// Measure only rows whose names contain this.
     #[arg(long)]
     row: Option<String>,
-    /// Pairs of runs for each row, one of them of the peer.
+    /// The number of pairs of runs for each row, one of each pair with the peer.
     #[arg(long, default_value_t = 5)]
     pairs: usize,
 }

@@ -20,13 +20,13 @@ use tempfile::TempDir;
 /// Measures volumes beside their alternatives.
 #[derive(Parser)]
 struct Cli {
-    /// Only this part.
+    /// Run only this part.
     #[arg(long, value_parser = ["ram", "cached", "null", "file", "idle", "queues", "guest"])]
     only: Option<String>,
-    /// Pairs of runs for each row.
+    /// The number of pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
     pairs: usize,
-    /// Seconds of each run.
+    /// The number of seconds of each run.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
 }
@@ -83,19 +83,19 @@ struct Bench {
     seconds: f64,
 }
 
-/// Which server.
+/// The kind of server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Who {
     Ours,
     Daemon,
 }
 
-/// What one run said.
+/// The figures of one run.
 struct Run {
     iops: f64,
-    /// Nanoseconds.
+    /// The median latency in nanoseconds.
     p50: f64,
-    /// CPU seconds of the server for a million requests.
+    /// The CPU seconds of the server for a million requests.
     cpu: f64,
 }
 
@@ -107,7 +107,7 @@ impl Bench {
         }
     }
 
-    /// Random reads of 4 KiB from the first CPU, the server on the second.
+    /// Returns a workload of random reads of 4 KiB from the first CPU; the server is on the second.
     fn workload(&self, depth: u16) -> Workload {
         for_seconds(self.seconds, Workload { depth, cpu: Some(0), ..Workload::default() })
     }
@@ -119,7 +119,7 @@ impl Bench {
         Ok(Run { iops, p50: p50(&outcome), cpu: cpu * 1e6 / iops })
     }
 
-    /// Both servers in turns.
+    /// Alternates runs of both servers.
     fn turns(&self, plan: &Plan<'_>, workload: &Workload) -> Result<(Vec<Run>, Vec<Run>)> {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..self.pairs {
@@ -158,7 +158,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The same image for both, read before, through the page cache.
+    /// Both servers have the same image, which was read before, through the page cache.
     fn cached(&mut self) -> Result<()> {
         let folder = tempfile::tempdir_in(ginnel_bench::report::folder()?)?;
         let image = folder.path().join("image");
@@ -179,7 +179,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What the volume adds to the client's own loop, and to a cache line's way there and back.
+    /// Measures what the volume adds to the client's own loop and to the round trip of a cache line.
     fn null(&mut self) -> Result<()> {
         let plan = Plan { backing: Backing::Null(RAM), queues: 1, cpus: vec![1], wait: Wait::Poll };
         let workload = self.workload(1);
@@ -219,7 +219,7 @@ impl Bench {
         self.null_deep()
     }
 
-    /// What a request costs that does nothing, with and without event index.
+    /// Measures the cost of a request that does nothing, with and without event index.
     fn null_deep(&mut self) -> Result<()> {
         let workload = self.workload(32);
         for queues in [1, 2] {
@@ -239,7 +239,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A turn of the client's loop, in nanoseconds.
+    /// Returns the time of one turn of the client's loop, in nanoseconds.
     fn alone(&self, server: &mut Server, workload: &Workload) -> Result<f64> {
         let options = Options {
             depth: workload.depth,
@@ -252,7 +252,7 @@ impl Bench {
     }
 
     fn file(&mut self) -> Result<()> {
-        // Beside the build: the machine's disk, and not a tmpfs.
+        // In the target folder, which is on the machine's disk and not on a tmpfs.
         let folder = tempfile::tempdir_in(ginnel_bench::report::folder()?)?;
         let image = folder.path().join("image");
         make_file(&image, FILE)?;
@@ -264,7 +264,7 @@ impl Bench {
         ] {
             let backing = if pinned { Backing::Pinned(&image) } else { Backing::Direct(&image) };
             let plan = Plan { backing, queues: 1, cpus: vec![1], wait };
-            // Like fio, the client sleeps.
+            // The client sleeps, as fio does.
             let workload = |bench: &Self, depth| Workload { sleep: true, ..bench.workload(depth) };
             let (mut ours, mut theirs, mut fios) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..self.pairs {
@@ -284,7 +284,7 @@ impl Bench {
                 self.latency(&format!("file O_DIRECT, {how}: QD 1, p50"), &ours, &theirs, None, "");
             }
         }
-        // Where CPUs emulate the disk, whoever looks all the time may take them away from it.
+        // If CPUs emulate the disk, a server that polls all the time may take them away from it.
         let plan = Plan { backing: Backing::Direct(&image), queues: 1, cpus: vec![1], wait: Wait::Poll };
         let (mut ours, mut fios, mut beside) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.pairs {
@@ -305,7 +305,7 @@ impl Bench {
         self.report.pairs(case, "kIOPS", Better::Higher, &ours, FIO, &fios, target, "");
     }
 
-    /// What the kernel takes of the CPU for the same requests, with little more.
+    /// Measures how much CPU time the kernel takes for the same requests, with little else.
     fn cpu_of_fio(&mut self, case: &str, ours: &[Run], fios: &[Fio]) {
         let ours: Vec<f64> = ours.iter().map(|run| run.cpu).collect();
         for (peer, runs) in [(FIO, columns(fios, |fio| fio.0.cpu)), (FIO_32, columns(fios, |fio| fio.1.cpu))]
@@ -315,7 +315,7 @@ impl Bench {
         }
     }
 
-    /// Connected, and nothing to do.
+    /// Measures a connected server that has nothing to do.
     fn idle(&mut self) -> Result<()> {
         let tmpfs = self.tmpfs.clone();
         let plan =
@@ -324,14 +324,14 @@ impl Bench {
         let idle = |who| -> Result<f64> {
             let mut server = self.serve(who, &plan)?;
             let mut client = server.connect(Options { queues: 2, ..Options::new(server.socket()) })?;
-            // It has had work, and has none any more.
+            // The server has had work, and has none any more.
             client.read(0, &mut [0; 4096])?;
             std::thread::sleep(Duration::from_millis(500));
             let before = server.cpu()?;
             std::thread::sleep(Duration::from_secs(seconds));
             let used = server.cpu()?.saturating_sub(before).as_secs_f64() / seconds as f64;
             client.close()?;
-            // None at all has no ratio.
+            // A value of 0 has no ratio.
             Ok((100.0 * used).max(0.001))
         };
         let (theirs, ours) = (idle(Who::Daemon)?, idle(Who::Ours)?);
@@ -348,8 +348,9 @@ impl Bench {
         Ok(())
     }
 
-    /// From one queue and thread to two. With fewer than four CPUs a client and its server share one, and take turns: then
-    /// both sleep when they have nothing, and one such pair on one CPU is compared with two pairs on two.
+    /// Measures the step from one queue and thread to two. With fewer than four CPUs, a client and its server share one CPU and
+    /// take turns: then both sleep when they have nothing to do, and one such pair on one CPU is compared with two pairs on two
+    /// CPUs.
     fn queues(&mut self) -> Result<()> {
         let tmpfs = self.tmpfs.clone();
         let plenty = cpus() >= 4;
@@ -382,9 +383,9 @@ impl Bench {
     }
 }
 
-/// How long a cache line takes from CPU 0 to CPU 1 and back, in nanoseconds: the floor of every round trip.
+/// Returns how long a cache line takes from CPU 0 to CPU 1 and back, in nanoseconds: the floor of every round trip.
 fn cache_line() -> Result<f64> {
-    // The median of many short ones: whoever shares the CPUs disturbs a few.
+    // Take the median of many short measurements, because other users of the CPUs disturb a few of them.
     const GAMES: usize = 500;
     const ROUNDS: u32 = 500;
     let memory = Mapping::anonymous((segment::ARENA - segment::RESERVED) as usize + 4096)?;
@@ -395,7 +396,7 @@ fn cache_line() -> Result<f64> {
         bare::bare_pong(&answering, 8);
     });
     let timing = memory.clone();
-    // A thread of its own, because it stays on its CPU.
+    // In a thread of its own, because it stays on its CPU.
     let ping = std::thread::spawn(move || -> Result<f64> {
         ginnel_bench::measure::pin(0);
         let mut ping = bare::BarePing::new(timing, 8);
@@ -423,7 +424,7 @@ fn kiops(runs: &[Run]) -> Vec<f64> {
     columns(runs, |run| run.iops / 1000.0)
 }
 
-/// fio on the file itself, 32 deep: as it asks if nobody tells it how, and 32 at a time.
+/// fio on the file itself with a depth of 32: once with its default batching, and once with batches of 32.
 struct Fio(Run, Run);
 
 fn fio(image: &Path, direct: bool, seconds: f64) -> Result<Fio> {
@@ -437,7 +438,7 @@ fn fio_run(image: &Path, direct: bool, seconds: f64, how: &[&str]) -> Result<Run
         .args(["--registerfiles", "--fixedbufs", "--time_based", "--output-format=json"])
         .args(how)
         .arg(format!("--direct={}", u8::from(direct)))
-        // As it is with the servers, what is in the page cache stays there.
+        // The page cache is kept, as it is with the servers.
         .arg("--invalidate=0")
         .arg(format!("--filename={}", image.display()))
         .arg(format!("--runtime={}ms", (seconds * 1000.0) as u64))
@@ -451,7 +452,7 @@ fn fio_run(image: &Path, direct: bool, seconds: f64, how: &[&str]) -> Result<Run
     Ok(Run { iops, p50, cpu: (percent("usr_cpu")? + percent("sys_cpu")?) / 100.0 * 1e6 / iops })
 }
 
-/// Runs something while a CPU has no time to give.
+/// Runs something while a CPU is kept busy.
 fn beside_a_busy_cpu<T>(cpu: usize, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The main job on real VMs: `make demo`.
+//! The demo: the main functions on real VMs (`make demo`).
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -8,10 +8,10 @@ use vmtest::{HOST_ADDRESS, TestBed, Vm};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const COPY_MIB: u64 = 256;
-/// Programs of the distribution.
+/// The programs of the distribution that the demo needs.
 const PROGRAMS: [&str; 4] =
     ["/usr/bin/sockperf", "/usr/bin/redis-server", "/usr/bin/redis-benchmark", "/usr/bin/memcslap"];
-/// What runs a program of a VM over shared memory.
+/// The command that runs a program of a VM over shared memory.
 const RUN: &str = "GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so ginnel run --report --";
 
 fn main() -> Result<()> {
@@ -153,7 +153,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Servers in VM b and clients in VM a.
+/// Runs servers in VM b and clients in VM a.
 fn unmodified(a: &Vm, b: &Vm, table: &mut Table) -> Result<()> {
     let at = b.address()?;
     let redis = format!("redis-server --save '' --appendonly no --protected-mode no --bind {at} --port");
@@ -193,7 +193,7 @@ fn unmodified(a: &Vm, b: &Vm, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// Both servers on the host, and their client in a VM.
+/// Runs both servers on the host, and their client in a VM.
 fn cache(bed: &TestBed, ginnel: &Installation<'_>, vm: &Vm, table: &mut Table) -> Result<()> {
     const GETS: u32 = 5000;
     let own = "ginnel-cache --segment items --name main --memory 40M --channel none";
@@ -223,7 +223,7 @@ fn cache(bed: &TestBed, ginnel: &Installation<'_>, vm: &Vm, table: &mut Table) -
     Ok(())
 }
 
-/// The median that sockperf says, or the thousands of requests per second that redis-benchmark says.
+/// Returns the median that sockperf prints, or the thousands of requests per second that redis-benchmark prints.
 fn figure(out: &str) -> Option<f64> {
     if let Some(line) = out.lines().find(|line| line.contains("percentile 50.000 =")) {
         return line.rsplit('=').next()?.trim().parse().ok();

@@ -1,4 +1,4 @@
-/* Times GETs of an unmodified client: HOST PORT COUNT. Prints its figures as JSON, in microseconds. */
+/* Measures GETs of an unmodified client: HOST PORT COUNT. Prints the figures as JSON, in microseconds. */
 #include <libmemcached/memcached.h>
 #include <stdio.h>
 #include <stdlib.h>

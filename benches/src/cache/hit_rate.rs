@@ -1,4 +1,4 @@
-//! Hit rates at equal memory: each program asks for a key, and stores the item if it was not there.
+//! Hit rates with the same amount of memory: each program asks for a key, and stores the item if it was not there.
 
 use super::Cache;
 use super::memcached::Memcached;
@@ -10,23 +10,24 @@ use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::Store;
 use ginnel_shmem::Mapping;
 
-/// The memory of each.
+/// The memory of each program in MiB.
 const MIB: usize = 64;
-/// Requests that fill the caches, and requests that count.
+/// The number of requests that fill the caches, and of those that count.
 const WARMUP: u64 = 2_000_000;
 const COUNTED: u64 = 3_000_000;
-/// Keys that are asked for at once.
+/// The number of keys in one request.
 const BATCH: usize = 50;
-/// Requests in what counts as a second, and in what counts as ten milliseconds.
+/// The number of requests that count as a second, and as ten milliseconds.
 const SECOND: u64 = 200_000;
 const MOMENT: u64 = SECOND / 100;
-/// Hits that a reader remembers having reported in this second.
+/// The number of hits that a reader remembers having reported in this second.
 const REPORTED: usize = 4096;
 
-/// The peer's name.
+/// The name of the peer.
 const PEER: &str = "memcached -m 64";
 
-/// The part of the counted requests of which `serve` finds the items, in per cent. It is given requests by the batch, and says how many hit.
+/// Returns the part of the counted requests for which `serve` finds the items, in per cent. `serve` gets batches of requests
+/// and returns the number of hits.
 fn run(kind: Kind, mut serve: impl FnMut(&[Request]) -> Result<usize>) -> Result<f64> {
     let mut trace = Trace::new(kind, WARMUP + COUNTED);
     let (mut asked, mut hits) = (0, 0);
@@ -49,13 +50,13 @@ fn key_of(number: u64) -> String {
     format!("user:{number:010}")
 }
 
-/// What a run has come to.
+/// The result of a run.
 struct Outcome {
     /// Hits, in per cent.
     rate: f64,
-    /// Bytes of keys and values that are there in the end, in MiB.
+    /// The bytes of keys and values that are stored at the end, in MiB.
     kept: f64,
-    /// What is to be said of it.
+    /// The note for the row.
     note: String,
 }
 
@@ -64,7 +65,7 @@ fn value_of(request: &Request) -> &'static [u8] {
     &BYTES[..request.len]
 }
 
-/// What memcached comes to.
+/// Measures memcached.
 fn of_memcached(kind: Kind) -> Result<Outcome> {
     let mut memcached = Memcached::start(MIB)?;
     let rate = run(kind, |batch| {
@@ -72,7 +73,7 @@ fn of_memcached(kind: Kind) -> Result<Outcome> {
         let mut is_there = vec![false; batch.len()];
         let mut next = 0;
         memcached.get(&keys, |found, _| {
-            // Answers come in the order of the keys.
+            // Answers have the order of the keys.
             while next < keys.len() && keys[next] != found {
                 next += 1;
             }
@@ -99,7 +100,7 @@ struct Reports {
     sent: usize,
 }
 
-/// What a store comes to in a block of so much memory, of which everything is a part: items, index and header.
+/// Measures a store in a block of this size, which contains everything: items, index and header.
 fn of_store(kind: Kind, by_reader: bool) -> Result<Outcome> {
     let memory = Mapping::anonymous(MIB << 20)?;
     let shape = plan(MIB << 20, 1 << 20, 150)?;
@@ -156,7 +157,7 @@ fn of_store(kind: Kind, by_reader: bool) -> Result<Outcome> {
     Ok(Outcome { rate, kept: kept as f64 / f64::from(1 << 20), note })
 }
 
-/// The rows.
+/// Adds the rows.
 pub fn hit_rate(bench: &mut Cache) -> Result<()> {
     for (kind, name, target) in [
         (Kind::Zipf, "zipf", Some(0.97)),
@@ -175,7 +176,7 @@ pub fn hit_rate(bench: &mut Cache) -> Result<()> {
             let own = of_store(kind, by_reader)?;
             let note = format!("{}; {}", own.note, peer.note);
             bench.report.pairs(row, "%", Better::Higher, &[own.rate], PEER, &[peer.rate], target, &note);
-            // Of a scan, other keys are there as well.
+            // In a scan, other keys are in the cache as well.
             if kind != Kind::Scans && !by_reader {
                 let row = format!("bytes of items kept, {name}");
                 bench.report.pairs(row, "MiB", Better::Higher, &[own.kept], PEER, &[peer.kept], None, &note);

@@ -1,4 +1,4 @@
-//! memcached of the distribution, with a socket of its own.
+//! The memcached of the distribution, with its own socket.
 
 use anyhow::{Context, Result, bail};
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A memcached that ends with this.
+/// A memcached that ends when this value is dropped.
 pub struct Memcached {
     process: Child,
     writer: UnixStream,
@@ -17,7 +17,7 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// With so many MiB for items.
+    /// Starts memcached with this many MiB for items.
     pub fn start(mib: usize) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let socket = folder.path().join("socket");
@@ -39,7 +39,7 @@ impl Memcached {
         Ok(Self { process, writer, reader, _folder: folder })
     }
 
-    /// Asks for all these keys in one request. `found` is told of each that is there, and how long its value is.
+    /// Asks for all these keys in one request. Calls `found` with each key that is there and the length of its value.
     pub fn get(&mut self, keys: &[String], mut found: impl FnMut(&str, usize)) -> Result<()> {
         let mut request = String::from("get");
         for key in keys {
@@ -65,7 +65,7 @@ impl Memcached {
         }
     }
 
-    /// Stores these, and waits for no answer.
+    /// Stores these items without waiting for answers.
     pub fn set<'k>(&mut self, items: impl IntoIterator<Item = (&'k str, &'k [u8])>) -> Result<()> {
         let mut request = Vec::new();
         for (key, value) in items {
@@ -76,7 +76,7 @@ impl Memcached {
         Ok(self.writer.write_all(&request)?)
     }
 
-    /// Its memory, in MiB.
+    /// Returns its resident memory in MiB.
     pub fn resident(&self) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;

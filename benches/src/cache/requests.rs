@@ -1,4 +1,4 @@
-//! Requests of one client, and of two, to Ginnel's cache and to memcached: on the host, and from a VM to the host.
+//! Requests of one client and of two clients to Ginnel's cache and to memcached: on the host, and from a VM to the host.
 
 use super::{Cache, Figures};
 use crate::report::Better;
@@ -11,13 +11,13 @@ use vmtest::{HOST_ADDRESS, HostJob, Job, TestBed, Vm};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Pairs of runs for each row.
+/// The number of pairs of runs for each row.
 const PAIRS: usize = 5;
-/// Pairs of runs with a VM.
+/// The number of pairs of runs with a VM.
 const PAIRS_OF_VM: usize = 3;
-/// The port of memcached, and that of the cache.
+/// The ports of memcached and of the cache.
 pub(super) const PORTS: [u16; 2] = [11_311, 11_211];
-/// Items of a warm restart.
+/// The number of items of a warm restart.
 const MILLION: usize = 1_000_000;
 /// An unmodified client in Python.
 const PYTHON: &str = include_str!("client.py");
@@ -28,14 +28,14 @@ const C: &str = include_str!("client.c");
 pub struct Servers<'b> {
     bed: &'b TestBed,
     ginnel: Installation<'b>,
-    /// The address at which both listen, beside their Unix sockets.
+    /// The address at which both listen in addition to their Unix sockets.
     at: String,
     memcached: Arc<HostJob>,
     cache: Arc<HostJob>,
 }
 
 impl<'b> Servers<'b> {
-    /// Starts both, and stores the items.
+    /// Starts both servers and stores the items.
     pub fn new(bed: &'b TestBed, ginnel: Installation<'b>, at: String, threads: u32) -> Result<Self> {
         let dir = bed.dir().display();
         let memcached = bed.host_spawn(&format!(
@@ -58,22 +58,22 @@ impl<'b> Servers<'b> {
         ))?)
     }
 
-    /// Where memcached listens.
+    /// Returns the address of memcached.
     pub fn memcached_at(&self) -> String {
         format!("{}:{}", self.at, PORTS[0])
     }
 
-    /// Runs a command of the host to its end, and returns what it says.
+    /// Runs a command on the host to its end, and returns what it prints.
     pub fn on_host(&self, command: &str, patience: Duration) -> Result<String> {
         Ok(self.bed.host_spawn(&self.ginnel.on_host(command)?)?.wait(patience)?.ok()?.stdout)
     }
 
-    /// memcached over TCP.
+    /// Returns the arguments for memcached over TCP.
     fn tcp(&self) -> String {
         format!("--tcp {}:{}", self.at, PORTS[0])
     }
 
-    /// memcached over its Unix socket.
+    /// Returns the arguments for memcached over its Unix socket.
     fn unix(&self) -> String {
         format!("--unix {}/memcached.sock", self.bed.dir().display())
     }
@@ -83,13 +83,13 @@ impl<'b> Servers<'b> {
         self.bed.host_spawn(&self.ginnel.on_host(&format!("exec bench-cache-peer {arguments}"))?)
     }
 
-    /// Runs one to its end.
+    /// Runs a peer to its end.
     fn run(&self, arguments: &str) -> Result<Figures> {
         figures(&self.start(arguments)?.wait(PATIENCE)?.ok()?.stdout)
             .with_context(|| format!("bench-cache-peer {arguments}"))
     }
 
-    /// Runs one until it succeeds: its server may be about to start.
+    /// Runs a peer until it succeeds, because its server may still be starting.
     fn until(&self, arguments: &str) -> Result<Figures> {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
@@ -107,7 +107,7 @@ fn figures(said: &str) -> Result<Figures> {
     serde_json::from_str(line).with_context(|| format!("these are no figures: {said:?}"))
 }
 
-/// The seconds of CPU that a process has used.
+/// Returns the CPU time in seconds that a process has used.
 fn cpu_of(pid: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let rest = stat.rsplit_once(')').context("a process without a name")?.1;
@@ -118,7 +118,7 @@ fn cpu_of(pid: u32) -> Result<f64> {
 }
 
 impl Cache<'_> {
-    /// Runs two measurements in turns, `own` and its peer.
+    /// Alternates runs of two measurements: the argument of `run` is `true` for our own, `false` for the peer's.
     fn turns(&self, pairs: usize, run: impl Fn(bool) -> Result<Figures>) -> Result<[Vec<Figures>; 2]> {
         let mut all = [Vec::new(), Vec::new()];
         for pair in 0..pairs {
@@ -129,7 +129,7 @@ impl Cache<'_> {
         Ok(all)
     }
 
-    /// A row of one of their figures.
+    /// Adds a row for one of their figures.
     #[expect(clippy::too_many_arguments, reason = "a row has that many columns")]
     fn row_of(
         &mut self,
@@ -146,7 +146,7 @@ impl Cache<'_> {
         self.report.pairs(case, unit, better, &column(own), peer, &column(peers), target, note);
     }
 
-    /// Rows of the host.
+    /// Adds the rows of the host.
     pub fn host(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-cache")?;
         let plan = Plan::new(&bed).segment("items", 320, &["host"]).segment("web", 32, &["host"]);
@@ -200,7 +200,7 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// Items that do not fit into the processor's caches.
+    /// Measures items that do not fit into the processor's caches.
     fn million(&mut self, servers: &Servers<'_>) -> Result<()> {
         let (case, own) = ("GET 100 B of a million items", "--own items/main");
         let peers = [("memcached, Unix socket", servers.unix()), ("memcached, TCP", servers.tcp())];
@@ -219,7 +219,7 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// Two processes that do nothing but read.
+    /// Measures two processes that only read.
     fn throughput(&mut self, servers: &Servers<'_>, case: &str, batch: usize) -> Result<()> {
         let unix = servers.unix();
         let turns = self.turns(PAIRS, |own| {
@@ -236,7 +236,7 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// Unmodified clients, under `ginnel run` and over TCP.
+    /// Measures unmodified clients, under `ginnel run` and over TCP.
     fn unmodified(&mut self, servers: &Servers<'_>) -> Result<()> {
         let dir = servers.bed.dir();
         std::fs::write(dir.join("client.py"), PYTHON)?;
@@ -269,10 +269,11 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// What the servers' processes use while clients read.
+    /// Measures the CPU time of the servers' processes while clients read.
     fn idle(&mut self, servers: &Servers<'_>) -> Result<()> {
         let unix = servers.unix();
-        // The shell has become memcached at TCP; the one at the Unix socket is its child, so each is asked for by its command.
+        // The shell has become the memcached at TCP; the one at the Unix socket is its child. So each is found by its command
+        // line.
         let of_unix = servers
             .bed
             .host("pgrep -a -x memcached | grep memcached.sock | tail -n 1 | cut -d ' ' -f 1")?
@@ -284,7 +285,7 @@ impl Cache<'_> {
             let (before, begun) = (cpu_of(pid)?, Instant::now());
             servers.run(&format!("throughput {whom} --ms 2000"))?;
             let cpu = (cpu_of(pid)? - before) / begun.elapsed().as_secs_f64();
-            // The kernel counts in hundredths of a second: less than one is not seen.
+            // The kernel counts in hundredths of a second, so less than one of them is not seen.
             Ok(Figures { cpu: (cpu * 100.0).max(0.5), ..Figures::default() })
         })?;
         let case = "server's CPU while readers are busy";
@@ -293,7 +294,7 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// From the start of a server until a client that waits for it has its first answer.
+    /// Measures the time from the start of a server until a client that waits for it has its first answer.
     fn restart(&mut self, bed: &TestBed, ginnel: &Installation<'_>) -> Result<()> {
         let cache = Servers::start_cache(bed, ginnel, "127.0.0.1", 300)?;
         let dir = bed.dir().display();
@@ -332,7 +333,7 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// Rows of a client in a VM.
+    /// Adds the rows of a client in a VM.
     pub fn vm(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-cache-vm")?;
         let plan = Plan::new(&bed).vm("a");
@@ -370,13 +371,13 @@ impl Cache<'_> {
     }
 }
 
-/// The guest's daemon ends before its VM.
+/// Ends the guest's daemon before its VM.
 fn end(daemon: Job, vm: Vm) {
     drop(daemon);
     drop(vm);
 }
 
-/// Whether a server answers at a Unix socket.
+/// Returns whether a server answers at a Unix socket.
 fn answers(socket: &std::path::Path) -> bool {
     use std::io::{Read, Write};
     let ask = || -> std::io::Result<bool> {
@@ -389,7 +390,7 @@ fn answers(socket: &std::path::Path) -> bool {
     ask().unwrap_or(false)
 }
 
-/// Waits for something that comes soon.
+/// Waits for a condition that soon becomes true.
 fn wait_for(is_there: impl Fn() -> bool) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(30);
     while !is_there() {

@@ -1,32 +1,32 @@
 //! Requests for keys of very different popularity, the same in each run.
 
-/// What is asked for, and how many bytes its value has if it has to be stored.
+/// The key of a request, and the length of its value if it has to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The number of the key.
     pub key: u64,
-    /// Bytes of the value.
+    /// The number of bytes of the value.
     pub len: usize,
 }
 
-/// Which requests come.
+/// The kind of request sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Keys by Zipf's law.
     Zipf,
-    /// The same, and every now and then somebody asks once for each of many keys that nobody else wants.
+    /// Keys by Zipf's law, interrupted now and then by a scan that asks once for each of many keys that nobody else wants.
     Scans,
-    /// Keys by Zipf's law, whose values become four times as large little by little.
+    /// Keys by Zipf's law, whose values gradually become four times as large.
     Growing,
 }
 
-/// Keys that are asked for again.
+/// The number of keys that are asked for again.
 pub const KEYS: u64 = 1_000_000;
 const EXPONENT: f64 = 0.99;
-/// Of so many requests, the last third are a scan.
+/// The last third of this many requests is a scan.
 const SCAN: u64 = 60_000;
 
-/// An endless run of requests.
+/// An endless sequence of requests.
 pub struct Trace {
     kind: Kind,
     random: u64,
@@ -37,7 +37,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Of `total` requests, after which values grow no further.
+    /// Makes a sequence in which values do not grow any further after `total` requests.
     pub fn new(kind: Kind, total: u64) -> Self {
         Self { kind, random: 1, count: 0, total, scanned: 0, zipf: Zipf::new(KEYS, EXPONENT) }
     }
@@ -64,11 +64,11 @@ impl Iterator for Trace {
     }
 }
 
-/// The length of a key's value: 50 to 1000 bytes, half of all below 150, by something like a log-normal distribution.
+/// Returns the length of a key's value: 50 to 1000 bytes, half of all below 150, by approximately a log-normal distribution.
 fn len_of(key: u64) -> usize {
     let random = mix(key ^ 0x5bd1_e995);
     let parts = (0..4).map(|part| f64::from((random >> (16 * part)) as u16) / 65_536.0);
-    // The sum of four has a standard deviation of 0.577.
+    // The sum of four numbers has a standard deviation of 0.577.
     let normal = (parts.sum::<f64>() - 2.0) / 0.577;
     (150.0 * (0.8 * normal).exp()).clamp(50.0, 1000.0) as usize
 }
@@ -96,7 +96,7 @@ impl Zipf {
         Self { ranks, exponent, zeta: all, alpha: 1.0 / (1.0 - exponent), eta }
     }
 
-    /// A rank from 0, for a number from 0 to 1.
+    /// Returns a rank from 0 for a number from 0 to 1.
     fn rank(&self, random: f64) -> u64 {
         let scaled = random * self.zeta;
         if scaled < 1.0 {

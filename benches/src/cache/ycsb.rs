@@ -1,4 +1,4 @@
-//! YCSB, with bindings of ours (`benches/ycsb`): the cache through the C library, and memcached through spymemcached.
+//! YCSB with our bindings (`benches/ycsb`): the cache through the C library, and memcached through spymemcached.
 
 use super::Cache;
 use super::requests::{PORTS, Servers};
@@ -13,37 +13,37 @@ use vmtest::{HOST_ADDRESS, Job, TestBed, Vm};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Pairs of runs for each row.
+/// The number of pairs of runs for each row.
 const PAIRS: usize = 3;
-/// Seconds of a run.
+/// The number of seconds of a run.
 const SECONDS: u32 = 4;
-/// Records, of a kilobyte each.
+/// The number of records, of a kilobyte each.
 const RECORDS: u32 = 50_000;
-/// Operations of the run whose values are checked.
+/// The number of operations in the run that checks values.
 const CHECKED: u32 = 20_000;
 
-/// How long a run in VMs may take, with what a Java machine needs to start there.
+/// How long a run in VMs may take, including the start of a Java machine there.
 const PATIENCE_OF_VMS: Duration = Duration::from_secs(300);
-/// Pairs of runs in VMs, and seconds of each.
+/// The number of pairs of runs in VMs, and the seconds of each run.
 const PAIRS_OF_VMS: usize = 2;
 const SECONDS_OF_VMS: u32 = 10;
-/// Records, with clients in VMs.
+/// The number of records with clients in VMs.
 const RECORDS_OF_VMS: u32 = 10_000;
-/// Where VMs have the bindings.
+/// The folder with the bindings in VMs.
 const FOLDER: &str = "/tmp/ycsb";
 
-/// Which client a run has.
+/// The client of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Client {
     /// The C library.
     Own,
-    /// spymemcached, under `ginnel run`.
+    /// spymemcached with the cache, under `ginnel run`.
     Unmodified,
-    /// spymemcached, to memcached.
+    /// spymemcached with memcached.
     Memcached,
 }
 
-/// The bindings, compiled.
+/// The folder of the compiled bindings.
 struct Ycsb(PathBuf);
 
 impl Ycsb {
@@ -60,7 +60,7 @@ impl Ycsb {
         Ok(Self(folder))
     }
 
-    /// Runs a phase of a workload, and returns what YCSB says of it: `READ AverageLatency(us)` and the like.
+    /// Runs a phase of a workload, and returns YCSB's figures by name, such as `READ AverageLatency(us)`.
     fn run(&self, servers: &Servers<'_>, own: bool, phase: &str, more: &str) -> Result<HashMap<String, f64>> {
         let (script, folder) = (Self::script("run"), self.0.display());
         let binding = if own { "ginnel" } else { "memcached" };
@@ -72,7 +72,7 @@ impl Ycsb {
         figures(&servers.on_host(&command, PATIENCE)?).with_context(|| format!("{binding} {phase} {more}"))
     }
 
-    /// Runs a phase of a workload in each of these VMs at the same time. Rates add up; times are those of the slowest.
+    /// Runs a phase of a workload in each of these VMs at the same time. Rates are added; times are those of the slowest VM.
     fn run_in(&self, vms: &[&Vm], client: Client, phase: &str, more: &str) -> Result<HashMap<String, f64>> {
         let (binding, port, prefix) = match client {
             Client::Own => ("ginnel", PORTS[1], ""),
@@ -103,7 +103,7 @@ impl Ycsb {
     }
 }
 
-/// What YCSB says, if no operation has failed.
+/// Parses the output of YCSB. Fails if an operation has failed.
 fn figures(said: &str) -> Result<HashMap<String, f64>> {
     let figures: HashMap<String, f64> = said.lines().filter_map(figure).collect();
     let failed = figures.keys().find(|name| name.contains("Return=") && !name.ends_with("Return=OK"));
@@ -111,7 +111,7 @@ fn figures(said: &str) -> Result<HashMap<String, f64>> {
     Ok(figures)
 }
 
-/// A line of what YCSB says: `[READ], AverageLatency(us), 12.3`.
+/// Parses a line of YCSB's output, such as `[READ], AverageLatency(us), 12.3`.
 fn figure(line: &str) -> Option<(String, f64)> {
     let mut words = line.strip_prefix('[')?.split(", ");
     let (what, figure) = (words.next()?.strip_suffix(']')?, words.next()?);
@@ -119,7 +119,7 @@ fn figure(line: &str) -> Option<(String, f64)> {
 }
 
 impl Cache<'_> {
-    /// Workloads A to D and F of YCSB.
+    /// Adds the rows of workloads A to D and F of YCSB.
     pub fn ycsb(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-cache-ycsb")?;
         let plan = Plan::new(&bed).segment("items", 320, &["host"]).segment("web", 32, &["host"]);
@@ -130,7 +130,7 @@ impl Cache<'_> {
             ycsb.run(&servers, own, "load a", &checked)?;
             ycsb.run(&servers, own, "run f", &checked)?;
         }
-        // The last one adds records.
+        // The last workload adds records.
         for (workload, target) in
             [("C", Some(3.0)), ("B", Some(3.0)), ("A", Some(1.5)), ("F", None), ("D", None)]
         {
@@ -154,7 +154,7 @@ impl Cache<'_> {
                 (", read, p99", "us", Better::Lower, "READ 99thPercentileLatency(us)", 1.0, None),
             ] {
                 let column = |runs: &[HashMap<String, f64>]| -> Vec<f64> {
-                    // YCSB counts whole microseconds for the percentiles.
+                    // YCSB reports percentiles in whole microseconds.
                     let figure = |run: &HashMap<String, f64>| run.get(name).copied().unwrap_or(f64::NAN);
                     runs.iter().map(|run| (figure(run) * scale).max(scale / 2.0)).collect()
                 };
@@ -165,7 +165,7 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// Workloads C, B and A, with clients in one VM and in two, and servers on the host.
+    /// Adds the rows of workloads C, B and A, with clients in one VM and in two, and servers on the host.
     pub fn ycsb_vms(&mut self) -> Result<()> {
         let rows: Vec<_> = [("C", 3.0), ("B", 3.0), ("A", 1.5)]
             .into_iter()

@@ -1,26 +1,26 @@
-//! The floors: the least that two CPUs can do with shared memory, written by hand, with nothing to protect anybody.
+//! The floors: the least that two CPUs can do with shared memory, programmed by hand without any protection.
 
 use super::pingpong::Echo;
 use anyhow::Result;
 use ginnel_layout::{PAGE, segment};
 use ginnel_shmem::{Mapping, SharedMemory};
 
-/// Where the words and buffers lie: in the arena of a segment that has no channels. The mapping begins behind the
-/// reserved front.
+/// The offset of the words and buffers: in the arena of a segment that has no channels. The mapping begins after the reserved
+/// front.
 const PING: usize = (segment::ARENA - segment::RESERVED) as usize;
 const PONG: usize = PING + 1024;
 const BUFFERS: usize = PING + PAGE;
 
-/// Bytes of a cache line.
+/// The size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// The lines that a message of `size` bytes and its header would take.
+/// Returns the number of cache lines that a message of `size` bytes and its header would take.
 fn lines(size: usize) -> usize {
     (8 + size).div_ceil(LINE)
 }
 
-/// As many cache lines in each direction as a message has. The first word of each is the number of the turn, and the one who
-/// waits looks at all of them, so that they come side by side.
+/// As many cache lines in each direction as a message has. The first word of each line is the number of the turn. The waiting
+/// end looks at all lines, so that they arrive in parallel.
 pub struct BarePing {
     memory: Mapping,
     lines: usize,
@@ -28,20 +28,20 @@ pub struct BarePing {
 }
 
 impl BarePing {
-    /// For messages of `size` bytes. The other end must have reset the words.
+    /// Makes the timing end for messages of `size` bytes. The other end must have reset the words.
     pub fn new(memory: Mapping, size: usize) -> Self {
         Self { memory, lines: lines(size), turn: 0 }
     }
 }
 
-/// Says that it is the other's turn, in the first line last.
+/// Passes the turn to the other end. The first line is written last.
 fn say(memory: &Mapping, at: usize, lines: usize, turn: u64) {
     for line in (0..lines).rev() {
         memory.store_release_u64(at + line * LINE, turn);
     }
 }
 
-/// Looks once whether all lines say the same as the first, and returns that.
+/// Looks once whether all lines contain the same turn. Returns that turn.
 fn hear(memory: &Mapping, at: usize, lines: usize) -> Option<u64> {
     let turn = memory.load_acquire_u64(at);
     let differ = (1..lines).fold(0, |all, line| all | (memory.load_acquire_u64(at + line * LINE) ^ turn));
@@ -57,13 +57,13 @@ impl Echo for BarePing {
     }
 }
 
-/// Forgets an earlier game. Before the other end comes.
+/// Clears the words of an earlier measurement. Call it before the other end connects.
 pub fn reset(memory: &Mapping, size: usize) {
     say(memory, PING, lines(size), 0);
     say(memory, PONG, lines(size), 0);
 }
 
-/// Answers for ever, or until the word says stop (all ones).
+/// Answers without end, or until the word means stop (all ones).
 pub fn bare_pong(memory: &Mapping, size: usize) {
     let lines = lines(size);
     let mut last = 0;
@@ -84,13 +84,14 @@ pub fn stop(memory: &Mapping, size: usize) {
     say(memory, PING, lines(size), u64::MAX);
 }
 
-/// Messages one way as fast as they go: a run of cache lines that is gone through in turns, as many for each message as it
-/// would have in a ring. The first word of a message is the number of the lap, stored last. The reader says how far it is each
-/// eighth of the run, and the writer looks there when it knows of no more room.
+/// Sends messages one way as fast as possible, in an area of cache lines that is used again and again, with as many lines for
+/// each message as it would have in a ring. The first word of a message is the number of the lap, and is stored last. The
+/// reader publishes its position after each eighth of the area, and the writer looks there when it knows of no more room.
 pub struct BareStores {
     memory: Mapping,
     size: usize,
-    /// Lines written or read, and those that the writer knows to be free, or the reader has said to be.
+    /// The number of lines written or read, and the number of lines that the writer knows to be free or that the reader has
+    /// published as free.
     position: u64,
     free: u64,
 }
@@ -98,11 +99,11 @@ pub struct BareStores {
 impl BareStores {
     /// As many lines as the default ring has.
     const RUN: u64 = (256 << 10) / LINE as u64;
-    /// Where the reader says how far it is.
+    /// The offset at which the reader publishes its position.
     const READ: usize = PING + 256;
 
-    /// For messages of `size` bytes, a multiple of 8 such that a message's lines divide the run. The reading end comes first, and
-    /// resets the words.
+    /// For messages of `size` bytes, a multiple of 8 such that a message's lines divide the area. The reading end must come
+    /// first, because it resets the words.
     pub fn new(memory: Mapping, size: usize, reads: bool) -> Self {
         if reads {
             memory.zero(BUFFERS, Self::RUN as usize * LINE);
@@ -111,7 +112,7 @@ impl BareStores {
         Self { memory, size, position: 0, free: 0 }
     }
 
-    /// Where the next message lies, and the number of the lap.
+    /// Returns the place of the next message, and the number of the lap.
     fn next(&mut self) -> (usize, u64) {
         let (lap, line) = (self.position / Self::RUN + 1, self.position % Self::RUN);
         self.position += lines(self.size) as u64;
@@ -156,7 +157,7 @@ impl BareStores {
     }
 }
 
-/// Two buffers, taken in turns: the writer copies in while the reader copies out the other.
+/// Two buffers that are used in turns: the writer copies into one while the reader copies out of the other.
 pub struct DoubleBuffer {
     memory: Mapping,
     chunk: usize,
@@ -164,11 +165,11 @@ pub struct DoubleBuffer {
 }
 
 impl DoubleBuffer {
-    /// Words that count what has been filled and what has been emptied.
+    /// The words that count filled and emptied buffers.
     const FILLED: usize = PING + 256;
     const EMPTIED: usize = PING + 512;
 
-    /// Over `memory`, in chunks of `chunk` bytes. The draining end comes first, and resets the words.
+    /// Uses `memory` in chunks of `chunk` bytes. The draining end must come first, because it resets the words.
     pub fn new(memory: Mapping, chunk: usize, drains: bool) -> Self {
         if drains {
             memory.store_release_u64(Self::FILLED, 0);
@@ -181,7 +182,7 @@ impl DoubleBuffer {
         BUFFERS + (self.turn as usize % 2) * self.chunk
     }
 
-    /// Copies `count` chunks in, and waits until they are out.
+    /// Copies `count` chunks in, and waits until they have been copied out.
     pub fn fill(&mut self, source: &[u8], count: u64) {
         for _ in 0..count {
             while self.turn - self.memory.load_acquire_u64(Self::EMPTIED) > 1 {}

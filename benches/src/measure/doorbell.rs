@@ -1,7 +1,7 @@
-//! The floor of waking: a bare doorbell and a bare eventfd, no ring, no library.
+//! The floor of waking: a bare doorbell and a bare eventfd, without a ring and without the library.
 //!
-//! The two ends attach by hand, tell each other how to ring them through two words of the segment, and then take turns:
-//! ring, sleep on the eventfd, ring.
+//! The two ends attach by hand, tell each other through two words of the segment how to ring them, and then take turns: ring,
+//! sleep on the eventfd, ring.
 
 use super::pingpong::Echo;
 use anyhow::{Context, Result, bail};
@@ -15,13 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How to wake the other end.
+/// The way to wake the other end.
 enum Bell {
     Register(Registers, u32),
     Event(OwnedFd),
 }
 
-/// One end.
+/// One end of the measurement.
 pub struct Doorbell {
     _socket: OwnedFd,
     event: OwnedFd,
@@ -29,8 +29,8 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Attaches to `segment` through the daemon at `path` and opens a channel to (or from) the other end, of which only
-    /// the doorbell is used.
+    /// Attaches to `segment` through the daemon at `path` and opens a channel to (or from) the other end. Only the doorbell of
+    /// the channel is used.
     pub fn open(path: &Path, segment: &str, initiator: bool) -> Result<Self> {
         let mut raw = Raw::open(path)?;
         let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
@@ -98,7 +98,7 @@ impl Doorbell {
         }
     }
 
-    /// Answers for ever.
+    /// Answers without end.
     pub fn serve(&self) -> Result<()> {
         loop {
             self.sleep()?;
@@ -114,7 +114,7 @@ impl Echo for Doorbell {
     }
 }
 
-/// The attach protocol by hand.
+/// A connection that speaks the attach protocol by hand.
 struct Raw(OwnedFd);
 
 impl Raw {

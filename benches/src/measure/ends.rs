@@ -5,11 +5,11 @@ use anyhow::{Context, Result};
 use ginnel::MessageChannel;
 use std::io::{Read, Write};
 
-/// Anything that reads and writes: a Unix socket, a TCP connection, a pair of pipes.
+/// Any transport that reads and writes: a Unix socket, a TCP connection, a pair of pipes.
 pub struct Bytes<R, W> {
-    /// Where the answers come from.
+    /// The reader for the answers.
     pub input: R,
-    /// Where the messages go.
+    /// The writer for the messages.
     pub output: W,
 }
 

@@ -1,4 +1,4 @@
-//! Locks and condition variables: ours and the C library's, through the same loops.
+//! Locks and condition variables: ours and the C library's, measured by the same loops.
 
 use super::{Timing, cpu_seconds};
 use anyhow::{Context, Result};
@@ -6,19 +6,19 @@ use ginnel::{Mapping, SharedMemory};
 use ginnel_layout::segment;
 use std::time::Instant;
 
-/// The words that the two ends share, in the arena of a segment that has no objects.
+/// The offset of the words that the two ends share, in the arena of a segment that has no objects.
 const WORDS: usize = (segment::ARENA - segment::RESERVED) as usize + 4096;
 const TURN: usize = WORDS;
 const COUNT: usize = WORDS + 64;
 
-/// Says that the game is over.
+/// The value that means that the measurement is over.
 const OVER: u64 = u64::MAX;
-/// Operations between two looks at the clock.
+/// The number of operations between two looks at the clock.
 const BATCH: u32 = 32;
 
 /// Mutual exclusion.
 pub trait Lock {
-    /// Locks, waiting.
+    /// Locks. Waits if necessary.
     fn lock(&mut self) -> Result<()>;
     /// Unlocks.
     fn unlock(&mut self) -> Result<()>;
@@ -26,13 +26,13 @@ pub trait Lock {
 
 /// A lock with a condition variable.
 pub trait Signal: Lock {
-    /// With the lock: waits for a signal.
+    /// Waits for a signal. The caller must have the lock.
     fn wait(&mut self) -> Result<()>;
     /// Signals the other end.
     fn notify(&mut self) -> Result<()>;
 }
 
-/// Ours.
+/// Ginnel's lock and condition variable.
 pub struct Ours {
     mutex: ginnel::sync::Mutex,
     condvar: ginnel::sync::Condvar,
@@ -48,7 +48,7 @@ impl Ours {
 impl Lock for Ours {
     #[inline]
     fn lock(&mut self) -> Result<()> {
-        // As a binding to C does it: the guard is given up, and the lock undone by name.
+        // As in a binding for C: the guard is forgotten, and the lock is unlocked by its handle.
         std::mem::forget(self.mutex.lock()?);
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Signal for Ours {
     }
 }
 
-/// Nanoseconds for a lock and unlock that nobody else wants.
+/// Measures the nanoseconds for a lock and unlock without another user.
 pub fn alone(lock: &mut dyn Lock, rounds: u32) -> Result<Timing> {
     let mut samples = Vec::new();
     let (cpu, start) = (cpu_seconds(), Instant::now());
@@ -85,7 +85,7 @@ pub fn alone(lock: &mut dyn Lock, rounds: u32) -> Result<Timing> {
     Ok(Timing::of(samples, (cpu_seconds() - cpu) / start.elapsed().as_secs_f64()))
 }
 
-/// Forgets an earlier game. Before the other end comes.
+/// Clears the words of an earlier measurement. Call it before the other end connects.
 pub fn reset(memory: &Mapping) {
     memory.store_release_u64(TURN, 0);
     memory.store_release_u64(COUNT, 0);
@@ -96,8 +96,8 @@ pub fn stop(memory: &Mapping) {
     memory.store_release_u64(TURN, OVER);
 }
 
-/// Both ends lock all the time; the one whose turn it is gives the turn to the other. `me` is 0 for the end that times, which
-/// gets nanoseconds for each hand-over.
+/// Both ends lock all the time; the end whose turn it is passes the turn to the other. `me` is 0 for the timing end, which
+/// returns the nanoseconds of each hand-over.
 pub fn hand_over(lock: &mut dyn Lock, memory: &Mapping, me: u64, rounds: u32) -> Result<Timing> {
     let mut turn = || -> Result<bool> {
         loop {
@@ -115,7 +115,7 @@ pub fn hand_over(lock: &mut dyn Lock, memory: &Mapping, me: u64, rounds: u32) ->
     play(me, rounds, &mut turn)
 }
 
-/// The same, but who waits for its turn sleeps on the condition variable.
+/// Does the same, but an end that waits for its turn sleeps on the condition variable.
 pub fn signals(pair: &mut dyn Signal, memory: &Mapping, me: u64, rounds: u32) -> Result<Timing> {
     let mut turn = || -> Result<bool> {
         pair.lock()?;
@@ -135,7 +135,8 @@ pub fn signals(pair: &mut dyn Signal, memory: &Mapping, me: u64, rounds: u32) ->
     play(me, rounds, &mut turn)
 }
 
-/// Takes turns until the end that times has had `rounds`. Each of its turns but the first is two hand-overs after the last.
+/// Takes turns until the timing end has had `rounds` of them. Each of its turns except the first comes two hand-overs after the
+/// one before.
 fn play(me: u64, rounds: u32, turn: &mut dyn FnMut() -> Result<bool>) -> Result<Timing> {
     if me == 1 {
         while turn()? {}
@@ -156,7 +157,7 @@ fn play(me: u64, rounds: u32, turn: &mut dyn FnMut() -> Result<bool>) -> Result<
     Ok(Timing::of(samples, (cpu_seconds() - cpu) / start.elapsed().as_secs_f64()))
 }
 
-/// Both ends lock, count and unlock as often as they can: nanoseconds of wall time for each of all those counted meanwhile.
+/// Both ends lock, count and unlock as often as they can. Returns nanoseconds of wall time for each count of either end.
 pub fn crowd(lock: &mut dyn Lock, memory: &Mapping, me: u64, rounds: u32) -> Result<Timing> {
     let count = |lock: &mut dyn Lock| -> Result<()> {
         lock.lock()?;

@@ -1,19 +1,20 @@
-//! Round trips: half of one is the figure.
+//! Round trips; the result is half of the time of one.
 
 use super::{Timing, cpu_seconds};
 use anyhow::Result;
 use std::time::Instant;
 
-/// Something that can send a message and get one back.
+/// A transport that can send a message and receive one back.
 pub trait Echo {
     /// Sends `message` and waits for as many bytes.
     fn exchange(&mut self, message: &mut [u8]) -> Result<()>;
 }
 
-/// Round trips in one sample. Reading the clock costs a good part of one round trip, more so in an emulated guest.
+/// The number of round trips in one sample. Reading the clock takes a considerable part of one round trip, even more in an
+/// emulated guest.
 const BATCH: u32 = 32;
 
-/// Times `rounds` round trips of `size` bytes; nanoseconds one way.
+/// Measures `rounds` round trips of `size` bytes. Returns nanoseconds one way.
 pub fn run(echo: &mut dyn Echo, size: usize, rounds: u32) -> Result<Timing> {
     let mut message = vec![0x5a; size];
     for _ in 0..(rounds / 10).min(1000) {

@@ -1,4 +1,4 @@
-//! The C library's mutex and condition variable between processes: robust, in memory that both map.
+//! The C library's robust mutex and its condition variable between processes, in memory that both map.
 #![allow(unsafe_code)] // Calls of libc.
 
 use super::locks::{Lock, Signal};
@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use ginnel::{Mapping, SharedSlice};
 use ginnel_layout::segment;
 
-/// Where they lie: in the arena of a segment that has no objects.
+/// Their offset, in the arena of a segment that has no objects.
 const AT: usize = (segment::ARENA - segment::RESERVED) as usize + 2 * 4096;
 
 /// A robust, process-shared `pthread_mutex_t` and a process-shared `pthread_cond_t`.
@@ -22,11 +22,11 @@ fn done(what: &str, code: i32) -> Result<()> {
 }
 
 impl Posix {
-    /// The ones in `memory`; `make` them at the first of the two ends.
+    /// Uses the ones in `memory`. The first of the two ends must make them (`make`).
     pub fn open(memory: &Mapping, make: bool) -> Result<Self> {
         let slice = SharedSlice::new(memory, AT, 4096);
         let mutex = slice.as_ptr().cast::<libc::pthread_mutex_t>();
-        // Not on the line of the mutex.
+        // Not in the cache line of the mutex.
         let condvar = slice.skip(256).as_ptr().cast::<libc::pthread_cond_t>();
         if make {
             // SAFETY: aligned memory that lives as long as the mapping, which we keep; nobody else uses it yet.

@@ -1,11 +1,11 @@
-//! The classic pair: a writer and a reader share one block, guarded by a lock and a condition variable. One of them works on it
-//! at a time, so what is not copying is what the locks cost: from the end of a copy at one end to the begin of the next at the
-//! other. That is to unlock and signal, to notice, to lock, whatever keeps the other end from its CPU, and two looks at the clock.
-//! (Time that is taken from a process while it copies counts as copying.)
+//! A writer and a reader share one block, guarded by a lock and a condition variable. Only one of them works on it at a time,
+//! so the time without copying is the cost of the locks: from the end of a copy at one end to the beginning of the next copy at
+//! the other end. This includes unlocking and signalling, noticing, locking, everything that keeps the other end from its CPU,
+//! and two looks at the clock. (Time that is taken from a process while it copies counts as copying.)
 //!
-//! What is in the block stands in words in front of it, which are used in place, as the C programs do.
+//! Words in front of the block's bytes say what is in the block. They are used in place, as the C programs do.
 //!
-//! The same with a bare word in each direction in place of lock and condition variable is what the machine takes for itself.
+//! The same with a bare word in each direction instead of lock and condition variable shows the machine's own cost.
 
 #![allow(unsafe_code)] // Words in place.
 
@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: &str = "bench-block";
-/// In front of the bytes: what is in the block, and at the end how long the reader has copied, in nanoseconds.
+/// The offset of the words in front of the bytes: what is in the block, and at the end how long the reader has copied, in
+/// nanoseconds.
 const STATE: usize = 0;
 const COPIED: usize = 1;
 const BYTES: usize = 4096;
@@ -27,9 +28,9 @@ const EMPTY: u64 = 0;
 const FULL: u64 = 1;
 const LAST: u64 = 2;
 
-/// What the two share.
+/// The memory that the two ends share.
 pub trait Shared {
-    /// The words in front. They live as long as this does.
+    /// Returns the words in front. They live as long as this value.
     fn front(&self) -> Result<*const AtomicU64>;
     /// Copies out.
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
@@ -49,7 +50,7 @@ impl Shared for Block {
     }
 }
 
-/// A file mapped with mmap.
+/// A file that is mapped with mmap.
 impl Shared for Mapping {
     fn front(&self) -> Result<*const AtomicU64> {
         Ok(SharedSlice::new(self, 0, BYTES).as_ptr().cast())
@@ -64,19 +65,19 @@ impl Shared for Mapping {
     }
 }
 
-/// Makes the block, for the reader, who comes first.
+/// Makes the block. The reader does this, because it comes first.
 pub fn make(endpoint: &Endpoint, size: usize) -> Result<Block> {
     Ok(endpoint.create_block(BLOCK, BYTES + size, &BlockOptions::default())?)
 }
 
-/// Opens it.
+/// Opens the block.
 pub fn open(endpoint: &Endpoint, size: usize) -> Result<Block> {
     let block = endpoint.open_block_within(BLOCK, Rights::READ_WRITE, Duration::from_secs(10))?;
     ensure!(block.len() == BYTES + size, "the block has another size");
     Ok(block)
 }
 
-/// Maps a file that both know.
+/// Maps a file that both ends know.
 pub fn map(path: &str, size: usize) -> Result<Mapping> {
     let file = std::fs::File::options().read(true).write(true).create(true).truncate(false).open(path)?;
     let len = BYTES + size;
@@ -84,8 +85,7 @@ pub fn map(path: &str, size: usize) -> Result<Mapping> {
     Ok(Mapping::of_file(&file, 0, len, ginnel_shmem::Protection::ReadWrite)?)
 }
 
-/// No lock and no condition variable: each end has a word that it counts up when it has done its part, and looks at the
-/// other's.
+/// No lock and no condition variable: each end counts its word up when it has done its part, and looks at the other end's word.
 pub struct Bare {
     memory: Mapping,
     mine: usize,
@@ -95,7 +95,7 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Two words of a segment that has no objects. The reader comes first, and clears them.
+    /// Uses two words of a segment that has no objects. The reader must come first, because it clears them.
     pub fn new(memory: Mapping, reader: bool) -> Self {
         let (a, b) = ((segment::ARENA - segment::RESERVED) as usize, PAGE);
         if reader {
@@ -133,7 +133,7 @@ impl Signal for Bare {
     }
 }
 
-/// One of the two.
+/// One of the two ends.
 pub struct End {
     shared: Box<dyn Shared>,
     front: *const AtomicU64,
@@ -143,10 +143,10 @@ pub struct End {
 }
 
 impl End {
-    /// Over what both share, with their lock.
+    /// Makes an end that uses this memory and this lock.
     pub fn new(shared: Box<dyn Shared>, pair: Box<dyn Signal>, size: usize) -> Result<Self> {
         let front = shared.front()?;
-        // Not zeros, or the first touch of each page would be counted as copying.
+        // Not zeros, because then the first touch of each page would count as copying.
         Ok(Self { shared, front, pair, private: vec![0x5a; size], copied: Duration::ZERO })
     }
 
@@ -163,7 +163,7 @@ impl End {
         self.word(at).store(value, Ordering::Relaxed);
     }
 
-    /// Locks, once the block is empty or once it is not; returns its state.
+    /// Locks when the block is empty, or when it is not. Returns its state.
     fn lock_when(&mut self, empty: bool) -> Result<u64> {
         self.pair.lock()?;
         loop {
@@ -181,7 +181,7 @@ impl End {
         self.pair.unlock()
     }
 
-    /// Empties the block of an earlier game. Before the writer comes.
+    /// Empties the block of an earlier measurement. Call it before the writer connects.
     pub fn reset(&mut self) {
         self.set(STATE, EMPTY);
     }
@@ -196,14 +196,14 @@ impl End {
             self.set(COPIED, u64::try_from(self.copied.as_nanos()).context("a long time")?);
             self.unlock(EMPTY)?;
             if state == LAST {
-                // The block lives as long as this process: until the writer has seen how long it took.
+                // The block lives only as long as this process, so wait until the writer has seen how long copying took.
                 self.lock_when(false)?;
                 return self.unlock(EMPTY);
             }
         }
     }
 
-    /// Copies `count` blocks in; gigabytes a second, and the part of the time in which nobody copied.
+    /// Copies `count` blocks in. Returns gigabytes per second, and the part of the time in which neither end copied.
     pub fn write(mut self, count: u64) -> Result<Timing> {
         let cpu = cpu_seconds();
         let mut hand_overs = Vec::new();
@@ -217,7 +217,7 @@ impl End {
             self.lock_when(true)?;
             let copied = Duration::from_nanos(self.get(COPIED));
             let end = Instant::now();
-            // The other clock may be finer or coarser than ours.
+            // The other end's clock may be finer or coarser than ours.
             let both = ours + copied.saturating_sub(theirs);
             hand_overs.push((end - begin).saturating_sub(both));
             (begin, theirs) = (end, copied);

@@ -1,19 +1,19 @@
-//! Moving many bytes one way. The sending end times, from the first byte to the word that all have arrived.
+//! Moving many bytes one way. The sending end measures the time from the first byte to the answer that all bytes have arrived.
 
 use super::{Timing, cpu_seconds};
 use anyhow::{Context, Result, ensure};
 use ginnel::{MessageReceiver, MessageSender, StreamReceiver, StreamSender};
 use std::time::Instant;
 
-/// Cache lines are touched one word each: the work of a program that makes or reads data.
+/// One word of each cache line is touched, as the work of a program that makes or reads data.
 const LINE: usize = 64;
 
-/// Times `rounds` runs of `once`, each moving `bytes`; gigabytes a second.
+/// Measures `rounds` runs of `once`, each of which moves `bytes`. Returns gigabytes per second.
 pub fn run(bytes: u64, rounds: u32, once: impl FnMut() -> Result<()>) -> Result<Timing> {
     sample(rounds, once, |nanoseconds| bytes as f64 / nanoseconds)
 }
 
-/// Times `rounds` runs of `once`, each moving `count` messages; nanoseconds for each.
+/// Measures `rounds` runs of `once`, each of which moves `count` messages. Returns nanoseconds for each message.
 pub fn each(count: u64, rounds: u32, once: impl FnMut() -> Result<()>) -> Result<Timing> {
     sample(rounds, once, |nanoseconds| nanoseconds / count as f64)
 }
@@ -44,7 +44,7 @@ pub fn fill_messages(
     Ok(())
 }
 
-/// Receives `count` messages, then sends an empty one. False when the peer has finished.
+/// Receives `count` messages, then sends an empty one. Returns `false` if the peer has finished.
 pub fn drain_messages(
     from: &mut MessageReceiver,
     back: &mut MessageSender,
@@ -71,7 +71,7 @@ pub fn fill_stream(to: &mut StreamSender, back: &mut StreamReceiver, chunk: &[u8
     Ok(())
 }
 
-/// Receives `count` chunks of a stream, then sends one byte. False at the end of the stream.
+/// Receives `count` chunks of a stream, then sends one byte. Returns `false` at the end of the stream.
 pub fn drain_stream(
     from: &mut StreamReceiver,
     back: &mut StreamSender,
@@ -92,7 +92,7 @@ pub fn drain_stream(
     Ok(true)
 }
 
-/// Writes one word into each line of a message of one's own and sends it (which copies), `count` times.
+/// Writes one word into each line of a private message and sends it (which copies), `count` times.
 pub fn fill_copying(
     to: &mut MessageSender,
     back: &mut MessageReceiver,
@@ -111,7 +111,7 @@ pub fn fill_copying(
     Ok(())
 }
 
-/// Does the same in the ring.
+/// Does the same in place, in the ring.
 pub fn fill_in_place(
     to: &mut MessageSender,
     back: &mut MessageReceiver,
@@ -131,7 +131,7 @@ pub fn fill_in_place(
     Ok(())
 }
 
-/// Receives `count` messages (which copies) and reads one word of each line. False when the peer has finished.
+/// Receives `count` messages (which copies) and reads one word of each line. Returns `false` if the peer has finished.
 pub fn drain_copying(
     from: &mut MessageReceiver,
     back: &mut MessageSender,
@@ -156,7 +156,7 @@ pub fn drain_copying(
     Ok(true)
 }
 
-/// Does the same in the ring.
+/// Does the same in place, in the ring.
 pub fn drain_in_place(
     from: &mut MessageReceiver,
     back: &mut MessageSender,

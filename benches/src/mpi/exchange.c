@@ -1,5 +1,5 @@
-/* exchange pingpong|alltoall SIZE COUNT: the time of a message one way between ranks 0 and 1, or of an alltoall of all ranks, in microseconds:
- * the median of eleven runs of COUNT each. Ranks stay on their CPUs, where there are enough. */
+/* exchange pingpong|alltoall SIZE COUNT: prints the time of a message one way between ranks 0 and 1, or of an alltoall of all ranks, in
+ * microseconds. It is the median of eleven runs of COUNT each. Ranks stay on their CPUs, if there are enough of them. */
 #define _GNU_SOURCE
 #include <mpi.h>
 #include <sched.h>
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
     qsort(times, RUNS, sizeof *times, by_value);
     if (rank == 0)
         printf("%.4f\n", times[RUNS / 2]);
-    /* What has come is what was sent. */
+    /* Check that the received data are what was sent. */
     int from = is_alltoall ? ranks - 1 : 1 - rank;
     if ((is_alltoall || rank < 2) && size > 0 && in[room - 1] != from + 1)
         MPI_Abort(MPI_COMM_WORLD, 3);

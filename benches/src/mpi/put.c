@@ -1,5 +1,5 @@
-/* put COUNT: the time of a put of 8 bytes from PE 0 to PE 1 and of waiting until it is there, in microseconds: the median of eleven runs of
- * COUNT each. PEs stay on their CPUs. */
+/* put COUNT: prints the time in microseconds of a put of 8 bytes from PE 0 to PE 1 and of waiting until it has arrived. It is the median of
+ * eleven runs of COUNT each. PEs stay on their CPUs. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <shmem.h>
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
             times[run] = (now() - begin) / count;
     }
     shmem_barrier_all();
-    /* What is there is what was put last. */
+    /* Check that the last value that was put has arrived. */
     if (me == 1 && *to != count * (RUNS + 1))
         shmem_global_exit(3);
     qsort(times, RUNS, sizeof *times, by_value);

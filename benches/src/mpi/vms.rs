@@ -11,17 +11,17 @@ use vmtest::mpi::{Cluster, FILES};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Pairs of runs, if it is not said.
+/// The default number of pairs of runs.
 const PAIRS: usize = 3;
-/// Two solvers, which say how long they took.
+/// Two solvers that print how long they took.
 const SOLVERS: &str = include_str!("../../../crates/cli/tests/command/mpi/solvers.c");
-/// What they share with other programs of the tests.
+/// A header that they share with other programs of the tests.
 const CHECK: &str = include_str!("../../../crates/cli/tests/command/mpi/check.h");
-/// What LAMMPS and HPCC are told.
+/// The inputs of LAMMPS and HPCC.
 const MELT: &str = include_str!("../../../crates/cli/tests/command/mpi/melt.in");
 const HPCC: &str = include_str!("hpccinf.txt");
 
-/// How an MPI starts two ranks, one in each VM, and what has it take TCP.
+/// How an MPI starts two ranks, one in each VM, and how it is made to use TCP.
 struct Library {
     name: &'static str,
     mpirun: &'static str,
@@ -39,7 +39,7 @@ const OPENMPI: Library = Library {
     tcp: "export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=eth0",
 };
 
-/// Global results of HPCC: their names in its summary, the number of them in a unit, and the unit.
+/// Global results of HPCC: their name in a row, their name in HPCC's summary, how many make a unit, and the unit.
 const RESULTS: [(&str, &str, f64, &str); 4] = [
     ("VMs: HPCC, linear equations", "HPL_Tflops", 1e6, "MFlop/s"),
     ("VMs: HPCC, transposition", "PTRANS_GBs", 1e3, "MB/s"),
@@ -48,7 +48,7 @@ const RESULTS: [(&str, &str, f64, &str); 4] = [
 ];
 
 impl Mpi<'_> {
-    /// Between two VMs, with one rank in each.
+    /// Measures between two VMs with one rank in each.
     pub fn vms(&mut self) -> Result<()> {
         const CASES: [&str; 7] = [
             "VMs: mpich, 8 B, one way",
@@ -123,14 +123,14 @@ impl Mpi<'_> {
     }
 }
 
-/// What a program with a rank in each VM says, over the segment or over TCP.
+/// Returns what a program with a rank in each VM prints, over the segment or over TCP.
 fn run(cluster: &Cluster<'_>, library: &Library, own: bool, program: &str) -> Result<String> {
     let over_segment = format!("eval \"$(ginnel mpi-env {SEGMENT})\"");
     let environment = if own { &over_segment } else { library.tcp };
     cluster.run(&format!("{environment}\nexec {} {program}", library.mpirun), PATIENCE)
 }
 
-/// What HPCC has written, which it appends to what is there.
+/// Returns what HPCC has written; HPCC appends to an existing file.
 fn summary(files: &Path) -> Result<String> {
     let file = files.join("hpccoutf.txt");
     let said = std::fs::read_to_string(&file)?;
@@ -139,7 +139,7 @@ fn summary(files: &Path) -> Result<String> {
     Ok(said)
 }
 
-/// The number behind some words.
+/// Returns the number after some words.
 fn after(said: &str, words: &str) -> Result<f64> {
     let number = said.split_once(words).and_then(|(_, rest)| rest.split_whitespace().next());
     number

@@ -1,4 +1,4 @@
-//! What the machine can do at best, measured beside each program.
+//! The best that the machine can do, measured beside each program.
 
 use crate::measure::pin;
 use crate::measure::pingpong::{self, Echo};
@@ -7,10 +7,10 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Ends the game.
+/// The value that ends the measurement.
 const STOP: u64 = u64::MAX;
 
-/// A word in a cache line of its own, and of the line that some processors fetch along with it.
+/// A word in a cache line of its own, and without another user of the line that some processors fetch together with it.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
@@ -41,7 +41,7 @@ fn answer(line: &Line) {
     }
 }
 
-/// Nanoseconds that a cache line takes from one CPU to another: half of the median round trip between two threads.
+/// Returns the nanoseconds that a cache line takes from one CPU to another: half of the median round trip between two threads.
 pub fn one_way(cpus: [usize; 2], rounds: u32) -> Result<f64> {
     let line = Line(AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -63,19 +63,19 @@ pub fn one_way(cpus: [usize; 2], rounds: u32) -> Result<f64> {
 #[repr(align(4096))]
 struct Page(#[expect(dead_code, reason = "it is only copied")] [u8; 4096]);
 
-/// Memory that begins with a page, as that of the programs does.
+/// Memory that begins at a page boundary, like that of the programs.
 fn pages(bytes: usize, with: u8) -> Vec<Page> {
     vec![Page([with; 4096]); bytes.div_ceil(4096)]
 }
 
-/// Gigabytes a second of `count` calls of memcpy, from one buffer to another, on one CPU.
+/// Returns the gigabytes per second of `count` calls of memcpy from one buffer to another on one CPU.
 pub fn memcpy(cpu: usize, bytes: usize, count: u32) -> Result<f64> {
     let copying = std::thread::spawn(move || {
         pin(cpu);
         let (from, mut to) = (pages(bytes, 1), pages(bytes, 2));
         let mut begin = Instant::now();
         for round in 0..count + count / 10 {
-            // The first ones only warm the caches, as the programs do before they look at the clock.
+            // The first calls only warm the caches, as the programs do before they read the clock.
             if round == count / 10 {
                 begin = Instant::now();
             }

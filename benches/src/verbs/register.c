@@ -1,4 +1,4 @@
-/* What ibv_reg_mr takes: register DEVICE. Prints lines of a name and the median of its samples, in microseconds. */
+/* register DEVICE: measures ibv_reg_mr. Prints lines with a name and the median of its samples, in microseconds. */
 
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-/* Samples: those that take a unit of the segment's memory each, and others. */
+/* The numbers of samples: of those that each take a unit of the segment's memory, and of others. */
 enum { UNITS = 48, OFTEN = 2000 };
 enum { PAGE = 4 << 10, MEBI = 1 << 20, UNIT = 2 << 20 };
 enum { REMOTE = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
@@ -28,7 +28,7 @@ static double now(void)
     return t.tv_sec * 1e6 + t.tv_nsec * 1e-3;
 }
 
-/* Registers, keeps what it took as a sample, and ends the registration. */
+/* Registers memory, records the time as a sample, and deregisters the memory. */
 static void sample(int i, char *at, size_t bytes, int access)
 {
     double begin = now();
@@ -52,14 +52,14 @@ static void tell(const char *name, int count)
     printf("%s %.4f\n", name, samples[count / 2]);
 }
 
-/* Memory that holds something, from the start of a unit on. */
+/* Returns memory that is filled and begins at the start of a unit. */
 static char *units(int count)
 {
     size_t bytes = (size_t)(count + 1) * UNIT;
     char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         fail("mmap");
-    /* Huge pages are not what malloc returns on most machines. */
+    /* On most machines malloc does not return huge pages. */
     madvise(memory, bytes, MADV_NOHUGEPAGE);
     memset(memory, 0x5a, bytes);
     return memory + UNIT - (size_t)memory % UNIT;

@@ -1,9 +1,10 @@
 /*
- * What a process that waits for its peer has to wait for, and what it uses meanwhile: waiting DEVICE. Prints lines of a name and a number.
+ * waiting DEVICE: measures when a process that waits for its peer learns of the peer's death, and how much processor time waiting takes.
+ * Prints lines with a name and a number.
  *
- * death, death-asleep   from the end of a peer, which is killed, to the first error completion, in milliseconds: the median, for one
- *                       that polls, and for one that sleeps in ibv_get_cq_event
- * idle                  processor time of a process that sleeps in ibv_get_cq_event, in microseconds a second
+ * death, death-asleep   the median time in milliseconds from the end of a peer, which is killed, to the first error completion, for a
+ *                       process that polls, and for one that sleeps in ibv_get_cq_event
+ * idle                  processor time of a process that sleeps in ibv_get_cq_event, in microseconds per second
  */
 
 #include <infiniband/verbs.h>
@@ -42,7 +43,7 @@ static double now(clockid_t clock)
     return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
 }
 
-/* Opens the device, tells the other process where its queue pair is, and connects it with the other one's. */
+/* Opens the device, sends the address of its queue pair to the other process, and connects it with the other process's queue pair. */
 static struct end connect_over(int to, int from)
 {
     struct end end = {0};
@@ -92,7 +93,7 @@ static void post_receives(struct end *end)
             fail("ibv_post_recv");
 }
 
-/* A peer that connects, says so, and does nothing until it is killed. */
+/* Runs a peer that connects, reports that, and does nothing until it is killed. */
 static pid_t start_peer(int to[2], int from[2])
 {
     if (pipe(to) || pipe(from))
@@ -108,7 +109,7 @@ static pid_t start_peer(int to[2], int from[2])
         pause();
 }
 
-/* Waits for a completion, or for so many milliseconds. Whether there was one, which must be an error. */
+/* Waits for a completion for at most this many milliseconds. Returns whether there was one; it must be an error completion. */
 static int sleep_for_error(struct end *end, int milliseconds)
 {
     struct ibv_wc completion;
@@ -131,7 +132,7 @@ static int sleep_for_error(struct end *end, int milliseconds)
     return 1;
 }
 
-/* In a process of its own, since a process that has opened the device should not fork. */
+/* Runs in a separate process, because a process that has opened the device should not fork. */
 static double one_death(int sleeps, double *idle)
 {
     int to[2], from[2], result[2];
@@ -146,7 +147,7 @@ static double one_death(int sleeps, double *idle)
             fail("the peer");
         double begin, took[2] = {0};
         if (idle) {
-            /* The first time, a thread of the library begins. */
+            /* The first call starts a thread of the library. */
             if (sleep_for_error(&end, 100))
                 fail("an error before the peer's end");
             begin = now(CLOCK_PROCESS_CPUTIME_ID);
@@ -193,7 +194,7 @@ int main(int argc, char **argv)
         return 2;
     }
     device = argv[1];
-    /* Children have no part of what is printed. */
+    /* Children must not inherit buffered output. */
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int sleeps = 0; sleeps < 2; sleeps++) {
         double took[DEATHS];

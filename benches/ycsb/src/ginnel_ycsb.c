@@ -23,7 +23,7 @@ static ginnel_cache *cache_of(jlong handle) {
     return (ginnel_cache *)(intptr_t)handle;
 }
 
-// A longer key is cut, so that the library refuses it.
+// A key that is too long is cut to a length that the library still refuses.
 static key_bytes key_of(JNIEnv *env, jbyteArray array) {
     key_bytes key;
     jsize length = (*env)->GetArrayLength(env, array);

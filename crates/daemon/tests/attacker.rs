@@ -75,7 +75,7 @@ struct Attack {
 }
 
 #[test]
-#[ignore = "no test: an attacker, for the test below"]
+#[ignore = "not a test: the attacker that the test below starts"]
 fn attacker() {
     let variable = |name: &str| std::env::var(name).expect("started by its test");
     let socket = std::path::PathBuf::from(variable("TEST_ATTACK_SOCKET"));

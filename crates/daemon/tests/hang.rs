@@ -58,7 +58,7 @@ fn a_guest_that_hangs_is_fenced_if_configured() {
     // The guest was asked before it was fenced. When it answers after all, it does not count as hung any more.
     guest.message(RelayKind::PING, 0);
     guest.send(RelayKind::PONG, 0, &[]);
-    wait_for("it to be heard of", || (!hangs(&daemon)).then_some(()));
+    wait_for("the guest to count as alive", || (!hangs(&daemon)).then_some(()));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn endpoints(daemon: &Daemon) -> u64 {
 fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
     let (daemon, mut guest, listener) = controlled();
     let mut qemu = Control::of(&listener);
-    wait_for("it to be ready", || (daemon.inspect()["members"][1]["qmp_ready"] == true).then_some(()));
+    wait_for("the QMP connection", || (daemon.inspect()["members"][1]["qmp_ready"] == true).then_some(()));
     let stop = qemu.command();
     assert_eq!(stop["execute"], "stop");
     // QEMU takes its time to answer; meanwhile the daemon serves others.
@@ -184,9 +184,9 @@ fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
 
     // Somebody resumes the VM, and its daemon answers.
     qemu.say(json!({ "event": "RESUME" }));
-    wait_for("it to go on", || (daemon.inspect()["members"][1]["fenced"] == false).then_some(()));
+    wait_for("the VM to go on", || (daemon.inspect()["members"][1]["fenced"] == false).then_some(()));
     guest.send(RelayKind::PONG, 0, &[]);
-    wait_for("it to be heard of", || (!hangs(&daemon)).then_some(()));
+    wait_for("the guest to count as alive", || (!hangs(&daemon)).then_some(()));
 }
 
 #[test]
@@ -233,8 +233,10 @@ fn a_reset_ends_the_programs_of_a_vm_and_is_not_a_hang() {
     assert!(!daemon.log().contains("hangs"), "{}", daemon.log());
     // Then the guest's daemon answers, and falls silent again without programs: nothing is to be fenced.
     let _guest = guest.restart(2, true);
-    wait_for("it to hang", || hangs(&daemon).then_some(()));
-    wait_for("that nobody minds", || daemon.log().contains("none of its programs is attached").then_some(()));
+    wait_for("the guest to count as hung", || hangs(&daemon).then_some(()));
+    wait_for("the log line that no program is attached", || {
+        daemon.log().contains("none of its programs is attached").then_some(())
+    });
     qemu.socket.set_nonblocking(true).unwrap();
     assert!(qemu.lines.next().unwrap().is_err(), "it was stopped");
 }

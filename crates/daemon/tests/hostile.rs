@@ -296,7 +296,7 @@ fn sixty_four_segments_cost_little_memory_and_an_idle_daemon_no_cpu() {
     drop(all);
     wait_for("their end", || daemon.inspect()["endpoints"].as_array()?.is_empty().then_some(()));
     // Without any program the daemon is not woken even once.
-    wait_for("rest", || {
+    wait_for("the daemon to rest", || {
         (switches(&daemon) == {
             std::thread::sleep(Duration::from_millis(100));
             switches(&daemon)
@@ -351,7 +351,7 @@ fn only_permitted_users_may_attach() -> std::io::Result<()> {
 }
 
 #[test]
-#[ignore = "no test: a program of another user, for the one above"]
+#[ignore = "not a test: a program of another user that the test above starts"]
 fn stranger() {
     let socket = std::env::var("TEST_STRANGER_SOCKET").expect("started by its test");
     let segment = std::env::var("TEST_STRANGER_SEGMENT").expect("started by its test");

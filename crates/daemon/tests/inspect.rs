@@ -18,7 +18,7 @@ const OUTPUT: &str = "TEST_STATUS_FILE";
 
 /// Asks for the status as another user. [`status_as`] runs this in a process of its own.
 #[test]
-#[ignore = "a program of the other tests"]
+#[ignore = "not a test: a program that the other tests start"]
 fn program() {
     let status = Client::hello(Path::new(&std::env::var("TEST_PROGRAM_SOCKET").unwrap())).status();
     std::fs::write(std::env::var(OUTPUT).unwrap(), status.to_string()).unwrap();

@@ -26,7 +26,7 @@ fn wait_for_input() {
 }
 
 #[test]
-#[ignore = "no test: the process of a program, for those below"]
+#[ignore = "not a test: a program that the tests below start"]
 fn program() {
     let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
     let mut own = Client::hello(Path::new(&socket)).attach("web", "program").unwrap();

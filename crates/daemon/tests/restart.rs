@@ -75,7 +75,7 @@ fn endpoints_listeners_and_channels_outlive_the_daemon() {
 }
 
 #[test]
-#[ignore = "no test: the process of a program, for those below"]
+#[ignore = "not a test: a program that the tests below start"]
 fn program() {
     let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
     let mut own = Client::hello(Path::new(&socket)).attach("web", "program").unwrap();
@@ -90,7 +90,7 @@ fn the_death_of_a_program_is_reported_within_100_ms() {
     takes_less_than(Duration::from_millis(100), || {
         let mut program = daemon.start_program();
         let channel = wait_for("its listener", || own.connect("program").ok());
-        own.hear();
+        own.clear_doorbell();
         let killed = Instant::now();
         program.kill().unwrap();
         assert!(readable(&own.event, WATCHDOG), "the bell");
@@ -116,7 +116,7 @@ fn a_death_while_the_daemon_is_away_or_before_the_program_returns_is_reported() 
             daemon.kill();
             programs[0].0.kill().unwrap();
             programs[0].0.wait().unwrap();
-            assert_ne!(programs[0].2.peer_state(), DEAD, "nobody can know");
+            assert_ne!(programs[0].2.peer_state(), DEAD, "nobody can know of the death yet");
             daemon.start();
             assert_eq!(programs[0].2.peer_state(), DEAD);
             assert!(readable(&programs[0].1.event, WATCHDOG));

@@ -126,7 +126,7 @@ fn slices_behind_the_cut_are_broken_and_those_in_front_are_not() {
     for slice in ["job.w2", "job.w3"] {
         assert_eq!(daemon.client().attach(slice, "late").err().unwrap().code, ErrorCode::BROKEN.0);
     }
-    let told = third.client.receive().expect("a word about it");
+    let told = third.client.receive().expect("a report of the cut");
     assert_eq!(wire::split(&told.bytes).unwrap().0.kind, Kind::SEGMENT_CUT);
 }
 
@@ -170,7 +170,7 @@ fn programs_that_touched_nothing_meanwhile_are_told_too() {
     });
     let mut got = [0; 8];
     assert!(matches!(bytes.receiver().recv(&mut got), Err(Error::Broken)));
-    wait_for("a word about the block", || block.read(0, &mut got).is_err().then_some(()));
+    wait_for("the block to be broken", || block.read(0, &mut got).is_err().then_some(()));
     assert!(matches!(block.read(0, &mut got), Err(Error::Broken)));
     assert!(lock.lock().is_err());
 
@@ -183,7 +183,7 @@ fn programs_that_touched_nothing_meanwhile_are_told_too() {
         .ask::<wire::Attached>(Kind::ATTACH, zerocopy::IntoBytes::as_bytes(&back), Kind::ATTACHED)
         .unwrap();
     assert_eq!((attached.fds.0 & wire::Fds::MEMORY, fds.len()), (0, 1), "there is no memory to give");
-    let told = client.receive().expect("a word about it");
+    let told = client.receive().expect("a report of the cut");
     assert_eq!(wire::split(&told.bytes).unwrap().0.kind, Kind::SEGMENT_CUT);
 }
 
@@ -217,7 +217,7 @@ fn a_sleeping_readiness_set_hears_of_each_lost_ring() {
     cut(&daemon.shm("web"), 0);
     wait_until_whole(&daemon.shm("web"), SIZE);
     let mut told = BTreeSet::new();
-    wait_for("word of all", || {
+    wait_for("a report for each channel", || {
         set.wait(&mut keys, Some(WATCHDOG)).unwrap();
         for key in keys.drain(..) {
             match receivers[key as usize].recv() {

@@ -44,10 +44,10 @@ fn a_joining_qemu_is_told_everything_at_once() {
     expected.extend([(a.id, true); 4]);
     expected.extend([(0, true); 4]); // No more than the VM has vectors itself: one of the host's daemon, and three for programs.
     expected.push((7, true));
-    while a.heard.len() < expected.len() {
-        a.hear();
+    while a.received.len() < expected.len() {
+        a.next_message();
     }
-    assert_eq!(a.heard, expected);
+    assert_eq!(a.received, expected);
     // A doorbell belongs to a member, so both VMs ring the same one.
     let mut b = Qemu::join(&daemon.run("vm-b.sock"), 4);
     assert_eq!(b.id, 7);
@@ -76,7 +76,7 @@ fn a_joining_qemu_is_told_everything_at_once() {
 fn running_vms_are_told_of_members_that_are_declared_later() {
     let daemon = Daemon::start_with(VECTORS, TWO);
     let mut stranger = Qemu::join(&daemon.run("stranger.sock"), 4);
-    assert_eq!(stranger.hear(), (0, true), "the host's daemon, and nobody else on the host");
+    assert_eq!(stranger.next_message(), (0, true), "the host's daemon, and nobody else on the host");
     assert_eq!(stranger.peers.keys().copied().collect::<Vec<_>>(), [0, stranger.id]);
     let answer = daemon.admin(json!({"op": "vm-add", "name": "late"})).unwrap();
     let vm: serde_json::Value = serde_json::from_str(&answer).unwrap();
@@ -85,10 +85,10 @@ fn running_vms_are_told_of_members_that_are_declared_later() {
         json!({"op": "segment-create", "name": "pair", "size": "3M", "members": ["late", "stranger"]});
     let segment: serde_json::Value = serde_json::from_str(&daemon.admin(request).unwrap()).unwrap();
     assert_eq!(segment["segment"]["size"], json!(16 << 20));
-    assert_eq!(stranger.hear(), (number, true));
+    assert_eq!(stranger.next_message(), (number, true));
     // The new VM can be started.
     let mut late = Qemu::join(&daemon.run("late.sock"), 4);
-    assert_eq!([late.hear(), late.hear()], [(0, true), (stranger.id, true)]);
+    assert_eq!([late.next_message(), late.next_message()], [(0, true), (stranger.id, true)]);
     let refused = daemon.admin(json!({"op": "vm-remove", "name": "late"})).unwrap_err();
     assert_eq!(refused.code, ErrorCode::IN_USE.0);
     drop(late);
@@ -96,7 +96,7 @@ fn running_vms_are_told_of_members_that_are_declared_later() {
         daemon.admin(json!({"op": "segment-remove", "name": "pair", "force": true})).ok();
         daemon.admin(json!({"op": "vm-remove", "name": "late"})).ok()
     });
-    assert_eq!(stranger.hear(), (number, false), "gone");
+    assert_eq!(stranger.next_message(), (number, false), "gone");
     assert!(!daemon.shm("pair").exists() && !daemon.run("late.sock").exists());
 }
 
@@ -220,7 +220,7 @@ fn the_end_of_a_qemu_is_the_end_of_its_programs() {
         a.connect(1, "x").unwrap();
         let of_host = host.incoming();
         let of_b = rings(&host.memory, b.connect(1, "a").unwrap());
-        host.hear();
+        host.clear_doorbell();
         drop(a);
         let died = Instant::now();
         assert!(readable(&host.event, WATCHDOG), "the bell");
@@ -314,7 +314,7 @@ fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
 }
 
 #[test]
-#[ignore = "no test: the process of a QEMU, for the test below"]
+#[ignore = "not a test: the process of a QEMU that the test below starts"]
 fn qemu_process() {
     let socket = std::env::var("TEST_QEMU_SOCKET").expect("started by its test");
     let _qemu = Qemu::join(socket.as_ref(), 4);

@@ -99,7 +99,7 @@ fn revoked_rights_are_refused() {
     // No caller gets exclusive access before the other program has acknowledged the loss of its right.
     mine.close().unwrap();
     assert_eq!(a.open_block("x", Rights::WRITE_EXCLUSIVE).err().unwrap().code(), Some(ErrorCode::BUSY));
-    let denied = wait_for("the right to go", || other.write(0, b"lost").err());
+    let denied = wait_for("the loss of the right", || other.write(0, b"lost").err());
     assert!(matches!(denied, Error::Denied { rights: Rights::READ }));
     let alone = a.open_block_within("x", Rights::WRITE_EXCLUSIVE, WATCHDOG).unwrap();
     let mut bytes = [0; 4];
@@ -107,7 +107,7 @@ fn revoked_rights_are_refused() {
     other.read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"mine", "it may still read");
     alone.revoke(0, whom).unwrap();
-    let denied = wait_for("the right to go", || other.read(0, &mut bytes).err());
+    let denied = wait_for("the loss of the right", || other.read(0, &mut bytes).err());
     assert!(matches!(denied, Error::Denied { rights: Rights::NONE }));
     assert_eq!(b.open_block("x", Rights::READ).err().unwrap().code(), Some(ErrorCode::DENIED));
     assert_eq!(other.close().unwrap_err().code(), Some(ErrorCode::CLOSED), "it was closed when it was told");
@@ -135,7 +135,7 @@ fn a_store_without_the_right_never_reaches_the_block() {
     writer.guard_writes().unwrap();
     let slice = writer.slice().unwrap();
     mine.grant(0, b.number().0, Rights::READ).unwrap();
-    wait_for("the right to go", || {
+    wait_for("the loss of the right", || {
         b.process_events();
         (writer.rights() == Rights::READ).then_some(())
     });
@@ -174,7 +174,7 @@ fn blocks_outlive_the_daemon_and_persistent_ones_their_owner() {
     drop(a);
     let mut bytes = [0; 4];
     held.read(0, &mut bytes).unwrap();
-    let code = wait_for("the name to go", || b.open_block("gone", Rights::READ).err());
+    let code = wait_for("the name to disappear", || b.open_block("gone", Rights::READ).err());
     assert_eq!(code.code(), Some(ErrorCode::NOT_FOUND));
     assert_eq!(used(&daemon), 8192 + 20_480);
     drop(held);

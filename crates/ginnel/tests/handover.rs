@@ -56,7 +56,7 @@ fn endpoint(daemon: &Daemon, name: &str) -> Option<Value> {
 
 /// Runs one of the programs of these tests, selected by an environment variable.
 #[test]
-#[ignore = "no test: the process of a program, for those below"]
+#[ignore = "not a test: a program that the tests below start"]
 fn program() {
     let variable = |name: &str| std::env::var(name).ok();
     let options = options(variable("TEST_PROGRAM_SOCKET").expect("started by its test").into(), "program");

@@ -21,7 +21,7 @@ fn attach(socket: &Path, name: &str) -> Endpoint {
 }
 
 #[test]
-#[ignore = "no test: the process of a program, for those below"]
+#[ignore = "not a test: a program that the tests below start"]
 fn program() {
     let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
     let endpoint = attach(Path::new(&socket), "program");
@@ -51,7 +51,7 @@ fn a_lock_is_handed_on_when_its_owner_is_killed_with_or_without_a_daemon() {
         program.wait().unwrap();
         if daemon_is_away {
             mutex.set_timeout(Some(Duration::from_millis(50)));
-            assert!(mutex.lock().is_err(), "nobody can know");
+            assert!(mutex.lock().is_err(), "nobody can know of the death yet");
             mutex.set_timeout(Some(WATCHDOG));
             daemon.start();
         }

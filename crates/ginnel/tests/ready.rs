@@ -289,15 +289,15 @@ fn halves_may_work_in_other_threads_than_the_set() {
     let mut set = ReadySet::new().unwrap();
     set.set_mode(WaitMode::Interrupt);
     receiver.register(&set, 1).unwrap();
-    let (told, heard) = std::sync::mpsc::channel();
+    let (report, reports) = std::sync::mpsc::channel();
     let waiting = thread::spawn(move || {
         for _ in 0..501 {
             assert_eq!(ready(&mut set), [1]);
-            told.send(()).unwrap();
+            report.send(()).unwrap();
         }
     });
     for turn in 0..501u64 {
-        heard.recv_timeout(WATCHDOG).unwrap();
+        reports.recv_timeout(WATCHDOG).unwrap();
         if turn > 0 {
             assert_eq!(receiver.recv().unwrap(), turn.to_ne_bytes());
         }

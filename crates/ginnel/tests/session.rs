@@ -157,7 +157,7 @@ fn a_stopped_daemon_only_delays_requests() {
     let a = asking.join().unwrap();
     assert!(begin.elapsed() < WATCHDOG, "it waited for something else");
 
-    wait_for("what was told to be done", || {
+    wait_for("the pending requests to be executed", || {
         let status = daemon.inspect();
         let count = |of: &str| status[of].as_array().unwrap().len();
         (count("channels") == 1 && count("blocks") == 0 && count("locks") == 0).then_some(())
@@ -180,7 +180,7 @@ fn messages_that_do_not_fit_into_the_socket_are_sent_later() {
     let stopped = Stopped::new(&daemon);
     at_once("the end of 1000 blocks", || drop(blocks));
     drop(stopped);
-    wait_for("all of them to be closed", || {
+    wait_for("all blocks to be closed", || {
         a.process_events();
         (count(&daemon, "blocks") == 0).then_some(())
     });
@@ -348,7 +348,7 @@ fn a_listener_is_not_woken_by_a_connection_to_another_listener() {
     assert!(used < Duration::from_millis(100), "it spins: {used:?} of CPU in {took:?}");
     assert!(readable(busy.as_fd(), Duration::ZERO) && !readable(idle.as_fd(), Duration::ZERO));
     let accepted = busy.try_accept().unwrap();
-    wait_for("silence", || (!readable(busy.as_fd(), Duration::ZERO)).then_some(()));
+    wait_for("the listener to become unreadable", || (!readable(busy.as_fd(), Duration::ZERO)).then_some(()));
     drop((waiting, accepted));
 }
 
@@ -372,7 +372,7 @@ fn many_threads_ask_at_once() {
             });
         }
     });
-    wait_for("all to be closed", || {
+    wait_for("all blocks to be closed", || {
         a.process_events();
         (count(&daemon, "blocks") == 0).then_some(())
     });
@@ -478,7 +478,7 @@ fn a_lock_is_returned_when_the_daemons_answer_is_invalid() {
         loop {
             let program = wait_for("a program", || packet::accept(listener.as_fd()).unwrap());
             let daemon = packet::connect_to(&target).unwrap();
-            thread::spawn(move || pass_on(program, daemon, nonsense));
+            thread::spawn(move || forward_packets(program, daemon, nonsense));
         }
     });
     let endpoint =

@@ -55,7 +55,7 @@ fn a_segment_is_chosen_after_questions_over_the_same_connection() {
     let program = packet::accept(listener.as_fd()).unwrap().unwrap();
     drop(listener);
     let target = packet::connect_to(&daemon.socket()).unwrap();
-    thread::spawn(move || pass_on(program, target, |_| {}));
+    thread::spawn(move || forward_packets(program, target, |_| {}));
 
     let mut session = finish(opening).unwrap();
     assert_eq!((session.member(), session.member_name()), (0, "host"));

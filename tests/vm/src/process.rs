@@ -46,8 +46,11 @@ impl Launcher {
         let request = Box::new(move || {
             let _ = tell.send(request());
         });
-        self.requests.as_ref().and_then(|requests| requests.send(request).ok()).context("the bed is gone")?;
-        answer.recv().context("the bed's launcher broke")
+        self.requests
+            .as_ref()
+            .and_then(|requests| requests.send(request).ok())
+            .context("the test bed is gone")?;
+        answer.recv().context("the launcher of the test bed has failed")
     }
 
     /// Starts a process that is killed when the test bed or this whole program ends.

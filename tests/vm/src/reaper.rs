@@ -37,7 +37,7 @@ impl Reaper {
 
     /// Remembers a process group.
     pub fn note(&self, group: u32) -> Result<()> {
-        self.tell(&group.to_string()).context("the bed's reaper is gone")
+        self.tell(&group.to_string()).context("the reaper of the test bed is gone")
     }
 
     fn tell(&self, line: &str) -> std::io::Result<()> {

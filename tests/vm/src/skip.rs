@@ -50,7 +50,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_is_required_and_there_skips_nothing() {
+    fn a_requirement_that_is_met_skips_nothing() {
         fn test() -> Result<(), String> {
             crate::require!(1 + 1 == 2, "arithmetic of {}", 2);
             Err("went on".into())

@@ -163,7 +163,7 @@ impl TestBed {
                     std::os::fd::AsFd::as_fd(&network.namespace),
                     Some(LinkNameSpaceType::Network),
                 )
-                .context("cannot enter the bed's network")?;
+                .context("cannot enter the network of the test bed")?;
                 Ok(work())
             });
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -220,7 +220,7 @@ impl Inner {
             return Ok(*place);
         }
         let index = u8::try_from(state.places.len()).ok().filter(|index| *index < 240);
-        let place = Place { index: index.context("a bed has room for 240 VMs")? };
+        let place = Place { index: index.context("a test bed has room for 240 VMs")? };
         state.places.insert(name.to_owned(), place);
         Ok(place)
     }
@@ -246,7 +246,7 @@ impl Inner {
         let running = |(other, machine): &(String, Weak<Machine>)| {
             other == name && machine.upgrade().is_some_and(|machine| machine.is_running())
         };
-        ensure!(!state.machines.iter().any(running), "a VM named {name} is running in this bed already");
+        ensure!(!state.machines.iter().any(running), "a VM named {name} is running in this test bed already");
         Ok(())
     }
 
@@ -268,7 +268,7 @@ struct Turn {
 impl Turn {
     fn take() -> Result<Turn> {
         let mine = || *HOLDER.lock().unwrap_or_else(PoisonError::into_inner) == Some(thread::current().id());
-        ensure!(!mine(), "this thread has a bed already; boot several VMs in one bed");
+        ensure!(!mine(), "this thread has a test bed already; boot several VMs in one test bed");
         let temp = std::env::temp_dir();
         let path = temp.join(format!("ginnel-vm-{}.lock", rustix::process::geteuid().as_raw()));
         let lock = File::options().read(true).write(true).create(true).truncate(false).open(&path);

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_ends_with_the_condition_the_time_or_an_error() {
+    fn wait_until_ends_with_the_condition_the_timeout_or_an_error() {
         let mut looks = 0;
         let third = || {
             looks += 1;

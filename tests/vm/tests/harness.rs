@@ -286,11 +286,11 @@ fn a_vm_that_cannot_boot_says_why() -> Result<()> {
     let error = bed.vm("a/b").start().map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("letters, digits"), "{error:#}");
     let error = TestBed::new("second").map(drop).unwrap_err();
-    assert!(format!("{error:#}").contains("has a bed already"), "{error:#}");
+    assert!(format!("{error:#}").contains("has a test bed already"), "{error:#}");
 
     let _running = bed.vm("a").accel(Accel::Tcg).start()?;
     let error = bed.vm("a").start().map(drop).unwrap_err();
-    assert!(format!("{error:#}").contains("running in this bed already"), "{error:#}");
+    assert!(format!("{error:#}").contains("running in this test bed already"), "{error:#}");
     Ok(())
 }
 

@@ -9,9 +9,9 @@ import site.ycsb.DB;
 import site.ycsb.DBException;
 import site.ycsb.Status;
 
-/** YCSB's operations over those that a cache has. Each thread of YCSB has one of its own. */
+/** Implements YCSB's operations by those of a cache. Each thread of YCSB has its own instance. */
 abstract class KeyValue extends DB {
-  /** The value, or null if there is none. */
+  /** Returns the value, or null if there is none. */
   abstract byte[] get(String key) throws Exception;
 
   abstract void set(String key, byte[] value) throws Exception;

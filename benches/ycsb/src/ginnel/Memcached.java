@@ -38,7 +38,7 @@ public final class Memcached extends KeyValue {
     client.shutdown(10, TimeUnit.SECONDS);
   }
 
-  /** Values as they are. */
+  /** Passes values on without encoding them. */
   private enum Bytes implements Transcoder<byte[]> {
     INSTANCE;
 

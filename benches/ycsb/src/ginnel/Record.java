@@ -7,7 +7,7 @@ import java.util.Set;
 import site.ycsb.ByteArrayByteIterator;
 import site.ycsb.ByteIterator;
 
-/** A record as one value: for each field, the lengths of its name and of its bytes, then both. */
+/** A record as one value: for each field, the lengths of its name and of its bytes, followed by both. */
 final class Record {
   private Record() {}
 
@@ -24,7 +24,7 @@ final class Record {
     return value.toByteArray();
   }
 
-  /** The fields that are wanted; all of them if none is named. */
+  /** Returns the wanted fields, or all fields if none is named. */
   static void unpack(byte[] value, Set<String> wanted, Map<String, ByteIterator> fields) {
     ByteBuffer rest = ByteBuffer.wrap(value);
     while (rest.hasRemaining()) {

@@ -27,7 +27,7 @@ pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = done() {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -58,7 +58,7 @@ pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
 /// Forwards packets between a program and the daemon in both directions, after `change` has seen (and perhaps changed) each of
 /// them. Packets that the program sent before it closed its end are still forwarded, although it does not receive answers any
 /// more.
-pub fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
+pub fn forward_packets(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
     let ends = [&program, &daemon];
     loop {
         let mut polled = ends.map(|end| PollFd::new(end, PollFlags::IN));
@@ -469,7 +469,7 @@ impl Attached {
     }
 
     /// Clears the endpoint's doorbell.
-    pub fn hear(&self) {
+    pub fn clear_doorbell(&self) {
         while readable(&self.event, Duration::ZERO) {
             rustix::io::read(&self.event, &mut [0; 8]).unwrap();
         }
@@ -522,14 +522,14 @@ impl Attached {
     }
 
     pub fn accepted(&mut self, channel: &Channel) {
-        self.tell(Kind::ACCEPTED, channel.wire.channel).unwrap();
+        self.ask_about_channel(Kind::ACCEPTED, channel.wire.channel).unwrap();
     }
 
     pub fn close(&mut self, channel: u64) -> Result<(), Refused> {
-        self.tell(Kind::CLOSE, channel)
+        self.ask_about_channel(Kind::CLOSE, channel)
     }
 
-    pub fn tell(&mut self, kind: Kind, channel: u64) -> Result<(), Refused> {
+    pub fn ask_about_channel(&mut self, kind: Kind, channel: u64) -> Result<(), Refused> {
         self.client.ask::<[u8; 0]>(kind, wire::ChannelRef { channel }.as_bytes(), Kind::OK).map(drop)
     }
 }

@@ -22,7 +22,7 @@ pub struct Qemu {
     /// The eventfds that the server has sent, by member number.
     pub peers: BTreeMap<i64, Vec<OwnedFd>>,
     /// The numbers that the server has sent, in order of arrival, each with whether a descriptor came with it.
-    pub heard: Vec<(i64, bool)>,
+    pub received: Vec<(i64, bool)>,
     vectors: usize,
 }
 
@@ -35,10 +35,10 @@ impl Qemu {
 
     /// Does the same as [`Self::join`] with a socket that is connected already.
     pub fn take_over(socket: UnixStream, vectors: usize) -> Self {
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let mut next = || {
-            let (number, fd) = hear(&socket).expect("the server hangs up");
-            heard.push((number, fd.is_some()));
+            let (number, fd) = receive(&socket).expect("the server hangs up");
+            received.push((number, fd.is_some()));
             (number, fd)
         };
         let (version, fd) = next();
@@ -53,14 +53,14 @@ impl Qemu {
             let peer = peers.entry(number).or_default();
             peer.push(fd.expect("a doorbell without an eventfd"));
         }
-        Self { id, control: control.expect("no control memory"), peers, heard, socket, vectors }
+        Self { id, control: control.expect("no control memory"), peers, received, socket, vectors }
     }
 
     /// Waits for the next message. Like QEMU, it keeps the eventfds of a peer, and forgets a peer that is gone.
-    pub fn hear(&mut self) -> (i64, bool) {
+    pub fn next_message(&mut self) -> (i64, bool) {
         assert!(readable(&self.socket, WATCHDOG), "nothing is said");
-        let (number, fd) = hear(&self.socket).expect("the server hangs up");
-        self.heard.push((number, fd.is_some()));
+        let (number, fd) = receive(&self.socket).expect("the server hangs up");
+        self.received.push((number, fd.is_some()));
         match fd {
             Some(fd) => {
                 let peer = self.peers.entry(number).or_default();
@@ -75,7 +75,7 @@ impl Qemu {
     /// Returns the n-th doorbell of a peer, and waits for it if it has not arrived yet.
     pub fn doorbell(&mut self, peer: i64, n: usize) -> &OwnedFd {
         while self.peers.get(&peer).is_none_or(|peer| peer.len() <= n) {
-            self.hear();
+            self.next_message();
         }
         &self.peers[&peer][n]
     }
@@ -99,7 +99,7 @@ impl Qemu {
 }
 
 /// Receives one message. Returns `None` at the end of the connection.
-fn hear(socket: &UnixStream) -> Option<(i64, Option<OwnedFd>)> {
+fn receive(socket: &UnixStream) -> Option<(i64, Option<OwnedFd>)> {
     let packet = packet::receive(socket.as_fd(), 8, 1).ok()?;
     let number = i64::from_le_bytes(packet.bytes.try_into().expect("a short message"));
     Some((number, packet.fds.into_iter().next()))

@@ -346,7 +346,7 @@ fn refused(what: &str, result: Result<Block, Error>, code: ErrorCode) -> Result<
 }
 
 /// Waits until a handle has exactly these rights.
-fn hear(endpoint: &Endpoint, block: &Block, left: Rights) -> Result<()> {
+fn wait_for_rights(endpoint: &Endpoint, block: &Block, left: Rights) -> Result<()> {
     let end = Instant::now() + PROMPT;
     while block.rights() != left {
         ensure!(Instant::now() < end, "the handle still has {} rights", block.rights().name());
@@ -383,7 +383,7 @@ fn guest(endpoint: &Endpoint) -> Result<()> {
     mine.release(1)?;
 
     theirs.acquire()?;
-    hear(endpoint, &writer, Rights::READ)?;
+    wait_for_rights(endpoint, &writer, Rights::READ)?;
     denied("a write", writer.write(PAGE, b"wrong"), Rights::READ)?;
     store(&writer, PAGE, b"wrong")?;
     denied("after a store", writer.read(0, &mut [0]), Rights::READ)?;
@@ -395,7 +395,7 @@ fn guest(endpoint: &Endpoint) -> Result<()> {
     mine.release(1)?;
 
     theirs.acquire()?;
-    hear(endpoint, &writer, Rights::NONE)?;
+    wait_for_rights(endpoint, &writer, Rights::NONE)?;
     denied("a read", writer.read(PAGE, &mut [0]), Rights::NONE)?;
     refused("no rights any more", endpoint.open_block(BLOCK, Rights::READ), ErrorCode::DENIED)?;
     mine.release(1)?;
