@@ -1,13 +1,13 @@
-//! `SEGMENT/NAME`.
+//! Addresses of the form `SEGMENT/NAME`.
 
 use crate::Usage;
 use anyhow::Result;
 use ginnel_layout::Name;
 
-/// Splits an address, and checks both names.
+/// Splits an address into its segment and its name, and checks both.
 pub fn split(address: &str) -> Result<(&str, &str)> {
     let bad = |why: String| {
-        Usage(format!("{address:?} is no address: {why}; write SEGMENT/NAME, such as web/echo"))
+        Usage(format!("{address:?} is not an address: {why}; write SEGMENT/NAME, such as web/echo"))
     };
     let (segment, name) = address.split_once('/').ok_or_else(|| bad("a slash is missing".into()))?;
     for name in [segment, name] {

@@ -6,9 +6,9 @@ use crate::output;
 use crate::status::period;
 use anyhow::Result;
 
-/// Shows the blocks of segments: owner, rights, size, age, who has them open.
+/// Shows the blocks of segments: owner, rights, size, age, and who has them open.
 ///
-/// On the host: all. In a VM: those of the segments that it has a share in.
+/// On the host, this shows all blocks. In a VM, it shows those of the segments in which the VM has a share.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -56,7 +56,7 @@ fn owner(block: &Block) -> String {
     if block.persistent { owner + ", persistent" } else { owner }
 }
 
-/// What everybody may, then who may something else.
+/// Returns the rights of everybody, and then the rights that differ for some.
 fn rights(block: &Block) -> String {
     let mut rights = vec![block.others.clone()];
     rights.extend(block.grants.iter().map(|grant| match grant.endpoint {

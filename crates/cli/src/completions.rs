@@ -5,7 +5,7 @@ use clap::Command;
 use clap_complete::Shell;
 use std::io::Write;
 
-/// Prints what makes a shell complete this command.
+/// Prints the completion script of this command for a shell.
 ///
 /// For bash: `ginnel completions bash > /usr/share/bash-completion/completions/ginnel`.
 #[derive(clap::Args)]

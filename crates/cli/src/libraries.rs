@@ -1,23 +1,24 @@
-//! Where the libraries for programs are, and how the dynamic loader is told.
+//! Finds the libraries that are loaded into programs, and sets the variables of the dynamic loader for them.
 
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Something that the dynamic loader is told of, ld.so(8).
+/// A library or folder that is named to the dynamic loader, ld.so(8).
 pub struct Library {
-    /// The loader's variable.
+    /// The loader's variable that names it.
     pub variable: &'static str,
-    /// What separates entries in it.
+    /// The characters that separate entries of this variable.
     separators: &'static [u8],
-    /// The variable that says where the library is, if it is not beside this command.
+    /// The variable by which the user can say where it is.
     place: &'static str,
-    /// Seen from the folder of this command: as cargo builds it, and as it is installed.
+    /// The paths at which it is looked for, relative to the folder of this command: as cargo builds it, and as it is
+    /// installed.
     places: &'static [&'static str],
-    /// What it does.
+    /// What it is, for messages.
     purpose: &'static str,
-    /// Whether a path is what is looked for.
+    /// Whether a path is such a library or folder.
     is_there: fn(&Path) -> bool,
 }
 
@@ -27,14 +28,15 @@ pub const PRELOAD: Library = Library {
     separators: b" :",
     place: "GINNEL_PRELOAD",
     places: &["libginnel_preload.so", "../lib/ginnel/libginnel-preload.so", "../lib/libginnel-preload.so"],
-    purpose: "the library that takes connections to shared memory",
+    purpose: "the library that moves connections to shared memory",
     is_there: Path::is_file,
 };
 
-/// Beside the libraries for RDMA verbs: makes a file of each device for programs that look for it, such as those with UCX.
+/// The library beside those for RDMA verbs that provides a file of each device to programs that look for one, such as
+/// those with UCX.
 pub const DEVICE_FILES: &str = "device-files.so";
 
-/// The folder of the libraries that take the place of libibverbs and librdmacm.
+/// The folder of the libraries that replace libibverbs and librdmacm.
 pub const VERBS: Library = Library {
     variable: "LD_LIBRARY_PATH",
     separators: b":;",
@@ -45,7 +47,7 @@ pub const VERBS: Library = Library {
 };
 
 impl Library {
-    /// Finds it: where the user says, or beside this command.
+    /// Finds it: at the path that the user has set, or beside this command.
     pub fn find(&self) -> Result<PathBuf> {
         let Self { place: variable, purpose, .. } = self;
         if let Some(place) = std::env::var_os(variable).filter(|place| !place.is_empty()) {
@@ -55,20 +57,20 @@ impl Library {
             }
             return whole(&place);
         }
-        let command = std::env::current_exe().context("cannot tell where this command is")?;
+        let command = std::env::current_exe().context("cannot find the path of this command")?;
         let folder = command.parent().unwrap_or(Path::new("/"));
         let places: Vec<_> = self.places.iter().map(|place| folder.join(place)).collect();
         match places.iter().find(|place| (self.is_there)(place)) {
             Some(place) => whole(place),
             None => bail!(
-                "{purpose} is missing: it is not at {}; install it (`make install`), or say where it is: \
+                "{purpose} is missing: it is not at {}; install it (`make install`), or set its path: \
                  {variable}=PATH",
                 places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", nor at ")
             ),
         }
     }
 
-    /// The loader's variable with the library as the first entry, before those that it has already.
+    /// Returns the loader's variable with the library as its first entry, before the entries that it has already.
     pub fn first(&self, library: &Path, others: Option<OsString>) -> Result<OsString> {
         let between = |byte: &u8| self.separators.contains(byte);
         if library.as_os_str().as_bytes().iter().any(between) {
@@ -90,7 +92,7 @@ impl Library {
 }
 
 fn whole(place: &Path) -> Result<PathBuf> {
-    place.canonicalize().with_context(|| format!("cannot tell where {} is", place.display()))
+    place.canonicalize().with_context(|| format!("cannot find the full path of {}", place.display()))
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use crate::{one_line, output};
 use anyhow::Result;
 use ginnel_volume_control::config::Device;
 
-/// Prints the XML of libvirt that joins a VM to its segments and gives it its volumes.
+/// Prints the XML with which libvirt connects a VM to its segments and gives it its volumes.
 ///
-/// The elements go where the comments say, with `virsh edit`.
+/// The comments say where each element goes. Insert them with `virsh edit`.
 #[derive(clap::Args)]
 pub struct Args {
     /// The VM, as the configuration names it.
@@ -37,7 +37,8 @@ pub fn run(args: Args) -> Result<()> {
     output::line(parts.join("\n"))
 }
 
-/// Tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without libvirt.
+/// Returns the XML for volumes. It was tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without
+/// libvirt.
 fn disks(volumes: &[VolumeDevice]) -> String {
     let mut lines: Vec<String> = [
         "<!-- for the volumes (libvirt 7.1.0 or later). Into <domain>, so that they see the VM's RAM -->",
@@ -69,7 +70,7 @@ fn disks(volumes: &[VolumeDevice]) -> String {
         lines.push("<qemu:commandline>".into());
         let mut slots = SLOTS;
         for volume in targets {
-            // Those of a target are the same for all.
+            // The arguments of a scsi target are the same for all versions of QEMU.
             let [chardev, (name, device)] = volume.arguments(QemuVersion::OLDEST);
             lines.extend(argument(chardev));
             lines.extend(argument((name, placed(device, slots.next()))));
@@ -81,10 +82,11 @@ fn disks(volumes: &[VolumeDevice]) -> String {
 
 /// How libvirt can give a segment to a VM.
 enum Element<'m> {
-    /// `<shmem>`, which names a file in /dev/shm.
+    /// As `<shmem>`, which names a file in /dev/shm.
     Shmem(&'m str),
-    /// Arguments for QEMU: libvirt has no offset, no read-only device of these kinds, and no BAR from elsewhere. It has
-    /// `<memory model='virtio-pmem'>`, but 9.0 ends the VM when its QEMU (7.2) tells of such a device.
+    /// As arguments for QEMU: libvirt has no offset, no read-only devices of these kinds, and no BAR from another
+    /// folder. It has `<memory model='virtio-pmem'>`, but libvirt 9.0 ends the VM when its QEMU (7.2) reports such a
+    /// device.
     Arguments,
 }
 
@@ -106,7 +108,7 @@ fn xml(devices: &Devices) -> String {
         format!("  <msi vectors='{}' ioeventfd='on'/>", devices.vectors),
         "</shmem>".into(),
     ]);
-    // From the other end than those of volumes.
+    // Taken from the opposite end of the range to those of volumes.
     let mut slots = SLOTS.rev();
     let mut arguments = Vec::new();
     if let Some(qmp) = &devices.qmp {
@@ -127,7 +129,7 @@ fn xml(devices: &Devices) -> String {
         }
     }
     if !arguments.is_empty() {
-        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: what libvirt has no element for -->".into());
+        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: devices for which libvirt has no element -->".into());
         lines.push("<qemu:commandline>".into());
         lines.extend(arguments.into_iter().flat_map(argument));
         lines.push("</qemu:commandline>".into());
@@ -144,13 +146,14 @@ fn xml(devices: &Devices) -> String {
     lines.join("\n")
 }
 
-/// What DAX segments need around them. Tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without libvirt.
+/// Returns the elements that DAX segments need around them. They were tried by hand with libvirt 9.0 and QEMU 7.2;
+/// Ginnel's tests run QEMU without libvirt.
 fn address_space(devices: &Devices) -> Vec<String> {
     let more = devices.hot_pluggable();
     if more == 0 {
         return Vec::new();
     }
-    // In kibibytes, as libvirt itself writes it. Sizes are multiples of 2 MiB.
+    // In KiB, as libvirt itself writes sizes. Segments are multiples of 2 MiB.
     vec![
         "<!-- for the DAX segments, into <domain>. RAM is that of the VM, and MORE at least what the segments have:".to_owned(),
         format!("     {} KiB; write the sum into <maxMemory>. libvirt wants a NUMA node with it (for <cpu>; name all processors).", more >> 10),
@@ -162,16 +165,17 @@ fn address_space(devices: &Devices) -> Vec<String> {
     ]
 }
 
-/// Slots of the PCI bus of the machine for devices that are arguments. QEMU makes those before what libvirt makes, and would put them
-/// where libvirt has something else; it counts from 1 on, and has devices of the chipset above these.
+/// Slots of the machine's PCI bus for devices that are given as arguments. QEMU creates those before libvirt's devices,
+/// and would put them into slots that libvirt uses for others. libvirt counts from 1 on, and the chipset's devices are
+/// above these slots.
 const SLOTS: std::ops::RangeInclusive<u8> = 0x8..=0x19;
 
-/// A device in a slot, if there is one left.
+/// Puts a device into a slot, if there is one left.
 fn placed(device: String, slot: Option<u8>) -> String {
     slot.map(|slot| format!("{device},addr={slot:#x}")).unwrap_or(device)
 }
 
-/// An argument of QEMU.
+/// Returns an argument of QEMU as XML.
 fn argument((name, value): (&str, String)) -> [String; 2] {
     [format!("  <qemu:arg value='{name}'/>"), format!("  <qemu:arg value='{}'/>", escaped(&value))]
 }

@@ -1,4 +1,4 @@
-//! What `ginnel blocks` and `ginnel locks` have in common: the daemon's list of them, of one segment or of all.
+//! The common part of `ginnel blocks` and `ginnel locks`: lists from the daemon's status, for one segment or for all.
 
 use crate::inspect::Inspect;
 use crate::output::{self, Table};
@@ -6,31 +6,32 @@ use anyhow::{Context, Result};
 use ginnel::Daemon;
 use serde_json::{Value, json};
 
-// Which of them, and how. A name of its own, because clap knows groups of arguments by the names of their types.
+// Which objects to list, and how. This type has a name of its own, because clap identifies groups of arguments by the
+// names of their types.
 #[derive(clap::Args)]
 pub struct Which {
-    /// Those of this segment only.
+    /// Show only those of this segment.
     #[arg(value_name = "SEGMENT")]
     segment: Option<String>,
-    /// Print what the daemon says of them, as JSON.
+    /// Print the daemon's answer as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Something of which the daemon has a list.
+/// An object of which the daemon has a list.
 pub trait Listed {
-    /// The list's name, in the daemon's answer and for people.
+    /// The list's name, in the daemon's answer and in messages.
     const NAME: &'static str;
-    /// Titles of the columns.
+    /// The titles of the columns.
     const TITLES: &'static [&'static str];
 
-    /// Those that the daemon has named, and how many there are.
+    /// Returns the objects in the daemon's answer, and how many there are in all.
     fn of(inspect: &Inspect) -> (&[Self], usize)
     where
         Self: Sized;
-    /// In which segment it is.
+    /// Returns the name of its segment.
     fn segment(&self) -> &str;
-    /// Its cells.
+    /// Returns its cells.
     fn row(&self) -> Vec<String>;
 }
 
@@ -62,15 +63,15 @@ pub fn table<T: Listed>(inspect: &Inspect, segment: Option<&str>) -> Table {
     table
 }
 
-/// One list of the daemon's answer, of one segment or of all.
+/// Returns one list of the daemon's answer, for one segment or for all.
 fn selected(text: &str, list: &str, segment: Option<&str>) -> Result<Value> {
-    let mut value: Value = serde_json::from_str(text).context("the daemon's status is no JSON")?;
+    let mut value: Value = serde_json::from_str(text).context("the daemon's status is not JSON")?;
     let Value::Array(mut all) = value[list].take() else { return Ok(json!([])) };
     all.retain(|one| segment.is_none_or(|segment| one["segment"] == segment));
     Ok(Value::Array(all))
 }
 
-/// A cell of a name, or of a list in words, that may be empty.
+/// Returns a text for a cell: a dash if it is empty.
 pub fn or_dash(text: impl Into<String>) -> String {
     let text = text.into();
     if text.is_empty() { "-".into() } else { text }

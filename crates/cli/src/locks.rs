@@ -4,10 +4,10 @@ use crate::inspect::{Inspect, Lock, User};
 use crate::list::{self, Listed, or_dash};
 use anyhow::Result;
 
-/// Shows the locks of segments: owner, readers, who waits and since when.
+/// Shows the locks of segments: owner, readers, and who waits since when.
 ///
-/// Locks are mutexes, read-write locks, condition variables, semaphores, barriers and onces. On the host: all. In a VM:
-/// those of the segments that it has a share in.
+/// Locks are mutexes, read-write locks, condition variables, semaphores, barriers and onces. On the host, this shows
+/// all locks. In a VM, it shows those of the segments in which the VM has a share.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -32,11 +32,11 @@ mod wait;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Works on segments and channels between this host and its virtual machines.
+/// Manages segments and channels between this host and its virtual machines.
 ///
-/// Talks to the daemon at $GINNEL_SOCKET, or at /run/ginnel/ginnel.sock. Works alike on the host and in a VM, except
-/// that only the host changes the installation. Exit status: 0 if all went well, 1 if something failed, 2 if the
-/// command line makes no sense.
+/// Talks to the daemon at $GINNEL_SOCKET, or at /run/ginnel/ginnel.sock. The commands work on the host and in a VM;
+/// only the host can change the configuration. Exit status: 0 for success, 1 if something failed, 2 for an invalid
+/// command line.
 #[derive(Parser)]
 #[command(name = "ginnel", version, max_term_width = 100)]
 struct Cli {
@@ -67,7 +67,7 @@ enum Command {
     Man(man::Args),
 }
 
-/// The command line makes no sense, in a way that the parser cannot see.
+/// The command line is invalid, in a way that the parser cannot detect.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -79,7 +79,7 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// Something failed, and what was already said.
+/// An error that was already reported. Only the exit status says so once more.
 #[derive(Debug)]
 struct AlreadySaid;
 
@@ -92,7 +92,7 @@ impl std::fmt::Display for AlreadySaid {
 impl std::error::Error for AlreadySaid {}
 
 fn main() -> ExitCode {
-    // Usage errors end here with status 2, help and version with 0.
+    // The process ends here with status 2 for usage errors, and with 0 for help and version.
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Segment(args) => segment::run(args),
@@ -131,7 +131,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes on one line.
+/// Returns an error and its causes on one line.
 fn one_line(error: &anyhow::Error) -> String {
     format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
 }

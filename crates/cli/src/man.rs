@@ -6,16 +6,16 @@ use std::path::PathBuf;
 
 /// Writes the manual pages of this command into a folder.
 ///
-/// One page for the command and one for each of its subcommands: ginnel.1, ginnel-cp.1 and so on.
+/// There is one page for the command and one for each of its subcommands: ginnel.1, ginnel-cp.1 and so on.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder; made if it does not exist.
+    /// The folder; it is created if it does not exist.
     dir: PathBuf,
 }
 
 pub fn run(args: Args, command: Command) -> Result<()> {
     let shown = args.dir.display();
-    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make the folder {shown}"))?;
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot create the folder {shown}"))?;
     clap_mangen::generate_to(command, &args.dir)
         .with_context(|| format!("cannot write manual pages to {shown}"))
 }

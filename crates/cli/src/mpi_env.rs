@@ -6,28 +6,29 @@ use anyhow::{Context, Result, anyhow, bail};
 use ginnel::Daemon;
 use std::ffi::OsString;
 
-/// Prints the environment in which MPI programs run over a segment, as commands for a shell.
+/// Prints the environment in which MPI programs use a segment, as commands for a shell.
 ///
-/// For a shell that starts MPI programs: `eval "$(ginnel mpi-env SEGMENT)"`. MPICH, Open MPI, and whatever else uses UCX or libfabric then find
-/// Ginnel's libibverbs and librdmacm, and take the segment's device for messages to other machines. Both MPIs pass the environment on to
-/// the machines on which they start programs; Ginnel has to be installed at the same place on each of them.
+/// Use it in the shell that starts MPI programs: `eval "$(ginnel mpi-env SEGMENT)"`. MPICH, Open MPI, and other
+/// programs that use UCX or libfabric then find Ginnel's libibverbs and librdmacm, and use the segment's device for
+/// messages to other machines. Both MPIs pass the environment on to the machines on which they start programs; Ginnel
+/// must be installed at the same path on each of them.
 ///
 /// The segment needs `verbs = true`, and its members are the machines on which the programs run.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The segment.
+    /// The segment to use.
     #[arg(value_name = "SEGMENT")]
     segment: String,
-    /// Have UCX take all RDMA devices of each machine: every segment that is one, and the machine's adapters. It then reaches each
-    /// other rank by the fastest device that both have in common.
+    /// Let UCX use all RDMA devices of each machine: every segment with `verbs = true`, and the machine's adapters. It
+    /// then reaches each other rank by the fastest device that both machines have.
     #[arg(long)]
     all_devices: bool,
 }
 
-/// What an environment variable is set to.
+/// The name and value of an environment variable.
 type Variable = (&'static str, String);
 
-/// The variable that has Open MPI pass others on, as its option `-x` does.
+/// The variable that makes Open MPI pass others on, as its option `-x` does.
 const PASSED_ON: &str = "OMPI_MCA_mca_base_env_list";
 
 pub fn run(args: Args) -> Result<()> {
@@ -36,7 +37,7 @@ pub fn run(args: Args) -> Result<()> {
     let is_device = |segment: &ginnel_status::Segment| segment.verbs && segment.name == args.segment;
     if !inspect.segments.iter().any(is_device) {
         bail!(
-            "there is no segment {} with `verbs = true` here; `ginnel verbs` shows those that there are",
+            "there is no segment {} with `verbs = true` here; `ginnel verbs` lists such segments",
             args.segment
         );
     }
@@ -47,12 +48,12 @@ pub fn run(args: Args) -> Result<()> {
     variables.iter().try_for_each(|(name, value)| output::line(export(name, value)))
 }
 
-/// Open MPI passes its own variables on by itself.
+/// Returns whether a variable is Open MPI's own. Open MPI passes those on by itself.
 fn is_open_mpis(name: &str) -> bool {
     name.starts_with("OMPI_")
 }
 
-/// What the dynamic loader is told, and where the daemon is, if that was said.
+/// Returns the variables of the dynamic loader, and that of the daemon's socket if it is set.
 fn libraries() -> Result<Vec<Variable>> {
     let folder = VERBS.find()?;
     let told = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -68,33 +69,35 @@ fn text(name: &str, value: OsString) -> Result<String> {
     value.into_string().map_err(|value| anyhow!("{name} would be {}, which is not UTF-8", value.display()))
 }
 
-/// What the MPIs and their libraries are told.
+/// Returns the settings for the MPIs and their libraries.
 fn settings(segment: &str, all_devices: bool) -> Vec<Variable> {
     let device = format!("ginnel_{segment}");
-    // Machines have different devices, and UCX_TLS leaves out those that are not for RDMA.
+    // With `all_devices`, each machine may have other devices; UCX_TLS excludes those that are not for RDMA.
     let devices = if all_devices { "all".into() } else { format!("{device}:1") };
     let mut settings = vec![
-        // Within a machine, its own shared memory.
+        // Within a machine, UCX uses the machine's own shared memory.
         ("UCX_TLS", "self,sm,rc_v".into()),
         ("UCX_NET_DEVICES", devices),
         // Huge pages cannot be moved into a segment.
         ("UCX_IB_ALLOC", "thp,md,mmap,heap".into()),
-        // By default 4,095 receives of 8 KiB each, 34 MB of the segment for each rank, and messages go through them in turn. With 64, a
-        // message of 1 KiB took a third of the time that it took with 512.
+        // By default a rank has 4,095 receives of 8 KiB each, which is 34 MB of the segment, and messages use them in
+        // turn. With 64 receives, a message of 1 KiB took a third of the time that it took with 512.
         ("UCX_RC_VERBS_RX_QUEUE_LEN", "64".into()),
         ("UCX_UD_VERBS_RX_QUEUE_LEN", "512".into()),
-        // UCX's own choice takes Open MPI's messages up to 128 KiB another way, which took 37 us for 64 KiB; this takes 6.
+        // UCX's default makes Open MPI use another protocol for messages up to 128 KiB, with which 64 KiB took 37 us;
+        // with this setting they take 6 us.
         ("UCX_RNDV_THRESH", "8192".into()),
-        // A rank ends, and says why, when it cannot reach another one. By default UCX drops what it has for that rank, and waits for ever.
+        // A rank that cannot reach another one ends with an error message. By default UCX drops its state for that
+        // rank, and the program waits for ever.
         ("UCX_RC_VERBS_FAILURE", "fatal".into()),
-        // Open MPI takes UCX by itself only where it sees an adapter whose driver it knows.
+        // By default Open MPI uses UCX only where it finds an adapter whose driver it knows.
         ("OMPI_MCA_pml", "ucx".into()),
         ("OMPI_MCA_osc", "ucx,sm".into()),
-        // OpenSHMEM.
+        // For OpenSHMEM.
         ("OMPI_MCA_spml", "ucx".into()),
-        // They would warn of a device that they do not know.
+        // These components would warn about a device that they do not know.
         ("OMPI_MCA_btl", "^openib,uct".into()),
-        // For what uses libfabric, such as an MPICH that was built with ch4:ofi.
+        // For programs that use libfabric, such as an MPICH that was built with ch4:ofi.
         ("FI_PROVIDER", "verbs;ofi_rxm".into()),
     ];
     if !all_devices {
@@ -103,7 +106,7 @@ fn settings(segment: &str, all_devices: bool) -> Vec<Variable> {
     settings
 }
 
-/// The command of a POSIX shell that sets a variable and has programs inherit it.
+/// Returns the command of a POSIX shell that sets and exports a variable.
 fn export(name: &str, value: &str) -> String {
     format!("export {name}='{}'", value.replace('\'', r"'\''"))
 }

@@ -1,10 +1,10 @@
-//! What the command prints: lines on stdout that may find nobody reading, notes on stderr, tables.
+//! The command's output: lines on stdout, notes on stderr, and tables.
 
 use anyhow::Result;
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 
-/// Prints a line on stdout, at once.
+/// Prints a line on stdout, and flushes it.
 pub fn line(text: impl AsRef<str>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", text.as_ref())?;
@@ -12,7 +12,8 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
     Ok(())
 }
 
-/// Prints the line by which a server says that it is ready. It serves on if nobody wants to know.
+/// Prints the line by which a server says that it is ready. Ignores errors, because the server continues without a
+/// reader.
 pub fn ready(text: impl AsRef<str>) {
     let _ = line(text);
 }
@@ -22,23 +23,23 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 
-/// Prints a note on stderr. If that is closed, nobody wants to know.
+/// Prints a note on stderr. Ignores errors, because a closed stderr has no reader.
 pub fn note(text: impl AsRef<str>) {
     let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
 }
 
-/// Whether an error only says that whoever read our output has gone, which is no failure.
+/// Returns whether an error only says that the reader of the output has gone, which is not a failure.
 pub fn is_reader_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
 }
 
-/// Columns of text, as wide as they must be.
+/// A table whose columns are as wide as their contents.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// With these titles.
+    /// Returns a table with these titles and no rows.
     pub fn new(titles: &[&str]) -> Self {
         Self { rows: vec![titles.iter().map(|t| (*t).to_owned()).collect()] }
     }
@@ -48,7 +49,7 @@ impl Table {
         self.rows.push(cells.into());
     }
 
-    /// Whether it has titles only.
+    /// Returns whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.len() < 2
     }
@@ -70,7 +71,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// A number of bytes for people: three digits and a binary unit.
+/// Returns a number of bytes as a short text with a binary unit.
 pub fn bytes(n: u64) -> String {
     let (mut value, mut unit) = (n as f64, "B");
     for next in ["KiB", "MiB", "GiB", "TiB"] {

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a wait looks whether the program shall end.
+/// How often a wait checks whether the program should end.
 const LOOK: Duration = Duration::from_millis(50);
-/// The longest message, so that the answer finds room whatever the ring.
+/// The longest message, in bytes. An answer of this length fits into a ring of any size.
 const MAX_SIZE: usize = 60 << 10;
 
-/// Sends messages to whoever answers them, and says how long the answers take.
+/// Sends messages to a program that answers them, and measures how long the answers take.
 ///
 /// The other side runs `ginnel ping --serve ADDRESS`. Exit status 0 if every message was answered.
 #[derive(clap::Args)]
@@ -25,23 +25,23 @@ pub struct Args {
     /// SEGMENT/NAME, such as web/ping.
     address: String,
 
-    /// Answer instead.
+    /// Answer pings instead of sending them.
     #[arg(long, conflicts_with_all = ["count", "interval", "size", "timeout", "quiet", "json"])]
     serve: bool,
 
-    /// So many messages. Default: until interrupted.
+    /// Number of messages. Default: until interrupted.
     #[arg(short, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Seconds from one message to the next.
+    /// Time between messages, in seconds.
     #[arg(short, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
 
-    /// Bytes in a message.
+    /// Size of a message, in bytes.
     #[arg(short, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=MAX_SIZE as i64))]
     size: u32,
 
-    /// Seconds to wait for an answer.
+    /// How long to wait for an answer, in seconds.
     #[arg(short = 'W', value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     timeout: Duration,
 
@@ -49,11 +49,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
 
-    /// Print the summary only.
+    /// Print only the summary.
     #[arg(short)]
     quiet: bool,
 
-    /// Print the summary as JSON, and nothing else.
+    /// Print only the summary, as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -77,7 +77,7 @@ pub fn run(args: Args) -> Result<()> {
     ping(&args, channel)
 }
 
-/// Answers everybody, each in a thread.
+/// Answers all clients, each in its own thread.
 fn serve(listener: &Listener<MessageChannel>) -> Result<()> {
     loop {
         let mut channel = listener.accept()?;
@@ -89,14 +89,17 @@ fn serve(listener: &Listener<MessageChannel>) -> Result<()> {
                 }
             }
         };
-        thread::Builder::new().name("answer".into()).spawn(answer).context("no thread for an answer")?;
+        thread::Builder::new()
+            .name("answer".into())
+            .spawn(answer)
+            .context("cannot start a thread for an answer")?;
     }
 }
 
 fn ping(args: &Args, mut channel: MessageChannel) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // The first asks for the summary, the second ends at once.
+        // The first signal asks for the summary; the second ends the program at once.
         signal_hook::flag::register_conditional_default(signal, stop.clone()).context("catching signals")?;
         signal_hook::flag::register(signal, stop.clone()).context("catching signals")?;
     }
@@ -150,7 +153,7 @@ fn ping(args: &Args, mut channel: MessageChannel) -> Result<()> {
     }
 }
 
-/// Sends a message and waits for its answer. False if none came by the deadline, or the program shall end.
+/// Sends a message and waits for its answer. Returns false if none came by the deadline, or if the program should end.
 fn exchange(
     channel: &mut MessageChannel,
     message: &[u8],
@@ -169,7 +172,7 @@ fn exchange(
     let mut answer = vec![0; message.len()];
     loop {
         match channel.recv_into(&mut answer) {
-            // An answer to an earlier message, which came too late.
+            // This is a late answer to an earlier message.
             Ok(len) if answer[..len].first_chunk() != Some(&sequence.to_le_bytes()) => {}
             Ok(_) => return Ok(true),
             Err(Error::TimedOut) if late() => return Ok(false),
@@ -212,14 +215,14 @@ impl Tally {
     }
 }
 
-/// What all pings have shown.
+/// The results of all pings.
 #[derive(Serialize)]
 struct Summary<'a> {
     address: &'a str,
     sent: u64,
     received: u64,
     seconds: f64,
-    /// Nothing if no answer came.
+    /// `None` if no answer came.
     rtt_ns: Option<RoundTrip>,
 }
 

@@ -14,32 +14,36 @@ use ginnel::Daemon;
 use ginnel_config::Bytes;
 use ginnel_volume_control::config::Device;
 
-/// What gives a VM interrupts.
+/// The arguments that give a VM interrupts.
 pub const IOMMU: &str = "-M q35,kernel-irqchip=split -device intel-iommu,intremap=on";
 
-/// Prints the arguments of QEMU that join a VM to its segments and give it its volumes.
+/// Prints the arguments with which QEMU connects a VM to its segments and gives it its volumes.
 ///
-/// For use as `qemu-system-x86_64 ... $(ginnel qemu-args VM --memory 2G)`: one argument pair a line on stdout, hints on
-/// stderr. If a segment's file is not as QEMU needs it, says so, prints no arguments, and ends with status 1. Volumes are those
-/// whose configuration says `vm = "NAME"`; a VM that has some needs no segments, and then no daemon either.
+/// Use it as `qemu-system-x86_64 ... $(ginnel qemu-args VM --memory 2G)`. It prints one argument pair per line on
+/// stdout, and hints on stderr. If a segment's file is not as QEMU needs it, it reports that, prints no arguments, and
+/// ends with status 1. The volumes of a VM are those whose configuration has `vm = "NAME"`; a VM that has volumes needs
+/// no segments, and then no daemon either.
 #[derive(clap::Args)]
 pub struct Args {
     /// The VM, as the configuration names it.
     vm: String,
 
-    /// The VM's RAM, such as 2G: prints `-m` too, with the maxmem that DAX segments need and as memory that volumes can see.
+    /// The VM's RAM, such as 2G. Also prints `-m`, with the maxmem that DAX segments need, and memory that volumes can
+    /// access.
     #[arg(long, value_name = "SIZE", value_parser = ram)]
     memory: Option<u64>,
 
-    /// Print what gives it interrupts too: a q35 machine with an IOMMU. Its kernel needs intel_iommu=on.
+    /// Also print the arguments that give the VM interrupts: a q35 machine with an IOMMU. Its kernel needs
+    /// intel_iommu=on.
     #[arg(long)]
     iommu: bool,
 
-    /// Print nothing, but say whether this command line of QEMU joins the VM rightly: one text, split at white space.
+    /// Print no arguments. Instead check whether this command line of QEMU connects the VM correctly. It is one text,
+    /// split at white space.
     #[arg(long, value_name = "COMMAND LINE", allow_hyphen_values = true, conflicts_with_all = ["memory", "iommu"])]
     check: Option<String>,
 
-    /// No hints.
+    /// Print no hints.
     #[arg(short, long)]
     quiet: bool,
 
@@ -61,7 +65,7 @@ pub fn run(args: Args) -> Result<()> {
         }
         Err(error) => return Err(error),
     };
-    // Nothing else differs.
+    // The version matters only for blk volumes.
     let qemu = if volumes.iter().any(|v| v.device == Device::Blk) {
         args.qemu.version()?
     } else {
@@ -87,14 +91,14 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// What the daemon says, and of it what this VM needs.
+/// Asks the daemon for its status, and extracts the devices of this VM.
 fn ask(vm: &str) -> Result<(Inspect, Devices)> {
     let inspect = crate::inspect::ask(&mut Daemon::connect()?)?;
     let devices = Devices::from(&inspect, vm)?;
     Ok((inspect, devices))
 }
 
-/// One argument pair each.
+/// Returns the arguments, with one pair in each line.
 fn arguments(
     devices: Option<&Devices>,
     volumes: &[VolumeDevice],
@@ -105,7 +109,7 @@ fn arguments(
     let mut lines = Vec::new();
     let pair = |(option, value): (&str, String)| format!("{option} {value}");
     if iommu {
-        // In front of all devices, as QEMU wishes.
+        // QEMU wants the IOMMU in front of all devices.
         lines.extend(
             IOMMU
                 .split(" -")
@@ -127,7 +131,7 @@ fn arguments(
     lines
 }
 
-/// The control device and the segments.
+/// Returns the arguments for the control device and the segments.
 fn segments(devices: &Devices) -> Vec<String> {
     let mut lines = Vec::new();
     lines.push(format!("-chardev socket,id=ginnel-control,path={}", escaped(&devices.socket)));
@@ -140,7 +144,7 @@ fn segments(devices: &Devices) -> Vec<String> {
     lines
 }
 
-/// What the arguments alone do not say.
+/// Returns hints about what the arguments alone do not say.
 fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], args: &Args) -> Vec<String> {
     let mut hints = devices.map_or(Vec::new(), |devices| segment_hints(devices, args));
     if !volumes.is_empty() && args.memory.is_none() {
@@ -151,7 +155,7 @@ fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], args: &Args) -> Ve
         ));
     }
     if volumes.iter().any(|v| v.device == Device::Scsi) {
-        hints.push("QEMU 7.2 does not connect to a scsi volume again when that was started anew".into());
+        hints.push("QEMU 7.2 does not reconnect to a scsi volume that was restarted".into());
     }
     if devices.is_none() {
         return hints;
@@ -189,18 +193,20 @@ fn segment_hints(devices: &Devices, args: &Args) -> Vec<String> {
         hints.push("DAX segments cannot be unplugged while the VM runs".into());
     }
     if devices.qmp.is_some() {
-        hints.push("the QMP socket is for ginneld alone: give yourself another".into());
+        hints.push("the QMP socket is only for ginneld: add another one for yourself".into());
     }
     hints
 }
 
-/// RAM of a VM. QEMU takes a bare number for MiB, everybody else for bytes: so none is taken.
+/// Parses the size of a VM's RAM. It needs a unit: a bare number would mean MiB for QEMU, and bytes elsewhere.
 fn ram(text: &str) -> Result<u64, String> {
     text.parse()
         .ok()
         .map(|Bytes(bytes)| bytes)
         .filter(|bytes| *bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20))
-        .ok_or_else(|| format!("{text:?} is no size of RAM: write whole MiB with a unit, such as 512M or 2G"))
+        .ok_or_else(|| {
+            format!("{text:?} is not a size of RAM: write whole MiB with a unit, such as 512M or 2G")
+        })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which QEMU arguments are for: what it takes has changed over the years.
+//! The version of QEMU for which arguments are: its options have changed over the years.
 
 use anyhow::{Context, Result, bail};
 use std::fmt::{self, Display};
@@ -14,26 +14,26 @@ pub struct QemuVersion {
 }
 
 impl QemuVersion {
-    /// The oldest that is supported.
+    /// The oldest supported version.
     pub const OLDEST: Self = Self { major: 7, minor: 2 };
 
-    /// How a socket's `-chardev` is told to connect again each second. `reconnect` counts in seconds and is gone since 10.2;
-    /// `reconnect-ms` is there since 9.2.
+    /// Returns the option of a socket's `-chardev` that makes QEMU reconnect each second. `reconnect` counts in seconds
+    /// and was removed in 10.2; `reconnect-ms` exists since 9.2.
     pub fn reconnect(self) -> &'static str {
         if self >= (Self { major: 9, minor: 2 }) { "reconnect-ms=1000" } else { "reconnect=1" }
     }
 
-    /// Whether it takes `reconnect`.
+    /// Returns whether this version has `reconnect`.
     pub fn takes_reconnect(self) -> bool {
         self < Self { major: 10, minor: 2 }
     }
 
-    /// Whether it takes `reconnect-ms`.
+    /// Returns whether this version has `reconnect-ms`.
     pub fn takes_reconnect_ms(self) -> bool {
         self >= Self { major: 9, minor: 2 }
     }
 
-    /// Runs a QEMU to ask it. Blocks until that ends.
+    /// Runs a QEMU to ask for its version. Blocks until it ends.
     pub fn of(program: &Path) -> Result<Self> {
         let output = Command::new(program).arg("-version").stdin(Stdio::null()).output();
         let output = output.with_context(|| format!("cannot run {}", program.display()))?;
@@ -49,12 +49,12 @@ impl QemuVersion {
 impl FromStr for QemuVersion {
     type Err = String;
 
-    /// Such as 7.2, or 10.0.3.
+    /// Parses a version such as 7.2, or 10.0.3.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut numbers = text.split('.').map(|part| part.parse::<u32>().ok());
         match (numbers.next().flatten(), numbers.next().flatten()) {
             (Some(major), Some(minor)) => Ok(Self { major, minor }),
-            _ => Err(format!("{text:?} is no version of QEMU: write one such as 10.0")),
+            _ => Err(format!("{text:?} is not a version of QEMU: write one such as 10.0")),
         }
     }
 }
@@ -65,21 +65,21 @@ impl Display for QemuVersion {
     }
 }
 
-/// How commands are told which QEMU is meant.
+/// Options that say which QEMU the VM has.
 #[derive(clap::Args)]
 pub struct QemuArgs {
-    /// The VM's QEMU, which is run with -version: what it takes depends on that. By default the qemu-system-* of this machine's
-    /// architecture.
+    /// The VM's QEMU. It is run with -version, because the arguments depend on its version. Default: the qemu-system-*
+    /// of this machine's architecture.
     #[arg(long, value_name = "PATH")]
     qemu: Option<PathBuf>,
 
-    /// The version of the VM's QEMU, such as 10.0, if that is not on this machine.
+    /// The version of the VM's QEMU, such as 10.0, if that is not installed on this machine.
     #[arg(long, value_name = "VERSION", conflicts_with = "qemu")]
     qemu_version: Option<QemuVersion>,
 }
 
 impl QemuArgs {
-    /// Which it is. Runs it if need be.
+    /// Returns the version. Runs QEMU if necessary.
     pub fn version(&self) -> Result<QemuVersion> {
         if let Some(version) = self.qemu_version {
             return Ok(version);

@@ -8,7 +8,7 @@ use ginnel_config::{Account, Bytes, Mode};
 use serde::Deserialize;
 use serde_json::json;
 
-/// Makes, lists and removes segments at run time.
+/// Creates, lists and removes segments at run time.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -22,31 +22,34 @@ enum Command {
     Remove(Remove),
 }
 
-/// Makes a segment.
+/// Creates a segment.
 ///
-/// It stays until it is removed or the machine is shut down, also across restarts of the daemon. A VM of its members needs a device for it: see `ginnel qemu-args`. For the host's administrators.
+/// The segment exists until it is removed or the machine is shut down, also across restarts of the daemon. Each member
+/// VM needs a device for it: see `ginnel qemu-args`. Only the host's administrators may do this.
 #[derive(clap::Args)]
 struct Create {
-    /// Its name.
+    /// Name of the segment.
     name: String,
 
-    /// Its size, such as 256M; rounded up to a multiple of 2M of at least 4M (16M for the DAX segment of a VM), for a bar to a power of two.
+    /// Size of the segment, such as 256M. It is rounded up to a multiple of 2M that is at least 4M (16M for the DAX
+    /// segment of a VM), and for a bar to a power of two.
     #[arg(long)]
     size: Bytes,
 
-    /// Who shares it: VMs, and `host`.
+    /// The members that share it: names of VMs, and `host`.
     #[arg(long, value_delimiter = ',', required = true, value_name = "NAME")]
     members: Vec<String>,
 
-    /// Who sees it and cannot write.
+    /// The members that may read it and cannot write to it.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     readers: Vec<String>,
 
-    /// By which kind of device it comes to VMs: `dax` (cached, needs maxmem) or `bar` (can be unplugged, for guests without DAX). Default: dax.
+    /// The kind of device by which VMs get it: `dax` (cached, needs maxmem) or `bar` (can be unplugged, for guests
+    /// without DAX). Default: dax.
     #[arg(long, value_name = "KIND")]
     memory: Option<String>,
 
-    /// Where its file is: `tmpfs`, or a folder on a hugetlbfs.
+    /// Where its file is stored: `tmpfs`, or a folder on a hugetlbfs.
     #[arg(long, value_name = "DIR")]
     backing: Option<String>,
 
@@ -62,7 +65,7 @@ struct Create {
     #[arg(long)]
     mode: Option<Mode>,
 
-    /// Users whose programs on the host may attach, beside root and the daemon's user.
+    /// Users whose programs on the host may attach, in addition to root and the daemon's user.
     #[arg(long, value_delimiter = ',', value_name = "USER")]
     allow_users: Vec<Account>,
 
@@ -70,26 +73,27 @@ struct Create {
     #[arg(long, value_delimiter = ',', value_name = "GROUP")]
     allow_groups: Vec<Account>,
 
-    /// The unit in which it is mapped: 2M or 4K. Default: 2M; a bar has 4K.
+    /// The unit in which it is mapped: 2M or 4K. Default: 2M, and 4K for a bar.
     #[arg(long)]
     page: Option<Bytes>,
 }
 
-/// Lists segments: all on the host, those of this VM in a VM.
+/// Lists segments: all of them on the host, and in a VM those of this VM.
 #[derive(clap::Args)]
 struct List {
-    /// Print them as JSON.
+    /// Print the segments as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Removes a segment that was made at run time, with its file.
+/// Removes a segment that was created at run time, and its file.
 #[derive(clap::Args)]
 struct Remove {
-    /// Its name.
+    /// Name of the segment.
     name: String,
 
-    /// Even if programs are attached, or VMs run that have it. They keep their memory, and lose their channels.
+    /// Remove it even if programs are attached, or VMs that have it are running. They keep their memory, and lose their
+    /// channels.
     #[arg(long)]
     force: bool,
 }
@@ -106,7 +110,7 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// What the daemon answers to `segment-create`.
+/// The daemon's answer to `segment-create`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Answer {
@@ -128,7 +132,7 @@ fn create(daemon: &mut Daemon, args: &Create) -> Result<()> {
     output::line(format!("segment {}: {}{rounded}, {path}", args.name, output::bytes(size)))
 }
 
-/// Keys that were not given are left to the daemon.
+/// Returns the request. The daemon chooses values for keys that are not given.
 fn request(args: &Create) -> serde_json::Value {
     let mut request = json!({
         "op": "segment-create",
@@ -159,7 +163,7 @@ fn list(daemon: &mut Daemon, args: &List) -> Result<()> {
     let text = daemon.inspect().context("asking the daemon for its segments")?;
     if args.json {
         let value: serde_json::Value =
-            serde_json::from_str(&text).context("the daemon's status is no JSON")?;
+            serde_json::from_str(&text).context("the daemon's status is not JSON")?;
         return output::json(&value["segments"]);
     }
     let mut table =

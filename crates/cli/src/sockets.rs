@@ -6,19 +6,20 @@ use anyhow::{Context, Result};
 use ginnel::Daemon;
 use serde_json::Value;
 
-/// What the daemon calls channels that carry a TCP connection.
+/// The daemon's word for channels that carry a TCP connection.
 const KIND: &str = "socket";
 
-/// Shows the TCP connections that go over shared memory: segment, the programs at both ends, rings, state.
+/// Shows the TCP connections that use shared memory: segment, the programs at both ends, rings, state.
 ///
-/// They are those of programs that run with the preload library (`ginnel run`). On the host: all. In a VM: those of the segments that it
-/// has a share in. What was carried, and why other connections stay on TCP, is in the report of `ginnel run --report`.
+/// These are connections of programs that run with the preload library (`ginnel run`). On the host, this shows all of
+/// them. In a VM, it shows those of the segments in which the VM has a share. The report of `ginnel run --report` says
+/// how much was transferred, and why other connections stay on TCP.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Those of this segment only.
+    /// Show only those of this segment.
     #[arg(value_name = "SEGMENT")]
     segment: Option<String>,
-    /// Print what the daemon says of their channels, as JSON.
+    /// Print the daemon's answer about their channels as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -31,13 +32,13 @@ pub fn run(args: Args) -> Result<()> {
     }
     let table = table(&crate::inspect::parse(&text)?, segment);
     if table.is_empty() {
-        output::note("ginnel: no TCP connection goes over shared memory");
+        output::note("ginnel: no TCP connection uses shared memory");
         return Ok(());
     }
     output::line(table.to_string())
 }
 
-/// The channels that carry TCP connections, in one segment or in all.
+/// Returns the channels that carry TCP connections, in one segment or in all.
 pub fn channels<'a>(inspect: &'a Inspect, segment: Option<&'a str>) -> impl Iterator<Item = &'a Channel> {
     let channels = inspect.channels.iter().filter(|channel| channel.kind == KIND);
     channels.filter(move |channel| segment.is_none_or(|segment| channel.segment == segment))
@@ -58,7 +59,7 @@ fn table(inspect: &Inspect, segment: Option<&str>) -> Table {
     table
 }
 
-/// The program at one end, as far as this user may know.
+/// Returns the program at one end, as far as this user may see it.
 fn end(inspect: &Inspect, side: &Side) -> String {
     let known = inspect.endpoints.iter().find(|e| (e.number, e.epoch) == (side.endpoint, side.epoch));
     let name = known.map_or("?", |endpoint| &endpoint.name);
@@ -68,7 +69,7 @@ fn end(inspect: &Inspect, side: &Side) -> String {
 }
 
 fn selected(text: &str, segment: Option<&str>) -> Result<Value> {
-    let mut value: Value = serde_json::from_str(text).context("the daemon's status is no JSON")?;
+    let mut value: Value = serde_json::from_str(text).context("the daemon's status is not JSON")?;
     let Value::Array(mut all) = value["channels"].take() else { return Ok(Value::Array(Vec::new())) };
     all.retain(|one| one["kind"] == KIND && segment.is_none_or(|segment| one["segment"] == segment));
     Ok(Value::Array(all))

@@ -6,16 +6,17 @@ use crate::qemu_args::IOMMU;
 use anyhow::{Context, Result};
 use ginnel::Daemon;
 
-/// A cached mapping copies at several GB/s, an emulated processor at some hundred MB/s; uncached memory at less.
+/// The speed below which a mapping seems to be uncached. A cached mapping copies at several GB/s, and an emulated
+/// processor at some hundred MB/s; uncached memory is slower.
 const UNCACHED_MB_S: u64 = 300;
 
 /// Shows the daemon, members, segments, programs and channels.
 ///
-/// On the host, root and the admin group are shown everything, and other users the segments that they may attach to. In a VM:
-/// the VM's segments, and who is in them.
+/// On the host, root and the admin group see everything, and other users see the segments to which they may attach. In
+/// a VM, this shows the VM's segments and their members.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Print what the daemon says, as JSON.
+    /// Print the daemon's answer as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -25,13 +26,13 @@ pub fn run(args: Args) -> Result<()> {
     let text = daemon.inspect().context("asking the daemon for its status")?;
     if args.json {
         let value: serde_json::Value =
-            serde_json::from_str(&text).context("the daemon's status is no JSON")?;
+            serde_json::from_str(&text).context("the daemon's status is not JSON")?;
         return output::json(&value);
     }
     output::line(page(&crate::inspect::parse(&text)?, daemon.member_name()))
 }
 
-/// The whole page.
+/// Returns the whole page.
 fn page(inspect: &Inspect, member: &str) -> String {
     let d = &inspect.daemon;
     let mut parts = vec![format!(
@@ -158,7 +159,8 @@ fn mappings(inspect: &Inspect) -> Table {
     table
 }
 
-/// Nothing is measured where nothing is mapped, and no writing where only reading is allowed.
+/// Returns a speed, or a dash for 0: speeds are not measured where nothing is mapped, nor is writing where only reading
+/// is allowed.
 fn speed(mb_s: u64) -> String {
     if mb_s == 0 { "-".into() } else { format!("{mb_s} MB/s") }
 }
@@ -205,7 +207,8 @@ fn channels(inspect: &Inspect) -> Table {
     let mut table = Table::new(&["CHANNEL", "SEGMENT", "KIND", "RINGS", "STATE", "FROM", "TO"]);
     for channel in &inspect.channels {
         let side = |side: &crate::inspect::Side| format!("{} ({})", side.endpoint, side.member);
-        // To the acceptor, and back. An older daemon, whose channels have two rings of one size, says the first alone.
+        // The ring to the acceptor, and the one back. An older daemon, whose channels have two rings of equal size,
+        // reports only the first.
         let rings = match (channel.capacity, channel.acceptor_capacity) {
             (there, back) if there == back || back == 0 => output::bytes(there),
             (there, back) => format!("{}, {}", output::bytes(there), output::bytes(back)),
@@ -223,7 +226,7 @@ fn channels(inspect: &Inspect) -> Table {
     table
 }
 
-/// Half of TCP connections under `ginnel run`.
+/// TCP connections under `ginnel run` of which only one end has reported to the daemon.
 fn reports(inspect: &Inspect) -> Table {
     let mut table = Table::new(&["TCP CONNECTION", "TO", "PROCESS", "WAITS FOR"]);
     for report in &inspect.reports {
@@ -238,19 +241,19 @@ fn reports(inspect: &Inspect) -> Table {
     table
 }
 
-/// What somebody should look at, each with its remedy.
+/// Returns warnings about problems, each with its remedy.
 fn warnings(inspect: &Inspect) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(mistake) = &inspect.daemon.config_mistake {
         warnings.push(format!(
-            "the configuration has a mistake, and the one that was accepted last is served: {mistake}; then restart ginneld"
+            "the configuration has a mistake, so the one that was accepted last is served: {mistake}; then restart ginneld"
         ));
     }
     for member in inspect.members.iter().filter(|m| m.number != ginnel_layout::HOST_MEMBER && m.connected) {
         let name = &member.name;
         if member.fenced {
             warnings.push(format!(
-                "VM {name} hung and is stopped: reset it, or let it go on, by its QEMU's or libvirt's own means"
+                "VM {name} hung and is stopped: reset it, or let it continue, with the commands of its QEMU or of libvirt"
             ));
         } else if !member.session {
             warnings.push(format!("VM {name} runs without a guest daemon: start `ginneld guest` in it"));
@@ -277,7 +280,7 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
         }
         if segment.info_block_repairs + segment.header_repairs > 0 {
             warnings.push(format!(
-                "somebody with power over a member's kernel damages the front of segment {name} (ndctl and daxctl do); \
+                "somebody who controls a member's kernel damages the front of segment {name} (ndctl and daxctl do this); \
                  it was written again, and a VM that started meanwhile may lack its device: restart it"
             ));
         }
@@ -295,7 +298,7 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
     warnings
 }
 
-/// The VMs whose kernels believe, when they boot, what others can write into the segment.
+/// Returns the VMs whose kernels trust, at boot, data that other members can write into the segment.
 fn trusting(segment: &Segment) -> Vec<&str> {
     let believes = |mapping: &&Mapping| {
         mapping.trusts_members && segment.members.iter().any(|writer| *writer != mapping.member)
@@ -311,21 +314,21 @@ fn mapping_warning(name: &str, mapping: &Mapping) -> Option<String> {
              that, the log of its guest daemon says what its kernel lacks"
         ));
     }
-    // Zero is not measured: a reader does not write.
+    // Zero means that the speed was not measured: a reader does not write.
     let slowest = [mapping.read_mb_s, mapping.write_mb_s].into_iter().filter(|&speed| speed > 0).min()?;
     (slowest < UNCACHED_MB_S).then(|| {
         let remedy = match mapping.kind.as_str() {
             "bar" => "KVM on AMD processors does not cache BARs; give it memory = \"dax\"",
-            _ => "look for other load on this machine",
+            _ => "check this machine for other load",
         };
         format!(
-            "segment {name} is slow in VM {vm} ({slowest} MB/s), as if its mapping was not cached: {remedy} (`ginnel \
+            "segment {name} is slow in VM {vm} ({slowest} MB/s), as if its mapping were not cached: {remedy} (`ginnel \
              perf --mapping {name}` there measures it)"
         )
     })
 }
 
-/// A time in seconds, for people.
+/// Returns a time in seconds as a short text.
 pub fn period(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match (days, hours, minutes) {

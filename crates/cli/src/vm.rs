@@ -20,25 +20,25 @@ enum Command {
     Remove(Remove),
 }
 
-/// Declares a VM. It stays declared across restarts of the daemon. For the host's administrators.
+/// Declares a VM. It stays declared across restarts of the daemon. Only the host's administrators may do this.
 #[derive(clap::Args)]
 struct Add {
-    /// Its name.
+    /// Name of the VM.
     name: String,
 
-    /// Makes a segment home-NAME of this size, shared with the host alone.
+    /// Also create a segment home-NAME of this size, which the VM shares only with the host.
     #[arg(long, value_name = "SIZE")]
     home: Option<Bytes>,
 
-    /// By which kind of device that segment comes: `dax` or `bar`. Default: dax.
+    /// The kind of device by which the VM gets that segment: `dax` or `bar`. Default: dax.
     #[arg(long, value_name = "KIND", requires = "home")]
     home_memory: Option<String>,
 }
 
-/// Removes a VM that was declared at run time and does not run, with its home segment.
+/// Removes a VM that was declared at run time and is not running, and its home segment.
 #[derive(clap::Args)]
 struct Remove {
-    /// Its name.
+    /// Name of the VM.
     name: String,
 }
 

@@ -1,45 +1,45 @@
-//! The devices that join a VM.
+//! The devices that connect a VM to its segments.
 
 use crate::inspect::{Inspect, MemoryKind, Segment};
 use anyhow::{Context, Result, bail};
 use ginnel::Daemon;
 use std::path::{Path, PathBuf};
 
-/// Address space that a VM gets beyond its RAM and segments: room for a segment that is plugged in later, and for the
-/// gap that QEMU leaves in front of one on huge pages.
+/// Address space that a VM gets in addition to its RAM and segments: room for a segment that is plugged in later, and
+/// for the gap that QEMU leaves in front of a segment on huge pages.
 const SPARE: u64 = 1 << 30;
 
-/// What a VM needs.
+/// The devices of one VM.
 pub struct Devices {
     pub vm: String,
     /// Socket of its control device.
     pub socket: PathBuf,
     pub vectors: u32,
-    /// QEMU's control socket for the daemon.
+    /// The QMP socket for the daemon.
     pub qmp: Option<PathBuf>,
-    /// The QEMU that it runs in already.
+    /// The process of the QEMU that already runs this VM.
     pub qemu: Option<u32>,
     pub memory: Vec<MemoryDevice>,
 }
 
-/// A segment as a device.
+/// The memory device of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryDevice {
     pub segment: String,
     pub file: PathBuf,
-    /// Where in the file it begins; QEMU from 8.1 on can.
+    /// Where it begins in the file, in bytes. QEMU supports this from 8.1 on.
     pub offset: u64,
     pub size: u64,
     /// Dax or bar, nothing else.
     pub kind: MemoryKind,
-    /// The VM may read only.
+    /// Whether the VM may only read it.
     pub read_only: bool,
-    /// Its file is known not to be what it was.
+    /// Whether its file is known to have been truncated or replaced.
     pub broken: bool,
 }
 
 impl Devices {
-    /// Asks the daemon, which must be the host's.
+    /// Returns the devices of a VM. Asks the daemon, which must be the host's.
     pub fn of(vm: &str) -> Result<Self> {
         let inspect = crate::inspect::ask(&mut Daemon::connect()?)?;
         Self::from(&inspect, vm)
@@ -59,28 +59,28 @@ impl Devices {
         })
     }
 
-    /// Bytes of address space that QEMU's `maxmem` must have beyond the VM's RAM.
+    /// Returns how many bytes of address space QEMU's `maxmem` must have in addition to the VM's RAM.
     pub fn hot_pluggable(&self) -> u64 {
         let dax = self.memory.iter().filter(|memory| memory.kind == MemoryKind::Dax);
         dax.map(|memory| memory.size).fold(0, u64::saturating_add)
     }
 
-    /// A `maxmem` that does for a VM with `ram` bytes of RAM. `None` if it needs none.
+    /// Returns a `maxmem` that suffices for a VM with `ram` bytes of RAM, or `None` if it needs none.
     pub fn max_memory(&self, ram: u64) -> Option<u64> {
         let more = self.hot_pluggable();
         (more > 0).then(|| ram.saturating_add(more).saturating_add(SPARE))
     }
 }
 
-/// The value of QEMU's `-qmp` for a socket. A comma in a value is written twice.
+/// Returns the value of QEMU's `-qmp` for a socket. A comma in a value is written twice.
 pub fn control_socket(path: &Path) -> String {
     format!("unix:{},server=on,wait=off", path.display().to_string().replace(',', ",,"))
 }
 
-const ONLY_HOST: &str = "only the host's daemon tells; run this on the host";
+const ONLY_HOST: &str = "only the host's daemon knows this; run the command on the host";
 
 impl MemoryDevice {
-    /// `None` if the VM has no share in the segment.
+    /// Returns `None` if the VM has no share in the segment.
     fn of(segment: &Segment, vm: &str) -> Result<Option<Self>> {
         let read_only = segment.is_reader(vm);
         if !read_only && !segment.members.iter().any(|name| name == vm) {
@@ -88,7 +88,7 @@ impl MemoryDevice {
         }
         if segment.memory == MemoryKind::Unknown {
             bail!(
-                "segment {} comes by a device that this version of `ginnel` does not know: use the daemon's version",
+                "segment {} uses a kind of device that this version of `ginnel` does not know: use the daemon's version",
                 segment.name
             );
         }
@@ -103,18 +103,19 @@ impl MemoryDevice {
         }))
     }
 
-    /// QEMU's id of it. Ids begin with a letter and have no `@`.
+    /// Returns QEMU's id for it. Ids begin with a letter and have no `@`.
     pub fn id(&self) -> String {
         format!("ginnel-{}", self.segment)
     }
 
-    /// The name by which libvirt finds its file in /dev/shm, if it lies there.
+    /// Returns the name by which libvirt finds its file in /dev/shm, if it is there.
     pub fn in_dev_shm(&self) -> Option<&str> {
         self.file.parent().filter(|folder| *folder == Path::new("/dev/shm"))?;
         self.file.file_name()?.to_str()
     }
 
-    /// The value of QEMU's `-object`. Not part of core dumps of QEMU: it is not the VM's own memory.
+    /// Returns the value of QEMU's `-object`. It is excluded from core dumps of QEMU, since it is not the VM's own
+    /// memory.
     pub fn object(&self) -> String {
         let mut text =
             format!("memory-backend-file,id={},share=on,mem-path={}", self.id(), escaped(&self.file));
@@ -123,20 +124,21 @@ impl MemoryDevice {
         }
         text += &format!(",size={},dump=off", self.size);
         if self.read_only {
-            // The guest sees ROM, also in QEMU from 8.2 on, whose `rom` follows `readonly` unless told otherwise.
+            // The guest sees ROM. This also holds for QEMU from 8.2 on, whose `rom` has the value of `readonly` by
+            // default.
             text += ",readonly=on";
         }
         text
     }
 
-    /// The value of QEMU's `-device`.
+    /// Returns the value of QEMU's `-device`.
     pub fn device(&self) -> String {
         let model = if self.kind == MemoryKind::Dax { "virtio-pmem-pci" } else { "ivshmem-plain" };
         format!("{model},memdev={}", self.id())
     }
 }
 
-/// As part of a value of QEMU: a comma is written twice.
+/// Escapes a path for a value of QEMU: a comma is written twice.
 pub fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
@@ -145,8 +147,8 @@ pub fn escaped(path: &Path) -> String {
 pub mod tests {
     use super::*;
 
-    /// Five segments: one of each kind, one on a hugetlbfs, a slice that may only be read, and a read-only BAR. And one
-    /// of others.
+    /// Returns five segments: one of each kind, one on a hugetlbfs, a slice that may only be read, and a read-only BAR.
+    /// The answer also has a segment of other members.
     pub fn devices() -> Devices {
         let answer = r#"{
             "members": [{"number": 0, "name": "host"},

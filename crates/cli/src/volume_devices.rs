@@ -1,4 +1,4 @@
-//! The disks that volumes give to a VM, by their configurations.
+//! The disks that volumes give to a VM, from the volumes' configurations.
 
 use crate::qemu_version::QemuVersion;
 use crate::vm_devices::escaped;
@@ -16,17 +16,17 @@ pub struct VolumeDevice {
     pub device: Device,
     pub socket: PathBuf,
     pub queues: u16,
-    /// Its configuration wishes for packed rings.
+    /// Whether its configuration asks for packed rings.
     pub packed: bool,
 }
 
-/// Places of configurations, as arguments of commands.
+/// Options that say where configurations and sockets are.
 #[derive(clap::Args)]
 pub struct PlacesArgs {
-    /// Where the configurations of volumes are.
+    /// Folder of the configurations of volumes.
     #[arg(long, value_name = "DIR", env = "GINNEL_VOLUME_CONFIGS", hide_env_values = true)]
     volume_configs: Option<PathBuf>,
-    /// Where volumes have their sockets.
+    /// Folder of the sockets of volumes.
     #[arg(long, value_name = "DIR", env = "GINNEL_VOLUME_SOCKETS", hide_env_values = true)]
     volume_sockets: Option<PathBuf>,
 }
@@ -40,12 +40,11 @@ impl PlacesArgs {
         }
     }
 
-    /// All volumes that are configured.
+    /// Returns all volumes that have a configuration.
     pub fn volumes(&self) -> Result<Vec<VolumeDevice>> {
         let paths = self.paths();
-        let names = paths
-            .configured()
-            .with_context(|| format!("cannot look into {}", paths.configurations.display()))?;
+        let names =
+            paths.configured().with_context(|| format!("cannot read {}", paths.configurations.display()))?;
         names.iter().map(|name| VolumeDevice::read(&paths, name)).collect()
     }
 }
@@ -65,19 +64,19 @@ impl VolumeDevice {
         })
     }
 
-    /// QEMU's id of its connection.
+    /// Returns QEMU's id for the connection to the volume.
     pub fn id(&self) -> String {
         format!("ginnel-volume-{}", self.volume)
     }
 
-    /// The value of QEMU's `-chardev`. QEMU connects again, once a second, when the volume was started anew; QEMU 7.2 does so
-    /// for blk only.
+    /// Returns the value of QEMU's `-chardev`. QEMU tries to reconnect once a second when the volume was restarted;
+    /// QEMU 7.2 does so only for blk.
     pub fn chardev(&self, qemu: QemuVersion) -> String {
         let socket = format!("socket,id={},path={}", self.id(), escaped(&self.socket));
         if self.device == Device::Blk { format!("{socket},{}", qemu.reconnect()) } else { socket }
     }
 
-    /// The model of QEMU's device.
+    /// Returns the model of QEMU's device.
     pub fn model(&self) -> &'static str {
         match self.device {
             Device::Blk => "vhost-user-blk-pci",
@@ -85,7 +84,7 @@ impl VolumeDevice {
         }
     }
 
-    /// QEMU's name for the number of queues.
+    /// Returns QEMU's name for the number of queues.
     pub fn queues_key(&self) -> &'static str {
         match self.device {
             Device::Blk => "num-queues",
@@ -93,22 +92,22 @@ impl VolumeDevice {
         }
     }
 
-    /// The value of QEMU's `-device`.
+    /// Returns the value of QEMU's `-device`.
     pub fn device(&self) -> String {
         let packed = if self.packed { ",packed=on" } else { "" };
         format!("{},chardev={},{}={}{packed}", self.model(), self.id(), self.queues_key(), self.queues)
     }
 
-    /// Argument pairs of a QEMU.
+    /// Returns the argument pairs for QEMU.
     pub fn arguments(&self, qemu: QemuVersion) -> [(&'static str, String); 2] {
         [("-chardev", self.chardev(qemu)), ("-device", self.device())]
     }
 }
 
-/// QEMU's id of the RAM that volumes see.
+/// QEMU's id for the RAM that volumes access.
 pub const RAM: &str = "ginnel-ram";
 
-/// Argument pairs of QEMU that make the VM's RAM visible to its volumes. Once for all of them.
+/// Returns the arguments with which QEMU shares the VM's RAM with its volumes. They are needed once for all volumes.
 pub fn shared_ram(bytes: u64) -> [(&'static str, String); 2] {
     [
         ("-object", format!("memory-backend-memfd,id={RAM},size={},share=on", Bytes(bytes))),
@@ -120,7 +119,7 @@ pub fn shared_ram(bytes: u64) -> [(&'static str, String); 2] {
 pub mod tests {
     use super::*;
 
-    /// A disk with four queues, a target, and a disk of another VM.
+    /// Returns a disk with four queues, a scsi target, and a disk of another VM.
     pub fn volumes() -> Vec<VolumeDevice> {
         let volume = |name: &str, vm: &str, device, queues| VolumeDevice {
             volume: name.into(),

@@ -1,4 +1,4 @@
-//! Names for the ways to wait.
+//! The command-line names of the wait modes.
 
 use clap::ValueEnum;
 use ginnel::WaitMode;
@@ -8,11 +8,11 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Look until it is there: lowest latency, uses a processor.
+    /// Poll without end: lowest latency, uses a whole CPU.
     Poll,
-    /// Sleep at once: uses no processor, each wake costs a doorbell.
+    /// Sleep at once: uses no CPU while waiting, but each wake-up needs a doorbell.
     Interrupt,
-    /// Look for a moment, then sleep.
+    /// Poll for a short time, then sleep.
     Adaptive,
 }
 

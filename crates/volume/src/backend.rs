@@ -1,7 +1,7 @@
-//! Where the bytes of a disk lie.
+//! Where the data of a disk is stored.
 //!
-//! A [`Backend`] is opened once, before any thread starts, and shared by all. Each worker makes its own [`Stores`] of
-//! them, which holds what belongs to one thread: above all its io_uring.
+//! A [`Backend`] is opened once, before any thread starts, and all threads share it. Each worker makes its own
+//! [`Stores`] of the backends, with the parts that belong to one thread: above all its io_uring.
 
 mod alignment;
 mod blkdiscard;
@@ -24,45 +24,45 @@ use thiserror::Error;
 
 use uring::Uring;
 
-/// What is to be done. Offsets and lengths are in bytes, whole blocks of the disk, and inside it.
+/// An operation on a disk. Offsets and lengths are in bytes, and describe whole blocks inside the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Fills the data.
+    /// Reads from the disk into the data buffers.
     Read {
-        /// From where.
+        /// First byte on the disk.
         at: u64,
     },
-    /// Stores the data.
+    /// Writes the data buffers to the disk.
     Write {
-        /// To where.
+        /// First byte on the disk.
         at: u64,
-        /// Must survive a power cut when it is done.
+        /// Whether the data must be durable when the operation ends.
         through: bool,
     },
-    /// All that was done before it began survives a power cut.
+    /// Makes all operations durable that ended before it began.
     Flush,
-    /// What is there is not needed any more.
+    /// Releases a range whose contents are not needed any more.
     Discard {
-        /// From where.
+        /// First byte on the disk.
         at: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
     },
-    /// Zeros.
+    /// Fills a range with zeros.
     WriteZeroes {
-        /// From where.
+        /// First byte on the disk.
         at: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
-        /// The space may be given back.
+        /// Whether the space may be released.
         unmap: bool,
-        /// Must survive a power cut when it is done.
+        /// Whether the zeros must be durable when the operation ends.
         through: bool,
     },
 }
 
 impl Op {
-    /// In a word.
+    /// Returns the operation's word in logs and statistics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Read { .. } => "read",
@@ -73,7 +73,7 @@ impl Op {
         }
     }
 
-    /// How much of the disk it is about, if that is not as much as it has data.
+    /// Returns the length of its range on the disk, if that is not the length of its data.
     pub fn span(self) -> Option<u64> {
         match self {
             Self::Discard { len, .. } | Self::WriteZeroes { len, .. } => Some(len),
@@ -81,7 +81,7 @@ impl Op {
         }
     }
 
-    /// Whether it must survive a power cut, or makes what was done before survive one.
+    /// Returns whether the operation must be durable, or makes earlier ones durable.
     #[inline]
     pub fn is_durable(self) -> bool {
         match self {
@@ -91,7 +91,7 @@ impl Op {
         }
     }
 
-    /// Where on the disk it begins.
+    /// Returns the offset on the disk at which it begins.
     pub fn at(self) -> u64 {
         match self {
             Self::Read { at }
@@ -103,7 +103,7 @@ impl Op {
     }
 }
 
-/// Why it was not done.
+/// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
     /// The backend has no such operation.
@@ -112,39 +112,39 @@ pub enum Failure {
     /// The image ends before the disk does.
     #[error("the image ends there: it was truncated after the volume had opened it")]
     Truncated,
-    /// The system says so.
+    /// A system call or the disk has failed.
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Errno(i32),
-    /// What had been accepted earlier did not become durable, and may be gone.
+    /// Data that was acknowledged earlier did not become durable, and may be lost.
     #[error("{}: earlier writes did not become durable", io::Error::from_raw_os_error(*.0))]
     Lost(i32),
-    /// So it was earlier, and nobody has acknowledged that.
+    /// Data was lost earlier, and no operator has acknowledged that.
     #[error("earlier writes are lost, and `ginnel volume reset-errors` was not called since")]
     LostEarlier,
 }
 
 impl Failure {
-    /// Of what should have made earlier writes durable.
+    /// Returns the failure of a call that should have made earlier writes durable.
     fn lost(error: io::Error) -> Self {
         Self::Lost(error.raw_os_error().unwrap_or(libc::EIO))
     }
 }
 
-/// Where the bytes of one disk lie, for all threads.
+/// Where the data of one disk is stored, for all threads.
 #[derive(Clone)]
 pub enum Backend {
     /// A file or a block device.
     File(Arc<Image>),
     /// Memory of this process.
     Ram(Mapping),
-    /// Nowhere.
+    /// Nowhere: writes are discarded, and reads do not change the buffers.
     Null,
-    /// A file behind a cache that a power cut empties.
+    /// A file behind a write cache that a power cut empties.
     Volatile(Arc<Volatile>),
 }
 
 impl Backend {
-    /// Opens what a disk's configuration names, for so many workers. Returns its size too.
+    /// Opens the backend of a disk's configuration for this many workers. Returns its size in bytes too.
     pub fn open(disk: &config::Disk, workers: usize) -> Result<(Self, u64), ImageError> {
         Ok(match disk.backend {
             BackendKind::Ram => {
@@ -158,7 +158,7 @@ impl Backend {
                 (Self::File(Arc::new(image)), bytes)
             }
             BackendKind::Volatile => {
-                // Its copies are in memory of its own, wherever that lies.
+                // Its copies are in memory of its own, which need not be aligned for direct I/O.
                 let cached = config::Disk { direct: config::Direct::Off, ..disk.clone() };
                 let image = Image::open(&cached, workers)?;
                 let bytes = disk.size.unwrap_or(image.bytes()?);
@@ -167,7 +167,7 @@ impl Backend {
         })
     }
 
-    /// Makes the image of a disk that has one, if it is not there.
+    /// Creates the image of a disk that needs one, if it does not exist.
     pub fn create(disk: &config::Disk) -> Result<(), ImageError> {
         match disk.backend {
             BackendKind::File | BackendKind::Volatile => Image::create(disk),
@@ -175,8 +175,8 @@ impl Backend {
         }
     }
 
-    /// Starts the threads that a disk needs beside the workers, for at most `depth` requests at a time. Before any request, on the
-    /// thread that starts the workers: behind the sandbox, and bound to no processor.
+    /// Starts the threads that a disk needs besides the workers, for at most `depth` requests at a time. Must be called
+    /// before any request, by the thread that starts the workers, which is in the sandbox and not bound to a CPU.
     pub fn start(&self, depth: usize) -> io::Result<()> {
         match self {
             Self::File(image) => image.start_discarder(depth),
@@ -184,8 +184,8 @@ impl Backend {
         }
     }
 
-    /// Makes room for a disk of `bytes`, or tells what size it has become if `None`. Blocks for as long as the file system
-    /// takes.
+    /// Makes the backend large enough for a disk of `bytes`, or with `None` finds out its current size. Returns the
+    /// size in bytes. Blocks for as long as the file system takes.
     pub fn resize(&self, bytes: Option<u64>, now: u64) -> Result<u64, String> {
         match (self, bytes) {
             (Self::File(image), _) => image.resize(bytes).map_err(|e| e.to_string()),
@@ -200,7 +200,7 @@ impl Backend {
         }
     }
 
-    /// Makes all durable that has been written, on behalf of no worker. Blocks for as long as the disk takes.
+    /// Makes all writes so far durable, without a worker. Blocks for as long as the disk takes.
     pub fn sync(&self) -> Result<(), Failure> {
         match self {
             Self::File(image) => image.file().sync_data().map_err(Failure::lost),
@@ -209,8 +209,8 @@ impl Backend {
         }
     }
 
-    /// Takes away the reports of data that was lost up to now from all workers. An error says that the disk fails still. Blocks
-    /// for as long as the disk takes.
+    /// Takes all pending reports of lost data, so that no worker receives them. An error says that the disk still
+    /// fails. Blocks for as long as the disk takes.
     pub fn take_errors(&self) -> io::Result<()> {
         match self {
             Self::File(image) => image.take_errors(),
@@ -219,7 +219,7 @@ impl Backend {
         }
     }
 
-    /// The image, if there is one.
+    /// Returns the image, if the backend has one.
     pub fn image(&self) -> Option<&Image> {
         match self {
             Self::File(image) => Some(image),
@@ -229,7 +229,7 @@ impl Backend {
     }
 }
 
-/// A worker's way to all disks. Belongs to one thread from [`Stores::enable`] on.
+/// A worker's access to all disks. Belongs to one thread from [`Stores::enable`] on.
 pub struct Stores {
     worker: usize,
     disks: Vec<Backend>,
@@ -237,9 +237,9 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// Makes the rings that the disks need for the worker of that number; in the sandbox there is no way to make any. Nothing
-    /// can be started before [`Stores::enable`]. `held` stays open until all that was begun has ended, also if the process is
-    /// killed.
+    /// Creates the rings that the disks need for the worker of that number, because the sandbox does not allow to
+    /// create any. Nothing can be started before [`Stores::enable`]. `held` stays open until all requests have ended,
+    /// even if the process is killed.
     pub fn new(disks: &[Backend], worker: usize, held: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let files: Vec<_> = disks
             .iter()
@@ -255,13 +255,14 @@ impl Stores {
         Ok(Self { worker, disks: disks.to_vec(), uring })
     }
 
-    /// Puts the rings into force, for the calling thread: only that may use them.
+    /// Enables the rings for the calling thread. No other thread can use them.
     pub fn enable(&self) -> io::Result<()> {
         self.uring.as_ref().map_or(Ok(()), Uring::enable)
     }
 
-    /// Begins an operation. `Some`: it is done. `None`: [`Stores::reap`] will tell, with `id`; until then `memory` must stay
-    /// as it is. Not seen by the kernel before [`Stores::submit`].
+    /// Begins an operation. Returns its result if it has ended already. Otherwise [`Stores::reap`] reports the end,
+    /// with `id`, and until then `memory` must stay as it is. The kernel sees the operation at the next
+    /// [`Stores::submit`].
     #[inline]
     pub fn start(
         &mut self,
@@ -288,8 +289,9 @@ impl Stores {
         }
     }
 
-    /// Bytes of zeros that an operation makes the disk write, as far as that is known: of a file system, once it has shown that it
-    /// cannot make them; a block device may have to for all that must not be unmapped.
+    /// Returns the number of zero bytes that an operation makes the disk write, as far as that is known. A file system
+    /// writes zeros if it has shown that it cannot create them otherwise; a block device may have to write all zeros
+    /// that must not be unmapped.
     pub fn zeros_written(&self, disk: u16, op: Op) -> u64 {
         let Op::WriteZeroes { len, unmap, .. } = op else { return 0 };
         let writes = match self.disks.get(usize::from(disk)) {
@@ -303,7 +305,7 @@ impl Stores {
         if writes { len } else { 0 }
     }
 
-    /// Hands what was started to the kernel. Once a turn.
+    /// Hands the started operations to the kernel. Called once per turn.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
         match &mut self.uring {
@@ -312,7 +314,7 @@ impl Stores {
         }
     }
 
-    /// Calls `done` with all that has ended.
+    /// Calls `done` with the result of each operation that has ended.
     #[inline]
     pub fn reap(&mut self, done: impl FnMut(u32, Result<(), Failure>)) {
         if let Some(uring) = &mut self.uring {
@@ -320,44 +322,45 @@ impl Stores {
         }
     }
 
-    /// The guest's memory that requests will be in from now on, if it is to be pinned; `None`: there is none any more. No
-    /// request may be under way. Blocks for as long as the kernel takes to find, or make, all its pages.
+    /// Pins the guest's memory that requests will use from now on, if the configuration asks for that; `None` releases
+    /// it. No request may be under way. Blocks while the kernel finds or allocates all pages of the memory.
     pub fn pin(&mut self, memory: Option<&Arc<GuestMemory<Mapping>>>) {
         if let Some(uring) = &mut self.uring {
             uring.pin(memory);
         }
     }
 
-    /// Whether memory is pinned.
+    /// Returns whether memory is pinned.
     pub fn is_pinned(&self) -> bool {
         self.uring.as_ref().is_some_and(Uring::is_pinned)
     }
 
-    /// Operations that have not ended.
+    /// Returns the number of operations that have not ended.
     #[inline]
     pub fn pending(&self) -> u32 {
         self.uring.as_ref().map_or(0, Uring::pending)
     }
 
-    /// Asks to be told when something has ended. `true`: something has, do not sleep.
-    #[must_use = "who sleeps on `true` may sleep for ever"]
+    /// Asks for a notification when an operation ends. Returns true if one has ended already, in which case the caller
+    /// must not sleep.
+    #[must_use = "a caller that sleeps on `true` may sleep for ever"]
     pub fn arm(&mut self) -> bool {
         self.uring.as_mut().is_some_and(Uring::arm)
     }
 
-    /// Asks to be told nothing.
+    /// Cancels the request for notifications.
     pub fn disarm(&mut self) {
         if let Some(uring) = &mut self.uring {
             uring.disarm();
         }
     }
 
-    /// An eventfd that is written when something has ended, if that was asked for.
+    /// Returns the eventfd that is written when an operation has ended, if notifications were asked for.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.uring.as_ref().map(Uring::fd)
     }
 
-    /// Whether completions must be asked for: nothing becomes readable.
+    /// Returns whether completions must be polled, because no descriptor becomes readable for them.
     pub fn must_poll(&self) -> bool {
         self.uring.as_ref().is_some_and(Uring::must_poll)
     }

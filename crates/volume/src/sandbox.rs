@@ -1,16 +1,18 @@
-//! The process locks itself in, once everything is open: whoever gets hold of it finds its image, its sockets and the guest's
-//! memory, and no way to anything else.
+//! The sandbox. The process gives up its rights once everything is open, so an attacker who takes it over has its
+//! image, its sockets and the guest's memory, but no access to anything else.
 //!
-//! In this order, on the only thread that there is: [`leave_root`], then [`enter`]: Landlock, then seccomp.
-//! Threads that are started later are held as well.
+//! It is entered in this order, while there is only one thread: [`leave_root`], then [`enter`], which uses Landlock and
+//! then seccomp. Threads that start later are restricted as well.
 //!
-//! - **Landlock**: no path can be opened any more; names may be removed from the folders of the sockets, nothing else.
-//!   No TCP, no abstract socket, no signal to other processes, where the kernel has that. It knows nothing of sockets that have
-//!   a path, of UDP, or of the attributes of files: those are for seccomp to close.
-//! - **seccomp**: the system calls of a volume that serves, see `calls.rs`. Any other ends the process, with one line on
-//!   standard error that names it (without the line if it came from a thread that blocks all signals).
+//! - **Landlock**: no path can be opened any more. Names may be removed from the folders of the sockets; nothing else
+//!   is allowed. Where the kernel supports it, there is no TCP, no abstract socket, and no signal to other processes.
+//!   Landlock does not cover sockets with a path, UDP, or the attributes of files: seccomp blocks those.
+//! - **seccomp**: the system calls of a running volume are allowed, see `calls.rs`. Any other ends the process, after
+//!   one line on standard error that names the call (without the line if the call came from a thread that blocks all
+//!   signals).
 //!
-//! Neither sees all that an io_uring can do, so rings are restricted when they are made, before the sandbox closes.
+//! Neither covers the operations of an io_uring, so rings are restricted when they are created, before the sandbox is
+//! entered.
 
 mod calls;
 mod trap;
@@ -24,17 +26,17 @@ use landlock::{
 use rustix::fs::{Gid, Uid};
 use std::path::Path;
 
-/// What holds a process now.
+/// The restrictions of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// No path leads anywhere.
+    /// Whether Landlock is in force: no path can be opened.
     pub landlock: bool,
-    /// Few system calls.
+    /// Whether the seccomp filter is in force: only few system calls are allowed.
     pub seccomp: bool,
 }
 
 impl Held {
-    /// In a word, for the statistics.
+    /// Returns the word for the statistics.
     pub fn word(self) -> &'static str {
         match (self.landlock, self.seccomp) {
             (true, true) => "landlock+seccomp",
@@ -45,8 +47,8 @@ impl Held {
     }
 }
 
-/// Locks the process in. `name` is the volume's, `folders` hold its sockets. What the kernel lacks is an error if the sandbox
-/// is required, and a line in the log otherwise. Must be called before other threads start.
+/// Enters the sandbox. `name` is the volume's, and `folders` contain its sockets. If the kernel lacks something, that
+/// is an error if the sandbox is required, and a log message otherwise. Must be called before other threads start.
 pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Held, Problem> {
     if mode == SandboxMode::Off {
         return Ok(Held::default());
@@ -57,12 +59,12 @@ pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Held, P
         if mode == SandboxMode::Require {
             return Err(problem);
         }
-        tracing::warn!("{problem}; going on without it");
+        tracing::warn!("{problem}; continuing without it");
         Ok(false)
     };
     let landlock = match landlock(folders) {
         Ok(true) => true,
-        Ok(false) => missing("Landlock", "the kernel does not have it, or not enabled".into())?,
+        Ok(false) => missing("Landlock", "the kernel does not support it, or has it disabled".into())?,
         Err(error) => missing("Landlock", error.to_string())?,
     };
     let seccomp = match seccomp(name) {
@@ -72,7 +74,7 @@ pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Held, P
     Ok(Held { landlock, seccomp })
 }
 
-/// Whether the kernel has it.
+/// Enters Landlock. Returns whether the kernel supports it.
 fn landlock(folders: &[&Path]) -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
     let mut rules = Ruleset::default()
@@ -82,7 +84,7 @@ fn landlock(folders: &[&Path]) -> Result<bool, landlock::RulesetError> {
         .scope(Scope::from_all(abi))?
         .create()?;
     for folder in folders {
-        // A folder that is not there has nothing to remove.
+        // A folder that does not exist has no name to remove.
         if let Ok(folder) = PathFd::new(folder) {
             rules = rules.add_rule(PathBeneath::new(folder, AccessFs::RemoveFile))?;
         }
@@ -98,7 +100,7 @@ fn seccomp(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Who a volume is once everything is open.
+/// The user and group of the process once everything is open.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     user: Uid,
@@ -106,19 +108,20 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Looks up whom a configuration names as `user` and `group`; without a group it is the user's own.
+    /// Looks up the `user` and `group` of a configuration. The default group is the user's own.
     pub fn find(user: &Account, group: Option<&Account>) -> Result<Self, Problem> {
         let uid = user.user("user")?;
         let gid = match group {
             Some(group) => group.group("group")?,
             None => user.own_group().ok_or_else(|| {
-                Problem::new("user", format!("nobody knows the group of user {uid}"), "write `group` too")
+                Problem::new("user", format!("the group of user {uid} is unknown"), "write `group` too")
             })?,
         };
         Ok(Self { user: Uid::from_raw(uid), group: Gid::from_raw(gid) })
     }
 
-    /// Becomes this ordinary user for good, without any capability. Only root can, and only before other threads start.
+    /// Becomes this ordinary user permanently, without any capability. Only root can do this, and only before other
+    /// threads start.
     pub fn assume(self) -> Result<(), Problem> {
         let Self { user, group } = self;
         let failed = |error: rustix::io::Errno| {
@@ -132,8 +135,8 @@ impl Identity {
     }
 }
 
-/// Becomes somebody else, if the configuration names one. Root without one stays root, which is said so, or refused if the
-/// sandbox is required.
+/// Becomes the user of the configuration, if it names one. Otherwise root stays root, with a warning, or with an error
+/// if the sandbox is required.
 pub fn leave_root(identity: Option<Identity>, sandbox: SandboxMode) -> Result<(), Problem> {
     if let Some(identity) = identity {
         return identity.assume();
@@ -143,13 +146,13 @@ pub fn leave_root(identity: Option<Identity>, sandbox: SandboxMode) -> Result<()
     }
     let problem = Problem::new(
         "user",
-        "the volume was started as root, and nobody else is named",
-        "write a user that has no other use, such as user = \"ginnel-volume\"",
+        "the volume was started as root, and no other user is named",
+        "name a user that has no other purpose, such as user = \"ginnel-volume\"",
     );
     match sandbox {
         SandboxMode::Require => Err(problem),
         SandboxMode::Auto => {
-            tracing::warn!("{problem}; going on as root");
+            tracing::warn!("{problem}; continuing as root");
             Ok(())
         }
         SandboxMode::Off => Ok(()),

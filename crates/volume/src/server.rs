@@ -255,7 +255,7 @@ impl Server {
                     Some(Event::Failed) => return Err(Failed::Worker),
                     Some(Event::MemoryGone) if session.is_broken() => {
                         break Some(Gone::Refused(
-                            "its memory has gone away: the file was truncated".to_owned(),
+                            "its memory has disappeared: the file was truncated".to_owned(),
                         ));
                     }
                     Some(Event::MemoryGone) | None => {}

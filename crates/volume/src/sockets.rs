@@ -1,4 +1,5 @@
-//! The sockets of a volume: bound before the sandbox closes, with their owner and permissions, and told of to systemd.
+//! The sockets of a volume. They are bound before the sandbox is entered, with their owner and permissions. Also the
+//! notifications for systemd.
 
 use ginnel_config::{Mode, Problem};
 use ginnel_volume_control::config::Permissions;
@@ -11,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
-/// Who may connect to a socket: [`Permissions`] whose accounts were found.
+/// Who may connect to a socket: [`Permissions`] with resolved accounts.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
     mode: Mode,
@@ -20,7 +21,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Looks the accounts up. `keys` is how their keys begin in a configuration: `socket` or `control`.
+    /// Looks up the accounts. `keys` is the beginning of their keys in a configuration: `socket` or `control`.
     pub fn find(permissions: &Permissions, keys: &str) -> Result<Self, Problem> {
         let Permissions { mode, user, group } = permissions;
         let user = user.as_ref().map(|user| user.user(format_args!("{keys}-user"))).transpose()?;
@@ -29,8 +30,8 @@ impl Access {
     }
 }
 
-/// Binds a stream socket, in place of one that a dead process has left. Nobody else can connect before it has its owner and
-/// mode. The folder is made if it is not there.
+/// Binds a stream socket, replacing one that a dead process has left. Nobody else can connect before the socket has its
+/// owner and mode. Creates the folder if it does not exist.
 pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     let problem = |what: String, fix: &str| Problem::new(path.display(), what, fix);
     let failed = |what: &str, error: io::Error| {
@@ -38,20 +39,20 @@ pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     };
     make_folder(path)?;
     if is_served(path) {
-        let what = "somebody listens there already".into();
+        let what = "another process listens there already".into();
         return Err(problem(what, "stop that volume first, or choose another name or socket"));
     }
     match std::fs::symlink_metadata(path) {
         Ok(file) if !std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()) => {
             return Err(problem(
-                "something else than a socket is there".into(),
+                "the path exists and is not a socket".into(),
                 "remove it, or choose another path",
             ));
         }
         Ok(_) => std::fs::remove_file(path).map_err(|e| failed("an old socket cannot be removed", e))?,
         Err(_) => {}
     }
-    // Single-threaded still: the mask is the process'.
+    // The process still has one thread, so changing its umask is safe.
     let before = rustix::process::umask(rustix::fs::Mode::RWXU.complement());
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
@@ -64,60 +65,60 @@ pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     Ok(listener)
 }
 
-/// Makes the folder of a socket, if it is not there.
+/// Creates the folder of a socket, if it does not exist.
 pub fn make_folder(path: &Path) -> Result<(), Problem> {
     let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) else { return Ok(()) };
     std::fs::create_dir_all(folder).map_err(|error| {
-        let what = format!("the folder cannot be made: {error}");
+        let what = format!("the folder cannot be created: {error}");
         Problem::new(path.display(), what, "choose a path that can be written")
     })
 }
 
-/// Whether somebody listens at a socket.
+/// Returns whether a process listens at a socket.
 pub fn is_served(path: &Path) -> bool {
     UnixStream::connect(path).is_ok()
 }
 
-/// Whether a dead process has left a socket.
+/// Returns whether a dead process has left a socket.
 pub fn is_left(path: &Path) -> bool {
     UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Removes a socket at the end. What cannot be removed is left to the next start.
+/// Removes a socket at the end. If it cannot be removed, the next start removes it.
 pub fn unbind(path: &Path) {
     if let Err(error) = std::fs::remove_file(path) {
         tracing::debug!("{}: {error}", path.display());
     }
 }
 
-/// Tells systemd (sd_notify(3)), on a socket that is connected before the sandbox closes.
+/// Sends notifications to systemd (sd_notify(3)), on a socket that is connected before the sandbox is entered.
 #[derive(Debug)]
 pub struct Notify(Option<UnixDatagram>);
 
 impl Notify {
-    /// To where `NOTIFY_SOCKET` says; to nobody without.
+    /// Connects to the socket that `NOTIFY_SOCKET` names. Without it, notifications go nowhere.
     pub fn from_environment() -> Self {
         Self(std::env::var_os("NOTIFY_SOCKET").and_then(|path| connect(&path).ok()))
     }
 
-    /// The volume serves.
+    /// Reports that the volume serves.
     pub fn ready(&self) {
         self.tell("READY=1\n");
     }
 
-    /// The volume ends.
+    /// Reports that the volume ends.
     pub fn stopping(&self) {
         self.tell("STOPPING=1\n");
     }
 
-    /// In a line, how things are.
+    /// Reports the state of the volume in one line.
     pub fn status(&self, text: &str) {
         self.tell(&format!("STATUS={}\n", text.replace('\n', " ")));
     }
 
     fn tell(&self, text: &str) {
         if let Some(socket) = &self.0 {
-            // If systemd does not listen, nobody else is interested.
+            // If systemd does not listen, nobody needs the notification.
             let _ = socket.send(text.as_bytes());
         }
     }
@@ -161,7 +162,7 @@ mod tests {
         assert!(!is_left(&path) && !is_left(&folder.path().join("other.sock")));
         // As a killed process leaves it.
         drop(first);
-        // A process that another test is starting at this moment has a copy until its program runs.
+        // A process that another test is starting at this moment has a copy of the descriptor until its program runs.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while !is_left(&path) {
             assert!(std::time::Instant::now() < until, "somebody still listens");
@@ -177,7 +178,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("v.sock");
         std::fs::write(&path, "precious").unwrap();
-        assert!(bind(&path, access(0o600)).unwrap_err().to_string().contains("something else"));
+        assert!(bind(&path, access(0o600)).unwrap_err().to_string().contains("is not a socket"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
 

@@ -1,11 +1,12 @@
-//! A thread and its queues.
+//! A worker: one thread and the queues that it serves.
 //!
-//! A turn: take what each queue has, hand it to the backends, take what they have done, give it back, and tell the
-//! driver once for each queue. Nothing in a turn waits, locks or allocates. Between turns without work the thread looks
-//! again (poll), sleeps at once (interrupt), or looks for its budget and then sleeps (adaptive).
+//! In each turn, a worker takes the requests of each queue, hands them to the backends, collects the backends' results,
+//! gives the finished requests back, and notifies the driver once for each queue. Nothing in a turn waits, takes a lock
+//! or allocates. After a turn without work the thread polls again (poll), sleeps at once (interrupt), or polls for its
+//! budget and then sleeps (adaptive).
 //!
-//! While it is awake it asks for no kicks. Before it sleeps it asks for them, looks once more, and only then waits, for a
-//! kick, for its mail, or for a completion.
+//! While the thread is awake it suppresses kicks. Before it sleeps it enables them and looks at the queues once more.
+//! Only then does it wait, for a kick, for an order, or for a completion.
 
 mod hold;
 mod mail;
@@ -38,55 +39,57 @@ use settle::Settlements;
 use sleep::Sleep;
 use slots::Slots;
 
-/// Requests taken from a queue in one turn.
+/// The largest number of requests that are taken from a queue in one turn.
 const BATCH: usize = 32;
 
-/// Bytes that are moved by this thread itself, on a disk in memory, for one queue in one turn, give or take a request. More would
-/// keep the mail waiting, and who stops a queue with it, for as long as a guest likes: a request may have 4 GiB.
+/// How many bytes this thread itself copies, for a disk in memory, for one queue in one turn, give or take one request.
+/// With a larger limit, a guest could delay the orders for as long as it likes, such as one that stops a queue: a
+/// request may have 4 GiB.
 const STINT: u64 = 4 << 20;
 
-/// How long memory stays pinned behind the last queue: a change of what they rest on stops all for a moment.
+/// How long memory stays pinned after the last queue has stopped. A change that concerns all queues stops them only for
+/// a moment.
 const PINNED: Duration = Duration::from_millis(500);
 
-/// How long one disk keeps silent about failures after it has told of one.
+/// How long no further failure of a disk is logged after one was.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// What a worker is made of.
+/// The parts of which a worker is made.
 pub struct Plan {
-    /// Its number.
+    /// The worker's number.
     pub number: usize,
-    /// Whose requests it serves.
+    /// The device whose requests it serves.
     pub device: Arc<dyn Device>,
-    /// Where they go. Enabled by the worker.
+    /// The way to the disks. The worker enables it.
     pub stores: Stores,
-    /// How it waits.
+    /// How it waits for requests.
     pub wait: Wait,
-    /// For how long an adaptive one looks.
+    /// How long an adaptive worker polls before it sleeps.
     pub budget: Duration,
-    /// Whether the guest's memory is pinned.
+    /// Whether it pins the guest's memory.
     pub pin_memory: bool,
-    /// All counters; it writes its own.
+    /// All counters; the worker writes its own.
     pub counters: Arc<Counters>,
-    /// The volume's limits.
+    /// The limits of the volume.
     pub limiter: Arc<Limiter>,
-    /// All workers.
+    /// All workers of the volume.
     pub peers: Peers,
-    /// The clock that limits and latencies count from.
+    /// The start of the clock for limits and latencies.
     pub epoch: Instant,
 }
 
-/// A worker on its thread.
+/// A worker, on its own thread.
 pub(crate) struct Worker {
     device: Arc<dyn Device>,
     disks: Vec<Arc<Disk>>,
-    // Dropped before the queues, whose memory the kernel may still use.
+    // Dropped before the queues, because the kernel may still use the queues' memory.
     stores: Stores,
     queues: Vec<Queue>,
-    /// The queue whose turn it is when there are limits.
+    /// The queue from which a request is taken next when there are limits.
     next: usize,
     slots: Slots,
     chain: Chain,
-    /// Bytes moved of the present [`STINT`].
+    /// Bytes copied so far of the current [`STINT`].
     stint: u64,
     inbox: Inbox,
     sleep: Sleep,
@@ -97,17 +100,17 @@ pub(crate) struct Worker {
     limiter: Arc<Limiter>,
     peers: Peers,
     settlements: Settlements,
-    /// Of each disk, whether requests that it fails wait for an operator.
+    /// For each disk, whether requests that it fails wait for an operator.
     holds: Vec<bool>,
     on_hold: OnHold,
     complaints: Vec<Complaint>,
-    /// An event was lost, and the event queue does not run: the next one tells.
+    /// Whether an event was lost while the event queue does not run. The next event reports that.
     missed: bool,
-    /// The guest's memory is pinned.
+    /// Whether the guest's memory is to be pinned.
     pins: bool,
     number: usize,
     over: bool,
-    /// When the present turn began to work, and when it answered what was done; 0: not yet.
+    /// When the current turn began to work, if it has, and when it answered its finished requests (0: not yet).
     began: Option<u64>,
     ended: u64,
 }
@@ -153,7 +156,7 @@ impl Worker {
         })
     }
 
-    /// Serves until it is told to end.
+    /// Serves its queues until it is ordered to end.
     pub fn run(&mut self) -> io::Result<()> {
         let counters = self.counters.threads.get(self.number).cloned().unwrap_or_default();
         let mut idle_since = None;
@@ -183,14 +186,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Nanoseconds since the epoch.
+    /// Returns the time since the epoch, in nanoseconds.
     #[inline]
     fn now(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// When the present turn began to work. The clock is read once for all requests of a turn, and not in a turn without any: it
-    /// costs as much as a request that does nothing.
+    /// Returns the time at which the current turn began to work. The clock is read once for all requests of a turn, and
+    /// not at all in a turn without requests: reading it costs as much as a request that does nothing.
     #[inline]
     fn began(&mut self) -> u64 {
         if let Some(began) = self.began {
@@ -201,7 +204,7 @@ impl Worker {
         now
     }
 
-    /// Does what there is to do; says whether there was anything.
+    /// Does one turn. Returns whether there was any work.
     #[inline]
     fn turn(&mut self) -> io::Result<bool> {
         let mut worked = false;
@@ -235,8 +238,9 @@ impl Worker {
         Ok(worked)
     }
 
-    /// As [`take`](Self::take) from all queues, one request of each at a time, going on after the last that had one: what was
-    /// allowed while this thread could not run would be the first queue's else, each time.
+    /// Takes requests as [`take`](Self::take) does, but one request from each queue at a time, starting behind the last
+    /// queue that had one. Otherwise the first queue would get all of the allowance that accumulates while this thread
+    /// does not run.
     fn take_in_turns(&mut self) -> bool {
         let count = self.queues.len();
         let (mut worked, mut refused) = (false, 0);
@@ -255,7 +259,7 @@ impl Worker {
         worked
     }
 
-    /// Takes requests from a queue, so many at most, and begins them.
+    /// Takes at most `batch` requests from a queue and begins them. Returns whether there was any work.
     #[inline]
     fn take(&mut self, at: usize, batch: usize) -> bool {
         let mut taken = 0;
@@ -319,7 +323,7 @@ impl Worker {
         true
     }
 
-    /// Looks whether those who wait for others need wait no more; says whether one of ours is done.
+    /// Checks which barriers are complete. Returns whether one of this worker's own requests was.
     #[cold]
     fn settle(&mut self) -> bool {
         let mut done = false;
@@ -332,8 +336,8 @@ impl Worker {
         done
     }
 
-    /// Whether the volume's limits let a request go now; if not, it is held. One that a stop waits for goes at once, and is
-    /// paid for later.
+    /// Returns whether the volume's limits let a request go now; if not, the queue holds it. A request that a stop
+    /// waits for goes at once, and its cost is charged afterwards.
     #[inline]
     fn pass(&mut self, at: usize, slot: u32, now: u64) -> bool {
         !self.limiter.limits() || self.pass_limited(at, slot, now)
@@ -369,12 +373,12 @@ impl Worker {
         let bytes = op.span().unwrap_or(place.bytes());
         if let Some(result) = self.stores.start(slot, disk, op, &place.request.data, &queue.memory) {
             self.stint = self.stint.saturating_add(bytes);
-            // The driver sees it at the end of the turn, together with all others, and so it is answered then.
+            // The driver sees it at the end of the turn together with all others, so it is also answered then.
             self.slots.done.push((slot, result));
         }
     }
 
-    /// Answers what was done in this turn, all with one look at the clock.
+    /// Answers the requests that have finished in this turn, with one reading of the clock for all.
     #[inline]
     fn reap(&mut self) -> bool {
         if self.stores.pending() == 0 && self.slots.done.is_empty() {
@@ -394,7 +398,7 @@ impl Worker {
         worked
     }
 
-    /// What the disk has said of a request.
+    /// Handles the disk's result for a request.
     #[inline]
     fn complete(&mut self, slot: u32, result: Result<(), Failure>, now: u64) {
         if let Err(failure) = result
@@ -405,7 +409,7 @@ impl Worker {
         self.finish(slot, result, now);
     }
 
-    /// Answers a request, and gives it back.
+    /// Answers a request and gives it back to the driver.
     #[inline]
     fn finish(&mut self, slot: u32, result: Result<(), Failure>, now: u64) {
         let place = self.slots.at(slot);
@@ -417,7 +421,7 @@ impl Worker {
             self.complain(disk, op.word(), op.at(), bytes, failure);
         }
         let place = self.slots.at(slot);
-        // A queue's place in the list changes when another one ends.
+        // A queue's index in the list changes when another queue ends.
         let queue = match self.queues.get_mut(at) {
             Some(queue) if queue.serial == serial => queue,
             _ => match self.queues.iter_mut().find(|queue| queue.serial == serial) {
@@ -425,7 +429,7 @@ impl Worker {
                 None => return self.slots.release(slot),
             },
         };
-        // Of the first zeros it is known only now that the disk had to write them.
+        // For the first zeros, it is known only now that the disk had to write them.
         let zeros = self.stores.zeros_written(disk, op);
         if zeros > counted {
             queue.limit.owe(now, 0, zeros - counted);
@@ -443,7 +447,7 @@ impl Worker {
         self.slots.release(slot);
     }
 
-    /// What is said of an operation that was to make something durable.
+    /// Returns the result that the driver gets for an operation that had to make data durable.
     fn judge(&self, disk: u16, began: u64, result: Result<(), Failure>) -> Result<(), Failure> {
         let Some(state) = self.disks.get(usize::from(disk)) else { return result };
         match result {
@@ -456,20 +460,24 @@ impl Worker {
         }
     }
 
-    /// One line for the first failure, then one now and then that says how many there were.
+    /// Logs the first failure of a disk, and later at intervals one with the number of failures since.
     #[cold]
     fn complain(&mut self, disk: u16, what: &str, at: u64, bytes: u64, failure: Failure) {
         let Some(complaint) = self.complaints.get_mut(usize::from(disk)) else { return };
         complaint.since += 1;
         if complaint.last.is_none_or(|last| last.elapsed() > QUIET) {
             let before = complaint.since - 1;
-            let more = if before > 0 { format!(", and {before} before it of late") } else { String::new() };
+            let more = if before > 0 {
+                format!(", after {before} other failures since the last message")
+            } else {
+                String::new()
+            };
             warn!("disk {disk}: {what} of {bytes} bytes at {at} failed: {failure}{more}");
             *complaint = Complaint { last: Some(Instant::now()), since: 0 };
         }
     }
 
-    /// Answers those who wait for the end of a queue that has nothing left.
+    /// Answers the stop orders of queues that have no requests left.
     fn answer_stops(&mut self) {
         let mut at = 0;
         while at < self.queues.len() {
@@ -501,12 +509,12 @@ impl Worker {
                         Queue::new(*start, counters, self.limiter.clone(), self.device.event_queue());
                     queue.missed = queue.is_event && std::mem::take(&mut self.missed);
                     if let Err(error) = self.sleep.watch(&queue) {
-                        queue.broken(&format!("its kick descriptor cannot be waited for: {error}"));
+                        queue.broken(&format!("its kick descriptor cannot be polled: {error}"));
                     }
                     self.queues.push(queue);
                 }
                 Order::Stop { index, suspend, answer } => {
-                    // Without such a queue, who asked hears that nobody answers.
+                    // If there is no such queue, the dropped channel tells the caller that nobody answers.
                     if let Some(at) = self.queues.iter().position(|q| q.index == index) {
                         self.stop(at, suspend, answer);
                     }
@@ -523,7 +531,7 @@ impl Worker {
                 Order::Look => {}
                 Order::Settle(settling) => {
                     self.settlements.ask(&mut self.queues, &self.slots, settling);
-                    // Who aborts wants an answer.
+                    // A driver that aborts commands waits for their answers.
                     self.fail_held(|_| true);
                 }
                 Order::Resume { fail } => self.resume(fail),
@@ -531,7 +539,7 @@ impl Worker {
                     let now = self.now();
                     let dump = |queue: &Queue| queue.dump(self.number, &self.slots, &self.on_hold, now);
                     let states = self.queues.iter().map(dump).collect();
-                    // Whoever asked may have given up.
+                    // The caller may have given up.
                     let _ = answer.send(states);
                 }
                 Order::End => self.over = true,
@@ -540,7 +548,7 @@ impl Worker {
         self.answer_stops();
     }
 
-    /// Stops a queue: from now on nothing of it waits for others or for the limits.
+    /// Stops a queue: from now on none of its requests waits for other requests or for the limits.
     fn stop(&mut self, at: usize, suspend: bool, answer: SyncSender<u32>) {
         let queue = &mut self.queues[at];
         let serial = queue.serial;
@@ -570,7 +578,7 @@ impl Worker {
     }
 
     fn sleep(&mut self, counters: &ThreadCounters) -> io::Result<()> {
-        // All are asked, also behind one that has something: what is asked for is taken back below.
+        // All queues are armed, even if an earlier one has work already: all of them are disarmed below.
         let mut work = self.stores.arm();
         for queue in &mut self.queues {
             work |= queue.arm();
@@ -597,7 +605,7 @@ impl Worker {
     fn memory_gone(&mut self) {
         for queue in &mut self.queues {
             if queue.memory_is_gone() && queue.state == State::Running {
-                queue.broken("the front end's memory has gone away: its file was truncated");
+                queue.broken("the front end's memory has disappeared: its file was truncated");
             }
         }
         self.inbox.tell(Event::MemoryGone);
@@ -607,19 +615,22 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            error!("a worker has failed; the volume ends, and its front end may connect to the next one");
+            error!(
+                "a worker has failed; the volume ends, and its front end may connect to the volume's next process"
+            );
         }
     }
 }
 
-/// Whether an adaptive thread that has found nothing for `idle` nanoseconds is to sleep. What is at the disks shares the
-/// budget: the disks go on with the rest while the thread wakes up for one, so the more there is, the less is lost by that.
+/// Returns whether an adaptive thread that has found nothing for `idle` nanoseconds should sleep. The requests at the
+/// disks share the budget: while the thread wakes up for one of them, the disks continue with the others, so the more
+/// requests there are, the less the wake-up costs.
 #[inline]
 fn has_looked_enough(idle: u64, budget: Duration, at_disks: u32) -> bool {
     u128::from(idle) * u128::from(at_disks.max(1)) >= budget.as_nanos()
 }
 
-/// The kind that an operation is counted as.
+/// Returns the kind as which an operation is counted.
 fn kind(op: Op) -> Kind {
     match op {
         Op::Read { .. } => Kind::Read,

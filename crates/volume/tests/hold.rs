@@ -81,7 +81,7 @@ fn what_fails_waits_and_is_tried_again_in_its_order() {
     server.wait_for_line("No space left on device (os error 28); it waits", 1);
     // Too early.
     assert_eq!(server.control(RESUME).trim(), r#"{"resumed":2}"#);
-    server.wait_for_line("held are tried again", 1);
+    server.wait_for_line("held requests again", 1);
     server.wait_for_held(2);
     fails(&server, "");
     server.control(RESUME);

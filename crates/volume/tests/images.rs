@@ -38,10 +38,10 @@ fn an_image_that_is_not_there_is_made_only_if_that_is_asked_for() {
     // Its folder is that of a file system that is not mounted.
     let nowhere = folder.path().join("srv/image");
     let said = refused(folder.path(), &["--path", nowhere.to_str().unwrap(), "--size", "1M", "--create"]);
-    assert!(said.contains("cannot be made: No such file"), "{said}");
+    assert!(said.contains("cannot be created: No such file"), "{said}");
     let device = "/dev/ginnel-no-such-device";
     let said = refused(folder.path(), &["--path", device, "--size", "1M", "--create"]);
-    assert!(said.contains("files are not made there"), "{said}");
+    assert!(said.contains("volumes create no files there"), "{said}");
     assert!(!Path::new(device).exists());
 }
 

@@ -18,19 +18,20 @@ use stat::Stat;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-/// What the names of the blocks of caches begin with.
+/// The prefix of the names of caches' blocks.
 const PREFIX: &str = "cache.";
 
 /// Shows caches, and works on their items.
 ///
-/// A cache is a block of a segment that one server, `ginnel-cache`, writes, and that everybody who has the segment reads. What changes
-/// items is done by the server. See ginnel-cache(8).
+/// A cache is a block of a segment. One server, `ginnel-cache`, writes it, and every program that may use the segment
+/// can read it. The server executes all changes. See ginnel-cache(8).
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where changes go: `channel SEGMENT`, `tcp ADDRESS:PORT` or `unix PATH`. Otherwise where the cache itself says.
+    /// Where to send changes: `channel SEGMENT`, `tcp ADDRESS:PORT` or `unix PATH`. Default: the address that the cache
+    /// itself contains.
     #[arg(long, global = true, value_name = "PLACE", default_value = "auto", hide_default_value = true)]
     changes: Changes,
-    /// How long a server that does not answer is waited for, in seconds.
+    /// How long to wait for a server that does not answer, in seconds.
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 3)]
     patience: u64,
     #[command(subcommand)]
@@ -52,48 +53,49 @@ enum Command {
 /// Lists caches, of one segment or of all.
 #[derive(clap::Args)]
 struct List {
-    /// Those of this segment only.
+    /// Show only those of this segment.
     #[arg(value_name = "SEGMENT")]
     segment: Option<String>,
-    /// Print them as JSON.
+    /// Print the caches as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Shows what caches hold, how much memory they use, and what their servers count.
+/// Shows what caches contain, how much memory they use, and what their servers have counted.
 ///
-/// Without a name: all. What is in memory is shown without the server too; then the exit status is 1.
+/// Without a name, shows all caches. What is in memory is also shown if the server does not answer; the exit status is
+/// then 1.
 #[derive(clap::Args)]
 struct Status {
-    /// The caches.
+    /// The caches to show.
     #[arg(value_name = "SEGMENT/NAME")]
     caches: Vec<String>,
-    /// Print it as JSON: a list with one object for each.
+    /// Print the status as JSON: a list with one object for each cache.
     #[arg(long, conflicts_with = "prometheus")]
     json: bool,
-    /// Print it as Prometheus text, for a textfile collector.
+    /// Print the status as Prometheus text, for a textfile collector.
     #[arg(long)]
     prometheus: bool,
 }
 
-/// Shows which keys are used most, as far as the server samples them.
+/// Shows which keys are used most, according to the server's samples.
 #[derive(clap::Args)]
 struct Hot {
     #[command(flatten)]
     one: One,
-    /// Print them as JSON.
+    /// Print the keys as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the value of a key, and a newline. The exit status is 1 if there is none.
+/// Prints the value of a key, and a newline. The exit status is 1 if there is no such item.
 #[derive(clap::Args)]
 struct Get {
     #[command(flatten)]
     one: One,
     /// The key.
     key: String,
-    /// Print just the bytes of the value.
+    /// Print only the bytes of the value.
     #[arg(long)]
     raw: bool,
 }
@@ -105,35 +107,35 @@ struct Set {
     one: One,
     /// The key.
     key: String,
-    /// The value; without one, all that stdin has.
+    /// The value. Default: everything from stdin.
     value: Option<String>,
-    /// In how many seconds it ends; 0: never.
+    /// Time after which the item expires, in seconds; 0 means never.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     ttl: u32,
-    /// A number that clients keep with it.
+    /// A number that clients store with the item.
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     flags: u32,
-    /// When, and how. The exit status is 1 if it is not stored.
+    /// Under which condition to store the value, and how. The exit status is 1 if it is not stored.
     #[arg(long, value_enum, default_value_t = How::Set)]
     how: How,
 }
 
-/// How to store something.
+/// How to store a value.
 #[derive(Clone, Copy, ValueEnum)]
 enum How {
-    /// Whatever was there before.
+    /// Whether or not there is an item.
     Set,
-    /// Only if there is none.
+    /// Only if there is no item.
     Add,
-    /// Only if there is one.
+    /// Only if there is an item.
     Replace,
-    /// Behind what is there.
+    /// Append it to the item's value.
     Append,
-    /// Before what is there.
+    /// Put it before the item's value.
     Prepend,
 }
 
-/// Removes items. The exit status is 1 if one of them was not there.
+/// Removes items. The exit status is 1 if one of them did not exist.
 #[derive(clap::Args)]
 struct Delete {
     #[command(flatten)]
@@ -143,14 +145,14 @@ struct Delete {
     keys: Vec<String>,
 }
 
-/// Ends all items.
+/// Removes all items.
 #[derive(clap::Args)]
 struct Flush {
     #[command(flatten)]
     one: One,
 }
 
-// Without a description of its own, which would be that of the whole command.
+// Has no doc comment, because clap would use it as the description of the whole command.
 #[derive(clap::Args)]
 struct One {
     /// The cache.
@@ -158,14 +160,14 @@ struct One {
     cache: String,
 }
 
-/// Sets how much memory a cache uses for items, until its server is started again.
+/// Sets how much memory a cache uses for items, until its server is restarted.
 ///
-/// With less than before, items go with the next that are stored.
+/// If the memory shrinks, items are evicted as new ones are stored.
 #[derive(clap::Args)]
 struct Limit {
     #[command(flatten)]
     one: One,
-    /// The memory, such as 200M, in whole MiB: at least 8M, and not more than its block has.
+    /// The memory, such as 200M, in whole MiB: at least 8M, and at most the size of its block.
     size: Bytes,
 }
 
@@ -188,14 +190,14 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// A cache in a list.
+/// A cache in the list.
 #[derive(serde::Serialize)]
 struct Listed {
     segment: String,
     name: String,
-    /// Of its block.
+    /// Size of its block.
     bytes: u64,
-    /// Who writes it, and who else has it open.
+    /// The endpoint that writes it, and the number of others that have it open.
     server: Option<String>,
     readers: usize,
     age_s: u64,
@@ -290,18 +292,18 @@ fn hot(cache: &Cache, is_json: bool) -> Result<()> {
         table.row([uses, shown(&key)]);
     }
     if table.is_empty() {
-        output::note("ginnel: the server has seen no key used yet");
+        output::note("ginnel: the server has not sampled any key yet");
         return Ok(());
     }
     output::line(table.to_string())
 }
 
-/// A key as a server names it, which writes odd bytes in another way already; one that lies may not.
+/// Returns a key with control characters replaced. A correct server escapes them, but a hostile one may not.
 fn shown(key: &str) -> String {
     key.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// A number as such, and anything else as text.
+/// Returns a number as a JSON number, and anything else as text.
 fn number(text: &str) -> serde_json::Value {
     text.parse::<u64>().map_or_else(|_| text.into(), Into::into)
 }
@@ -330,8 +332,7 @@ fn set(cache: &Cache, args: &Set) -> Result<()> {
     };
     let is_of_value = matches!(args.how, How::Append | How::Prepend);
     if is_of_value && (args.ttl != 0 || args.flags != 0) {
-        let text =
-            "--ttl and --flags do not go with --how append and --how prepend, which keep those of the item";
+        let text = "--ttl and --flags cannot be used with --how append or --how prepend, which keep those of the item";
         return Err(Usage(text.into()).into());
     }
     let (key, ttl, flags) = (args.key.as_bytes(), args.ttl, args.flags);

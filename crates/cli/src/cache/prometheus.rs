@@ -1,16 +1,16 @@
-//! Caches as Prometheus' text exposition format, version 0.0.4.
+//! Caches in Prometheus' text exposition format, version 0.0.4.
 
 use super::stat::Stat;
 use std::fmt::Write;
 
-/// Writing to a `String` never fails.
+/// Appends a line to a `String`, which never fails.
 macro_rules! put {
     ($text:expr, $($arg:tt)*) => { let _ = writeln!($text, $($arg)*); };
 }
 
 type Family = (&'static str, &'static str, &'static str, fn(&Stat) -> Option<f64>);
 
-/// What each cache has one of. A counter of the server begins anew with each server.
+/// The metrics of which each cache has one value. The server's counters begin at 0 with each server.
 const FAMILIES: &[Family] = &[
     ("ginnel_cache_up", "gauge", "Whether the server answers.", |s| Some(flag(s.no_server.is_none()))),
     ("ginnel_cache_servers_total", "counter", "Servers so far.", |s| Some(s.servers as f64)),
@@ -52,7 +52,7 @@ fn counter(stat: &Stat, name: &str) -> Option<f64> {
     stat.counter(name).map(|number| number as f64)
 }
 
-/// Several caches, as one exposition.
+/// Returns several caches as one exposition.
 pub fn text(stats: &[Stat]) -> String {
     let mut text = String::new();
     for (name, kind, help, value) in FAMILIES {
@@ -82,7 +82,7 @@ pub fn text(stats: &[Stat]) -> String {
     text
 }
 
-/// A label's value.
+/// Returns the quoted value of a label.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }

@@ -1,10 +1,10 @@
-//! A cache, for people.
+//! The presentation of a cache's status.
 
 use super::stat::{Queue, Stat};
 use crate::output::{Table, bytes};
 use crate::status::period;
 
-/// All that is known of it.
+/// Returns everything about a cache.
 pub fn page(stat: &Stat) -> String {
     let mut lines = vec![
         format!("cache {}: {}", stat.cache, server(stat)),

@@ -1,4 +1,4 @@
-//! What is known of a cache: from its memory, and from its server.
+//! The status of a cache, from its memory and from its server.
 
 use anyhow::{Context, Result};
 use ginnel_cache_client::{Cache, Error, Part};
@@ -6,44 +6,44 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A clock that has not moved for so long stands.
+/// A clock that has not moved for this long has stopped.
 const STANDS: Duration = Duration::from_millis(2500);
 
-/// A cache.
+/// The status of one cache.
 #[derive(Debug, Default, Serialize)]
 pub struct Stat {
     pub cache: String,
-    /// What tells it from others.
+    /// The identifier of this instance of the cache.
     pub id: String,
     pub items: u64,
-    /// Of its block.
+    /// Size of its block, in bytes.
     pub block_bytes: u64,
-    /// Bytes that the server may use for items.
+    /// Number of bytes that the server may use for items.
     pub limit_bytes: u64,
-    /// Log segments, by what they are for.
+    /// Size of one log segment, in bytes. The log segments are counted by their use.
     pub segment_bytes: u64,
     pub free: Queue,
     pub small: Queue,
     pub main: Queue,
-    /// Places for items in the index.
+    /// Number of places for items in the index.
     pub slots: u64,
-    /// Servers so far.
+    /// Number of servers so far.
     pub servers: u64,
-    /// Since it was made, while there was a server.
+    /// Time since the cache was created during which it had a server.
     pub clock_seconds: f64,
-    /// Whether that goes.
+    /// Whether that clock has stopped.
     pub clock_stands: bool,
-    /// The server is short of memory.
+    /// Whether the server is short of memory.
     pub pressed: bool,
-    /// Where its server says that it is.
+    /// The addresses that the server has written into the cache.
     pub contact: Vec<String>,
-    /// Why the server has not said anything.
+    /// The reason why the server has not answered.
     pub no_server: Option<String>,
-    /// What the server says.
+    /// The server's answer to `stats`.
     pub server: BTreeMap<String, String>,
 }
 
-/// Log segments that are for the same.
+/// Log segments with the same use.
 #[derive(Debug, Default, Serialize)]
 pub struct Queue {
     pub segments: u64,
@@ -57,7 +57,7 @@ impl From<Part> for Queue {
 }
 
 impl Stat {
-    /// Looks, and asks the server.
+    /// Reads the cache's memory, and asks the server.
     pub fn of(cache: &Cache) -> Result<Self> {
         let began = Instant::now();
         let removed = || format!("cache {} has been removed", cache.address());
@@ -86,7 +86,7 @@ impl Stat {
             Ok(stats) => stat.server = stats.into_iter().collect(),
             Err(error @ (Error::NoServer { .. } | Error::Lost { .. })) => {
                 stat.no_server = Some(error.to_string());
-                // It may hang, and may have been asked for long.
+                // The server may hang, and the request may have taken a long time.
                 while cache.survey().is_some_and(|now| now.clock == survey.clock) {
                     if began.elapsed() > STANDS {
                         stat.clock_stands = true;
@@ -100,12 +100,12 @@ impl Stat {
         Ok(stat)
     }
 
-    /// A number that the server says.
+    /// Returns a number from the server's answer.
     pub fn counter(&self, name: &str) -> Option<u64> {
         self.server.get(name)?.parse().ok()
     }
 
-    /// Which part of those gets have hit that the server has seen.
+    /// Returns the share of hits among the gets that the server has executed.
     pub fn hit_rate(&self) -> Option<f64> {
         let (hits, misses) = (self.counter("get_hits")?, self.counter("get_misses")?);
         let all = hits.saturating_add(misses);
@@ -113,7 +113,7 @@ impl Stat {
     }
 }
 
-/// The lines of a text that anybody may have written, as they may be shown.
+/// Returns the lines of a text that any program may have written, with special characters escaped.
 fn contact(text: &str) -> Vec<String> {
     text.lines().map(|line| line.escape_debug().to_string()).collect()
 }

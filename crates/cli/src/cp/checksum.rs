@@ -1,15 +1,15 @@
-//! XXH64 with seed 0 of what is copied, also of memory that a peer shares.
+//! The checksum of copied bytes: XXH64 with seed 0, also of memory that a peer can write.
 //!
-//! Of the checksums that were tried in an emulated guest, where vector and CRC instructions are slow helper calls, this
-//! is the fastest standard one: plain 64-bit multiplications and rotations. `xxhsum -H1 FILE` prints the same value.
-//! It finds accidents; whoever can write the segment can also write a matching checksum.
+//! This is the fastest standard checksum of those that were tried in an emulated guest, where vector and CRC
+//! instructions are slow helper calls: it needs only 64-bit multiplications and rotations. `xxhsum -H1 FILE` prints the
+//! same value. It detects accidents; a program that can write to the segment can also write a matching checksum.
 
 use ginnel::{Mapping, SharedSlice};
 use xxhash_rust::xxh64::Xxh64;
 
-/// Shared bytes that are copied before they are summed up: few enough to be still in the nearest cache.
+/// The number of shared bytes that are copied before they are added: few enough to be still in the first-level cache.
 const PIECE: usize = 4096;
-/// What [`SharedSlice::stripes`] gives at once.
+/// The number of bytes that [`SharedSlice::stripes`] returns at once.
 const STRIPE: usize = 32;
 
 /// The checksum of the bytes so far.
@@ -20,7 +20,7 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// Of no bytes.
+    /// Returns the checksum of no bytes.
     pub fn new() -> Self {
         Self { state: Xxh64::new(0), total: 0 }
     }
@@ -31,7 +31,7 @@ impl Checksum {
         self.total += bytes.len() as u64;
     }
 
-    /// Adds bytes that a peer can write at any time; each is loaded once. The slice begins at a word.
+    /// Adds bytes that a peer can write at any time. Each is loaded once. The slice must be aligned to a word.
     pub fn add_shared(&mut self, slice: &SharedSlice<'_, Mapping>) {
         let mut copy = [0; PIECE];
         for at in (0..slice.len()).step_by(PIECE) {
@@ -40,16 +40,16 @@ impl Checksum {
         }
     }
 
-    /// The same, and keeps them in `into` as they were loaded.
+    /// Does the same as [`Checksum::add_shared`], and stores the loaded bytes in `into`.
     pub fn take_shared(&mut self, slice: &SharedSlice<'_, Mapping>, into: &mut [u8]) {
         for (i, into) in into.chunks_mut(PIECE).enumerate() {
             self.copy(&slice.skip(i * PIECE), into);
         }
     }
 
-    /// Fills `into` with shared bytes, and adds those.
+    /// Fills `into` with shared bytes, and adds these.
     fn copy(&mut self, slice: &SharedSlice<'_, Mapping>, into: &mut [u8]) {
-        // The library's copy would be a single instruction, which emulated processors do byte by byte.
+        // The library's copy would be a single instruction, which emulated processors execute byte by byte.
         let slice = slice.first(into.len());
         let mut stripes = into.as_chunks_mut::<STRIPE>().0.iter_mut();
         let done = slice.stripes(|words| {
@@ -63,12 +63,12 @@ impl Checksum {
         self.add(into);
     }
 
-    /// How many bytes so far.
+    /// Returns the number of bytes so far.
     pub fn len(&self) -> u64 {
         self.total
     }
 
-    /// The checksum so far; more can be added afterwards.
+    /// Returns the checksum so far. More bytes can be added afterwards.
     pub fn value(&self) -> u64 {
         self.state.digest()
     }
@@ -88,8 +88,9 @@ mod tests {
         sum.value()
     }
 
-    /// These values are on the wire and in the partial files of interrupted copies. They come from the implementation that this
-    /// program had of its own before it used a library; the first is that of the XXH64 specification.
+    /// These values are part of the protocol and of the partial files of interrupted copies. They were computed with
+    /// the implementation that this program had before it used a library; the first value is in the XXH64
+    /// specification.
     #[test]
     fn the_values_are_those_of_the_protocol() {
         let values = [

@@ -13,7 +13,7 @@ use crate::Usage;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
 
-/// Copies what the arguments say.
+/// Copies the files that the arguments name.
 pub fn run(args: &Args, paths: &[OsString]) -> Result<Summary> {
     let usage = |text: &str| Usage(text.into());
     let places =
@@ -32,7 +32,7 @@ pub fn run(args: &Args, paths: &[OsString]) -> Result<Summary> {
     copied.map(|()| summary)
 }
 
-/// Sources that can go in one conversation: of one member, and few enough for one message.
+/// Splits the sources into groups that one conversation can copy: each is of one member, and fits into one message.
 fn groups(sources: &[Place]) -> Vec<&[Place]> {
     let mut groups = Vec::new();
     let (mut begin, mut len) = (0, 0);
@@ -52,7 +52,7 @@ fn groups(sources: &[Place]) -> Vec<&[Place]> {
 struct Copy<'a> {
     args: &'a Args,
     target: &'a Place,
-    /// More than one source: they can only go into a folder.
+    /// Whether there is more than one source. Several sources can only be copied into a folder.
     many: bool,
     progress: Progress,
 }
@@ -66,7 +66,7 @@ impl Copy<'_> {
             (Some(from), Some(to)) => {
                 self.between(from, to, sources).with_context(|| format!("{from} to {to}"))
             }
-            // The caller has refused it.
+            // The caller has already rejected this case.
             (None, None) => Ok(()),
         }
     }
@@ -115,7 +115,8 @@ impl Copy<'_> {
         received.inspect_err(|error| send_error(&mut peer.out, error))
     }
 
-    /// From one member to another: what the one sends goes to the other unchanged, and its answers back.
+    /// Copies from one member to another: passes the messages of the source on to the target unchanged, and the answers
+    /// back.
     fn between(&mut self, from: &str, to: &str, sources: &[Place]) -> Result<()> {
         let (mut source, mut sink) = (self.connect(from)?, self.connect(to)?);
         sink.ask(Kind::PUT, self.flags(), &self.target.path)?;
@@ -125,7 +126,7 @@ impl Copy<'_> {
     }
 }
 
-/// Paths as `GET` names them.
+/// Returns the paths as `GET` has them.
 fn paths(sources: &[Place]) -> Vec<u8> {
     sources.iter().map(|source| source.path.as_slice()).collect::<Vec<_>>().join(&0)
 }

@@ -1,8 +1,9 @@
-//! Writing past the page cache.
+//! Writing files without the page cache.
 //!
-//! Bytes go from the ring into aligned memory, summed up on the way, and from there to the disk in large pieces. A
-//! guest's processor so touches each byte once, and its page cache keeps what it had. Which way is faster depends on
-//! processor and disk by a factor of ten in both directions, so it is tried out.
+//! Bytes go from the ring into aligned memory, are added to the checksum on the way, and go from there to the disk in
+//! large pieces. So a guest's processor touches each byte only once, and its page cache keeps its contents. Whether
+//! this is faster depends on the processor and the disk, by up to a factor of ten in either direction, so it is tried
+//! out.
 
 use super::checksum::Checksum;
 use ginnel::{Mapping, SharedSlice};
@@ -13,11 +14,11 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// What direct writes must be multiples of, in memory and in the file, on every disk.
+/// The alignment in memory and in the file that suffices for direct writes to every disk.
 const PAGE: usize = 4096;
-/// Bytes that are written at once.
+/// Number of bytes that are written at once.
 const PIECE: usize = 4 << 20;
-/// So many pieces are written in each way before one is chosen.
+/// Number of pieces that are written in each way before one is chosen.
 const TRIALS: usize = 2;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -25,31 +26,32 @@ const TRIALS: usize = 2;
 struct Page([u8; PAGE]);
 const _: () = assert!(size_of::<Page>() == PAGE && align_of::<Page>() == PAGE);
 
-/// What is not written yet.
+/// The bytes that are not written yet.
 pub struct Direct {
     pages: Vec<Page>,
     filled: usize,
-    /// How long the pieces so far have taken: first direct ones, then others. `None` once the way is chosen.
+    /// How long each piece so far has taken: first the direct ones, then the others. `None` once the way is chosen.
     trial: Option<Vec<Duration>>,
 }
 
-/// How to go on.
+/// The way in which the next bytes are written.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Way {
-    /// As before.
+    /// Through this buffer, as before.
     Direct,
-    /// Through the page cache, which is faster here. All is written.
+    /// Through the page cache, which is faster here. All bytes so far are written.
     PageCache,
 }
 
 impl Direct {
-    /// Switches a file to direct writing, for good or on trial. `None` if its file system has none.
+    /// Switches a file to direct writes, permanently or on trial. Returns `None` if its file system does not support
+    /// them.
     pub fn begin(fd: BorrowedFd<'_>, on_trial: bool) -> Option<Self> {
         set_direct(fd, true).ok()?;
         Some(Self { pages: Vec::new(), filled: 0, trial: on_trial.then(Vec::new) })
     }
 
-    /// Takes shared bytes, and adds them to the checksum as they were taken.
+    /// Takes shared bytes, and adds the bytes that it has taken to the checksum.
     pub fn take(&mut self, sum: &mut Checksum, slice: &SharedSlice<'_, Mapping>) {
         let need = (self.filled + slice.len()).div_ceil(PAGE);
         if self.pages.len() < need {
@@ -60,7 +62,7 @@ impl Direct {
         sum.take_shared(slice, room);
     }
 
-    /// Writes what is there, once it is much.
+    /// Writes the buffered bytes once they fill a piece.
     pub fn write_if_full(&mut self, fd: BorrowedFd<'_>) -> io::Result<Way> {
         if self.filled < PIECE {
             return Ok(Way::Direct);
@@ -84,7 +86,7 @@ impl Direct {
         Ok(Way::Direct)
     }
 
-    /// Writes all that is there.
+    /// Writes all remaining bytes.
     pub fn write_rest(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.write_pages(fd)?;
         set_direct(fd, false)?;
@@ -114,7 +116,7 @@ fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(n) => bytes = &bytes[n..],
             Err(Errno::INTR) => {}
-            // A disk that wants more than we align to, or a short write that ended in the middle of a page.
+            // The disk needs a larger alignment, or a short write ended in the middle of a page.
             Err(Errno::INVAL) if fcntl_getfl(fd)?.contains(OFlags::DIRECT) => set_direct(fd, false)?,
             Err(errno) => return Err(errno.into()),
         }
@@ -168,7 +170,7 @@ mod tests {
             let way = direct.write_if_full(file.as_fd()).unwrap();
             assert_eq!(file.metadata().unwrap().len(), (piece * PIECE) as u64);
             let on = fcntl_getfl(&file).unwrap().contains(OFlags::DIRECT);
-            // In the middle without, at the end as chosen.
+            // Off in the second half of the trial, and at the end as chosen.
             assert_eq!(on, piece < TRIALS || piece == 2 * TRIALS && way == Way::Direct, "{piece}");
             assert_eq!(direct.trial.is_some(), piece < 2 * TRIALS || way == Way::PageCache, "{piece}");
         }

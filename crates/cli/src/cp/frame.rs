@@ -1,7 +1,7 @@
-//! What the two sides of a copy say to each other: one message, one [`Frame`] and what follows it.
+//! The messages of a copy: each consists of a [`Frame`] and the bytes that follow it.
 //!
 //! The client opens a message channel to `cp@MEMBER` and sends `PUT` or `GET`. Then one side sends files and the other
-//! receives them, with the same frames in both directions of copying:
+//! receives them, with the same frames for both requests:
 //!
 //! | kind | from | fields | followed by |
 //! |---|---|---|---|
@@ -22,26 +22,26 @@
 //! | `STORED` | receiver | | everything is in its place |
 //! | `ERROR` | either | | text; nothing follows |
 //!
-//! Unused fields are zero. Paths are bytes without NUL, relative, without `.` and `..`.
+//! Unused fields are zero. Paths are relative byte strings without NUL, `.` and `..`.
 
 use anyhow::{Result, bail, ensure};
 use ginnel::{Message, MessageReceiver, MessageSender};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Version of this conversation, in `PUT` and `GET`.
+/// Version of this protocol, in `PUT` and `GET`.
 pub const VERSION: u32 = 1;
 
-/// Files of at least this size can be continued after a broken copy; smaller ones begin anew.
+/// The smallest size of a file that can be continued after an interrupted copy; smaller files begin anew.
 pub const RESUMABLE: u64 = 1 << 20;
 
-/// A message that is not `DATA` is at most this long. It fits into the smallest ring that a copy uses.
+/// The largest message that is not `DATA`. It fits into the smallest ring that a copy uses.
 pub const MAX_CONTROL: usize = 12 << 10;
-/// Of a text, this much is sent.
+/// The number of bytes of a text that are sent.
 const MAX_TEXT: usize = 8 << 10;
-/// A path or a symbolic link's target is at most this long.
+/// The largest length of a path or of a symbolic link's target.
 pub const MAX_PATH: usize = 4096;
 
-/// Kind of a frame.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Kind(pub u32);
@@ -65,7 +65,7 @@ impl Kind {
     pub const ERROR: Self = Self(16);
 }
 
-/// What each message begins with.
+/// The header of each message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Frame {
@@ -81,15 +81,15 @@ pub struct Frame {
 }
 const _: () = assert!(size_of::<Frame>() == Frame::LEN && Frame::LEN.is_multiple_of(8));
 
-/// What `PUT` and `GET` ask for, in [`Frame::mode`].
+/// Options of `PUT` and `GET`, in [`Frame::mode`].
 pub mod flags {
-    /// Folders with all that they contain.
+    /// Copy folders with their contents.
     pub const RECURSIVE: u32 = 1;
     /// The target must be a folder.
     pub const INTO_FOLDER: u32 = 2;
-    /// Begin files anew, even if a part of them is there.
+    /// Begin files anew, even if a part of them exists.
     pub const NO_RESUME: u32 = 4;
-    /// Write past the page cache.
+    /// Write without the page cache.
     pub const DIRECT: u32 = 8;
 }
 
@@ -100,7 +100,7 @@ impl Frame {
         Self { kind, ..Self::new_zeroed() }
     }
 
-    /// The frame of a message, if it is long enough for one.
+    /// Reads the frame of a message. Fails if the message is too short.
     pub fn of(message: &Message<'_>) -> Result<Self> {
         let mut bytes = [0; Self::LEN];
         ensure!(
@@ -110,13 +110,13 @@ impl Frame {
         Ok(zerocopy::transmute!(bytes))
     }
 
-    /// What follows the frame of a message that is not `DATA`.
+    /// Returns the bytes after the frame of a message that is not `DATA`.
     pub fn tail(message: &Message<'_>) -> Result<Vec<u8>> {
         ensure!(message.len() <= MAX_CONTROL, "the peer sent a control message of {} bytes", message.len());
         Ok(message.slice().skip(Self::LEN).to_vec())
     }
 
-    /// Sends the frame and what follows it.
+    /// Sends the frame and the bytes after it.
     pub fn send(&self, to: &mut MessageSender, tail: &[u8]) -> Result<(), ginnel::Error> {
         let claim = to.claim(Self::LEN + tail.len())?;
         claim.slice().write(0, self.as_bytes());
@@ -124,7 +124,7 @@ impl Frame {
         claim.send(Self::LEN + tail.len())
     }
 
-    /// Receives a frame that is not `DATA`, and what follows it.
+    /// Receives a frame that is not `DATA`, and the bytes after it.
     pub fn receive(from: &mut MessageReceiver) -> Result<(Self, Vec<u8>)> {
         let message = from.peek()?;
         let (frame, tail) = (Self::of(&message)?, Self::tail(&message)?);
@@ -132,7 +132,7 @@ impl Frame {
         Ok((frame, tail))
     }
 
-    /// As [`Frame::receive`], but an `ERROR` becomes an error.
+    /// Receives a frame of this kind. Returns an error for an `ERROR` frame.
     pub fn expect(from: &mut MessageReceiver, kind: Kind) -> Result<Self> {
         let (frame, tail) = Self::receive(from)?;
         match frame.kind {
@@ -143,19 +143,19 @@ impl Frame {
     }
 }
 
-/// Sends `ERROR` as far as the channel still lets us.
+/// Sends `ERROR` if the channel still allows that.
 pub fn send_error(to: &mut MessageSender, error: &anyhow::Error) {
     let text = format!("{error:#}");
-    // A peer that has gone does not care.
+    // A peer that has gone needs no error message.
     let _ = Frame::new(Kind::ERROR).send(to, short(&text));
 }
 
-/// As much of a text as is sent.
+/// Returns the part of a text that is sent.
 pub fn short(text: &str) -> &[u8] {
     &text.as_bytes()[..text.len().min(MAX_TEXT)]
 }
 
-/// Text from somebody else, fit for a terminal and for one line.
+/// Returns text from a peer with control characters escaped, so that it fits on one line of a terminal.
 pub fn plain(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     text.chars()
@@ -163,7 +163,7 @@ pub fn plain(text: &[u8]) -> String {
         .collect()
 }
 
-/// Checks a path below a source: relative, and going only down. Empty is the source itself.
+/// Checks that a path below a source is relative and has no `..`. An empty path is the source itself.
 pub fn check_path(path: &[u8]) -> Result<()> {
     ensure!(path.len() <= MAX_PATH, "a path of {} bytes is too long (at most {MAX_PATH})", path.len());
     if path.is_empty() {
@@ -175,14 +175,14 @@ pub fn check_path(path: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Checks the name of one directory entry.
+/// Checks the name of a directory entry.
 pub fn check_name(name: &[u8]) -> Result<()> {
     ensure!(
         !name.is_empty() && name != b"." && name != b"..",
-        "{:?} names no entry of a folder",
+        "{:?} is not the name of a directory entry",
         plain(name)
     );
-    ensure!(!name.contains(&b'/') && !name.contains(&0), "{:?} is no name of a file", plain(name));
+    ensure!(!name.contains(&b'/') && !name.contains(&0), "{:?} is not a valid file name", plain(name));
     Ok(())
 }
 

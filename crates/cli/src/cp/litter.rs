@@ -1,4 +1,4 @@
-//! Hidden files that must not stay behind, whatever ends the program.
+//! Hidden files that are removed when the program ends, even by a signal.
 
 use super::root::os;
 use rustix::fs::{AtFlags, unlinkat};
@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
-/// A hidden file. Dropping the value removes it, unless it is to be kept.
+/// A hidden file. Dropping the value removes the file, unless it is to be kept.
 pub struct Hidden(Arc<Entry>);
 
 struct Entry {
@@ -35,12 +35,12 @@ impl Hidden {
         &self.0.name
     }
 
-    /// Whether the file is worth keeping if it is never completed.
+    /// Sets whether the file is kept if it is never completed.
     pub fn keep(&self, keep: bool) {
         self.0.keep.store(keep, Ordering::Relaxed);
     }
 
-    /// There is no such file any more.
+    /// Notes that the file no longer exists under this name.
     pub fn gone(&self) {
         self.keep(true);
     }
@@ -49,7 +49,7 @@ impl Hidden {
 impl Entry {
     fn sweep(&self) {
         if !self.keep.swap(true, Ordering::Relaxed) {
-            // What cannot be removed stays hidden, and is found by the next copy of the same file.
+            // A file that cannot be removed stays hidden, and the next copy of the same file finds it.
             let _ = unlinkat(&self.folder, os(&self.name), AtFlags::empty());
         }
     }
@@ -61,7 +61,7 @@ impl Drop for Hidden {
     }
 }
 
-/// Removes the litter when the program is told to end, and then ends as if nobody had caught the signal.
+/// Removes the files when a signal ends the program, and then ends it as the signal would have done.
 fn watch_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let watch = move || {
@@ -71,6 +71,6 @@ fn watch_signals() {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     };
-    // Without a thread for it, only orderly ends tidy up.
+    // Without this thread, only a normal end removes the files.
     let _ = std::thread::Builder::new().name("signals".into()).spawn(watch);
 }

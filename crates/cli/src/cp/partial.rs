@@ -1,7 +1,8 @@
-//! A file that is being received: written beside its place under a hidden name, and renamed when it is complete.
+//! A file that is being received: it is written in the target folder under a hidden name, and renamed when it is
+//! complete.
 //!
-//! The hidden name is derived from the final one, so the next copy of the same file finds what a broken one has left,
-//! and continues it if both sides agree on its checksum.
+//! The hidden name is derived from the final one. So the next copy of the same file finds the part that an interrupted
+//! copy has left, and continues it if both sides agree on its checksum.
 
 use super::checksum::Checksum;
 use super::frame::{RESUMABLE, plain};
@@ -18,9 +19,9 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// The longest name of a file on Linux.
+/// The longest name of a file on Linux, in bytes.
 const NAME_MAX: usize = 255;
-/// How often a file that vanishes under our hands is opened again.
+/// How often a file that disappears while it is being opened is opened again.
 const TRIES: u32 = 100;
 
 /// An incomplete file.
@@ -29,28 +30,30 @@ pub struct Partial {
     hidden: Hidden,
     folder: Arc<OwnedFd>,
     name: Vec<u8>,
-    /// Of what is in the file.
+    /// The checksum of the file's content.
     pub sum: Checksum,
 }
 
 impl Partial {
-    /// Begins the file `name` in `folder`, or goes on with what an earlier copy has left if `resume`.
+    /// Begins the file `name` in `folder`. With `resume`, continues the part that an earlier copy has left.
     pub fn begin(folder: &Arc<OwnedFd>, name: &[u8], resume: bool) -> Result<Self> {
         let shown = plain(name);
         if let Ok(stat) = statat(folder, os(name), AtFlags::SYMLINK_NOFOLLOW)
             && FileType::from_raw_mode(stat.st_mode) == FileType::Directory
         {
-            bail!("{shown}: is a folder here, and a file cannot take its place; remove it first");
+            bail!("{shown}: is a folder here, and a file cannot replace it; remove it first");
         }
         let hidden_name = hidden_name(name);
         for _ in 0..TRIES {
-            let file = open_hidden(folder.as_fd(), &hidden_name)
-                .with_context(|| format!("{shown}: cannot be written beside as {}", plain(&hidden_name)))?;
-            // A file system without locks is fine: two copies at once then end with a wrong checksum, not a wrong file.
+            let file = open_hidden(folder.as_fd(), &hidden_name).with_context(|| {
+                format!("{shown}: its hidden file {} cannot be opened", plain(&hidden_name))
+            })?;
+            // A file system without locks is acceptable: two copies at once then end with a wrong checksum, not with a
+            // wrong file.
             if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-                bail!("{shown}: another copy is writing it just now; wait for its end");
+                bail!("{shown}: another copy is writing it now; wait for its end");
             }
-            // Whoever held the lock before us may have renamed or removed what we have opened.
+            // The previous holder of the lock may have renamed or removed the opened file.
             let (ours, named) = (fstat(&file), statat(folder, os(&hidden_name), AtFlags::SYMLINK_NOFOLLOW));
             match (ours, named) {
                 (Ok(ours), Ok(named)) if (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino) => {}
@@ -61,20 +64,23 @@ impl Partial {
             let mut partial =
                 Self { file: file.into(), hidden, folder: folder.clone(), name, sum: Checksum::new() };
             if resume {
-                partial.take_stock().with_context(|| format!("{shown}: reading what is here already"))?;
+                partial
+                    .take_stock()
+                    .with_context(|| format!("{shown}: reading the part that is here already"))?;
             } else {
                 partial.restart()?;
             }
             return Ok(partial);
         }
-        bail!("{shown}: somebody else keeps replacing {}", plain(&hidden_name))
+        bail!("{shown}: another program keeps replacing {}", plain(&hidden_name))
     }
 
-    /// Sums up what an earlier copy has left.
+    /// Computes the checksum of the part that an earlier copy has left.
     fn take_stock(&mut self) -> Result<()> {
         let mut piece = vec![0; 256 << 10];
         let len = self.file.metadata()?.len();
-        // Where the rest begins, direct writing must be possible, and a stripe of the checksum ends.
+        // The rest must begin at an offset that is suitable for direct writes and at which a stripe of the checksum
+        // ends.
         let mut left = len - len % 4096;
         while left > 0 {
             let want = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -87,7 +93,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Throws away what is there.
+    /// Discards the content.
     pub fn restart(&mut self) -> Result<()> {
         self.hidden.keep(false);
         self.sum = Checksum::new();
@@ -96,17 +102,17 @@ impl Partial {
         Ok(())
     }
 
-    /// Where the next bytes go.
+    /// Returns the descriptor of the file, at the position of the next bytes.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// What has been written is of use to a later copy once it is long enough.
+    /// Notes that the file has grown. A part that is long enough is kept for a later copy.
     pub fn grown(&self) {
         self.hidden.keep(self.sum.len() >= RESUMABLE);
     }
 
-    /// The file is complete: it gets its mode, its time and its name.
+    /// Completes the file: sets its mode and time, and renames it.
     pub fn finish(self, mode: u32, modified: Timespec) -> Result<()> {
         let shown = || plain(&self.name);
         fchmod(&self.file, permissions(mode)).map_err(|e| explain(e, &shown()))?;
@@ -118,22 +124,23 @@ impl Partial {
     }
 }
 
-/// Opens the hidden file, which must be ours alone. One that is not (somebody has put it there) is refused.
+/// Opens the hidden file. Refuses one that does not belong to this user alone, because another user could have put it
+/// there.
 fn open_hidden(folder: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | SAFE;
     let file = openat(folder, os(name), flags, Mode::RUSR | Mode::WUSR).map_err(|errno| match errno {
-        Errno::LOOP => anyhow::anyhow!("somebody has put a symbolic link there"),
+        Errno::LOOP => anyhow::anyhow!("there is a symbolic link of that name"),
         other => std::io::Error::from(other).into(),
     })?;
     let stat = fstat(&file)?;
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if !regular || stat.st_nlink > 1 || stat.st_uid != rustix::process::geteuid().as_raw() {
-        bail!("a file of somebody else is there; remove it");
+        bail!("there is a file of that name which is not this user's alone; remove it");
     }
     Ok(file)
 }
 
-/// `.NAME.ginnel-part`, shortened where that would be too long.
+/// Returns `.NAME.ginnel-part`, shortened if that would be too long.
 pub fn hidden_name(name: &[u8]) -> Vec<u8> {
     const SUFFIX: &[u8] = b".ginnel-part";
     let room = NAME_MAX - 1 - SUFFIX.len();
@@ -148,13 +155,13 @@ pub fn hidden_name(name: &[u8]) -> Vec<u8> {
     [b".", stem.as_slice(), SUFFIX].concat()
 }
 
-/// The permission bits that a copy keeps. Set-user-id, set-group-id and sticky come from somebody else's word and mean
-/// something else here, so they do not travel.
+/// Returns the permission bits that a copy keeps. The set-user-ID, set-group-ID and sticky bits are not copied: the
+/// peer chooses them, and they would have another meaning here.
 pub fn permissions(mode: u32) -> Mode {
     Mode::from_raw_mode(mode & 0o777)
 }
 
-/// Sets the time of modification, and leaves the time of access.
+/// Returns times that set the modification time and leave the access time.
 pub fn times(modified: Timespec) -> Timestamps {
     let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
     Timestamps { last_access: omit, last_modification: modified }

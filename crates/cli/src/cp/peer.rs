@@ -1,4 +1,4 @@
-//! Finding the member at the other end, and opening a channel to it.
+//! Finds the member at the other end, and opens a channel to it.
 
 use super::frame::{Frame, Kind, MAX_CONTROL, VERSION};
 use anyhow::{Context, Result, anyhow, bail};
@@ -7,14 +7,14 @@ use ginnel::{
     MessageSender, Opening,
 };
 
-/// What the rings of a copy are wished to hold, and the least that will do.
+/// The preferred size of a copy's rings in bytes, and the smallest that suffices.
 const CAPACITY: usize = 4 << 20;
 const LEAST_CAPACITY: usize = 64 << 10;
 
-/// What endpoints of a copy call themselves.
+/// The name of a copy's endpoints.
 const NAME: &str = "ginnel-cp";
 
-/// Where a member's server listens.
+/// Returns the name at which a member's server listens.
 pub fn listener(member: &str) -> String {
     format!("cp@{member}")
 }
@@ -27,7 +27,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects to `ginnel cp --serve` of a member, in the given segment or in one that both have.
+    /// Connects to `ginnel cp --serve` of a member, in the given segment or in one that both members have.
     pub fn connect(member: &str, segment: Option<&str>) -> Result<Self> {
         let mut daemon = Daemon::connect()?;
         let segment = match segment {
@@ -46,7 +46,7 @@ impl Peer {
                     capacity /= 2;
                 }
                 Err(error) if error.code() == Some(ErrorCode::REFUSED) => {
-                    bail!("does not serve copies in segment {segment}; start `ginnel cp --serve` there");
+                    bail!("serves no copies in segment {segment}; start `ginnel cp --serve` there");
                 }
                 other => break other.with_context(|| format!("segment {segment}"))?,
             }
@@ -55,7 +55,7 @@ impl Peer {
         Ok(Self { member: member.to_owned(), out, input })
     }
 
-    /// Says what is wanted: `PUT` or `GET`.
+    /// Sends a request: `PUT` or `GET`.
     pub fn ask(&mut self, kind: Kind, flags: u32, tail: &[u8]) -> Result<()> {
         if Frame::LEN + tail.len() > MAX_CONTROL {
             bail!("paths of {} bytes are too long for {}", tail.len(), self.member);
@@ -64,14 +64,14 @@ impl Peer {
     }
 }
 
-/// Becomes an endpoint over a connection that is there.
+/// Attaches to a segment over an existing connection to the daemon.
 pub fn attach(daemon: Daemon, segment: &str) -> Result<Endpoint> {
     let options = AttachOptions { name: Some(NAME.into()), ..AttachOptions::default() };
     let attached = daemon.attach(segment, &options).and_then(Opening::wait);
     attached.with_context(|| format!("segment {segment}"))
 }
 
-/// A segment in which the member serves copies; its home segment if that is one.
+/// Returns a segment in which the member serves copies, preferably its home segment.
 fn find_segment(daemon: &mut Daemon, member: &str) -> Result<String> {
     let own = daemon.member_name().to_owned();
     let inspect = crate::inspect::ask(daemon)?;
@@ -90,17 +90,17 @@ fn find_segment(daemon: &mut Daemon, member: &str) -> Result<String> {
     Err(if shared.is_empty() {
         anyhow!(
             "{own} shares no segment with a member {member:?}; `ginnel segment list` shows who shares what, and \
-             `ginnel segment create` makes one"
+             `ginnel segment create` creates one"
         )
     } else {
         anyhow!(
-            "{member} does not serve copies; start `ginnel cp --serve` there (segments shared with it: {})",
+            "{member} serves no copies; start `ginnel cp --serve` there (segments shared with it: {})",
             shared.join(", ")
         )
     })
 }
 
-/// The segment that a VM shares with the host alone.
+/// Returns the name of the segment that a VM shares only with the host.
 pub fn home(member: &str) -> String {
     format!("home-{member}")
 }

@@ -1,4 +1,4 @@
-//! `PATH` or `MEMBER:PATH`.
+//! Locations of the form `PATH` or `MEMBER:PATH`.
 
 use ginnel_layout::Name;
 use std::ffi::OsStr;
@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Whose file; `None` is this program's own machine.
+    /// The member that has the file; `None` for this machine.
     pub member: Option<String>,
     pub path: Vec<u8>,
 }
 
 impl Place {
-    /// A colon makes a place remote, unless a slash comes first (`./a:b` is a local file), as in scp(1).
+    /// Parses a location. A colon makes it remote, unless a slash comes first (`./a:b` is a local file), as in scp(1).
     pub fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
         if bytes.is_empty() {
@@ -28,19 +28,19 @@ impl Place {
         match Name::new(&member) {
             Ok(_) => Ok(Self { member: Some(member), path: bytes[colon + 1..].to_vec() }),
             Err(reason) => Err(format!(
-                "{:?}: no member has the name {member:?}: {reason}; write a local file with a colon as ./FILE",
+                "{:?}: {member:?} is not a name of a member: {reason}; write a local file with a colon as ./FILE",
                 text.to_string_lossy()
             )),
         }
     }
 
-    /// The last component, under which the place appears in a folder; empty if it has none (`.`, `..`, `/`).
+    /// Returns the last component, under which the source appears in a folder; empty if it has none (`.`, `..`, `/`).
     pub fn base(&self) -> &[u8] {
         base(&self.path)
     }
 }
 
-/// The last component of a path; empty for `.`, `..` and `/`.
+/// Returns the last component of a path; empty for `.`, `..` and `/`.
 pub fn base(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|&b| b != b'/').map_or(0, |at| at + 1);
     let start = path[..end].iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);

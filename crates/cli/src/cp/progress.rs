@@ -1,4 +1,4 @@
-//! How far a copy is, for whoever watches.
+//! The progress of a copy, shown on a terminal.
 
 use crate::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,7 +9,7 @@ use std::time::Instant;
 pub struct Progress {
     bar: ProgressBar,
     begun: Instant,
-    /// Print what is refused.
+    /// Whether to print what is refused.
     loud: bool,
     files: u64,
     refused: u64,
@@ -18,13 +18,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Only counts.
+    /// Returns a progress that only counts.
     pub fn silent() -> Self {
         let bar = ProgressBar::hidden();
         Self { bar, begun: Instant::now(), loud: false, files: 0, refused: 0, bytes: 0, resumed: 0 }
     }
 
-    /// Says on stderr what is not copied; and draws a bar for the current file, if that is a terminal.
+    /// Returns a progress that names refused files on stderr and, if that is a terminal, draws a bar for the current
+    /// file.
     pub fn on_stderr() -> Self {
         let mut progress = Self { loud: true, ..Self::silent() };
         if std::io::stderr().is_terminal() {
@@ -38,7 +39,7 @@ impl Progress {
         progress
     }
 
-    /// The next file.
+    /// Begins the next file.
     pub fn file(&mut self, name: &str, size: u64) {
         if !self.bar.is_hidden() {
             self.bar.set_length(size);
@@ -48,24 +49,24 @@ impl Progress {
         }
     }
 
-    /// This much of it was there already.
+    /// Counts bytes that existed already.
     pub fn resumed(&mut self, bytes: u64) {
         self.resumed += bytes;
         self.bar.inc(bytes);
     }
 
-    /// This much more has come.
+    /// Counts bytes that were transferred.
     pub fn moved(&mut self, bytes: u64) {
         self.bytes += bytes;
         self.bar.inc(bytes);
     }
 
-    /// A file or link is complete.
+    /// Counts a complete file or link.
     pub fn done(&mut self) {
         self.files += 1;
     }
 
-    /// Something is not copied.
+    /// Counts something that is not copied, and prints why.
     pub fn refused(&mut self, why: &str) {
         self.refused += 1;
         if self.loud {
@@ -73,7 +74,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away; what was done, in numbers.
+    /// Removes the bar, and returns the counts.
     pub fn end(self) -> Summary {
         self.bar.finish_and_clear();
         let seconds = self.begun.elapsed().as_secs_f64();
@@ -88,15 +89,15 @@ impl Progress {
     }
 }
 
-/// What a copy has done.
+/// The result of a copy.
 #[derive(serde::Serialize)]
 pub struct Summary {
-    /// Files and symbolic links.
+    /// Number of files and symbolic links.
     pub files: u64,
     pub refused: u64,
-    /// That were moved.
+    /// Bytes that were transferred.
     pub bytes: u64,
-    /// That were there already.
+    /// Bytes that existed already.
     pub resumed: u64,
     pub seconds: f64,
     pub bytes_per_s: f64,

@@ -1,4 +1,4 @@
-//! The side of a copy that gets the files.
+//! The side of a copy that receives the files.
 
 use super::direct::{Direct, Way};
 use super::frame::{Frame, Kind, MAX_PATH, RESUMABLE, check_name, check_path, plain};
@@ -17,19 +17,19 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// With files of at least this size, it is tried out whether they are written faster past the page cache.
+/// From this size on, it is tried out whether writing without the page cache is faster.
 const WORTH_A_TRIAL: u64 = 64 << 20;
 
-/// Where the files go.
+/// The target of the files.
 pub enum Target {
-    /// Into a folder, each source under its own name.
+    /// A folder, in which each source gets its own name.
     Into(Arc<OwnedFd>),
-    /// The one source gets this name in this folder.
+    /// This name in this folder, for the only source.
     As(Arc<OwnedFd>, Vec<u8>),
 }
 
 impl Target {
-    /// Finds out what a path that a user wrote means: a folder to put things into, or a name to give.
+    /// Finds out whether the user's path is a folder to copy into, or a new name.
     pub fn at(root: &Root, path: &[u8], must_be_folder: bool) -> Result<Self> {
         match root.open(if path.is_empty() { b"." } else { path }, FOLDER) {
             Ok(folder) => return Ok(Self::Into(Arc::new(folder))),
@@ -52,30 +52,30 @@ pub struct Receiver<'a> {
     pub input: &'a mut MessageReceiver,
     pub answers: &'a mut MessageSender,
     pub target: Target,
-    /// Continue what an earlier copy has left.
+    /// Whether to continue files of which an earlier copy has left a part.
     pub resume: bool,
-    /// Write files past the page cache even where that is slower, if it is possible at all.
+    /// Whether to write without the page cache even where that is slower, if it is possible at all.
     pub direct: bool,
-    /// Whether folders were asked for.
+    /// Whether folders were requested.
     pub recursive: bool,
-    /// The base names of the sources that were asked for, in order; a sender may not choose others. `None` for a
-    /// server, which is told.
+    /// The base names of the requested sources, in order; the sender may not choose others. `None` for a server, whose
+    /// client chooses the names.
     pub expected: Option<VecDeque<Vec<u8>>>,
     pub progress: &'a mut Progress,
 }
 
-/// Where things are put just now.
+/// The source and the file that are being received.
 #[derive(Default)]
 struct Desk {
-    /// The current source: its folder and name there.
+    /// The folder and the name of the current source.
     top: Option<(Arc<OwnedFd>, Vec<u8>)>,
-    /// The current source, if it is a folder that merges into the target itself.
+    /// Whether the current source is a folder that merges into the target itself.
     merges: bool,
-    /// The current source, if it is a folder.
+    /// The folder of the current source, if it is one.
     tree: Option<Arc<OwnedFd>>,
-    /// The folder used last, by its path in the tree.
+    /// The folder that was used last, with its path below the source.
     last: Option<(Vec<u8>, Arc<OwnedFd>)>,
-    /// The file whose content is coming.
+    /// The file whose content is being received.
     file: Option<Incoming>,
 }
 
@@ -85,12 +85,12 @@ struct Incoming {
     path: Vec<u8>,
     mode: u32,
     modified: Timespec,
-    /// The sender may begin anew instead of continuing, before its first block.
+    /// Whether no block has arrived yet, so that the sender may begin anew instead of continuing.
     fresh: bool,
 }
 
 impl Receiver<'_> {
-    /// Receives all that comes, and says that it is stored.
+    /// Receives everything, and confirms that it is stored.
     pub fn receive_all(&mut self) -> Result<()> {
         let mut desk = Desk::default();
         loop {
@@ -98,7 +98,7 @@ impl Receiver<'_> {
             let frame = Frame::of(&message)?;
             if frame.kind == Kind::DATA {
                 let incoming =
-                    desk.file.as_mut().ok_or_else(|| anyhow!("the sender sent data of no file"))?;
+                    desk.file.as_mut().ok_or_else(|| anyhow!("the sender sent data without a file"))?;
                 if incoming.fresh {
                     self.progress.resumed(frame.size);
                 }
@@ -115,7 +115,10 @@ impl Receiver<'_> {
                 Kind::LEAVE => leave(&mut desk, &frame, &tail)?,
                 Kind::FILE => self.file(&mut desk, &frame, &tail)?,
                 Kind::END => {
-                    let incoming = desk.file.take().ok_or_else(|| anyhow!("the sender ended no file"))?;
+                    let incoming = desk
+                        .file
+                        .take()
+                        .ok_or_else(|| anyhow!("the sender ended a file that it had not begun"))?;
                     incoming.finish(&frame)?;
                     self.progress.done();
                 }
@@ -136,14 +139,14 @@ impl Receiver<'_> {
         }
     }
 
-    /// A new source begins.
+    /// Begins a new source.
     fn top(&mut self, desk: &mut Desk, name: &[u8]) -> Result<()> {
         ensure!(desk.file.is_none(), "the sender began a source in the middle of a file");
         if let Some(expected) = &mut self.expected {
-            // Sources that were refused are passed over.
+            // Refused sources are skipped.
             while expected
                 .pop_front()
-                .ok_or_else(|| anyhow!("the sender sent {:?}, which nobody asked for", plain(name)))?
+                .ok_or_else(|| anyhow!("the sender sent {:?}, which was not requested", plain(name)))?
                 != name
             {}
         }
@@ -160,7 +163,7 @@ impl Receiver<'_> {
     }
 
     fn folder(&mut self, desk: &mut Desk, path: &[u8]) -> Result<()> {
-        ensure!(self.recursive, "the sender sent a folder, which nobody asked for");
+        ensure!(self.recursive, "the sender sent a folder, which was not requested");
         ensure!(desk.file.is_none(), "the sender began a folder in the middle of a file");
         let tree = if path.is_empty() && desk.merges {
             desk.top.as_ref().map(|(folder, _)| folder.clone()).ok_or_else(no_source)?
@@ -204,7 +207,7 @@ impl Receiver<'_> {
 }
 
 impl Desk {
-    /// The folder in which the entry at `path` of the current source lies, and its name there.
+    /// Returns the folder that contains the entry at `path` of the current source, and the entry's name there.
     fn spot(&mut self, path: &[u8]) -> Result<(Arc<OwnedFd>, Vec<u8>)> {
         check_path(path)?;
         if path.is_empty() {
@@ -265,7 +268,7 @@ impl Incoming {
         let (ours, theirs) = (self.partial.sum.value(), frame.checksum);
         ensure!(
             ours == theirs,
-            "{}: was corrupted on its way (checksum {ours:016x} instead of {theirs:016x} at byte {}); copy it again",
+            "{}: was corrupted during the transfer (checksum {ours:016x} instead of {theirs:016x} at byte {}); copy it again",
             plain(&self.path),
             self.partial.sum.len()
         );
@@ -286,7 +289,7 @@ impl Incoming {
     }
 }
 
-/// Writes shared bytes; the kernel copies straight from the ring.
+/// Writes shared bytes. The kernel copies directly from the ring.
 fn write_out(slice: &SharedSlice<'_, Mapping>, fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut written = 0;
     while written < slice.len() {
@@ -300,7 +303,8 @@ fn write_out(slice: &SharedSlice<'_, Mapping>, fd: BorrowedFd<'_>) -> io::Result
     Ok(())
 }
 
-/// A folder is complete: only now its mode, which may forbid writing, and its time, which writing would change.
+/// Completes a folder. Its mode is set only now, because it may forbid writing, and its time, because writing would
+/// change it.
 fn leave(desk: &mut Desk, frame: &Frame, path: &[u8]) -> Result<()> {
     check_path(path)?;
     if path.is_empty() && desk.merges {
@@ -313,7 +317,7 @@ fn leave(desk: &mut Desk, frame: &Frame, path: &[u8]) -> Result<()> {
     futimens(&folder, &times(modified(frame))).map_err(|e| explain(e, &shown()))
 }
 
-/// A symbolic link, whatever it points to; made beside and renamed like a file.
+/// Creates a symbolic link, whatever its target is. Like a file, it is created under a hidden name and renamed.
 fn link(desk: &mut Desk, frame: &Frame, tail: &[u8]) -> Result<()> {
     ensure!(desk.file.is_none(), "the sender began a link in the middle of a file");
     let (path, target) =
@@ -323,7 +327,7 @@ fn link(desk: &mut Desk, frame: &Frame, tail: &[u8]) -> Result<()> {
     let (folder, name) = desk.spot(path)?;
     let beside = super::partial::hidden_name(&name);
     let fail = |e| explain(e, &plain(path_or(path, &name)));
-    // Left by a copy that was killed at this very place.
+    // A copy that was killed at this point leaves such a link.
     let _ = unlinkat(&folder, os(&beside), AtFlags::empty());
     symlinkat(os(target), &folder, os(&beside)).map_err(fail)?;
     let placed = utimensat(&folder, os(&beside), &times(modified(frame)), AtFlags::SYMLINK_NOFOLLOW)
@@ -338,11 +342,11 @@ fn modified(frame: &Frame) -> Timespec {
     Timespec { tv_sec: frame.seconds, tv_nsec: frame.nanos.min(999_999_999).into() }
 }
 
-/// What an entry is called towards people: its path in the source, or its name if it is the source.
+/// Returns the name of an entry for messages: its path in the source, or its name if it is the source.
 fn path_or<'p>(path: &'p [u8], name: &'p [u8]) -> &'p [u8] {
     if path.is_empty() { name } else { path }
 }
 
 fn no_source() -> anyhow::Error {
-    anyhow!("the sender sent an entry of no source")
+    anyhow!("the sender sent an entry without a source")
 }

@@ -1,4 +1,4 @@
-//! Between two members that are not ourselves: messages pass through from one channel to the other.
+//! A copy between two other members: messages are passed on from one channel to the other.
 
 use super::frame::{Frame, Kind, plain};
 use super::peer::Peer;
@@ -8,7 +8,7 @@ use ginnel::{Error, MessageReceiver, MessageSender};
 use std::thread;
 use zerocopy::FromBytes;
 
-/// Passes on what `source` sends until `sink` has stored it, and the answers in the other direction.
+/// Passes on the messages of `source` until `sink` has stored everything, and the answers in the other direction.
 pub fn relay(source: Peer, sink: Peer, progress: &mut Progress) -> Result<()> {
     let (mut from_source, mut to_source) = (source.input, source.out);
     let (mut from_sink, mut to_sink) = (sink.input, sink.out);
@@ -16,12 +16,12 @@ pub fn relay(source: Peer, sink: Peer, progress: &mut Progress) -> Result<()> {
         let answers = scope.spawn(move || pass(&mut from_sink, &mut to_source, Kind::STORED, |_, _| {}));
         let sent =
             pass(&mut from_source, &mut to_sink, Kind::DONE, |frame, tail| watch(progress, frame, tail));
-        // After an error, this is how both ends learn that nothing more passes.
+        // After an error, both ends learn from this that nothing more is passed on.
         drop((from_source, to_sink));
         (sent, answers.join().unwrap_or_else(|_| Err(anyhow!("the relay of answers has panicked"))))
     });
     match (sent, answered) {
-        // Whoever gave up first says why; the other direction only notices the end.
+        // The side that gave up first reports the reason; the other direction only sees the end.
         (Err(error), Ok(())) | (Ok(()), Err(error)) => Err(error),
         (Err(sent), Err(answered)) => Err(if only_noticed(&sent) { answered } else { sent }),
         (Ok(()), Ok(())) => Ok(()),
@@ -32,7 +32,7 @@ fn only_noticed(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Error::Closed | Error::Finished))
 }
 
-/// Passes on messages up to the one of kind `last`. `ERROR` is passed on too, and is an error.
+/// Passes on messages up to the one of kind `last`. `ERROR` is passed on too, and returned as an error.
 fn pass(
     from: &mut MessageReceiver,
     to: &mut MessageSender,
@@ -57,7 +57,7 @@ fn pass(
     }
 }
 
-/// Shows what passes by.
+/// Shows the progress of the messages that are passed on.
 fn watch(progress: &mut Progress, frame: &Frame, tail: &[u8]) {
     match frame.kind {
         Kind::FILE => progress.file(&plain(tail), frame.size),

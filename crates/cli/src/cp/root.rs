@@ -1,4 +1,4 @@
-//! Folders from which nothing leads out.
+//! Folders whose contents are opened without leaving them.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2};
@@ -8,35 +8,35 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Flags of every open: nothing here may block, take a terminal or reach a child process.
+/// Flags of every open: it must not block, acquire a terminal, or reach a child process.
 pub const SAFE: OFlags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
-/// To open a folder.
+/// Flags to open a folder.
 pub const FOLDER: OFlags = SAFE.union(OFlags::DIRECTORY);
 
-/// How often an open is tried while somebody renames folders on the way, so that the kernel cannot be sure of staying
-/// inside.
+/// How often an open is tried again. While another process renames folders on the path, the kernel cannot be sure to
+/// stay inside, and fails.
 const RACES: u32 = 1000;
 
-/// Where paths that a user wrote are looked up.
+/// Where the paths of users are looked up.
 pub enum Root {
-    /// On this machine, with all that the invoking user may reach.
+    /// On this machine, with the rights of the invoking user.
     Open,
     /// Below a folder: absolute paths and absolute symbolic links begin there, and `..` is refused.
     Confined(OwnedFd),
 }
 
 impl Root {
-    /// Confines to a folder.
+    /// Returns a root that is confined to a folder.
     pub fn at(path: &Path) -> Result<Self> {
         let folder = openat(CWD, path, FOLDER, Mode::empty())
             .with_context(|| format!("cannot serve {}", path.display()))?;
         Ok(Self::Confined(folder))
     }
 
-    /// Opens what a path leads to.
+    /// Opens the file at a path.
     pub fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
         let shown = || super::frame::plain(path);
-        // Only to look at something: there is nothing that could block, and openat2 takes no flags for it.
+        // A descriptor with O_PATH cannot block, and openat2 does not accept the other flags for it.
         let flags = if flags.contains(OFlags::PATH) { flags | OFlags::CLOEXEC } else { flags | SAFE };
         let opened = match self {
             Self::Open => openat(CWD, os(path), flags, Mode::empty()),
@@ -56,7 +56,7 @@ impl Root {
     }
 }
 
-/// Opens what lies below a folder without following any symbolic link. `path` may be empty: the folder itself.
+/// Opens a file below a folder without following any symbolic link. An empty `path` is the folder itself.
 pub fn open_below(folder: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { b"." } else { path };
     confined(folder, path, flags | SAFE, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
@@ -77,7 +77,7 @@ fn confined(
     Err(Errno::AGAIN)
 }
 
-/// An error of an open, in words.
+/// Returns the error of an open with an explanation.
 pub fn explain(errno: Errno, shown: &str) -> anyhow::Error {
     let why = match errno {
         Errno::XDEV => "a symbolic link leads out of the folder".to_owned(),
@@ -88,7 +88,7 @@ pub fn explain(errno: Errno, shown: &str) -> anyhow::Error {
     anyhow::anyhow!("{shown}: {why}")
 }
 
-/// What an open file is; an error for everything that is neither file, folder nor symbolic link.
+/// Returns the type of an open file. Fails for everything except files, folders and symbolic links.
 pub fn kind_of(stat: &Stat, shown: &str) -> Result<FileType> {
     let kind = FileType::from_raw_mode(stat.st_mode);
     let name = match kind {
@@ -101,12 +101,12 @@ pub fn kind_of(stat: &Stat, shown: &str) -> Result<FileType> {
     bail!("{shown}: is {name}; only files, folders and symbolic links are copied")
 }
 
-/// Looks at an open file.
+/// Returns the status of an open file.
 pub fn stat(fd: impl AsFd, shown: &str) -> Result<Stat> {
     fstat(fd).map_err(|errno| explain(errno, shown))
 }
 
-/// A path for system calls.
+/// Returns a path for system calls.
 pub fn os(path: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(path))
 }

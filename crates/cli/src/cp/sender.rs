@@ -1,4 +1,4 @@
-//! The side of a copy that has the files.
+//! The side of a copy that sends the files.
 
 use super::checksum::Checksum;
 use super::frame::{Frame, Kind, RESUMABLE, check_path, plain, short};
@@ -13,16 +13,16 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Bytes in a block: enough to make its frame cheap, few enough to stay in the processor's cache between reading and
-/// summing up.
+/// Size of a block in bytes: large enough to make its frame cheap, and small enough to stay in the processor's cache
+/// between reading and adding it to the checksum.
 const BLOCK: usize = 256 << 10;
 
 /// How to send.
 #[derive(Clone, Copy)]
 pub struct Options {
-    /// Folders too. Without it, a symbolic link that is named stands for what it leads to.
+    /// Whether to send folders too. Without this, a symbolic link that the user names stands for its target.
     pub recursive: bool,
-    /// Ask for what is there already.
+    /// Whether to ask for the part that exists already.
     pub resume: bool,
 }
 
@@ -37,9 +37,9 @@ pub struct Sender<'a> {
 
 /// Why a file is not sent.
 enum Failure {
-    /// The others can still be.
+    /// The other files can still be sent.
     File(anyhow::Error),
-    /// The channel is of no more use.
+    /// The channel cannot be used any more.
     Channel(anyhow::Error),
 }
 
@@ -49,13 +49,14 @@ impl From<ginnel::Error> for Failure {
     }
 }
 
-/// For what goes wrong with a file.
+/// Returns the failure for an error of a file.
 fn file(error: impl Into<anyhow::Error>) -> Failure {
     Failure::File(error.into())
 }
 
 impl Sender<'_> {
-    /// Sends what lies at `paths`, and waits until it is stored. What cannot be read is refused, and the rest goes on.
+    /// Sends the files at `paths`, and waits until they are stored. Files that cannot be read are refused, and the
+    /// others are sent.
     pub fn send_all<'p>(&mut self, paths: impl Iterator<Item = &'p [u8]>) -> Result<()> {
         self.send_each(paths).map_err(|error| self.verdict(error))
     }
@@ -74,7 +75,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// A receiver that gives up says why before it closes.
+    /// Returns the receiver's error, if it has sent one before it closed the channel.
     fn verdict(&mut self, error: anyhow::Error) -> anyhow::Error {
         match error.downcast_ref::<ginnel::Error>() {
             Some(ginnel::Error::Closed) => {}
@@ -90,21 +91,21 @@ impl Sender<'_> {
     }
 }
 
-/// One source on its way.
+/// One source that is being sent.
 struct Walk<'a, 'b> {
     sender: &'a mut Sender<'b>,
-    /// The source as the user wrote it.
+    /// The source as the user has written it.
     shown: String,
 }
 
-/// What is left to do in a tree.
+/// A remaining step in a tree.
 enum Step {
     Enter(Vec<u8>),
     Leave(Vec<u8>, Stat),
 }
 
 impl Walk<'_, '_> {
-    /// A path for people.
+    /// Returns a path for messages.
     fn shown(&self, below: &[u8]) -> String {
         if below.is_empty() {
             self.shown.clone()
@@ -122,7 +123,7 @@ impl Walk<'_, '_> {
     fn top(&mut self, path: &[u8]) -> Result<(), Failure> {
         let recursive = self.sender.options.recursive;
         let follow = if recursive && !path.ends_with(b"/") { OFlags::NOFOLLOW } else { OFlags::empty() };
-        // Looks before it opens: opening a device can do something.
+        // Looks at the file before it is opened, because opening a device can have effects.
         let found = self.sender.root.open(path, OFlags::PATH | follow).map_err(file)?;
         let stat = stat(&found, &self.shown).map_err(file)?;
         let kind = kind_of(&stat, &self.shown).map_err(file)?;
@@ -143,8 +144,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// A folder and all below it. Files of a folder come before its folders; nothing is held open but the top and what
-    /// is being read.
+    /// Sends a folder and everything below it. The files of a folder come before its folders. Only the top folder and
+    /// the file or folder that is being read are open.
     fn tree(&mut self, top: &OwnedFd) -> Result<(), Failure> {
         let mut steps = vec![Step::Enter(Vec::new())];
         while let Some(step) = steps.pop() {
@@ -181,7 +182,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// One entry of a folder. True if it is a folder, which is left for later.
+    /// Sends one entry of a folder. Returns true if it is a folder, which is sent later.
     fn entry(&mut self, folder: BorrowedFd<'_>, name: &[u8], below: &[u8]) -> Result<bool, Failure> {
         let shown = self.shown(below);
         check_path(below).map_err(file)?;
@@ -215,7 +216,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// A file's content. Of one that grows meanwhile, what was there at the beginning.
+    /// Sends the content of a file. Of a file that grows meanwhile, sends what was there at the beginning.
     fn file(&mut self, opened: OwnedFd, below: &[u8]) -> Result<(), Failure> {
         let shown = self.shown(below);
         let stat = stat(&opened, &shown).map_err(file)?;
@@ -244,7 +245,7 @@ impl Walk<'_, '_> {
 }
 
 impl Sender<'_> {
-    /// Asks how much of a large file is at the receiver's already, and checks that it is the same.
+    /// Asks how much of a large file the receiver has already, and checks that it is the same content.
     fn agree(&mut self, opened: &File, size: u64) -> Result<Checksum, Failure> {
         let have = Frame::expect(self.answers, Kind::HAVE).map_err(Failure::Channel)?;
         let mut sum = Checksum::new();
@@ -267,16 +268,16 @@ impl Sender<'_> {
         Ok(Checksum::new())
     }
 
-    /// The bytes that the receiver has not got. The kernel reads them straight into the ring.
+    /// Sends the bytes that the receiver does not have. The kernel reads them directly into the ring.
     fn content(&mut self, opened: &File, size: u64) -> Result<Checksum, Failure> {
         let mut sum = Checksum::new();
         if size >= RESUMABLE {
-            // Only a hint: without it the kernel reads ahead less.
+            // A hint: without it, the kernel reads ahead less.
             let _ = fadvise(opened, 0, None, Advice::Sequential);
             sum = self.agree(opened, size)?;
         }
         let most = BLOCK.min((self.out.max_message() - Frame::LEN) & !4095);
-        // Files of the kernel (/proc) say 0 and have content: of those, all that comes.
+        // Files of the kernel (/proc) report size 0 and have content, so they are read to the end.
         while size == 0 || sum.len() < size {
             let left = if size == 0 { most as u64 } else { size - sum.len() };
             let want = most.min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -307,13 +308,13 @@ impl Sender<'_> {
     }
 }
 
-/// A frame with what `stat` says of mode and time.
+/// Returns a frame with the mode and time of `stat`.
 fn stamped(kind: Kind, stat: &Stat) -> Frame {
     let (seconds, nanos) = (stat.st_mtime, stat.st_mtime_nsec as u32);
     Frame { mode: stat.st_mode & 0o7777, seconds, nanos, ..Frame::new(kind) }
 }
 
-/// The entries of a folder, in order.
+/// Returns the names of a folder's entries, sorted.
 fn names(folder: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(folder)? {

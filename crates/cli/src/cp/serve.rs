@@ -1,4 +1,4 @@
-//! `ginnel cp --serve`: the far side.
+//! `ginnel cp --serve`: the remote side.
 
 use super::Args;
 use super::frame::{Frame, Kind, VERSION, flags, plain, send_error};
@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// So many copies run at once; more are told to come back.
+/// The number of copies that run at once. Further clients are told to try again later.
 const MAX_COPIES: usize = 64;
-/// A peer that says nothing for so long loses its place. What it has copied so far is there when it comes again.
+/// A peer that sends nothing for this long is disconnected. The next copy continues the part that it has copied so far.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Serves copies until the daemon refuses us or a signal comes.
+/// Serves copies until the daemon rejects this program or a signal ends it.
 pub fn run(args: &Args) -> Result<()> {
     let path = args.root.as_deref().unwrap_or(Path::new("."));
     let root = Root::at(path)?;
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
     })
 }
 
-/// The segments to serve: those named, else the home segment, else the only one.
+/// Returns the segments to serve: those that are named, or else the home segment, or else the only one.
 fn segments(args: &Args, daemon: &mut Daemon, member: &str) -> Result<Vec<String>> {
     if !args.segment.is_empty() {
         return Ok(args.segment.clone());
@@ -59,7 +59,7 @@ fn segments(args: &Args, daemon: &mut Daemon, member: &str) -> Result<Vec<String
     match all.as_slice() {
         _ if all.contains(&home) => Ok(vec![home]),
         [only] => Ok(vec![only.clone()]),
-        [] => bail!("{member} has no segment; `ginnel segment create` on the host makes one"),
+        [] => bail!("{member} has no segment; `ginnel segment create` on the host creates one"),
         _ => bail!("{member} has several segments; name those to serve with --segment: {}", all.join(", ")),
     }
 }
@@ -67,7 +67,7 @@ fn segments(args: &Args, daemon: &mut Daemon, member: &str) -> Result<Vec<String
 struct Server {
     root: Root,
     write: bool,
-    /// How many run now.
+    /// Number of copies that are running.
     copies: AtomicUsize,
 }
 
@@ -80,7 +80,7 @@ impl Server {
         loop {
             let channel = match listener.accept() {
                 Ok(channel) => channel,
-                // The daemon knows us no more: nobody can reach this listener again.
+                // The daemon no longer knows this endpoint, so no client can reach this listener again.
                 Err(error @ (Error::Refused { .. } | Error::NoDaemon { .. })) => return Err(error.into()),
                 Err(error) => {
                     output::note(format!("ginnel: a connection failed: {error}"));
@@ -94,12 +94,12 @@ impl Server {
             });
             if let Err(error) = served {
                 self.copies.fetch_sub(1, Ordering::Relaxed);
-                output::note(format!("ginnel: no thread for a copy: {error}"));
+                output::note(format!("ginnel: cannot start a thread for a copy: {error}"));
             }
         }
     }
 
-    /// One conversation.
+    /// Serves one conversation.
     fn serve(&self, mut channel: MessageChannel, welcome: bool) {
         channel.set_timeout(Some(SILENCE));
         let who = channel.info().peer.member_name.clone();
@@ -108,7 +108,7 @@ impl Server {
         let done = if welcome {
             self.converse(&mut out, &mut input, &mut progress)
         } else {
-            Err(anyhow!("{MAX_COPIES} copies are running here already; try again later"))
+            Err(anyhow!("{MAX_COPIES} copies are already running here; try again later"))
         };
         match done {
             Ok(what) => output::note(format!("{who}: {what}, {}", progress.end())),
@@ -119,7 +119,7 @@ impl Server {
         }
     }
 
-    /// Does what the client asks for; says what that was.
+    /// Executes the client's request. Returns a description for the log.
     fn converse(
         &self,
         out: &mut MessageSender,
@@ -129,7 +129,7 @@ impl Server {
         let (request, tail) = Frame::receive(input)?;
         ensure!(
             request.extra == VERSION,
-            "version {} of the copy protocol, and this side speaks {VERSION}; install the same `ginnel` on both",
+            "the client uses version {} of the copy protocol, and this side {VERSION}; install the same `ginnel` on both",
             request.extra
         );
         let has = |flag| request.mode & flag != 0;
@@ -138,7 +138,7 @@ impl Server {
             Kind::PUT => {
                 ensure!(
                     self.write,
-                    "only reading is served here; start `ginnel cp --serve --write` to allow this"
+                    "only reading is allowed here; start `ginnel cp --serve --write` to allow this"
                 );
                 let target = Target::at(&self.root, &tail, has(flags::INTO_FOLDER))?;
                 Frame::new(Kind::READY).send(out, &[])?;
@@ -164,7 +164,7 @@ impl Server {
                 sender.send_all(paths)?;
                 Ok(format!("read {:?}", plain(&tail)))
             }
-            other => bail!("kind {} begins no copy", other.0),
+            other => bail!("kind {} does not begin a copy", other.0),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a job works on.
+//! The input of a job.
 
 use anyhow::{Context, Result};
 use ginnel::{Mapping, SharedSlice};
@@ -9,14 +9,14 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A file, or text that is made up.
+/// A file, or generated text.
 pub enum Input {
     File { file: File, len: u64 },
     Generated { text: Generated, len: u64 },
 }
 
 impl Input {
-    /// One of the two.
+    /// Opens the file if one is named; otherwise the input is generated text.
     pub fn open(file: Option<&Path>, generate: Option<u64>, seed: u64) -> Result<Self> {
         let Some(path) = file else {
             return Ok(Self::Generated { text: Generated { seed }, len: generate.unwrap_or(0) });
@@ -25,7 +25,7 @@ impl Input {
         let meta = file.metadata().with_context(|| path.display().to_string())?;
         anyhow::ensure!(
             meta.is_file(),
-            "{}: it is no regular file, and a piece whose worker dies is read again",
+            "{}: not a regular file, but a piece whose worker dies must be read again",
             path.display()
         );
         Ok(Self::File { file, len: meta.len() })
@@ -36,7 +36,7 @@ impl Input {
         *len
     }
 
-    /// A few bytes of it.
+    /// Reads some bytes of the input.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         match self {
             Self::File { file, .. } => file.read_exact_at(into, offset),
@@ -47,7 +47,8 @@ impl Input {
         }
     }
 
-    /// Pieces of at most `size` bytes; if `lines`, each ends where a line does, unless that is longer than a piece.
+    /// Splits the input into pieces of at most `size` bytes. With `lines`, each piece ends where a line does, unless
+    /// the line is longer than a piece.
     pub fn pieces(&self, size: usize, lines: bool) -> impl Iterator<Item = Range<u64>> {
         let (len, mut at) = (self.len(), 0);
         std::iter::from_fn(move || {
@@ -56,7 +57,7 @@ impl Input {
             }
             let mut end = len.min(at + size as u64);
             if lines && end < len {
-                // What cannot be read is noticed, and said, when the piece is sent.
+                // If the input cannot be read, that is reported when the piece is sent.
                 end = self.line_end(at, end).ok().flatten().unwrap_or(end);
             }
             let piece = at..end;
@@ -65,7 +66,7 @@ impl Input {
         })
     }
 
-    /// The end of the last line that ends in this range.
+    /// Returns the end of the last line that ends in this range.
     fn line_end(&self, from: u64, to: u64) -> io::Result<Option<u64>> {
         let mut buffer = [0; 4096];
         let mut end = to;

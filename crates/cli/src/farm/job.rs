@@ -1,4 +1,5 @@
-//! The jobs that `ginnel farm` knows, on both sides. Results are text, so that `wc` makes a worker too.
+//! The jobs of `ginnel farm`, for the manager and the workers. Results are text, so that a program such as `wc` can be
+//! a worker.
 
 use super::input::Input;
 use clap::ValueEnum;
@@ -9,16 +10,16 @@ use std::io::Write;
 /// What to do with the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Job {
-    /// Count its characters (UTF-8), like `wc -m`.
+    /// Count the characters (UTF-8), like `wc -m`.
     CountChars,
-    /// Count its words, like `wc -w`.
+    /// Count the words, like `wc -w`.
     CountWords,
-    /// Whatever the workers' programs do; what they print is printed, in the order of the input.
+    /// Whatever the workers' programs do. Their output is printed in the order of the input.
     Filter,
 }
 
 impl Job {
-    /// As workers are told.
+    /// Returns the name that workers are told.
     pub fn name(self) -> &'static str {
         match self {
             Self::CountChars => "count-chars",
@@ -28,7 +29,7 @@ impl Job {
     }
 }
 
-/// What a worker without a program does.
+/// Executes a task in a worker that has no program.
 pub fn work(task: &Task<'_>, result: &mut Vec<u8>) -> Result<(), String> {
     let count = match task.job {
         "count-chars" => count::characters(task.data),
@@ -43,12 +44,12 @@ pub fn work(task: &Task<'_>, result: &mut Vec<u8>) -> Result<(), String> {
     Ok(())
 }
 
-/// What becomes of the results.
+/// Combines the results of pieces.
 pub struct Consolidation<'i, W: Write> {
     job: Job,
     input: &'i Input,
     count: u64,
-    /// Results that wait for those in front of them, by where their pieces begin; and where these end.
+    /// Results that wait for earlier ones, by the offsets of their pieces, with the ends of these pieces.
     waiting: BTreeMap<u64, (u64, Vec<u8>)>,
     printed_to: u64,
     output: W,
@@ -59,13 +60,13 @@ impl<'i, W: Write> Consolidation<'i, W> {
         Self { job, input, count: 0, waiting: BTreeMap::new(), printed_to: 0, output }
     }
 
-    /// Takes a result in.
+    /// Takes a result.
     pub fn add(&mut self, piece: &Piece, result: &[u8]) -> Result<(), Refusal> {
         match self.job {
             Job::CountChars => self.count += number(piece, result)?,
             Job::CountWords => {
                 self.count += number(piece, result)?;
-                // A word across the cut in front of this piece was counted twice.
+                // A word across the boundary in front of this piece was counted twice.
                 let mut around = [0; 2];
                 if piece.offset > 0 && piece.len > 0 {
                     self.input.read(piece.offset - 1, &mut around)?;
@@ -86,19 +87,19 @@ impl<'i, W: Write> Consolidation<'i, W> {
         Ok(())
     }
 
-    /// The count, unless the job makes none.
+    /// Returns the count, if the job counts something.
     pub fn finish(mut self) -> std::io::Result<Option<u64>> {
         self.output.flush()?;
         Ok((self.job != Job::Filter).then_some(self.count))
     }
 }
 
-/// A worker is not believed: more than one for each byte cannot be.
+/// Parses a count. A worker is not trusted: the count cannot exceed the number of bytes.
 fn number(piece: &Piece, result: &[u8]) -> Result<u64, Refusal> {
     let text = String::from_utf8_lossy(result);
     match text.trim().parse() {
         Ok(number) if number <= piece.len as u64 => Ok(number),
-        _ => Err(Refusal::Nonsense(format!("{:.40?} is no count", text.trim()))),
+        _ => Err(Refusal::Nonsense(format!("{:.40?} is not a count", text.trim()))),
     }
 }
 

@@ -1,9 +1,9 @@
-//! How far a job is, for whoever watches.
+//! The progress of a job, shown on a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A bar on stderr, if that is a terminal.
+/// A progress bar on stderr, if that is a terminal.
 pub struct Progress(ProgressBar);
 
 impl Progress {
@@ -20,12 +20,12 @@ impl Progress {
         Self(bar)
     }
 
-    /// So many bytes are done.
+    /// Adds bytes that are done.
     pub fn done(&self, bytes: u64) {
         self.0.inc(bytes);
     }
 
-    /// What is being done.
+    /// Shows what is being done.
     pub fn say(&self, what: String) {
         if !self.0.is_hidden() {
             self.0.set_message(what);

@@ -16,33 +16,33 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// Has a job done by the workers that come to ADDRESS (`ginnel farm work`).
+/// Has the workers that come to ADDRESS (`ginnel farm work`) do a job.
 ///
-/// Exit status 0 if all of the input was worked on, whatever happened to single workers meanwhile.
+/// The exit status is 0 if the whole input was processed, even if some workers failed meanwhile.
 #[derive(clap::Args)]
 pub struct Args {
     /// What to do with the input.
     #[arg(value_enum)]
     job: Job,
 
-    /// SEGMENT or SEGMENT/NAME, one for each slice, such as job.w1 job.w2. NAME is farm if not given.
+    /// SEGMENT or SEGMENT/NAME, one for each slice, such as job.w1 job.w2. The default NAME is farm.
     #[arg(required = true, value_name = "ADDRESS", value_parser = address)]
     addresses: Vec<String>,
 
-    /// The input.
+    /// The input file.
     #[arg(long, value_name = "FILE", required_unless_present = "generate", conflicts_with = "generate")]
     file: Option<PathBuf>,
 
-    /// Make up so many bytes of text instead, such as 1G.
+    /// Generate this many bytes of text instead, such as 1G.
     #[arg(long, value_name = "SIZE")]
     generate: Option<Bytes>,
 
-    /// What makes one made-up text different from another.
+    /// Seed of the generated text: each number gives another text.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "file")]
     seed: u64,
 
-    /// The longest piece. Each worker's channel takes about eight times as much shared memory. Default: what fits into
-    /// rings of 1M.
+    /// Size of the longest piece. Each worker's channel takes about eight times as much shared memory. Default: the
+    /// size that fits into rings of 1M.
     #[arg(long, value_name = "SIZE")]
     piece: Option<Bytes>,
 
@@ -50,7 +50,8 @@ pub struct Args {
     #[arg(long, conflicts_with = "generate")]
     lines: bool,
 
-    /// Pieces that a worker holds at a time: one that it works on, and those that are transferred meanwhile.
+    /// Number of pieces that a worker holds at a time: the one on which it works, and those that are transferred
+    /// meanwhile.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     window: u8,
 
@@ -58,19 +59,19 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
 
-    /// Begin when so many workers are there. Default: with the first.
+    /// Begin when this many workers have come. Default: with the first.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
 
-    /// Start so many workers on this machine, in turn at each ADDRESS.
+    /// Start this many workers on this machine, distributed over the ADDRESSes.
     #[arg(long, value_name = "N", default_value_t = 0)]
     spawn: usize,
 
-    /// Seconds to wait for workers at the beginning, and to go on without any.
+    /// How long to wait for workers at the beginning, and to continue without any, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     patience: Duration,
 
-    /// A worker that takes longer for a piece is dismissed, and others do its work. Default: it may take any time.
+    /// Dismiss a worker that takes longer than this for a piece, and give its work to others. Default: no time limit.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     piece_timeout: Option<Duration>,
 
@@ -85,14 +86,14 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     if args.json && args.job == Job::Filter {
-        return Err(usage("filter prints what its workers print, and so no JSON"));
+        return Err(usage("filter prints the output of its workers, so it cannot print JSON"));
     }
     let input = Input::open(args.file.as_deref(), args.generate.map(|bytes| bytes.0), args.seed)?;
     let piece = args.piece.map_or(Ok(Options::PIECE), |Bytes(piece)| {
         usize::try_from(piece)
             .ok()
             .filter(|piece| (1..=1 << 30).contains(piece))
-            .ok_or_else(|| usage("--piece: a piece has from 1 byte to 1G"))
+            .ok_or_else(|| usage("--piece: the size must be from 1 byte to 1G"))
     })?;
     let mut manager = Manager::new(Options {
         mode: args.mode.into(),
@@ -133,7 +134,7 @@ pub fn run(args: Args) -> Result<()> {
     show(&args, count, &report)
 }
 
-/// Listens everywhere; attaches once to each segment.
+/// Listens at all addresses. Attaches once to each segment.
 fn listen(args: &Args, manager: &mut Manager) -> Result<()> {
     let mut endpoints = BTreeMap::new();
     for address in &args.addresses {
@@ -152,7 +153,7 @@ fn listen(args: &Args, manager: &mut Manager) -> Result<()> {
     Ok(())
 }
 
-/// Starts the workers that this manager was asked to start.
+/// Starts the workers that `--spawn` asks for.
 fn start_hands(args: &Args) -> Result<Hands> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut hands = Hands::default();
@@ -166,7 +167,7 @@ fn start_hands(args: &Args) -> Result<Hands> {
 #[derive(Serialize)]
 struct Summary<'a> {
     job: &'a str,
-    /// Nothing if the job counts nothing.
+    /// `None` if the job counts nothing.
     count: Option<u64>,
     bytes: u64,
     pieces: u64,
@@ -183,12 +184,12 @@ struct WorkerSummary<'a> {
     pieces: u64,
     bytes: u64,
     bytes_per_s: f64,
-    /// Seconds from the start of the job; 0 if it was there before.
+    /// Seconds from the start of the job; 0 if the worker was there before.
     joined: f64,
     failed: u64,
-    /// Pieces that were taken from it and given to others.
+    /// Number of pieces that were taken from it and given to others.
     lost: u64,
-    /// How it went, if it did before the end.
+    /// How it left, if it did so before the end.
     departure: Option<String>,
 }
 

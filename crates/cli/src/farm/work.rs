@@ -11,21 +11,22 @@ use serde::Serialize;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Works for the manager at ADDRESS (`ginnel farm run`), until it has no more to do.
+/// Works for the manager at ADDRESS (`ginnel farm run`) until it has no more work.
 ///
-/// Without PROGRAM it knows the jobs count-chars and count-words. With PROGRAM it runs that for each piece, which comes on
-/// its standard input, in whatever job; what PROGRAM prints is the result. Exit status 0 if the manager ended well.
+/// Without PROGRAM, the worker knows the jobs count-chars and count-words. With PROGRAM, it runs that program for each
+/// piece of any job: the piece is the program's standard input, and its output is the result. The exit status is 0 if
+/// the manager ended normally.
 #[derive(clap::Args)]
 pub struct Args {
-    /// SEGMENT or SEGMENT/NAME, such as job.w1. NAME is farm if not given.
+    /// SEGMENT or SEGMENT/NAME, such as job.w1. The default NAME is farm.
     #[arg(value_parser = address)]
     address: String,
 
-    /// Seconds to wait for a manager.
+    /// How long to wait for a manager, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     patience: Duration,
 
-    /// Work for one manager after the other, and wait for each as long as it takes.
+    /// Work for one manager after another, and wait for each without limit.
     #[arg(long, conflicts_with = "patience")]
     forever: bool,
 
@@ -33,7 +34,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
 
-    /// Print what was done as JSON.
+    /// Print a summary as JSON.
     #[arg(long)]
     json: bool,
 
@@ -99,7 +100,7 @@ fn serve(args: &Args, channel: MessageChannel) -> Result<()> {
     served.map_err(|error| match error {
         Error::PeerDead => anyhow::anyhow!("{}: the manager has died", args.address),
         Error::Aborted => {
-            anyhow::anyhow!("{}: the manager has turned this worker away, and can say why", args.address)
+            anyhow::anyhow!("{}: the manager has rejected this worker, and reports the reason", args.address)
         }
         Error::Closed => anyhow::anyhow!("{}: the manager has dismissed this worker", args.address),
         other => anyhow::Error::from(other).context(args.address.clone()),

@@ -1,4 +1,4 @@
-//! `ginnel perf ADDRESS`: one connection for each measurement.
+//! `ginnel perf ADDRESS`: makes one connection for each measurement.
 
 use super::Args;
 use super::line::Line;
@@ -62,7 +62,7 @@ pub fn run_tcp(args: &Args, at: &str) -> Result<()> {
     report.end()
 }
 
-/// What was given, or else the default.
+/// Returns the given values, or else the defaults.
 fn or<T: Copy>(given: &[T], default: &[T]) -> Vec<T> {
     if given.is_empty() { default.to_vec() } else { given.to_vec() }
 }
@@ -88,7 +88,7 @@ fn measure<C: Channel + Line>(
     order: &Order,
 ) -> Result<(Outcome, Option<usize>)> {
     let capacity = args.capacity.unwrap_or(match order.test {
-        // A message may be a quarter of the ring.
+        // A message can have at most a quarter of the ring.
         Test::Latency if order.size < 32 << 10 => 0,
         Test::Latency => 8 * order.size,
         Test::Bandwidth => (8 * order.size).max(MIN_CAPACITY),
@@ -99,7 +99,7 @@ fn measure<C: Channel + Line>(
     Ok((outcome, channel.capacity()))
 }
 
-/// All that was measured.
+/// All measurements of a run.
 #[derive(Serialize)]
 struct Report<'a> {
     version: &'static str,
@@ -120,11 +120,11 @@ struct Report<'a> {
 struct Measured {
     test: Test,
     kind: Kind,
-    /// Nothing on a socket.
+    /// `None` for a socket.
     mode: Option<Mode>,
     size: usize,
     reverse: bool,
-    /// Nothing on a socket.
+    /// `None` for a socket.
     capacity: Option<usize>,
     #[serde(flatten)]
     outcome: Option<Outcome>,
@@ -146,7 +146,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Adds a measurement, and shows it to people at once.
+    /// Adds a measurement, and prints it at once unless the output is JSON.
     fn add(&mut self, kind: Kind, order: &Order, outcome: Result<(Outcome, Option<usize>)>) -> Result<()> {
         let (outcome, capacity, error) = match outcome {
             Ok((outcome, capacity)) => (Some(outcome), capacity, None),
@@ -219,7 +219,7 @@ impl Measured {
     }
 }
 
-/// A value as it is written on the command line.
+/// Returns the name of a value on the command line.
 fn clap_name(value: &impl clap::ValueEnum) -> Option<String> {
     Some(value.to_possible_value()?.get_name().to_owned())
 }

@@ -1,7 +1,7 @@
-//! Whether the processor is QEMU's own emulation.
+//! Detects QEMU's processor emulation.
 #![allow(unsafe_code)] // `cpuid` is an instruction.
 
-/// Whether instructions are emulated by QEMU (TCG), which knows no caches.
+/// Returns whether QEMU emulates the processor (TCG). The emulation has no caches.
 #[cfg(target_arch = "x86_64")]
 #[allow(unused_unsafe, reason = "compilers from 1.93 on call it safe")]
 pub fn is_emulated() -> bool {
@@ -16,7 +16,7 @@ pub fn is_emulated() -> bool {
     under_hypervisor && &name == b"TCGTCGTCGTCG"
 }
 
-/// Elsewhere the processor does not tell.
+/// Returns whether QEMU emulates the processor, according to /proc/cpuinfo: there is no instruction for that here.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn is_emulated() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG"))

@@ -1,4 +1,4 @@
-//! What a measurement runs over: a channel of either kind, or a TCP socket, with the same few operations.
+//! The transport of a measurement: a channel of either kind, or a TCP socket, with the same few operations.
 
 use super::order::{Order, Test};
 use anyhow::Result;
@@ -7,11 +7,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-/// Nothing is waited for longer than this.
+/// The longest time that a transfer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a channel waits. A round trip has no limit, because a limit means a look at the clock in every wait; that the
-/// other side has died is told anyway.
+/// Returns the timeout of a channel. Round trips have none, because with a timeout every wait reads the clock. The
+/// death of the other side is reported anyway.
 fn patience(order: &Order) -> Option<Duration> {
     match order.test {
         Test::Latency => None,
@@ -21,25 +21,26 @@ fn patience(order: &Order) -> Option<Duration> {
 
 /// A connection between the two sides.
 pub trait Line {
-    /// Sets the line up for what is ordered.
+    /// Sets the transport up for a measurement.
     fn prepare(&mut self, order: &Order) -> Result<()>;
-    /// Sends all bytes, as one message if there are messages.
+    /// Sends all bytes, as one message if the transport has messages.
     fn send(&mut self, bytes: &[u8]) -> Result<()>;
-    /// Receives bytes until the buffer is full. False if the peer has finished instead.
+    /// Receives bytes until the buffer is full. Returns false if the peer has finished instead.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<bool>;
-    /// Receives what comes next, at most a buffer full; 0 if the peer has finished.
+    /// Receives at most a buffer full of bytes. Returns 0 if the peer has finished.
     fn receive_some(&mut self, buffer: &mut [u8]) -> Result<usize>;
-    /// Sends `len` bytes that are written in place: the first eight of each run are, the rest is what is there.
+    /// Sends `len` bytes that are written in place: only the first eight bytes of each run are written; the rest keeps
+    /// its content.
     fn send_in_place(&mut self, len: usize) -> Result<()>;
-    /// Receives what comes next without copying it out: looks at the first eight bytes; 0 if the peer has finished.
+    /// Receives the next bytes without copying them: reads only the first eight. Returns 0 if the peer has finished.
     fn receive_in_place(&mut self) -> Result<usize>;
-    /// Says that nothing more comes.
+    /// Tells the peer that no more bytes come.
     fn finish(&mut self) -> Result<()>;
-    /// Data bytes of the ring, if there is one.
+    /// Returns the size of the ring in bytes, if there is one.
     fn capacity(&self) -> Option<usize>;
 }
 
-/// Whether an end is one that the peer has announced.
+/// Returns `None` instead of an error if the peer has finished.
 fn unless_finished<T>(result: Result<T, Error>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -62,7 +63,7 @@ impl Line for MessageChannel {
 
     #[inline]
     fn receive(&mut self, buffer: &mut [u8]) -> Result<bool> {
-        // One message is what the other side sent in one go.
+        // The peer sends each buffer as one message.
         Ok(unless_finished(self.recv_into(buffer))?.is_some())
     }
 

@@ -1,6 +1,8 @@
-//! `ginnel perf --mapping`: how fast loads and stores are on a segment's mapping, beside private memory.
+//! `ginnel perf --mapping`: measures how fast loads and stores are on a segment's mapping, compared with private
+//! memory.
 //!
-//! A mapping that the processor does not cache looks like any other, and is fifty times slower. Only a clock tells.
+//! A mapping that the processor does not cache looks like any other, and is fifty times slower. Only a measurement
+//! shows the difference.
 
 use super::Args;
 use super::emulation::is_emulated;
@@ -12,26 +14,27 @@ use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// The spare pages between a segment's header and its arena, counted in the mapping: nobody uses them, so here stores
-/// harm nobody. They fit into a processor's first caches.
+/// Offset in the mapping of the spare pages between a segment's header and its arena. Nothing uses them, so stores
+/// there do no harm. They fit into a processor's first caches.
 const SPARE: usize = PAGE;
 const SPARE_LEN: usize = (segment::ARENA - segment::RESERVED) as usize - SPARE;
-/// At most so much of the segment is read: more than most caches hold, and many pages.
+/// The largest part of the segment that is read: more than most caches hold, and many pages.
 const MAX_RANGE: usize = 64 << 20;
-/// Accesses between two looks at the clock.
+/// Number of accesses between two readings of the clock.
 const BATCH: u32 = 4096;
-/// Bytes of one copy.
+/// Number of bytes in one copy.
 const PIECE: usize = 32 << 10;
-/// Copies between two looks at the clock.
+/// Number of copies between two readings of the clock.
 const COPIES: u32 = 16;
-/// A load from memory that is not cached takes hundreds of nanoseconds, one from the first caches a few.
+/// How many times slower than private memory an uncached mapping is at least: a load from uncached memory takes
+/// hundreds of nanoseconds, and one from the first caches a few.
 const UNCACHED: f64 = 8.0;
 
 /// One measurement, on the mapping and on private memory.
 #[derive(Debug, Serialize)]
 struct Row {
     test: &'static str,
-    /// How much memory it goes over.
+    /// Size of the memory that is accessed, in bytes.
     bytes: usize,
     unit: &'static str,
     mapping: f64,
@@ -47,10 +50,9 @@ struct Report<'a> {
     page: usize,
     read_only: bool,
     mapped: usize,
-    /// The processor is QEMU's emulation, under which all memory is alike.
+    /// Whether the processor is QEMU's emulation, under which all memory is alike.
     emulated: bool,
-    /// Whether loads and stores go to the processor's cache. Nothing if that cannot be told, which is so under
-    /// emulation.
+    /// Whether loads and stores use the processor's cache. `None` if that is unknown, as under emulation.
     cached: Option<bool>,
     results: Vec<Row>,
 }
@@ -80,13 +82,13 @@ pub fn run(args: &Args, segment: &str) -> Result<()> {
     if args.json { output::json(&report) } else { output::line(report.to_string()) }
 }
 
-/// All measurements, each for half of `time` on either memory.
+/// Makes all measurements, each for half of `time` on either memory.
 fn measure(memory: &Mapping, read_only: bool, time: Duration) -> Result<Vec<Row>> {
     let range = memory.len().min(MAX_RANGE);
     let other = Mapping::anonymous(range).context("no memory to compare with")?;
     let mut buffer = vec![0; PIECE];
     for at in (0..range).step_by(PIECE) {
-        // Page faults are not what is measured.
+        // Page faults must not be part of the measurement.
         other.write(at, &buffer[..PIECE.min(range - at)]);
         memory.read(at, &mut buffer[..PIECE.min(range - at)]);
     }
@@ -122,7 +124,7 @@ fn measure(memory: &Mapping, read_only: bool, time: Duration) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// Seconds of one of `n` accesses, in the fastest batch: the others were interrupted.
+/// Returns the time of one access in seconds, in the fastest batch of `n`. Other batches were interrupted.
 fn best(time: Duration, n: u32, mut batch: impl FnMut(u32)) -> f64 {
     let begun = Instant::now();
     let mut best = Duration::MAX;
@@ -136,10 +138,10 @@ fn best(time: Duration, n: u32, mut batch: impl FnMut(u32)) -> f64 {
     }
 }
 
-/// Loads from cache lines in no order, each of which the processor can begin only when it has the one before. What
-/// others have written there does not matter. Goes on from `random`; where it stopped.
+/// Loads from random cache lines. The processor can begin each load only after the previous one. The loaded values do
+/// not matter. Begins with the state `random`, and returns the last state.
 fn loads(memory: &Mapping, n: u32, mut random: u64) -> u64 {
-    // Nothing of a value is used, which the compiler is not told.
+    // No bit of a value is used, but the compiler must not know that.
     let none = black_box(0);
     for _ in 0..n {
         random = next(random) ^ (memory.load_relaxed_u64(line(random, memory)) & none);
@@ -147,7 +149,8 @@ fn loads(memory: &Mapping, n: u32, mut random: u64) -> u64 {
     random
 }
 
-/// Stores to cache lines in no order, until all have arrived. Goes on from `random`; where it stopped.
+/// Stores to random cache lines, and waits until all stores have arrived. Begins with the state `random`, and returns
+/// the last state.
 fn stores(memory: &Mapping, n: u32, mut random: u64) -> u64 {
     for _ in 0..n {
         random = next(random);
@@ -163,25 +166,25 @@ fn copy_out(memory: &Mapping) {
     black_box(&buffer);
 }
 
-/// Knuth's generator: three cycles, so it hides nothing.
+/// Returns the next state of Knuth's generator. It takes three cycles, so it hides nothing.
 fn next(random: u64) -> u64 {
     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
 }
 
-/// A cache line of the mapping.
+/// Returns the offset of a cache line of the mapping.
 fn line(random: u64, memory: &Mapping) -> usize {
     let lines = (memory.len() / CACHE_LINE) as u64;
-    // The upper half of the product: evenly spread, without a division.
+    // The upper half of the product is evenly distributed, without a division.
     (((random >> 32) * lines) >> 32) as usize * CACHE_LINE
 }
 
-/// Whether the mapping is about as fast as private memory, where that is in the processor's cache.
+/// Returns whether the mapping is about as fast as private memory that is in the processor's cache.
 fn looks_cached(rows: &[Row]) -> bool {
     rows.iter().filter(|row| row.bytes <= SPARE_LEN).all(|row| row.slowness() < UNCACHED)
 }
 
 impl Row {
-    /// How many times slower than private memory.
+    /// Returns how many times slower than private memory the mapping is.
     fn slowness(&self) -> f64 {
         if self.unit == "ns" { self.mapping / self.private } else { self.private / self.mapping }
     }
@@ -222,12 +225,12 @@ impl std::fmt::Display for Report<'_> {
                  does KVM on Intel to a VM with some passthrough devices; use memory = \"dax\" for this segment."
             }
             (Some(false), _) => {
-                "The mapping is much slower than private memory, as if it was not cached. Look for other load on this \
+                "The mapping is much slower than private memory, as if it were not cached. Check for other load on this \
                  machine, then measure again."
             }
             (None, _) => {
                 "This processor is emulated (TCG), and treats all memory alike: whether the mapping is cached on a real \
-                 one cannot be told here."
+                 one cannot be determined here."
             }
         })
     }

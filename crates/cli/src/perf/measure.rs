@@ -1,4 +1,4 @@
-//! The two measurements, seen from both sides.
+//! The two measurements, on the client and on the server.
 
 use super::line::Line;
 use super::order::{Order, Test};
@@ -7,16 +7,16 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Where a single round trip is not much longer than a look at the clock, several are timed together, so that the
-/// clock is at most this part of a sample.
+/// The largest share of a sample that may be clock overhead. If a round trip is not much longer than reading the clock,
+/// several round trips are timed together.
 const CLOCK_SHARE: f64 = 0.05;
 const MAX_BATCH: u64 = 1024;
-/// Round trips before the first that counts.
+/// Number of round trips before the first that counts.
 const WARM_UP: u64 = 32;
-/// How often a sender looks at the clock: at least after so many bytes.
+/// A sender reads the clock at least after this many bytes.
 const CLOCK_BYTES: usize = 256 << 10;
 
-/// What one measurement has shown.
+/// The result of one measurement.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum Outcome {
@@ -29,7 +29,7 @@ pub struct Latency {
     /// Half of the median round trip.
     pub one_way_ns: f64,
     pub round_trips: u64,
-    /// So many were timed together; the percentiles are of their mean.
+    /// Number of round trips that were timed together; the percentiles are of their means.
     pub batch: u64,
     pub rtt_ns: Percentiles,
 }
@@ -48,14 +48,14 @@ pub struct Percentiles {
 #[derive(Debug, Serialize)]
 pub struct Bandwidth {
     pub bytes: u64,
-    /// Sends, each of the given size.
+    /// Number of sends, each of the given size.
     pub operations: u64,
     pub seconds: f64,
     pub bytes_per_s: f64,
     pub operations_per_s: f64,
 }
 
-/// What a look at the clock costs, in nanoseconds.
+/// Returns the time that reading the clock takes, in nanoseconds.
 pub fn clock_ns() -> f64 {
     const LOOKS: u32 = 1000;
     let begun = Instant::now();
@@ -65,14 +65,14 @@ pub fn clock_ns() -> f64 {
     begun.elapsed().as_nanos() as f64 / f64::from(LOOKS)
 }
 
-/// The client's part.
+/// Executes the client's part of a measurement.
 pub fn ask(line: &mut impl Line, order: &Order) -> Result<Outcome> {
     line.prepare(order)?;
     line.send(&order.to_bytes())?;
     let mut answer = [0; Order::LEN];
     ensure!(
         line.receive(&mut answer)?,
-        "the server refuses what is asked; do both sides have the same version?"
+        "the server refuses the request; do both sides have the same version?"
     );
     match order.test {
         Test::Latency => Ok(Outcome::Latency(time_round_trips(line, order)?)),
@@ -92,7 +92,7 @@ pub fn ask(line: &mut impl Line, order: &Order) -> Result<Outcome> {
     }
 }
 
-/// The server's part.
+/// Executes the server's part of a measurement.
 pub fn answer(line: &mut impl Line) -> Result<()> {
     let mut bytes = [0; Order::LEN];
     if !line.receive(&mut bytes)? {
@@ -129,7 +129,8 @@ fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
     for _ in 0..WARM_UP {
         trip()?;
     }
-    // The first ones were slow, as the other side was still getting ready: they would make the batch too short.
+    // The first round trips were slow, because the other side was still getting ready; they would make the batch too
+    // small.
     let begun = Instant::now();
     for _ in 0..WARM_UP {
         trip()?;
@@ -147,7 +148,7 @@ fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
         // In tenths of nanoseconds, because a mean has more digits than the clock.
         histogram
             .record((now - last).as_nanos() as u64 * 10 / batch)
-            .context("a time beyond all histograms")?;
+            .context("a time that is too long for the histogram")?;
         last = now;
     }
     line.finish()?;
@@ -165,7 +166,7 @@ fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
     Ok(Latency { one_way_ns: rtt_ns.p50 / 2.0, round_trips, batch, rtt_ns })
 }
 
-/// Sends for the ordered time.
+/// Sends for the duration of the measurement.
 fn fill(line: &mut impl Line, order: &Order) -> Result<()> {
     let bytes = vec![0x5a; order.size];
     let sends_per_look = (CLOCK_BYTES / order.size).clamp(1, 1024);
@@ -178,7 +179,7 @@ fn fill(line: &mut impl Line, order: &Order) -> Result<()> {
     line.finish()
 }
 
-/// Receives until the other side has finished; returns how many bytes came.
+/// Receives until the other side has finished. Returns the number of bytes.
 fn drain(line: &mut impl Line, order: &Order) -> Result<u64> {
     let mut buffer = vec![0; order.size];
     let mut bytes = 0;
@@ -209,7 +210,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::thread;
 
-    /// Both parts over a real socket.
+    /// Runs both parts over a real socket.
     fn run(order: Order) -> Outcome {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -17,21 +17,21 @@ use std::time::Duration;
 
 /// Measures latency and bandwidth of channels, or of a TCP connection in the same way.
 ///
-/// The other side runs `ginnel perf --serve ADDRESS`; this side says what is measured, so one server does for all. With
-/// --tcp HOST:PORT on both sides, the same measurements run over a TCP socket. With --mapping, this side alone measures
-/// loads and stores on its mapping of a segment, beside private memory: that shows whether the processor caches it.
-/// Exit status 0 if all were made.
+/// The other side runs `ginnel perf --serve ADDRESS`. This side chooses the measurements, so one server suffices for
+/// all. With --tcp HOST:PORT on both sides, the same measurements run over a TCP socket. With --mapping, this side
+/// alone measures loads and stores on its mapping of a segment and on private memory, which shows whether the processor
+/// caches the mapping. The exit status is 0 if all measurements succeeded.
 #[derive(clap::Args)]
 pub struct Args {
-    /// SEGMENT/NAME, such as web/perf. NAME.stream is used too, for streams.
+    /// SEGMENT/NAME, such as web/perf. Streams also use NAME.stream.
     #[arg(required_unless_present_any = ["tcp", "mapping"], conflicts_with = "tcp")]
     address: Option<String>,
 
-    /// Be the other side.
+    /// Be the server for measurements.
     #[arg(long, conflicts_with_all = ["test", "kind", "mode", "size", "duration", "reverse", "capacity", "json"])]
     serve: bool,
 
-    /// Measure TCP instead, to or (with --serve) at this address and port.
+    /// Measure TCP instead, to (or with --serve, at) this address and port.
     #[arg(long, value_name = "HOST:PORT")]
     tcp: Option<String>,
 
@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long, value_enum, value_delimiter = ',')]
     test: Vec<Test>,
 
-    /// Through what. Default: message and stream for latency, all four for bandwidth.
+    /// Which kind of channel to use, and how. Default: message and stream for latency, all four for bandwidth.
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "tcp")]
     kind: Vec<Kind>,
 
@@ -51,12 +51,12 @@ pub struct Args {
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "tcp")]
     mode: Vec<Mode>,
 
-    /// Bytes in a message or write, with K or M for 1024 or 1024 x 1024. Default: 8, 64, 1K and 16K for latency; 64, 4K,
-    /// 64K and 1M for bandwidth.
+    /// Bytes in a message or write, with K or M for 1024 or 1024 x 1024. Default: 8, 64, 1K and 16K for latency; 64,
+    /// 4K, 64K and 1M for bandwidth.
     #[arg(long, value_delimiter = ',', value_parser = size)]
     size: Vec<usize>,
 
-    /// Seconds for each measurement.
+    /// Duration of each measurement, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = duration)]
     duration: Duration,
 
@@ -64,8 +64,8 @@ pub struct Args {
     #[arg(long)]
     reverse: bool,
 
-    /// Bytes of each ring. Default: the daemon's for latency; enough for eight messages or writes, and at least 1M, for
-    /// bandwidth.
+    /// Size of each ring in bytes. Default: the daemon's default for latency; for bandwidth, enough for eight messages
+    /// or writes, and at least 1M.
     #[arg(long, value_parser = size, conflicts_with = "tcp")]
     capacity: Option<usize>,
 
@@ -93,12 +93,12 @@ fn size(text: &str) -> Result<usize, String> {
         .map(|Bytes(n)| n)
         .filter(|n| (1..=MAX_SIZE).contains(n))
         .map(|n| n as usize)
-        .ok_or_else(|| format!("{text:?} is no size from 1 to {}M", MAX_SIZE >> 20))
+        .ok_or_else(|| format!("{text:?} is not a size from 1 to {}M", MAX_SIZE >> 20))
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
     seconds(text)
         .ok()
         .filter(|time| *time <= MAX_DURATION)
-        .ok_or_else(|| format!("{text:?} is no number of seconds up to {}", MAX_DURATION.as_secs()))
+        .ok_or_else(|| format!("{text:?} is not a number of seconds up to {}", MAX_DURATION.as_secs()))
 }

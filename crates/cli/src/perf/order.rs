@@ -1,4 +1,4 @@
-//! What is measured, and how the client tells its server.
+//! The parameters of a measurement, and the message with which the client sends them to its server.
 
 use crate::wait::Mode;
 use anyhow::{Result, ensure};
@@ -8,27 +8,27 @@ use serde::Serialize;
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// What is measured.
+/// What to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Test {
     /// Round trips of one message at a time.
     Latency,
-    /// As many bytes as go in one direction.
+    /// The largest number of bytes per second in one direction.
     Bandwidth,
 }
 
-/// Through what.
+/// The kind of channel, and how it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A message channel; each side copies.
     Message,
-    /// A message channel; written and read in place.
+    /// A message channel; data is written and read in place.
     MessageZeroCopy,
     /// A stream channel; each side copies.
     Stream,
-    /// A stream channel; written and read in place.
+    /// A stream channel; data is written and read in place.
     StreamZeroCopy,
 }
 
@@ -42,29 +42,29 @@ impl Kind {
     }
 }
 
-/// One measurement.
+/// The parameters of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     pub test: Test,
-    /// In place instead of copied.
+    /// Whether data is written and read in place instead of copied.
     pub in_place: bool,
-    /// The server sends, in a bandwidth test.
+    /// Whether the server sends, in a bandwidth test.
     pub reverse: bool,
-    /// `None` on a socket, where the kernel decides.
+    /// `None` for a socket, where the kernel decides.
     pub mode: Option<Mode>,
     pub size: usize,
     pub duration: Duration,
 }
 
-/// No one message, write or buffer of a measurement is larger.
+/// The largest message, write or buffer of a measurement, in bytes.
 pub const MAX_SIZE: u64 = 64 << 20;
-/// No one measurement is longer.
+/// The longest measurement.
 pub const MAX_DURATION: Duration = Duration::from_secs(3600);
 
-/// First bytes of a conversation: `GNLPERF1`.
+/// The first bytes of a conversation: `GNLPERF1`.
 const MAGIC: u64 = u64::from_le_bytes(*b"GNLPERF1");
 
-/// An [`Order`] on its way.
+/// The parameters in the form in which they are sent.
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Wire {
@@ -83,7 +83,7 @@ struct Wire {
 const _: () = assert!(size_of::<Wire>() == Order::LEN);
 
 impl Order {
-    /// Bytes of an order, and of the server's answer to it.
+    /// Length of the parameters' message, and of the server's answer to it, in bytes.
     pub const LEN: usize = 64;
 
     pub fn to_bytes(self) -> [u8; Self::LEN] {
@@ -107,7 +107,7 @@ impl Order {
         zerocopy::transmute!(wire)
     }
 
-    /// Reads an order that anybody may have written.
+    /// Parses the parameters, which any program may have written.
     pub fn from_bytes(bytes: [u8; Self::LEN]) -> Result<Self> {
         let wire: Wire = zerocopy::transmute!(bytes);
         ensure!(wire.magic == MAGIC, "the client does not speak this version's `ginnel perf`");

@@ -1,4 +1,4 @@
-//! `ginnel perf --serve`: does what clients order.
+//! `ginnel perf --serve`: executes the measurements that clients request.
 
 use super::line::Line;
 use super::measure::answer;
@@ -8,12 +8,12 @@ use ginnel::{AttachOptions, Channel, Endpoint, Listener, MessageChannel, StreamC
 use std::net::TcpListener;
 use std::thread;
 
-/// Where streams are accepted, beside messages at `name`.
+/// Returns the name at which streams are accepted; messages are accepted at `name`.
 pub fn stream_name(name: &str) -> String {
     format!("{name}.stream")
 }
 
-/// What the endpoints of a measurement call themselves.
+/// Returns the options for the endpoints of a measurement.
 pub fn options() -> AttachOptions {
     AttachOptions { name: Some("ginnel-perf".into()), ..AttachOptions::default() }
 }
@@ -48,12 +48,15 @@ pub fn serve_tcp(at: &str) -> Result<()> {
     }
 }
 
-/// Does one order in a thread.
+/// Executes one measurement in a thread.
 fn converse<L: Line + Send + 'static>(mut line: L) -> Result<()> {
     let work = move || {
-        // A client that ends early (as all do that are interrupted) is nothing to talk about.
+        // An error of a client that ends early, as interrupted clients do, is not reported.
         let _ = answer(&mut line);
     };
-    thread::Builder::new().name("measure".into()).spawn(work).context("no thread for a measurement")?;
+    thread::Builder::new()
+        .name("measure".into())
+        .spawn(work)
+        .context("cannot start a thread for a measurement")?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Whether a command line of QEMU joins a VM to its segments, and to nobody else's.
+//! Checks whether a command line of QEMU connects a VM to its segments, and to no others.
 
 use crate::inspect::{Inspect, MemoryKind};
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
@@ -14,7 +14,7 @@ pub struct Value {
 }
 
 impl Value {
-    /// A comma in a value is written twice.
+    /// Parses a value. A comma in a value is written twice.
     fn parse(text: &str) -> Self {
         const COMMA: &str = "\u{1f}";
         let text = text.replace(",,", COMMA);
@@ -24,7 +24,7 @@ impl Value {
             match part.split_once('=') {
                 Some((key, text)) => drop(value.keys.insert(key.into(), text.into())),
                 None if i == 0 => value.kind = part,
-                // QEMU's old way of `key=on`.
+                // QEMU's old form of `key=on`.
                 None => drop(value.keys.insert(part, "on".into())),
             }
         }
@@ -40,7 +40,7 @@ impl Value {
     }
 }
 
-/// All values of an option, in their order. QEMU takes one dash or two.
+/// Returns all values of an option, in order. QEMU accepts one dash or two.
 pub fn values(line: &str, option: &str) -> Vec<Value> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_option =
@@ -48,7 +48,7 @@ pub fn values(line: &str, option: &str) -> Vec<Value> {
     words.windows(2).filter(|pair| is_option(pair[0])).map(|pair| Value::parse(pair[1])).collect()
 }
 
-/// A size as QEMU reads it: in `default` units without a letter.
+/// Parses a size as QEMU does. Without a unit, the number counts units of `default` bytes.
 pub fn number(text: &str, default: u64) -> Option<u64> {
     match text.parse::<u64>() {
         Ok(number) => number.checked_mul(default),
@@ -56,7 +56,7 @@ pub fn number(text: &str, default: u64) -> Option<u64> {
     }
 }
 
-/// What is wrong, one line each.
+/// Returns all problems, each on one line.
 pub fn problems(line: &str, devices: &Devices, inspect: &Inspect) -> Vec<String> {
     let mut problems = Vec::new();
     control(line, devices, inspect, &mut problems);
@@ -74,7 +74,7 @@ pub fn problems(line: &str, devices: &Devices, inspect: &Inspect) -> Vec<String>
     problems
 }
 
-/// One control device, and this VM's.
+/// Checks that there is one control device, and that it is this VM's.
 fn control(line: &str, devices: &Devices, inspect: &Inspect, problems: &mut Vec<String>) {
     let vm = &devices.vm;
     let chardevs = values(line, "chardev");
@@ -111,7 +111,7 @@ fn control(line: &str, devices: &Devices, inspect: &Inspect, problems: &mut Vec<
     }
 }
 
-/// The daemon's own control socket of this QEMU.
+/// Checks that this QEMU has a QMP socket for the daemon.
 fn monitor(line: &str, devices: &Devices, problems: &mut Vec<String>) {
     let Some(qmp) = &devices.qmp else { return };
     let (short, chardevs) = (values(line, "qmp"), values(line, "chardev"));
@@ -122,7 +122,7 @@ fn monitor(line: &str, devices: &Devices, problems: &mut Vec<String>) {
     }
 }
 
-/// A segment, once, by its own kind of device.
+/// Checks that a segment is there once, with the right kind of device.
 fn segment(memory: &MemoryDevice, backends: &[&Value], attached: &[Value], problems: &mut Vec<String>) {
     let name = &memory.segment;
     let offset = |backend: &Value| number(backend.key("offset"), 1).unwrap_or(0);
@@ -139,7 +139,7 @@ fn segment(memory: &MemoryDevice, backends: &[&Value], attached: &[Value], probl
     let mut wrong = |what: &str, fix: String| problems.push(format!("segment {name} {what}: {fix}"));
     if own.next().is_some() {
         return wrong(
-            "is there twice",
+            "occurs twice",
             "keep one, because no machine may see the same memory both ways".into(),
         );
     }
@@ -174,7 +174,7 @@ fn segment(memory: &MemoryDevice, backends: &[&Value], attached: &[Value], probl
     }
 }
 
-/// Segments of others.
+/// Checks that the memory is not another VM's segment.
 fn stranger(backend: &Value, devices: &Devices, inspect: &Inspect, problems: &mut Vec<String>) {
     let path = backend.key("mem-path");
     let offset = number(backend.key("offset"), 1).unwrap_or(0);
@@ -183,7 +183,7 @@ fn stranger(backend: &Value, devices: &Devices, inspect: &Inspect, problems: &mu
     }
     if let Some(other) = inspect.segments.iter().find(|s| s.path.as_deref() == Some(path)) {
         problems.push(format!(
-            "the -object {} shows VM {} segment {}, of which it is no member: remove it",
+            "the -object {} shows VM {} segment {}, of which it is not a member: remove it",
             backend.key("id"),
             devices.vm,
             other.name
@@ -191,14 +191,14 @@ fn stranger(backend: &Value, devices: &Devices, inspect: &Inspect, problems: &mu
     }
 }
 
-/// Room for DAX segments.
+/// Checks that there is room for DAX segments.
 fn address_space(line: &str, devices: &Devices, problems: &mut Vec<String>) {
     const MIB: u64 = 1 << 20;
     let more = devices.hot_pluggable();
     if more == 0 {
         return;
     }
-    // The last of several counts, key by key; without any it is 128 MiB.
+    // If a key occurs several times, the last one counts. The default is 128 MiB.
     let (mut ram, mut max) = (Some(128 * MIB), None);
     for value in values(line, "m") {
         for text in [value.kind.as_str(), value.key("size")] {
@@ -241,7 +241,7 @@ mod tests {
             {"name": "news", "size": 4194304, "path": "/x,y/news", "readers": ["a"], "memory": "dax"},
             {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel-other", "members": ["b"]}]}"#;
 
-    /// What is found wrong after `from` was replaced by `to` in the right command line.
+    /// Returns the problems after `from` was replaced by `to` in the correct command line.
     fn after(from: &str, to: &str) -> Vec<String> {
         let inspect = crate::inspect::parse(ANSWER).unwrap();
         let devices = Devices::from(&inspect, "a").unwrap();
@@ -286,12 +286,12 @@ mod tests {
             (
                 "-nodefaults",
                 "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel-web,size=256M",
-                "segment web is there twice",
+                "segment web occurs twice",
             ),
             (
                 "-nodefaults",
                 "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel-other,size=4M",
-                "shows VM a segment other, of which it is no member",
+                "shows VM a segment other, of which it is not a member",
             ),
             (",maxmem=3332M", "", "maxmem is missing for the DAX segments: write -m 2G,maxmem=2308M"),
             ("maxmem=3332M", "maxmem=2200M", "maxmem of 2200M is too small"),

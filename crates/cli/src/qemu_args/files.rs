@@ -1,4 +1,4 @@
-//! Whether the files of a VM's segments are as QEMU needs them.
+//! Checks whether the files of a VM's segments are as QEMU needs them.
 
 use crate::inspect::MemoryKind;
 use crate::vm_devices::{Devices, MemoryDevice};
@@ -9,13 +9,17 @@ use rustix::io::Errno;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// What is wrong, one line each. Says nothing of users other than this process's: QEMU may run as another.
+/// Returns all problems, each on one line. Checks only the access of this process's user: QEMU may run as another user.
 pub fn problems(devices: &Devices) -> Vec<String> {
     let socket = &devices.socket;
     let is_socket =
         fs::stat(socket).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
     let control = (!is_socket).then(|| {
-        format!("VM {}: its socket {} is not there: restart the host's daemon", devices.vm, socket.display())
+        format!(
+            "VM {}: its socket {} does not exist: restart the host's daemon",
+            devices.vm,
+            socket.display()
+        )
     });
     control.into_iter().chain(devices.memory.iter().filter_map(problem)).collect()
 }
@@ -29,9 +33,9 @@ fn problem(memory: &MemoryDevice) -> Option<String> {
     }
     let stat = match fs::stat(&memory.file) {
         Ok(stat) => stat,
-        Err(Errno::NOENT) => return told("is missing".into(), "restart the host's daemon, which makes it"),
+        Err(Errno::NOENT) => return told("is missing".into(), "restart the host's daemon, which creates it"),
         Err(errno) => {
-            return told(format!("cannot be looked at ({errno})"), "let QEMU's user reach its folder");
+            return told(format!("cannot be examined ({errno})"), "let QEMU's user reach its folder");
         }
     };
     let mut wanted = Access::READ_OK;
@@ -49,9 +53,9 @@ fn problem(memory: &MemoryDevice) -> Option<String> {
     let (has, needs) = (u64::try_from(stat.st_size).unwrap_or(0), memory.offset.saturating_add(memory.size));
     if has < needs {
         let what = format!("has {}, and {} are needed", Bytes(has), Bytes(needs));
-        return told(what, "stop all who use it, remove it, and restart the host's daemon");
+        return told(what, "stop all programs that use it, remove it, and restart the host's daemon");
     }
-    // QEMU would take any file; one on a disk is written back, page after page, for ever.
+    // QEMU would accept any file, but the kernel would write the pages of a file on a disk back to it again and again.
     if let Ok(kind) = fs::statfs(&memory.file)
         && ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as u64))
     {
@@ -59,7 +63,7 @@ fn problem(memory: &MemoryDevice) -> Option<String> {
         return told("is neither on a tmpfs nor on a hugetlbfs".into(), fix);
     }
     if memory.kind == MemoryKind::Bar && !memory.size.is_power_of_two() {
-        let what = format!("has {}, which is no power of two, as a BAR must be", Bytes(memory.size));
+        let what = format!("has {}, which is not a power of two, as a BAR must be", Bytes(memory.size));
         return told(what, "choose another size, or memory = \"dax\"");
     }
     None
@@ -72,7 +76,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
-    /// A VM with a segment of 4 MiB in this folder, whose socket is there.
+    /// Returns a VM with a segment of 4 MiB in this folder, and its socket.
     fn one(folder: &Path, file_size: u64) -> (Devices, UnixListener) {
         let mut devices = devices();
         devices.socket = folder.join("vm.sock");
@@ -104,7 +108,7 @@ mod tests {
         devices.memory[0].broken = false;
         devices.memory[0].kind = MemoryKind::Bar;
         devices.memory[0].size = 3 << 20;
-        assert!(only(&devices).contains("no power of two"));
+        assert!(only(&devices).contains("not a power of two"));
         std::fs::remove_file(&devices.memory[0].file).unwrap();
         assert!(only(&devices).contains("is missing"));
         drop(listener);
@@ -114,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_disk_is_no_memory() {
-        // The build's folder; where that is a tmpfs, there is nothing to see.
+        // In the build's folder. If that is a tmpfs, there is nothing to check.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let (devices, _listener) = one(folder.path(), 4 << 20);
         if fs::statfs(folder.path()).unwrap().f_type as u64 != TMPFS_MAGIC {

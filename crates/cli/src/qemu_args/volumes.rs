@@ -1,4 +1,4 @@
-//! Whether a command line of QEMU gives a VM its volumes, and nobody else's.
+//! Checks whether a command line of QEMU gives a VM its volumes, and no others.
 
 use super::command_line::{Value, number, values};
 use crate::qemu_version::QemuVersion;
@@ -6,7 +6,7 @@ use crate::volume_devices::{RAM, VolumeDevice};
 use ginnel_volume_control::config::Device;
 use std::path::Path;
 
-/// What is wrong, one line each. `volumes` are all that are configured.
+/// Returns all problems, each on one line. `volumes` are all that have a configuration.
 pub fn problems(line: &str, vm: &str, volumes: &[VolumeDevice], qemu: QemuVersion) -> Vec<String> {
     let mut problems = Vec::new();
     let (chardevs, devices) = (values(line, "chardev"), values(line, "device"));
@@ -47,13 +47,13 @@ fn disk(
     let has = |key| !chardev.key(key).is_empty();
     for (key, taken) in [("reconnect", qemu.takes_reconnect()), ("reconnect-ms", qemu.takes_reconnect_ms())] {
         if has(key) && !taken {
-            let fix = format!("its -chardev needs {} in its place", qemu.reconnect());
-            wrong(&format!("has a -chardev with {key}, which QEMU {qemu} does not take"), fix);
+            let fix = format!("its -chardev needs {} instead", qemu.reconnect());
+            wrong(&format!("has a -chardev with {key}, which QEMU {qemu} does not have"), fix);
         }
     }
     if volume.device == Device::Blk && !has("reconnect") && !has("reconnect-ms") {
         let fix = format!("its -chardev needs {}", qemu.reconnect());
-        wrong("is lost for the VM when it is started anew", fix);
+        wrong("is lost for the VM when it is restarted", fix);
     }
     let users: Vec<&Value> = devices.iter().filter(|d| d.key("chardev") == chardev.key("id")).collect();
     match users[..] {
@@ -63,7 +63,7 @@ fn disk(
         }
         [device] => {
             let key = volume.queues_key();
-            // QEMU takes `-` for `_` in names of properties of some versions only.
+            // Only some versions of QEMU accept `-` for `_` in names of properties.
             let queues = device.key(key);
             if number(queues, 1) != Some(volume.queues.into()) {
                 let what = if queues.is_empty() {
@@ -78,7 +78,7 @@ fn disk(
     }
 }
 
-/// Volumes see the VM's RAM by its descriptor, so it must have one, and be shared.
+/// Checks that the VM's RAM has a descriptor and is shared, because volumes map it by its descriptor.
 fn memory(line: &str, problems: &mut Vec<String>) {
     let objects = values(line, "object");
     let machine = |v: &Value| v.key("memory-backend").to_owned();
@@ -113,7 +113,7 @@ mod tests {
         after_in("7.2", from, to)
     }
 
-    /// The same in this QEMU, for the lines of QEMU 9.2 and later where that is one.
+    /// Does the same for this version of QEMU.
     fn after_in(qemu: &str, from: &str, to: &str) -> Vec<String> {
         let (volumes, qemu) = (volumes(), qemu.parse().unwrap());
         let pairs = shared_ram(1 << 30)
@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn what_a_qemu_does_not_take_is_told() {
         for (qemu, from, to, said) in [
-            ("7.2", "reconnect=1", "reconnect-ms=1000", "reconnect-ms, which QEMU 7.2 does not take"),
-            ("10.2", "reconnect-ms=1000", "reconnect=1", "needs reconnect-ms=1000 in its place"),
+            ("7.2", "reconnect=1", "reconnect-ms=1000", "reconnect-ms, which QEMU 7.2 does not have"),
+            ("10.2", "reconnect-ms=1000", "reconnect=1", "needs reconnect-ms=1000 instead"),
             ("10.2", ",reconnect-ms=1000", "", "its -chardev needs reconnect-ms=1000"),
         ] {
             let problems = after_in(qemu, from, to);

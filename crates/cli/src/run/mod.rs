@@ -15,45 +15,50 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the library reads from the environment.
+/// Environment variables that the library reads.
 const MODE: &str = "GINNEL_SOCKETS";
 const REPORT: &str = "GINNEL_SOCKETS_REPORT";
 
-/// As env(1), nohup(1) and timeout(1) have them.
+/// Exit statuses, as in env(1), nohup(1) and timeout(1).
 const WE_FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Runs a program whose TCP connections may leave the kernel for shared memory.
+/// Runs a program whose TCP connections can change over to shared memory.
 ///
-/// Loads libginnel-preload.so into the program and those that it starts (LD_PRELOAD). A connection begins on TCP as always. If the
-/// program at its other end runs with the library too, on this host or in one of its VMs, and both may use a common segment, the
-/// connection changes over to shared memory while it runs. All others stay on TCP: connections to other hosts, and
-/// those of programs that cannot load the library (statically linked, set-user-ID, written in Go).
+/// Loads libginnel-preload.so into the program and into those that it starts (LD_PRELOAD). A connection begins on TCP
+/// as always. If the program at its other end also runs with the library, on this host or in one of its VMs, and both
+/// may use a common segment, the connection changes over to shared memory while it is in use. All other connections
+/// stay on TCP: those to other hosts, and those of programs that cannot load the library (statically linked,
+/// set-user-ID, written in Go).
 ///
-/// A memcached client's GETs to a ginnel-cache are answered in the program, out of the cache's memory, if the program may attach to its
-/// segment. GINNEL_CACHE=PORT[,PORT...] names the ports of caches (default: 11211); GINNEL_CACHE=off turns it off.
+/// The GETs of a memcached client to a ginnel-cache are answered inside the program, from the cache's memory, if the
+/// program may attach to its segment. GINNEL_CACHE=PORT[,PORT...] names the ports of caches (default: 11211);
+/// GINNEL_CACHE=off disables this.
 ///
-/// With --verbs, the program also finds Ginnel's libibverbs and librdmacm in place of the system's (LD_LIBRARY_PATH): each segment with
-/// `verbs = true` that this user may use is an RDMA device for it, beside the devices that the machine has. A small library (LD_PRELOAD)
-/// gives each of these devices a file for programs that look for one, below /dev/infiniband.
+/// With --verbs, the program also finds Ginnel's libibverbs and librdmacm instead of the system's (LD_LIBRARY_PATH):
+/// each segment with `verbs = true` that this user may use is an RDMA device for it, in addition to the machine's
+/// devices. A small library (LD_PRELOAD) provides a file for each of these devices below /dev/infiniband, for programs
+/// that look for one.
 ///
-/// Exit status: the program's, 128 + N if signal N has ended it and there is no report, and that same signal with a report. 125
-/// if ginnel fails, 126 if the program cannot be executed, 127 if it is not found.
+/// Exit status: the program's. If signal N has ended the program, the status is 128 + N without a report; with a
+/// report, ginnel ends by the same signal. 125 if ginnel fails, 126 if the program cannot be executed, 127 if it is not
+/// found.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Print at the end what has become of each connection, on stderr, and write it to FILE as lines of JSON.
+    /// Print at the end what each connection used, on stderr, and write it to FILE as lines of JSON.
     ///
-    /// FILE is written anew. Programs that go on in the background are in the table with what they had written until then.
+    /// FILE is overwritten. For programs that continue in the background, the table has what they had written until
+    /// then.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     report: Option<Option<PathBuf>>,
-    /// When the daemon is asked about a connection.
+    /// When to ask the daemon about a connection.
     #[arg(long, value_enum, default_value_t = Mode::Auto, env = MODE)]
     mode: Mode,
-    /// Segments are RDMA devices for the program.
+    /// Make segments available to the program as RDMA devices.
     #[arg(long)]
     verbs: bool,
-    /// The program, looked up in the PATH, and its arguments.
+    /// The program, which is looked up in the PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
@@ -61,7 +66,7 @@ pub struct Args {
 /// When the library asks the daemon about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// Once it has shown that it lives for a while.
+    /// When the connection has existed for a while.
     Auto,
     /// At once.
     Eager,
@@ -69,10 +74,10 @@ enum Mode {
     Off,
 }
 
-/// The program was not run, and the exit status that says so.
+/// The program was not run; `status` is the exit status for that.
 #[derive(Debug)]
 pub struct NotRun {
-    /// The status.
+    /// The exit status of this command.
     pub status: u8,
     why: anyhow::Error,
 }
@@ -97,7 +102,7 @@ pub fn run(args: Args) -> Result<()> {
     Ok(execute(args).map_err(failed)?)
 }
 
-/// Returns only if it fails.
+/// Runs the program. Returns only if that fails.
 fn execute(args: Args) -> Result<()> {
     let (name, arguments) = args.command.split_first().context("no program is named")?;
     let path = program::find(name)?;
@@ -130,7 +135,7 @@ fn execute(args: Args) -> Result<()> {
     signals::end_as(status)
 }
 
-/// Tells the program's dynamic loader of a library.
+/// Adds a library to the program's variables for the dynamic loader.
 fn load(command: &mut Command, library: &Library, place: &Path) -> Result<()> {
     let variable = OsStr::new(library.variable);
     let told = command.get_envs().find(|(name, _)| *name == variable).and_then(|(_, value)| value);

@@ -1,4 +1,4 @@
-//! What the dynamic loader will do with the library in a program.
+//! Predicts what the dynamic loader will do with the library in a program.
 
 use anyhow::Result;
 use rustix::fs::{Access, access, fgetxattr};
@@ -11,10 +11,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What execvp(3) searches if there is no PATH.
+/// The folders that execvp(3) searches if there is no PATH.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// As many interpreters of interpreters as Linux follows, and one more.
+/// One more than the number of nested interpreters that Linux follows.
 const INTERPRETERS: usize = 6;
 
 /// The program cannot be executed.
@@ -22,7 +22,7 @@ const INTERPRETERS: usize = 6;
 pub struct Unusable(pub io::Error);
 
 impl Unusable {
-    /// Which one.
+    /// Returns the error with the path of the program.
     pub fn at(self, program: &Path) -> anyhow::Error {
         anyhow::Error::new(self).context(format!("cannot run {}", program.display()))
     }
@@ -62,22 +62,22 @@ fn executable(path: &Path) -> io::Result<()> {
     Ok(access(path, Access::EXEC_OK)?)
 }
 
-/// What becomes of the library in a program.
+/// What happens to the library in a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// As far as can be told, it is loaded and used.
+    /// It is loaded and used, as far as can be told.
     Loads,
-    /// The program runs as if there was no library; why.
+    /// The program runs as if there were no library, for this reason.
     Ignores(String),
-    /// The program would not start with it; why.
+    /// The program would not start with the library, for this reason.
     Breaks(String),
 }
 
-/// Looks at a program's file; at that of its interpreter, if it is a script.
+/// Examines a program's file, or that of its interpreter if it is a script.
 pub fn look(program: &Path, library: &Path) -> Fit {
     let mut path = program.to_owned();
     for _ in 0..INTERPRETERS {
-        // What cannot be read can be executed all the same.
+        // A file that cannot be read can still be executable.
         let Ok(file) = File::open(&path) else { return Fit::Loads };
         match interpreter(&file) {
             Some(interpreter) => path = interpreter,
@@ -98,9 +98,9 @@ pub fn look(program: &Path, library: &Path) -> Fit {
     Fit::Loads
 }
 
-/// The first word of a script's first line: `#!/usr/bin/python3 -u`.
+/// Returns the first word of a script's first line: `/usr/bin/python3` for `#!/usr/bin/python3 -u`.
 fn interpreter(file: &File) -> Option<PathBuf> {
-    // Linux reads no more of it.
+    // Linux reads no more of the first line.
     let mut front = [0; 256];
     let length = read_at(file, &mut front, 0);
     let line = front[..length].strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
@@ -108,7 +108,7 @@ fn interpreter(file: &File) -> Option<PathBuf> {
     (!word.is_empty()).then(|| OsString::from_vec(word.to_vec()).into())
 }
 
-/// Why the loader ignores LD_PRELOAD in a program: it runs with more rights than its caller has.
+/// Returns why the loader ignores LD_PRELOAD in a program that runs with more rights than its caller has.
 fn privileges(file: &File) -> Option<String> {
     let metadata = file.metadata().ok()?;
     let (mode, user, group) = (metadata.mode(), getuid().as_raw(), getgid().as_raw());
@@ -122,7 +122,7 @@ fn privileges(file: &File) -> Option<String> {
     (user != 0 && has_capabilities()).then(|| "has file capabilities, so the library is not loaded".into())
 }
 
-/// What an ELF file says: elf(5).
+/// Examines an ELF file: elf(5).
 fn binary(file: &File, library: &Path) -> Fit {
     let Some(header) = Header::of(file) else { return Fit::Loads };
     if let Some(ours) = File::open(library).ok().as_ref().and_then(Header::of)
@@ -133,14 +133,14 @@ fn binary(file: &File, library: &Path) -> Fit {
     let Some(loader) = header.part(file, PT_INTERP) else {
         return Fit::Ignores("is statically linked, so no library can be loaded".into());
     };
-    // musl's loader ends a program for which it lacks a library, and ours needs glibc's.
+    // musl's loader ends a program for which it lacks a library, and the preload library needs glibc.
     let name = loader.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     if name.starts_with(b"ld-musl") {
         return Fit::Breaks("is linked with musl, and the library with glibc".into());
     }
-    // What the toolchain leaves in each program: a note of this name.
+    // The Go toolchain leaves a note of this name in each program.
     if header.part(file, PT_NOTE).is_some_and(|notes| notes.windows(4).any(|name| name == b"Go\0\0")) {
-        return Fit::Ignores("is written in Go, and calls the kernel past every library".into());
+        return Fit::Ignores("is written in Go, and calls the kernel without any library".into());
     }
     Fit::Loads
 }
@@ -155,11 +155,11 @@ struct Header {
     programs: Vec<u8>,
 }
 
-/// A program header, if it has the size that it must have.
+/// The size of a program header, in bytes.
 const PROGRAM: usize = 56;
 
 impl Header {
-    /// Nothing if it is no ELF file.
+    /// Returns `None` if the file is not an ELF file.
     fn of(file: &File) -> Option<Self> {
         let mut front = [0; 64];
         if read_at(file, &mut front, 0) < front.len() || !front.starts_with(b"\x7fELF") {
@@ -174,7 +174,7 @@ impl Header {
         Some(Self { kind, programs })
     }
 
-    /// The first kilobyte of all parts of a kind, without the zero at the end; nothing if there is none.
+    /// Returns the first kilobyte of each part of a kind, joined together, or `None` if there is no such part.
     fn part(&self, file: &File, kind: u32) -> Option<Vec<u8>> {
         let mut all = None;
         for program in self.programs.chunks_exact(PROGRAM) {
@@ -191,7 +191,7 @@ impl Header {
     }
 }
 
-/// As much as there is. A file that cannot be read is empty.
+/// Reads as much as there is, and returns its length. A file that cannot be read counts as empty.
 fn read_at(file: &File, into: &mut [u8], at: u64) -> usize {
     let mut done = 0;
     while done < into.len() {
@@ -211,7 +211,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
-    /// An ELF file with these parts, for this processor unless it is said otherwise.
+    /// Returns an ELF file with these parts, for this processor.
     fn elf(class: u8, parts: &[(u32, &[u8])]) -> Vec<u8> {
         let mut file = vec![0x7f, b'E', b'L', b'F', class, 1, 1, 0];
         file.resize(64, 0);
@@ -234,7 +234,7 @@ mod tests {
     const GLIBC: (u32, &[u8]) = (PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0");
     const GO: &[u8] = b"\x04\0\0\0\x04\0\0\0\x04\0\0\0Go\0\0abcd";
 
-    /// What is said of a file with this content, beside such a library.
+    /// Returns the result for a program with this content, beside a library for this processor.
     fn of(content: &[u8]) -> Fit {
         let folder = tempfile::tempdir().unwrap();
         let (program, library) = (folder.path().join("p"), folder.path().join("l"));

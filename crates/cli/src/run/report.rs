@@ -1,4 +1,4 @@
-//! The report of the preload library: where it goes, and how it looks.
+//! The report of the preload library: its file and its presentation.
 
 use crate::list::or_dash;
 use crate::output::{self, Table};
@@ -10,32 +10,32 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Where the library writes.
+/// The file into which the library writes.
 pub enum File {
-    /// The user's, which stays.
+    /// A file that the user has named. It stays.
     Named(PathBuf),
-    /// Removed when it is dropped.
+    /// A temporary file, which is removed when this value is dropped.
     Temporary(NamedTempFile),
 }
 
 impl File {
-    /// Makes an empty one.
+    /// Creates an empty file.
     pub fn new(named: Option<PathBuf>) -> Result<Self> {
         let Some(path) = named else {
             let folder = std::env::temp_dir();
             let file = NamedTempFile::with_prefix("ginnel-report-")
-                .with_context(|| format!("cannot make a file for the report in {}", folder.display()))?;
+                .with_context(|| format!("cannot create a file for the report in {}", folder.display()))?;
             return Ok(Self::Temporary(file));
         };
-        // The program may go to another folder.
+        // The program may change its folder.
         let path = std::path::absolute(&path)
-            .with_context(|| format!("cannot tell where the report {} is to be", path.display()))?;
+            .with_context(|| format!("cannot find the full path of the report {}", path.display()))?;
         std::fs::File::create(&path)
             .with_context(|| format!("cannot write a report to {}", path.display()))?;
         Ok(Self::Named(path))
     }
 
-    /// Where it is.
+    /// Returns the file's absolute path.
     pub fn path(&self) -> Result<&Path> {
         let path = match self {
             Self::Named(path) => path,
@@ -43,21 +43,21 @@ impl File {
         };
         if !path.is_absolute() || path.as_os_str().as_bytes().contains(&0) {
             bail!(
-                "the report's file {} has no absolute name; set TMPDIR to a folder that has",
+                "the report's file {} has no absolute path; set TMPDIR to an absolute path",
                 path.display()
             );
         }
         Ok(path)
     }
 
-    /// What has been written until now.
+    /// Reads everything that has been written so far.
     pub fn read(&self) -> Result<Report> {
         let path = self.path()?;
         let file = std::fs::File::open(path)
             .with_context(|| format!("cannot read the report {}", path.display()))?;
         if !file.metadata()?.is_file() {
             return Err(anyhow!(
-                "the report {} is no ordinary file, so it is not shown here",
+                "the report {} is not an ordinary file, so it is not shown here",
                 path.display()
             ));
         }
@@ -66,7 +66,7 @@ impl File {
     }
 }
 
-/// A table of all connections, and sums.
+/// Returns a table of all connections, and sums.
 pub fn page(report: &Report) -> String {
     let mut table = Table::new(&[
         "PROCESS",
@@ -144,7 +144,7 @@ fn sums(report: &Report) -> String {
     text
 }
 
-/// What carries it, and whether it was still open.
+/// Returns what carries the connection, and whether it was still open.
 fn via(record: &Record) -> &'static str {
     match (record.sent_after_us.is_some(), record.received_after_us.is_some(), record.event) {
         (true, true, Event::Joined) => "shared memory, open",
@@ -167,7 +167,7 @@ fn address(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "-".into(), |address| address.to_string())
 }
 
-/// Both directions; one dash if there is nothing in either.
+/// Returns both directions, or one dash if there is nothing in either.
 fn pair(sent: Option<String>, received: Option<String>) -> String {
     if sent.is_none() && received.is_none() {
         return "-".into();
@@ -192,7 +192,7 @@ fn time(us: u64) -> String {
     }
 }
 
-/// Without what a terminal could take for a command.
+/// Replaces control characters, which a terminal could take for commands.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -1,13 +1,15 @@
-//! A child that is as if it had been started in our place: it gets the signals that are meant for it, and we end as it did.
+//! Runs a child as if it had been started in place of this process: it gets the signals that are meant for it, and this
+//! process ends as the child did.
 //!
-//! Signals stay blocked here and are fetched one at a time, so there is no handler and nothing can happen between two steps.
+//! The signals stay blocked and are fetched one at a time, so there is no handler, and nothing can happen between two
+//! steps.
 #![allow(unsafe_code)] // Signal masks, sigwaitinfo and pre_exec, which have no safe equivalent in the crates that we use.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
-/// What a process can be told by another one, and what a terminal says.
+/// The signals that other processes and terminals send.
 const PASSED_ON: [libc::c_int; 8] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -19,13 +21,13 @@ const PASSED_ON: [libc::c_int; 8] = [
     libc::SIGWINCH,
 ];
 
-/// Runs a child until it ends. Errors: it cannot be started.
+/// Runs a child until it ends. An error means that it could not be started.
 pub fn run(command: &mut Command) -> io::Result<ExitStatus> {
     let ours = blocked();
     let mut before = empty();
     // SAFETY: both sets are initialised; SIG_BLOCK touches nothing else.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ours, &mut before) };
-    // Whoever has started us may ignore it, and then nobody hears of a child's end.
+    // The parent of this process may have made it ignore SIGCHLD, and then the child's end would not be reported.
     // SAFETY: the default disposition has no handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let restore = move || {
@@ -45,30 +47,31 @@ pub fn run(command: &mut Command) -> io::Result<ExitStatus> {
     }
 }
 
-/// Waits for a signal, and passes it on if it was sent to us.
+/// Waits for a signal, and passes it on if another process has sent it to this one.
 fn pass_on_next(ours: &libc::sigset_t, child: &Child) {
     // SAFETY: all zeros are a siginfo_t.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: an initialised set, and a siginfo_t to fill in.
     let signal = unsafe { libc::sigwaitinfo(ours, &mut info) };
-    // What the kernel sends (a positive code), such as a terminal's Ctrl-C, it sends to the child as well, which is in our process group.
+    // The kernel sends its own signals (with a positive code), such as a terminal's Ctrl-C, to the child as well,
+    // because the child is in the same process group.
     if !PASSED_ON.contains(&signal) || info.si_code > 0 {
         return;
     }
     let Ok(child) = libc::pid_t::try_from(child.id()) else { return };
     // SAFETY: a signal that a process has sent has its sender's number.
     let sender = unsafe { info.si_pid() };
-    // A child that signals its own process group does not mean itself twice.
+    // A child that signals its own process group must not get the signal twice.
     if sender != child {
         // SAFETY: no memory is involved. The child has not been waited for, so the number is still its own.
         unsafe { libc::kill(child, signal) };
     }
 }
 
-/// Ends this process as the child has ended.
+/// Ends this process in the same way as the child has ended.
 pub fn end_as(status: ExitStatus) -> ! {
     let Some(signal) = status.signal() else { std::process::exit(status.code().unwrap_or(1)) };
-    // The child has dumped its core, if it was to.
+    // The child has dumped core if it should, so this process must not.
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let mut set = empty();
     // SAFETY: a limit and a set that live; the default disposition has no handler; raise involves no memory.
@@ -82,7 +85,7 @@ pub fn end_as(status: ExitStatus) -> ! {
     std::process::exit(128 + signal)
 }
 
-/// What is fetched here: what may be passed on, and the child's end.
+/// Returns the signals that are fetched here: those that may be passed on, and SIGCHLD.
 fn blocked() -> libc::sigset_t {
     let mut set = empty();
     for signal in PASSED_ON.into_iter().chain([libc::SIGCHLD]) {

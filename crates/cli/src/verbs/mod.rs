@@ -12,17 +12,17 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Shows segments as RDMA devices: the programs that use them, their registered memory, queue pairs and shared receive queues, what these
-/// have done, and who waits for whom.
+/// Shows segments as RDMA devices: the programs that use them, their registered memory, queue pairs and shared receive
+/// queues, what these have executed, and which requests wait for what.
 ///
-/// They are those of programs that run with Ginnel's libibverbs (`ginnel run --verbs`), in segments with `verbs = true` that this user may
-/// attach to. Numbers of queue pairs are those of `ibv_qp.qp_num`.
+/// These are programs that run with Ginnel's libibverbs (`ginnel run --verbs`), in segments with `verbs = true` to
+/// which this user may attach. Numbers of queue pairs are those of `ibv_qp.qp_num`.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// The device of this segment only.
+    /// Show only the device of this segment.
     #[arg(value_name = "SEGMENT")]
     segment: Option<String>,
     /// Print everything as JSON.
@@ -35,10 +35,11 @@ enum Command {
     Top(top::Args),
 }
 
-/// The programs of a device.
+/// For each device, by its segment, the tables of its programs.
 type Devices = BTreeMap<String, Vec<Tables>>;
 
-/// Looks at the devices of all segments, or of this one. Asks the daemon that is there now: the one before may have been replaced.
+/// Reads the tables of all segments' devices, or of this segment's. Connects to the daemon each time, because it may
+/// have been restarted.
 fn look(segment: Option<&str>) -> Result<(Inspect, Devices)> {
     let inspect = crate::inspect::ask(&mut Daemon::connect()?)?;
     let mut devices = Devices::new();
@@ -50,9 +51,7 @@ fn look(segment: Option<&str>) -> Result<(Inspect, Devices)> {
         devices.insert(segment.name.clone(), tables);
     }
     if let (true, Some(segment)) = (devices.is_empty(), segment) {
-        bail!(
-            "there is no segment {segment} with `verbs = true` here; `ginnel verbs` shows those that there are"
-        );
+        bail!("there is no segment {segment} with `verbs = true` here; `ginnel verbs` lists such segments");
     }
     Ok((inspect, devices))
 }
@@ -90,7 +89,7 @@ pub fn run(args: Args) -> Result<()> {
     waits.iter().try_for_each(output::line)
 }
 
-/// The program that an endpoint is, if the daemon knows it.
+/// Returns the program of an endpoint, if the daemon knows it.
 fn program(inspect: &Inspect, segment: &str, number: u32, epoch: Option<u32>) -> Option<String> {
     let is_it = |known: &&ginnel_status::Endpoint| {
         known.segment == segment && known.number == number && epoch.is_none_or(|epoch| epoch == known.epoch)
@@ -178,7 +177,7 @@ fn queue_pairs(devices: &Devices) -> Table {
     table
 }
 
-/// A line for each queue pair whose requests wait.
+/// Returns a line for each queue pair whose requests wait.
 fn waits(inspect: &Inspect, devices: &Devices) -> Vec<String> {
     let mut lines = Vec::new();
     for (segment, endpoints) in devices {
@@ -207,7 +206,7 @@ fn waits(inspect: &Inspect, devices: &Devices) -> Vec<String> {
     lines
 }
 
-/// A time for people.
+/// Returns a time as a short text.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

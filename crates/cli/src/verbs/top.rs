@@ -11,39 +11,41 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Shows, again and again, what each program sends to each other program over RDMA.
+/// Shows repeatedly what each program sends to each other program over RDMA.
 ///
-/// A line for each pair of programs, the one with the most bytes first: requests and bytes in a second, the share of the time in which
-/// requests waited, and what they wait for now. Requests are sends, writes, reads and atomic operations; they count for the program that
-/// posts them. If several queue pairs connect two programs, the time is that of the one that has waited longest. Datagrams have no
-/// receiver here: a queue pair sends them to many.
+/// There is a line for each pair of programs, with the most bytes first: requests and bytes per second, the share of
+/// the time in which requests waited, and what they wait for now. Requests are sends, writes, reads and atomic
+/// operations; they count for the program that posts them. If several queue pairs connect two programs, the time is
+/// that of the queue pair that has waited longest. Datagrams have no receiver here, because a queue pair sends them to
+/// many.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The device of this segment only.
+    /// Show only the device of this segment.
     #[arg(value_name = "SEGMENT")]
     segment: Option<String>,
-    /// The time from one look to the next, at least 10ms.
+    /// The time between two measurements, at least 10ms.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     interval: Period,
-    /// End after so many intervals. Default: until interrupted.
+    /// End after this many intervals. Default: until interrupted.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Print each interval as JSON, on one line.
+    /// Print each interval as one line of JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Two programs: the segment, the endpoint that posts requests, and the one that it posts them to, if there is only one.
+/// Two programs: the segment, the endpoint that posts requests, and the endpoint to which it posts them, if there is
+/// only one.
 type Pair = (String, u32, Option<u32>);
 
-/// What has happened between two programs in an interval.
+/// The traffic between two programs in an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Traffic {
     requests: u64,
     bytes: u64,
-    /// How long requests waited, in nanoseconds: those of the queue pair whose requests waited longest.
+    /// How long requests waited, in nanoseconds, on the queue pair whose requests waited longest.
     waited: u64,
-    /// What requests wait for now: those of that queue pair, if they do.
+    /// What the requests of that queue pair wait for now, if they do.
     waits_for: Option<&'static str>,
 }
 
@@ -63,7 +65,7 @@ pub fn run(args: Args) -> Result<()> {
             output::line(json(&inspect, &pairs, elapsed)?)?;
             continue;
         }
-        // On a terminal, in the place of what was there before.
+        // On a terminal, each table replaces the previous one.
         let begin = if is_terminal { "\x1b[H\x1b[2J" } else { "" };
         let end = if is_terminal { "" } else { "\n" };
         output::line(format!("{begin}{}{end}", table(&inspect, &pairs, elapsed)))?;
@@ -71,7 +73,7 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// What has happened since. A queue pair that was made meanwhile has its number's counters from 0 on.
+/// Returns the traffic since `before`. If a queue pair was created meanwhile, the counters of its number begin at 0.
 fn traffic(before: &Devices, now: &Devices, elapsed: Duration) -> BTreeMap<Pair, Traffic> {
     let queue_pairs = |devices: &Devices| -> Vec<(String, u32, QueuePair)> {
         let all = devices.iter().flat_map(|(segment, all)| all.iter().map(move |tables| (segment, tables)));
@@ -87,7 +89,8 @@ fn traffic(before: &Devices, now: &Devices, elapsed: Duration) -> BTreeMap<Pair,
         let old = before.get(&key(&all)).filter(|old| old.executed <= all.2.executed);
         let (segment, _, now) = all;
         let since = |of: fn(&QueuePair) -> u64| of(&now).wrapping_sub(old.map_or(0, of));
-        // Another machine's clock, and what a program has written there, may say anything.
+        // The time comes from another machine's clock and from memory that a program can write, so it is limited to the
+        // interval.
         let most = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         let waited = now.waited.saturating_sub(old.map_or(0, |old| old.waited)).min(most);
         let peer = now.peer.map(|peer| QpNumber(peer).endpoint());
@@ -103,7 +106,7 @@ fn traffic(before: &Devices, now: &Devices, elapsed: Duration) -> BTreeMap<Pair,
     pairs
 }
 
-/// The pairs with the most bytes first.
+/// Returns the pairs, with the most bytes first.
 fn sorted(pairs: &BTreeMap<Pair, Traffic>) -> Vec<(&Pair, &Traffic)> {
     let mut pairs: Vec<_> = pairs.iter().collect();
     pairs.sort_by_key(|(_, traffic)| std::cmp::Reverse((traffic.bytes, traffic.requests, traffic.waited)));
@@ -195,7 +198,7 @@ mod tests {
         let waits = Some(Waiting { requests: 1, reason: "receive", nanoseconds: 9 });
         let now = devices(vec![
             pair(0x1001, Some(0x2001), 30, 3000, 600),
-            // Another one, of the same number.
+            // Another queue pair with the same number.
             QueuePair { waits, ..pair(0x1002, Some(0x2007), 4, 40, 1 << 40) },
             pair(0x1003, Some(0x3001), 7, 70, 0),
             pair(0x1004, None, 1, 8, 0),

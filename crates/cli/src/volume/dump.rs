@@ -6,19 +6,19 @@ use crate::output::{self, Table};
 use anyhow::{Result, bail};
 use ginnel_volume_control::{Answer, Dump, Request, VolumePaths};
 
-/// Shows the state of a volume's queues, and what is in flight: for a guest that is stuck.
+/// Shows the state of a volume's queues and of the requests in flight, for example when a guest is stuck.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The volume.
+    /// Name of the volume.
     volume: String,
-    /// Print it as JSON.
+    /// Print the state as JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(paths: &VolumePaths, args: &Args) -> Result<()> {
     let Answer::Dump(dump) = connect(paths, &args.volume)?.ask(&Request::Dump)? else {
-        bail!("the volume answers something else: use the `ginnel` of its version");
+        bail!("the volume's answer is not understood: use the `ginnel` of its version");
     };
     if args.json { output::json(&dump) } else { output::line(page(&dump)) }
 }

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 /// Serves, shows and changes volumes: virtual disks over vhost-user.
 ///
-/// A volume is a process of its own, `ginnel-volume`, and needs no daemon. See ginnel-volume(8).
+/// Each volume is a process of its own, `ginnel-volume`, and needs no daemon. See ginnel-volume(8).
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where volumes have their sockets.
+    /// Folder of the sockets of volumes.
     #[arg(long, global = true, value_name = "DIR", env = "GINNEL_VOLUME_SOCKETS", hide_env_values = true)]
     sockets: Option<PathBuf>,
-    /// Where their configurations are.
+    /// Folder of the configurations of volumes.
     #[arg(long, global = true, value_name = "DIR", env = "GINNEL_VOLUME_CONFIGS", hide_env_values = true)]
     configs: Option<PathBuf>,
     #[command(subcommand)]
@@ -41,88 +41,88 @@ enum Command {
     Dump(dump::Args),
 }
 
-/// Lists volumes: those that run, and those that are configured.
+/// Lists volumes: those that are running, and those that have a configuration.
 #[derive(clap::Args)]
 struct List {
-    /// Print them as JSON.
+    /// Print the volumes as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Shows what volumes are and what they count.
+/// Shows the properties and statistics of volumes.
 ///
-/// Without a name: all that run. Latencies are from taking a request to giving it back.
+/// Without a name, shows all running volumes. A latency is the time from taking a request to giving it back.
 #[derive(clap::Args)]
 struct StatArgs {
-    /// The volumes.
+    /// Names of volumes.
     #[arg(value_name = "VOLUME")]
     names: Vec<String>,
-    /// Print it as JSON: one object for each volume.
+    /// Print the statistics as JSON: one object for each volume.
     #[arg(long, conflicts_with_all = ["prometheus", "watch"])]
     json: bool,
-    /// Print it as Prometheus text, for a textfile collector.
+    /// Print the statistics as Prometheus text, for a textfile collector.
     #[arg(long, conflicts_with = "watch")]
     prometheus: bool,
-    /// Print what has come in each so many seconds, until it is interrupted. For one volume.
+    /// Print the activity of each interval of this many seconds, until interrupted. For one volume.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     watch: Option<u64>,
 }
 
-/// Changes the limits of a volume that runs, until it is started again. Without any option: shows them.
+/// Changes the limits of a running volume until it is restarted. Without any option, shows them.
 #[derive(clap::Args)]
 struct LimitArgs {
-    /// The volume.
+    /// Name of the volume.
     volume: String,
-    /// Requests a second; 0: no limit.
+    /// Requests per second; 0 means no limit.
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
-    /// Bytes a second, such as 200M; 0: no limit.
+    /// Bytes per second, such as 200M; 0 means no limit.
     #[arg(long, value_name = "SIZE")]
     bandwidth: Option<Bytes>,
-    /// How much of what was not used may be used later at once, such as 10ms.
+    /// How much unused allowance may be used later at once, such as 10ms.
     #[arg(long, value_name = "TIME")]
     burst: Option<Period>,
-    /// No limits at all.
+    /// Remove all limits.
     #[arg(long, conflicts_with_all = ["iops", "bandwidth"])]
     off: bool,
 }
 
-/// Gives a disk of a volume that runs another size, and tells the guest.
+/// Changes the size of a disk of a running volume, and tells the guest.
 ///
-/// Without a size: takes that of the file or device, which has got another one meanwhile. Growing is safe; shrink a disk only
-/// after its file system.
+/// Without a size, uses the present size of the file or device, which may have changed. Growing is safe; shrink a disk
+/// only after its file system.
 #[derive(clap::Args)]
 struct Resize {
-    /// The volume.
+    /// Name of the volume.
     volume: String,
-    /// The size from now on, such as 20G.
+    /// The new size, such as 20G.
     size: Option<Bytes>,
-    /// The disk: its LUN.
+    /// The disk, by its LUN.
     #[arg(long, default_value_t = 0, value_name = "LUN")]
     disk: u32,
 }
 
 /// Accepts that a disk has lost writes, so that flushes succeed again.
 ///
-/// A disk that could not write back what it had accepted fails all flushes from then on. Look first at what the guest has lost:
-/// it cannot find out later. Waits until the disk has written what it can.
+/// A disk that could not write back acknowledged data fails all flushes from then on. First check what the guest has
+/// lost: it cannot find out later. Waits until the disk has written what it can.
 #[derive(clap::Args)]
 struct ResetErrors {
-    /// The volume.
+    /// Name of the volume.
     volume: String,
-    /// The disk: its LUN.
+    /// The disk, by its LUN.
     #[arg(long, default_value_t = 0, value_name = "LUN")]
     disk: u32,
 }
 
-/// Goes on with requests that a volume holds because a disk was full or had failed (on-error = "hold").
+/// Continues requests that a volume holds because a disk was full or had failed (on-error = "hold").
 ///
-/// They are tried again, in the order in which they came; those that fail again are held again.
+/// They are tried again, in the order in which they arrived; those that fail again are held again.
 #[derive(clap::Args)]
 struct Resume {
-    /// The volume.
+    /// Name of the volume.
     volume: String,
-    /// Let them fail instead: the guest gets the errors.
+    /// Fail the requests instead: the guest gets the errors.
     #[arg(long)]
     fail: bool,
 }
@@ -143,13 +143,13 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// A connection to a volume, by its name or, with a slash in it, by the path of its control socket.
+/// Connects to a volume: by its name or, if that contains a slash, by the path of its control socket.
 fn connect(paths: &VolumePaths, name: &str) -> Result<Client> {
     let path = if name.contains('/') { PathBuf::from(name) } else { control_socket(paths, name) };
     Ok(Client::connect(name, &path)?)
 }
 
-/// A configuration may have put it elsewhere.
+/// Returns the path of a control socket, which may be set in the volume's configuration.
 fn control_socket(paths: &VolumePaths, name: &str) -> PathBuf {
     let standard = paths.control(name);
     if standard.exists() {
@@ -166,15 +166,15 @@ fn configured(paths: &VolumePaths, name: &str) -> Result<Config> {
 fn ask_stat(client: &mut Client) -> Result<Stat> {
     match client.ask(&Request::Stat)? {
         Answer::Stat(stat) => Ok(*stat),
-        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+        _ => bail!("the volume's answer is not understood: use the `ginnel` of its version"),
     }
 }
 
-/// A volume in a list.
+/// A volume in the list.
 #[derive(serde::Serialize)]
 struct Listed {
     volume: String,
-    /// `connected`, `waiting` (for a VM), `not running`, or what is wrong.
+    /// `connected`, `waiting` (for a VM), `not running`, or an error.
     state: String,
     device: String,
     vm: Option<String>,
@@ -186,7 +186,7 @@ struct Listed {
 }
 
 fn list(paths: &VolumePaths, args: &List) -> Result<()> {
-    let folder = |what: &std::path::Path| format!("cannot look into {}", what.display());
+    let folder = |what: &std::path::Path| format!("cannot read {}", what.display());
     let mut names = paths.running().with_context(|| folder(&paths.sockets))?;
     names.extend(paths.configured().with_context(|| folder(&paths.configurations))?);
     names.sort();
@@ -241,7 +241,7 @@ fn listed(paths: &VolumePaths, name: &str) -> Listed {
     }
 }
 
-/// What its configuration says, if it has one.
+/// Returns what the configuration of a volume says, if it has one.
 fn not_running(paths: &VolumePaths, name: &str, state: String) -> Listed {
     let unknown = |state| Listed {
         volume: name.into(),
@@ -284,7 +284,7 @@ fn stat(paths: &VolumePaths, args: &StatArgs) -> Result<()> {
     for name in &names {
         match connect(paths, name).and_then(|mut client| ask_stat(&mut client)) {
             Ok(stat) => stats.push(stat),
-            // A socket that a killed volume has left is no failure of who asks for all that run.
+            // The command without names does not fail because of a socket that a killed volume has left.
             Err(error) => {
                 failed |= !all;
                 output::note(format!("ginnel: {}", crate::one_line(&error)));
@@ -298,7 +298,7 @@ fn stat(paths: &VolumePaths, args: &StatArgs) -> Result<()> {
     } else if !stats.is_empty() {
         output::line(stats.iter().map(show::page).collect::<Vec<_>>().join("\n\n\n"))?;
     } else if all {
-        output::note("ginnel: no volume runs");
+        output::note("ginnel: no volume is running");
     }
     if failed { Err(AlreadySaid.into()) } else { Ok(()) }
 }
@@ -312,7 +312,7 @@ fn limit(paths: &VolumePaths, args: &LimitArgs) -> Result<()> {
     };
     match connect(paths, &args.volume)?.ask(&Request::Limit(change)).context("limits not changed")? {
         Answer::Limits(limits) => output::line(format!("volume {}: {}", args.volume, limits_text(&limits))),
-        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+        _ => bail!("the volume's answer is not understood: use the `ginnel` of its version"),
     }
 }
 
@@ -340,7 +340,7 @@ fn resize(paths: &VolumePaths, args: &Resize) -> Result<()> {
             args.disk,
             output::bytes(bytes)
         )),
-        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+        _ => bail!("the volume's answer is not understood: use the `ginnel` of its version"),
     }
 }
 
@@ -349,7 +349,7 @@ fn reset_errors(paths: &VolumePaths, args: &ResetErrors) -> Result<()> {
     let what = match connect(paths, &args.volume)?.ask(&request).context("errors not reset")? {
         Answer::Reset(true) => "lost writes are accepted",
         Answer::Reset(false) => "no writes were lost",
-        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+        _ => bail!("the volume's answer is not understood: use the `ginnel` of its version"),
     };
     output::line(format!("volume {}, disk {}: {what}", args.volume, args.disk))
 }
@@ -361,7 +361,7 @@ fn resume(paths: &VolumePaths, args: &Resume) -> Result<()> {
             let what = if args.fail { "fail now" } else { "are tried again" };
             output::line(format!("volume {}: {held} requests were held, and {what}", args.volume))
         }
-        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+        _ => bail!("the volume's answer is not understood: use the `ginnel` of its version"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `ginnel volume serve`: becomes `ginnel-volume`.
+//! `ginnel volume serve`: executes `ginnel-volume` in this process.
 
 use anyhow::{Result, anyhow};
 use ginnel_volume_control::VolumePaths;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 const PROGRAM: &str = "ginnel-volume";
 
-/// Serves a volume until SIGTERM: the same as the program ginnel-volume, whose options `ginnel-volume --help` tells.
+/// Serves a volume until SIGTERM. This is the program ginnel-volume; `ginnel-volume --help` shows its options.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Args {
@@ -28,7 +28,7 @@ pub fn run(paths: &VolumePaths, args: &Args) -> Result<()> {
     Err(anyhow!("cannot run {}: {error}; install it beside ginnel, or into the PATH", program.display()))
 }
 
-/// The one that was built with this command.
+/// Returns the program beside this command, if there is one.
 fn beside_us() -> Option<PathBuf> {
     let path = std::env::current_exe().ok()?.with_file_name(PROGRAM);
     path.exists().then_some(path)

@@ -1,4 +1,4 @@
-//! A volume's statistics for people.
+//! The presentation of a volume's statistics.
 
 use super::{ask_stat, limits_text};
 use crate::output::{self, Table};
@@ -7,7 +7,7 @@ use anyhow::Result;
 use ginnel_volume_control::{Client, OperationStat, Stat};
 use std::time::Duration;
 
-/// Everything about a volume.
+/// Returns everything about a volume.
 pub fn page(stat: &Stat) -> String {
     let mut parts = vec![head(stat)];
     for table in [disks(stat), operations(stat), queues(stat), threads(stat)] {
@@ -22,9 +22,9 @@ fn head(stat: &Stat) -> String {
     let vm = stat.vm.as_ref().map(|vm| format!(" for VM {vm}")).unwrap_or_default();
     let front_end = match &stat.front_end {
         Some(front_end) => {
-            format!("process {} is connected since {}", front_end.pid, period(front_end.since as u64))
+            format!("process {} has been connected for {}", front_end.pid, period(front_end.since as u64))
         }
-        None => "nobody is connected".into(),
+        None => "no front end is connected".into(),
     };
     format!(
         "volume {} ({}){vm}, version {}, process {}, up {}\n{front_end}; connections so far: {}\nsocket {}; waits: {}; sandbox: {}; {}",
@@ -71,7 +71,7 @@ fn disks(stat: &Stat) -> Table {
     table
 }
 
-/// Kinds of requests that have come.
+/// Returns a table with the kinds of requests that have occurred.
 fn operations(stat: &Stat) -> Table {
     let mut table =
         Table::new(&["REQUEST", "COUNT", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "LONGEST"]);
@@ -138,7 +138,7 @@ fn threads(stat: &Stat) -> Table {
     table
 }
 
-/// Prints what comes in each interval, until nobody reads it, or the volume goes away.
+/// Prints the activity of each interval, until the reader of the output or the volume ends.
 pub fn watch(client: &mut Client, interval: Duration) -> Result<()> {
     let mut before = ask_stat(client)?;
     output::line(row(
@@ -174,14 +174,14 @@ fn rates(operation: &OperationStat, seconds: f64) -> String {
     ])
 }
 
-/// Columns as wide as their usual contents: later lines are not known yet.
+/// Returns a row with columns of fixed width, because later lines are not known yet.
 fn row(cells: [String; 7]) -> String {
     let [name, rest @ ..] = cells;
     let rest: Vec<_> = rest.iter().map(|cell| format!("{cell:>11}")).collect();
     format!("{name:<12}{}", rest.join(" "))
 }
 
-/// A latency, with three digits.
+/// Returns a latency with three digits.
 pub fn time(nanoseconds: u64) -> String {
     let (mut value, mut unit) = (nanoseconds as f64, "ns");
     for next in ["µs", "ms", "s"] {
@@ -242,7 +242,7 @@ mod tests {
         let page = page(&stat);
         for part in [
             "volume web (blk) for VM a",
-            "process 7 is connected since 1 min",
+            "process 7 has been connected for 1 min",
             "no limits",
             "1 GiB",
             "read",

@@ -213,9 +213,9 @@ fn bad_command_lines_are_usage_errors() {
         world.expect(2, line);
     }
     let said = world.expect(1, "cp Cargo.toml vm-a:");
-    assert!(said.err.contains("vm-a does not serve copies; start `ginnel cp --serve` there"), "{said:?}");
+    assert!(said.err.contains("vm-a serves no copies; start `ginnel cp --serve` there"), "{said:?}");
     let said = world.expect(1, "cp --segment web Cargo.toml host:");
-    assert!(said.err.contains("host: does not serve copies in segment web; start `ginnel cp"), "{said:?}");
+    assert!(said.err.contains("host: serves no copies in segment web; start `ginnel cp"), "{said:?}");
     let said = world.expect(1, "cp Cargo.toml vm-x:");
     assert!(said.err.contains("shares no segment"), "{said:?}");
     let said = world.expect(1, "cp --serve");

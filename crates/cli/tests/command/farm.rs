@@ -204,7 +204,7 @@ fn what_cannot_be_done_is_said() {
         ("false", "", "the last worker said: false: exit status: 1"),
         ("/no/such", "", "the last worker said: /no/such: cannot start"),
         ("cat", "", "is nonsense"),
-        ("echo many", "", "\"many\" is no count"),
+        ("echo many", "", "\"many\" is not a count"),
         ("sleep 100", "--piece-timeout 0.2", "has not answered a piece for 200ms"),
     ] {
         let mut workers: Vec<_> =

@@ -95,8 +95,8 @@ fn lies_are_refused_and_leave_nothing() {
     let file = || [simple(TOP, "f"), frame(FILE, 4, 0, 0, b"")];
     let after = |more: &[Vec<u8>]| [file().as_slice(), more].concat();
     let lies: [(&str, Vec<Vec<u8>>); 19] = [
-        ("corrupted on its way", after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"dAta")])),
-        ("corrupted on its way", after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"data"), frame(END, 4, 1, 0, b"")])),
+        ("corrupted during the transfer", after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"dAta")])),
+        ("corrupted during the transfer", after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"data"), frame(END, 4, 1, 0, b"")])),
         (
             "bytes came instead",
             after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"data"), frame(END, 5, SUM_OF_DATA, 0, b"")]),
@@ -108,12 +108,12 @@ fn lies_are_refused_and_leave_nothing() {
         ),
         ("middle of a file", after(&[simple(DONE, "")])),
         ("middle of another", after(&[frame(FILE, 4, 0, 0, b"")])),
-        ("data of no file", vec![simple(TOP, "f"), frame(DATA, 0, SUM_OF_DATA, 0, b"data")]),
-        ("no source", vec![frame(FILE, 4, 0, 0, b"")]),
-        ("nobody asked for", vec![simple(TOP, ".bashrc")]),
-        ("nobody asked for", vec![simple(TOP, "f"), simple(TOP, "f")]),
-        ("no source", vec![simple(TOP, "f"), frame(FILE, 4, 0, 0, b"x")]),
-        ("names no entry", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"../x")]),
+        ("data without a file", vec![simple(TOP, "f"), frame(DATA, 0, SUM_OF_DATA, 0, b"data")]),
+        ("without a source", vec![frame(FILE, 4, 0, 0, b"")]),
+        ("was not requested", vec![simple(TOP, ".bashrc")]),
+        ("was not requested", vec![simple(TOP, "f"), simple(TOP, "f")]),
+        ("without a source", vec![simple(TOP, "f"), frame(FILE, 4, 0, 0, b"x")]),
+        ("not the name of a directory entry", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"../x")]),
         ("bad path", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"/x")]),
         ("impossible target", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(LINK, 0, 0, 1, b"x")]),
         // A link that leads out, and then a file behind it.

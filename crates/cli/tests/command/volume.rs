@@ -151,7 +151,7 @@ fn a_volume_is_served_listed_counted_resized_and_missed() {
     let text = volumes.good("volume stat --prometheus");
     let line = format!("ginnel_volume_requests_total{{volume=\"web\",operation=\"read\"}} {}", read.requests);
     assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
-    assert!(volumes.good("volume stat web").contains("nobody is connected"));
+    assert!(volumes.good("volume stat web").contains("no front end is connected"));
     assert!(volumes.good("volume dump web").contains("volume web: features"));
 
     assert!(volumes.good("volume resize web 128M").contains("134217728 bytes"));

@@ -1,7 +1,7 @@
-//! What direct I/O asks of memory, and of offsets and lengths.
+//! The alignment that direct I/O requires of memory, and of offsets and lengths.
 //!
-//! `statx` tells since Linux 6.1, and not for every file system. Where it does not, the block device below is asked, and where
-//! there is none (NFS, CephFS, btrfs, tmpfs), reads are tried.
+//! `statx` reports it since Linux 6.1, but not for every file system. Where it does not, the block device below is
+//! asked. Where there is none (NFS, CephFS, btrfs, tmpfs), reads are tried.
 #![allow(unsafe_code)] // statx with STATX_DIOALIGN, which no safe crate tells yet.
 
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use ginnel_shmem::{Mapping, SharedSlice};
 
-/// Alignment of memory, and of offsets and lengths. Powers of two.
+/// The alignment of memory, and of offsets and lengths, in bytes. Both are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alignment {
     pub memory: usize,
@@ -18,24 +18,24 @@ pub(super) struct Alignment {
 }
 
 impl Alignment {
-    /// Through the page cache, everything will do.
+    /// The page cache does not require any alignment.
     pub const NONE: Self = Self::both(1);
 
     const fn both(bytes: usize) -> Self {
         Self { memory: bytes, offset: bytes }
     }
 
-    /// Of a file that is open for direct I/O; `None` if it goes through the page cache all the same. If nobody knows, pages, which
-    /// suit everybody.
+    /// Returns the alignment for a file that is open for direct I/O; `None` if the file uses the page cache all the
+    /// same. If nothing is known, the alignment is a page, which always suffices.
     pub fn of(file: &File) -> Option<Self> {
         let known = told(file).or_else(|| device_below(file)).or_else(|| tried(file));
         let alignment = known.unwrap_or(Self::both(4096));
-        // The kernel's way to say that there is no direct I/O is zero.
+        // The kernel reports zero if there is no direct I/O.
         (alignment.memory.is_power_of_two() && alignment.offset.is_power_of_two()).then_some(alignment)
     }
 }
 
-/// As the kernel tells; `None` if it does not.
+/// Returns the alignment that the kernel reports, if it reports one.
 fn told(file: &File) -> Option<Alignment> {
     // SAFETY: `statx` is a plain structure for which all zeros is a valid value.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
@@ -48,7 +48,7 @@ fn told(file: &File) -> Option<Alignment> {
     told.then_some(Alignment { memory, offset })
 }
 
-/// Logical blocks of a block device, or of the one that a file lies on.
+/// Returns the size of the logical blocks of a block device, or of the device on which a file is stored.
 fn device_below(file: &File) -> Option<Alignment> {
     let meta = file.metadata().ok()?;
     let bytes = if meta.file_type().is_block_device() {
@@ -59,10 +59,10 @@ fn device_below(file: &File) -> Option<Alignment> {
     bytes.is_power_of_two().then_some(Alignment::both(bytes))
 }
 
-/// What sysfs tells of a block device's queue; `None` if there is no such device, or no sysfs.
+/// Returns a limit of a block device's queue from sysfs; `None` if there is no such device, or no sysfs.
 pub(super) fn queue_limit(device: u64, name: &str) -> Option<u64> {
     let (major, minor) = (libc::major(device), libc::minor(device));
-    // Of a partition, its disk has it.
+    // For a partition, its disk has the limits.
     let read = |place: &str| {
         let path = format!("/sys/dev/block/{major}:{minor}/{place}queue/{name}");
         std::fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -70,10 +70,10 @@ pub(super) fn queue_limit(device: u64, name: &str) -> Option<u64> {
     read("").or_else(|| read("../"))
 }
 
-/// What a read is not refused with; `None` if there is nothing to read, or nothing helps.
+/// Finds the smallest alignment with which reads succeed; `None` if the file is too short, or none succeeds.
 fn tried(file: &File) -> Option<Alignment> {
     let memory = Mapping::anonymous(3 * 4096).ok()?;
-    // One block behind the beginning, so that the place in the file is aligned as its length.
+    // Reads one block behind the beginning, so that the file offset has the alignment of the length.
     let reads = |at: usize, len: usize| {
         let place = SharedSlice::new(&memory, at, len).as_ptr();
         // SAFETY: the memory is that long, and lives until the call has returned.
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn all_ways_find_what_the_kernel_tells() {
-        // Where the kernel tells, on a disk.
+        // On a disk, the kernel reports it.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let file = direct(&folder.path().join("image"), 16384);
         let below = device_below(&file);

@@ -1,14 +1,16 @@
 //! Discards on block devices where io_uring has no command for them (before Linux 6.12).
 //!
-//! There is only `BLKDISCARD`, which blocks for as long as the device takes. A thread of the disk's own makes the calls, one after the
-//! other, for all workers. They hear of the end through the descriptor that also tells them of their rings' completions.
+//! There is only `BLKDISCARD`, which blocks for as long as the device takes. A thread for each disk makes the calls one
+//! after another, for all workers. The workers learn of the end through the descriptor that also reports their rings'
+//! completions.
 //!
-//! A discard is at the disk from the moment it is queued here, like any request that the kernel has: who stops its queue waits for
-//! it. It does not write to the guest's memory, but it must not be left to a successor either: that would discard again while
-//! this one goes on, and what the guest writes after the first answer would be lost to the second.
+//! A discard counts as being at the disk from the moment it is queued here, like any request that the kernel has, so
+//! stopping its queue waits for it. A discard does not write to the guest's memory. Still, it must not be left to a
+//! successor: the successor would discard again while the first discard continues, and data that the guest writes after
+//! the first answer would be lost to the second.
 //!
-//! If the process is killed, the kernel closes its files when the last thread has ended. So the locks that a successor waits for
-//! last until the device has answered, as they do with rings.
+//! If the process is killed, the kernel closes its files when the last thread has ended. So the locks that a successor
+//! waits for last until the device has answered, as they do with rings.
 #![allow(unsafe_code)] // An ioctl.
 
 use std::fs::File;
@@ -20,7 +22,7 @@ use std::thread;
 
 use rustix::ioctl::{Opcode, Setter, ioctl};
 
-/// linux/fs.h
+/// From linux/fs.h.
 const BLKDISCARD: Opcode = 0x1277;
 
 /// The thread of a disk, once it is started.
@@ -44,12 +46,12 @@ struct Answer {
 }
 
 impl Discarder {
-    /// Starts the thread, for a device that is open for writing and for at most `depth` discards at a time. It ends with the disk, and
-    /// inherits the caller's processors and sandbox.
+    /// Starts the thread, for a device that is open for writing and for at most `depth` discards at a time. The thread
+    /// ends with the disk. It inherits the caller's CPUs and sandbox.
     pub fn start(&self, device: File, depth: usize) -> io::Result<()> {
         let (sender, jobs) = sync_channel(depth);
         thread::Builder::new().name("discard".to_owned()).spawn(move || work(&device, &jobs))?;
-        // Started once; a second thread ends at once.
+        // Called once. A second thread would end at once, as its channel is dropped here.
         let _ = self.jobs.set(sender);
         Ok(())
     }
@@ -57,7 +59,7 @@ impl Discarder {
 
 fn work(device: &File, jobs: &Receiver<Job>) {
     for Job { index, at, len, answer } in jobs {
-        // SAFETY: BLKDISCARD takes two u64: where, and how much.
+        // SAFETY: BLKDISCARD takes two u64, the offset and the length.
         let call = unsafe { Setter::<BLKDISCARD, [u64; 2]>::new([at, len]) };
         // SAFETY: the kernel reads those two, and changes no memory of this process.
         let result = unsafe { ioctl(device, call) };
@@ -67,14 +69,14 @@ fn work(device: &File, jobs: &Receiver<Job>) {
 
 impl Answer {
     fn tell(&self, index: usize, result: i32) {
-        // Nobody listens only while the process ends.
+        // Nobody receives answers while the process ends.
         let _ = self.ended.send((index, result));
-        // Watched for edges, so that none is lost, whether the worker has asked to be told or not.
+        // Watched edge-triggered, so no answer is lost, whether the worker has asked for notifications or not.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
 
-/// A worker's discards.
+/// The discards of one worker.
 pub(super) struct Discards {
     answer: Answer,
     ended: Receiver<(usize, i32)>,
@@ -82,25 +84,25 @@ pub(super) struct Discards {
 }
 
 impl Discards {
-    /// `bell` is written to whenever one has ended.
+    /// Creates the channel for answers. `bell` is written whenever a discard has ended.
     pub fn new(bell: Arc<OwnedFd>) -> Self {
         let (sender, ended) = channel();
         Self { answer: Answer { ended: sender, bell }, ended, pending: 0 }
     }
 
-    /// Begins a discard; [`Discards::take`] tells of its end, by `index`. Does not block.
+    /// Begins a discard. [`Discards::take`] reports its end, with `index`. Does not block.
     #[cold]
     pub fn begin(&mut self, discarder: &Discarder, index: usize, at: u64, len: u64) {
         self.pending += 1;
         let job = Job { index, at, len, answer: self.answer.clone() };
         let queued = discarder.jobs.get().is_some_and(|jobs| jobs.try_send(job).is_ok());
         if !queued {
-            // More than there are descriptors, or no thread: neither can be.
+            // More discards than descriptors, or no thread. Neither can happen.
             self.answer.tell(index, -libc::EIO);
         }
     }
 
-    /// One that has ended, and its result as the kernel has it.
+    /// Returns a discard that has ended, with the kernel's result.
     #[inline]
     pub fn take(&mut self) -> Option<(usize, i32)> {
         if self.pending == 0 {

@@ -1,4 +1,4 @@
-//! Raw files and block devices.
+//! Images: raw files and block devices.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -13,81 +13,82 @@ use super::alignment::{self, Alignment};
 use super::blkdiscard::Discarder;
 use super::uring;
 
-/// Why a disk cannot be opened, or resized.
+/// Why a disk cannot be opened or resized.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// The image.
+    /// The image is missing or unsuitable.
     #[error("image {}: {what}; {fix}", path.display())]
     Image {
-        /// Which.
+        /// Path of the image.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: String,
-        /// What helps.
+        /// The remedy.
         fix: &'static str,
     },
-    /// A ram disk.
+    /// There is not enough memory for a ram disk.
     #[error("no memory for a ram disk of {bytes} bytes: {why}; choose a smaller one")]
     Memory {
-        /// Its size.
+        /// Size of the disk.
         bytes: u64,
-        /// What the kernel says.
+        /// The error of the kernel.
         why: String,
     },
 }
 
 /// An open image.
 ///
-/// It is opened once for each worker, and once more. Linux reports data that it could not write back once to each open file
-/// description; if workers shared one, the first that asked would take the report away from the others.
+/// The file is opened once for each worker, and once more. Linux reports data that it could not write back once to each
+/// open file description. If workers shared one, the first that asks would receive the report instead of the others.
 #[derive(Debug)]
 pub struct Image {
-    /// The first one carries the lock, and is no worker's.
+    /// The first file carries the lock, and belongs to no worker.
     files: Vec<File>,
     path: PathBuf,
     direct: bool,
     iopoll: bool,
     align: Alignment,
     is_file: bool,
-    /// Of a block device.
+    /// The sector size of a block device.
     sector: Option<u64>,
-    /// It is a file, or a device that has discards.
+    /// Whether it is a file, or a device that supports discards.
     can_discard: bool,
-    /// Of a block device whose discards io_uring cannot do.
+    /// Makes the discards on a block device where io_uring cannot.
     discarder: Option<Discarder>,
-    /// As the configuration has it.
+    /// The size in the configuration.
     size: Option<u64>,
     read_only: bool,
 }
 
 impl Image {
-    /// Makes the file of a disk, without any bytes, if it is not there. It gets its size when it is locked. Nothing is made
-    /// below `/dev`, where a file is mistaken for a device that has not come yet, and is gone at the next boot.
+    /// Creates the file of a disk, without any bytes, if it does not exist. The file gets its size when it is locked.
+    /// No file is created below `/dev`: it would be mistaken for a device that has not appeared yet, and would be lost
+    /// at the next boot.
     pub fn create(disk: &config::Disk) -> Result<(), ImageError> {
         let path = disk.path.clone().unwrap_or_default();
         if path.symlink_metadata().is_ok() {
             return Ok(());
         }
         let error = |what: String, fix| ImageError::Image { path: path.clone(), what, fix };
-        let failed = |e: io::Error| error(format!("cannot be made: {e}"), "look at the path");
+        let failed = |e: io::Error| error(format!("cannot be created: {e}"), "check the path");
         if disk.size.is_none() || disk.read_only {
-            let what = "is not there, and cannot be made: it has no size, or is read-only".to_owned();
+            let what = "does not exist, and cannot be created: it has no size, or is read-only".to_owned();
             return Err(error(what, "write a size, and no read-only"));
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new(".")).canonicalize().map_err(failed)?;
         if folder.starts_with("/dev") {
-            let what = "is no device, and files are not made there".to_owned();
-            return Err(error(what, "see to it that the device is there first"));
+            let what = "is not a device, and volumes create no files there".to_owned();
+            return Err(error(what, "make sure that the device exists first"));
         }
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-            // Somebody else was faster.
+            // Another process was faster.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made.map(|_| info!(image = %path.display(), "made a new image")).map_err(failed),
+            made => made.map(|_| info!(image = %path.display(), "created a new image")).map_err(failed),
         }
     }
 
-    /// Opens the image of a disk for so many workers.
+    /// Opens the image of a disk for this many workers.
     pub fn open(disk: &config::Disk, workers: usize) -> Result<Self, ImageError> {
         let path = disk.path.clone().unwrap_or_default();
         let error = |what: String, fix| ImageError::Image { path: path.clone(), what, fix };
@@ -110,16 +111,16 @@ impl Image {
             let fix = match e.raw_os_error() {
                 Some(libc::EINVAL) => "the file system has no direct I/O: write direct = \"auto\" or \"off\"",
                 Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
-                    "give this process's user the right to it, or write read-only = true"
+                    "give this process's user access to it, or write read-only = true"
                 }
                 Some(libc::ENOENT) => {
-                    "see that its file system is mounted, or its device there; to make a new file, start once with --create"
+                    "check that its file system is mounted, or its device exists; to create a new file, start once with --create"
                 }
-                _ => "look at the path",
+                _ => "check the path",
             };
             error(format!("cannot be opened: {e}"), fix)
         })?;
-        let identity = |file: &File| file.metadata().map_err(|e| error(e.to_string(), "look at the path"));
+        let identity = |file: &File| file.metadata().map_err(|e| error(e.to_string(), "check the path"));
         let opened = identity(&file)?;
         let kind = opened.file_type();
         if !kind.is_file() && !kind.is_block_device() {
@@ -142,7 +143,7 @@ impl Image {
         };
         if !is_file && !disk.read_only && image.can_discard && !uring::can_discard(image.file()) {
             image.discarder = Some(Discarder::default());
-            info!(image = %path.display(), "io_uring has no discard here (Linux 6.12): a thread makes them");
+            info!(image = %path.display(), "io_uring cannot discard here (needs Linux 6.12): a thread does it");
         }
         if direct {
             let why = match Alignment::of(image.file()) {
@@ -164,7 +165,7 @@ impl Image {
                     return Err(error(format!("{what}; {fix}"), "or write direct = \"off\""));
                 }
                 warn!(image = %path.display(), "{what}: through the page cache; {fix}, or write direct = \"off\"");
-                image.files[0] = open(0).map_err(|e| error(e.to_string(), "look at the path"))?;
+                image.files[0] = open(0).map_err(|e| error(e.to_string(), "check the path"))?;
                 image.direct = false;
             }
         } else if disk.direct == Direct::Auto {
@@ -172,7 +173,7 @@ impl Image {
         }
         for _ in 0..workers {
             let again = open(if image.direct { libc::O_DIRECT } else { 0 })
-                .map_err(|e| error(format!("cannot be opened once more: {e}"), "look at the path"))?;
+                .map_err(|e| error(format!("cannot be opened once more: {e}"), "check the path"))?;
             let other = identity(&again)?;
             if (other.dev(), other.ino()) != (opened.dev(), opened.ino()) {
                 let what = "was replaced by another file while it was opened".to_owned();
@@ -187,7 +188,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Gives a file the size that its disk is to have, if it is smaller. For who has the lock.
+    /// Grows a file to the size of its disk, if it is smaller. The caller must hold the lock.
     pub fn fit(&self) -> Result<(), ImageError> {
         let Some(size) = self.size else { return Ok(()) };
         if !self.read_only {
@@ -202,14 +203,14 @@ impl Image {
         }
     }
 
-    /// As it is now.
+    /// Returns the current size in bytes.
     pub fn bytes(&self) -> Result<u64, ImageError> {
-        // Also right for block devices.
+        // Seeking also works for block devices.
         let end = self.file().seek(SeekFrom::End(0));
         end.map_err(|e| self.error(format!("has no size: {e}"), "look at the device"))
     }
 
-    /// Makes a file at least that long. Never cuts it.
+    /// Grows a file to at least this length. Never shortens it.
     fn grow(&self, bytes: u64) -> Result<(), ImageError> {
         if self.is_file && self.bytes()? < bytes {
             self.file().set_len(bytes).map_err(|e| {
@@ -219,7 +220,8 @@ impl Image {
         Ok(())
     }
 
-    /// The size that a disk may have from now on. A file grows if need be; a block device is as large as it is.
+    /// Returns the size in bytes that a disk may have from now on. A file grows if necessary; a block device cannot
+    /// grow.
     pub fn resize(&self, bytes: Option<u64>) -> Result<u64, ImageError> {
         let Some(bytes) = bytes else { return self.bytes() };
         self.grow(bytes)?;
@@ -230,58 +232,58 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Its path.
+    /// Returns the path from the configuration.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open file that is no worker's, for its lock.
+    /// Returns the open file that belongs to no worker, for the lock.
     pub fn file(&self) -> &File {
         &self.files[0]
     }
 
-    /// The open file of a worker.
+    /// Returns the open file of a worker.
     pub(super) fn file_of(&self, worker: usize) -> &File {
         &self.files[1 + worker]
     }
 
-    /// Makes durable what can be, and takes the kernel's reports of what cannot away from all workers. An error says that the
-    /// image fails still. Blocks for as long as the disk takes.
+    /// Writes back what can be written, and takes the kernel's reports of lost data, so that no worker receives them.
+    /// An error says that the image still fails. Blocks for as long as the disk takes.
     pub fn take_errors(&self) -> io::Result<()> {
         for file in &self.files {
-            // An old failure is reported now, and a lasting one again below.
+            // An old failure is reported here; one that persists is reported again below.
             let _ = file.sync_data();
         }
         self.files.iter().try_for_each(File::sync_data)
     }
 
-    /// Whether the page cache is bypassed.
+    /// Returns whether the page cache is bypassed.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Whether completions are to be polled from the device.
+    /// Returns whether completions must be polled from the device.
     pub fn is_iopoll(&self) -> bool {
         self.iopoll && self.direct
     }
 
-    /// Bytes of a sector, of a block device.
+    /// Returns the sector size of a block device, in bytes.
     pub(super) fn sector(&self) -> Option<u64> {
         self.sector
     }
 
-    /// Whether a discard may be tried.
+    /// Returns whether a discard may be tried.
     pub(super) fn can_discard(&self) -> bool {
         self.can_discard
     }
 
-    /// Who makes discards, if io_uring cannot.
+    /// Returns the thread for discards, if io_uring cannot make them.
     #[inline]
     pub(super) fn discarder(&self) -> Option<&Discarder> {
         self.discarder.as_ref()
     }
 
-    /// See [`Backend::start`](super::Backend::start).
+    /// Starts the thread for discards, if one is needed. See [`Backend::start`](super::Backend::start).
     pub(super) fn start_discarder(&self, depth: usize) -> io::Result<()> {
         match &self.discarder {
             Some(discarder) => discarder.start(self.file().try_clone()?, depth),
@@ -289,12 +291,12 @@ impl Image {
         }
     }
 
-    /// Whether it is a block device.
+    /// Returns whether the image is a block device.
     pub fn is_block_device(&self) -> bool {
         !self.is_file
     }
 
-    /// Whether a run of memory can be used as it is.
+    /// Returns whether a run of memory can be used without a copy.
     #[inline]
     pub(super) fn is_aligned(&self, address: usize, len: usize) -> bool {
         address & (self.align.memory - 1) == 0 && len & (self.align.offset - 1) == 0

@@ -1,11 +1,11 @@
-//! A disk in memory: to measure, and for scratch.
+//! A disk in memory, for measurements and temporary data.
 
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Buffer, GuestMemory};
 
 use super::{Failure, ImageError, Op};
 
-/// Zeros.
+/// Allocates the memory of a disk. It contains zeros.
 pub(super) fn new(bytes: u64) -> Result<Mapping, ImageError> {
     let cannot = |why: String| ImageError::Memory { bytes, why };
     let len = usize::try_from(bytes.next_multiple_of(4096)).map_err(|e| cannot(e.to_string()))?;
@@ -14,7 +14,7 @@ pub(super) fn new(bytes: u64) -> Result<Mapping, ImageError> {
     Ok(memory)
 }
 
-/// The most bytes that it can have.
+/// Returns the largest size that the disk can have, in bytes.
 pub(super) fn room(memory: &Mapping) -> u64 {
     memory.len() as u64
 }
@@ -58,7 +58,7 @@ fn each(
     Ok(())
 }
 
-/// The device has checked it against the disk's size; a disk is never larger than its memory.
+/// Checks a range. The device has checked it against the disk's size, and a disk is never larger than its memory.
 #[inline]
 fn inside(disk: &Mapping, at: u64, len: u64) -> Result<(usize, usize), Failure> {
     match at.checked_add(len) {

@@ -1,4 +1,4 @@
-//! Images through io_uring: a worker's own rings.
+//! Access to images through io_uring, with rings of each worker's own.
 #![allow(unsafe_code)] // The kernel is handed raw addresses of guest memory.
 
 mod copies;
@@ -24,22 +24,24 @@ use pinned::Pinned;
 use ring::Ring;
 pub(super) use ring::can_discard;
 
-/// With so many requests queued for a disk it is asked at once: it begins with them while the next are prepared.
+/// With this many requests queued for a disk, they are submitted at once, so that the disk begins with them while the
+/// next ones are prepared.
 const AT_ONCE: usize = 4;
 
 pub(super) struct Uring {
-    // Dropped, and drained, before what the kernel may still use.
+    // Dropped, and drained, before the memory that the kernel may still use.
     ring: Ring,
-    /// A second one, whose completions are polled from the devices, if there are disks that want that. It can only read and
-    /// write.
+    /// A second ring, whose completions are polled from the devices, if there are disks that need one. It can only read
+    /// and write.
     polled: Option<Ring>,
-    /// Written to by the kernel when there is something to take, while it is asked to ([`Uring::arm`]). The ring's own
-    /// descriptor will not do: nobody who polls it is woken by a completion that waits for its thread (seen with Linux 6.18).
+    /// The kernel writes to it when there are completions, while notifications are enabled ([`Uring::arm`]). The ring's
+    /// own descriptor does not suffice: a completion that waits for its thread does not wake a poller of it (seen with
+    /// Linux 6.18).
     bell: Arc<OwnedFd>,
     files: Vec<Option<Arc<Image>>>,
-    /// Of each disk, whether its completions are polled.
+    /// For each disk, whether its completions are polled.
     polls: Vec<bool>,
-    /// Of each disk, whether zeros had to be written as data: its file system cannot make them.
+    /// For each disk, whether zeros had to be written as data, because its file system cannot create them.
     writes_zeros: Vec<bool>,
     flights: Vec<Flight>,
     pending: u32,
@@ -54,7 +56,8 @@ pub(super) struct Uring {
 unsafe impl Send for Uring {}
 
 impl Uring {
-    /// For the worker of that number. Does nothing before [`Uring::enable`]. The kernel holds `held` until all has ended.
+    /// Creates the rings for the worker of that number. They do nothing before [`Uring::enable`]. The kernel holds
+    /// `held` open until all requests have ended.
     pub fn new(
         files: Vec<Option<Arc<Image>>>,
         worker: usize,
@@ -64,8 +67,8 @@ impl Uring {
         let fds = |file: for<'a> fn(&'a Image, usize) -> &'a File| -> Vec<RawFd> {
             files.iter().map(|f| f.as_ref().map_or(-1, |f| file(f, worker).as_raw_fd())).collect()
         };
-        // Behind those that requests go to come those that carry the locks. Nobody names them, but the ring holds them: the
-        // lock of a killed volume lasts until the kernel has ended what each of its rings had begun.
+        // The files for requests are followed by those that carry the locks. No request names them, but the ring keeps
+        // them open: the lock of a killed volume lasts until the kernel has ended all requests of each of its rings.
         let held = held.iter().map(AsRawFd::as_raw_fd).collect();
         let fds = [fds(Image::file_of), fds(|image, _| image.file()), held].concat();
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -91,7 +94,7 @@ impl Uring {
         })
     }
 
-    /// Puts it into force, for the calling thread: only that may submit.
+    /// Enables the rings for the calling thread. No other thread can submit.
     pub fn enable(&self) -> io::Result<()> {
         self.ring.enable()?;
         self.polled.as_ref().map_or(Ok(()), Ring::enable)
@@ -102,22 +105,22 @@ impl Uring {
         self.pending
     }
 
-    /// Whether there is something that ends only if it is asked for.
+    /// Returns whether there are requests whose completions must be polled.
     pub fn must_poll(&self) -> bool {
         self.polled.as_ref().is_some_and(|ring| ring.pending() > 0)
     }
 
-    /// An edge here says that something has ended, if that was asked for.
+    /// Returns the descriptor that gets an edge when a request has ended, if notifications are enabled.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Asks to be told. `true`: something has ended already, do not sleep.
+    /// Enables notifications. Returns true if a request has ended already, in which case the caller must not sleep.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Asks to be told nothing.
+    /// Disables notifications.
     pub fn disarm(&mut self) {
         self.ring.disarm();
     }
@@ -136,7 +139,7 @@ impl Uring {
         }
     }
 
-    /// Lends an operation memory for a copy; false: it waits for that.
+    /// Lends an operation memory for a copy. Returns false if the operation must wait for memory.
     #[cold]
     fn lend_copy(&mut self, index: usize) -> bool {
         match self.copies.lend(index) {
@@ -147,7 +150,7 @@ impl Uring {
         true
     }
 
-    /// Queues what the operation has to do next.
+    /// Queues the next step of an operation.
     fn push(&mut self, index: usize) {
         let flight = &mut self.flights[index];
         if let Some((at, len)) = flight.discard()
@@ -167,14 +170,14 @@ impl Uring {
         // its queues are drained, pieces and bounce buffers because they are the flight's until then, zeros because they are
         // ours. The rings are dropped, and drained, before all of them.
         let queued = unsafe { ring.push(&entry) };
-        // What comes out of the page cache is done within the call: nothing would be won there.
+        // Requests through the page cache complete within the call, so an early submission would not help them.
         if queued >= AT_ONCE && flight.is_direct() {
-            // If it fails, so does the submission at the end of the turn, and that one is heard.
+            // If this fails, so does the submission at the end of the turn, whose error is handled.
             let _ = ring.submit();
         }
     }
 
-    /// Hands over what was queued, and lets the kernel finish what is done.
+    /// Submits the queued entries, and lets the kernel process completions.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
         self.ring.submit()?;
@@ -186,7 +189,7 @@ impl Uring {
 
     #[inline]
     pub fn reap(&mut self, mut done: impl FnMut(u32, Result<(), Failure>)) {
-        // An operation may go on from here, so no queue is held while it is looked at.
+        // The operation may continue from here, so no ring is borrowed while its completion is handled.
         while let Some((index, result)) = self.take() {
             let Some(flight) = self.flights.get_mut(index) else { continue };
             if flight.polled && result == -libc::EOPNOTSUPP {
@@ -220,7 +223,7 @@ impl Uring {
         self.ring.take().or_else(|| self.polled.as_mut()?.take()).or_else(|| self.discards.take())
     }
 
-    /// Zeros to write, if the operation needs them.
+    /// Allocates the zeros to write, if the operation needs them.
     fn make_zeros(&mut self, index: usize) -> Result<(), Failure> {
         if !self.flights[index].needs_zeros() {
             return Ok(());
@@ -234,28 +237,28 @@ impl Uring {
         Ok(())
     }
 
-    /// Whether zeros have had to be written to a disk as data.
+    /// Returns whether zeros had to be written to a disk as data.
     pub fn writes_zeros(&self, disk: u16) -> bool {
         self.writes_zeros.get(usize::from(disk)) == Some(&true)
     }
 
-    /// The device, or the file system, has nothing to poll.
+    /// Stops polling a disk, because its device or file system does not support it.
     #[cold]
     fn poll_no_more(&mut self, index: usize) {
         let disk = usize::from(self.flights[index].disk);
         if std::mem::take(&mut self.polls[disk])
             && let Some(Some(image)) = self.files.get(disk)
         {
-            warn!(image = %image.path().display(), "its device has no queues to poll: going on without iopoll");
+            warn!(image = %image.path().display(), "its device has no queues to poll: continuing without iopoll");
         }
     }
 
-    /// Whether memory is pinned.
+    /// Returns whether memory is pinned.
     pub fn is_pinned(&self) -> bool {
         self.pinned.is_some()
     }
 
-    /// Pins this memory in place of what was; `None`: nothing. No request may be under way.
+    /// Pins this memory instead of any other; `None` only unpins. No request may be under way.
     pub fn pin(&mut self, memory: Option<&Arc<GuestMemory<Mapping>>>) {
         if let (Some(pinned), Some(memory)) = (&self.pinned, memory)
             && pinned.is(memory)
@@ -270,7 +273,7 @@ impl Uring {
         }
         let Some(memory) = memory else { return };
         let Some((pinned, buffers)) = Pinned::new(memory.clone()) else {
-            return warn!("the front end's memory has too many regions to be pinned: going on without");
+            return warn!("the front end's memory has too many regions to be pinned: continuing without");
         };
         let result = self.ring.register_buffers(&buffers).and_then(|()| match &mut self.polled {
             Some(ring) => ring.register_buffers(&buffers),
@@ -281,7 +284,7 @@ impl Uring {
             Err(error) => {
                 self.ring.unregister_buffers();
                 let fix = "raise RLIMIT_MEMLOCK (LimitMEMLOCK= in a unit), or remove pin-memory";
-                warn!("the front end's memory cannot be pinned: {error}; going on without; {fix}");
+                warn!("the front end's memory cannot be pinned: {error}; continuing without; {fix}");
             }
         }
     }

@@ -1,15 +1,16 @@
 //! A file behind a write cache that a power cut empties; for tests.
 //!
-//! Writes are kept in this process's memory and reach the file with a flush, or when they must be durable at once. Who
-//! kills the process cuts the power: all that was not flushed is gone. So that tests do not rest on a cache that is kind,
-//! each third write goes to the file at once, as real caches write back when they like.
+//! Writes stay in this process's memory, and reach the file with a flush, or at once if they must be durable. Killing
+//! the process is the power cut: all writes that were not flushed are lost. Each third write goes to the file at once,
+//! as real caches write back whenever they like, so that tests cannot rely on a cache that keeps everything.
 //!
-//! If there is a file `IMAGE.faults` when it starts, its lines say what fails, from the next request on: operation, first
-//! byte, length, error number. `write 4096 512 28`: there is no space for that sector. A flush fails at `flush 0 0 5`.
+//! If a file `IMAGE.faults` exists at the start, its lines say which requests fail, from the next request on. A line
+//! has the operation, first byte, length and error number. With `write 4096 512 28`, there is no space for that sector.
+//! With `flush 0 0 5`, a flush fails.
 //!
-//! `writeback 4096 512 5` is what a page cache does: writes to that sector are accepted, and lost when they are written back,
-//! by whoever does that. As Linux does it, each worker is told once, by the next flush or durable write of its own that ends
-//! after that.
+//! `writeback 4096 512 5` does what a page cache does: writes to that sector are acknowledged, and lost when any worker
+//! writes them back. As in Linux, each worker gets one report of that, from its next flush or durable write that ends
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,10 +23,10 @@ use ginnel_virtqueue::{Buffer, GuestMemory};
 
 use super::{Failure, Image, Op};
 
-/// The unit of the cache.
+/// The unit of the cache, in bytes.
 const BLOCK: u64 = 512;
 
-/// The disk.
+/// The disk, with its cache and its faults.
 pub struct Volatile {
     image: Image,
     cache: Mutex<Cache>,
@@ -34,9 +35,9 @@ pub struct Volatile {
 
 struct Cache {
     blocks: BTreeMap<u64, [u8; BLOCK as usize]>,
-    /// Writes so far.
+    /// Number of writes so far.
     writes: u32,
-    /// Of each worker, and behind them of [`Volatile::sync`], the error of a write-back that it was not told of.
+    /// For each worker, and after them for [`Volatile::sync`], the error of a write-back that was not reported to it.
     untold: Vec<Option<i32>>,
 }
 
@@ -55,7 +56,7 @@ impl Fault {
 }
 
 impl Volatile {
-    /// With an empty cache, for so many workers.
+    /// Returns a disk with an empty cache, for this many workers.
     pub fn new(image: Image, workers: usize) -> Self {
         let mut faults = image.path().as_os_str().to_owned();
         faults.push(".faults");
@@ -63,18 +64,18 @@ impl Volatile {
         Self { image, cache: Mutex::new(cache), faults: File::open(faults).ok() }
     }
 
-    /// The file behind.
+    /// Returns the file behind the cache.
     pub fn image(&self) -> &Image {
         &self.image
     }
 
-    /// As [`Backend::sync`](super::Backend::sync).
+    /// Does what [`Backend::sync`](super::Backend::sync) does.
     pub fn sync(&self) -> Result<(), Failure> {
         let nobody = self.cache().untold.len() - 1;
         self.flush(nobody)
     }
 
-    /// As [`Image::take_errors`].
+    /// Does what [`Image::take_errors`] does.
     pub fn take_errors(&self) -> io::Result<()> {
         let faults = self.faults();
         let mut cache = self.cache();
@@ -114,7 +115,7 @@ impl Volatile {
                 self.write(at, &vec![0; len as usize], through, &faults).map_err(failed)?;
             }
             Op::Flush => return self.flush(worker),
-            // Permitted to do nothing.
+            // A discard may do nothing.
             Op::Discard { .. } => {}
         }
         if op.is_durable() { self.report(worker) } else { Ok(()) }
@@ -129,7 +130,7 @@ impl Volatile {
         self.report(worker)
     }
 
-    /// Whether all that a worker relies on is on the disk.
+    /// Returns whether all data that a worker relies on is on the disk.
     fn report(&self, worker: usize) -> Result<(), Failure> {
         self.image.file().sync_data().map_err(Failure::lost)?;
         self.cache().untold[worker].take().map_or(Ok(()), |errno| Err(Failure::Lost(errno)))
@@ -139,7 +140,7 @@ impl Volatile {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to fail now.
+    /// Reads the current faults.
     fn faults(&self) -> Vec<Fault> {
         let mut bytes = [0; 4096];
         let read = self.faults.as_ref().and_then(|file| file.read_at(&mut bytes, 0).ok());
@@ -187,7 +188,7 @@ impl Volatile {
         Ok(())
     }
 
-    /// Empties the cache.
+    /// Writes all cached blocks to the file.
     fn write_back(&self, cache: &mut Cache, faults: &[Fault]) -> io::Result<()> {
         for (place, block) in std::mem::take(&mut cache.blocks) {
             self.write_block(cache, place, &block, faults)?;
@@ -195,7 +196,7 @@ impl Volatile {
         Ok(())
     }
 
-    /// To the file, or nowhere.
+    /// Writes a block to the file, or loses it if there is a fault for it.
     fn write_block(&self, cache: &mut Cache, place: u64, block: &[u8], faults: &[Fault]) -> io::Result<()> {
         match faults.iter().find(|fault| fault.meets("writeback", place, BLOCK)) {
             Some(fault) => cache.untold.fill(Some(fault.errno)),

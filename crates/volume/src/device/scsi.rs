@@ -26,26 +26,26 @@ use command::{MAX_LIST, Plan, Unit};
 const HEADER: u64 = size_of::<CommandHeader>() as u64;
 const RESPONSE: u64 = size_of::<CommandResponse>() as u64;
 
-/// Status of a command (SAM-5, section 5.3).
+/// Statuses of a command (SAM-5, section 5.3).
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 
-/// Commands that are answered in spite of a unit attention (SPC-4, 5.14): INQUIRY, REPORT LUNS, REQUEST SENSE.
+/// Commands that are executed even if a unit attention is pending (SPC-4, 5.14): INQUIRY, REPORT LUNS, REQUEST SENSE.
 const IN_SPITE: [u8; 3] = [0x12, 0xa0, 0x03];
 
-/// Most commands outstanding at a unit, and most 512-byte sectors of a command, that a driver is told.
+/// The limits that the driver is told: outstanding commands at a unit, and 512-byte sectors of a command.
 const PER_LUN: u32 = 128;
 const MAX_SECTORS: u32 = 0xffff;
 
-/// A target.
+/// A SCSI target.
 #[derive(Debug)]
 pub struct Scsi {
     units: Vec<LogicalUnit>,
-    /// Queues for commands.
+    /// Number of queues for commands.
     queues: u16,
-    /// Most segments of a command's data.
+    /// The largest number of data segments in a command.
     segments: u16,
-    /// Whether the driver wants to hear of changes.
+    /// Whether the driver has asked for events about changes.
     tells_changes: AtomicBool,
 }
 
@@ -54,22 +54,23 @@ struct LogicalUnit {
     disk: Arc<Disk>,
     /// Whether the backend can give space back.
     space: bool,
-    /// Its size has changed, and the driver has not been told.
+    /// Whether its size has changed and the driver has not been told.
     resized: AtomicBool,
 }
 
 impl Scsi {
-    /// A target of these disks, each with whether its backend can give space back, and that many queues for commands.
+    /// Returns a target with these disks and this many command queues. Each disk comes with whether its backend can
+    /// give space back.
     pub fn new(disks: impl IntoIterator<Item = (Arc<Disk>, bool)>, queues: u16, segments: u16) -> Self {
         let unit = |(disk, space)| LogicalUnit { disk, space, resized: AtomicBool::new(false) };
         let units = disks.into_iter().map(unit).collect();
         Self { units, queues, segments, tells_changes: AtomicBool::new(false) }
     }
 
-    /// A command.
+    /// Begins a command.
     fn command(&self, memory: &GuestMemory<Mapping>, chain: &Chain, request: &mut Request) -> Begin {
         let Some(room) = u64::from(chain.writable_len()).checked_sub(RESPONSE) else {
-            // Nowhere to say what is wrong with it.
+            // There is no room for a response.
             return Begin::Done(0);
         };
         part(chain.writable(), 0, RESPONSE, &mut request.reply);
@@ -125,7 +126,7 @@ impl Scsi {
     }
 
     fn plan(&self, unit: &LogicalUnit, cdb: &[u8; CDB_LEN], ask: &Ask) -> Result<Plan, Sense> {
-        // A look first: the word is written once in a blue moon, and all workers read it.
+        // A load first: the flag changes very rarely, and all workers read it.
         if unit.resized.load(Ordering::Relaxed)
             && !IN_SPITE.contains(&cdb[0])
             && unit.resized.swap(false, Ordering::Relaxed)
@@ -136,7 +137,7 @@ impl Scsi {
         command::plan(cdb, &here, || ask.list())
     }
 
-    /// What is answered where there is no unit.
+    /// Returns the answer where there is no unit.
     fn nowhere(&self, cdb: &[u8; CDB_LEN]) -> Result<Plan, Sense> {
         let room = |high: u8, low: u8| usize::from(u16::from_be_bytes([high, low]));
         match cdb[0] {
@@ -155,7 +156,7 @@ impl Scsi {
         }
     }
 
-    /// Task management, and queries of notifications.
+    /// Executes task management requests, and queries of notifications.
     fn control(&self, memory: &GuestMemory<Mapping>, chain: &Chain, request: &mut Request) -> Begin {
         part(chain.writable(), 0, u64::from(chain.writable_len()), &mut request.reply);
         let mut bytes = [0; size_of::<TaskManagement>()];
@@ -164,7 +165,7 @@ impl Scsi {
         if let Ok((Notification { kind, .. }, _)) = Notification::read_from_prefix(&bytes[..n])
             && matches!(kind, ControlKind::NOTIFICATION_QUERY | ControlKind::NOTIFICATION_SUBSCRIBE)
         {
-            // There are none.
+            // The target has no notifications.
             let none = NotificationResponse { events: 0, response: Response::OK };
             return reply(none.as_bytes());
         }
@@ -200,9 +201,10 @@ impl Scsi {
     }
 }
 
-/// Bits of [`Request::note`], above the bytes of the driver's data that are not transferred (32 bits). This: a read.
+/// A bit of [`Request::note`] for a read. The lower 32 bits are the number of the driver's data bytes that are not
+/// transferred.
 const READS: u64 = 1 << 62;
-/// Task management.
+/// A bit of [`Request::note`] for task management.
 const CONTROL: u64 = 1 << 63;
 
 impl Device for Scsi {
@@ -211,14 +213,14 @@ impl Device for Scsi {
     }
 
     fn features(&self) -> u64 {
-        // The units of a target never come or go, but Linux gives buffers to the event queue only if they might: without
-        // HOTPLUG it does not hear of a unit that has grown.
+        // The units of a target never appear or disappear, but Linux puts buffers into the event queue only if they
+        // might: without HOTPLUG it gets no event about a unit that has grown.
         feature::CHANGE | feature::HOTPLUG
     }
 
     fn set_features(&self, features: u64) {
         self.tells_changes.store(features & feature::CHANGE != 0, Ordering::Relaxed);
-        // The cache is on from the beginning, and the driver can turn it off (MODE SELECT).
+        // The cache is on at first, and the driver can turn it off (MODE SELECT).
         self.units.iter().for_each(|unit| unit.disk.turn_cache(true));
     }
 
@@ -243,10 +245,10 @@ impl Device for Scsi {
     }
 
     fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
-        // A driver may write the two lengths; only what they are can be had.
+        // A driver may write the two lengths, but only with their present values.
         let config = self.config();
         let same = config.get(offset as usize..).is_some_and(|config| config.starts_with(bytes));
-        if same { Ok(()) } else { Err("nothing of a SCSI target's configuration can be changed".to_owned()) }
+        if same { Ok(()) } else { Err("the configuration of a SCSI target cannot be changed".to_owned()) }
     }
 
     fn begin(
@@ -293,7 +295,7 @@ impl Device for Scsi {
         let sense = Sense::CAPACITY_CHANGED;
         let mut lun = Address::bytes(0, disk as u16);
         if disk < 256 {
-            // Addressed as in REPORT LUNS: Linux takes these two bytes as they are for the unit's number.
+            // Addressed as in REPORT LUNS: Linux uses these two bytes unchanged as the unit's number.
             lun[2] = 0;
         }
         // A driver that has not asked for such events must not get any (5.6.6.3.1).
@@ -305,14 +307,14 @@ impl Device for Scsi {
     }
 }
 
-/// A command's data to write.
+/// The data that a command has to write.
 struct Ask<'a> {
     memory: &'a GuestMemory<Mapping>,
     chain: &'a Chain,
 }
 
 impl Ask<'_> {
-    /// The beginning of them.
+    /// Returns the first bytes of the data, at most [`MAX_LIST`].
     fn list(&self) -> Vec<u8> {
         let mut list = vec![0; MAX_LIST];
         let n = self.memory.read(self.chain.readable(), HEADER, &mut list);
@@ -320,7 +322,7 @@ impl Ask<'_> {
         list
     }
 
-    /// Whether there are that many, and all are zeros.
+    /// Returns whether there are this many bytes, and all are zeros.
     fn zeros(&self, bytes: usize) -> bool {
         let mut data = vec![1; bytes];
         self.memory.read(self.chain.readable(), HEADER, &mut data) == bytes
@@ -328,9 +330,9 @@ impl Ask<'_> {
     }
 }
 
-/// Writes a response. Returns its bytes.
+/// Writes a response. Returns its length in bytes.
 fn answer(memory: &GuestMemory<Mapping>, request: &Request, response: CommandResponse) -> u32 {
-    // Sense data that are not there are not written: what is there is the driver's.
+    // Only the sense data that exist are written: the rest of the buffer belongs to the driver.
     let len = RESPONSE as usize - SENSE_LEN + response.sense_len as usize;
     memory.write(&request.reply, 0, &response.as_bytes()[..len]);
     RESPONSE as u32
@@ -365,10 +367,10 @@ mod tests {
     use ginnel_virtqueue::{Area, DeviceQueue, DriverQueue, DriverSetup, Kind, Region, Segment, Setup};
 
     const GUEST: u64 = 0x10_0000;
-    /// Where the header, the data to write, the response and the data to read lie.
+    /// Offsets of the header, the data to write, the response and the data to read.
     const PLACES: [usize; 4] = [0x2000, 0x3000, 0x4000, 0x5000];
 
-    /// A target of a writable and a protected disk, and a driver.
+    /// A target with a writable and a read-only disk, and a driver.
     struct Rig {
         disks: [Arc<Disk>; 2],
         scsi: Scsi,
@@ -379,10 +381,10 @@ mod tests {
         request: Request,
     }
 
-    /// What came of a request.
+    /// The result of a request.
     #[derive(Debug, PartialEq, Eq)]
     enum Outcome {
-        /// Response, status, sense and residual; and bytes of data to read.
+        /// Response, status, sense and residual, and the number of bytes of data to read.
         Ended(Response, u8, Option<Sense>, u32, usize),
         Begun(Begin),
     }
@@ -421,7 +423,7 @@ mod tests {
             }
         }
 
-        /// Sends what is read (`header`, `out`) with so much room to write, and begins it.
+        /// Sends the readable bytes (`header`, `out`) with `room` bytes to write to, and begins the request.
         fn begin(&mut self, queue: u16, header: &[u8], out: &[u8], room: [usize; 2]) -> Begin {
             crate::device::seed::scsi(queue, &[header, out], room[0] + room[1]);
             self.memory.write(PLACES[0], header);

@@ -1,15 +1,16 @@
-//! The system calls of a volume that serves.
+//! The system calls of a running volume.
 //!
-//! Three filters, of which the strictest answer counts: what is not listed at all traps; opening files is refused as if there
-//! were no right to it, so that a panic can still be written; and `clone3`, whose arguments no filter can see, is said not to
-//! exist, so that the C library takes `clone`.
+//! There are three filters, of which the strictest answer counts. A call that is not listed traps. Opening a file fails
+//! as if permission was denied, so that a panic can still be printed. `clone3`, whose arguments no filter can see,
+//! fails as if it did not exist, so that the C library uses `clone`.
 //!
-//! What an io_uring is asked for is not seen by filters. So no ring can be made any more, and those that are there were
-//! restricted when they were made: to a few operations, on the images (`backend/uring/ring.rs`).
+//! Filters do not see the operations of an io_uring. So no ring can be created any more, and the existing rings were
+//! restricted when they were created: to a few operations, on the images (`backend/uring/ring.rs`).
 //!
-//! Descriptors still come in, with the messages of a front end: whoever has taken the process over *and* conspires with its front
-//! end gets what that one has. A list of calls cannot tell those descriptors from its own. It sees to it that none is
-//! bound, connected, opened from, or made to send signals; on kernels before 6.7, a foreign io_uring would be one of them.
+//! Descriptors still arrive with the messages of a front end: an attacker who has taken the process over *and* controls
+//! its front end gets the front end's descriptors. A list of calls cannot distinguish those descriptors from the
+//! process' own. It does prevent that any of them is bound, connected, used to open files, or made to send signals; on
+//! kernels before 6.7, such a descriptor could be another process' io_uring.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -21,7 +22,7 @@ use crate::backend::uring::ring::{REGISTER_BUFFERS, REGISTER_ENABLE_RINGS, UNREG
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Result<T> = std::result::Result<T, seccompiler::BackendError>;
 
-/// Allowed with any arguments.
+/// Calls that are allowed with any arguments.
 #[rustfmt::skip]
 const ALLOWED: &[i64] = &[
     // Requests: guest memory by address, images by descriptor.
@@ -30,7 +31,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_preadv2, libc::SYS_pwritev2,
     libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_fallocate, libc::SYS_ftruncate, libc::SYS_lseek,
     libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_fstatfs,
-    // Front ends and operators, on sockets that are bound already.
+    // Front ends and operators, on sockets that are already bound.
     libc::SYS_accept4, libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_shutdown,
     libc::SYS_getsockname, libc::SYS_getpeername,
     // Descriptors: kicks, calls, in-flight memory.
@@ -42,16 +43,16 @@ const ALLOWED: &[i64] = &[
     libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_sched_getaffinity, libc::SYS_set_robust_list,
     libc::SYS_rseq, libc::SYS_gettid, libc::SYS_getpid, libc::SYS_exit, libc::SYS_exit_group, libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep, libc::SYS_nanosleep, libc::SYS_restart_syscall, libc::SYS_uname,
-    // Signals, to itself: Landlock or the tgkill of `allowed` see to that.
+    // Signals, which can only go to this process: Landlock or the rule for tgkill in `allowed` ensure that.
     libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack,
-    // The sockets' names, at the end; Landlock sees to it that it is those folders only.
+    // Removal of the sockets' names at the end. Landlock restricts it to their folders.
     libc::SYS_unlinkat,
     #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
     #[cfg(target_arch = "x86_64")] libc::SYS_epoll_wait,
     #[cfg(target_arch = "x86_64")] libc::SYS_poll,
 ];
 
-/// Refused with `EACCES`: what a panic tries while it writes where it happened.
+/// Calls that fail with `EACCES`: those that a panic makes while it prints its location.
 const REFUSED: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -67,7 +68,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_access,
 ];
 
-/// The filters, to be installed in this order: each only adds to what is forbidden.
+/// Returns the filters, to be installed in this order. Each only adds restrictions.
 pub fn filters() -> Result<Vec<BpfProgram>> {
     let arch = std::env::consts::ARCH.try_into()?;
     let filter =
@@ -80,7 +81,7 @@ pub fn filters() -> Result<Vec<BpfProgram>> {
     ])
 }
 
-/// Without conditions.
+/// Returns rules without conditions.
 fn plain(calls: &[i64]) -> Rules {
     calls.iter().map(|&call| (call, Vec::new())).collect()
 }
@@ -98,22 +99,23 @@ fn allowed() -> Result<Rules> {
         values.iter().map(one).collect::<Result<Vec<_>>>()
     };
     let zero = |index| SeccompCondition::new(index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0);
-    // Threads, no processes, no namespaces.
+    // Threads, but no processes and no namespaces.
     let thread = libc::CLONE_THREAD as u64;
     rules.insert(
         libc::SYS_clone,
         vec![rule(vec![argument(0, SeccompCmpOp::MaskedEq(thread | NAMESPACES), thread)?])?],
     );
-    // Processors, of its own threads.
+    // The CPUs of this process' own threads.
     rules.insert(libc::SYS_sched_setaffinity, vec![rule(vec![zero(0)?])?]);
-    // Rings that were made before: they are enabled, and memory is pinned in them.
+    // Rings that were created before: they are enabled, and memory is pinned in them.
     let registers = [REGISTER_BUFFERS, UNREGISTER_BUFFERS, REGISTER_ENABLE_RINGS].map(u64::from);
     rules.insert(libc::SYS_io_uring_register, one_of(1, &registers)?);
-    // Copies of descriptors, locks on the image, seals on in-flight memory; nothing that sends signals or watches folders.
+    // Copies of descriptors, locks on the image, seals on in-flight memory; no commands that send signals or watch
+    // folders.
     rules.insert(libc::SYS_fcntl, one_of(1, &FCNTLS.map(|command| command as u64))?);
-    // To whom the socket is connected, and to nobody else.
+    // Only to the peer to which the socket is connected.
     rules.insert(libc::SYS_sendto, vec![rule(vec![zero(4)?])?]);
-    // Who a front end is, and how long it is waited for.
+    // The identity of a front end, and the timeouts for it.
     for (call, options) in [
         (libc::SYS_getsockopt, &[libc::SO_PEERCRED, libc::SO_ERROR][..]),
         (libc::SYS_setsockopt, &[libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_NEW, SO_SNDTIMEO_NEW]),
@@ -126,10 +128,10 @@ fn allowed() -> Result<Rules> {
         };
         rules.insert(call, options.iter().map(option).collect::<Result<_>>()?);
     }
-    // Signals to its own threads: a panic's abort.
+    // Signals to this process' own threads, for the abort of a panic.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![rule(vec![argument(0, SeccompCmpOp::Eq, own)?])?]);
-    // Any handler but that of the trap itself.
+    // Any signal handler except that of the trap itself.
     let trap = libc::SIGSYS as u64;
     rules.insert(libc::SYS_rt_sigaction, vec![rule(vec![argument(0, SeccompCmpOp::Ne, trap)?])?]);
     // Memory is readable and writable, never executable.
@@ -137,20 +139,21 @@ fn allowed() -> Result<Rules> {
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![rule(vec![argument(2, SeccompCmpOp::MaskedEq(exec), 0)?])?]);
     }
-    // Names of threads, and of memory by the allocator.
+    // Names of threads, and names that the allocator gives to memory.
     rules.insert(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64])?);
-    // Discards on a device, where io_uring has none: nothing that could not be written over as well. Whether a socket blocks.
+    // Discards on a device for which io_uring has none; they destroy nothing that could not be overwritten as well.
+    // Also the blocking mode of a socket.
     rules.insert(libc::SYS_ioctl, one_of(1, &[BLKDISCARD, FIONBIO])?);
-    // Resource limits may be looked at.
+    // Resource limits may be read.
     rules.insert(libc::SYS_prlimit64, vec![rule(vec![zero(2)?])?]);
     Ok(rules)
 }
 
-// asm-generic/socket.h: the same with 64-bit times.
+// The same options with 64-bit times, from asm-generic/socket.h.
 const SO_RCVTIMEO_NEW: libc::c_int = 66;
 const SO_SNDTIMEO_NEW: libc::c_int = 67;
 
-/// What `fcntl` is used for.
+/// The allowed commands of `fcntl`.
 const FCNTLS: [libc::c_int; 7] = [
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD,
@@ -161,7 +164,7 @@ const FCNTLS: [libc::c_int; 7] = [
     libc::F_GET_SEALS,
 ];
 
-/// Namespaces of its own, which `clone` gives to threads too.
+/// Flags for new namespaces, which `clone` accepts for threads too.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS

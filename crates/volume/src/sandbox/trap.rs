@@ -1,4 +1,4 @@
-//! One clear line when the filter ends the process.
+//! Prints one clear line when the filter ends the process.
 #![allow(unsafe_code)] // A signal handler.
 
 use std::io;
@@ -6,13 +6,13 @@ use std::mem::zeroed;
 use std::os::raw::{c_int, c_void};
 use std::sync::OnceLock;
 
-/// The name of the volume, for the line.
+/// The name of the volume, for that line.
 static NAME: OnceLock<Box<str>> = OnceLock::new();
 
-/// As a shell tells of a process that SIGSYS has ended.
+/// The exit status with which a shell reports a process that SIGSYS has ended.
 const STATUS: c_int = 128 + libc::SIGSYS;
 
-/// Says what is wrong when a system call traps, and ends the process.
+/// Installs the handler that prints the line when a system call traps, and ends the process.
 pub fn install(name: &str) -> io::Result<()> {
     let _ = NAME.set(name.into());
     // SAFETY: all zeros is a valid value of this plain structure.
@@ -42,7 +42,7 @@ extern "C" fn trapped(_: c_int, info: *const libc::siginfo_t, _: *mut c_void) {
     line.add(NAME.get().map_or("", |name| name));
     line.add(": ended by its own sandbox at system call ");
     line.number(call.unsigned_abs());
-    line.add(", which a volume has no use for; if no attack made it, report it, and write sandbox = \"off\" until then\n");
+    line.add(", which a volume does not use; unless an attack made it, report it, and write sandbox = \"off\" until then\n");
     // SAFETY: write and _exit are async-signal-safe; the buffer is ours.
     unsafe {
         libc::write(2, line.bytes.as_ptr().cast(), line.len);
@@ -50,7 +50,7 @@ extern "C" fn trapped(_: c_int, info: *const libc::siginfo_t, _: *mut c_void) {
     }
 }
 
-/// Text without memory from an allocator, which a handler must not use.
+/// Text in a fixed buffer, because a signal handler must not use an allocator.
 struct Line {
     bytes: [u8; 256],
     len: usize,

@@ -1,13 +1,13 @@
 //! Requests that wait for an operator, because their disk is full or has failed (`on-error = "hold"`).
 //!
-//! They are taken, and in flight, as if the disk had not answered yet. An operator who has made room, or has mended the disk,
-//! lets them be tried again, in the order in which they were taken; or lets them fail. Nobody else is held up: all other
-//! requests go on, and those that fail wait too.
+//! Such a request stays in flight, as if the disk had not answered yet. An operator who has made room, or has repaired
+//! the disk, has the requests tried again, in the order in which they were taken, or has them fail. They delay no other
+//! request: all others continue, and those that fail wait too.
 //!
-//! Who cannot wait gets the error after all: a queue that is stopped, unless a successor takes it over with what is in
-//! flight, and a driver that aborts its commands.
+//! Two kinds of requests cannot wait and get the error after all: those of a queue that is stopped, unless a successor
+//! takes the queue over with its requests in flight, and those that the driver aborts.
 //!
-//! A flush never waits. What it could not make durable may be gone, and trying again would hide that.
+//! A flush never waits. The data that it could not make durable may be lost, and trying again would hide that.
 
 use tracing::{info, warn};
 
@@ -15,18 +15,18 @@ use super::Worker;
 use super::queue::State;
 use crate::backend::{Failure, Op};
 
-/// Those of a worker, and why each has failed.
+/// The held requests of a worker, each with its slot and the failure.
 pub(super) type OnHold = Vec<(u32, Failure)>;
 
 impl Failure {
-    /// Whether it may pass: there is no space, or the disk has an error.
+    /// Returns whether the failure may be temporary: there is no space, or the disk has an error.
     fn may_pass(self) -> bool {
         matches!(self, Self::Errno(libc::ENOSPC | libc::EDQUOT | libc::EIO))
     }
 }
 
 impl Worker {
-    /// A request has failed. Holds it, if it is to be held; says whether it is.
+    /// Holds a failed request, if it should be held. Returns whether it is.
     #[cold]
     pub(super) fn hold(&mut self, slot: u32, failure: Failure) -> bool {
         let place = self.slots.at(slot);
@@ -41,7 +41,7 @@ impl Worker {
         }
         self.slots.at(slot).begun = false;
         if queue.state == State::Suspending {
-            // A successor tries again.
+            // A successor will try it again.
             queue.slots -= self.slots.leave(serial);
             return true;
         }
@@ -49,7 +49,7 @@ impl Worker {
         if !self.on_hold.iter().any(|(held, _)| self.slots.at(*held).disk == disk) {
             let (what, at) = (op.word(), op.at());
             warn!(
-                "disk {disk}: {what} of {bytes} bytes at {at} failed: {failure}; it waits, and so do others that fail, until \
+                "disk {disk}: {what} of {bytes} bytes at {at} failed: {failure}; it and others that fail wait until \
                  `ginnel volume resume`"
             );
         }
@@ -57,7 +57,7 @@ impl Worker {
         true
     }
 
-    /// Tries all that are held again, or lets them fail.
+    /// Tries all held requests again, or has them fail.
     pub(super) fn resume(&mut self, fail: bool) {
         if fail {
             return self.fail_held(|_| true);
@@ -66,7 +66,7 @@ impl Worker {
         if held.is_empty() {
             return;
         }
-        info!("{} requests that were held are tried again", held.len());
+        info!("trying {} held requests again", held.len());
         held.sort_by_key(|(slot, _)| self.slots.at(*slot).number);
         self.queues.iter().for_each(|queue| queue.counters.held.set(0));
         let now = self.now();
@@ -74,7 +74,7 @@ impl Worker {
             let serial = self.slots.at(slot).serial;
             match self.queues.iter().position(|queue| queue.serial == serial) {
                 Some(at) if self.queues[at].state == State::Running => {
-                    // It begins anew, also for who asks whether writes were lost since.
+                    // Its time begins again, also for the check whether writes were lost since.
                     self.slots.at(slot).began = now;
                     self.dispatch(at, slot);
                 }
@@ -83,7 +83,7 @@ impl Worker {
         }
     }
 
-    /// Lets those of some queues, which `of` knows by their serial numbers, fail.
+    /// Fails the held requests of all queues for whose serial numbers `of` returns true.
     pub(super) fn fail_held(&mut self, of: impl Fn(u64) -> bool) {
         if self.on_hold.is_empty() {
             return;
@@ -100,7 +100,7 @@ impl Worker {
         }
     }
 
-    /// Those of one queue have been left to a successor.
+    /// Forgets the held requests of one queue that were left to a successor.
     pub(super) fn forget_held(&mut self, at: usize) {
         self.on_hold.retain(|(slot, _)| self.slots.is_there(*slot));
         self.queues[at].counters.held.set(0);

@@ -1,4 +1,4 @@
-//! How a worker is told what to do, and tells what has happened.
+//! The mailboxes of workers: orders to a worker, and events from it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,69 +18,69 @@ use super::settle::Settling;
 use super::{Plan, Worker};
 use crate::session::Start;
 
-/// How long a worker may take for what it is asked. Its disk may be slow; beyond this it is taken to be stuck.
+/// How long a worker may take to stop a queue. Its disk may be slow; after this time it counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a worker is told.
+/// An order to a worker.
 pub enum Order {
     /// Serve a queue.
     Start(Box<Start>),
-    /// Serve a queue no more; the answer is its base, once all that was taken is given back.
+    /// Stop serving a queue. The answer is its base, and comes after all requests that were taken are given back.
     Stop {
-        /// Which.
+        /// Number of the queue.
         index: u16,
-        /// What has not been begun stays in the in-flight region.
+        /// Leave requests that have not been begun in the in-flight region.
         suspend: bool,
-        /// Where the answer goes.
+        /// The channel for the answer.
         answer: SyncSender<u32>,
     },
-    /// Call the driver by another descriptor.
+    /// Use another call descriptor for a queue.
     Call {
-        /// Which queue.
+        /// Number of the queue.
         index: u16,
-        /// The descriptor.
+        /// The descriptor; without one, the driver is not called.
         call: Option<Arc<OwnedFd>>,
     },
-    /// Tell the driver on its event queue.
+    /// Report an event to the driver.
     Tell {
-        /// The event queue.
+        /// Number of the event queue.
         index: u16,
-        /// The event.
+        /// The event to report.
         event: virtio_scsi::Event,
     },
-    /// The limits have changed, or what a request waits for has happened.
+    /// Look at the queues again: the limits have changed, or a barrier may be complete.
     Look,
-    /// Tell when all requests that have begun have ended.
+    /// Report when all earlier requests have ended.
     Settle(Arc<Settling>),
-    /// Try requests that are held because their disk has failed again, or let them fail.
+    /// Try held requests again, or have them fail.
     Resume {
-        /// Let them fail.
+        /// Whether they fail.
         fail: bool,
     },
-    /// Tell how the queues stand.
+    /// Report the state of the queues.
     Dump {
-        /// Where the answer goes.
+        /// The channel for the answer.
         answer: SyncSender<Vec<QueueState>>,
     },
-    /// End. All queues have been stopped.
+    /// End the thread. All queues have been stopped.
     End,
 }
 
-/// What workers tell.
+/// An event that a worker reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The memory of the front end has gone away.
+    /// The memory of the front end has disappeared.
     MemoryGone,
-    /// A worker has ended by itself.
+    /// A worker has ended without an order.
     Failed,
 }
 
-/// A worker, from outside.
+/// A worker, as other threads see it.
 pub struct Handle {
     orders: Sender<Order>,
     bell: Arc<Bell>,
     thread: Option<JoinHandle<()>>,
-    /// Why a queue could not be stopped in time.
+    /// The reason why a queue could not be stopped in time, once that has happened.
     stuck: OnceLock<String>,
 }
 
@@ -89,17 +89,17 @@ pub(super) struct Bell {
     wake: OwnedFd,
 }
 
-/// The workers, as they know each other. Filled once all are there.
+/// The workers as they reach each other. Empty until all are started.
 #[derive(Clone, Default)]
 pub struct Peers(Arc<OnceLock<Vec<Peer>>>);
 
 type Peer = (Sender<Order>, Arc<Bell>);
 
 impl Peers {
-    /// All workers, in the order of their numbers.
+    /// Sets the list of all workers, in the order of their numbers. Called once.
     pub fn introduce(&self, workers: &[Handle]) {
         let all = workers.iter().map(|worker| (worker.orders.clone(), worker.bell.clone())).collect();
-        // Done once.
+        // The list is set only once, so this cannot fail.
         let _ = self.0.set(all);
     }
 
@@ -121,13 +121,13 @@ impl Peers {
 }
 
 fn post(orders: &Sender<Order>, bell: &Bell, order: Order) {
-    // It has ended only if it has failed, which it has told.
+    // Fails only if the worker has ended, which it has reported.
     let _ = orders.send(order);
     bell.mail.store(true, Ordering::SeqCst);
     ring(&bell.wake);
 }
 
-/// Where events arrive: a channel, and a descriptor that is readable when there are some.
+/// The receiving end of events: a channel, and a descriptor that is readable when there are events.
 pub struct Events {
     receiver: Receiver<Event>,
     sender: Sender<Event>,
@@ -135,13 +135,13 @@ pub struct Events {
 }
 
 impl Events {
-    /// None yet.
+    /// Creates the channel and its descriptor.
     pub fn new() -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel();
         Ok(Self { receiver, sender, wake: Arc::new(new_eventfd()?) })
     }
 
-    /// The next, if there is one.
+    /// Returns the next event, if there is one.
     pub fn next(&self) -> Option<Event> {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         self.receiver.try_recv().ok()
@@ -154,7 +154,7 @@ impl AsFd for Events {
     }
 }
 
-/// The worker's end.
+/// The worker's end of its mailbox.
 pub(super) struct Inbox {
     orders: Receiver<Order>,
     bell: Arc<Bell>,
@@ -169,7 +169,7 @@ impl Inbox {
     }
 
     pub fn next(&self) -> Option<Order> {
-        // Before the look, so that what comes behind it is seen the next time.
+        // Cleared before the channel is read, so that an order that arrives afterwards is seen the next time.
         self.bell.mail.store(false, Ordering::SeqCst);
         self.orders.try_recv().ok()
     }
@@ -179,14 +179,14 @@ impl Inbox {
     }
 
     pub fn tell(&self, event: Event) {
-        // Nobody listens only while the process ends.
+        // Nobody receives events while the process ends.
         let _ = self.events.send(event);
         ring(&self.events_wake);
     }
 }
 
 impl Handle {
-    /// Starts a worker, on a CPU of its own if one is given, and waits until it is ready.
+    /// Starts a worker, bound to `cpu` if that is given, and waits until it is ready.
     pub fn start(plan: Plan, cpu: Option<usize>, events: &Events) -> io::Result<Self> {
         let (orders, inbox) = mpsc::channel();
         let bell = Arc::new(Bell { mail: AtomicBool::new(false), wake: new_eventfd()? });
@@ -222,12 +222,13 @@ impl Handle {
         Ok(Self { orders, bell, thread: Some(thread), stuck: OnceLock::new() })
     }
 
-    /// Tells it something.
+    /// Sends an order, and wakes the worker.
     pub fn send(&self, order: Order) {
         post(&self.orders, &self.bell, order);
     }
 
-    /// Stops a queue; returns its base. Who has once not been done in time is not waited for again.
+    /// Stops a queue, and returns its base. Blocks for at most a minute. A worker that has once exceeded that time is
+    /// not waited for again.
     pub fn stop(&self, index: u16, suspend: bool) -> Result<u32, String> {
         self.stop_within(PATIENCE, index, suspend)
     }
@@ -250,7 +251,7 @@ impl Handle {
         })
     }
 
-    /// How its queues stand; nothing if it does not answer.
+    /// Returns the state of its queues, or nothing if it does not answer within five seconds.
     pub fn dump(&self) -> Vec<QueueState> {
         let (answer, states) = mpsc::sync_channel(1);
         self.send(Order::Dump { answer });
@@ -262,17 +263,17 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.send(Order::End);
         if let Some(thread) = self.thread.take() {
-            // A panic has been reported where it was.
+            // A panic was reported where it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// Tells that a worker has ended without being told to, however it did.
+/// Reports that a worker has ended without an order, for whatever reason.
 struct Failed {
     events: Sender<Event>,
     wake: Arc<OwnedFd>,
-    /// It was told to, or has said why it cannot begin.
+    /// Whether there is nothing to report: the worker was ordered to end, or has returned the error of its start.
     told: bool,
 }
 
@@ -288,19 +289,19 @@ impl Drop for Failed {
 fn pin(cpu: Option<usize>) -> io::Result<()> {
     let Some(cpu) = cpu else { return Ok(()) };
     if cpu >= CpuSet::MAX_CPU {
-        return Err(io::Error::other(format!("there is no processor {cpu}; see cpus")));
+        return Err(io::Error::other(format!("there is no CPU {cpu}; see cpus")));
     }
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set)
-        .map_err(|e| io::Error::other(format!("a thread cannot be bound to processor {cpu}: {e}; see cpus")))
+        .map_err(|e| io::Error::other(format!("a thread cannot be bound to CPU {cpu}: {e}; see cpus")))
 }
 
 fn new_eventfd() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Makes an eventfd readable. One that is full is readable already.
+/// Makes an eventfd readable. Fails only if its counter is full, and then it is readable already.
 pub(super) fn ring(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }

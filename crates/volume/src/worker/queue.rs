@@ -1,4 +1,4 @@
-//! A queue in the hands of its worker.
+//! A queue that a worker serves.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::limit::{Limiter, QueueLimit};
 use crate::session::Start;
 use crate::stats::QueueCounters;
 
-/// Where a queue stands.
+/// The state of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Running,
-    /// Takes only what it must; ends when all is given back.
+    /// Takes only the requests that it must take; ends when all are given back.
     Stopping,
-    /// Takes nothing more; ends when that is given back which is at a disk.
+    /// Takes no more requests; ends when those at a disk are given back.
     Suspending,
-    /// The driver has broken a rule. Its requests end, and are not given back.
+    /// The driver has broken a rule. The queue's requests end, and are not given back.
     Broken,
 }
 
 pub(super) struct Queue {
     pub index: u16,
-    /// No other start of any queue has the same.
+    /// Unique among all starts of all queues.
     pub serial: u64,
     pub ring: DeviceQueue<Mapping>,
     pub memory: Arc<GuestMemory<Mapping>>,
@@ -44,20 +44,20 @@ pub(super) struct Queue {
     event_idx: bool,
     pub counters: Arc<QueueCounters>,
     pub limit: QueueLimit,
-    /// A request that waits for the limits, and until when.
+    /// The slot of a request that waits for the limits, and the time until which it waits.
     pub held: Option<u32>,
     pub ready_at: u64,
-    /// Requests in slots.
+    /// Number of its requests in slots.
     pub slots: u32,
     pub state: State,
     pub stop: Option<SyncSender<u32>>,
-    /// Does not end before it has taken so much ([`DeviceQueue::taken`]).
+    /// The number of requests that it must have taken before it ends ([`DeviceQueue::taken`]).
     until: u64,
-    /// Something was given back and not shown yet.
+    /// Whether requests were given back that the driver has not been shown yet.
     unpublished: bool,
-    /// Its buffers are kept for events.
+    /// Whether its buffers are kept for events.
     pub is_event: bool,
-    /// An event was lost for want of a buffer, and the driver has not been told.
+    /// Whether an event was lost for want of a buffer, and the driver has not been told.
     pub missed: bool,
     reason: String,
 }
@@ -99,7 +99,7 @@ impl Queue {
         }
     }
 
-    /// Gives a request back; shown with the next publish.
+    /// Gives a request back. The driver sees it after the next [`publish`](Self::publish).
     #[inline]
     pub fn give_back(&mut self, ticket: Ticket, written: u32) {
         if self.state == State::Broken {
@@ -109,7 +109,7 @@ impl Queue {
         self.unpublished = true;
     }
 
-    /// Shows the driver what was given back, and calls it if it wants that.
+    /// Shows the driver the requests that were given back, and calls it if it wants that.
     #[inline]
     pub fn publish(&mut self) {
         if !self.unpublished || self.state == State::Broken {
@@ -128,13 +128,13 @@ impl Queue {
 
     pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.call = call;
-        // What was said by the old one may have been lost between the two.
+        // A call on the old descriptor may have been lost during the exchange.
         if let Some(call) = &self.call {
             ring(call);
         }
     }
 
-    /// Asks for kicks; true if there is something already.
+    /// Enables kicks. Returns true if there are requests already.
     pub fn arm(&mut self) -> bool {
         self.wants_buffers() && self.held.is_none() && self.ring.arm()
     }
@@ -145,12 +145,13 @@ impl Queue {
         }
     }
 
-    /// Whether nobody will tell when there is something.
+    /// Returns whether the driver cannot notify the device of new requests.
     pub fn must_poll(&self) -> bool {
         self.kick.is_none() && self.wants_buffers()
     }
 
-    /// Whether what the driver gives is taken at once. Buffers for events lie until there is one.
+    /// Returns whether buffers are taken as soon as the driver makes them available. Buffers for events stay in the
+    /// queue until there is an event.
     fn wants_buffers(&self) -> bool {
         self.state == State::Running && (!self.is_event || self.missed)
     }
@@ -159,7 +160,8 @@ impl Queue {
         self.state == State::Running && self.memory.is_broken()
     }
 
-    /// The driver has broken a rule, or its memory is gone: the queue is not used any more.
+    /// Marks the queue as broken, because the driver has broken a rule or its memory has disappeared. The queue is not
+    /// used any more.
     #[cold]
     pub fn broken(&mut self, why: &str) {
         error!("queue {} is broken: {why}; the driver must reset the device", self.index);
@@ -174,13 +176,13 @@ impl Queue {
     pub fn begin_stop(&mut self, suspend: bool, answer: SyncSender<u32>) {
         if self.state == State::Running {
             self.state = if suspend { State::Suspending } else { State::Stopping };
-            // What a predecessor had taken is in no ring any more: the base that we answer is behind it.
+            // The requests of a predecessor are no longer in the ring: the base of this queue lies behind them.
             self.until = self.until.max(self.ring.taken() + u64::from(self.ring.state().resubmit));
         }
         self.stop = Some(answer);
     }
 
-    /// Whether the next request is to be taken out of it.
+    /// Returns whether requests are to be taken out of the queue.
     #[inline]
     pub fn takes(&self) -> bool {
         !self.is_event
@@ -191,8 +193,8 @@ impl Queue {
             }
     }
 
-    /// All that is in it now must be taken, also if it is being stopped. Returns how much will have been taken then, or
-    /// nothing if that is so already.
+    /// Makes sure that all requests that are in the queue now are taken, even if it is being stopped. Returns the
+    /// number of requests that will have been taken then, or `None` if they were all taken.
     pub fn must_take_all(&mut self) -> Option<u64> {
         let until = self.ring.taken() + self.ring.visible();
         if self.is_event || !self.is_behind(until) {
@@ -202,28 +204,29 @@ impl Queue {
         Some(until)
     }
 
-    /// Whether there is something left of what was to be taken until then. Not if the driver has taken it back or has broken
-    /// the queue, or if it is a successor's to take.
+    /// Returns whether requests are left of those up to number `until` that must be taken. There are none if the driver
+    /// has withdrawn them or has broken the queue, or if a successor will take them.
     pub fn is_behind(&self, until: u64) -> bool {
         let takes = matches!(self.state, State::Running | State::Stopping);
         takes && self.ring.taken() < until && !self.ring.is_empty()
     }
 
-    /// Whether it is stopped, and has nothing left.
+    /// Returns whether the queue is stopped and has no requests left.
     pub fn has_ended(&self) -> bool {
         self.stop.is_some() && self.state != State::Running && self.slots == 0 && !self.takes()
     }
 
-    /// All has been given back.
+    /// Answers the stop order. All requests have been given back.
     pub fn answer_stop(&mut self) {
         if let Some(answer) = self.stop.take() {
-            // Who asked may have given up.
+            // The caller may have given up.
             let _ = answer.send(self.ring.base());
         }
     }
 
-    /// Puts an event into the driver's next buffer; says whether there was one. An event that is lost without is told of with
-    /// the next, as 5.6.6.3 asks for, or by [`tell_missed`](Self::tell_missed).
+    /// Puts an event into the driver's next buffer. Returns whether there was one. If there was none, the event is
+    /// lost, and that is reported with the next event, as section 5.6.6.3 requires, or by
+    /// [`tell_missed`](Self::tell_missed).
     #[cold]
     pub fn tell(&mut self, mut event: Event, chain: &mut Chain) -> bool {
         if self.state != State::Running {
@@ -246,7 +249,7 @@ impl Queue {
             Ok(None) => {
                 if !std::mem::replace(&mut self.missed, true) {
                     warn!(
-                        "queue {}: the driver has no buffer for an event; it is told when it has one",
+                        "queue {}: the driver has no buffer for an event; the loss is reported when it has one",
                         self.index
                     );
                 }
@@ -259,7 +262,7 @@ impl Queue {
         }
     }
 
-    /// Tells that events were lost, if they were and there is a buffer by now.
+    /// Reports that events were lost, if some were and there is a buffer now.
     #[inline]
     pub fn tell_missed(&mut self, chain: &mut Chain) -> bool {
         self.missed

@@ -1,17 +1,20 @@
-//! Waiting for all that the driver had asked for before, on all workers (SCSI's task management).
+//! Barriers: requests that wait for all earlier requests of the driver, on all workers (SCSI task management).
 //!
-//! A driver that has asked for an abort completes all commands on the answer, and uses their memory for something else. It
-//! means all that it has made available, not only what was taken: so no command may be left in a queue either.
+//! When a driver gets the answer to an abort, it completes all commands and uses their memory for other purposes. This
+//! concerns all commands that it has made available, not only those that were taken. So no command may be left in a
+//! queue either.
 //!
-//! Who wants to know asks every worker, itself included. Each notes how far the driver has come in each of its queues, goes on
-//! until it has taken all that, and then waits until what it has taken by then has ended. So a driver that feeds its queues
-//! without end delays nobody. A queue that breaks has nothing left; one that is stopped takes what is missing first.
+//! The worker of the waiting request asks every worker, including itself. Each worker notes how far the driver has come
+//! in each of its queues, continues until it has taken all these requests, and then waits until all that it has taken
+//! by then have ended. So a driver that feeds its queues without end delays nobody. A queue that breaks has no requests
+//! left; one that is stopped takes the missing ones first.
 //!
-//! A queue that a session stops for a while is not seen here. So while it is stopped the session keeps the queue stopped in which a driver asks for
-//! all this (`session.rs`).
+//! A queue that a session has stopped for a while is not known here. While such a queue is stopped, the session
+//! therefore also keeps the control queue stopped, on which drivers make these requests (`session.rs`).
 //!
-//! A request may be held by the volume's limits for as long as they say. When the queue of who waits for it is being stopped, it goes
-//! at once, as those of that queue itself do: else a queue could not be stopped before the limits allow it.
+//! The volume's limits may hold a request for a long time. If the queue of the waiting request is being stopped, the
+//! held request goes at once, like those of the stopped queue itself. Otherwise a queue could not be stopped before the
+//! limits allow it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,31 +23,32 @@ use super::mail::{Order, Peers};
 use super::queue::Queue;
 use super::slots::Slots;
 
-/// One who waits, for workers that have not settled.
+/// One waiting request, and the number of workers that it still waits for.
 pub struct Settling {
     left: AtomicUsize,
-    /// The worker that waits.
+    /// The worker of the waiting request.
     owner: usize,
-    /// Its queue is being stopped.
+    /// Whether the waiting request's queue is being stopped.
     urgent: AtomicBool,
-    /// It waits no more: a successor takes it again, and waits then.
+    /// Whether the request no longer waits here: a successor takes it again, and then waits.
     over: AtomicBool,
 }
 
-/// What a worker has to do with it.
+/// The barriers that concern a worker.
 #[derive(Default)]
 pub(super) struct Settlements {
     asked: Vec<Asked>,
-    /// Our own requests that wait.
+    /// The worker's own waiting requests, with their slots.
     own: Vec<(u32, Arc<Settling>)>,
 }
 
-/// Somebody waits for us.
+/// A barrier for which this worker has been asked.
 struct Asked {
     settling: Arc<Settling>,
-    /// Queues that have not taken all that was there, and how much they will have taken then.
+    /// Queues that have not taken all requests that were in them, by serial number, and how many they will have taken
+    /// then.
     queues: Vec<(u64, u64)>,
-    /// The number of the first request that is not waited for, once all those before it have been taken.
+    /// The number of the first request that the barrier does not wait for, once all those before it have been taken.
     mark: Option<u64>,
 }
 
@@ -54,7 +58,7 @@ impl Settlements {
         self.asked.is_empty() && self.own.is_empty()
     }
 
-    /// A request of worker `owner` waits from now on; its queue may be being stopped (`urgent`).
+    /// Makes a request of worker `owner` wait. `urgent` says that its queue is being stopped.
     pub fn begin(&mut self, slot: u32, owner: usize, urgent: bool, peers: &Peers) {
         let settling = Arc::new(Settling {
             left: AtomicUsize::new(peers.count()),
@@ -66,17 +70,18 @@ impl Settlements {
         peers.each(|| Order::Settle(settling.clone()));
     }
 
-    /// Somebody waits for all that is in our queues now, and for all that was taken out of them.
+    /// Notes another worker's question: the barrier waits for all requests that are in this worker's queues now, and
+    /// for all that were taken out of them.
     pub fn ask(&mut self, queues: &mut [Queue], slots: &Slots, settling: Arc<Settling>) {
-        // The driver has shown all this before it has shown the request that waits, which its worker has seen before it has
-        // told us: what we read now is not older.
+        // The driver has published these requests before the waiting request. The other worker has seen the waiting
+        // request before it asked, so the indices that this worker reads now are not older.
         let behind = queues.iter_mut().filter_map(|queue| Some((queue.serial, queue.must_take_all()?)));
         let queues: Vec<_> = behind.collect();
         let mark = queues.is_empty().then(|| slots.span().0);
         self.asked.push(Asked { settling, queues, mark });
     }
 
-    /// Requests of ours that wait have been left to a successor.
+    /// Forgets the worker's waiting requests that were left to a successor.
     pub fn forget(&mut self, slots: &Slots) {
         self.own.retain(|(slot, settling)| {
             let there = slots.is_there(*slot);
@@ -85,8 +90,8 @@ impl Settlements {
         });
     }
 
-    /// Whether somebody waits for requests of ours, other than a queue whose slots `is_of` knows: none may be left to a successor
-    /// then.
+    /// Returns whether a barrier waits for requests of this worker, other than those of the queue whose slots `is_of`
+    /// recognises. If so, no request may be left to a successor.
     pub fn anybody_waits(&self, mut is_of: impl FnMut(u32) -> bool) -> bool {
         let mut others = |asked: &Asked| {
             !self.own.iter().any(|(slot, own)| Arc::ptr_eq(own, &asked.settling) && is_of(*slot))
@@ -94,7 +99,7 @@ impl Settlements {
         self.asked.iter().any(|asked| !asked.settling.over.load(Ordering::Acquire) && others(asked))
     }
 
-    /// A queue of ours is being stopped, whose slots `is_of` knows.
+    /// Makes the barriers of a queue urgent, because it is being stopped. `is_of` recognises its slots.
     pub fn hurry(&self, mut is_of: impl FnMut(u32) -> bool, peers: &Peers) {
         let mut any = false;
         for (_, settling) in self.own.iter().filter(|(slot, _)| is_of(*slot)) {
@@ -106,15 +111,15 @@ impl Settlements {
         }
     }
 
-    /// Whether who waits for our request of this number is in a hurry.
+    /// Returns whether an urgent barrier waits for the request of this number.
     #[cold]
     pub fn is_urgent(&self, number: u64) -> bool {
         let waits = |asked: &Asked| asked.mark.is_none_or(|mark| number < mark);
         self.asked.iter().any(|asked| waits(asked) && asked.settling.urgent.load(Ordering::Acquire))
     }
 
-    /// Looks how far we are. All that has ended must have been published: who waits may answer its driver at once. Returns one
-    /// of our own that waits no more.
+    /// Checks the progress of all barriers. All ended requests must have been published, because the waiting request
+    /// may be answered at once. Returns the slot of a request of this worker that no longer waits.
     pub fn look(&mut self, queues: &[Queue], slots: &Slots, peers: &Peers) -> Option<u32> {
         let (next, oldest) = slots.span();
         self.asked.retain_mut(|asked| {

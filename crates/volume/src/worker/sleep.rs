@@ -1,7 +1,7 @@
-//! Where a worker waits: for kicks, for its mail, for completions.
+//! Where a worker sleeps until there is a kick, an order or a completion.
 //!
-//! Eventfds are watched for edges and never read: each write to one is an edge, and a read would be a call to the kernel
-//! for nothing, on a descriptor that a front end can make block.
+//! Eventfds are watched edge-triggered and never read. Each write to one is an edge; reading it would be a useless
+//! system call, on a descriptor that a front end can make blocking.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,10 +14,10 @@ use super::queue::Queue;
 
 const MAIL: u64 = 0;
 const COMPLETIONS: u64 = 1;
-/// Tokens of queues begin here.
+/// The first token of a queue.
 const QUEUES: u64 = 16;
 
-/// Descriptors looked at after one wake.
+/// The largest number of events per wake-up.
 const BATCH: usize = 32;
 
 pub(super) struct Sleep {
@@ -43,12 +43,12 @@ impl Sleep {
 
     pub fn forget(&self, queue: &Queue) {
         if let Some(kick) = &queue.kick {
-            // Not there only if it could not be watched.
+            // Fails only if the descriptor could not be watched.
             let _ = epoll::delete(&self.epoll, kick);
         }
     }
 
-    /// Waits until there may be something, at most `timeout`.
+    /// Waits until there may be work, for at most `timeout`.
     pub fn sleep(&self, timeout: Option<Duration>, queues: &[Queue]) -> io::Result<()> {
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let none = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };

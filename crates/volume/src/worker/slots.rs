@@ -1,39 +1,39 @@
-//! Requests between their beginning and their end.
+//! The requests of a worker between their beginning and their end.
 
 use ginnel_virtqueue::Ticket;
 
 use crate::backend::{Failure, Op};
 use crate::device::Request;
 
-/// All of a worker. A slot is used again and again, so nothing is allocated once there are enough.
+/// All requests of a worker. Slots are used again, so nothing is allocated once there are enough.
 #[derive(Default)]
 pub(super) struct Slots {
     places: Vec<Place>,
     free: Vec<u32>,
-    /// The number of the next request.
+    /// The number that the next request gets.
     next: u64,
-    /// What the backends have done; kept for its memory.
+    /// The results of backends in the current turn; kept so that its memory is used again.
     pub done: Vec<(u32, Result<(), Failure>)>,
 }
 
 pub(super) struct Place {
     pub request: Request,
-    /// There while the slot is occupied.
+    /// Present while the slot is occupied.
     pub ticket: Option<Ticket>,
-    /// Where its queue is, as a hint, and which it is.
+    /// The index of its queue in the worker's list, as a hint, and the queue's serial number.
     pub queue: usize,
     pub serial: u64,
     pub disk: u16,
     pub op: Op,
-    /// When it was taken.
+    /// When it was taken, in nanoseconds since the epoch.
     pub began: u64,
-    /// In which order requests were taken.
+    /// Its number in the order in which requests were taken.
     pub number: u64,
-    /// Bytes that the limits have counted.
+    /// The bytes that the limits have counted.
     pub counted: u64,
-    /// It is at its disk.
+    /// Whether it is at its disk.
     pub begun: bool,
-    /// Waits for others, so others do not wait for it.
+    /// Whether it waits for other requests. No request waits for it.
     pub settles: bool,
 }
 
@@ -44,7 +44,7 @@ impl Place {
         (self.queue, self.serial, self.disk, self.op, self.began) = (queue, serial, disk, op, now);
     }
 
-    /// Bytes that it moves.
+    /// Returns the number of bytes that it moves.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.request.bytes
@@ -52,7 +52,7 @@ impl Place {
 }
 
 impl Slots {
-    /// Makes room for that many more.
+    /// Makes sure that this many slots are free.
     pub fn reserve(&mut self, more: usize) {
         while self.free.len() < more {
             self.grow();
@@ -76,7 +76,7 @@ impl Slots {
         });
     }
 
-    /// One that is free. It stays so until [`Slots::occupy`].
+    /// Returns a free slot. It stays free until [`Slots::occupy`].
     #[inline]
     pub fn free(&mut self) -> u32 {
         if self.free.is_empty() {
@@ -85,7 +85,7 @@ impl Slots {
         self.free[self.free.len() - 1]
     }
 
-    /// Takes the one that [`Slots::free`] has told of.
+    /// Occupies the slot that [`Slots::free`] has just returned.
     #[inline]
     pub fn occupy(&mut self, slot: u32) {
         self.places[slot as usize].number = self.next;
@@ -94,7 +94,7 @@ impl Slots {
         debug_assert_eq!(taken, Some(slot));
     }
 
-    /// Frees one.
+    /// Frees a slot.
     #[inline]
     pub fn release(&mut self, slot: u32) {
         self.free.push(slot);
@@ -105,7 +105,7 @@ impl Slots {
         &mut self.places[slot as usize]
     }
 
-    /// Forgets those of one queue that have not been begun; they stay in flight. Returns how many.
+    /// Frees the slots of one queue whose requests have not been begun; the requests stay in flight. Returns how many.
     pub fn leave(&mut self, serial: u64) -> u32 {
         let mut left = 0;
         for (slot, place) in self.places.iter_mut().enumerate() {
@@ -118,18 +118,18 @@ impl Slots {
         left
     }
 
-    /// Whether one is occupied.
+    /// Returns whether a slot is occupied.
     pub fn is_there(&self, slot: u32) -> bool {
         self.places[slot as usize].ticket.is_some()
     }
 
-    /// The number of the next request, and that of the oldest one that is there and waits for no others.
+    /// Returns the number of the next request, and that of the oldest current request that waits for no others.
     pub fn span(&self) -> (u64, u64) {
         let there = self.places.iter().filter(|place| place.ticket.is_some() && !place.settles);
         (self.next, there.map(|place| place.number).min().unwrap_or(self.next))
     }
 
-    /// Those of one queue that are occupied, with their numbers.
+    /// Returns the occupied slots of one queue, with their numbers.
     pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = (u32, &Place)> {
         let is_its = move |(_, place): &(u32, &Place)| place.ticket.is_some() && place.serial == serial;
         (0..).zip(&self.places).filter(is_its)

@@ -38,7 +38,7 @@ fn a_guest_trims(name: &str, environment: &str) -> Result<()> {
     let job = run(&bed, &command)?;
     let volume = Volume { bed: &bed, command, socket, queues: 1, job };
     let said = volume.job.said().1;
-    let by_thread = said.contains("a thread makes them");
+    let by_thread = said.contains("a thread does it");
     ensure!(by_thread || environment.is_empty(), "{said}");
     println!("discards by {}", if by_thread { "a thread" } else { "io_uring" });
     let vm = vm(&bed, "trims")
@@ -124,7 +124,7 @@ fn a_thin_pool_shrinks() -> Result<()> {
         vm.spawn("exec ginnel-volume thin --socket /tmp/thin.sock --path /dev/mapper/thin --direct on")?;
     volume.wait_for_line("serving", PROMPT)?;
     let release = vm.run("uname -r")?.ok()?.stdout;
-    let by = if volume.said().1.contains("a thread makes them") { "a thread" } else { "io_uring" };
+    let by = if volume.said().1.contains("a thread does it") { "a thread" } else { "io_uring" };
     println!("Linux {}: discards by {by}", release.trim());
     let free = free(&vm.run("dumpe2fs /dev/mapper/thin")?.ok()?.stdout)?;
     let discard = format!("ginnel-volume-bench --socket /tmp/thin.sock --discard {free}");

@@ -1,5 +1,5 @@
-//! Memory for requests whose own is not aligned for direct I/O. A worker has so much of it and no more: a request that finds none
-//! waits until another gives it back.
+//! Memory for requests whose own memory is not aligned for direct I/O. A worker has a limited amount; a request that
+//! finds none waits until another one returns it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,21 +8,21 @@ use ginnel_shmem::Mapping;
 
 use super::flight::COPY;
 
-/// Requests of a worker that are copied at a time: 4 MiB.
+/// The number of requests of a worker that can be copied at a time. Together they have 4 MiB.
 pub(super) const COPIES: usize = 64;
 
-/// What a worker has of it.
+/// The copies of one worker.
 #[derive(Default)]
 pub(super) struct Copies {
     free: Vec<Mapping>,
     lent: usize,
-    /// Those that wait, the first first.
+    /// The waiting operations, the oldest first.
     waiting: VecDeque<usize>,
 }
 
 impl Copies {
-    /// Memory for the operation of this number. `None`: it waits, and is named by [`Copies::give_back`]. An error: there is no
-    /// memory at all, and nobody who would give some back.
+    /// Returns memory for the operation of this number. `None` means that it must wait; [`Copies::give_back`] will
+    /// return it. An error means that there is no memory, and that no operation will return any.
     pub fn lend(&mut self, operation: usize) -> io::Result<Option<Mapping>> {
         if self.lent < COPIES {
             match self.free.pop().map_or_else(|| Mapping::anonymous(COPY), Ok) {
@@ -38,7 +38,8 @@ impl Copies {
         Ok(None)
     }
 
-    /// Takes back what was lent. Returns who has waited longest, and has it now.
+    /// Takes back the memory that was lent. Returns the operation that has waited longest, if one waits; it now has the
+    /// memory.
     pub fn give_back(&mut self, copy: Mapping) -> Option<(usize, Mapping)> {
         if let Some(operation) = self.waiting.pop_front() {
             return Some((operation, copy));
@@ -46,7 +47,7 @@ impl Copies {
         self.lent -= 1;
         self.free.push(copy);
         if self.lent == 0 {
-            // Whoever needs none any more has none.
+            // When no copies are needed, the worker keeps no memory for them.
             self.free.clear();
         }
         None

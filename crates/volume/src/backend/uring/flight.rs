@@ -1,4 +1,4 @@
-//! An operation on its way: what the kernel is asked for, step by step.
+//! An operation under way: the requests to the kernel, step by step.
 #![allow(unsafe_code)] // Raw addresses of guest memory are reckoned with.
 
 use std::io;
@@ -11,47 +11,47 @@ use tracing::warn;
 use super::ring::discard;
 use crate::backend::{Failure, Image, Op};
 
-/// Zeros are written in runs of this length where the file system cannot make them.
+/// Length of the runs in which zeros are written where the file system cannot create them.
 pub(super) const ZEROS: usize = 1 << 20;
 
-/// The most of a request that is copied at a time, where its memory is not aligned: its buffers may be one and the same, so that
-/// all requests of a small guest may have more bytes than the host.
+/// The largest part of a request that is copied at a time, if its memory is not aligned. There must be a limit, because
+/// the buffers of a request may overlap: the requests of a small guest may have more bytes than the host has memory.
 pub(super) const COPY: usize = 64 << 10;
 
-/// The most pieces of memory of one call (`IOV_MAX`).
+/// The largest number of pieces of memory of one call (`IOV_MAX`).
 const PIECES: usize = 1024;
 
 /// Errors of a write that was not begun.
 const REFUSED: [i32; 5] = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::EINVAL, libc::ENOMEM];
 
-/// An operation on its way.
+/// An operation under way.
 pub(super) struct Flight {
     pub disk: u16,
-    /// Past the page cache.
+    /// Whether it bypasses the page cache.
     direct: bool,
     stage: Stage,
-    /// What is left to transfer, in order; the first may have been cut.
+    /// The memory that is left to transfer, in order. The first piece may be a remainder.
     pieces: Vec<libc::iovec>,
-    /// The first piece that is not done.
+    /// Index of the first piece that is not done.
     next: usize,
     at: u64,
     left: u64,
-    /// A copy, where the guest's buffers are not aligned for direct I/O.
+    /// The copy, if the guest's buffers are not aligned for direct I/O.
     bounce: Option<Bounce>,
-    /// Its last entry went to the ring that is polled.
+    /// Whether its last entry went to the polled ring.
     pub polled: bool,
-    /// The pinned buffer that its only piece lies in.
+    /// The pinned buffer that contains its only piece.
     buffer: Option<u16>,
 }
 
 struct Bounce {
-    /// Until it is lent, the operation waits.
+    /// The memory for the copy. The operation waits until it is lent.
     memory: Option<Mapping>,
-    /// The guest's own buffers, and the regions that they are in.
+    /// The guest's own buffers, with the regions that contain them.
     guest: Vec<(Mapping, Buffer)>,
-    /// Bytes in front of what is in the copy.
+    /// Number of bytes before the part that is in the copy.
     done: u64,
-    /// Bytes of all buffers.
+    /// Total number of bytes in all buffers.
     bytes: u64,
 }
 
@@ -63,7 +63,7 @@ enum Stage {
         through: bool,
     },
     Sync,
-    /// Of a block device.
+    /// A discard on a block device.
     Discard {
         len: u64,
     },
@@ -75,7 +75,7 @@ enum Stage {
         len: u64,
         through: bool,
     },
-    /// Zeros written as data, `left` of them.
+    /// Zeros written as data; `left` of them remain.
     ZeroData {
         through: bool,
     },
@@ -83,9 +83,9 @@ enum Stage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AfterPunch {
-    /// A discard: where it is not possible, the driver is told.
+    /// This is a discard: if it is not possible, the driver is told so.
     Nothing,
-    /// Zeros were asked for.
+    /// The driver has asked for zeros.
     Zeros { through: bool },
 }
 
@@ -105,7 +105,7 @@ impl Flight {
         }
     }
 
-    /// Begins an operation. `buffer`: in which pinned one the data lies, if it does.
+    /// Begins an operation. `buffer` is the pinned buffer that contains the data, if there is one.
     pub fn begin(
         &mut self,
         disk: u16,
@@ -128,12 +128,12 @@ impl Flight {
             Op::Write { through, .. } => Stage::Write { through },
             Op::Flush => Stage::Sync,
             Op::Discard { at, len } => match image.and_then(Image::sector) {
-                // What does not fill sectors of the device stays as it is.
+                // Parts of the range that do not fill sectors of the device stay as they are.
                 Some(sector) => {
                     let end = (at + len) / sector * sector;
                     self.at = at.next_multiple_of(sector);
                     match end.checked_sub(self.at) {
-                        // A read of nothing, which ends well.
+                        // A read of no bytes, which succeeds.
                         None | Some(0) => Stage::Read,
                         Some(len) => Stage::Discard { len },
                     }
@@ -159,19 +159,19 @@ impl Flight {
         }
     }
 
-    /// It has ended. Returns the copy that it was lent.
+    /// Ends the operation. Returns the memory that it was lent.
     pub fn end(&mut self) -> Option<Mapping> {
         self.stage = Stage::Idle;
         self.bounce.take()?.memory
     }
 
-    /// Whether it cannot go on before it is lent [`COPY`] bytes of memory.
+    /// Returns whether it must be lent [`COPY`] bytes of memory before it can continue.
     #[inline]
     pub fn needs_copy(&self) -> bool {
         self.bounce.as_ref().is_some_and(|bounce| bounce.memory.is_none())
     }
 
-    /// Here they are; until [`Flight::end`].
+    /// Lends it the memory for a copy, until [`Flight::end`].
     pub fn take_copy(&mut self, copy: Mapping) {
         if let Some(bounce) = &mut self.bounce {
             bounce.memory = Some(copy);
@@ -179,30 +179,30 @@ impl Flight {
         }
     }
 
-    /// There are none: the disk is to judge the memory as it is.
+    /// Continues without a copy, because there is no memory for one. The disk may refuse the unaligned memory.
     #[cold]
     pub fn go_without_copy(&mut self, error: &io::Error) {
         warn!("no memory to align a request of {} bytes: {error}", self.left);
         self.bounce = None;
     }
 
-    /// Whether it goes past the page cache.
+    /// Returns whether it bypasses the page cache.
     #[inline]
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Whether its next step is one that a ring can do which is polled.
+    /// Returns whether a polled ring can execute its next step.
     #[inline]
     pub fn can_be_polled(&self) -> bool {
-        // What must be durable may end in a flush of the device, which nobody can poll.
+        // A durable write may end with a flush of the device, which cannot be polled.
         matches!(
             self.stage,
             Stage::Read | Stage::Write { through: false } | Stage::ZeroData { through: false }
         )
     }
 
-    /// The part of a block device that it discards in its next step, if it does.
+    /// Returns the offset and length of the part of a block device that its next step discards, if it does.
     #[inline]
     pub fn discard(&self) -> Option<(u64, u64)> {
         match self.stage {
@@ -211,12 +211,13 @@ impl Flight {
         }
     }
 
-    /// Whether its next step needs zeros to write.
+    /// Returns whether its next step needs zeros to write.
     pub fn needs_zeros(&self) -> bool {
         matches!(self.stage, Stage::ZeroData { .. })
     }
 
-    /// What it has to do next; `None` if it has not begun. The addresses in it are the guest's, its own or of `zeros`.
+    /// Returns the entry for its next step; `None` if it has not begun. The addresses in the entry are those of the
+    /// guest, of the flight or of `zeros`.
     #[inline]
     pub fn entry(&self, zeros: Option<&Mapping>) -> Option<squeue::Entry> {
         let file = types::Fixed(self.disk.into());
@@ -273,7 +274,7 @@ impl Flight {
         })
     }
 
-    /// An aligned copy is to take the place of the guest's buffers, for one part after the other.
+    /// Replaces the guest's buffers with an aligned copy, one part after another.
     fn bounce(&mut self, data: &[Buffer], memory: &GuestMemory<Mapping>) {
         let region = |buffer: &Buffer| memory.regions()[usize::from(buffer.region)].memory.clone();
         let guest = data.iter().map(|buffer| (region(buffer), *buffer)).collect();
@@ -281,7 +282,7 @@ impl Flight {
         self.buffer = None;
     }
 
-    /// Goes on with the next part that is copied; false if there is none.
+    /// Continues with the next part that is copied. Returns false if there is none.
     fn copy_next(&mut self) -> bool {
         let Some(bounce @ Bounce { memory: Some(copy), .. }) = &self.bounce else { return false };
         let len = bounce.part();
@@ -294,7 +295,8 @@ impl Flight {
         len > 0
     }
 
-    /// What a completion means. `Some`: the operation has ended. `None`: there is more to do, or to do again.
+    /// Handles a completion. Returns the result if the operation has ended, and `None` if there is more to do, or
+    /// something to do again.
     pub fn advance(&mut self, result: i32) -> Option<Result<(), Failure>> {
         if result < 0 {
             return self.failed(-result);
@@ -334,7 +336,7 @@ impl Flight {
         }
     }
 
-    /// All its data is with the kernel.
+    /// Continues after the kernel has accepted all data.
     fn written(&mut self) -> Option<Result<(), Failure>> {
         match self.stage {
             Stage::Write { through: true } | Stage::ZeroData { through: true } if !self.direct => {
@@ -345,18 +347,18 @@ impl Flight {
         }
     }
 
-    /// Whether a write is to be durable with one call. Through the page cache it takes two, so that it can be told apart whether
-    /// this write has failed, or what others had left there.
+    /// Returns the flags that make a write durable with one call, if that is possible. Through the page cache it takes
+    /// two calls, so that a failure of this write can be distinguished from one of earlier writes.
     fn dsync(&self, through: bool) -> i32 {
         if through && self.direct { libc::RWF_DSYNC } else { 0 }
     }
 
     fn failed(&mut self, errno: i32) -> Option<Result<(), Failure>> {
         match (errno, self.stage) {
-            // It is not tried again: the kernel tells only once of what it has lost.
+            // A sync is not tried again: the kernel reports lost data only once.
             (_, Stage::Sync) => Some(Err(Failure::Lost(errno))),
             (libc::EINTR | libc::EAGAIN, _) => None,
-            // What failed may have been the flush behind the write.
+            // The failed part may have been the flush after the write.
             (_, Stage::Write { through: true } | Stage::ZeroData { through: true })
                 if self.direct && !REFUSED.contains(&errno) =>
             {
@@ -366,7 +368,7 @@ impl Flight {
             | (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { then: AfterPunch::Nothing, .. }) => {
                 Some(Err(Failure::Unsupported))
             }
-            // A block device takes nothing but whole sectors of its own.
+            // A block device accepts only whole sectors.
             (
                 libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL,
                 Stage::Punch { len, then: AfterPunch::Zeros { through } },
@@ -383,7 +385,7 @@ impl Flight {
         }
     }
 
-    /// Leaves out what has been transferred.
+    /// Removes the transferred bytes from the pieces.
     fn cut(&mut self, moved: u64) {
         let mut moved = moved.min(self.left);
         self.at += moved;
@@ -401,8 +403,8 @@ impl Flight {
         }
     }
 
-    /// A part that is copied has been transferred: gives the guest what was read, and goes on with the next; false if there is
-    /// none.
+    /// Handles the end of a copied part: gives the guest the data that was read, and continues with the next part.
+    /// Returns false if there is none.
     fn bounced(&mut self) -> bool {
         let Some(bounce) = &mut self.bounce else { return false };
         if self.stage == Stage::Read
@@ -416,12 +418,13 @@ impl Flight {
 }
 
 impl Bounce {
-    /// Bytes of the part that is in the copy.
+    /// Returns the length of the part that is in the copy.
     fn part(&self) -> usize {
         (self.bytes - self.done).min(COPY as u64) as usize
     }
 
-    /// Each piece of that part: where it is in the copy, in which region and where there, and its bytes.
+    /// Calls `f` for each piece of that part, with its offset in the copy, its region, its offset there, and its
+    /// length.
     fn each(&self, mut f: impl FnMut(usize, &Mapping, usize, usize)) {
         let (mut skip, mut at) = (self.done, 0);
         for (region, buffer) in &self.guest {

@@ -1,24 +1,24 @@
-//! Guest memory that the kernel has pinned (registered buffers), so that it looks no page up for a request.
+//! Guest memory that the kernel has pinned (registered buffers), so that it need not look up pages for each request.
 
 use std::sync::Arc;
 
 use ginnel_shmem::{Mapping, SharedSlice};
 use ginnel_virtqueue::{Buffer, GuestMemory};
 
-/// The most that the kernel takes as one buffer.
+/// The largest size of one buffer for the kernel, in bytes.
 const BUFFER: usize = 1 << 30;
 
-/// The most buffers that the kernel takes.
+/// The largest number of buffers for the kernel.
 const BUFFERS: usize = 1 << 14;
 
 pub(super) struct Pinned {
     memory: Arc<GuestMemory<Mapping>>,
-    /// Of each region, the number of its first buffer.
+    /// For each region, the number of its first buffer.
     first: Vec<u16>,
 }
 
 impl Pinned {
-    /// The memory, and the buffers that it consists of; `None` if those are too many.
+    /// Returns the memory with the buffers of which it consists; `None` if there are too many.
     pub fn new(memory: Arc<GuestMemory<Mapping>>) -> Option<(Self, Vec<libc::iovec>)> {
         use ginnel_shmem::SharedMemory;
         let (mut first, mut buffers) = (Vec::new(), Vec::new());
@@ -33,12 +33,12 @@ impl Pinned {
         (buffers.len() <= BUFFERS).then_some((Self { memory, first }, buffers))
     }
 
-    /// Whether this is the memory.
+    /// Returns whether this memory is the pinned one.
     pub fn is(&self, memory: &GuestMemory<Mapping>) -> bool {
         std::ptr::eq(&*self.memory, memory)
     }
 
-    /// The number of the buffer that all of the data is in.
+    /// Returns the number of the buffer that contains all of the data, if one does.
     #[inline]
     pub fn buffer(&self, memory: &GuestMemory<Mapping>, data: &[Buffer]) -> Option<u16> {
         let [one] = data else { return None };
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn buffers_are_numbered_through_all_regions() {
-        // Mapped, and never touched.
+        // The memory is mapped but never touched.
         let region =
             |guest: u64, len| Region { guest, user: guest, memory: Mapping::anonymous(len).unwrap() };
         let regions = || vec![region(0, BUFFER + 8192), region(1 << 40, 4096), region(2 << 40, 2 * BUFFER)];

@@ -1,4 +1,4 @@
-//! From the bytes of a command to what is to be done (SPC-4, SBC-3).
+//! Interprets the bytes of a command (SPC-4, SBC-3).
 
 use super::Sense;
 use super::pages::{self, MAX_RANGE, ModeSense};
@@ -36,49 +36,49 @@ mod code {
     pub const VERIFY_12: u8 = 0xaf;
 }
 
-/// Service action of SERVICE ACTION IN (16).
+/// A service action of SERVICE ACTION IN (16).
 const READ_CAPACITY_16: u8 = 0x10;
 
-/// Bit 3 of the second byte: must be on the medium when it is done. In WRITE SAME: unmap.
+/// Bit 3 of the second byte. In a write: FUA, the data must be durable when the command ends. In WRITE SAME: UNMAP.
 const BIT_3: u8 = 0x08;
 
-/// Most bytes of a parameter list that are looked at: the longest that means anything here is far shorter.
+/// The largest number of bytes of a parameter list that are read. The longest list that is supported is far shorter.
 pub const MAX_LIST: usize = 256;
 
-/// What a command comes to.
+/// What a command requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Nothing is to be done.
+    /// Nothing; the command succeeds.
     Good,
-    /// These are the data to read.
+    /// This data is returned to the driver.
     Data(Vec<u8>),
     /// An operation on the disk, with this many bytes of data.
     Op {
-        /// Which.
+        /// The operation.
         op: Op,
-        /// Bytes of data to read or to write.
+        /// Number of bytes to read or to write.
         bytes: u64,
     },
-    /// There must be this many bytes of data to write, all zeros: then this operation.
+    /// This operation, if the command has this many bytes of data and all are zeros.
     Zeros {
-        /// Which.
+        /// The operation.
         op: Op,
-        /// Bytes, at most a block.
+        /// Number of bytes, at most a block.
         bytes: usize,
     },
 }
 
-/// What a command is understood by.
+/// The logical unit for which a command is interpreted.
 pub struct Unit<'a> {
     /// The disk.
     pub disk: &'a Disk,
     /// Whether its backend can give space back.
     pub space: bool,
-    /// Units of the target.
+    /// Number of logical units of the target.
     pub luns: u16,
 }
 
-/// The bytes of a command. All fields are big-endian.
+/// The bytes of a command (CDB). All fields are big-endian.
 struct Cdb<'a>(&'a [u8; 32]);
 
 impl Cdb<'_> {
@@ -94,10 +94,10 @@ impl Cdb<'_> {
         u64::from(self.u32(at)) << 32 | u64::from(self.u32(at + 4))
     }
 
-    /// First block and number of blocks of a command that has them in the usual place for its length.
+    /// Returns the first block and the number of blocks of a command whose length determines where these fields are.
     fn range(&self) -> (u64, u64) {
         match self.0[0] >> 5 {
-            // READ (6), WRITE (6): 21 bits, and none are 256.
+            // READ (6) and WRITE (6) have 21 bits for the block, and 0 blocks mean 256.
             0 => {
                 let blocks = if self.0[4] == 0 { 256 } else { u64::from(self.0[4]) };
                 (u64::from(self.u32(0) & 0x1f_ffff), blocks)
@@ -109,7 +109,7 @@ impl Cdb<'_> {
     }
 }
 
-/// What a command comes to at a logical unit. `list` reads the first bytes of the data to write.
+/// Returns what a command requires at a logical unit. `list` reads the first bytes of the data to write.
 #[inline]
 pub fn plan(cdb: &[u8; 32], unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Plan, Sense> {
     let command = Cdb(cdb);
@@ -117,7 +117,8 @@ pub fn plan(cdb: &[u8; 32], unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Resu
     match cdb[0] {
         code::READ_10 | code::READ_16 | code::READ_12 | code::READ_6 => {
             let (at, bytes) = transfer(&command, disk)?;
-            // Whatever is read is on the medium or will be: FUA only matters to caches that are not coherent.
+            // The data that is read is on the medium or will be, so FUA has no effect here: it matters only for caches
+            // that are not coherent.
             Ok(some(Op::Read { at }, bytes))
         }
         code::WRITE_10 | code::WRITE_16 | code::WRITE_12 | code::WRITE_6 => {
@@ -126,7 +127,7 @@ pub fn plan(cdb: &[u8; 32], unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Resu
             let forced = cdb[0] != code::WRITE_6 && cdb[1] & BIT_3 != 0;
             Ok(some(Op::Write { at, through: forced || !disk.write_back() }, bytes))
         }
-        // The whole cache, whatever part of it is asked for; but that part must be there.
+        // Flushes the whole cache, whatever part is asked for; but that part must exist.
         code::SYNCHRONIZE_CACHE_10 | code::SYNCHRONIZE_CACHE_16 => {
             located(&command, disk)?;
             Ok(Plan::Op { op: Op::Flush, bytes: 0 })
@@ -135,7 +136,7 @@ pub fn plan(cdb: &[u8; 32], unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Resu
     }
 }
 
-/// All but reading, writing and flushing.
+/// Interprets all commands except those that read, write or flush.
 fn rare(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Plan, Sense> {
     let (cdb, disk) = (command.0, unit.disk);
     match cdb[0] {
@@ -155,7 +156,7 @@ fn rare(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Pl
         }
         code::REPORT_LUNS => match cdb[2] {
             0 | 2 => data(pages::luns(unit.luns), command.u32(6).into()),
-            // Well-known units only: there is nothing to do at them.
+            // Only well-known units, of which there are none.
             1 => data(pages::luns(0), command.u32(6).into()),
             _ => Err(Sense::INVALID_FIELD),
         },
@@ -172,7 +173,7 @@ fn rare(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Pl
             data(reply, if long { command.u16(7).into() } else { cdb[4].into() })
         }
         code::MODE_SELECT_6 | code::MODE_SELECT_10 => {
-            // PF must be set, and nothing is saved.
+            // PF must be set, and SP must not, since no values are saved.
             if cdb[1] & 0x11 != 0x10 {
                 return Err(Sense::INVALID_FIELD);
             }
@@ -186,11 +187,11 @@ fn rare(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Pl
             if let Some(on) = pages::mode_select(list, long)? {
                 disk.turn_cache(on);
             }
-            // What is in the cache now was promised to no one.
+            // No driver was told that the data in the cache is durable, so it is flushed.
             Ok(Plan::Op { op: Op::Flush, bytes: 0 })
         }
         code::VERIFY_10 | code::VERIFY_12 | code::VERIFY_16 => {
-            // Without data to compare there is nothing to do; with them is not supported.
+            // Without data to compare there is nothing to do; VERIFY with data is not supported.
             if cdb[1] & 0x06 != 0 {
                 return Err(Sense::INVALID_FIELD);
             }
@@ -203,11 +204,11 @@ fn rare(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Pl
     }
 }
 
-/// WRITE SAME, of zeros alone.
+/// WRITE SAME, for zeros only.
 fn write_same(command: &Cdb, unit: &Unit) -> Result<Plan, Sense> {
     let (cdb, disk) = (command.0, unit.disk);
     writable(disk)?;
-    // WRPROTECT and ANCHOR.
+    // WRPROTECT and ANCHOR are not supported.
     if cdb[1] & 0xf0 != 0 {
         return Err(Sense::INVALID_FIELD);
     }
@@ -263,13 +264,13 @@ fn unmap(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<P
 }
 
 impl Plan {
-    /// Nothing is to be done for nothing.
+    /// Returns `Good` if the operation has no length.
     fn unless_empty(self, len: u64) -> Self {
         if len == 0 { Self::Good } else { self }
     }
 }
 
-/// An operation, unless it transfers nothing although it is there to transfer.
+/// Returns the plan for an operation. A read or write of no bytes needs no operation.
 #[inline]
 fn some(op: Op, bytes: u64) -> Plan {
     match op {
@@ -288,10 +289,10 @@ fn writable(disk: &Disk) -> Result<(), Sense> {
     if disk.read_only { Err(Sense::WRITE_PROTECTED) } else { Ok(()) }
 }
 
-/// Offset and length in bytes of the blocks that a reading or writing command names.
+/// Returns the offset and length in bytes of the blocks that a read or write command names.
 #[inline]
 fn transfer(command: &Cdb, disk: &Disk) -> Result<(u64, u64), Sense> {
-    // RDPROTECT, WRPROTECT.
+    // RDPROTECT and WRPROTECT are not supported.
     if command.0[0] >> 5 != 0 && command.0[1] & 0xe0 != 0 {
         return Err(Sense::INVALID_FIELD);
     }
@@ -308,7 +309,7 @@ fn located(command: &Cdb, disk: &Disk) -> Result<(u64, u64), Sense> {
 fn range(first: u64, blocks: u64, disk: &Disk) -> Result<(u64, u64), Sense> {
     let block = u64::from(disk.block_size);
     let at = first.checked_mul(block).ok_or(Sense::OUT_OF_RANGE)?;
-    // Both are at most 32 bits.
+    // Both factors are at most 32 bits long.
     let len = blocks * block;
     if disk.holds(at, len) { Ok((at, len)) } else { Err(Sense::OUT_OF_RANGE) }
 }
@@ -329,7 +330,7 @@ mod tests {
     fn planned(disk: &Disk, bytes: &[u8], list: &[u8]) -> Result<Plan, Sense> {
         let plan = plan(&cdb(bytes), &Unit { disk, space: true, luns: 3 }, || list.to_vec());
         if plan != Err(Sense::INVALID_COMMAND) {
-            // To the writable unit, or to the protected one, with room for a page.
+            // For the writable unit or the read-only one, with room for a page.
             let lun = Address::bytes(0, u16::from(disk.read_only));
             let header =
                 CommandHeader { lun, tag: 7, task_attribute: 0, priority: 0, crn: 0, cdb: cdb(bytes) };
@@ -455,7 +456,7 @@ mod tests {
         ];
         for code in 0..=255 {
             let unknown = planned(&disk, &[code], &[]) == Err(Sense::INVALID_COMMAND);
-            // SERVICE ACTION IN has none numbered 0.
+            // SERVICE ACTION IN has no service action 0.
             assert_eq!(unknown, !known.contains(&code) || code == 0x9e, "{code:x}");
         }
     }

@@ -1,8 +1,8 @@
-//! What a logical unit says of itself (SPC-4 sections 6.6 and 7; SBC-3 sections 5.16 and 6.5).
+//! The pages with which a logical unit describes itself (SPC-4 sections 6.6 and 7; SBC-3 sections 5.16 and 6.5).
 
 use crate::disk::Disk;
 
-/// Most blocks that one UNMAP or WRITE SAME may ask for are those of 1 GiB, so that none keeps a queue from draining for
+/// The largest range of one UNMAP or WRITE SAME, in bytes: 1 GiB, so that no command delays the draining of a queue for
 /// long.
 pub const MAX_RANGE: u64 = 1 << 30;
 
@@ -27,19 +27,19 @@ mod mode {
     pub const ALL: u8 = 0x3f;
 }
 
-/// Bytes of the caching page behind its two of header.
+/// Length of the caching page without its two bytes of header.
 const CACHING_LEN: usize = 0x12;
 const WRITE_CACHE: u8 = 0x04;
 
-/// Standard INQUIRY data of a disk.
+/// Returns the standard INQUIRY data of a disk.
 pub fn inquiry() -> Vec<u8> {
     let mut data = inquiry_of(0x00);
-    // Several commands at a time.
+    // Supports several commands at a time (CMDQUE).
     data[7] = 0x02;
     data
 }
 
-/// Standard INQUIRY data where there is no unit.
+/// Returns the standard INQUIRY data where there is no unit.
 pub fn inquiry_of_none() -> Vec<u8> {
     inquiry_of(0x7f)
 }
@@ -49,7 +49,7 @@ fn inquiry_of(peripheral: u8) -> Vec<u8> {
     data[0] = peripheral;
     // SPC-4.
     data[2] = 0x06;
-    // Hierarchical addresses; this format.
+    // Hierarchical addressing, and this response data format.
     data[3] = 0x12;
     data[4] = 36 - 5;
     data[8..16].copy_from_slice(VENDOR);
@@ -59,7 +59,8 @@ fn inquiry_of(peripheral: u8) -> Vec<u8> {
     data
 }
 
-/// A vital product data page, if there is one of that number. `space`: whether the backend can give space back.
+/// Returns a vital product data page, if there is one of that number. `space` says whether the backend can give space
+/// back.
 pub fn vital(page: u8, disk: &Disk, space: bool) -> Option<Vec<u8>> {
     let serial = || disk.serial.split(|byte| *byte == 0).next().unwrap_or(&[]);
     let body = match page {
@@ -69,7 +70,7 @@ pub fn vital(page: u8, disk: &Disk, space: bool) -> Option<Vec<u8>> {
         vpd::BLOCK_LIMITS => block_limits(disk, space),
         vpd::CHARACTERISTICS => {
             let mut body = vec![0; 0x3c];
-            // Does not rotate.
+            // The medium does not rotate.
             body[1] = 1;
             body
         }
@@ -85,7 +86,7 @@ pub fn vital(page: u8, disk: &Disk, space: bool) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// One designator: the vendor and the serial (SPC-4, 7.8.6.3).
+/// Returns one designator, with the vendor and the serial number (SPC-4, 7.8.6.3).
 fn identification(serial: &[u8]) -> Vec<u8> {
     let mut body = vec![0x02, 0x01, 0, (VENDOR.len() + serial.len()) as u8];
     body.extend(VENDOR);
@@ -98,7 +99,7 @@ fn block_limits(disk: &Disk, space: bool) -> Vec<u8> {
     let blocks = MAX_RANGE / u64::from(disk.block_size);
     if space {
         body[16..20].copy_from_slice(&(blocks as u32).to_be_bytes());
-        // One descriptor in an UNMAP.
+        // An UNMAP may have one descriptor.
         body[23] = 1;
         let page = 4096 / disk.block_size;
         body[24..28].copy_from_slice(&page.max(1).to_be_bytes());
@@ -107,13 +108,13 @@ fn block_limits(disk: &Disk, space: bool) -> Vec<u8> {
     body
 }
 
-/// READ CAPACITY (10).
+/// Returns the data of READ CAPACITY (10).
 pub fn capacity_10(disk: &Disk) -> Vec<u8> {
     let last = u32::try_from(last_block(disk)).unwrap_or(u32::MAX);
     [last.to_be_bytes(), disk.block_size.to_be_bytes()].concat()
 }
 
-/// READ CAPACITY (16).
+/// Returns the data of READ CAPACITY (16).
 pub fn capacity_16(disk: &Disk, space: bool) -> Vec<u8> {
     let mut data = vec![0; 32];
     data[..8].copy_from_slice(&last_block(disk).to_be_bytes());
@@ -122,27 +123,27 @@ pub fn capacity_16(disk: &Disk, space: bool) -> Vec<u8> {
     data
 }
 
-/// A disk without a block says 0 too; it refuses to read it.
+/// Returns the number of the last block. It is 0 also for a disk without any block, which refuses to read block 0.
 fn last_block(disk: &Disk) -> u64 {
     (disk.bytes() / u64::from(disk.block_size)).saturating_sub(1)
 }
 
-/// What MODE SENSE asks for.
+/// The fields of a MODE SENSE command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModeSense {
-    /// The command of ten bytes, whose header is longer.
+    /// Whether it is the command of ten bytes, whose header is longer.
     pub long: bool,
-    /// No block descriptor.
+    /// Whether the block descriptor is left out (DBD).
     pub no_descriptor: bool,
-    /// 0 current, 1 changeable, 2 default, 3 saved values.
+    /// The kind of values: 0 current, 1 changeable, 2 default, 3 saved.
     pub control: u8,
-    /// The page.
+    /// Number of the page.
     pub page: u8,
-    /// Its subpage.
+    /// Number of the subpage.
     pub subpage: u8,
 }
 
-/// MODE SENSE data, if there is such a page.
+/// Returns MODE SENSE data, if there is such a page.
 pub fn mode_sense(ask: ModeSense, disk: &Disk) -> Option<Vec<u8>> {
     let mut pages = Vec::new();
     let wanted = |page| ask.page == page || ask.page == mode::ALL;
@@ -152,7 +153,7 @@ pub fn mode_sense(ask: ModeSense, disk: &Disk) -> Option<Vec<u8>> {
     if wanted(mode::CACHING) {
         let write_cache = match ask.control {
             0 => disk.is_cache_on(),
-            // It can be changed, and is on unless it was.
+            // The bit is changeable, and its default is on.
             _ => true,
         };
         pages.extend([mode::CACHING, CACHING_LEN as u8, if write_cache { WRITE_CACHE } else { 0 }]);
@@ -161,7 +162,7 @@ pub fn mode_sense(ask: ModeSense, disk: &Disk) -> Option<Vec<u8>> {
     if wanted(mode::CONTROL) {
         pages.extend([mode::CONTROL, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         if ask.control != 1 {
-            // Commands may be done in any order.
+            // Commands may be reordered.
             let at = pages.len() - 12;
             pages[at + 3] = 0x10;
         }
@@ -175,7 +176,7 @@ pub fn mode_sense(ask: ModeSense, disk: &Disk) -> Option<Vec<u8>> {
         descriptor.extend(blocks.to_be_bytes());
         descriptor.extend(disk.block_size.to_be_bytes());
     }
-    // FUA is understood; writes may be refused.
+    // FUA is supported, and the disk may be write-protected.
     let device = 0x10 | if disk.read_only { 0x80 } else { 0 };
     let rest = descriptor.len() + pages.len();
     let mut data = match ask.long {
@@ -190,7 +191,8 @@ pub fn mode_sense(ask: ModeSense, disk: &Disk) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// Whether the write cache is to be on, as the parameter list of a MODE SELECT says; nothing else can be changed.
+/// Returns the state of the write cache that the parameter list of a MODE SELECT sets, if it sets one. Nothing else can
+/// be changed.
 pub fn mode_select(list: &[u8], long: bool) -> Result<Option<bool>, super::Sense> {
     let short = super::Sense::PARAMETER_LIST_LENGTH;
     let (header, descriptors) = match long {
@@ -216,13 +218,13 @@ pub fn mode_select(list: &[u8], long: bool) -> Result<Option<bool>, super::Sense
     Ok(write_cache)
 }
 
-/// REPORT LUNS data for the units 0 to `count` - 1.
+/// Returns REPORT LUNS data for the units 0 to `count` - 1.
 pub fn luns(count: u16) -> Vec<u8> {
     let mut data = Vec::with_capacity(8 + 8 * usize::from(count));
     data.extend((u32::from(count) * 8).to_be_bytes());
     data.extend([0; 4]);
     for lun in 0..count {
-        // Flat addressing from 256 on (SAM-5, 4.7).
+        // Flat addressing from unit 256 on (SAM-5, 4.7).
         let [high, low] = lun.to_be_bytes();
         data.extend([if lun < 256 { 0 } else { 0x40 | high }, low, 0, 0, 0, 0, 0, 0]);
     }
