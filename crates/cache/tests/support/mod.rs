@@ -33,7 +33,9 @@ fn ginneld() -> &'static Path {
         let profile = if name == "debug" { "dev" } else { name };
         let status = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--locked", "--profile", profile])
-            .args(["-p", "ginnel-daemon", "--bin", "ginneld"])
+            // The same selection of packages as in `scripts/unit`: it determines the features of dependencies, and another one
+            // would write another ginneld in place of the one that tests beside this one are running.
+            .args(["--workspace", "--exclude", "vmtest", "--test", "header", "--bin", "ginneld"])
             .env("CARGO_TARGET_DIR", programs.parent().unwrap())
             .status()
             .unwrap();
