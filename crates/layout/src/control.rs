@@ -1,4 +1,4 @@
-//! The control memory of a VM: a small sealed file that this VM and the host daemon share with nobody else.
+//! The control memory of a VM: a small sealed file that only this VM and the host daemon share.
 //!
 //! ```text
 //! 0x00000   ControlHeader (identity; the two session lines)
@@ -9,19 +9,20 @@
 //!
 //! # Session
 //!
-//! A session is one pair of daemon incarnations. Either may die at any time, so the rings are set up anew for each
+//! A session is one pair of daemon incarnations. Either daemon may die at any time, so the rings are set up anew for each
 //! session, and each side writes only its own line:
 //!
-//! 1. The guest daemon starts (or sees that `host_epoch` is not the one it accepted): it stores a fresh random
-//!    `guest_epoch`, its `boot_id` first, and rings the host's vector 0.
-//! 2. The host sees a `guest_epoch` it has not accepted: it resets its own words of both rings (producer of the first,
-//!    consumer of the second), stores a fresh random `host_epoch`, then `host_ack = guest_epoch`, and rings vector 0.
-//! 3. The guest sees `host_ack == guest_epoch`: it resets its own words of both rings, then stores
-//!    `guest_ack = host_epoch`, and rings. It may produce and consume from here on.
-//! 4. The host sees `guest_ack == host_epoch`: it may produce and consume.
+//! 1. The guest daemon starts, or finds that `host_epoch` is not the one that it accepted. It stores its `boot_id`, then a
+//!    fresh random `guest_epoch`, and rings the host's vector 0.
+//! 2. The host finds a `guest_epoch` that it has not accepted. It resets its own words of both rings (the producer's of the
+//!    first, the consumer's of the second), stores a fresh random `host_epoch`, then `host_ack = guest_epoch`, and rings
+//!    vector 0.
+//! 3. The guest finds `host_ack == guest_epoch`. It resets its own words of both rings, then stores `guest_ack = host_epoch`,
+//!    and rings. From here on it may produce and consume.
+//! 4. The host finds `guest_ack == host_epoch`. It may produce and consume.
 //!
-//! A host daemon that starts stores `host_ack = 0` and a fresh `host_epoch`, and rings; the guest begins at 1.
-//! Each store named above is a release, each look an acquire.
+//! A host daemon that starts stores `host_ack = 0` and a fresh `host_epoch`, and rings; the guest then begins at step 1. Each
+//! store in these steps is a release, and each look is an acquire.
 
 use crate::{Name, ring};
 use core::mem::offset_of;
@@ -44,23 +45,23 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"GINNELCT");
 /// Version of the control memory. Zero in memory means "not ready yet".
 pub const VERSION: u32 = 1;
 
-/// What stands at the beginning of the control memory.
+/// Header at the beginning of the control memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ControlHeader {
     /// [`MAGIC`].
     pub magic: u64,
-    /// [`VERSION`], published last.
+    /// [`VERSION`], published last; zero until then.
     pub version: u32,
     /// This VM's member number; also its ivshmem peer id.
     pub member: u32,
-    /// Doorbell vectors of each member.
+    /// Number of doorbell vectors of each member.
     pub vectors: u32,
     /// Zero.
     pub reserved: [u32; 11],
-    /// Written by the host.
+    /// The session line that the host writes.
     pub host: HostLine,
-    /// Written by the guest.
+    /// The session line that the guest writes.
     pub guest: GuestLine,
     /// The VM's name.
     pub name: Name,
@@ -87,8 +88,8 @@ pub struct GuestLine {
     pub epoch: u64,
     /// The host epoch that the guest has accepted.
     pub ack: u64,
-    /// The guest kernel's `/proc/sys/kernel/random/boot_id`. Another value means: the VM has rebooted, and every
-    /// endpoint of the earlier boot is dead.
+    /// The guest kernel's `/proc/sys/kernel/random/boot_id`. If it changes, the VM has rebooted, and every endpoint of the
+    /// earlier boot is dead.
     pub boot_id: [u8; 16],
     /// 1 if the guest can receive interrupts (MSI-X through VFIO), 0 if it polls.
     pub interrupts: u32,
@@ -116,5 +117,5 @@ pub const GUEST_BOOT_ID: usize = offset_of!(ControlHeader, guest) + offset_of!(G
 /// Offset of [`GuestLine::interrupts`].
 pub const GUEST_INTERRUPTS: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, interrupts);
 
-/// Doorbell vector of a member that its daemon listens on. The others belong to endpoints.
+/// The doorbell vector of a member on which its daemon listens. The other vectors belong to endpoints.
 pub const DAEMON_VECTOR: u32 = 0;

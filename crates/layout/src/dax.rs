@@ -1,9 +1,9 @@
-//! The DAX info block: what makes a Linux guest turn a `virtio-pmem` device into `/dev/dax*` by itself.
+//! The DAX info block, from which a Linux guest makes a `/dev/dax*` of a `virtio-pmem` device without further configuration.
 //!
-//! It stands at [`AT`] of every segment of this kind, and is written by the host's daemon. The guest's kernel reads it
-//! when it finds the device, which is at its boot. A kernel that finds it damaged makes a block device of the segment
-//! instead, and one that finds another `mode` keeps its own page structures in the segment. So it is looked at before
-//! each boot; since there is exactly one right block for a segment, looking is comparing.
+//! The host's daemon writes it at [`AT`] of every segment that is a DAX device. The guest's kernel reads it when it finds the
+//! device, which is at boot. A kernel that finds the block damaged makes a block device of the segment instead, and one that
+//! finds another `mode` keeps its own page structures in the segment. Therefore the daemon checks the block before each boot.
+//! Exactly one block is correct for a segment, so the check is a comparison.
 //!
 //! The format is Linux's `struct nd_pfn_sb` (`drivers/nvdimm/pfn.h`), version 1.4.
 
@@ -11,25 +11,25 @@ use crate::segment::RESERVED;
 use core::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Where it stands in the segment.
+/// Offset of the block from the start of the segment.
 pub const AT: u64 = 4096;
 
-/// First word of a block.
+/// First 16 bytes of a block.
 pub const SIGNATURE: [u8; 16] = *b"NVDIMM_DAX_INFO\0";
 
-/// Pages of 2 MiB: the guest maps the segment with large pages, and programs in multiples of this.
+/// Pages of 2 MiB: the guest maps the segment with large pages, and programs map it in multiples of this.
 pub const LARGE_PAGE: u32 = 2 << 20;
 /// Pages of 4 KiB.
 pub const SMALL_PAGE: u32 = 4096;
 
-/// Of the page structures: in the guest's own memory. The other value of the format (2) puts them into the segment, where
+/// The kernel's page structures lie in the guest's own memory. The format's other value (2) puts them into the segment, where
 /// other members could write them.
 pub const MODE_RAM: u32 = 1;
 
-/// The unit of `npfns`.
+/// Bytes that `npfns` counts in.
 const FRAME: u64 = 4096;
 
-/// The block.
+/// The DAX info block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct InfoBlock {
@@ -41,13 +41,13 @@ pub struct InfoBlock {
     pub parent_uuid: [u8; 16],
     /// Zero.
     pub flags: u32,
-    /// 1.
+    /// Major version of the format: 1.
     pub version_major: u16,
-    /// 4.
+    /// Minor version of the format: 4.
     pub version_minor: u16,
-    /// Where the data begin, which is where `/dev/dax*` begins: [`RESERVED`].
+    /// Offset at which the data and therefore `/dev/dax*` begin: [`RESERVED`].
     pub dataoff: u64,
-    /// Pages of 4 KiB behind it.
+    /// Number of pages of 4 KiB from there on.
     pub npfns: u64,
     /// [`MODE_RAM`].
     pub mode: u32,
@@ -57,13 +57,13 @@ pub struct InfoBlock {
     pub end_trunc: u32,
     /// Unit of the guest's mappings: [`LARGE_PAGE`] or [`SMALL_PAGE`].
     pub align: u32,
-    /// 4096; looked at in the other mode only.
+    /// 4096. Linux ignores it in [`MODE_RAM`].
     pub page_size: u32,
-    /// 64; looked at in the other mode only.
+    /// 64. Linux ignores it in [`MODE_RAM`].
     pub page_struct_size: u16,
     /// Zero.
     pub padding: [u8; 3994],
-    /// [`fletcher64`] of all of it with zero here.
+    /// [`fletcher64`] of the whole block with zero in this field.
     pub checksum: u64,
 }
 
@@ -75,7 +75,7 @@ layout!(InfoBlock, 4096 {
 const _: () = assert!(AT + size_of::<InfoBlock>() as u64 <= RESERVED);
 
 impl InfoBlock {
-    /// The block of the segment of this uuid and of `size` bytes, mapped in units of `page` bytes.
+    /// Returns the block for a segment with this uuid and of `size` bytes, which is mapped in units of `page` bytes.
     pub fn new(uuid: [u8; 16], size: u64, page: u32) -> Self {
         let mut block = Self {
             signature: SIGNATURE,
@@ -99,12 +99,12 @@ impl InfoBlock {
         block
     }
 
-    /// What `checksum` should be.
+    /// Returns the value that `checksum` should have.
     pub fn sum(&self) -> u64 {
         fletcher64(Self { checksum: 0, ..*self }.as_bytes())
     }
 
-    /// Whether this is the block that the segment should have; else what is wrong with it first.
+    /// Checks that this is the block that the segment should have. The error names the first field that is wrong.
     pub fn check(&self, uuid: [u8; 16], size: u64, page: u32) -> Result<(), Damage> {
         let right = Self::new(uuid, size, page);
         let other = |field, same| if same { Ok(()) } else { Err(Damage { field, values: None }) };
@@ -131,12 +131,12 @@ impl InfoBlock {
     }
 }
 
-/// What is wrong with a block.
+/// The first wrong field of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The field.
+    /// Name of the field.
     pub field: &'static str,
-    /// What it says and what it should say, where that is a number.
+    /// The value found and the right value, if the field is a number.
     pub values: Option<(u64, u64)>,
 }
 
@@ -149,8 +149,8 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Linux's variant: over little-endian words of 32 bits, the lower half of the sum wrapping at 32 bits. Bytes behind the
-/// last whole word do not count.
+/// Returns Linux's variant of the Fletcher checksum: over little-endian words of 32 bits, with the lower half of the sum
+/// wrapping at 32 bits. Bytes after the last whole word do not count.
 pub fn fletcher64(bytes: &[u8]) -> u64 {
     let (mut low, mut high) = (0u32, 0u64);
     for word in bytes.as_chunks::<4>().0 {
@@ -182,7 +182,7 @@ mod tests {
             0xffff_fffd_ffff_fffe,
             "the lower half wraps, the upper counts on"
         );
-        // Worked out by another program, from the table in docs/segment-format.md.
+        // Computed by another program, from the table in docs/segment-format.md.
         assert_eq!(block().checksum, 0x3dc7_b09f_0ac5_946b);
         assert_eq!(InfoBlock::new(UUID, SIZE, SMALL_PAGE).checksum, 0xc0a6_609f_0aa5_a46b);
     }
@@ -222,7 +222,7 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let mut damaged: InfoBlock = zerocopy::transmute!(bytes);
             assert!(damaged.check(UUID, SIZE, LARGE_PAGE).is_err(), "bit {bit}");
-            // Also if whoever has flipped it has made the sum fit.
+            // The damage is found even if the checksum has been made to match.
             damaged.checksum = damaged.sum();
             assert_eq!(damaged.check(UUID, SIZE, LARGE_PAGE).is_ok(), bit / 8 >= 4088, "bit {bit}");
         }

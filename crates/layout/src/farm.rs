@@ -1,15 +1,15 @@
-//! What a farm's manager and its workers say to each other, as messages of a channel.
+//! The messages that a farm's manager and its workers exchange over a channel.
 //!
-//! Each message is a [`Header`] and its content.
+//! Each message is a [`Header`] followed by its content.
 //!
 //! | kind | direction | content |
 //! |---|---|---|
-//! | `JOB` | to worker | the job's name, UTF-8. All pieces that follow are of it |
-//! | `PIECE` | to worker | the bytes to work on, in place |
-//! | `RESULT` | to manager | what the worker made of the piece |
-//! | `FAILED` | to manager | why it could make nothing of it, UTF-8 |
+//! | `JOB` | to worker | the job's name, UTF-8. All following pieces belong to it |
+//! | `PIECE` | to worker | the input bytes of the piece |
+//! | `RESULT` | to manager | the result of the piece |
+//! | `FAILED` | to manager | why the worker could not process the piece, UTF-8 |
 //!
-//! A worker answers each piece once, in the order in which they came.
+//! A worker answers each piece once, in the order in which it received them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -29,17 +29,17 @@ impl Kind {
     pub const FAILED: Self = Self(4);
 }
 
-/// In front of each message.
+/// Header of each message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Header {
-    /// What follows.
+    /// Kind of the message.
     pub kind: Kind,
-    /// [`VERSION`] of the sender.
+    /// [`VERSION`] that the sender uses.
     pub version: u32,
-    /// Number of the piece; its manager never uses it again. 0 in `JOB`.
+    /// Number of the piece, which the manager never uses again. 0 in `JOB`.
     pub piece: u64,
-    /// Where in the input the piece begins. 0 in `JOB`.
+    /// Offset in the input at which the piece begins. 0 in `JOB`.
     pub offset: u64,
 }
 layout!(Header, 24 { kind: 0, version: 4, piece: 8, offset: 16 });

@@ -1,8 +1,8 @@
-//! In-flight regions: what a vhost-user device notes down so that its successor can go on (vhost-user specification,
+//! In-flight regions: the records of a vhost-user device from which its next process can continue (vhost-user specification,
 //! "Inflight I/O tracking").
 //!
-//! A region holds one part for each queue, each padded to 64 bytes. The specification leaves open how the parts follow
-//! one another; the padding is as in other implementations.
+//! A region consists of one part for each queue, padded to a multiple of 64 bytes. The specification does not say how the
+//! parts follow one another; the padding is the same as in other implementations.
 //!
 //! ```text
 //! split                                        packed
@@ -17,9 +17,9 @@
 //!                                                   u16 id, u16 flags, u32 len, u64 addr}[desc_num]
 //! ```
 
-/// The version of a region in use.
+/// Version of a region that is in use.
 pub const VERSION: u16 = 1;
-/// Parts of a region begin at multiples of this.
+/// Alignment of the parts of a region.
 pub const ALIGN: usize = 64;
 
 /// Offset of the features.
@@ -29,12 +29,12 @@ pub const VERSION_AT: usize = 8;
 /// Offset of the number of entries.
 pub const DESC_NUM: usize = 10;
 
-/// Offset of the bit that says that an entry is in flight, in entries of both kinds. A u8, with padding behind it.
+/// Offset of the flag that says that an entry is in flight, in entries of both kinds. It is a u8 with padding behind it.
 pub const ENTRY_INFLIGHT: usize = 0;
-/// Offset of the counter that keeps the order, in entries of both kinds.
+/// Offset of the counter from which the order of requests is restored, in entries of both kinds.
 pub const ENTRY_COUNTER: usize = 8;
 
-/// A split queue's part.
+/// Offsets in the part of a split queue.
 pub mod split {
     /// Offset of the head of the last batch's list.
     pub const LAST_BATCH_HEAD: usize = 12;
@@ -47,13 +47,13 @@ pub mod split {
     /// Offset of the link to the next entry of the batch.
     pub const ENTRY_NEXT: usize = 6;
 
-    /// Bytes of the part of a queue of this size.
+    /// Returns the bytes of the part of a queue of this size.
     pub const fn len(size: u16) -> usize {
         (HEADER + ENTRY * size as usize).next_multiple_of(super::ALIGN)
     }
 }
 
-/// A packed queue's part.
+/// Offsets in the part of a packed queue.
 pub mod packed {
     /// Offset of the head of the free list.
     pub const FREE_HEAD: usize = 12;
@@ -77,7 +77,7 @@ pub mod packed {
     /// Offset of the address.
     pub const ENTRY_ADDRESS: usize = 24;
 
-    /// Bytes of the part of a queue of this size.
+    /// Returns the bytes of the part of a queue of this size.
     pub const fn len(size: u16) -> usize {
         (HEADER + ENTRY * size as usize).next_multiple_of(super::ALIGN)
     }

@@ -1,10 +1,10 @@
-//! What lies in shared memory and on sockets: structures, offsets and versions, and nothing else.
+//! The formats of shared memory and of the protocols on sockets: structures, offsets and versions, and nothing else.
 //!
-//! Both sides of every boundary compile this crate. It allocates nothing, calls nobody and contains no unsafe code.
-//! Every size and offset is asserted at compile time beside its structure. Values that select a meaning are open
-//! newtypes: an unknown one is data that its reader refuses, never undefined behaviour.
+//! Both sides of every boundary compile this crate. It allocates nothing, makes no system calls and contains no unsafe code.
+//! Every size and offset is asserted at compile time beside its structure. Values that select a meaning are open newtypes: an
+//! unknown value is data that its reader refuses, never undefined behaviour.
 //!
-//! All integers are little-endian; the crate refuses to build for a big-endian machine.
+//! All integers are little-endian; the crate does not compile for a big-endian machine.
 #![no_std]
 
 #[cfg(not(target_endian = "little"))]

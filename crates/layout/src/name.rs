@@ -3,10 +3,10 @@
 use core::{fmt, str};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A name as it stands in memory and in messages: 64 bytes, padded with zeros.
+/// A name as it is stored in memory and in messages: 64 bytes, padded with zeros.
 ///
-/// Allowed are 1 to 63 ASCII letters, digits and `- _ . @`; the first character is a letter or digit. So a name is
-/// also safe as a file name, a device id and a command-line word.
+/// A name consists of 1 to 63 ASCII letters, digits and `- _ . @`; the first character is a letter or digit. Therefore a name
+/// is also safe as a file name, a device id and a command-line word.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Name([u8; Name::SIZE]);
@@ -16,11 +16,11 @@ const _: () = assert!(size_of::<Name>() == 64 && align_of::<Name>() == 1);
 /// Why a text is not a [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameError {
-    /// No characters at all.
+    /// The text is empty.
     Empty,
     /// More than [`Name::MAX`] bytes.
     TooLong(usize),
-    /// A byte that a name may not contain, and where.
+    /// A byte that a name may not contain, and its position.
     BadByte {
         /// The offending byte.
         byte: u8,
@@ -52,7 +52,7 @@ impl Name {
     /// No name: all zeros. Valid where a message says that a name is optional.
     pub const NONE: Self = Self([0; Self::SIZE]);
 
-    /// Checks `text` and makes it a name.
+    /// Makes a name of `text`, if it is valid.
     pub fn new(text: &str) -> Result<Self, NameError> {
         let bytes = text.as_bytes();
         if bytes.len() > Self::MAX {
@@ -63,12 +63,12 @@ impl Name {
         name.checked().map(|_| name)
     }
 
-    /// True for [`Name::NONE`].
+    /// Returns whether this is [`Name::NONE`].
     pub fn is_none(&self) -> bool {
         self.0 == Self::NONE.0
     }
 
-    /// The text, if these bytes (which may come from anybody) are a valid name.
+    /// Returns the text, if these bytes (which may come from an untrusted source) are a valid name.
     pub fn checked(&self) -> Result<&str, NameError> {
         let len = self.0.iter().position(|&b| b == 0).ok_or(NameError::TooLong(Self::SIZE))?;
         let (text, padding) = self.0.split_at(len);
@@ -88,7 +88,7 @@ impl Name {
             .map_err(|e| NameError::BadByte { byte: text[e.valid_up_to()], at: e.valid_up_to() })
     }
 
-    /// The text, or `"?"` where the bytes are no name. For messages to people.
+    /// Returns the text, or `"?"` if the bytes are not a valid name. For messages to people.
     pub fn as_str(&self) -> &str {
         self.checked().unwrap_or(if self.is_none() { "" } else { "?" })
     }

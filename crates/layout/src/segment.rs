@@ -9,30 +9,30 @@
 //! +----------+----------+--------------------+-----------------+-----------------------------+
 //! ```
 //!
-//! The first 2 MiB belong to the memory device (virtio-pmem's DAX info block), for both kinds of device, so that one
-//! layout serves both. Only the host's daemon maps them; everybody else's mapping begins at [`RESERVED`], which is where
-//! a DAX device begins too. Offsets are counted from the segment's start all the same.
+//! The first 2 MiB are reserved for virtio-pmem's DAX info block. They exist for both kinds of memory device, so that one
+//! layout serves both. Only the host's daemon maps them; all other mappings begin at [`RESERVED`], which is also where a DAX
+//! device begins. Offsets are nevertheless counted from the start of the segment.
 //!
-//! The header is a copy for readers: the daemon writes it, and only looks whether it is still what it has written.
+//! The header is a copy for readers: the daemon writes it, and later only checks that it is unchanged.
 
 use crate::Name;
 use core::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes reserved in front of every segment and slice. The header stands right behind them.
+/// Bytes reserved in front of every segment and slice. The header follows directly.
 pub const RESERVED: u64 = 2 << 20;
 
-/// Sizes of segments are multiples of this.
+/// Unit of segment sizes: each is a multiple of this.
 pub const SIZE_UNIT: u64 = 2 << 20;
 
-/// The smallest segment: the reserved part and one unit for use.
+/// Minimum size of a segment: the reserved part and one unit for use.
 pub const MIN_SIZE: u64 = 2 * SIZE_UNIT;
 
-/// The smallest segment that comes to a VM by DAX. Of a smaller region Linux makes a DAX device only by itself, as its info
-/// block says, and not by hand, as its own administrator says.
+/// Minimum size of a segment that reaches a VM as a DAX device. From a smaller region, Linux makes a DAX device only
+/// automatically, from the info block, and not at an administrator's command.
 pub const MIN_DAX_SIZE: u64 = 16 << 20;
 
-/// Where the arena begins, counted from the start of the segment.
+/// Offset of the arena from the start of the segment.
 pub const ARENA: u64 = RESERVED + (64 << 10);
 
 /// First word of a [`SegmentHeader`]: `GINNELSG`.
@@ -41,18 +41,19 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"GINNELSG");
 /// Version of the segment format. Zero in memory means "not ready yet".
 pub const VERSION: u32 = 1;
 
-/// What stands at [`RESERVED`] in every segment. `version` is published last (release) and read first (acquire).
+/// Header at [`RESERVED`] of every segment. The daemon publishes `version` last (release), and readers read it first
+/// (acquire).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct SegmentHeader {
     /// [`MAGIC`].
     pub magic: u64,
-    /// [`VERSION`], published last; zero while the daemon is writing.
+    /// [`VERSION`], published last; zero while the daemon writes the header.
     pub version: u32,
-    /// Page in which rights and mappings of this segment are counted, in bytes.
+    /// Unit of rights to blocks and of mappings of this segment, in bytes.
     pub page: u32,
-    /// Names this segment among all. A secret of its members: it is how a guest tells its memory devices apart, and a
-    /// neighbour who is not a member cannot forge it.
+    /// Unique identifier of the segment. It is a secret of its members: a guest recognises its memory devices by it, and a
+    /// member of other segments only cannot forge it.
     pub uuid: [u8; 16],
     /// Bytes of the whole segment.
     pub size: u64,
@@ -60,7 +61,7 @@ pub struct SegmentHeader {
     pub arena: u64,
     /// Bytes of the arena.
     pub arena_len: u64,
-    /// Counts the starts of the daemon that wrote this.
+    /// Number of the start of the daemon that wrote this header.
     pub generation: u64,
     /// The segment's name.
     pub name: Name,
@@ -76,23 +77,23 @@ impl SegmentHeader {
     pub const VERSION_AT: u64 = RESERVED + offset_of!(SegmentHeader, version) as u64;
 }
 
-/// How a segment's bytes reach a member.
+/// The way in which a segment reaches a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct MappingKind(pub u32);
 
 impl MappingKind {
-    /// Not found in the guest.
+    /// The guest has not found the segment.
     pub const NONE: Self = Self(0);
     /// `ivshmem-plain`, mapped from sysfs `resource2`.
     pub const BAR: Self = Self(1);
     /// `virtio-pmem`, mapped from `/dev/dax*`.
     pub const DAX: Self = Self(2);
-    /// The file itself, on the host.
+    /// The file itself, mapped on the host.
     pub const FILE: Self = Self(3);
 }
 
-/// What a member may do with a segment's bytes.
+/// What a member may do with a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Access(pub u32);
@@ -100,18 +101,18 @@ pub struct Access(pub u32);
 impl Access {
     /// Loads and stores.
     pub const READ_WRITE: Self = Self(0);
-    /// Loads only. In a guest nothing enforces it that a program would notice: the hypervisor throws stores away. So a
-    /// program must map it without `PROT_WRITE`.
+    /// Loads only. In a guest, a program does not notice the restriction by itself: the hypervisor silently discards stores.
+    /// Therefore the program must map the segment without `PROT_WRITE`.
     pub const READ_ONLY: Self = Self(1);
 
-    /// Whether stores are forbidden. Values of later releases are taken for the lesser right.
+    /// Returns whether stores are forbidden. Unknown values of later releases count as read-only.
     pub const fn is_read_only(self) -> bool {
         self.0 != Self::READ_WRITE.0
     }
 }
 
-/// Rounds a wished size up to one that both kinds of memory device can take: a multiple of [`SIZE_UNIT`] and, because
-/// a PCI BAR needs it, a power of two if `bar`. `None` if no such size exists.
+/// Rounds a wished size up to one that the memory device can have: a multiple of [`SIZE_UNIT`] and, if `bar`, a power of two,
+/// because a PCI BAR needs it. `None` if no such size exists.
 pub const fn usable_size(wish: u64, bar: bool) -> Option<u64> {
     let wish = if wish < MIN_SIZE { MIN_SIZE } else { wish };
     match wish.checked_next_multiple_of(SIZE_UNIT) {

@@ -1,69 +1,72 @@
-//! A synchronisation object: one page of a segment's arena. Mutex, read-write lock, condition variable, semaphore,
-//! barrier and once differ in what the words mean, not in where they lie.
+//! A synchronisation object: one page of a segment's arena. Mutex, read-write lock, condition variable, semaphore, barrier
+//! and once use the same words at the same offsets, with different meanings.
 //!
 //! ```text
 //! offset          writer   word
 //! 0x000           daemon   kind      u32  SyncKind: a copy for readers; users know it from the daemon's answer
-//! 0x004           daemon   limit     u32  semaphore: most permits; barrier: parties; else 0. A copy, too
+//! 0x004           daemon   limit     u32  semaphore: maximum permits; barrier: parties; else 0. Also a copy
 //! 0x008           users*   state     u64  the object itself, see below
-//! 0x010           users*   armed     u64  bit k: slot k sleeps and wants to be rung. Who clears another's bit rings
-//! 0x018           users*   waiting   u64  condvar: bit k: slot k waits. Who clears another's bit has signalled it
-//! 0x020           users    turn      u64  the slot that was woken last; a hint for fairness, any value will do
-//! 0x028           daemon   seated    u64  bit k: slot k has a user. Others are not looked at
+//! 0x010           users*   armed     u64  bit k: slot k sleeps and wants to be rung. A user that clears another's bit rings
+//! it
+//! 0x018           users*   waiting   u64  condvar: bit k: slot k waits. A user that clears another's bit has signalled it
+//! 0x020           users    turn      u64  the slot that was woken last: a hint for fairness, for which any value is allowed
+//! 0x028           daemon   seated    u64  bit k: slot k has a user. Users ignore other slots
 //! 0x030                    reserved, zero
 //!
 //! 0x040 * (k + 1)          slot k of 63: one user, that is, one open handle
-//!     + 0x00      daemon   endpoint  u32  whose handle it is
+//!     + 0x00      daemon   endpoint  u32  number of the user's endpoint
 //!     + 0x04      daemon   endpoint_epoch u32
-//!     + 0x08      daemon   epoch     u32  of the slot: 1 to 0xffff, another for each user; 0 while the slot is free (then
-//!                                         the rest still says who had it)
-//!     + 0x0c      daemon   bell      u32  how to ring the user: member << 16 | vector. A hint, checked by who rings
+//!     + 0x08      daemon   epoch     u32  epoch of the slot: 1 to 0xffff, another one for each user; 0 while the slot is
+//!     free
+//!                                         (the other words still tell who had it last)
+//!     + 0x0c      daemon   bell      u32  the user's doorbell: member << 16 | vector. A hint that the ringer checks
 //!     + 0x10      users*   reader    u64  rwlock: ReaderState
-//!     + 0x18      user     since     u64  when the user began to wait, in ns of CLOCK_REALTIME; 0 while it does not
+//!     + 0x18      user     since     u64  when the user began to wait, in ns of CLOCK_REALTIME; 0 while it does not wait
 //!     + 0x20               reserved, zero
 //! ```
 //!
-//! `*` with atomic read-modify-write only (and by the daemon, when it reclaims the slot of a dead user).
+//! `*` Users change these words only with atomic read-modify-write operations. The daemon changes them too, when it reclaims
+//! the slot of a dead user.
 //!
-//! What `state` holds:
+//! The meaning of `state`:
 //!
 //! | kind | state |
 //! |---|---|
 //! | mutex, once | an [`OwnerWord`] |
-//! | rwlock | an [`OwnerWord`]: the writer. Readers are in the slots' `reader` words |
+//! | rwlock | an [`OwnerWord`]: the writer. Readers are in the `reader` words of the slots |
 //! | condvar | unused |
-//! | semaphore | the permits that are left |
+//! | semaphore | the number of permits that are left |
 //! | barrier | bit k: slot k has arrived and waits; bit 63: [`BARRIER_BROKEN`] |
 //!
-//! The daemon allocates the page, zeroes it, writes kind, limit and (semaphore) the first state, then names it in its
-//! answers; it writes a slot's identity before it answers the open that the slot is for, and never reads any of it back
-//! as truth.
+//! The daemon allocates the page, zeroes it, and writes the kind, the limit and the first state of a semaphore before it
+//! names the page in an answer. It writes a slot's identity before it answers the open request that the slot is for. It never
+//! reads any of this back as truth.
 
 use crate::{CACHE_LINE, PAGE};
 
 /// Bytes of an object.
 pub const SIZE: usize = PAGE;
-/// Users that an object can have at a time.
+/// Maximum number of users that an object has at a time.
 pub const SLOTS: usize = SIZE / CACHE_LINE - 1;
-/// A bit for each slot.
+/// Mask of the bits of all slots.
 pub const SLOTS_MASK: u64 = (1 << SLOTS) - 1;
 
 /// Offset of the [`SyncKind`].
 pub const KIND: usize = 0x00;
 /// Offset of the limit.
 pub const LIMIT: usize = 0x04;
-/// Offset of the object itself.
+/// Offset of the state of the object.
 pub const STATE: usize = 0x08;
-/// Offset of the bits of those who sleep.
+/// Offset of the bits of the slots that sleep.
 pub const ARMED: usize = 0x10;
-/// Offset of the bits of those who wait on a condition variable.
+/// Offset of the bits of the slots that wait on a condition variable.
 pub const WAITING: usize = 0x18;
-/// Offset of the hint whose turn it was.
+/// Offset of the slot that was woken last, a hint for fairness.
 pub const TURN: usize = 0x20;
 /// Offset of the bits of the slots that have a user.
 pub const SEATED: usize = 0x28;
 
-/// Offset of a slot. Panics for one that does not exist.
+/// Returns the offset of a slot. Panics if the slot does not exist.
 #[inline]
 pub const fn slot(slot: usize) -> usize {
     assert!(slot < SLOTS);
@@ -80,13 +83,13 @@ pub const SLOT_EPOCH: usize = 0x08;
 pub const SLOT_BELL: usize = 0x0c;
 /// Offset, in a slot, of the [`ReaderState`].
 pub const SLOT_READER: usize = 0x10;
-/// Offset, in a slot, of when its user began to wait.
+/// Offset, in a slot, of the time at which its user began to wait.
 pub const SLOT_SINCE: usize = 0x18;
 
 const _: () = {
     assert!(SIZE == 4096 && SLOTS == 63 && SLOTS_MASK == u64::MAX >> 1);
     assert!(slot(0) == 0x40 && slot(SLOTS - 1) + CACHE_LINE == SIZE);
-    // Each word begins where the one before it ends.
+    // Each word begins where the previous one ends.
     assert!(KIND == 0 && LIMIT == KIND + 4 && STATE == LIMIT + 4 && ARMED == STATE + 8);
     assert!(WAITING == ARMED + 8 && TURN == WAITING + 8 && SEATED == TURN + 8);
     assert!(SEATED + 8 <= CACHE_LINE && SLOT_SINCE + 8 <= CACHE_LINE);
@@ -95,32 +98,32 @@ const _: () = {
     assert!(SLOT_READER == SLOT_BELL + 4 && SLOT_SINCE == SLOT_READER + 8);
 };
 
-/// What an object is. Open: unknown values are refused.
+/// Kind of a synchronisation object. Readers refuse unknown values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct SyncKind(pub u32);
 
 impl SyncKind {
-    /// Mutual exclusion; robust.
+    /// Mutex: mutual exclusion. The death of an owner is reported.
     pub const MUTEX: Self = Self(1);
-    /// Many readers or one writer; robust as to writers.
+    /// Read-write lock: many readers or one writer. The death of a writer is reported.
     pub const RWLOCK: Self = Self(2);
-    /// Waiting for a condition, beside a mutex.
+    /// Condition variable: users wait for a condition that a mutex protects.
     pub const CONDVAR: Self = Self(3);
-    /// A number of permits.
+    /// Semaphore: a number of permits.
     pub const SEMAPHORE: Self = Self(4);
-    /// A number of parties wait for each other.
+    /// Barrier: a number of parties wait for each other.
     pub const BARRIER: Self = Self(5);
-    /// Something done once.
+    /// Once: something is done exactly once.
     pub const ONCE: Self = Self(6);
 
-    /// Whether this release knows the kind.
+    /// Returns whether this release knows the kind.
     pub const fn is_known(self) -> bool {
         matches!(self.0, 1..=6)
     }
 
-    /// Whether an object of this kind may have this limit: permits of a semaphore, parties of a barrier (as many as there
-    /// are slots); 0 for the others.
+    /// Returns whether an object of this kind may have this limit: the permits of a semaphore, or the parties of a barrier
+    /// (at most as many as there are slots). The limit of other kinds is 0.
     pub const fn allows(self, limit: u32) -> bool {
         match self {
             Self::SEMAPHORE => limit >= 1,
@@ -129,7 +132,7 @@ impl SyncKind {
         }
     }
 
-    /// For people; `"?"` where it is not known.
+    /// Returns the name of the kind for messages to people; `"?"` if it is unknown.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MUTEX => "mutex",
@@ -143,7 +146,7 @@ impl SyncKind {
     }
 }
 
-/// Who has a mutex, the writer's side of a read-write lock, or the run of a once; and what else is to be known of it.
+/// The owner of a mutex, of the writer's side of a read-write lock, or of the run of a once, with flags.
 ///
 /// ```text
 /// 63            32 31       16 15    8 7      0
@@ -154,26 +157,26 @@ impl SyncKind {
 pub struct OwnerWord(pub u64);
 
 impl OwnerWord {
-    /// Nobody, nothing.
+    /// No owner and no flags.
     pub const FREE: Self = Self(0);
-    /// Somebody sleeps until it is free: whoever frees it wakes one of those who are armed.
+    /// A user sleeps until the word is free. The user that frees it wakes one of the armed slots.
     pub const WAITERS: u64 = 1 << 8;
-    /// An owner has died in it, and nobody has called the data consistent since.
+    /// An owner has died while it held the lock, and no later owner has declared the data consistent.
     pub const OWNER_DIED: u64 = 1 << 9;
-    /// It was unlocked like that: of no more use.
+    /// A lock with [`OwnerWord::OWNER_DIED`] was unlocked without being declared consistent. It can never be locked again.
     pub const NOT_RECOVERABLE: u64 = 1 << 10;
-    /// Once: it has been done.
+    /// Once: the run is complete.
     pub const DONE: u64 = 1 << 11;
 
     const FLAGS: u64 = Self::WAITERS | Self::OWNER_DIED | Self::NOT_RECOVERABLE | Self::DONE;
 
-    /// The word of this user, without flags.
+    /// Returns the word of this owner, without flags.
     pub const fn owned(slot: usize, slot_epoch: u16, endpoint: u32) -> Self {
         assert!(slot < SLOTS);
         Self((endpoint as u64) << 32 | (slot_epoch as u64) << 16 | (slot as u64 + 1))
     }
 
-    /// The slot of its owner; `None` if it has none. Not to be used where [`OwnerWord::is_valid`] says no.
+    /// Returns the owner's slot. `None` if there is no owner. Meaningful only if [`OwnerWord::is_valid`] returns true.
     pub const fn slot(self) -> Option<usize> {
         match (self.0 & 0xff) as usize {
             0 => None,
@@ -181,32 +184,33 @@ impl OwnerWord {
         }
     }
 
-    /// The epoch of the owner's slot.
+    /// Returns the epoch of the owner's slot.
     pub const fn slot_epoch(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
-    /// Number of the owner's endpoint.
+    /// Returns the number of the owner's endpoint.
     pub const fn endpoint(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// Whether any of these flags is set.
+    /// Returns whether any of these flags is set.
     pub const fn has(self, flags: u64) -> bool {
         self.0 & flags & Self::FLAGS != 0
     }
 
-    /// The word without flags: nobody, or the owner.
+    /// Returns the word without flags: free, or the owner.
     pub const fn owner(self) -> Self {
         Self(self.0 & !(0xff << 8))
     }
 
-    /// The flags alone.
+    /// Returns the flags alone.
     pub const fn flags(self) -> u64 {
         self.0 & 0xff << 8
     }
 
-    /// Whether a correct user can have written this: a slot that exists, known flags, and flags that fit together.
+    /// Returns whether a correct user can have written this word: its slot exists, its flags are known, and its flags fit
+    /// together.
     pub const fn is_valid(self) -> bool {
         let slot = self.0 & 0xff;
         let ended = self.0 & (Self::NOT_RECOVERABLE | Self::DONE);
@@ -228,21 +232,21 @@ const _: () = {
     assert!(!OwnerWord(word.0 | OwnerWord::DONE).is_valid() && !OwnerWord(1 << 15).is_valid());
 };
 
-/// A slot's share in a read-write lock. Open: unknown values are corruption.
+/// The part of a slot in a read-write lock. An unknown value is corruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct ReaderState(pub u64);
 
 impl ReaderState {
-    /// None.
+    /// The user of the slot does not hold the lock for reading.
     pub const NONE: Self = Self(0);
-    /// Reads, or is about to look whether it may. A writer waits for it.
+    /// The user reads, or is about to check whether it may. A writer waits for it.
     pub const HELD: Self = Self(1);
-    /// Waits for the writer to end. A writer that ends makes it [`ReaderState::HELD`].
+    /// The user waits for the writer to end. The writer changes the word to [`ReaderState::HELD`] when it ends.
     pub const WANTED: Self = Self(2);
 }
 
-/// Flag of a barrier's state: a party has died, and nobody has reset it since.
+/// Flag in a barrier's state: a party has died, and nobody has reset the barrier since.
 pub const BARRIER_BROKEN: u64 = 1 << 63;
 
 const _: () = assert!(BARRIER_BROKEN & SLOTS_MASK == 0);

@@ -1,18 +1,18 @@
-//! Messages of the vhost-user protocol (QEMU's `docs/interop/vhost-user.rst`), as they lie on the socket.
+//! Messages of the vhost-user protocol (QEMU's `docs/interop/vhost-user.rst`), as they are sent on the socket.
 //!
-//! A message is a [`Header`], then `size` bytes of payload; file descriptors travel with the header. Both directions, and
-//! both channels (the front end's, and the back end's own), have the same form.
+//! A message is a [`Header`], then `size` bytes of payload. File descriptors accompany the header. Messages have the same
+//! form in both directions, and on both channels (the front end's, and the back end's own).
 
 use core::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// In front of each message.
+/// Header of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// What is asked: a [`Request`], or a [`BackendRequest`] on the back end's channel.
+    /// Kind of the message: a [`Request`], or a [`BackendRequest`] on the back end's channel.
     pub request: u32,
-    /// [`Header::VERSION`], and [`Header::REPLY`], [`Header::NEED_REPLY`].
+    /// [`Header::VERSION`], and the flags [`Header::REPLY`] and [`Header::NEED_REPLY`].
     pub flags: u32,
     /// Bytes of payload.
     pub size: u32,
@@ -20,23 +20,23 @@ pub struct Header {
 layout!(Header, 12 { request: 0, flags: 4, size: 8 });
 
 impl Header {
-    /// The version that all messages bear, in the lowest two bits of the flags.
+    /// The version of all messages, in the lowest two bits of the flags.
     pub const VERSION: u32 = 1;
-    /// Mask of the version.
+    /// Mask of the version in the flags.
     pub const VERSION_MASK: u32 = 0x3;
-    /// This is an answer.
+    /// Flag: the message is a reply.
     pub const REPLY: u32 = 1 << 2;
-    /// The sender wants to know whether it succeeded ([`protocol::REPLY_ACK`]).
+    /// Flag: the sender asks for a reply that says whether the request succeeded ([`protocol::REPLY_ACK`]).
     pub const NEED_REPLY: u32 = 1 << 3;
 }
 
-/// The largest payload that a message of the kinds below can have; longer ones are refused.
+/// Maximum bytes of the payload of the requests below; longer messages are refused.
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// The most descriptors that one message can carry.
+/// Maximum number of descriptors with one message.
 pub const MAX_FDS: usize = 32;
 
-/// Requests of a front end. Open: unknown values are refused by their reader.
+/// A request of the front end. Readers refuse unknown values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Request(pub u32);
 
@@ -88,12 +88,12 @@ requests! {
     REM_MEM_REG = 38,
 }
 
-/// Requests of a back end, on its own channel.
+/// A request of the back end, on its own channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendRequest(pub u32);
 
 impl BackendRequest {
-    /// The device's configuration has changed.
+    /// The configuration of the device has changed.
     pub const CONFIG_CHANGE: Self = Self(2);
 }
 
@@ -111,57 +111,57 @@ pub mod protocol {
     pub const GET_VRING_BASE_INFLIGHT: u64 = 1 << 20;
 }
 
-/// Feature bits that are not the device's, but of the connection.
+/// Feature bits that belong to the connection and not to the device.
 pub mod feature {
-    /// `VHOST_F_LOG_ALL`: pages that the device writes are to be marked in the log.
+    /// `VHOST_F_LOG_ALL`: the device must mark the pages that it writes in the log.
     pub const LOG_ALL: u64 = 1 << 26;
-    /// `VHOST_USER_F_PROTOCOL_FEATURES`: there are protocol features.
+    /// `VHOST_USER_F_PROTOCOL_FEATURES`: protocol features can be negotiated.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 }
 
-/// A region of guest memory; the payload of `SET_MEM_TABLE` is a count, four bytes of padding and these, that of
-/// `ADD_MEM_REG` and `REM_MEM_REG` eight bytes of padding and one.
+/// A region of guest memory. The payload of `SET_MEM_TABLE` is a count, four bytes of padding and the regions; that of
+/// `ADD_MEM_REG` and `REM_MEM_REG` is eight bytes of padding and one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryRegion {
     /// Guest physical address.
     pub guest: u64,
-    /// Bytes.
+    /// Bytes of the region.
     pub size: u64,
     /// Address in the front end's process.
     pub user: u64,
-    /// Where the region begins in its file.
+    /// Offset of the region in its file.
     pub offset: u64,
 }
 layout!(MemoryRegion, 32 { guest: 0, size: 8, user: 16, offset: 24 });
 
-/// Bytes in front of the regions of `SET_MEM_TABLE`, and of the one of `ADD_MEM_REG`.
+/// Bytes in front of the regions of `SET_MEM_TABLE`, and of the region of `ADD_MEM_REG` and `REM_MEM_REG`.
 pub const MEMORY_HEADER: usize = 8;
 
-/// A queue and a number: `SET_VRING_NUM`, `SET_VRING_BASE`, `GET_VRING_BASE`, `SET_VRING_ENABLE`.
+/// A queue and a number: payload of `SET_VRING_NUM`, `SET_VRING_BASE`, `GET_VRING_BASE`, `SET_VRING_ENABLE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringState {
-    /// Which queue.
+    /// Index of the queue.
     pub index: u32,
-    /// Its size, base or whether it is enabled.
+    /// The queue's size, its base, or whether it is enabled (0 or 1).
     pub value: u32,
 }
 layout!(VringState, 8 { index: 0, value: 4 });
 
-/// Where a queue lies, in addresses of the front end's process (`SET_VRING_ADDR`).
+/// Addresses of the parts of a queue, in the address space of the front end's process (`SET_VRING_ADDR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddress {
-    /// Which queue.
+    /// Index of the queue.
     pub index: u32,
-    /// [`VringAddress::LOG`].
+    /// Zero or [`VringAddress::LOG`].
     pub flags: u32,
-    /// Descriptor table, or the packed ring.
+    /// Address of the descriptor table, or of the packed ring.
     pub descriptors: u64,
-    /// Used ring, or the device's event suppression.
+    /// Address of the used ring, or of the device's event suppression structure.
     pub used: u64,
-    /// Available ring, or the driver's event suppression.
+    /// Address of the available ring, or of the driver's event suppression structure.
     pub available: u64,
     /// Guest physical address of the used ring, for the log.
     pub log: u64,
@@ -169,60 +169,60 @@ pub struct VringAddress {
 layout!(VringAddress, 40 { index: 0, flags: 4, descriptors: 8, used: 16, available: 24, log: 32 });
 
 impl VringAddress {
-    /// `VHOST_VRING_F_LOG`: writes to the used ring are to be marked in the log.
+    /// `VHOST_VRING_F_LOG`: the device must mark its writes to the used ring in the log.
     pub const LOG: u32 = 1;
 }
 
-/// Payload of `SET_VRING_KICK`, `SET_VRING_CALL`, `SET_VRING_ERR`: the queue.
+/// Mask of the queue's index in the payload of `SET_VRING_KICK`, `SET_VRING_CALL` and `SET_VRING_ERR`.
 pub const VRING_INDEX_MASK: u64 = 0xff;
-/// And whether there is no descriptor with it.
+/// Flag in the same payload: no descriptor comes with the message.
 pub const VRING_NO_FD: u64 = 1 << 8;
 
-/// In front of the bytes of `GET_CONFIG` and `SET_CONFIG`.
+/// Header of the payload of `GET_CONFIG` and `SET_CONFIG`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ConfigHeader {
-    /// Where in the configuration space.
+    /// Offset in the configuration space.
     pub offset: u32,
-    /// Bytes.
+    /// Number of bytes.
     pub size: u32,
-    /// Whether it is the driver who writes, or a migration.
+    /// Whether the driver writes the configuration, or a migration.
     pub flags: u32,
 }
 layout!(ConfigHeader, 12 { offset: 0, size: 4, flags: 8 });
 
-/// Bytes of the largest configuration space.
+/// Maximum bytes of a configuration space.
 pub const MAX_CONFIG: usize = 256;
 
-/// The region that tracks descriptors in flight (`GET_INFLIGHT_FD`, `SET_INFLIGHT_FD`).
+/// The in-flight region, which records the descriptors in flight (`GET_INFLIGHT_FD`, `SET_INFLIGHT_FD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct InflightArea {
-    /// Bytes.
+    /// Bytes of the region.
     pub size: u64,
-    /// Where it begins in its file.
+    /// Offset of the region in its file.
     pub offset: u64,
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
-    /// Descriptors of each queue.
+    /// Number of descriptors of each queue.
     pub queue_size: u16,
-    /// Zero; the structure is sent with the padding that C gives it, or without it.
+    /// Zero. Front ends send the structure with this padding of the C compiler, or without it.
     pub padding: u32,
 }
 layout!(InflightArea, 24 { size: 0, offset: 8, queues: 16, queue_size: 18, padding: 20 });
 
 impl InflightArea {
-    /// Bytes without the padding.
+    /// Bytes of the structure without the padding.
     pub const PACKED: usize = 20;
 }
 
-/// The log of written pages (`SET_LOG_BASE`): one bit for each 4 KiB of guest physical memory.
+/// The log of written pages (`SET_LOG_BASE`), which has one bit for each 4 KiB of guest physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LogArea {
-    /// Bytes.
+    /// Bytes of the log.
     pub size: u64,
-    /// Where it begins in its file.
+    /// Offset of the log in its file.
     pub offset: u64,
 }
 layout!(LogArea, 16 { size: 0, offset: 8 });

@@ -1,6 +1,7 @@
-//! Virtqueues: what a virtio driver and its device share (virtio 1.2, section 2.7 split and 2.8 packed virtqueues).
+//! Virtqueues: the structures that a virtio driver and its device share (virtio 1.2, section 2.7 split and 2.8 packed
+//! virtqueues).
 //!
-//! A queue of `size` entries has three areas, each anywhere in the driver's memory:
+//! A queue of `size` entries has three areas, each at any place in the driver's memory:
 //!
 //! ```text
 //!            descriptor area            driver area (written by the driver)    device area (written by the device)
@@ -12,77 +13,77 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The largest queue of either kind (2.7, 2.8.10.1).
+/// Maximum size of a queue of either format (2.7, 2.8.10.1).
 pub const MAX_SIZE: u16 = 1 << 15;
 
-/// Bytes of a descriptor of either kind; also of one in an indirect table.
+/// Bytes of a descriptor of either format, also in an indirect table.
 pub const DESCRIPTOR: usize = 16;
 
 /// Alignment of the descriptor area.
 pub const DESCRIPTOR_ALIGN: usize = 16;
 
-/// Feature bits that concern the queues and the transport (section 6; bit 26 and 30: vhost-user specification).
+/// Feature bits of the queues and the transport (section 6; bits 26 and 30: vhost-user specification).
 pub mod feature {
-    /// The log of dirty pages is to be written (vhost).
+    /// The device must log dirty pages (vhost).
     pub const VHOST_LOG_ALL: u64 = 1 << 26;
-    /// Indirect descriptors may be used.
+    /// The driver may use indirect descriptors.
     pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// Notifications are suppressed by index.
+    /// Notifications are suppressed by index (`used_event`, `avail_event`).
     pub const EVENT_IDX: u64 = 1 << 29;
     /// The vhost-user protocol features can be negotiated (vhost-user).
     pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
-    /// Virtio 1.0 or later.
+    /// The device complies with virtio 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
-    /// Addresses go through an IOMMU of the platform.
+    /// Addresses are translated by an IOMMU of the platform.
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
-    /// Packed instead of split queues.
+    /// The queues are packed instead of split.
     pub const RING_PACKED: u64 = 1 << 34;
-    /// Buffers are used in the order in which they were made available.
+    /// The device uses buffers in the order in which the driver made them available.
     pub const IN_ORDER: u64 = 1 << 35;
 }
 
-/// Flags of a descriptor. Unknown bits are reserved and ignored.
+/// Flags of a descriptor. Unknown bits are reserved, and readers ignore them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct DescriptorFlags(pub u16);
 
 impl DescriptorFlags {
-    /// The chain goes on.
+    /// The chain continues.
     pub const NEXT: Self = Self(1);
-    /// The device writes; without it, it reads.
+    /// The device writes the buffer; without this flag, it reads it.
     pub const WRITE: Self = Self(2);
-    /// The buffer holds a table of descriptors.
+    /// The buffer contains a table of descriptors.
     pub const INDIRECT: Self = Self(4);
-    /// Packed: equal to the driver's wrap counter when available.
+    /// Packed: equal to the driver's wrap counter in an available descriptor.
     pub const AVAIL: Self = Self(1 << 7);
-    /// Packed: differs from the driver's wrap counter when available, is equal to the device's when used.
+    /// Packed: different from the driver's wrap counter in an available descriptor, equal to the device's in a used one.
     pub const USED: Self = Self(1 << 15);
 
-    /// Whether all bits of `other` are set.
+    /// Returns whether all bits of `other` are set.
     #[inline]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The bits of both.
+    /// Returns the bits of both.
     #[inline]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Packed: what AVAIL and USED say of a descriptor made available under this wrap counter (2.8.1).
+    /// Packed: returns the AVAIL and USED flags of a descriptor that is made available under this wrap counter (2.8.1).
     #[inline]
     pub const fn available(wrap: bool) -> Self {
         if wrap { Self::AVAIL } else { Self::USED }
     }
 
-    /// Packed: what AVAIL and USED say of one used under this wrap counter (2.8.1).
+    /// Packed: returns the AVAIL and USED flags of a descriptor that is used under this wrap counter (2.8.1).
     #[inline]
     pub const fn used(wrap: bool) -> Self {
         if wrap { Self(Self::AVAIL.0 | Self::USED.0) } else { Self(0) }
     }
 
-    /// Packed: AVAIL and USED alone.
+    /// Packed: returns the AVAIL and USED flags alone.
     #[inline]
     pub const fn state(self) -> Self {
         Self(self.0 & (Self::AVAIL.0 | Self::USED.0))
@@ -93,13 +94,13 @@ impl DescriptorFlags {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Descriptor {
-    /// Guest physical address.
+    /// Guest physical address of the buffer.
     pub address: u64,
-    /// Bytes.
+    /// Bytes of the buffer.
     pub len: u32,
-    /// Flags.
+    /// Flags of the descriptor.
     pub flags: DescriptorFlags,
-    /// The next of the chain, if it goes on.
+    /// Index of the next descriptor, if the chain continues.
     pub next: u16,
 }
 layout!(Descriptor, 16 { address: 0, len: 8, flags: 12, next: 14 });
@@ -108,13 +109,13 @@ layout!(Descriptor, 16 { address: 0, len: 8, flags: 12, next: 14 });
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PackedDescriptor {
-    /// Guest physical address.
+    /// Guest physical address of the buffer.
     pub address: u64,
-    /// Bytes; in a used one, bytes written.
+    /// Bytes of the buffer; in a used descriptor, bytes written.
     pub len: u32,
-    /// The buffer's identity, chosen by the driver.
+    /// Identifier of the buffer, chosen by the driver.
     pub id: u16,
-    /// Flags.
+    /// Flags of the descriptor.
     pub flags: DescriptorFlags,
 }
 layout!(PackedDescriptor, 16 { address: 0, len: 8, id: 12, flags: 14 });
@@ -122,7 +123,7 @@ layout!(PackedDescriptor, 16 { address: 0, len: 8, id: 12, flags: 14 });
 const _: () = assert!(size_of::<Descriptor>() == DESCRIPTOR && size_of::<PackedDescriptor>() == DESCRIPTOR);
 
 impl Descriptor {
-    /// From the two words that it lies in.
+    /// Decodes a descriptor from its two words in memory.
     #[inline]
     pub const fn from_words(address: u64, rest: u64) -> Self {
         Self {
@@ -133,7 +134,7 @@ impl Descriptor {
         }
     }
 
-    /// The second of the two words that it lies in; the first is the address.
+    /// Returns the second of the descriptor's two words in memory; the first is the address.
     #[inline]
     pub const fn rest(self) -> u64 {
         self.len as u64 | (self.flags.0 as u64) << 32 | (self.next as u64) << 48
@@ -141,7 +142,7 @@ impl Descriptor {
 }
 
 impl PackedDescriptor {
-    /// From the two words that it lies in.
+    /// Decodes a descriptor from its two words in memory.
     #[inline]
     pub const fn from_words(address: u64, rest: u64) -> Self {
         Self {
@@ -152,20 +153,20 @@ impl PackedDescriptor {
         }
     }
 
-    /// The second of the two words that it lies in; the first is the address.
+    /// Returns the second of the descriptor's two words in memory; the first is the address.
     #[inline]
     pub const fn rest(self) -> u64 {
         self.len as u64 | (self.id as u64) << 32 | (self.flags.0 as u64) << 48
     }
 }
 
-/// The split queue's rings (2.7.6 the available ring, in the driver area; 2.7.8 the used ring, in the device area).
+/// The rings of a split queue (2.7.6 the available ring, in the driver area; 2.7.8 the used ring, in the device area).
 pub mod split {
     /// Offset of the flags in both rings.
     pub const FLAGS: usize = 0;
     /// Offset of the index in both rings.
     pub const INDEX: usize = 2;
-    /// Available ring: the driver does not want to be called (unless EVENT_IDX is negotiated).
+    /// Available ring: the driver does not want to be interrupted (unless EVENT_IDX is negotiated).
     pub const NO_INTERRUPT: u16 = 1;
     /// Used ring: the device does not want to be kicked (unless EVENT_IDX is negotiated).
     pub const NO_NOTIFY: u16 = 1;
@@ -174,48 +175,49 @@ pub mod split {
     /// Alignment of the device area.
     pub const DEVICE_ALIGN: usize = 4;
 
-    /// Offset of the available ring's entry `i`, a u16.
+    /// Returns the offset of entry `i` of the available ring, a u16.
     #[inline]
     pub const fn available(i: u16) -> usize {
         4 + 2 * i as usize
     }
-    /// Offset of the used ring's entry `i`: id, then length, each a u32.
+    /// Returns the offset of entry `i` of the used ring: id, then length, each a u32.
     #[inline]
     pub const fn used(i: u16) -> usize {
         4 + 8 * i as usize
     }
-    /// Offset of `used_event`, behind the available ring.
+    /// Returns the offset of `used_event`, which follows the available ring.
     #[inline]
     pub const fn used_event(size: u16) -> usize {
         available(size)
     }
-    /// Offset of `avail_event`, behind the used ring.
+    /// Returns the offset of `avail_event`, which follows the used ring.
     #[inline]
     pub const fn avail_event(size: u16) -> usize {
         used(size)
     }
-    /// Bytes of the driver area.
+    /// Returns the bytes of the driver area.
     pub const fn driver_len(size: u16, event_idx: bool) -> usize {
         used_event(size) + if event_idx { 2 } else { 0 }
     }
-    /// Bytes of the device area.
+    /// Returns the bytes of the device area.
     pub const fn device_len(size: u16, event_idx: bool) -> usize {
         avail_event(size) + if event_idx { 2 } else { 0 }
     }
 }
 
-/// The packed queue's event suppression structures (2.8.14): each one 32-bit word, `off_wrap` in the low half.
+/// The event suppression structures of a packed queue (2.8.14), each of which is one 32-bit word with `off_wrap` in the low
+/// half.
 pub mod packed {
     /// Notify always.
     pub const ENABLE: u16 = 0;
     /// Notify never.
     pub const DISABLE: u16 = 1;
-    /// Notify when the descriptor of `off_wrap` is reached (EVENT_IDX only).
+    /// Notify when the descriptor at `off_wrap` is reached (EVENT_IDX only).
     pub const DESC: u16 = 2;
     /// Bytes and alignment of the driver area and of the device area.
     pub const EVENT: usize = 4;
 
-    /// The word.
+    /// Returns the event suppression word.
     #[inline]
     pub const fn event(off_wrap: u16, flags: u16) -> u32 {
         off_wrap as u32 | (flags as u32) << 16

@@ -1,36 +1,36 @@
 //! virtio-blk: configuration space and requests (virtio 1.2, section 5.2).
 //!
-//! A request is a [`RequestHeader`] (read by the device), the data, and one byte of [`Status`] (written by the device), in
-//! any number of buffers, cut anywhere.
+//! A request is a [`RequestHeader`] (read by the device), the data, and one byte of [`Status`] (written by the device). The
+//! driver may divide these bytes among any number of buffers, at any position.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of a sector: the unit of all addresses and of the capacity, whatever the size of the disk's own blocks.
+/// Bytes of a sector, the unit of all addresses and of the capacity, whatever the block size of the disk.
 pub const SECTOR: u64 = 512;
 /// Bytes of the answer to [`RequestKind::GET_ID`], padded with zeros.
 pub const ID_LEN: usize = 20;
 
 /// Feature bits (5.2.3).
 pub mod feature {
-    /// The most bytes of a segment are in `size_max`.
+    /// The field `size_max` is valid.
     pub const SIZE_MAX: u64 = 1 << 1;
-    /// The most segments of a request are in `seg_max`.
+    /// The field `seg_max` is valid.
     pub const SEG_MAX: u64 = 1 << 2;
-    /// The disk cannot be written.
+    /// The disk is read-only.
     pub const RO: u64 = 1 << 5;
-    /// The size of a block is in `blk_size`.
+    /// The field `blk_size` is valid.
     pub const BLK_SIZE: u64 = 1 << 6;
-    /// There is [`RequestKind::FLUSH`](super::RequestKind::FLUSH).
+    /// The device supports [`RequestKind::FLUSH`](super::RequestKind::FLUSH).
     pub const FLUSH: u64 = 1 << 9;
-    /// What is known of optimal sizes is in the fields of the topology.
+    /// The fields with the topology (optimal sizes) are valid.
     pub const TOPOLOGY: u64 = 1 << 10;
-    /// The driver can choose between write-back and write-through.
+    /// The driver can select write-back or write-through.
     pub const CONFIG_WCE: u64 = 1 << 11;
-    /// There are several queues.
+    /// The device has several queues.
     pub const MQ: u64 = 1 << 12;
-    /// There is discard.
+    /// The device supports [`RequestKind::DISCARD`](super::RequestKind::DISCARD).
     pub const DISCARD: u64 = 1 << 13;
-    /// There is write-zeroes.
+    /// The device supports [`RequestKind::WRITE_ZEROES`](super::RequestKind::WRITE_ZEROES).
     pub const WRITE_ZEROES: u64 = 1 << 14;
 }
 
@@ -38,41 +38,41 @@ pub mod feature {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 pub struct Config {
-    /// In sectors.
+    /// Capacity in sectors.
     pub capacity: u64,
-    /// Most bytes of a segment.
+    /// Maximum bytes of a segment.
     pub size_max: u32,
-    /// Most segments of a request's data.
+    /// Maximum number of segments of a request's data.
     pub seg_max: u32,
     /// Cylinders, heads and sectors; not used.
     pub geometry: u32,
     /// Bytes of a block.
     pub blk_size: u32,
-    /// Blocks of a physical block, as a power of two.
+    /// Number of logical blocks in a physical block, as a power of two.
     pub physical_block_exp: u8,
-    /// Offset of the first aligned block.
+    /// Offset of the first aligned logical block.
     pub alignment_offset: u8,
-    /// Least good size of a request, in blocks.
+    /// Suggested minimum size of a request, in blocks.
     pub min_io_size: u16,
-    /// Best size of a request, in blocks.
+    /// Optimal size of a request, in blocks.
     pub opt_io_size: u32,
     /// 1: write-back, 0: write-through. The driver may write it.
     pub writeback: u8,
     /// Zero.
     pub unused0: u8,
-    /// Request queues.
+    /// Number of request queues.
     pub num_queues: u16,
-    /// Most sectors of one discard.
+    /// Maximum sectors of one discard.
     pub max_discard_sectors: u32,
-    /// Most ranges of one discard request.
+    /// Maximum number of ranges of one discard request.
     pub max_discard_seg: u32,
     /// Alignment of discards, in sectors.
     pub discard_sector_alignment: u32,
-    /// Most sectors of one write-zeroes.
+    /// Maximum sectors of one write-zeroes.
     pub max_write_zeroes_sectors: u32,
-    /// Most ranges of one write-zeroes request.
+    /// Maximum number of ranges of one write-zeroes request.
     pub max_write_zeroes_seg: u32,
-    /// 1: write-zeroes may give the space back.
+    /// 1: write-zeroes may deallocate the space.
     pub write_zeroes_may_unmap: u8,
     /// Zero.
     pub unused1: [u8; 3],
@@ -84,35 +84,35 @@ layout!(Config, 60 {
     max_write_zeroes_sectors: 48, max_write_zeroes_seg: 52, write_zeroes_may_unmap: 56, unused1: 57,
 });
 
-/// What a request asks for (5.2.6). Open: unknown kinds are answered with [`Status::UNSUPP`].
+/// Kind of a request (5.2.6). The device answers unknown kinds with [`Status::UNSUPP`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct RequestKind(pub u32);
 
 impl RequestKind {
-    /// Read.
+    /// Reads sectors.
     pub const IN: Self = Self(0);
-    /// Write.
+    /// Writes sectors.
     pub const OUT: Self = Self(1);
-    /// Make what was written stay.
+    /// Makes written data persistent.
     pub const FLUSH: Self = Self(4);
-    /// The disk's serial, [`ID_LEN`] bytes.
+    /// Returns the disk's serial number, [`ID_LEN`] bytes.
     pub const GET_ID: Self = Self(8);
-    /// What is there is not needed any more. The data are [`RangeSegment`]s.
+    /// Declares that the content of the ranges is no longer needed. The data are [`RangeSegment`]s.
     pub const DISCARD: Self = Self(11);
-    /// Zeros from now on. The data are [`RangeSegment`]s.
+    /// Fills the ranges with zeros. The data are [`RangeSegment`]s.
     pub const WRITE_ZEROES: Self = Self(13);
 }
 
-/// In front of each request.
+/// Header of each request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RequestHeader {
-    /// What is asked for.
+    /// Kind of the request.
     pub kind: RequestKind,
     /// Priority; not used.
     pub reserved: u32,
-    /// Where, for reads and writes.
+    /// First sector of a read or write.
     pub sector: u64,
 }
 layout!(RequestHeader, 16 { kind: 0, reserved: 4, sector: 8 });
@@ -121,9 +121,9 @@ layout!(RequestHeader, 16 { kind: 0, reserved: 4, sector: 8 });
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RangeSegment {
-    /// The first.
+    /// First sector of the range.
     pub sector: u64,
-    /// How many.
+    /// Number of sectors.
     pub sectors: u32,
     /// [`RangeSegment::UNMAP`].
     pub flags: u32,
@@ -131,20 +131,20 @@ pub struct RangeSegment {
 layout!(RangeSegment, 16 { sector: 0, sectors: 8, flags: 12 });
 
 impl RangeSegment {
-    /// Write-zeroes: the space may be given back.
+    /// Write-zeroes: the device may deallocate the space.
     pub const UNMAP: u32 = 1;
 }
 
-/// How a request ended, the last byte of its writable memory.
+/// Result of a request: the last byte of its writable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Status(pub u8);
 
 impl Status {
-    /// Done.
+    /// The request succeeded.
     pub const OK: Self = Self(0);
-    /// Not done, or not all of it.
+    /// The request failed, or was done only in part.
     pub const IOERR: Self = Self(1);
-    /// There is no such request here.
+    /// The device does not support the request.
     pub const UNSUPP: Self = Self(2);
 }

@@ -1,12 +1,12 @@
-//! The attach protocol: what a program and its daemon say to each other.
+//! The attach protocol: the messages that a program and its daemon exchange.
 //!
-//! A `SOCK_SEQPACKET` Unix socket; one packet is one message: a [`Header`], then a body of fixed layout (for
-//! [`Kind::TEXT`] and [`Kind::ERROR`] followed by text up to the end of the packet). Requests carry a number of the
-//! client's choice, the answer repeats it; events carry 0. The same packets travel through the control rings of a VM
-//! (see [`crate::relay`]), with the file descriptors left out and filled in by the guest's daemon.
+//! The protocol uses a Unix socket of type `SOCK_SEQPACKET`. Each packet is one message: a [`Header`], then a body of fixed
+//! layout. In [`Kind::TEXT`] and [`Kind::ERROR`], text follows the body up to the end of the packet. The client numbers its
+//! requests as it likes, and each answer repeats the number of its request; events have the number 0. The same packets travel
+//! through the control rings of a VM (see [`crate::relay`]), without the file descriptors, which the guest's daemon adds.
 //!
-//! One connection is one endpoint: it is attached once. Its end is not the endpoint's end, which comes with that of the last
-//! process: a client whose connection was lost comes back with [`Attach::endpoint`], `epoch` and `token`.
+//! One connection is one endpoint and attaches once. The endpoint does not end with the connection, but with the last process
+//! that owns it. A client that has lost its connection comes back with [`Attach::endpoint`], `epoch` and `token`.
 //!
 //! | request | answer | fds in the answer, in this order, if their bit is set |
 //! |---|---|---|
@@ -30,7 +30,7 @@
 //! | `BLOCK_ACK` [`BlockRights`] | `OK` | |
 //! | `DETACH` | `OK` | |
 //! | `JOIN` | none | |
-//! | `BELL` [`BellOf`] | `BELL_OK` [`BellOk`] | that event (host only) |
+//! | `BELL` [`BellOf`] | `BELL_OK` [`BellOk`] | that doorbell's event (host only) |
 //! | `BOARD_OPEN` [`BoardOpen`] | `BOARD` [`Board`] | |
 //! | `HOLD` [`Hold`] | `OK` | |
 //! | `RESUME` [`ChannelSide`] | `CHANNEL` [`Channel`] | the peer's event (host only) |
@@ -40,13 +40,16 @@
 //! | `ADMIN` + JSON text | `OK`, `TEXT`... or `ERROR` | |
 //! | any | `ERROR` [`Error`] + text | |
 //!
-//! The daemon's events are `INCOMING` [`Channel`]: somebody has connected to a listener of this endpoint; and
-//! `BLOCK_REVOKED` [`BlockRights`]: rights to a block that this endpoint has open are less from now on. They are
-//! repeated after a reconnect until the endpoint has sent `ACCEPTED` or `CLOSE` for the one, `BLOCK_ACK` or
-//! `BLOCK_CLOSE` for the other. `SEGMENT_CUT`, without a body, says that the segment's file was truncated and is as long
-//! as before: what was cut off is lost, though its memory can be read and written. It comes after each reconnect.
-//! `SOCK_MATCHED` [`SocketMatched`] and `SOCK_STAYS` [`SocketStays`] say what has come of a `SOCK_REPORT`, which any session may send that
-//! was told [`features::SOCKETS`]. They are not repeated: whoever has lost the connection reports again.
+//! The daemon sends these events:
+//! - `INCOMING` [`Channel`]: a client has connected to a listener of this endpoint. The daemon repeats it after a reconnect
+//!   until the endpoint has sent `ACCEPTED` or `CLOSE`.
+//! - `BLOCK_REVOKED` [`BlockRights`]: from now on, this endpoint has fewer rights to a block that it has open. The daemon
+//!   repeats it after a reconnect until the endpoint has sent `BLOCK_ACK` or `BLOCK_CLOSE`.
+//! - `SEGMENT_CUT`, without a body: the segment's file was truncated and has its old length again. The bytes that were cut
+//!   off are lost, although their memory can be read and written. The daemon repeats it after each reconnect.
+//! - `SOCK_MATCHED` [`SocketMatched`] and `SOCK_STAYS` [`SocketStays`]: the result of a `SOCK_REPORT`. Any client that was
+//!   told [`features::SOCKETS`] may send reports. The daemon does not repeat these events: a client that has lost its
+//!   connection reports again.
 
 mod bell;
 mod block;
@@ -75,17 +78,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`Hello::features`] and [`HelloOk::features`].
 pub mod features {
-    /// `SOCK_REPORT` is understood.
+    /// The daemon understands `SOCK_REPORT`.
     pub const SOCKETS: u64 = 1;
 }
 
 /// Version of the attach protocol.
 pub const VERSION: u32 = 1;
 
-/// The largest packet, header included. A longer one is a protocol error.
+/// Maximum bytes of a packet, header included. A longer packet is a protocol error.
 pub const MAX_PACKET: usize = 8192;
 
-/// Where a daemon of either role listens.
+/// Path of the socket on which a daemon listens, on the host and in a guest.
 pub const SOCKET: &str = "/run/ginnel/ginnel.sock";
 
 /// Kind of a message.
@@ -143,11 +146,11 @@ impl Kind {
     pub const SOCK_STAYS: Self = Self(118);
 }
 
-/// In front of every message.
+/// Header of every message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Header {
-    /// What follows.
+    /// Kind of the message.
     pub kind: Kind,
     /// [`Header::MORE`] on every `TEXT` but the last of an answer; else zero.
     pub flags: u16,
@@ -161,40 +164,40 @@ impl Header {
     pub const MORE: u16 = 1;
 }
 
-/// Which file descriptors come with an answer, in the order of their bits.
+/// The file descriptors that come with an answer, in the order of their bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Fds(pub u32);
 
 impl Fds {
-    /// The segment's memory: map [`Attached::mapped_len`] bytes at [`Attached::map_offset`], shared, and without
+    /// The segment's memory. The client maps [`Attached::mapped_len`] bytes at [`Attached::map_offset`], shared, and without
     /// `PROT_WRITE` if [`Attached::access`] says so.
     pub const MEMORY: u32 = 1;
-    /// The eventfd of the endpoint's own vector. It may be shared with other endpoints, so it is never read: wait with
-    /// an edge-triggered epoll of one's own.
+    /// The eventfd of the endpoint's own vector. Other endpoints may share it, so no program may read from it: a client waits
+    /// with its own edge-triggered epoll.
     pub const EVENT: u32 = 2;
-    /// The ivshmem registers (BAR0) of a guest's control device: map one page, shared. A 32-bit store of
-    /// [`Channel::bell`] at offset 12 rings.
+    /// The ivshmem registers (BAR0) of a guest's control device. The client maps one page, shared. A 32-bit store of
+    /// [`Channel::bell`] at offset 12 rings the doorbell.
     pub const REGISTERS: u32 = 4;
-    /// The eventfd of the peer's vector. Writing it rings.
+    /// The eventfd of the peer's vector. Writing to it rings the doorbell.
     pub const PEER_EVENT: u32 = 8;
 }
 
-/// Names something in the segment: in `SYNC_UNLINK` and `BLOCK_UNLINK`.
+/// Body of `SYNC_UNLINK` and `BLOCK_UNLINK`: names an object in the segment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ByName {
-    /// The name.
+    /// Name of the object.
     pub name: Name,
 }
 layout!(ByName, 64 { name: 0 });
 
-/// Splits a packet into header and body, without looking into the body.
+/// Splits a packet into header and body, without checking the body. `None` if the packet is shorter than a header.
 pub fn split(packet: &[u8]) -> Option<(Header, &[u8])> {
     Header::read_from_prefix(packet).ok()
 }
 
-/// The body as a `T`, if it has exactly that length.
+/// Returns the body as a `T`. `None` if the body does not have exactly the length of a `T`.
 pub fn body<T: FromBytes>(bytes: &[u8]) -> Option<T> {
     T::read_from_bytes(bytes).ok()
 }

@@ -1,8 +1,8 @@
-//! Waiting for tens of thousands of rings at once: the two ends of a lane of a readiness board (see
+//! Waiting for tens of thousands of rings at once: the two sides of a lane of a readiness board (see
 //! [`ginnel_layout::board`]).
 //!
 //! ```text
-//! whoever has something (the ring's wake word says: by this slot)      sleeper
+//! peer (the ring's wake word names this slot)                          sleeper
 //!   P1  publish in the ring                                              C1  armed := token
 //!   P2  bits |= slot                                                     C2  full fence
 //!   P3  summary |= word                                                  C3  summary: anything? -> no: sleep
@@ -10,14 +10,14 @@
 //!   P5  armed? -> yes: ring the doorbell
 //! ```
 //!
-//! The sleeper takes the summary before the bits, so a bit that is set between the two is either taken or announced by a
-//! summary that is set after it.
+//! The sleeper takes the summary before the bits. Therefore a bit that is set between the two is either taken, or announced
+//! by a summary bit that is set afterwards.
 
 use crate::wait::{Armed, Bell};
 use ginnel_layout::board::{self, ARMED, BITS, SUMMARY};
 use ginnel_shmem::SharedMemory;
 
-/// The sleeper's end of a lane.
+/// The sleeper's side of a lane.
 #[derive(Debug)]
 pub struct Lane<M: SharedMemory> {
     memory: M,
@@ -25,49 +25,49 @@ pub struct Lane<M: SharedMemory> {
 }
 
 impl<M: SharedMemory> Lane<M> {
-    /// The lane that `memory` is. Panics if it is too short.
+    /// Returns the lane in `memory`, which begins with it. Panics if the memory is too short.
     pub fn new(memory: M) -> Self {
         assert!(memory.len() >= board::LANE, "a lane must lie within its memory");
         Self { memory, armed: Armed::new(ARMED) }
     }
 
-    /// Whether a slot may have something.
+    /// Returns whether any slot may have something.
     #[inline]
     pub fn has_any(&self) -> bool {
         self.memory.load_relaxed_u64(SUMMARY) != 0
     }
 
-    /// Whether the memory has gone away, so that no slot will ever say anything.
+    /// Returns whether the memory is gone, so that no slot will ever have anything.
     pub fn is_broken(&self) -> bool {
         self.memory.is_broken()
     }
 
-    /// Takes the slots that have something, in no order.
+    /// Takes the slots that have something, and calls `ready` with each. The slots come in no particular order.
     pub fn take(&self, mut ready: impl FnMut(usize)) {
         if !self.has_any() {
             return;
         }
-        // ORDER board.summary: the bits that were set before the summary. Pairs with: `post`.
+        // ORDER board.summary: the bits that were set before the summary are seen. Pairs with: `post`.
         let summary = self.memory.swap_u64(SUMMARY, 0);
         for word in ones(summary) {
-            // ORDER board.bits: what was published before the bit was set. Pairs with: `post`.
+            // ORDER board.bits: what was published before the bit was set is seen. Pairs with: `post`.
             let bits = self.memory.swap_u64(BITS + word * 8, 0);
             ones(bits).for_each(|bit| ready(word * 64 + bit));
         }
     }
 
-    /// Says "ring me". The caller must look once more before it sleeps.
+    /// Tells peers to ring. The caller must look once more before it sleeps.
     pub fn arm(&mut self) {
         self.armed.arm(&self.memory);
     }
 
-    /// Says "I am awake".
+    /// Tells peers that the sleeper is awake.
     pub fn disarm(&mut self) {
         self.armed.disarm(&self.memory);
     }
 }
 
-/// The numbers of the bits that are set.
+/// Returns the numbers of the bits that are set.
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = bits.trailing_zeros() as usize;
@@ -76,7 +76,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The other end: what one ring knows of the lane by way of which its other side sleeps.
+/// The peer's side of a lane: the state that one ring has for the lane on which its other side sleeps.
 #[derive(Debug)]
 pub struct Poster {
     bell: Bell,
@@ -89,15 +89,15 @@ impl Default for Poster {
 }
 
 impl Poster {
-    /// After something was published for the slot: says so in the lane that `lane` is. True if the sleeper's doorbell must be
-    /// rung. Panics if the memory is too short, or there is no such slot.
+    /// Marks the slot in the lane, after something was published for it. Returns true if the sleeper's doorbell must be rung.
+    /// Panics if the memory is too short, or the slot does not exist.
     #[must_use = "the sleeper may have to be woken"]
     pub fn post<M: SharedMemory>(&mut self, lane: &M, slot: usize) -> bool {
         assert!(slot < board::SLOTS, "a slot outside its lane");
         let (word, bit) = (slot / 64, slot % 64);
-        // ORDER board.bits: what was published before the bit. Pairs with: `Lane::take`.
+        // ORDER board.bits: what was published is visible before the bit. Pairs with: `Lane::take`.
         lane.fetch_or_u64(BITS + word * 8, 1 << bit);
-        // ORDER board.summary: the bit before the summary. Pairs with: `Lane::take`.
+        // ORDER board.summary: the bit is visible before the summary. Pairs with: `Lane::take`.
         lane.fetch_or_u64(SUMMARY, 1 << word);
         self.bell.needed(lane)
     }

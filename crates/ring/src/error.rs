@@ -1,15 +1,15 @@
-//! What can go wrong: not now, never again, or broken.
+//! Errors: not now, never again, or corrupt.
 
 use thiserror::Error;
 
-/// A word in the ring that no correct peer writes. Named by the rule it breaks.
+/// A word in the ring that no correct peer writes. The variant is named after the rule that the word breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Corrupt {
-    /// A record header that was written for another position.
+    /// A record header that was written for a different position.
     #[error("record header {header:#018x} does not belong at position {position}")]
     Stamp {
-        /// The word found.
+        /// The word that was found.
         header: u64,
         /// Bytes since the ring began.
         position: u64,
@@ -20,7 +20,7 @@ pub enum Corrupt {
     /// A record longer than the ring allows, or that passes its end.
     #[error("record of {len} bytes at position {position} does not fit the ring")]
     Length {
-        /// The length claimed.
+        /// The length in the header.
         len: usize,
         /// Bytes since the ring began.
         position: u64,
@@ -28,32 +28,32 @@ pub enum Corrupt {
     /// A padding record that does not end where the ring ends.
     #[error("padding of {len} bytes at position {position} does not end at the end of the ring")]
     Padding {
-        /// The length claimed.
+        /// The length in the header.
         len: usize,
         /// Bytes since the ring began.
         position: u64,
     },
-    /// A consumer's counter that went back, or past what was published.
+    /// A consumer's counter that went back, or beyond what was published.
     #[error("the consumer claims to have released {head} bytes of {tail} published ({seen} before)")]
     Head {
-        /// The counter found.
+        /// The counter that was found.
         head: u64,
-        /// What it said before.
+        /// The previous value of the counter.
         seen: u64,
-        /// What has been published.
+        /// Bytes that have been published.
         tail: u64,
     },
-    /// A producer's counter that went back, or further ahead than the ring is long.
+    /// A producer's counter that went back, or further ahead than the length of the ring.
     #[error("the producer claims to have published {tail} bytes, with {head} released ({seen} before)")]
     Tail {
-        /// The counter found.
+        /// The counter that was found.
         tail: u64,
-        /// What it said before.
+        /// The previous value of the counter.
         seen: u64,
-        /// What has been released.
+        /// Bytes that have been released.
         head: u64,
     },
-    /// A saved cursor that no ring of this capacity can have.
+    /// A saved cursor that is impossible in a ring of this capacity.
     #[error("a cursor at position {position} with {released} bytes released is impossible in this ring")]
     Cursor {
         /// Bytes published or taken.
@@ -61,26 +61,26 @@ pub enum Corrupt {
         /// Bytes released.
         released: u64,
     },
-    /// A ring that takes over at a byte that has come already.
+    /// A ring whose first byte in the stream, according to its producer, has been received already.
     #[error(
         "the ring claims to carry the stream from byte {base} on, and {received} were received before it"
     )]
     Base {
-        /// The position named.
+        /// The position that the producer names.
         base: u64,
-        /// What has been received.
+        /// Bytes of the stream that have been received.
         received: u64,
     },
-    /// A side state of no known meaning.
+    /// An unknown side state.
     #[error("unknown side state {0}")]
     State(u32),
 }
 
-/// Why nothing was received.
+/// Reason why nothing was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecvError {
-    /// Nothing is there now.
+    /// Nothing is there to receive now.
     #[error("nothing to receive now")]
     Empty,
     /// The producer has finished, and everything has been received.
@@ -92,7 +92,7 @@ pub enum RecvError {
     /// The producer's process has died, and everything it published has been received.
     #[error("the peer has died")]
     PeerDead,
-    /// The producer, or somebody else in the segment, has broken the ring.
+    /// The producer, or another member of the segment, has corrupted the ring.
     #[error("corrupt ring: {0}")]
     Corrupt(#[from] Corrupt),
     /// The memory is gone: the segment's file was truncated.
@@ -100,22 +100,22 @@ pub enum RecvError {
     Broken,
 }
 
-/// Why nothing was sent.
+/// Reason why nothing was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// No room now.
+    /// There is no room now.
     #[error("no room to send now")]
     Full,
-    /// The message can never fit.
+    /// The message is too long for this ring.
     #[error("a message of {len} bytes; this ring takes at most {max}")]
     TooLong {
-        /// Its length.
+        /// Length of the message, in bytes.
         len: usize,
-        /// The longest that fits.
+        /// Maximum length of a message, in bytes.
         max: usize,
     },
-    /// This side has finished already.
+    /// This side has already finished.
     #[error("sending after finish")]
     AfterFinish,
     /// The consumer takes nothing more.
@@ -127,7 +127,7 @@ pub enum SendError {
     /// The consumer's process has died.
     #[error("the peer has died")]
     PeerDead,
-    /// The consumer, or somebody else in the segment, has broken the ring.
+    /// The consumer, or another member of the segment, has corrupted the ring.
     #[error("corrupt ring: {0}")]
     Corrupt(#[from] Corrupt),
     /// The memory is gone: the segment's file was truncated.

@@ -1,21 +1,21 @@
-//! Rings between two parties that do not trust each other, and the one way to wait on them.
+//! Rings between two parties that do not trust each other, and the only implementation of waiting on them.
 //!
-//! A ring has one producer and one consumer. What lies in memory is drawn in [`ginnel_layout::ring`]; this crate is
-//! what the two sides do with it:
+//! A ring has one producer and one consumer. [`ginnel_layout::ring`] describes the memory; this crate has the operations of
+//! the two sides:
 //!
-//! - [`message`]: messages with boundaries. One cache line moves for a small message.
+//! - [`message`]: messages with boundaries. A small message moves one cache line.
 //! - [`stream`]: a stream of bytes.
-//! - [`Cursor`]: one process goes on where another has stopped.
-//! - [`wait`]: poll, sleep, or both in turn; and when to ring the doorbell.
+//! - [`Cursor`]: one process continues where another has stopped.
+//! - [`wait`]: polling, sleeping, or one after the other; and when a doorbell must be rung.
 //! - [`carrier`]: taking over a stream that another carrier has begun.
 //! - [`board`]: waiting for tens of thousands of rings at once.
 //!
-//! Each side keeps its own state in private memory and takes from the ring only what it has checked: a header, a
-//! counter, a state word, each loaded once. What does not hold up is [`Corrupt`], an error that ends the ring; it is
-//! never a panic, a hang or an access outside the ring. "Not now" ([`RecvError::Empty`], [`SendError::Full`]) is a
-//! different variant from "the peer is broken".
+//! Each side keeps its own state in private memory. It takes from the ring only headers, counters and state words, loads each
+//! of them once, and checks it. A value that fails the check is [`Corrupt`], an error that ends the ring; it never causes a
+//! panic, a hang or an access outside the ring. "Not now" ([`RecvError::Empty`], [`SendError::Full`]) is a different variant
+//! from "the peer is broken".
 //!
-//! There is no unsafe code here: all access goes through [`ginnel_shmem::Memory`].
+//! This crate contains no unsafe code: all access to shared memory goes through [`ginnel_shmem::Memory`].
 #![forbid(unsafe_code)]
 
 pub mod board;

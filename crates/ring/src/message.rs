@@ -1,4 +1,4 @@
-//! Messages with boundaries.
+//! Message rings: a ring that carries messages with boundaries.
 //!
 //! ```text
 //!            consumed        published                 free
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The producer claims room for a record, fills it in place, commits it, and publishes all committed records at once by
-//! writing the header of the *first* of them last. The consumer polls the header at its position: zero means not yet.
-//! Dropping a claim abandons it; nothing of it was visible.
+//! writing the header of the *first* of them last. The consumer polls the header at its position: zero means that nothing is
+//! published yet. Dropping a claim abandons it, and the consumer never sees anything of it.
 
 use crate::cursor::Cursor;
 use crate::error::{Corrupt, RecvError, SendError};
@@ -23,51 +23,53 @@ use ginnel_layout::ring::{
 };
 use ginnel_shmem::{SharedMemory, SharedSlice};
 
-/// Where in the data a position lies, from the start of the ring.
+/// Returns the offset of a position from the start of the ring.
 #[inline]
 fn at(position: u64, capacity: usize) -> usize {
     HEADER + (position as usize & (capacity - 1))
 }
 
-/// The sending side.
+/// The sending side of a message ring.
 #[derive(Debug)]
 pub struct Producer<M: SharedMemory> {
     memory: M,
     capacity: usize,
-    /// Where the next record goes.
+    /// Position of the next record.
     tail: u64,
-    /// How much the consumer has released, as last seen.
+    /// Bytes that the consumer has released, as last seen.
     head: u64,
-    /// The first committed but unpublished record, whose header is held back.
+    /// Position and header of the first committed but unpublished record, whose header is not written yet.
     held: Option<(u64, RecordHeader)>,
-    /// Why nothing can be sent any more. Once set, it stays: a peer cannot talk itself back into order.
+    /// Why nothing can be sent any more. Once set, it stays: a corrupt peer cannot become valid again.
     ended: Option<SendError>,
     armed: Armed,
     bell: Bell,
-    /// How much the sleeping producer wants to claim.
+    /// Bytes of the message for which the sleeping producer waits.
     wanted: usize,
-    /// Records that end here or before need no look at anything: they fit before the end of the ring and into what the
-    /// consumer has released, nothing is held back and nothing has ended. 0 if that cannot be said.
+    /// Records that end at or before this position can be sent without further checks: they fit before the end of the ring
+    /// and into what the consumer has released, no header is held back and neither side has ended. 0 if this is not known.
     clear_to: u64,
-    /// As long as that holds: the headers of the lines from behind the tail to here are zero already ([`Producer::clean`]).
+    /// Valid while `clear_to` is not 0: the headers of the cache lines after the tail up to here are zero already
+    /// ([`Producer::clean`]).
     clean_to: u64,
 }
 
 /// How far ahead of its tail the producer of short records zeroes headers, in bytes.
 const CLEAN: u64 = 8 * RECORD_ALIGN as u64;
-/// The longest record for which that is worth it. A longer one overwrites most of them.
+/// Maximum bytes of a record for which zeroing ahead is worth it. A longer record overwrites most of the zeroed headers.
 const SHORT: u64 = CLEAN / 2;
 
 impl<M: SharedMemory> Producer<M> {
-    /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
-    /// other. Panics if the capacity is not valid or the ring does not fit.
+    /// Becomes the producer of the ring at the beginning of `memory`, and resets the producer's words. The ring must have no
+    /// other producer. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_producing(&memory, capacity, HEADER);
         Self::at(memory, capacity, Cursor::default(), None)
     }
 
-    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does. Where it goes on, which is before
-    /// or behind what the other was about to publish, is said by [`Producer::cursor`]. Ask [`Producer::take_owed`] afterwards.
+    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does. It continues before or after
+    /// what the other was about to publish, and [`Producer::cursor`] then returns where. The caller must call
+    /// [`Producer::take_owed`] afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
         let ended = side::resume_producing(&memory, capacity);
         let mut producer = Self::at(memory, capacity, cursor.check_records(capacity)?, ended);
@@ -75,8 +77,8 @@ impl<M: SharedMemory> Producer<M> {
         Ok(producer)
     }
 
-    /// Goes behind what the earlier producer was about to publish if it has done so. There the header is zero: it was written before
-    /// what is in front of it was published.
+    /// Moves the position behind what the earlier producer was about to publish, if that producer has published it. The
+    /// header there is zero, since a producer writes it before it publishes what is in front of it.
     fn settle(&mut self, pending: u64) -> Result<(), Corrupt> {
         let header = |position| RecordHeader(self.memory.load_relaxed_u64(at(position, self.capacity)));
         if pending > 0 && header(self.tail).is_for(self.tail) {
@@ -89,8 +91,8 @@ impl<M: SharedMemory> Producer<M> {
         Ok(())
     }
 
-    /// Whether the consumer's doorbell must be rung for what an earlier producer has published. To be asked after
-    /// [`Producer::resume`]; answers true once for each sleep of the consumer.
+    /// Returns whether the consumer's doorbell must be rung for what an earlier producer has published. The caller asks after
+    /// [`Producer::resume`]. Returns true once for each sleep of the consumer.
     #[must_use = "the consumer may have to be woken"]
     pub fn take_owed(&mut self) -> bool {
         self.bell.needed(&self.memory)
@@ -112,7 +114,8 @@ impl<M: SharedMemory> Producer<M> {
         }
     }
 
-    /// Where this side is, and what is committed and not published yet. To be saved right before each publish.
+    /// Returns the position of this side, and what is committed and not published yet. To be saved directly before each
+    /// publish.
     pub fn cursor(&self) -> Cursor {
         let position = self.held.map_or(self.tail, |(first, _)| first);
         Cursor {
@@ -124,19 +127,19 @@ impl<M: SharedMemory> Producer<M> {
         }
     }
 
-    /// The longest message.
+    /// Returns the maximum length of a message, in bytes.
     pub fn max_message(&self) -> usize {
         ring::max_message(self.capacity)
     }
 
-    /// Claims room for a message of `len` bytes. Nothing is visible to the consumer until it is committed and published.
+    /// Claims room for a message of `len` bytes. The consumer sees nothing of it until it is committed and published.
     #[inline]
     pub fn claim(&mut self, len: usize) -> Result<Claim<'_, M>, SendError> {
         let position = self.reserve(len)?;
         Ok(Claim { producer: self, position, len })
     }
 
-    /// Finds room; returns the position of the record, after a padding record if need be.
+    /// Finds room and returns the position of the record. Inserts a padding record first if necessary.
     #[inline]
     fn reserve(&mut self, len: usize) -> Result<u64, SendError> {
         self.clear_to = 0;
@@ -152,7 +155,7 @@ impl<M: SharedMemory> Producer<M> {
         let span = record_span(len);
         let to_end = self.capacity - (self.tail as usize & (self.capacity - 1));
         let padding = if to_end < span { to_end } else { 0 };
-        // One line more, for the zero header behind the record.
+        // One more cache line, for the zero header behind the record.
         let need = padding + span + RECORD_ALIGN;
         if self.free() < need {
             if let Err(end) = self.refresh_head() {
@@ -174,12 +177,12 @@ impl<M: SharedMemory> Producer<M> {
         self.capacity - (self.tail - self.head) as usize
     }
 
-    /// Looks at how much the consumer has released.
+    /// Loads how much the consumer has released, and checks it.
     fn refresh_head(&mut self) -> Result<(), SendError> {
-        // ORDER ring.release: the consumer has done with these bytes before we overwrite them.
+        // ORDER ring.release: the consumer is finished with these bytes before this side overwrites them.
         // Pairs with: `Consumer::return_space`.
         let head = self.memory.load_acquire_u64(HEAD);
-        // Asked afterwards, because this load may be the first to find the memory gone.
+        // Checked after the load, which may be the first to find the memory gone.
         if self.memory.is_broken() {
             return Err(SendError::Broken);
         }
@@ -203,19 +206,20 @@ impl<M: SharedMemory> Producer<M> {
         }
     }
 
-    /// Makes all committed messages visible at once. True if the consumer sleeps and its doorbell must be rung.
+    /// Makes all committed messages visible at once. Returns true if the consumer sleeps and its doorbell must be rung.
     #[inline]
     #[must_use = "the consumer may have to be woken"]
     pub fn publish(&mut self) -> bool {
         let Some((position, header)) = self.held.take() else { return false };
         self.memory.store_relaxed_u64(at(self.tail, self.capacity), 0);
-        // ORDER ring.publish: payloads, the headers of the rest of the batch, and the zero behind it, before this.
+        // ORDER ring.publish: the payloads, the headers of the rest of the batch, and the zero header behind it are visible
+        // before this header.
         // Pairs with: `Consumer::poll`.
         self.memory.store_release_u64(at(position, self.capacity), header.0);
         self.bell.needed(&self.memory)
     }
 
-    /// Copies a message in and publishes it. True if the consumer's doorbell must be rung.
+    /// Copies a message into the ring and publishes it. Returns true if the consumer's doorbell must be rung.
     #[inline]
     pub fn send(&mut self, message: &[u8]) -> Result<bool, SendError> {
         match self.put(message) {
@@ -224,22 +228,23 @@ impl<M: SharedMemory> Producer<M> {
         }
     }
 
-    /// [`Producer::send`] where nothing is in the way; `None`, and nothing done, where something may be (or nothing that anybody
-    /// could see, because the memory is gone).
+    /// The fast path of [`Producer::send`]. Returns `None`, without a visible effect, if further checks are necessary. (If
+    /// the memory is gone, the stores have happened, but no one can see them.)
     #[inline(always)]
     pub fn put(&mut self, message: &[u8]) -> Option<bool> {
         self.memory.attend();
         let (position, len) = (self.tail, message.len());
         let end = position + record_span(len) as u64;
         let state = self.memory.load_relaxed_u32(CONSUMER_STATE);
-        // In one branch: the differences are negative, as signed words, where something is in the way.
+        // One branch checks both: a difference is negative, as a signed word, if the message does not fit.
         let room = self.clear_to.wrapping_sub(end) | (self.max_message().wrapping_sub(len)) as u64;
         if (room >> 63) | u64::from(state & !SideState::OPEN.0) != 0 {
             return None;
         }
         let header = RecordHeader::new(RecordKind::DATA, position, len);
         let place = at(position, self.capacity);
-        // The line that the consumer looks at comes last: it takes the line away between any two stores that are far apart.
+        // The line at which the consumer looks is stored last, because the consumer takes that line away between two stores
+        // that are far apart.
         if end > self.clean_to {
             self.memory.store_relaxed_u64(at(end, self.capacity), 0);
             self.clean_to = end;
@@ -248,7 +253,7 @@ impl<M: SharedMemory> Producer<M> {
         // ORDER ring.publish: as in `publish`. Pairs with: `Consumer::poll`, `Consumer::take`.
         self.memory.store_release_u64(place, header.0);
         let ring = self.bell.needed(&self.memory);
-        // Asked last: what went into memory that has gone away arrives nowhere.
+        // Checked last: a message that was written to memory that is gone does not arrive.
         if self.memory.is_broken() {
             return None;
         }
@@ -259,17 +264,18 @@ impl<M: SharedMemory> Producer<M> {
         Some(ring)
     }
 
-    /// Zeroes headers ahead of the tail, so that the next sends of records of this span need not. The consumer has had these
-    /// lines last, and a zero that is stored right before a message holds the message up, and the fence behind it, until its
-    /// line has come. Here all lines come at once, and while nobody waits for them.
+    /// Zeroes headers ahead of the tail, so that the next sends of records of this span need not do so. The consumer had
+    /// these lines last. A zero that is stored directly before a message delays the message, and the fence after it, until
+    /// the line has arrived. Here all lines arrive at once, and while no message waits for them.
     #[inline(never)]
     fn clean(&mut self, span: u64) {
         if span > SHORT {
             return;
         }
-        // Not beyond what is free.
+        // The producer may write only to free lines.
         let end = self.clear_to.min(self.tail + CLEAN);
-        // Nothing else is stored in between, not even to our own fields: the CPU would fetch fewer lines at once.
+        // Nothing else is stored in between, not even to fields of `self`, because the CPU would then fetch fewer lines at
+        // once.
         let mut position = self.clean_to;
         while position < end {
             position += RECORD_ALIGN as u64;
@@ -289,12 +295,12 @@ impl<M: SharedMemory> Producer<M> {
         let end_of_lap = (self.tail | (self.capacity as u64 - 1)) + 1;
         let released = self.head + (self.capacity - RECORD_ALIGN) as u64;
         self.clear_to = end_of_lap.min(released);
-        // What is claimed may be filled further than it is committed, so nothing is known of the lines behind.
+        // The program may have filled more of the claim than it committed, so the lines behind the record may not be zero.
         self.clean_to = self.tail;
         Ok(ring)
     }
 
-    /// Says that nothing more comes, after publishing what is committed. True if the consumer's doorbell must be rung.
+    /// Publishes what is committed, and marks that nothing more comes. Returns true if the consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn finish(&mut self) -> bool {
         let woken = self.publish();
@@ -304,8 +310,9 @@ impl<M: SharedMemory> Producer<M> {
         self.bell.needed(&self.memory) || woken
     }
 
-    /// Says that nothing more comes, and that what the consumer has not taken is void: its next look says
-    /// [`RecvError::Aborted`]. What is committed and not published is dropped. True if the consumer's doorbell must be rung.
+    /// Marks that nothing more comes, and that what the consumer has not taken is void: its next look returns
+    /// [`RecvError::Aborted`]. Drops what is committed and not published. Returns true if the consumer's doorbell must be
+    /// rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn abort(&mut self) -> bool {
         self.held = None;
@@ -315,18 +322,18 @@ impl<M: SharedMemory> Producer<M> {
         self.bell.needed(&self.memory)
     }
 
-    /// Sets what [`Waitable::ready`] means: room for a message of `len` bytes, or an error.
+    /// Sets the condition of [`Waitable::ready`]: room for a message of `len` bytes, or an error.
     pub fn want(&mut self, len: usize) -> &mut Self {
         self.wanted = len;
         self
     }
 
-    /// The memory of the ring.
+    /// Returns the memory of the ring.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Bytes published and not yet released by the consumer, as last seen.
+    /// Returns the number of bytes that are published and not yet released by the consumer, as last seen.
     pub fn in_flight(&self) -> usize {
         (self.tail - self.head) as usize
     }
@@ -334,7 +341,7 @@ impl<M: SharedMemory> Producer<M> {
 
 impl<M: SharedMemory> Waitable for Producer<M> {
     fn ready(&mut self) -> bool {
-        // Only asks; a padding record that `reserve` may have queued stays held back until the next publish.
+        // This only asks: a padding record that `reserve` may have added is held back until the next publish.
         !matches!(self.reserve(self.wanted), Err(SendError::Full)) || self.memory.is_broken()
     }
     #[inline]
@@ -363,7 +370,7 @@ impl<M: SharedMemory> Watchable for Producer<M> {
     }
 }
 
-/// Room for one message. Dropping it abandons it.
+/// Room for one message. Dropping it abandons the message.
 #[must_use = "a claim does nothing until it is committed"]
 pub struct Claim<'p, M: SharedMemory> {
     producer: &'p mut Producer<M>,
@@ -372,7 +379,7 @@ pub struct Claim<'p, M: SharedMemory> {
 }
 
 impl<M: SharedMemory> Claim<'_, M> {
-    /// The bytes to fill.
+    /// Returns the bytes to fill.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
         SharedSlice::new(
@@ -382,8 +389,8 @@ impl<M: SharedMemory> Claim<'_, M> {
         )
     }
 
-    /// Makes the first `len` bytes a message, to be seen at the next [`Producer::publish`]. A `len` beyond what was
-    /// claimed is cut to it.
+    /// Makes a message of the first `len` bytes, which the next [`Producer::publish`] makes visible. A `len` that is greater
+    /// than the claim is reduced to it.
     #[inline]
     pub fn commit(self, len: usize) {
         let len = len.min(self.len);
@@ -391,8 +398,8 @@ impl<M: SharedMemory> Claim<'_, M> {
         self.producer.tail = self.position + record_span(len) as u64;
     }
 
-    /// Commits and publishes. True if the consumer's doorbell must be rung. If the memory has gone away meanwhile, the next
-    /// claim says so: [`SendError::Broken`].
+    /// Commits and publishes. Returns true if the consumer's doorbell must be rung. If the memory is gone, the next claim
+    /// returns [`SendError::Broken`].
     #[inline]
     #[must_use = "the consumer may have to be woken"]
     pub fn publish(self, len: usize) -> bool {
@@ -404,63 +411,64 @@ impl<M: SharedMemory> Claim<'_, M> {
     }
 }
 
-/// What the consumer knows of the record at its position.
+/// The consumer's knowledge of the record at its position.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    /// To be looked for.
+    /// The consumer has not seen a record there yet.
     Unknown,
-    /// A message of so many bytes, seen and checked.
+    /// A message with this many bytes, seen and checked.
     Message(usize),
-    /// There will never be one. Once set, it stays: a peer cannot talk itself back into order.
+    /// There will never be a message. Once set, it stays: a corrupt peer cannot become valid again.
     Never(RecvError),
 }
 
-/// The receiving side.
+/// The receiving side of a message ring.
 #[derive(Debug)]
 pub struct Consumer<M: SharedMemory> {
     memory: M,
     capacity: usize,
-    /// Where the next record is expected.
+    /// Position of the next record.
     position: u64,
-    /// What the producer knows us to have released.
+    /// Bytes that are released, as stored for the producer.
     returned: u64,
     next: Next,
-    /// One more than the longest message that [`Consumer::take`] takes; 0 once there will never be another.
+    /// One more than the maximum length of a message that [`Consumer::take`] takes; 0 once no message will ever come.
     limit: usize,
-    /// Messages that [`Consumer::take`] has found at its first look, one after the other.
+    /// Number of consecutive messages that [`Consumer::take`] has found at its first look.
     run: u32,
-    /// For how many pauses it stayed away the last time.
+    /// Number of CPU pauses of the last [`Consumer::stay_away`].
     away: usize,
-    /// The producer waits for space that was returned while looking; its doorbell is due.
+    /// The producer's doorbell must be rung, because it waits for space that was returned.
     owed: bool,
     armed: Armed,
     bell: Bell,
 }
 
-/// A producer that had so many messages ready, one after the other, sends without a pause.
+/// A producer that had this many messages ready, one after the other, sends without a pause.
 const RUN: u32 = 8;
-/// For how many pauses of the CPU the consumer then leaves it alone: the first time, and at most.
+/// Number of CPU pauses for which the consumer then stays away from the producer's line: the first time, and at most.
 const AWAY: [usize; 2] = [4, 64];
-/// A smaller ring allows for fewer pauses, because the producer would fill it meanwhile.
+/// A smaller ring allows fewer pauses, because the producer would fill it meanwhile.
 const BYTES_A_PAUSE: usize = 1024;
 
 const _: () = assert!(AWAY[0] <= ring::MIN_CAPACITY / BYTES_A_PAUSE);
 
 impl<M: SharedMemory> Consumer<M> {
-    /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
-    /// other. Panics if the capacity is not valid or the ring does not fit.
+    /// Becomes the consumer of the ring at the beginning of `memory`, and resets the consumer's words. The ring must have no
+    /// other consumer. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_consuming(&memory, capacity);
         Self::at(memory, capacity, Cursor::default())
     }
 
-    /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. Ask [`Consumer::take_owed`]
-    /// afterwards.
+    /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. The caller must call
+    /// [`Consumer::take_owed`] afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
         let cursor = cursor.check_records(capacity)?;
         side::resume_consuming(&memory, capacity, &cursor)?;
         let mut consumer = Self::at(memory, capacity, cursor);
-        // What the earlier consumer had taken and not returned would else stay so, if it was the last that came.
+        // Otherwise the space that the earlier consumer took and did not return would never be returned if no further message
+        // came.
         consumer.advance(0);
         Ok(consumer)
     }
@@ -481,7 +489,7 @@ impl<M: SharedMemory> Consumer<M> {
         }
     }
 
-    /// Where this side is. A message that is not released is still to come; see [`Message::cursor`].
+    /// Returns the position of this side. A message that is not released comes again; see [`Message::cursor`].
     pub fn cursor(&self) -> Cursor {
         Cursor {
             position: self.position,
@@ -492,7 +500,7 @@ impl<M: SharedMemory> Consumer<M> {
         }
     }
 
-    /// Looks whether a message is there. [`RecvError::Empty`] is the only error that can pass.
+    /// Looks whether a message is there. [`RecvError::Empty`] is the only error that is not final.
     #[inline]
     pub fn poll(&mut self) -> Result<(), RecvError> {
         if let Next::Never(end) = self.next {
@@ -505,7 +513,7 @@ impl<M: SharedMemory> Consumer<M> {
         if let Next::Message(_) = self.next {
             return Ok(());
         }
-        // ORDER ring.publish: the payload and the header behind it are seen once this header is.
+        // ORDER ring.publish: the payload and the header behind it are seen once this header is seen.
         // Pairs with: `Producer::publish`.
         let header = self.memory.load_acquire_u64(at(self.position, self.capacity));
         if header == 0 {
@@ -514,12 +522,12 @@ impl<M: SharedMemory> Consumer<M> {
         self.accept(RecordHeader(header))
     }
 
-    /// Checks a header, which may be anything.
+    /// Checks a header, which may have any value.
     #[inline]
     fn accept(&mut self, header: RecordHeader) -> Result<(), RecvError> {
         let position = self.position;
         if !header.is_for(position) {
-            // A broken mapping reads as zeros only from some moment on.
+            // A mapping that breaks reads as zeros only from some moment on.
             return Err(self.end(if side::is_lost(&self.memory) {
                 RecvError::Broken
             } else {
@@ -537,12 +545,12 @@ impl<M: SharedMemory> Consumer<M> {
                 Ok(())
             }
             RecordKind::PAD => {
-                // A producer pads only in front of a record that did not fit; never at the start of the ring, so two
-                // in a row are impossible and this recursion is one deep.
+                // A producer pads only in front of a record that did not fit, and never at the start of the ring. Therefore
+                // two padding records in a row are impossible, and this recursion is one deep.
                 if to_end == self.capacity || len + RECORD_HEADER != to_end {
                     return Err(self.end(Corrupt::Padding { len, position }.into()));
                 }
-                // Its space goes back with the next record's: until that is released, a cursor from before is good.
+                // Its space is released with the next record: until then, a cursor from before is valid.
                 self.position += to_end as u64;
                 self.poll()
             }
@@ -550,7 +558,7 @@ impl<M: SharedMemory> Consumer<M> {
         }
     }
 
-    /// Nothing comes after this.
+    /// Records that no message will come any more.
     #[cold]
     fn end(&mut self, why: RecvError) -> RecvError {
         self.next = Next::Never(why);
@@ -558,22 +566,24 @@ impl<M: SharedMemory> Consumer<M> {
         why
     }
 
-    /// Nothing is published; sees whether more can come. The space that is not returned yet stays so: the longest message
-    /// finds room without it (see [`ring::max_message`]), and a message would cost both sides a line and a fence more.
+    /// Returns the error if nothing is published. The space that is not returned yet is kept: the longest message finds room
+    /// without it (see [`ring::max_message`]), and returning it would cost both sides one more cache line and one more fence
+    /// per message.
     #[inline]
     fn empty(&mut self) -> Result<(), RecvError> {
         if self.memory.is_broken() {
             return Err(self.end(RecvError::Broken));
         }
         let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
-        // The state may have been set after a last record that we looked for too early. What was aborted is void.
+        // The state may have been set after a last record, for which we looked too early. What was aborted is void.
         match self.memory.load_acquire_u64(at(self.position, self.capacity)) {
             header if header == 0 || end == RecvError::Aborted => Err(self.end(end)),
             header => self.accept(RecordHeader(header)),
         }
     }
 
-    /// The next message, in place. It stays until it is released; dropping the value keeps it for the next call.
+    /// Returns the next message, in place. It stays in the ring until it is released; if the value is dropped, the next call
+    /// returns the message again.
     #[inline]
     pub fn peek(&mut self) -> Result<Message<'_, M>, RecvError> {
         self.poll()?;
@@ -584,8 +594,8 @@ impl<M: SharedMemory> Consumer<M> {
         }
     }
 
-    /// Copies the next message into `into` and releases it. Returns its length; if that is more than `into` has, the
-    /// rest is lost. Ask [`Consumer::take_owed`] afterwards.
+    /// Copies the next message into `into` and releases it. Returns the length of the message; if it is longer than `into`,
+    /// the rest is lost. The caller must call [`Consumer::take_owed`] afterwards.
     #[inline]
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, RecvError> {
         if let Some((len, owed)) = self.take(into, 1) {
@@ -595,7 +605,7 @@ impl<M: SharedMemory> Consumer<M> {
         let message = self.peek()?;
         let len = message.len();
         message.slice().read(0, into);
-        // Bytes copied while the memory went away are zeros, not the message.
+        // Bytes that were copied while the memory went away are zeros, not the message.
         if message.consumer.memory.is_broken() {
             return Err(message.consumer.end(RecvError::Broken));
         }
@@ -603,16 +613,16 @@ impl<M: SharedMemory> Consumer<M> {
         Ok(len)
     }
 
-    /// [`Consumer::recv`] where nothing is in the way, after at most `looks` looks for a message; `None` where something may
-    /// be: no message, an end, a header that wants a closer look, or a buffer too short. Returns the message's length, and
-    /// whether the producer's doorbell must be rung.
+    /// The fast path of [`Consumer::recv`], with at most `looks` looks for a message. Returns the message's length, and
+    /// whether the producer's doorbell must be rung. Returns `None` if further checks are necessary: there is no message, a
+    /// side has ended, the header needs a closer look, or the buffer is too short.
     #[inline(always)]
     pub fn take(&mut self, into: &mut [u8], looks: u32) -> Option<(usize, bool)> {
         let position = self.position;
         self.memory.attend();
         let place = at(position, self.capacity);
-        // All that can be known before the message is there, so that one comparison is left for afterwards: a header
-        // that is not of a plain message for this place differs in a bit above its length.
+        // Everything that is known before the message comes is computed here, so that one comparison is left for afterwards:
+        // a header that is not of a plain message at this place differs in a bit above the bits of its length.
         let expected = RecordHeader::new(RecordKind::DATA, position, 0).0;
         let to_end = self.capacity - (position as usize & (self.capacity - 1));
         let room = self.limit.min(to_end - RECORD_HEADER + 1).min(into.len() + 1);
@@ -622,7 +632,7 @@ impl<M: SharedMemory> Consumer<M> {
             self.run = self.run.saturating_add(1);
         } else if looks > 1 {
             self.stay_away();
-            // ORDER ring.publish: the same.
+            // ORDER ring.publish: as above. Pairs with: `Producer::put`, `Producer::publish`.
             header = self.memory.await_acquire_u64(place, looks - 1);
         }
         let len = (header ^ expected) as usize;
@@ -639,10 +649,10 @@ impl<M: SharedMemory> Consumer<M> {
         Some((len, false))
     }
 
-    /// Lets a producer that sends without a pause get ahead, before the first look that may be in vain. If the consumer kept
-    /// looking at the next line, each store to that line would have to fetch it back first, and a message would cost both sides
-    /// several times as much (temporal slipping: Giacomoni et al., FastForward, PPoPP 2008). Where each message waits for an
-    /// answer, no run comes about, and the consumer never pauses.
+    /// Lets a producer that sends without a pause get ahead, before the first look that may find nothing. If the consumer
+    /// kept looking at the next line, each store to that line would have to fetch it back first, and a message would cost
+    /// both sides several times as much (temporal slipping: Giacomoni et al., FastForward, PPoPP 2008). If each message waits
+    /// for an answer, there is no run of messages, and the consumer never pauses.
     #[inline]
     fn stay_away(&mut self) {
         if std::mem::take(&mut self.run) <= RUN {
@@ -655,7 +665,7 @@ impl<M: SharedMemory> Consumer<M> {
         }
     }
 
-    /// The end of [`Consumer::take`] where the memory is gone, or space goes back.
+    /// The end of [`Consumer::take`] if the memory is gone or space must be returned.
     #[cold]
     fn take_rarely(&mut self, len: usize) -> Option<(usize, bool)> {
         if self.memory.is_broken() {
@@ -668,7 +678,7 @@ impl<M: SharedMemory> Consumer<M> {
     fn advance(&mut self, span: usize) {
         self.next = Next::Unknown;
         self.position += span as u64;
-        // In eighths: the producer's look at our counter then costs one cache line for many messages.
+        // Space is returned in eighths, so that the producer's look at this counter costs one cache line for many messages.
         if self.position - self.returned >= self.capacity as u64 / 8 {
             self.return_space();
         }
@@ -676,28 +686,28 @@ impl<M: SharedMemory> Consumer<M> {
 
     fn return_space(&mut self) {
         self.returned = self.position;
-        // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::refresh_head`.
+        // ORDER ring.release: this side is finished with these bytes. Pairs with: `Producer::refresh_head`.
         self.memory.store_release_u64(HEAD, self.position);
         self.owed |= self.bell.needed(&self.memory);
     }
 
-    /// Whether the producer's doorbell must be rung, because it sleeps and space has been returned. To be asked after
-    /// receiving; answers true once.
+    /// Returns whether the producer's doorbell must be rung, because it sleeps and space has been returned. The caller asks
+    /// after it has received. Returns true only once.
     #[inline]
     #[must_use = "the producer may have to be woken"]
     pub fn take_owed(&mut self) -> bool {
         std::mem::take(&mut self.owed)
     }
 
-    /// Says that nothing more will be taken. True if the producer's doorbell must be rung.
+    /// Marks that nothing more will be taken. Returns true if the producer's doorbell must be rung.
     #[must_use = "the producer may have to be woken"]
     pub fn finish(&mut self) -> bool {
         side::end_consuming(&self.memory, SideState::FINISHED);
         self.bell.needed(&self.memory) || self.take_owed()
     }
 
-    /// Says that nothing more will be taken, and that what is there and not taken is dropped: the producer's next call says
-    /// [`SendError::Aborted`]. True if the producer's doorbell must be rung.
+    /// Marks that nothing more will be taken, and drops what was not taken: the producer's next call returns
+    /// [`SendError::Aborted`]. Returns true if the producer's doorbell must be rung.
     #[must_use = "the producer may have to be woken"]
     pub fn abort(&mut self) -> bool {
         if !matches!(self.next, Next::Never(_)) {
@@ -707,7 +717,7 @@ impl<M: SharedMemory> Consumer<M> {
         self.bell.needed(&self.memory) || self.take_owed()
     }
 
-    /// The memory of the ring.
+    /// Returns the memory of the ring.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -756,17 +766,17 @@ pub struct Message<'c, M: SharedMemory> {
 }
 
 impl<M: SharedMemory> Message<'_, M> {
-    /// Bytes of payload.
+    /// Returns the bytes of payload.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if the payload is empty.
+    /// Returns whether the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The payload. A hostile peer can still change it: copy what must not change before checking it.
+    /// Returns the payload. A hostile peer can still change it: copy what must not change, and then check the copy.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
         SharedSlice::new(
@@ -776,18 +786,18 @@ impl<M: SharedMemory> Message<'_, M> {
         )
     }
 
-    /// Whether the memory has gone away, so that what was copied from [`Message::slice`] may be zeros.
+    /// Returns whether the memory is gone, so that what was copied from [`Message::slice`] may be zeros.
     pub fn is_broken(&self) -> bool {
         self.consumer.memory.is_broken()
     }
 
-    /// Where the consumer will be once this message is released. To be saved right before that.
+    /// Returns the position of the consumer once this message is released. To be saved directly before that.
     pub fn cursor(&self) -> Cursor {
         let cursor = self.consumer.cursor();
         Cursor { position: cursor.position + record_span(self.len) as u64, ..cursor }
     }
 
-    /// Gives the room back to the producer. True if the producer's doorbell must be rung.
+    /// Gives the room back to the producer. Returns true if the producer's doorbell must be rung.
     #[inline]
     pub fn release(self) -> bool {
         self.consumer.advance(record_span(self.len));

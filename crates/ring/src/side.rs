@@ -1,12 +1,12 @@
-//! What each side says of itself, and what the other makes of it.
+//! The state word of each side of a ring, and its effect on the other side.
 
 use crate::cursor::Cursor;
 use crate::error::{Corrupt, RecvError, SendError};
 use ginnel_layout::ring::{self, CONSUMER_STATE, DATA_ARMED, HEAD, PRODUCER_STATE, SPACE_ARMED, SideState};
 use ginnel_shmem::SharedMemory;
 
-/// Checks what a ring is built on, and resets the producer's words. `published` is the one by which the consumer sees that
-/// something is there.
+/// Checks the memory of a ring, and resets the producer's words. `published` is the offset of the word by which the consumer
+/// sees that something was published.
 pub(crate) fn begin_producing<M: SharedMemory>(memory: &M, capacity: usize, published: usize) {
     check(capacity, memory.len());
     memory.attend();
@@ -15,7 +15,7 @@ pub(crate) fn begin_producing<M: SharedMemory>(memory: &M, capacity: usize, publ
     open(memory, PRODUCER_STATE);
 }
 
-/// Checks what a ring is built on, and resets the consumer's words.
+/// Checks the memory of a ring, and resets the consumer's words.
 pub(crate) fn begin_consuming<M: SharedMemory>(memory: &M, capacity: usize) {
     check(capacity, memory.len());
     memory.attend();
@@ -24,7 +24,7 @@ pub(crate) fn begin_consuming<M: SharedMemory>(memory: &M, capacity: usize) {
     open(memory, CONSUMER_STATE);
 }
 
-/// Checks what a ring is built on. Says whether the producer's side, which is to be resumed, has ended.
+/// Checks the memory of a ring. Returns an error if the producer's side, which the caller wants to resume, has ended.
 pub(crate) fn resume_producing<M: SharedMemory>(memory: &M, capacity: usize) -> Option<SendError> {
     check(capacity, memory.len());
     memory.attend();
@@ -36,7 +36,8 @@ pub(crate) fn resume_producing<M: SharedMemory>(memory: &M, capacity: usize) -> 
     }
 }
 
-/// Checks what a ring is built on, and that no more was released than the cursor says: that may have been overwritten.
+/// Checks the memory of a ring, and that the consumer has released no more than the cursor says: released bytes may have been
+/// overwritten.
 pub(crate) fn resume_consuming<M: SharedMemory>(
     memory: &M,
     capacity: usize,
@@ -58,15 +59,15 @@ fn check(capacity: usize, len: usize) {
 }
 
 fn open<M: SharedMemory>(memory: &M, state: usize) {
-    // The daemon may have declared this side dead already, or the memory lost; then it stays so.
+    // The daemon may have declared this side dead already, or the memory lost. Such a state stays.
     if ![SideState::DEAD, SideState::LOST].contains(&SideState(memory.load_relaxed_u32(state))) {
         memory.store_release_u32(state, SideState::OPEN.0);
     }
 }
 
-/// What the consumer should do about the producer's state word, once the ring has nothing for it.
+/// Returns an error if the producer has ended. The consumer asks when the ring has nothing for it.
 pub(crate) fn producer_ended<M: SharedMemory>(memory: &M) -> Result<(), RecvError> {
-    // ORDER ring.finish: once the state says that the producer is done, all it published is seen.
+    // ORDER ring.finish: once the state says that the producer has ended, all that it published is seen.
     // Pairs with: `finish`.
     match SideState(memory.load_acquire_u32(PRODUCER_STATE)) {
         SideState::NEW | SideState::OPEN => Ok(()),
@@ -78,12 +79,12 @@ pub(crate) fn producer_ended<M: SharedMemory>(memory: &M) -> Result<(), RecvErro
     }
 }
 
-/// What the producer should do about the consumer's state word, before it sends.
+/// Returns an error if the consumer has ended. The producer asks before it sends.
 #[inline]
 pub(crate) fn consumer_ended<M: SharedMemory>(memory: &M) -> Result<(), SendError> {
     memory.attend();
     match SideState(memory.load_relaxed_u32(CONSUMER_STATE)) {
-        // Memory that has gone away says so, too; and this load may be the first to find it gone.
+        // Memory that is gone reads as these states too, and this load may be the first to find it gone.
         SideState::NEW | SideState::OPEN if memory.is_broken() => Err(SendError::Broken),
         SideState::NEW | SideState::OPEN => Ok(()),
         SideState::FINISHED => Err(SendError::Closed),
@@ -94,36 +95,37 @@ pub(crate) fn consumer_ended<M: SharedMemory>(memory: &M) -> Result<(), SendErro
     }
 }
 
-/// Whether the producer has aborted, so that nothing is to be received any more, be it there or not. To be asked before
-/// anything is taken. It may be overlooked for a moment, as if the producer had aborted a moment later.
+/// Returns whether the producer has aborted, so that the consumer must not receive anything more, even if it is there. The
+/// consumer asks before it takes anything. It may miss an abort for a moment, as if the producer had aborted a moment later.
 #[inline]
 pub(crate) fn producer_aborted<M: SharedMemory>(memory: &M) -> bool {
     SideState(memory.load_relaxed_u32(PRODUCER_STATE)) == SideState::ABORTED
 }
 
-/// Whether the memory is gone, or the daemon says that what was in it is. Then nobody is to blame for what it shows.
+/// Returns whether the memory is gone, or the daemon says that its content is. Then no peer is to blame for what it contains.
 #[cold]
 pub(crate) fn is_lost<M: SharedMemory>(memory: &M) -> bool {
     let lost = |state| SideState(memory.load_relaxed_u32(state)) == SideState::LOST;
     memory.is_broken() || lost(PRODUCER_STATE) || lost(CONSUMER_STATE)
 }
 
-/// Nothing more will be published: [`SideState::FINISHED`], or [`SideState::ABORTED`].
+/// Marks that the producer will publish nothing more: [`SideState::FINISHED`], or [`SideState::ABORTED`].
 pub(crate) fn end_producing<M: SharedMemory>(memory: &M, how: SideState) {
     memory.attend();
     end(memory, PRODUCER_STATE, how);
 }
 
-/// Nothing more will be taken.
+/// Marks that the consumer will take nothing more.
 pub(crate) fn end_consuming<M: SharedMemory>(memory: &M, how: SideState) {
     memory.attend();
     end(memory, CONSUMER_STATE, how);
 }
 
 fn end<M: SharedMemory>(memory: &M, state: usize, how: SideState) {
-    // What was lost is lost for the other side too, whoever notices first; and who has aborted does not finish afterwards.
+    // Loss stays, since the other side must see it too, whichever side notices it first. A side that has aborted cannot
+    // finish afterwards.
     if ![SideState::LOST, SideState::ABORTED].contains(&SideState(memory.load_relaxed_u32(state))) {
-        // ORDER ring.finish: everything published before this. Pairs with: `producer_ended`.
+        // ORDER ring.finish: everything that was published is visible before the state. Pairs with: `producer_ended`.
         memory.store_release_u32(state, how.0);
     }
 }

@@ -1,12 +1,13 @@
-//! A stream of bytes.
+//! Byte-stream rings: a ring that carries a stream of bytes.
 //!
-//! Two counters that only grow: the producer's tail (bytes published) and the consumer's head (bytes released). Each
-//! side keeps its own and a cached copy of the other's, and looks at the real one only when the cached one leaves it
-//! nothing to do. Long writes are published in pieces, so that the reader copies out while the writer copies in. Short ones are published
-//! at once, around the end of the ring too: who receives finds all of what was sent in one call, as with TCP, if the ring had room for it.
+//! The ring has two counters that only grow: the producer's tail (bytes published) and the consumer's head (bytes released).
+//! Each side keeps its own counter and a copy of the other's, and loads the other's counter only when the copy leaves it
+//! nothing to do. Long writes are published in pieces, so that the reader copies out while the writer copies in. Short writes
+//! are published at once, also across the end of the ring: a receiver gets everything that was sent in one call, as with TCP,
+//! if the ring had room for it.
 //!
-//! The consumer returns space in eighths of the ring, also when it has read everything: the producer may find only seven
-//! eighths of an empty ring free.
+//! The consumer returns space in eighths of the ring, also when it has read everything. Therefore the producer may find only
+//! seven eighths of an empty ring free.
 
 use crate::cursor::Cursor;
 use crate::error::{Corrupt, RecvError, SendError};
@@ -18,35 +19,36 @@ use ginnel_layout::ring::{
 };
 use ginnel_shmem::{SharedMemory, SharedSlice};
 
-/// Long copies are handed over in pieces of this part of the ring.
+/// Long copies are divided into pieces of one eighth of the ring.
 const PIECES: usize = 8;
 
-/// Writes of so many bytes are not.
+/// Writes of at most this many bytes are not divided.
 const AT_ONCE: usize = 4096;
 
-/// The writing side.
+/// The sending side of a byte-stream ring.
 #[derive(Debug)]
 pub struct Producer<M: SharedMemory> {
     memory: M,
     capacity: usize,
     tail: u64,
     head: u64,
-    /// Why nothing can be sent any more. Once set, it stays: a peer cannot talk itself back into order.
+    /// Why nothing can be sent any more. Once set, it stays: a corrupt peer cannot become valid again.
     ended: Option<SendError>,
     armed: Armed,
     bell: Bell,
 }
 
 impl<M: SharedMemory> Producer<M> {
-    /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
-    /// other. Panics if the capacity is not valid or the ring does not fit.
+    /// Becomes the producer of the ring at the beginning of `memory`, and resets the producer's words. The ring must have no
+    /// other producer. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_producing(&memory, capacity, TAIL);
         Self::at(memory, capacity, Cursor::default(), None)
     }
 
-    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does. Where it goes on, which is before
-    /// or behind what the other was about to publish, is said by [`Producer::cursor`]. Ask [`Producer::take_owed`] afterwards.
+    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does. It continues before or after
+    /// what the other was about to publish, and [`Producer::cursor`] then returns where. The caller must call
+    /// [`Producer::take_owed`] afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
         let ended = side::resume_producing(&memory, capacity);
         let mut producer = Self::at(memory, capacity, cursor.check(capacity)?, ended);
@@ -54,7 +56,7 @@ impl<M: SharedMemory> Producer<M> {
         Ok(producer)
     }
 
-    /// Goes behind what the earlier producer was about to publish if it has done so.
+    /// Moves the position behind what the earlier producer was about to publish, if that producer has published it.
     fn settle(&mut self, pending: u64) -> Result<(), Corrupt> {
         let tail = self.memory.load_relaxed_u64(TAIL);
         if tail == self.tail + pending {
@@ -65,8 +67,8 @@ impl<M: SharedMemory> Producer<M> {
         Ok(())
     }
 
-    /// Whether the consumer's doorbell must be rung for what an earlier producer has published. To be asked after
-    /// [`Producer::resume`]; answers true once for each sleep of the consumer.
+    /// Returns whether the consumer's doorbell must be rung for what an earlier producer has published. The caller asks after
+    /// [`Producer::resume`]. Returns true once for each sleep of the consumer.
     #[must_use = "the consumer may have to be woken"]
     pub fn take_owed(&mut self) -> bool {
         self.bell.needed(&self.memory)
@@ -84,7 +86,7 @@ impl<M: SharedMemory> Producer<M> {
         }
     }
 
-    /// Where this side is; see [`Room::cursor`].
+    /// Returns the position of this side; see [`Room::cursor`].
     pub fn cursor(&self) -> Cursor {
         Cursor {
             position: self.tail,
@@ -99,7 +101,8 @@ impl<M: SharedMemory> Producer<M> {
         self.capacity - (self.tail - self.head) as usize
     }
 
-    /// Room for at least `least` bytes (of a ring that may hold more), or why not.
+    /// Returns how much room there is, which may be less than `least` bytes but not 0, or the reason why there is none. Loads
+    /// the consumer's counter only if the known room is less than `least`.
     fn room(&mut self, least: usize) -> Result<usize, SendError> {
         if let Some(ended) = self.ended {
             return Err(ended);
@@ -118,12 +121,12 @@ impl<M: SharedMemory> Producer<M> {
         }
     }
 
-    /// Looks at how much the consumer has released.
+    /// Loads how much the consumer has released, and checks it.
     fn refresh_head(&mut self) -> Result<(), SendError> {
-        // ORDER ring.release: the consumer has done with these bytes before we overwrite them.
+        // ORDER ring.release: the consumer is finished with these bytes before this side overwrites them.
         // Pairs with: `Consumer::return_space`.
         let head = self.memory.load_acquire_u64(HEAD);
-        // Asked afterwards, because this load may be the first to find the memory gone.
+        // Checked after the load, which may be the first to find the memory gone.
         if self.memory.is_broken() {
             return Err(SendError::Broken);
         }
@@ -137,7 +140,7 @@ impl<M: SharedMemory> Producer<M> {
         Ok(())
     }
 
-    /// Room for at most `most` bytes in one run, to be filled in place.
+    /// Claims contiguous room for at most `most` bytes, to be filled in place.
     pub fn claim(&mut self, most: usize) -> Result<Room<'_, M>, SendError> {
         let start = self.tail as usize & (self.capacity - 1);
         let run = self.capacity - start;
@@ -145,15 +148,16 @@ impl<M: SharedMemory> Producer<M> {
         Ok(Room { producer: self, start: HEADER + start, len })
     }
 
-    /// Copies in as much of `from` as there is room for, in pieces of 4 KiB or more that are published as they come; `ring` is called
-    /// where the consumer's doorbell must be rung. Returns how many bytes went, at least one unless `from` is empty.
+    /// Copies in as much of `from` as there is room for. Pieces of 4 KiB or more are published one by one. Calls `ring`
+    /// whenever the consumer's doorbell must be rung. Returns how many bytes were copied, at least one unless `from` is
+    /// empty.
     pub fn write(&mut self, from: &[u8], mut ring: impl FnMut()) -> Result<usize, SendError> {
         let mut sent = 0;
         while sent < from.len() {
             let piece = (from.len() - sent).min(AT_ONCE.max(self.capacity / PIECES));
             match self.put(&from[sent..sent + piece]) {
                 Ok(n) => {
-                    // A signal handler may leave this call for good at any instruction: then the next one rings.
+                    // A signal handler may leave this call for good at any instruction. Then the next call rings.
                     if let Some(token) = self.bell.asked(&self.memory) {
                         ring();
                         self.bell.answered(token);
@@ -164,7 +168,7 @@ impl<M: SharedMemory> Producer<M> {
                 Err(error) => return Err(error),
             }
         }
-        // Bytes that went into memory that has gone away arrive nowhere.
+        // Bytes that were written to memory that is gone do not arrive.
         if self.memory.is_broken() {
             return Err(*self.ended.insert(SendError::Broken));
         }
@@ -188,11 +192,11 @@ impl<M: SharedMemory> Producer<M> {
     #[inline]
     fn advance(&mut self, len: usize) {
         self.tail += len as u64;
-        // ORDER stream.publish: the bytes before the counter. Pairs with: `Consumer::poll`.
+        // ORDER stream.publish: the bytes are visible before the counter. Pairs with: `Consumer::poll`.
         self.memory.store_release_u64(TAIL, self.tail);
     }
 
-    /// Says that nothing more comes. True if the consumer's doorbell must be rung.
+    /// Marks that nothing more comes. Returns true if the consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn finish(&mut self) -> bool {
         self.ended.get_or_insert(SendError::AfterFinish);
@@ -200,8 +204,8 @@ impl<M: SharedMemory> Producer<M> {
         self.bell.needed(&self.memory)
     }
 
-    /// Says that nothing more comes, and that what the consumer has not taken is void: its next look says
-    /// [`RecvError::Aborted`]. True if the consumer's doorbell must be rung.
+    /// Marks that nothing more comes, and that what the consumer has not taken is void: its next look returns
+    /// [`RecvError::Aborted`]. Returns true if the consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn abort(&mut self) -> bool {
         self.ended.get_or_insert(SendError::AfterFinish);
@@ -209,22 +213,23 @@ impl<M: SharedMemory> Producer<M> {
         self.bell.needed(&self.memory)
     }
 
-    /// The memory of the ring.
+    /// Returns the memory of the ring.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Whether the consumer has aborted: it takes nothing more.
+    /// Returns whether the consumer has aborted, so that it takes nothing more.
     pub fn is_aborted(&self) -> bool {
         side::consumer_ended(&self.memory) == Err(SendError::Aborted)
     }
 
-    /// Whether it has said that nothing more comes ([`Producer::finish`]).
+    /// Returns whether the producer has marked that nothing more comes ([`Producer::finish`]).
     pub fn is_finished(&self) -> bool {
         self.ended == Some(SendError::AfterFinish)
     }
 
-    /// A copy of all that was published and the consumer has not released. Empty if nothing is known of that.
+    /// Returns a copy of everything that is published and not yet released by the consumer. Empty if the consumer's counter
+    /// is invalid or the memory is gone.
     pub fn unreleased(&mut self) -> Vec<u8> {
         if self.refresh_head().is_err() {
             return Vec::new();
@@ -237,7 +242,7 @@ impl<M: SharedMemory> Producer<M> {
         bytes
     }
 
-    /// Bytes published and not yet released by the consumer, as last seen.
+    /// Returns the number of bytes that are published and not yet released by the consumer, as last seen.
     pub fn in_flight(&self) -> usize {
         (self.tail - self.head) as usize
     }
@@ -273,7 +278,7 @@ impl<M: SharedMemory> Watchable for Producer<M> {
     }
 }
 
-/// Room in the ring. Dropping it abandons it.
+/// Room in the ring. Dropping it abandons the room.
 #[must_use = "room does nothing until it is published"]
 pub struct Room<'p, M: SharedMemory> {
     producer: &'p mut Producer<M>,
@@ -282,19 +287,20 @@ pub struct Room<'p, M: SharedMemory> {
 }
 
 impl<M: SharedMemory> Room<'_, M> {
-    /// The bytes to fill.
+    /// Returns the bytes to fill.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
         SharedSlice::new(&self.producer.memory, self.start, self.len)
     }
 
-    /// Where the producer is, and that it is about to publish the first `len` bytes. To be saved right before that.
+    /// Returns the position of the producer, with the information that it is about to publish the first `len` bytes. To be
+    /// saved directly before that.
     pub fn cursor(&self, len: usize) -> Cursor {
         Cursor { pending: len.min(self.len) as u64, ..self.producer.cursor() }
     }
 
-    /// Makes the first `len` bytes part of the stream (cut to what was claimed). True if the consumer's doorbell must be
-    /// rung. If the memory has gone away meanwhile, the next claim says so: [`SendError::Broken`].
+    /// Publishes the first `len` bytes (at most what was claimed). Returns true if the consumer's doorbell must be rung. If
+    /// the memory is gone, the next claim returns [`SendError::Broken`].
     #[inline]
     #[must_use = "the consumer may have to be woken"]
     pub fn publish(self, len: usize) -> bool {
@@ -303,7 +309,7 @@ impl<M: SharedMemory> Room<'_, M> {
     }
 }
 
-/// The reading side.
+/// The receiving side of a byte-stream ring.
 #[derive(Debug)]
 pub struct Consumer<M: SharedMemory> {
     memory: M,
@@ -311,7 +317,7 @@ pub struct Consumer<M: SharedMemory> {
     head: u64,
     returned: u64,
     tail: u64,
-    /// Why nothing more can come. Once set, it stays: a peer cannot talk itself back into order.
+    /// Why nothing more can come. Once set, it stays: a corrupt peer cannot become valid again.
     ended: Option<RecvError>,
     owed: bool,
     armed: Armed,
@@ -319,20 +325,21 @@ pub struct Consumer<M: SharedMemory> {
 }
 
 impl<M: SharedMemory> Consumer<M> {
-    /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
-    /// other. Panics if the capacity is not valid or the ring does not fit.
+    /// Becomes the consumer of the ring at the beginning of `memory`, and resets the consumer's words. The ring must have no
+    /// other consumer. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_consuming(&memory, capacity);
         Self::at(memory, capacity, Cursor::default())
     }
 
-    /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. Ask [`Consumer::take_owed`]
-    /// afterwards.
+    /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. The caller must call
+    /// [`Consumer::take_owed`] afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
         let cursor = cursor.check(capacity)?;
         side::resume_consuming(&memory, capacity, &cursor)?;
         let mut consumer = Self::at(memory, capacity, cursor);
-        // What the earlier consumer had taken and not returned would else stay so, if it was the last that came.
+        // Otherwise the space that the earlier consumer took and did not return would never be returned if nothing further
+        // came.
         consumer.return_if_due();
         Ok(consumer)
     }
@@ -351,7 +358,7 @@ impl<M: SharedMemory> Consumer<M> {
         }
     }
 
-    /// Where this side is. Bytes that are not released are still to come; see [`Bytes::cursor`].
+    /// Returns the position of this side. Bytes that are not released come again; see [`Bytes::cursor`].
     pub fn cursor(&self) -> Cursor {
         Cursor {
             position: self.head,
@@ -362,7 +369,8 @@ impl<M: SharedMemory> Consumer<M> {
         }
     }
 
-    /// Looks whether bytes are there, and how many. [`RecvError::Empty`] is the only error that can pass.
+    /// Returns how many bytes are there; never 0. [`RecvError::Empty`] is the only error that is not final. The result may be
+    /// old: bytes that have come after the last look count only once those seen before are taken.
     #[inline]
     pub fn poll(&mut self) -> Result<usize, RecvError> {
         self.memory.attend();
@@ -375,18 +383,19 @@ impl<M: SharedMemory> Consumer<M> {
         Ok((self.tail - self.head) as usize)
     }
 
-    /// The same, with those that have come since bytes were seen that are not taken yet.
+    /// Returns how many bytes are there, as [`Consumer::poll`] does, but always includes those that have come since the last
+    /// look.
     pub fn poll_all(&mut self) -> Result<usize, RecvError> {
         let seen = self.poll()?;
         match self.look() {
-            // What was seen before the end is there.
+            // Bytes that were seen before the end are still there.
             Ok(()) | Err(RecvError::Finished | RecvError::PeerDead) => Ok((self.tail - self.head) as usize),
             Err(RecvError::Empty) => Ok(seen),
             Err(error) => Err(error),
         }
     }
 
-    /// Nothing comes after this, and nothing that is there is taken.
+    /// Records that nothing more comes, and that nothing that is there is taken.
     #[cold]
     fn end(&mut self, why: RecvError) {
         self.ended.get_or_insert(why);
@@ -411,7 +420,7 @@ impl<M: SharedMemory> Consumer<M> {
     }
 
     fn refresh_tail(&mut self) -> Result<(), RecvError> {
-        // ORDER stream.publish: the bytes are seen once the counter is. Pairs with: `Room::publish`.
+        // ORDER stream.publish: the bytes are seen once the counter is seen. Pairs with: `Room::publish`.
         let tail = self.memory.load_acquire_u64(TAIL);
         if tail < self.tail || tail - self.head > self.capacity as u64 {
             return Err(if side::is_lost(&self.memory) {
@@ -424,9 +433,9 @@ impl<M: SharedMemory> Consumer<M> {
         Ok(())
     }
 
-    /// Nothing is published; sees whether more can come. The space that is not returned yet (less than an eighth) stays so: a
-    /// producer waits only for a ring that is full for it, which a ring that the consumer has emptied is not. Returning it
-    /// would cost both sides a cache line and the consumer a fence for each exchange of short messages.
+    /// Returns the error if nothing is published. The space that is not returned yet (less than an eighth) is kept: a
+    /// producer waits only for a ring that is full for it, and a ring that the consumer has emptied is not. Returning it
+    /// would cost both sides a cache line, and the consumer a fence, for each exchange of short messages.
     fn empty(&mut self) -> Result<(), RecvError> {
         if self.memory.is_broken() {
             return Err(RecvError::Broken);
@@ -435,12 +444,13 @@ impl<M: SharedMemory> Consumer<M> {
         if end == RecvError::Aborted {
             return Err(end);
         }
-        // The state may have been set after a last publish that we looked for too early.
+        // The state may have been set after a last publish, for which we looked too early.
         self.refresh_tail()?;
         if self.tail == self.head { Err(end) } else { Ok(()) }
     }
 
-    /// The bytes that are there, in place, as one run; what passes the end of the ring comes with the next call.
+    /// Returns the bytes that are there, in place and contiguous. The bytes beyond the end of the ring come with the next
+    /// call.
     #[inline]
     pub fn peek(&mut self) -> Result<Bytes<'_, M>, RecvError> {
         let available = self.poll()?;
@@ -449,8 +459,8 @@ impl<M: SharedMemory> Consumer<M> {
         Ok(Bytes { consumer: self, start: HEADER + start, len })
     }
 
-    /// Copies out as much as is there and fits, in pieces whose room goes back as they are done; `ring` is called
-    /// where the producer's doorbell must be rung. Returns how many bytes came, at least one unless `into` is empty.
+    /// Copies out as much as is there and fits, in pieces whose room is returned one by one. Calls `ring` whenever the
+    /// producer's doorbell must be rung. Returns how many bytes were copied, at least one unless `into` is empty.
     pub fn read(&mut self, into: &mut [u8], mut ring: impl FnMut()) -> Result<usize, RecvError> {
         let mut got = 0;
         while got < into.len() {
@@ -475,7 +485,7 @@ impl<M: SharedMemory> Consumer<M> {
         if self.take_owed() {
             ring();
         }
-        // Bytes copied while the memory went away are zeros, not the stream.
+        // Bytes that were copied while the memory went away are zeros, not the stream.
         if self.memory.is_broken() {
             return Err(*self.ended.insert(RecvError::Broken));
         }
@@ -491,27 +501,27 @@ impl<M: SharedMemory> Consumer<M> {
 
     fn return_space(&mut self) {
         self.returned = self.head;
-        // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::refresh_head`.
+        // ORDER ring.release: this side is finished with these bytes. Pairs with: `Producer::refresh_head`.
         self.memory.store_release_u64(HEAD, self.head);
         self.owed |= self.bell.needed(&self.memory);
     }
 
-    /// Whether the producer's doorbell must be rung, because it sleeps and space has been returned. To be asked after
-    /// receiving; answers true once.
+    /// Returns whether the producer's doorbell must be rung, because it sleeps and space has been returned. The caller asks
+    /// after it has received. Returns true only once.
     #[must_use = "the producer may have to be woken"]
     pub fn take_owed(&mut self) -> bool {
         std::mem::take(&mut self.owed)
     }
 
-    /// Says that nothing more will be taken. True if the producer's doorbell must be rung.
+    /// Marks that nothing more will be taken. Returns true if the producer's doorbell must be rung.
     #[must_use = "the producer may have to be woken"]
     pub fn finish(&mut self) -> bool {
         side::end_consuming(&self.memory, SideState::FINISHED);
         self.bell.needed(&self.memory) || self.take_owed()
     }
 
-    /// Says that nothing more will be taken, and that what is there and not taken is dropped: the producer's next call says
-    /// [`SendError::Aborted`]. True if the producer's doorbell must be rung.
+    /// Marks that nothing more will be taken, and drops what was not taken: the producer's next call returns
+    /// [`SendError::Aborted`]. Returns true if the producer's doorbell must be rung.
     #[must_use = "the producer may have to be woken"]
     pub fn abort(&mut self) -> bool {
         self.end(RecvError::Aborted);
@@ -519,7 +529,7 @@ impl<M: SharedMemory> Consumer<M> {
         self.bell.needed(&self.memory) || self.take_owed()
     }
 
-    /// The memory of the ring.
+    /// Returns the memory of the ring.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -563,30 +573,30 @@ pub struct Bytes<'c, M: SharedMemory> {
 }
 
 impl<M: SharedMemory> Bytes<'_, M> {
-    /// How many.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes. A hostile peer can still change them: copy what must not change before checking it.
+    /// Returns the bytes. A hostile peer can still change them: copy what must not change, and then check the copy.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
         SharedSlice::new(&self.consumer.memory, self.start, self.len)
     }
 
-    /// Where the consumer will be once the first `len` bytes are released. To be saved right before that.
+    /// Returns the position of the consumer once the first `len` bytes are released. To be saved directly before that.
     pub fn cursor(&self, len: usize) -> Cursor {
         let cursor = self.consumer.cursor();
         Cursor { position: cursor.position + len.min(self.len) as u64, ..cursor }
     }
 
-    /// Gives the first `len` bytes' room back to the producer (cut to what is there). True if the producer's doorbell
-    /// must be rung.
+    /// Gives the room of the first `len` bytes (at most what is there) back to the producer. Returns true if the producer's
+    /// doorbell must be rung.
     #[inline]
     pub fn release(self, len: usize) -> bool {
         let consumer = self.consumer;

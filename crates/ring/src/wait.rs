@@ -1,4 +1,4 @@
-//! The one way to wait, and the one way to know whether somebody must be woken.
+//! The only implementation of waiting, and of finding out whether a peer must be woken.
 //!
 //! # The fence pair
 //!
@@ -12,20 +12,20 @@
 //!   C3  look: published?  -> no: sleep         P3  armed?  -> yes: ring
 //! ```
 //!
-//! Without the fences a CPU may do its load before its own store is visible (even x86 does), and then both look too
-//! early: the consumer sleeps, the producer does not ring, and nobody ever wakes. With both fences, one of the two
-//! comes first in the single order of all full fences: if C2, then P3 sees the token and rings; if P2, then C3 sees
-//! what was published and does not sleep. A producer that waits for space plays the consumer's part with the roles
-//! exchanged; locks and completion queues use the same pair. It is implemented here ([`Armed::arm`],
-//! [`Bell::needed`]; for the many sleepers of a lock [`ArmedSet`]) and nowhere else, and modelled with loom in
+//! Without the fences, a CPU may execute its load before its own store is visible to others (even x86 does). Then both sides
+//! look too early: the consumer sleeps, the producer does not ring, and nothing ever wakes the consumer. With both fences,
+//! one fence comes first in the single order of all full fences. If C2 is first, P3 sees the token and the producer rings. If
+//! P2 is first, C3 sees what was published and the consumer does not sleep. A producer that waits for space does the steps of
+//! the consumer, with the roles exchanged. Locks and completion queues use the same pair. It is implemented only here
+//! ([`Armed::arm`] and [`Bell::needed`]; [`ArmedSet`] for a lock, which has many sleepers), and modelled with loom in
 //! `tests/loom.rs`.
 //!
-//! Waking costs the sleeper's side a doorbell (tens of microseconds), so the token is a counter: a producer rings once
-//! for each arming, not once for each message. Each word of a ring has one writer, and needs no atomic
-//! read-modify-write; an [`ArmedSet`] has many.
+//! Waking costs the sleeper's side a doorbell (tens of microseconds). Therefore the token is a counter: a producer rings once
+//! for each arming, and not once for each message. Each wake word of a ring has one writer and needs no atomic
+//! read-modify-write operation; the word of an [`ArmedSet`] has many writers.
 //!
-//! A neighbour who scribbles on the words can cause needless doorbells and missed ones on its own ring. A missed one
-//! is bounded by the caller's timeout, and without one the daemon still wakes the sleeper when the peer dies.
+//! A hostile peer that writes to these words can cause needless doorbells and missed ones on its own ring. The caller's
+//! timeout limits the delay of a missed one; without a timeout, the daemon still wakes the sleeper when the peer dies.
 
 use ginnel_layout::board::Place;
 use ginnel_layout::ring::SideState;
@@ -33,18 +33,18 @@ use ginnel_shmem::SharedMemory;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How to wait.
+/// The way in which a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
-    /// Look until it is there. Lowest latency; uses a CPU, but leaves it to others who want it (`sched_yield`) when what is
-    /// waited for does not come within microseconds: there may be more who look than CPUs.
+    /// Polls until the wait is over. This has the lowest latency. It uses a CPU, but yields it to other threads
+    /// (`sched_yield`) if the wait takes longer than some microseconds, since more threads may poll than there are CPUs.
     Poll,
-    /// Sleep at once. Uses no CPU; each wake costs a doorbell.
+    /// Sleeps at once. This uses no CPU, but each wake-up costs a doorbell.
     Interrupt,
-    /// Look for as long as the budget, then sleep. A budget of about the cost of a doorbell is never worse than twice
-    /// the better of the two.
+    /// Polls for the time of the budget, then sleeps. If the budget is about the cost of a doorbell, the total cost is at
+    /// most twice that of the better of the other two modes.
     Adaptive {
-        /// How long to look.
+        /// How long to poll.
         budget: Duration,
     },
 }
@@ -60,56 +60,58 @@ impl Default for WaitMode {
     }
 }
 
-/// Sleeps until the own doorbell has been rung.
+/// A way to sleep until the caller's own doorbell has been rung.
 pub trait Sleeper {
-    /// Returns when the doorbell has rung since the last return, or at the deadline, or for no reason. An error means
-    /// that this side cannot sleep at all.
+    /// Returns when the doorbell has been rung since the last return, or at the deadline, or spuriously. An error means that
+    /// this side cannot sleep at all.
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()>;
 }
 
-/// Something that can be waited for.
+/// A condition for which a thread can wait.
 pub trait Waitable {
-    /// Whether the wait is over: the thing is there, or it will never be.
+    /// Returns whether the wait is over: the condition is true, or will never be.
     fn ready(&mut self) -> bool;
-    /// A cheaper look: true if something has changed since [`Waitable::ready`] said no. May overlook an end, but must not
-    /// stay true while `ready` says no.
+    /// Returns true if something has changed since [`Waitable::ready`] returned false. This is cheaper than `ready`. It may
+    /// miss the end of the peer, but must not stay true while `ready` returns false.
     #[inline]
     fn glance(&self) -> bool {
         false
     }
-    /// Tells the other side that we are about to sleep ([`Armed::arm`]).
+    /// Tells the other side that this side is about to sleep ([`Armed::arm`]).
     fn arm(&mut self);
-    /// We are awake again.
+    /// Tells the other side that this side is awake again.
     fn disarm(&mut self);
 }
 
-/// A side of a ring that somebody else can wait for, together with many others.
+/// A side of a ring for which another thread can wait, together with many others.
 pub trait Watchable: Waitable {
-    /// Where the ring lies.
+    /// The memory of the ring.
     type Memory: SharedMemory;
 
-    /// What to look at after [`Waitable::ready`] has said no. Until [`Watchable::unwatch`], the wake word is the watch's.
+    /// Returns where to look after [`Waitable::ready`] has returned false. The wake word belongs to the watch until
+    /// [`Watchable::unwatch`].
     fn watch(&self) -> Watch<Self::Memory>;
-    /// The side itself waits again.
+    /// Gives the wake word back to the side, which waits by itself again.
     fn unwatch(&mut self, watch: Watch<Self::Memory>);
-    /// By way of which slot of a board the side wants to be woken from its next sleep on; [`Place::NONE`]: by its doorbell.
+    /// Sets the slot of a board by which the side wants to be woken, from its next sleep on. With [`Place::NONE`], it is
+    /// woken by its doorbell.
     fn notify_at(&mut self, place: Place);
 }
 
-/// Where a side of a ring looks for what it waits for.
+/// The words at which a waiting side of a ring looks.
 #[derive(Clone, Debug)]
 pub struct Look<M: SharedMemory> {
     pub(crate) memory: M,
-    /// This word ...
+    /// Offset of the word that changes when there is something to do.
     pub(crate) word: usize,
-    /// ... is something else when there is something to do.
+    /// The value of that word when `ready` returned false.
     pub(crate) seen: u64,
-    /// The state word of the other side.
+    /// Offset of the state word of the other side.
     pub(crate) state: usize,
 }
 
 impl<M: SharedMemory> Look<M> {
-    /// Whether another try of the side is worth it: something came, or the other side has ended.
+    /// Returns whether the side should try again: something has come, or the other side has ended.
     #[inline]
     pub fn has_changed(&self) -> bool {
         self.memory.load_relaxed_u64(self.word) != self.seen
@@ -118,37 +120,38 @@ impl<M: SharedMemory> Look<M> {
     }
 }
 
-/// A side of a ring that rests. It can be looked at, armed and disarmed without the side itself.
+/// The wake word and the look of a side that is not in use. A thread can look, arm and disarm without the side itself.
 #[derive(Debug)]
 pub struct Watch<M: SharedMemory> {
-    /// Where to look.
+    /// The words at which to look.
     pub look: Look<M>,
     pub(crate) armed: Armed,
 }
 
 impl<M: SharedMemory> Watch<M> {
-    /// Says "wake me". The caller must look once more before it sleeps.
+    /// Tells the other side to wake this one. The caller must look once more before it sleeps.
     pub fn arm(&mut self) {
         self.look.memory.attend();
         self.armed.arm(&self.look.memory);
     }
 
-    /// Says "I am awake".
+    /// Tells the other side that this one is awake.
     pub fn disarm(&mut self) {
         self.armed.disarm(&self.look.memory);
     }
 }
 
-/// Glances between two full looks. Nothing but loads of one word: what is waited for is then seen as early as can be.
+/// Glances between two full looks. During these, the thread only loads one word, so that it sees a change as early as
+/// possible.
 const GLANCES: u32 = 64;
-/// Full looks between two looks at the clock, which may be slow in a guest.
+/// Full looks between two readings of the clock, which may be slow in a guest.
 const LOOKS_PER_CLOCK: u32 = 8;
 
-/// Rounds of looks before others are let onto the CPU: some microseconds. Who is waited for may need this very CPU, and would
-/// get it only at the end of our time slice, milliseconds later.
+/// Rounds of looks before the thread yields its CPU to others: some microseconds. The peer may need this CPU, and otherwise
+/// would get it only at the end of this thread's time slice, milliseconds later.
 const ROUNDS_ALONE: u32 = 16;
 
-/// Waits until `what` is ready, or at least has changed. `Ok(false)` if the deadline came first.
+/// Waits until `what` is ready, or at least has changed. Returns `Ok(false)` if the deadline came first.
 pub fn wait<W: Waitable + ?Sized>(
     what: &mut W,
     mode: WaitMode,
@@ -162,11 +165,11 @@ pub fn wait<W: Waitable + ?Sized>(
         WaitMode::Poll => return Ok(spin(what, deadline)),
         WaitMode::Interrupt => {}
         WaitMode::Adaptive { budget } => {
-            // A peer that is at work answers before the clock is worth a look; in some guests that takes a microsecond.
+            // A running peer answers before the clock needs to be read, which takes a microsecond in some guests.
             if look(what) {
                 return Ok(true);
             }
-            // A budget beyond what the clock can say has no end of its own.
+            // A budget that the clock cannot represent is unlimited.
             let end = Instant::now().checked_add(budget);
             let first = [end, deadline].into_iter().flatten().min();
             if spin(what, first) {
@@ -210,7 +213,7 @@ fn spin<W: Waitable + ?Sized>(what: &mut W, deadline: Option<Instant>) -> bool {
     }
 }
 
-/// Looks many times. A glance that sees a change ends the wait: the caller looks closer anyway.
+/// Looks many times. A glance that sees a change ends the wait, because the caller looks closer anyway.
 fn look<W: Waitable + ?Sized>(what: &mut W) -> bool {
     for _ in 0..LOOKS_PER_CLOCK {
         for _ in 0..GLANCES {
@@ -222,15 +225,15 @@ fn look<W: Waitable + ?Sized>(what: &mut W) -> bool {
             return true;
         }
     }
-    // Once in a while only: it takes long on some CPUs, and in some hypervisors it gives up the time slice.
+    // Once per round only: this instruction takes long on some CPUs, and in some hypervisors it gives up the time slice.
     std::hint::spin_loop();
     false
 }
 
-/// Sleeps that may pass before a sleeper notes its token.
+/// Maximum number of sleeps for which a sleeper may not have noted its token.
 const NOT_NOTED: u32 = 1 << 24;
 
-/// The sleeper's end of a wake word.
+/// The sleeper's side of a wake word.
 #[derive(Clone, Debug)]
 pub struct Armed {
     at: usize,
@@ -238,39 +241,39 @@ pub struct Armed {
 }
 
 impl Armed {
-    /// The wake word at `at`, which this side writes.
+    /// Returns the sleeper's side of the wake word at offset `at`, which only this side writes.
     pub fn new(at: usize) -> Self {
         Self { at, token: 0 }
     }
 
-    /// Goes on after `token` and all those that may have been used since it was noted: a waker that has rung for a token does not
-    /// ring for it again.
+    /// Continues after `token` and all tokens that may have been used since it was noted, because a waker that has rung for a
+    /// token does not ring for it again.
     pub fn resume(at: usize, token: u32) -> Self {
         Self { at, token: token.wrapping_add(NOT_NOTED) }
     }
 
-    /// The last token.
+    /// Returns the last token.
     pub fn token(&self) -> u32 {
         self.token
     }
 
-    /// Says "ring me", with a fresh token. The caller must look once more before it sleeps.
+    /// Tells the waker to ring, with a fresh token. The caller must look once more before it sleeps.
     pub fn arm<M: SharedMemory>(&mut self, memory: &M) {
         memory.before_sleep();
         self.token = self.token.checked_add(1).unwrap_or(1);
-        // ORDER wait.notify: where this side sleeps before the token. Pairs with: `notified_at`.
+        // ORDER wait.notify: the place where this side sleeps is visible before the token. Pairs with: `notified_at`.
         memory.store_release_u32(self.at, self.token);
-        // ORDER wait.fence: the token before the coming look at the ring. Pairs with: `Bell::needed`.
+        // ORDER wait.fence: the token is stored before the caller's next look at the ring. Pairs with: `Bell::needed`.
         memory.full_fence();
     }
 
-    /// Says "I am awake".
+    /// Tells the waker that this side is awake.
     pub fn disarm<M: SharedMemory>(&mut self, memory: &M) {
         memory.store_relaxed_u32(self.at, 0);
     }
 }
 
-/// The waker's end of a wake word.
+/// The waker's side of a wake word.
 #[derive(Debug)]
 pub struct Bell {
     at: usize,
@@ -278,22 +281,22 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// The wake word at `at`, which the other side writes.
+    /// Returns the waker's side of the wake word at offset `at`, which the other side writes.
     pub fn new(at: usize) -> Self {
         Self::resume(at, 0)
     }
 
-    /// Goes on after `rung`.
+    /// Continues after the token `rung`, for which the doorbell has been rung already.
     pub fn resume(at: usize, rung: u32) -> Self {
         Self { at, rung }
     }
 
-    /// The last token that was rung for.
+    /// Returns the last token for which the doorbell was rung.
     pub fn rung(&self) -> u32 {
         self.rung
     }
 
-    /// After something was published: whether the doorbell must be rung for it.
+    /// Returns whether the doorbell must be rung. The caller must have published something.
     pub fn needed<M: SharedMemory>(&mut self, memory: &M) -> bool {
         let token = self.asked(memory);
         if let Some(token) = token {
@@ -302,74 +305,77 @@ impl Bell {
         token.is_some()
     }
 
-    /// The same for a waker that may be stopped before it has rung: asked again, it is told so again until it says that it has.
+    /// Returns the token for which the doorbell must be rung, as [`Bell::needed`] does, but repeats it until the caller
+    /// confirms with [`Bell::answered`] that it has rung. This is for a waker that may be stopped before it rings.
     pub fn asked<M: SharedMemory>(&self, memory: &M) -> Option<u32> {
-        // ORDER wait.fence: what was published before the coming look at the token. Pairs with: `Armed::arm`.
+        // ORDER wait.fence: what was published is visible before the next look at the token. Pairs with: `Armed::arm`.
         memory.full_fence();
         let token = memory.load_relaxed_u32(self.at);
         (token != 0 && token != self.rung).then_some(token)
     }
 
-    /// The doorbell was rung for this token.
+    /// Records that the doorbell was rung for this token.
     pub fn answered(&mut self, token: u32) {
         self.rung = token;
     }
 }
 
-/// Offset of the word, beside a ring's wake word, that says by way of which board its sleeper wants to be woken.
+/// Distance from a ring's wake word to the word that names the slot of a board by which its sleeper wants to be woken.
 const NOTIFY: usize = ginnel_layout::ring::DATA_NOTIFY - ginnel_layout::ring::DATA_ARMED;
 const _: () = assert!(NOTIFY == ginnel_layout::ring::SPACE_NOTIFY - ginnel_layout::ring::SPACE_ARMED);
 
 impl Armed {
-    /// From the next [`Armed::arm`] on, the sleeper of this wake word of a ring wants to be woken by way of a slot of a board;
-    /// with [`Place::NONE`], by its doorbell.
+    /// Sets the slot of a board by which the sleeper of this wake word wants to be woken from the next [`Armed::arm`] on.
+    /// With [`Place::NONE`], it is woken by its doorbell.
     pub fn notify_at<M: SharedMemory>(&self, memory: &M, place: Place) {
         memory.store_relaxed_u64(self.at + NOTIFY, place.0);
     }
 }
 
-/// After the wake word at `at` of a ring was found armed: by way of which slot of a board its sleeper wants to be woken. A
-/// neighbour may have written anything there.
+/// Returns the slot of a board by which the sleeper of a ring's wake word at offset `at` wants to be woken. The caller must
+/// have found the word armed. The value may be anything, since a hostile peer can write it.
 pub fn notified_at<M: SharedMemory>(memory: &M, at: usize) -> Place {
-    // ORDER wait.notify: the token before what was said with it. Pairs with: `Armed::arm`.
+    // ORDER wait.notify: the token is loaded before the place that was stored with it. Pairs with: `Armed::arm`.
     memory.load_acquire_u32(at);
     Place(memory.load_relaxed_u64(at + NOTIFY))
 }
 
-/// The wake word of many sleepers: a bit for each. A waker chooses whom it wakes; whoever takes a sleeper's bit away has
-/// to ring it.
+/// The wake word of many sleepers, with one bit for each. The waker selects the sleepers that it wakes. A waker that takes a
+/// sleeper's bit away must ring that sleeper.
 #[derive(Clone, Copy, Debug)]
 pub struct ArmedSet {
     at: usize,
 }
 
 impl ArmedSet {
-    /// The wake word at `at`.
+    /// Returns the wake word at offset `at`.
     pub const fn new(at: usize) -> Self {
         Self { at }
     }
 
-    /// Says "ring me" for the sleeper of this bit. It must look once more before it sleeps.
+    /// Sets the bit of a sleeper, which tells wakers to ring it. The sleeper must look once more before it sleeps.
     pub fn arm<M: SharedMemory>(&self, memory: &M, bit: u64) {
         memory.before_sleep();
         memory.fetch_or_u64(self.at, bit);
-        // ORDER wait.fence: the bit before the coming look at what is waited for. Pairs with: `ArmedSet::sleepers`.
+        // ORDER wait.fence: the bit is stored before the sleeper's next look at what it waits for. Pairs with:
+        // `ArmedSet::sleepers`.
         memory.full_fence();
     }
 
-    /// Says "I am awake". True if a waker has taken the bit: it has rung, or is about to.
+    /// Clears the bit of a sleeper that is awake. Returns true if a waker has taken the bit: it has rung, or is about to.
     pub fn disarm<M: SharedMemory>(&self, memory: &M, bit: u64) -> bool {
         memory.fetch_and_u64(self.at, !bit) & bit == 0
     }
 
-    /// After something was published: those who sleep.
+    /// Returns the bits of the sleepers. The caller must have published something.
     pub fn sleepers<M: SharedMemory>(&self, memory: &M) -> u64 {
-        // ORDER wait.fence: what was published before the coming look at the bits. Pairs with: `ArmedSet::arm`.
+        // ORDER wait.fence: what was published is visible before the next look at the bits. Pairs with: `ArmedSet::arm`.
         memory.full_fence();
         memory.load_relaxed_u64(self.at)
     }
 
-    /// Takes the bits of sleepers who are to be rung; returns those that were still there.
+    /// Takes the bits of sleepers that the caller wants to ring. Returns those that were still set: the caller must ring
+    /// exactly these.
     #[must_use = "whoever takes a bit has to ring"]
     pub fn take<M: SharedMemory>(&self, memory: &M, bits: u64) -> u64 {
         memory.fetch_and_u64(self.at, !bits) & bits

@@ -1,7 +1,8 @@
-//! What the daemon does: make objects, seat users, take back what the dead had, and look.
+//! The daemon's operations: to make objects, to give slots to users, to take back what a dead user had, and to inspect an
+//! object.
 //!
-//! Nothing here blocks, and nothing that is found in the page is believed beyond that page. The daemon keeps its own books
-//! of who has which slot.
+//! No function here blocks. The daemon does not trust anything that it finds in the page, beyond that page; it keeps its own
+//! books about which user has which slot.
 
 use crate::seat::{SLEEPERS, TRIES, User, slots};
 use ginnel_layout::sync::{
@@ -11,7 +12,8 @@ use ginnel_layout::sync::{
 };
 use ginnel_shmem::SharedMemory;
 
-/// Makes an object of a page that nobody uses yet. `limit` as [`SyncKind::allows`]; a semaphore begins with `permits`.
+/// Makes an object of a page that no user has yet. `limit` must be one that [`SyncKind::allows`] accepts. A semaphore begins
+/// with `permits` permits.
 pub fn format<M: SharedMemory>(page: &M, kind: SyncKind, limit: u32, permits: u32) {
     page.write(0, &[0; SIZE]);
     page.store_relaxed_u32(KIND, kind.0);
@@ -22,7 +24,7 @@ pub fn format<M: SharedMemory>(page: &M, kind: SyncKind, limit: u32, permits: u3
     page.full_fence();
 }
 
-/// Seats a user, before it is told of its slot. `bell` is how to ring it: `member << 16 | vector`.
+/// Gives a slot to a user, before the user is told about it. `bell` is the user's doorbell: `member << 16 | vector`.
 pub fn seat<M: SharedMemory>(page: &M, user: User, endpoint_epoch: u32, bell: u32) {
     let at = slot(user.slot());
     page.store_relaxed_u32(at + SLOT_ENDPOINT, user.endpoint());
@@ -30,32 +32,33 @@ pub fn seat<M: SharedMemory>(page: &M, user: User, endpoint_epoch: u32, bell: u3
     page.store_relaxed_u32(at + SLOT_BELL, bell);
     page.swap_u64(at + SLOT_READER, 0);
     page.store_relaxed_u64(at + SLOT_SINCE, 0);
-    // What the slot's last user has set after it was declared dead is no signal and no wake of this one.
+    // The last user of the slot may have set these bits after it was declared dead. They are not a wake or a signal for this
+    // user.
     let bit = 1u64 << user.slot();
     page.fetch_and_u64(ARMED, !bit);
     page.fetch_and_u64(WAITING, !bit);
-    // ORDER sync.seat: the slot is written before the user is told, and so before any word that names it.
+    // ORDER sync.seat: the slot is written before the user is told of it, and so before any word that names it.
     // Pairs with: `Seat::is_there`.
     page.store_release_u32(at + SLOT_EPOCH, user.epoch().into());
     page.fetch_or_u64(SEATED, bit);
 }
 
-/// Why a slot becomes free.
+/// Reason why a slot becomes free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Its user has closed its handle.
+    /// The user has closed its handle.
     Closed,
-    /// Its user has died, or was declared dead.
+    /// The user has died, or was declared dead.
     Died,
 }
 
-/// Takes back a slot and all that its user had, at whichever instruction it stopped. Returns the slots whose users are to be
-/// rung, a bit for each: all who sleep. May be repeated.
+/// Takes back a slot and everything that its user had, at whichever instruction the user stopped. Returns the slots whose
+/// users the daemon must ring, one bit for each: all users that sleep. May be repeated.
 #[must_use = "the users of these slots sleep, perhaps for something that is theirs now"]
 pub fn reclaim<M: SharedMemory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> u64 {
     let (at, bit) = (slot(dead), 1u64 << dead);
-    // First of all it must not take any more, should it only have been declared dead. What it takes all the same, because it
-    // has looked before, is handed on by whoever finds it (`owner::disown`).
+    // First, the user must not take anything more, in case that it was only declared dead. It may have checked its slot
+    // before this, and take the lock all the same; then the next user that finds its word replaces it (`owner::disown`).
     page.store_release_u32(at + SLOT_EPOCH, 0);
     match kind {
         SyncKind::MUTEX | SyncKind::RWLOCK | SyncKind::ONCE => {
@@ -63,8 +66,8 @@ pub fn reclaim<M: SharedMemory>(page: &M, kind: SyncKind, dead: usize, left: Lef
             page.swap_u64(at + SLOT_READER, ReaderState::NONE.0);
         }
         SyncKind::CONDVAR => {
-            // If it was signalled, the signal died with it and is for somebody else. One too many does no harm, so there is no
-            // need to know whether it waited at all.
+            // If the dead user was signalled, the signal died with it and must go to another user. One signal too many does
+            // no harm, so it does not matter whether the dead user waited at all.
             if page.fetch_and_u64(WAITING, !bit) & bit == 0
                 && let Some(other) =
                     slots(page.load_relaxed_u64(WAITING) & page.load_relaxed_u64(SEATED)).next()
@@ -83,14 +86,14 @@ pub fn reclaim<M: SharedMemory>(page: &M, kind: SyncKind, dead: usize, left: Lef
     page.fetch_and_u64(ARMED, !bit);
     page.fetch_and_u64(SEATED, !bit);
     page.store_relaxed_u64(at + SLOT_SINCE, 0);
-    // Those who sleep, and those whose bit the dead may have taken without ringing them.
+    // The users that sleep, and those whose bit the dead user may have taken without ringing them.
     let asleep = SLEEPERS.sleepers(page);
     let waits = |k: &usize| page.load_relaxed_u64(slot(*k) + SLOT_SINCE) != 0;
     slots(page.load_relaxed_u64(SEATED)).filter(waits).fold(asleep & SLOTS_MASK, |bits, k| bits | 1 << k)
         & !bit
 }
 
-/// Puts "its owner died" in the place of a dead owner.
+/// Replaces a dead owner by "its owner died".
 fn disown<M: SharedMemory>(page: &M, dead: usize) {
     for _ in 0..TRIES {
         let word = OwnerWord(page.load_acquire_u64(STATE));
@@ -101,30 +104,30 @@ fn disown<M: SharedMemory>(page: &M, dead: usize) {
             return;
         }
     }
-    // A neighbour keeps scribbling. Whatever stands there, it is not the dead's any more.
+    // Another member keeps changing the word. Whatever the word is now, it does not name the dead user any more.
     page.swap_u64(STATE, OwnerWord::OWNER_DIED);
 }
 
-/// What an object looks like just now, for people.
+/// The present state of an object, for messages to people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// The slot of the owner, or of the writer.
+    /// Slot of the owner, or of the writer.
     pub owner: Option<usize>,
-    /// An owner has died in it, or (barrier) a party has.
+    /// An owner has died while it held the lock; for a barrier, a party has died.
     pub owner_died: bool,
-    /// It is of no more use.
+    /// The lock can never be locked again.
     pub not_recoverable: bool,
-    /// Once: it has been done.
+    /// Once: the run is complete.
     pub done: bool,
-    /// The slots that read.
+    /// Slots that hold the lock for reading.
     pub readers: Vec<usize>,
-    /// The slots that wait, and since when: nanoseconds of `CLOCK_REALTIME`, 0 for those who spin.
+    /// Slots that wait, with the time at which they began: nanoseconds of `CLOCK_REALTIME`, or 0 for those that spin.
     pub waiters: Vec<(usize, u64)>,
-    /// Semaphore: permits that are left.
+    /// Semaphore: number of permits that are left.
     pub permits: u64,
 }
 
-/// Looks. What users have written is taken as it is.
+/// Returns the present state of an object. Values that users have written are not checked.
 pub fn look<M: SharedMemory>(page: &M, kind: SyncKind) -> View {
     let state = page.load_acquire_u64(STATE);
     let mut view = View::default();

@@ -1,9 +1,9 @@
-//! Waiting for a condition, beside a mutex.
+//! Condition variables: users wait for a condition that a mutex protects.
 //!
-//! A waiter sets its bit in the page's `waiting` word before it unlocks the mutex, and waits until the bit is gone; who
-//! clears a bit has signalled its waiter. So a signal is one atomic instruction, is for one waiter, and cannot be lost
-//! between unlocking and sleeping; and a waiter whose time is up knows, by clearing its own bit, whether a signal came
-//! first.
+//! A waiter sets its bit in the page's `waiting` word before it unlocks the mutex, and waits until the bit is gone. The user
+//! that clears a bit has signalled that waiter. Therefore a signal is one atomic instruction, is for one waiter, and cannot
+//! be lost between unlocking and sleeping. A waiter whose time is up clears its own bit, and thereby learns whether a signal
+//! came first.
 
 use crate::error::SyncError;
 use crate::mutex::Mutex;
@@ -12,33 +12,34 @@ use crate::seat::{Patience, Seat, User, World, next_turn, slots};
 use ginnel_layout::sync::{SEATED, SLOTS_MASK, WAITING};
 use ginnel_shmem::SharedMemory;
 
-/// A handle on a condition variable. For one thread at a time; others open handles of their own.
+/// A handle on a condition variable. Only one thread at a time may use it; other threads open their own handles.
 #[derive(Clone)]
 pub struct Condvar<M> {
     seat: Seat<M>,
 }
 
-/// How a wait on a condition variable has ended. The mutex is locked again.
+/// Result of a wait on a condition variable. The mutex is locked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Woken {
-    /// What locking the mutex again has said.
+    /// Result of locking the mutex again.
     pub locked: Locked,
-    /// False if the time was up first.
+    /// False if the wait timed out before a signal came.
     pub signalled: bool,
 }
 
 impl<M: SharedMemory> Condvar<M> {
-    /// The condition variable in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
+    /// Returns a handle on the condition variable in `page`, for a user to which the daemon has given a slot. Panics if
+    /// `page` is too short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user) }
     }
 
-    /// Unlocks `mutex`, waits in `world` for a signal as `patience` says, and locks `mutex` again as `relock` says; the mutex
-    /// has slots of its own, so it has a world of its own. An error means that the mutex is not locked any more (or never was:
-    /// [`SyncError::NotOwner`]); a signal is then passed on to another waiter. May wake without a reason (after somebody's
-    /// death), so look at the condition again.
+    /// Unlocks `mutex`, waits in `world` for a signal with `patience`, and locks `mutex` again with `relock`. The mutex has
+    /// slots of its own, so it has a world of its own. After an error, the mutex is not locked (or never was:
+    /// [`SyncError::NotOwner`]), and a signal that has come is passed on to another waiter. The wait may end without a
+    /// reason, for example after another user's death, so the caller must check the condition again.
     ///
-    /// The mutex may be any in the segment, but the same for all who wait here at a time.
+    /// The mutex may be any mutex in the segment, but all users that wait at the same time must use the same one.
     pub fn wait<N: SharedMemory, W: World, V: World>(
         &mut self,
         world: &mut W,
@@ -53,7 +54,8 @@ impl<M: SharedMemory> Condvar<M> {
         }
         let page = &self.seat.page;
         page.fetch_or_u64(WAITING, self.seat.bit);
-        // ORDER condvar.enrol: the bit before the mutex is free, so whoever notifies after having had the mutex sees it.
+        // ORDER condvar.enrol: the bit is set before the mutex is free, so a user that notifies after it has had the mutex
+        // sees the bit.
         // Pairs with: `notify_one`, `notify_all`, through the mutex.
         if let Err(error) = mutex.unlock(mutex_world) {
             self.give_up(world);
@@ -65,7 +67,7 @@ impl<M: SharedMemory> Condvar<M> {
         let signalled = match waited.outcome {
             Ok(()) => true,
             Err(SyncError::TimedOut) => !self.withdraw(),
-            // The slot is somebody else's.
+            // The slot has another user by now.
             Err(error @ (SyncError::Stale | SyncError::Gone)) => return Err(error),
             Err(error) => {
                 self.give_up(world);
@@ -75,7 +77,7 @@ impl<M: SharedMemory> Condvar<M> {
         match mutex.lock(mutex_world, relock) {
             Ok(locked) => Ok(Woken { locked, signalled }),
             Err(error) => {
-                // The caller does not look at the condition, so somebody else has to.
+                // The caller does not check the condition, so another user has to.
                 if signalled {
                     self.notify_one(world);
                 }
@@ -84,20 +86,20 @@ impl<M: SharedMemory> Condvar<M> {
         }
     }
 
-    /// Does not wait any more. A signal that has come all the same is somebody else's.
+    /// Stops waiting. If a signal has come nevertheless, passes it on to another user.
     fn give_up<W: World>(&mut self, world: &mut W) {
         if !self.withdraw() {
             self.notify_one(world);
         }
     }
 
-    /// Does not wait any more. False if it had been signalled.
+    /// Stops waiting. Returns false if a signal had come.
     fn withdraw(&self) -> bool {
         self.seat.page.fetch_and_u64(WAITING, !self.seat.bit) & self.seat.bit != 0
     }
 
-    /// Signals one waiter, if there is one; they take turns. Never blocks. With or without the mutex, but the condition
-    /// must have been changed with it.
+    /// Signals one waiter, if there is one. The waiters take turns. Never blocks. The caller need not hold the mutex, but
+    /// must have held it when it changed the condition.
     #[inline]
     pub fn notify_one<W: World>(&mut self, world: &mut W) {
         if self.seat.page.load_acquire_u64(WAITING) != 0 {
@@ -118,7 +120,7 @@ impl<M: SharedMemory> Condvar<M> {
         }
     }
 
-    /// Signals all who wait. Never blocks.
+    /// Signals all waiters. Never blocks.
     #[inline]
     pub fn notify_all<W: World>(&mut self, world: &mut W) {
         if self.seat.page.load_acquire_u64(WAITING) != 0 {
@@ -127,7 +129,7 @@ impl<M: SharedMemory> Condvar<M> {
         }
     }
 
-    /// How many wait just now.
+    /// Returns how many users wait at the moment.
     pub fn waiting(&self) -> usize {
         slots(self.seat.page.load_relaxed_u64(WAITING)).count()
     }

@@ -1,38 +1,40 @@
-//! Locks in shared memory that neither spin for ever nor die with their owner.
+//! Locks in shared memory whose users sleep instead of spinning, and that survive the death of an owner.
 //!
-//! What lies in memory is drawn in [`ginnel_layout::sync`]: a page with a few words and 63 slots, one for each open
-//! handle. This crate is what users do with it ([`Mutex`], [`RwLock`], [`Condvar`], [`Semaphore`], [`Barrier`],
-//! [`Once`]), and what the daemon does when a user has died ([`authority`]). It knows nothing of endpoints and daemons:
-//! where to sleep and how to ring somebody is the caller's [`World`].
+//! [`ginnel_layout::sync`] describes the memory: a page with a few words and 63 slots, one for each open handle. This crate
+//! has the operations of the users ([`Mutex`], [`RwLock`], [`Condvar`], [`Semaphore`], [`Barrier`], [`Once`]), and those of
+//! the daemon when a user has died ([`authority`]). It knows nothing about endpoints and daemons: the caller's [`World`] says
+//! how to sleep and how to ring a user.
 //!
 //! # Waking
 //!
-//! Everybody waits as [`ginnel_ring::wait`] says: spin for the budget, arm, look again, sleep. To arm is to set one's bit
-//! in the page's `armed` word. A waker takes a sleeper's bit away and rings it; so two wakers never wake the same one,
-//! and a sleeper that finds its bit gone knows that it was given a wake. If it does not need it (its time is up, it leaves
-//! with an error, it has found what it wanted by itself, or it slept for something else), it passes the wake on. Nobody wakes more sleepers than can go on, except where all can
-//! (a barrier, `notify_all`) and after a death.
+//! All users wait as [`ginnel_ring::wait`] describes: spin for the budget, arm, look again, sleep. A user arms by setting its
+//! own bit in the page's `armed` word. A waker takes a sleeper's bit away and rings that sleeper. Therefore two wakers never
+//! wake the same sleeper, and a sleeper that finds its bit gone knows that it was given a wake. A sleeper that does not need
+//! its wake passes it on: because its time is up, it leaves with an error, it has already found what it wanted, or it slept
+//! for something else. A waker wakes no more sleepers than can go on, except where all can (a barrier, `notify_all`) and
+//! after a death.
 //!
 //! # Death
 //!
-//! Each change of an object is one atomic instruction; between any two of them a user may die. What is then left is one of:
+//! Each change of an object is one atomic instruction, and a user may die between any two of them. Then one of these is left:
 //!
-//! - a word that names the dead as owner: [`authority::reclaim`] puts [`OWNER_DIED`] in its place;
-//! - bits of the dead: reclaim clears them;
-//! - somebody who should have been rung and was not: reclaim names everybody who sleeps, and the daemon rings them; they
-//!   look, and those who still have to wait sleep again.
+//! - A word that names the dead user as the owner: [`authority::reclaim`] replaces it with [`OWNER_DIED`].
+//! - Bits of the dead user: `reclaim` clears them.
+//! - A user that should have been rung and was not: `reclaim` returns all users that sleep, and the daemon rings them. They
+//!   look, and those that still have to wait sleep again.
 //!
-//! A user that is only declared dead may still be at work: a word that it writes after its slot was taken back names an
-//! owner that the slots do not have, and whoever comes upon it hands it on as [`OWNER_DIED`].
+//! A user that was only declared dead may still be running. A word that it writes after its slot was taken back names an
+//! owner that the slots do not have, and the next user that finds the word replaces it with [`OWNER_DIED`].
 //!
-//! Sleepers also look on their own every [`LOOK_EVERY`]. That is for wakers who cannot ring (their daemon is gone, and they
-//! have no doorbell for that sleeper yet), and bounds what a neighbour can do by clearing bits.
+//! Sleepers also look on their own every [`LOOK_EVERY`]. This is for wakers that cannot ring, because their daemon is gone
+//! and they have no doorbell for that sleeper yet. It also limits the harm that a hostile member can do by clearing bits.
 //!
-//! # Hostile neighbours
+//! # Hostile members
 //!
-//! Everybody in the segment can write everywhere in the page. Each word is loaded once and checked; what no correct user
-//! writes is [`Corrupt`]. A plausible lie (a lock that says it is held) is a wait that ends with the caller's timeout.
-//! Loops that retry because somebody else changed the word are bounded. Nothing here panics or hangs for what it reads.
+//! Every member that may write to the segment can write everywhere in the page. Each word is loaded once and checked; a value
+//! that no correct user writes is [`Corrupt`]. A plausible lie (a lock that seems to be held) causes a wait that ends with
+//! the caller's timeout. Loops that retry because another user changed the word are bounded. Whatever this crate reads, it
+//! does not panic or hang.
 //!
 //! [`OWNER_DIED`]: ginnel_layout::sync::OwnerWord::OWNER_DIED
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Mutual exclusion.
+//! Mutexes: mutual exclusion.
 
 use crate::error::SyncError;
 use crate::owner::{self, Locked};
@@ -6,21 +6,23 @@ use crate::seat::{Patience, Seat, User, World};
 use ginnel_layout::sync::{OwnerWord, SLOTS_MASK, STATE};
 use ginnel_shmem::SharedMemory;
 
-/// A handle on a mutex. For one thread at a time; others open handles of their own.
+/// A handle on a mutex. Only one thread at a time may use it; other threads open their own handles.
 ///
-/// Uncontended, locking and unlocking are one compare-exchange each. It is not fair: who comes may pass who was woken.
+/// Without contention, locking and unlocking are one compare-exchange each. The mutex is not fair: a user that arrives may
+/// get it before a sleeper that was woken.
 #[derive(Clone)]
 pub struct Mutex<M> {
     pub(crate) seat: Seat<M>,
 }
 
 impl<M: SharedMemory> Mutex<M> {
-    /// The mutex in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
+    /// Returns a handle on the mutex in `page`, for a user to which the daemon has given a slot. Panics if `page` is too
+    /// short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user) }
     }
 
-    /// Locks. [`Locked::OwnerDied`] if the owner has died in it.
+    /// Locks the mutex. Returns [`Locked::OwnerDied`] if the last owner died while it held the mutex.
     #[inline]
     pub fn lock<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<Locked, SyncError> {
         if self.seat.take_free() {
@@ -34,7 +36,7 @@ impl<M: SharedMemory> Mutex<M> {
         owner::acquire(&self.seat, world, patience.begin())
     }
 
-    /// Locks if nobody has it, else [`SyncError::Busy`].
+    /// Locks the mutex if no user has it; else fails with [`SyncError::Busy`].
     #[inline]
     pub fn try_lock(&mut self) -> Result<Locked, SyncError> {
         if self.seat.take_free() {
@@ -43,7 +45,7 @@ impl<M: SharedMemory> Mutex<M> {
         owner::try_acquire(&self.seat)
     }
 
-    /// Unlocks, and wakes one who sleeps for it. Never blocks.
+    /// Unlocks the mutex, and wakes one user that sleeps for it. Never blocks.
     #[inline]
     pub fn unlock<W: World>(&mut self, world: &mut W) -> Result<(), SyncError> {
         if self.seat.page.compare_exchange_u64(STATE, self.seat.own, OwnerWord::FREE.0).is_ok() {
@@ -63,7 +65,7 @@ impl<M: SharedMemory> Mutex<M> {
         Ok(())
     }
 
-    /// After [`Locked::OwnerDied`], while it is locked: the data are consistent again.
+    /// Declares the data consistent again, after [`Locked::OwnerDied`] and while the mutex is locked.
     pub fn make_consistent(&mut self) -> Result<(), SyncError> {
         owner::make_consistent(&self.seat)
     }

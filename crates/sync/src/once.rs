@@ -1,4 +1,4 @@
-//! Something done once.
+//! Once: something is done exactly once.
 
 use crate::error::SyncError;
 use crate::owner::{self, Locked};
@@ -6,38 +6,39 @@ use crate::seat::{Look, Patience, Seat, User, World};
 use ginnel_layout::sync::{OwnerWord, SLOTS_MASK, STATE};
 use ginnel_shmem::SharedMemory;
 
-/// A handle on a once. For one thread at a time; others open handles of their own.
+/// A handle on a once. Only one thread at a time may use it; other threads open their own handles.
 #[derive(Clone)]
 pub struct Once<M> {
     seat: Seat<M>,
 }
 
-/// Whether it is to be done.
+/// Whether the caller has to do the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "whoever has the turn must end it"]
 pub enum Turn {
-    /// It has been done.
+    /// The work is done.
     Done,
-    /// It is to be done by the caller, who then calls [`Once::complete`] or [`Once::give_up`].
+    /// The caller has to do the work, and then call [`Once::complete`] or [`Once::give_up`].
     Mine {
-        /// Whoever had the turn before has died in it, or failed: some of it may have been done.
+        /// An earlier user died while it had the turn, or gave up: part of the work may be done.
         again: bool,
     },
 }
 
 impl<M: SharedMemory> Once<M> {
-    /// The once in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
+    /// Returns a handle on the once in `page`, for a user to which the daemon has given a slot. Panics if `page` is too
+    /// short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user) }
     }
 
-    /// Whether it has been done; what was done is seen then.
+    /// Returns whether the work is done. If so, its results are visible to the caller.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.seat.page.load_acquire_u64(STATE) == OwnerWord::DONE
     }
 
-    /// Gets the turn, or learns that it has been done; waits while somebody is at it.
+    /// Gets the turn, or finds that the work is done. Waits while another user has the turn.
     #[inline]
     pub fn begin<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<Turn, SyncError> {
         if self.is_done() {
@@ -55,21 +56,21 @@ impl<M: SharedMemory> Once<M> {
             match owner::attempt(&self.seat, look) {
                 None => None,
                 Some(Ok(locked)) => Some(Ok(Turn::Mine { again: locked == Locked::OwnerDied })),
-                // Done between the two looks.
+                // The work was completed between the two looks.
                 Some(Err(_)) if self.is_done() => Some(Ok(Turn::Done)),
                 Some(Err(error)) => Some(Err(error)),
             }
         };
         let waited = self.seat.wait(world, patience.begin(), attempt, || owner::seems_free(&self.seat));
-        // Whoever has the turn has noted the others in the word. Not so if it is done: then whoever did it may not have known
-        // of them.
+        // A user that has the turn has recorded in the word that others sleep. If the work is done, that does not hold: the
+        // user that did it may not have known about the other sleepers.
         if waited.rung && !matches!(waited.outcome, Ok(Turn::Mine { .. })) {
             owner::hand_on(&self.seat, world);
         }
         waited.outcome
     }
 
-    /// It is done. [`SyncError::NotOwner`] without the turn.
+    /// Declares that the work is done. Fails with [`SyncError::NotOwner`] if the caller does not have the turn.
     pub fn complete<W: World>(&mut self, world: &mut W) -> Result<(), SyncError> {
         let word = owner::give_back(&self.seat, |_| OwnerWord(OwnerWord::DONE))?;
         if word.has(OwnerWord::WAITERS) {
@@ -78,7 +79,8 @@ impl<M: SharedMemory> Once<M> {
         Ok(())
     }
 
-    /// It has failed: the next one has the turn, and is told. [`SyncError::NotOwner`] without the turn.
+    /// Declares that the work has failed: the next user gets the turn, and is told. Fails with [`SyncError::NotOwner`] if the
+    /// caller does not have the turn.
     pub fn give_up<W: World>(&mut self, world: &mut W) -> Result<(), SyncError> {
         let word = owner::give_back(&self.seat, |_| OwnerWord(OwnerWord::OWNER_DIED))?;
         if word.has(OwnerWord::WAITERS) {

@@ -1,22 +1,23 @@
-//! Many readers or one writer.
+//! Read-write locks: many readers or one writer.
 //!
-//! A reader says HELD in its own slot and looks whether there is a writer; a writer takes the owner word and then waits
-//! until no slot says HELD. Each does so with a full fence between its store and its look, so at least one of the two
-//! sees the other: the reader, which then steps back, or the writer, which waits. Readers share no word, only the
-//! sight of the writer's.
+//! A reader stores HELD in its own slot and then looks whether there is a writer. A writer takes the owner word and then
+//! waits until no slot contains HELD. Each has a full fence between its store and its look, so at least one of the two sees
+//! the other: either the reader sees the writer and steps back, or the writer sees the reader and waits. Readers write no
+//! word in common; they only read the writer's word.
 //!
-//! Nobody starves. A reader that has to wait says WANTED, and the writer that ends makes that HELD before it frees the word;
-//! so each waiting reader gets in after one writer. A reader that comes while a writer has the word waits; so a writer
-//! waits for the readers that were there before it, and no others.
+//! Neither readers nor writers starve. A reader that has to wait stores WANTED, and a writer that ends changes that to HELD
+//! before it frees the word. Thus each waiting reader gets in after one writer. A reader that arrives while a writer has the
+//! word waits. Thus a writer waits only for the readers that were there before it.
 //!
-//! All sleepers arm in the same word, whatever they sleep for: writers for the word, readers for the writer's end, and the
-//! writer that has the word for the end of the readers. Between the look at who sleeps and the taking of a bit, the user of a
-//! slot may have come to sleep for something else. So whoever is rung and does not need it passes it on:
+//! All sleepers arm in the same word, whatever they sleep for: writers for the owner word, readers for the writer's end, and
+//! the writer that has the owner word for the end of the readers. Between a waker's look at the sleepers and its taking of a
+//! bit, the user of a slot may have begun to sleep for something else. Therefore a sleeper that is rung and does not need the
+//! wake passes it on:
 //!
-//! - a writer that has the word sets WAITERS in it if others sleep, and so wakes one of them when it ends;
-//! - a reader that has let itself in wakes another sleeper, or sets WAITERS in the word of the writer that has come since;
-//! - a reader that a writer has let in has nothing to do: whoever lets readers in wakes a writer as well, chosen from those
-//!   who slept when the word became free.
+//! - A writer that has the word sets WAITERS in it if others sleep, and so wakes one of them when it ends.
+//! - A reader that has let itself in wakes another sleeper, or sets WAITERS in the word of a writer that has come since.
+//! - A reader that a writer has let in has nothing to do: the writer that lets readers in also wakes a writer, which it
+//!   selects from those that slept when the word became free.
 
 use crate::error::{Corrupt, SyncError};
 use crate::owner::{self, Locked};
@@ -25,10 +26,10 @@ use ginnel_layout::sync::{OwnerWord, ReaderState, SEATED, SLOT_READER, SLOTS_MAS
 use ginnel_shmem::SharedMemory;
 use std::cell::Cell;
 
-/// A handle on a read-write lock. For one thread at a time; others open handles of their own.
+/// A handle on a read-write lock. Only one thread at a time may use it; other threads open their own handles.
 ///
-/// A reader's death changes nothing for others. A writer's death is [`Locked::OwnerDied`] for the next writer, and
-/// [`SyncError::OwnerDied`] for readers until a writer has called the data consistent.
+/// The death of a reader does not affect other users. The death of a writer is [`Locked::OwnerDied`] for the next writer, and
+/// [`SyncError::OwnerDied`] for readers until a writer has declared the data consistent.
 #[derive(Clone)]
 pub struct RwLock<M> {
     seat: Seat<M>,
@@ -42,23 +43,24 @@ enum Has {
     Write,
 }
 
-/// How a reader's try has ended.
+/// Result of a reader's attempt.
 enum Entry {
-    /// A writer that has ended has let us in.
+    /// A writer that has ended has let this reader in.
     LetIn,
-    /// Nobody had the lock.
+    /// No user had the lock.
     Free,
-    /// A writer came first. We have said HELD for a moment, and it has to be told that this is over.
+    /// A writer came first. It may have seen this reader's HELD for a moment, and must be told that the reader is gone.
     TooLate,
 }
 
 impl<M: SharedMemory> RwLock<M> {
-    /// The lock in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
+    /// Returns a handle on the lock in `page`, for a user to which the daemon has given a slot. Panics if `page` is too
+    /// short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user), has: Has::Nothing }
     }
 
-    /// Locks for reading.
+    /// Locks for reading, and waits until that is possible.
     #[inline]
     pub fn read<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<(), SyncError> {
         if self.has == Has::Nothing && self.seat.is_ours() && self.read_free() {
@@ -68,7 +70,7 @@ impl<M: SharedMemory> RwLock<M> {
         self.read_slowly(world, patience)
     }
 
-    /// Locks for reading if no writer has it or waits for it, else [`SyncError::Busy`].
+    /// Locks for reading if no writer has the lock or waits for it; else fails with [`SyncError::Busy`].
     pub fn try_read<W: World>(&mut self, world: &mut W) -> Result<(), SyncError> {
         self.idle()?;
         if self.read_free() {
@@ -84,7 +86,7 @@ impl<M: SharedMemory> RwLock<M> {
         Err(ended(word).unwrap_or(SyncError::Busy))
     }
 
-    /// Locks for writing: waits for those who read, while no others begin to.
+    /// Locks for writing. Waits for the users that read, while no others can begin to read.
     #[inline]
     pub fn write<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<Locked, SyncError> {
         if self.has == Has::Nothing && self.seat.take_free() {
@@ -98,7 +100,7 @@ impl<M: SharedMemory> RwLock<M> {
         self.write_slowly(world, patience)
     }
 
-    /// Locks for writing if nobody has it, else [`SyncError::Busy`].
+    /// Locks for writing if no user has the lock; else fails with [`SyncError::Busy`].
     pub fn try_write<W: World>(&mut self, world: &mut W) -> Result<Locked, SyncError> {
         self.idle()?;
         let locked = owner::try_acquire(&self.seat)?;
@@ -111,7 +113,7 @@ impl<M: SharedMemory> RwLock<M> {
         Ok(locked)
     }
 
-    /// Unlocks, whichever way it was locked, and wakes who may go on. Never blocks.
+    /// Unlocks, from reading or writing, and wakes the users that can go on. Never blocks.
     #[inline]
     pub fn unlock<W: World>(&mut self, world: &mut W) -> Result<(), SyncError> {
         match std::mem::replace(&mut self.has, Has::Nothing) {
@@ -126,7 +128,7 @@ impl<M: SharedMemory> RwLock<M> {
         }
     }
 
-    /// After [`Locked::OwnerDied`], while it is locked for writing: the data are consistent again.
+    /// Declares the data consistent again, after [`Locked::OwnerDied`] and while the lock is held for writing.
     pub fn make_consistent(&mut self) -> Result<(), SyncError> {
         owner::make_consistent(&self.seat)
     }
@@ -146,16 +148,16 @@ impl<M: SharedMemory> RwLock<M> {
         self.seat.page.swap_u64(self.own(), state.0);
     }
 
-    /// Changes the own word, or tells what stands there instead.
+    /// Changes the caller's own word. The error is the word that was there instead of `from`.
     fn change_own(&self, from: ReaderState, to: ReaderState) -> Result<(), ReaderState> {
         self.seat.page.compare_exchange_u64(self.own(), from.0, to.0).map_err(ReaderState)
     }
 
-    /// Says HELD and looks whether it is true.
+    /// Stores HELD, and returns whether no writer has the lock.
     #[inline]
     fn read_free(&self) -> bool {
         self.store_own(ReaderState::HELD);
-        // ORDER rwlock.meet: our HELD before the look at the writer. Pairs with: `write`, `drain`.
+        // ORDER rwlock.meet: this reader's HELD is stored before its look at the writer. Pairs with: `write`, `drain`.
         self.seat.page.full_fence();
         self.seat.page.load_acquire_u64(STATE) == OwnerWord::FREE.0
     }
@@ -165,7 +167,7 @@ impl<M: SharedMemory> RwLock<M> {
         self.idle()?;
         let term = patience.begin();
         let mut rung = false;
-        // Not HELD any more, so a writer that waits for us may go on.
+        // Not HELD any more, so a writer that waits for this reader can go on.
         self.store_own(ReaderState::WANTED);
         let outcome = loop {
             self.tell_writer(world);
@@ -185,13 +187,13 @@ impl<M: SharedMemory> RwLock<M> {
             }
         };
         let outcome = match outcome {
-            // In the last moment.
+            // A writer has let this reader in at the last moment.
             Err(SyncError::TimedOut)
                 if self.change_own(ReaderState::WANTED, ReaderState::NONE) == Err(ReaderState::HELD) =>
             {
                 Ok(true)
             }
-            // The slot is somebody else's.
+            // The slot has another user by now.
             Err(error @ (SyncError::Stale | SyncError::Gone)) => return Err(error),
             Err(error) => {
                 self.store_own(ReaderState::NONE);
@@ -210,7 +212,7 @@ impl<M: SharedMemory> RwLock<M> {
         ReaderState(self.seat.page.load_acquire_u64(self.own()))
     }
 
-    /// One try of a reader that says WANTED. `None`: it still does, and the writer knows.
+    /// One attempt of a reader whose word is WANTED. `None`: the word still is, and the writer knows that a user waits.
     fn attempt_read(&self) -> Option<Result<Entry, SyncError>> {
         for _ in 0..TRIES {
             match self.own_state() {
@@ -230,7 +232,7 @@ impl<M: SharedMemory> RwLock<M> {
                     owner::disown(&self.seat, word);
                     continue;
                 }
-                // Also when we only spin, so that the writer lets us in when it ends.
+                // The flag is also set if this reader only spins, so that the writer lets it in when it ends.
                 if word.has(OwnerWord::WAITERS) || owner::flag_waiters(&self.seat, word) {
                     return None;
                 }
@@ -250,8 +252,8 @@ impl<M: SharedMemory> RwLock<M> {
         Some(Err(Corrupt::Restless.into()))
     }
 
-    /// We do not read any more (or were about to): if a writer sleeps until the readers are gone, and we were the last, it
-    /// is to go on.
+    /// Wakes a writer that sleeps until the readers are gone, if this was the last one. Called by a reader that does not read
+    /// any more, or had stored HELD for a moment.
     fn tell_writer<W: World>(&self, world: &mut W) {
         let asleep = SLEEPERS.sleepers(&self.seat.page);
         let word = OwnerWord(self.seat.page.load_relaxed_u64(STATE));
@@ -270,7 +272,8 @@ impl<M: SharedMemory> RwLock<M> {
             self.seat.check_memory()?;
             return Err(SyncError::NotOwner);
         }
-        // ORDER rwlock.leave: our leaving before the look for a writer. Pairs with: `drain` (which arms first).
+        // ORDER rwlock.leave: this reader's leaving is stored before its look for a writer. Pairs with: `drain` (which arms
+        // first).
         self.seat.page.full_fence();
         if self.seat.page.load_relaxed_u64(STATE) != OwnerWord::FREE.0 {
             self.tell_writer(world);
@@ -278,7 +281,7 @@ impl<M: SharedMemory> RwLock<M> {
         Ok(())
     }
 
-    /// A slot that reads, if there is one.
+    /// Returns a slot that reads, if there is one.
     #[inline]
     fn reader(&self) -> Option<usize> {
         let held = |k: &usize| self.seat.page.load_acquire_u64(slot(*k) + SLOT_READER) == ReaderState::HELD.0;
@@ -290,12 +293,12 @@ impl<M: SharedMemory> RwLock<M> {
         self.idle()?;
         let term = patience.begin();
         let locked = owner::acquire(&self.seat, world, term)?;
-        // ORDER rwlock.meet: our word before the look at the readers. Pairs with: `read_free`.
+        // ORDER rwlock.meet: this writer's word is stored before its look at the readers. Pairs with: `read_free`.
         self.seat.page.full_fence();
         self.drain(world, term, locked)
     }
 
-    /// Waits until nobody reads. Nobody begins to: the word is ours.
+    /// Waits until no user reads. No user can begin to, since this writer has the word.
     #[cold]
     fn drain<W: World>(&mut self, world: &mut W, term: Term, locked: Locked) -> Result<Locked, SyncError> {
         let last = Cell::new(self.reader().unwrap_or(0));
@@ -309,7 +312,8 @@ impl<M: SharedMemory> RwLock<M> {
         let glance =
             || self.seat.page.load_relaxed_u64(slot(last.get()) + SLOT_READER) != ReaderState::HELD.0;
         let waited = self.seat.wait(world, term, gone, glance);
-        // Perhaps by a reader that has left; perhaps by the last owner of the word, in place of one that sleeps for it.
+        // The wake may have come from a reader that has left, or from the last owner of the word, which then chose this slot
+        // instead of one that sleeps for the word.
         if waited.rung {
             owner::hand_on(&self.seat, world);
         }
@@ -319,7 +323,7 @@ impl<M: SharedMemory> RwLock<M> {
                 Ok(locked)
             }
             Err(error) => {
-                // If the word is not ours any more, there is nothing to give back.
+                // If this writer does not have the word any more, it has nothing to give back.
                 let _ = self.step_down(world, locked);
                 Err(error)
             }
@@ -351,7 +355,7 @@ impl<M: SharedMemory> RwLock<M> {
             for k in slots(self.seat.page.load_relaxed_u64(SEATED)) {
                 let at = slot(k) + SLOT_READER;
                 if self.seat.page.load_relaxed_u64(at) == ReaderState::WANTED.0 {
-                    // It may have changed its mind meanwhile.
+                    // The reader may have given up meanwhile.
                     let_in |= self
                         .seat
                         .page
@@ -362,7 +366,7 @@ impl<M: SharedMemory> RwLock<M> {
         }
         let word = owner::give_back(&self.seat, &last)?;
         if last(word) != OwnerWord::FREE {
-            // Everybody finds an end, or an owner that died.
+            // All users find that the lock has ended, or that an owner died.
             self.seat.wake_all(SLOTS_MASK, world);
         } else if word.has(OwnerWord::WAITERS) || let_in {
             let asleep = self.seat.others_asleep();
@@ -375,7 +379,7 @@ impl<M: SharedMemory> RwLock<M> {
     }
 }
 
-/// What a word without owner tells a reader that may not read.
+/// Returns the error for a reader that may not read because of the flags of a word.
 fn ended(word: OwnerWord) -> Option<SyncError> {
     if word.has(OwnerWord::NOT_RECOVERABLE) {
         Some(SyncError::NotRecoverable)

@@ -1,4 +1,4 @@
-//! A user at an object: its slot, how it waits and how it wakes others.
+//! A user of an object: its slot, how it waits, and how it wakes others.
 
 use crate::error::SyncError;
 use ginnel_layout::sync::{
@@ -10,38 +10,38 @@ use ginnel_shmem::SharedMemory;
 use std::io;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often a sleeper looks although nobody has rung it.
+/// Interval at which a sleeper looks although it has not been rung.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How often a word may change under our hands before that is called [`crate::Corrupt::Restless`], or "not now". Correct
-/// users change a word once each.
+/// Maximum number of attempts to change a word that other users keep changing, before that is [`crate::Corrupt::Restless`] or
+/// "not now". Correct users change a word once each.
 pub(crate) const TRIES: usize = 1000;
 
-/// What the algorithms need of the world around: a place to sleep, and a way to wake others.
+/// What the locks need from their environment: a way to sleep, and a way to wake others.
 pub trait World: Sleeper {
-    /// Rings the user of a slot. Never blocks; a user that cannot be rung finds out by itself, within [`LOOK_EVERY`].
+    /// Rings the user of a slot. Never blocks. A user that cannot be rung finds out by itself, within [`LOOK_EVERY`].
     fn ring(&mut self, slot: usize);
 }
 
 /// How to wait, and how long.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Patience {
-    /// Spin, sleep, or both in turn.
+    /// Whether to spin, to sleep, or to do one after the other.
     pub mode: WaitMode,
-    /// `None`: for ever.
+    /// Maximum time to wait. `None`: without a limit.
     pub timeout: Option<Duration>,
 }
 
 impl Patience {
-    /// The call begins now. However often it has to wait, its deadline stays.
+    /// Begins a call. Its deadline stays the same however often the call has to wait.
     pub(crate) fn begin(&self) -> Term {
-        // A timeout beyond what the clock can express is none.
+        // A timeout that the clock cannot represent is unlimited.
         let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
         Term { mode: self.mode, deadline }
     }
 }
 
-/// How one call waits, and until when.
+/// How one call waits, and its deadline.
 #[derive(Clone, Copy)]
 pub(crate) struct Term {
     mode: WaitMode,
@@ -49,13 +49,13 @@ pub(crate) struct Term {
 }
 
 impl Term {
-    /// Whether the time is up.
+    /// Returns whether the deadline has passed.
     pub fn is_over(&self) -> bool {
         self.deadline.is_some_and(|d| Instant::now() >= d)
     }
 }
 
-/// Who a handle is, as the daemon has told.
+/// Identity of a handle, as the daemon has given it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
     slot: u8,
@@ -64,22 +64,22 @@ pub struct User {
 }
 
 impl User {
-    /// `None` for a slot or epoch that cannot be.
+    /// Returns the user with these numbers. `None` if the slot or epoch is impossible.
     pub fn new(slot: usize, epoch: u16, endpoint: u32) -> Option<Self> {
         (slot < SLOTS && epoch != 0).then_some(Self { slot: slot as u8, epoch, endpoint })
     }
 
-    /// Its slot.
+    /// Returns the slot.
     pub fn slot(&self) -> usize {
         self.slot.into()
     }
 
-    /// The slot's epoch.
+    /// Returns the epoch of the slot.
     pub fn epoch(&self) -> u16 {
         self.epoch
     }
 
-    /// Number of its endpoint.
+    /// Returns the number of the user's endpoint.
     pub fn endpoint(&self) -> u32 {
         self.endpoint
     }
@@ -89,36 +89,37 @@ impl User {
     }
 }
 
-/// The bits of those who sleep.
+/// The bits of the users that sleep.
 pub(crate) const SLEEPERS: ArmedSet = ArmedSet::new(ARMED);
 
-/// The page, and this user's place in it.
+/// The page of an object, and one user's slot in it.
 #[derive(Clone)]
 pub(crate) struct Seat<M> {
     pub page: M,
     pub slot: usize,
     pub bit: u64,
-    /// The owner word that is ours.
+    /// The owner word of this user.
     pub own: u64,
     epoch: u32,
 }
 
 impl<M: SharedMemory> Seat<M> {
-    /// Panics if the memory is no page.
+    /// Panics if the memory is shorter than a page.
     pub fn new(page: M, user: User) -> Self {
         assert!(page.len() >= SIZE, "a synchronisation object has {SIZE} bytes");
         let slot = user.slot();
         Self { page, slot, bit: 1 << slot, own: user.word(), epoch: user.epoch.into() }
     }
 
-    /// Whether the daemon still says that the slot is ours. Zero once the memory is gone, so that is noticed, too.
+    /// Returns whether the daemon still says that this user has the slot. The epoch reads as zero once the memory is gone, so
+    /// this notices that, too.
     #[inline]
     pub fn is_ours(&self) -> bool {
         self.page.attend();
         self.page.load_relaxed_u32(slot(self.slot) + SLOT_EPOCH) == self.epoch
     }
 
-    /// The error of one whose slot is gone.
+    /// Returns the error of a user whose slot was taken back, or whose memory is gone.
     #[cold]
     pub fn check(&self) -> Result<(), SyncError> {
         if self.is_ours() {
@@ -127,38 +128,39 @@ impl<M: SharedMemory> Seat<M> {
         Err(if self.page.is_broken() { SyncError::Gone } else { SyncError::Stale })
     }
 
-    /// After an operation whose success zeros could imitate: whether the memory was there.
+    /// Returns whether the memory is still there. For operations that would seem to succeed on memory that reads as zeros.
     #[inline]
     pub fn check_memory(&self) -> Result<(), SyncError> {
         if self.page.is_broken() { Err(SyncError::Gone) } else { Ok(()) }
     }
 
-    /// Puts our word where nothing is: the whole of an uncontended lock.
+    /// Takes a free word, which is the whole of an uncontended lock.
     #[inline]
     pub fn take_free(&self) -> bool {
         self.is_ours() && self.page.compare_exchange_u64(STATE, 0, self.own).is_ok()
     }
 
-    /// Whether the daemon still says that the owner which a valid word names has its slot. An owner that was declared dead
-    /// between its last look at its slot and its compare-exchange has written its word behind the daemon's back, and the
-    /// daemon does not come again for it. Whoever can forge a slot can also forge the word.
+    /// Returns whether, according to the daemon, the owner that a valid word names still has its slot. An owner that was
+    /// declared dead between its last look at its slot and its compare-exchange has written its word after the daemon took
+    /// the slot back, and the daemon does not look at the word again. (A member that can forge a slot can also forge the
+    /// word.)
     #[cold]
     pub fn is_there(&self, word: OwnerWord) -> bool {
         let Some(owner) = word.slot() else { return false };
-        // ORDER sync.seat: the slot after the word, which its owner wrote after it was told that it has the slot.
+        // ORDER sync.seat: the slot is loaded after the word, which its owner wrote after it was told that it has the slot.
         // Pairs with: `authority::seat`, through the daemon's answer.
         self.page.load_relaxed_u32(slot(owner) + SLOT_EPOCH) == u32::from(word.slot_epoch())
             && self.page.load_relaxed_u32(slot(owner) + SLOT_ENDPOINT) == word.endpoint()
     }
 
-    /// After something was published: the others who sleep. Bits of slots without a user do not count: a user that was
-    /// declared dead may set its bit after its slot was taken back.
+    /// Returns the bits of the other users that sleep. The caller must have published something. Bits of slots without a user
+    /// do not count: a user that was declared dead may set its bit after its slot was taken back.
     pub fn others_asleep(&self) -> u64 {
         SLEEPERS.sleepers(&self.page) & self.page.load_relaxed_u64(SEATED) & SLOTS_MASK & !self.bit
     }
 
-    /// After something was published: takes and rings one of `among` who sleeps, if there is one; the one behind who was
-    /// woken last.
+    /// Takes the bit of one sleeper in `among` and rings it, if there is one: the one after the slot that was woken last. The
+    /// caller must have published something.
     pub fn wake_one<W: World + ?Sized>(&self, among: u64, world: &mut W) {
         for _ in 0..TRIES {
             let asleep = self.others_asleep() & among;
@@ -170,7 +172,7 @@ impl<M: SharedMemory> Seat<M> {
         }
     }
 
-    /// After something was published: takes and rings all of `among` who sleep.
+    /// Takes the bits of all sleepers in `among` and rings them. The caller must have published something.
     pub fn wake_all<W: World + ?Sized>(&self, among: u64, world: &mut W) {
         let asleep = self.others_asleep() & among;
         if asleep != 0 {
@@ -179,7 +181,7 @@ impl<M: SharedMemory> Seat<M> {
         }
     }
 
-    /// Waits until `attempt` has an outcome or the time is up.
+    /// Waits until `attempt` returns an outcome or the time is up.
     pub fn wait<T, W: World>(
         &self,
         world: &mut W,
@@ -201,7 +203,7 @@ impl<M: SharedMemory> Seat<M> {
                 break outcome;
             }
             match waited {
-                // A glance has seen a change, which a look may find gone again.
+                // A glance has seen a change, which may be gone again when `ready` looks.
                 Ok(true) if !wait.ready() && !term.is_over() => {}
                 Ok(true) => break wait.outcome.take().unwrap_or(Err(SyncError::TimedOut)),
                 Ok(false) => break Err(SyncError::TimedOut),
@@ -215,19 +217,19 @@ impl<M: SharedMemory> Seat<M> {
     }
 }
 
-/// How a wait has ended.
+/// Result of a wait.
 pub(crate) struct Waited<T> {
     pub outcome: Result<T, SyncError>,
-    /// Some waker has spent its wake on us; if we did not need it, it belongs to somebody else.
+    /// A waker has spent its wake on this user. If this user did not need it, it must pass it on.
     pub rung: bool,
 }
 
-/// What an attempt should know.
+/// Information for an attempt.
 #[derive(Clone, Copy)]
 pub(crate) struct Look {
-    /// We sleep if it fails.
+    /// The user sleeps if the attempt fails.
     pub armed: bool,
-    /// We have been armed in this wait, so a wake may have been spent on us.
+    /// The user has been armed during this wait, so a waker may have spent a wake on it.
     pub slept: bool,
 }
 
@@ -271,7 +273,7 @@ where
     }
 
     fn disarm(&mut self) {
-        // If the slot was taken back while we slept, the bit is that of its next user, or of nobody.
+        // If the slot was taken back during the sleep, the bit belongs to its next user, or to none.
         if self.seat.is_ours() {
             self.rung |= SLEEPERS.disarm(&self.seat.page, self.seat.bit);
         }
@@ -279,7 +281,7 @@ where
     }
 }
 
-/// A sleeper that looks from time to time, see [`LOOK_EVERY`].
+/// A sleeper that also wakes every [`LOOK_EVERY`].
 struct Patrol<'a, W>(&'a mut W);
 
 impl<W: World> Sleeper for Patrol<'_, W> {
@@ -289,13 +291,13 @@ impl<W: World> Sleeper for Patrol<'_, W> {
     }
 }
 
-/// Nanoseconds of `CLOCK_REALTIME`, never 0.
+/// Returns nanoseconds of `CLOCK_REALTIME`, never 0.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
-/// The slots whose bits are set.
+/// Returns the slots whose bits are set.
 pub(crate) fn slots(mut bits: u64) -> impl Iterator<Item = usize> {
     bits &= SLOTS_MASK;
     std::iter::from_fn(move || {
@@ -305,7 +307,7 @@ pub(crate) fn slots(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Whose turn it is among these: the first behind the last. Notes it.
+/// Selects the slot whose turn it is: the first one in `bits` after the slot that was woken last. Records it in the page.
 pub(crate) fn next_turn<M: SharedMemory>(page: &M, bits: u64) -> Option<usize> {
     if bits == 0 {
         return None;

@@ -1,14 +1,14 @@
-//! A number of permits.
+//! Semaphores: a number of permits.
 
 use crate::error::{Corrupt, SyncError};
 use crate::seat::{Patience, SLEEPERS, Seat, TRIES, User, World};
 use ginnel_layout::sync::{SLOTS_MASK, STATE};
 use ginnel_shmem::SharedMemory;
 
-/// A handle on a counting semaphore. For one thread at a time; others open handles of their own.
+/// A handle on a counting semaphore. Only one thread at a time may use it; other threads open their own handles.
 ///
-/// Permits belong to nobody: who gives one back need not be who took it, and one that was taken by a process that dies
-/// does not come back by itself.
+/// Permits have no owner. One user may give back a permit that another has taken, and a permit that a process took before it
+/// died does not come back by itself.
 #[derive(Clone)]
 pub struct Semaphore<M> {
     seat: Seat<M>,
@@ -16,13 +16,13 @@ pub struct Semaphore<M> {
 }
 
 impl<M: SharedMemory> Semaphore<M> {
-    /// The semaphore in `page`, which may have `limit` permits, for a user that the daemon has seated there. Panics if
-    /// `page` is too short.
+    /// Returns a handle on the semaphore in `page`, which has at most `limit` permits, for a user to which the daemon has
+    /// given a slot. Panics if `page` is too short.
     pub fn new(page: M, user: User, limit: u32) -> Self {
         Self { seat: Seat::new(page, user), limit }
     }
 
-    /// Takes a permit, waiting for one.
+    /// Takes a permit, and waits until there is one.
     #[inline]
     pub fn acquire<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<(), SyncError> {
         let permits = self.seat.page.load_relaxed_u64(STATE);
@@ -32,14 +32,14 @@ impl<M: SharedMemory> Semaphore<M> {
         self.acquire_slowly(world, patience)
     }
 
-    /// Takes a permit if there is one, else [`SyncError::Busy`].
+    /// Takes a permit if there is one; else fails with [`SyncError::Busy`].
     pub fn try_acquire(&mut self) -> Result<(), SyncError> {
         self.seat.check()?;
         self.attempt().unwrap_or(Err(SyncError::Busy))
     }
 
-    /// Gives `count` permits, and wakes as many who sleep for one. Never blocks. [`SyncError::Overflow`] if there would be
-    /// more than the limit; then none is given.
+    /// Gives `count` permits, and wakes as many users that sleep for one. Never blocks. Fails with [`SyncError::Overflow`],
+    /// and gives none, if there would be more permits than the limit.
     #[inline]
     pub fn release<W: World>(&mut self, world: &mut W, count: u32) -> Result<(), SyncError> {
         for _ in 0..TRIES {
@@ -56,7 +56,7 @@ impl<M: SharedMemory> Semaphore<M> {
         Err(Corrupt::Restless.into())
     }
 
-    /// How many permits there are just now.
+    /// Returns how many permits there are at the moment.
     pub fn permits(&self) -> Result<u64, SyncError> {
         self.seat.page.attend();
         let permits = self.seat.page.load_relaxed_u64(STATE);
@@ -94,8 +94,8 @@ impl<M: SharedMemory> Semaphore<M> {
         self.seat.check()?;
         let glance = || self.seat.page.load_relaxed_u64(STATE) != 0;
         let waited = self.seat.wait(world, patience.begin(), |_| self.attempt(), glance);
-        // Whether or not we got one: the permit that we were rung for may be there still. If the permits are corrupt, the others
-        // are to find out, too.
+        // Whether or not the caller got a permit, the one for which it was rung may still be there. If the number of permits
+        // is corrupt, the other users must find that out, too.
         if waited.rung && !matches!(self.permits(), Ok(0)) {
             self.seat.wake_one(SLOTS_MASK, world);
         }

@@ -3,7 +3,7 @@
 use crate::Name;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// What may be done with a block. Each right includes those below it.
+/// Rights to a block. Each right includes those with lower numbers.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -11,26 +11,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct Rights(pub u32);
 
 impl Rights {
-    /// Nothing.
+    /// No access.
     pub const NONE: Self = Self(0);
     /// Loads.
     pub const READ: Self = Self(1);
     /// Loads and stores.
     pub const READ_WRITE: Self = Self(2);
-    /// The same, and nobody else has it open for stores meanwhile.
+    /// Loads and stores, and no other handle has the block open for stores at the same time.
     pub const WRITE_EXCLUSIVE: Self = Self(3);
 
-    /// Whether this release knows it.
+    /// Returns whether this release knows the value.
     pub const fn is_known(self) -> bool {
         self.0 <= 3
     }
 
-    /// Whether stores are allowed.
+    /// Returns whether stores are allowed.
     pub const fn may_write(self) -> bool {
         self.0 >= 2
     }
 
-    /// For people.
+    /// Returns the name of the right for messages to people; `"?"` if it is unknown.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NONE => "none",
@@ -42,25 +42,27 @@ impl Rights {
     }
 }
 
-/// Makes a block of the segment and opens it. Its bytes are what they are: who wants zeros writes them.
+/// Allocates a block of the segment and opens it. The block is not cleared: a program that needs zeros writes them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BlockCreate {
-    /// Its name; [`Name::NONE`] for a block without one.
+    /// Name of the block; [`Name::NONE`] for a block without a name.
     pub name: Name,
-    /// Bytes wished for; at least 1. What it gets is a multiple of the segment's page.
+    /// Wished bytes, at least 1. The block gets a multiple of the segment's page.
     pub size: u64,
-    /// Its offset is a multiple of this power of two, and of the segment's page; 0 means the latter.
+    /// Alignment of the block's offset: a power of two. The offset is also a multiple of the segment's page. 0 means only the
+    /// latter.
     pub align: u64,
-    /// How the creator opens it: [`Rights::READ_WRITE`] or [`Rights::WRITE_EXCLUSIVE`].
+    /// Rights with which the creator opens the block: [`Rights::READ_WRITE`] or [`Rights::WRITE_EXCLUSIVE`].
     pub rights: Rights,
-    /// What those may who have not been granted anything else.
+    /// Rights of all endpoints that have not been granted others.
     pub others: Rights,
     /// [`BlockCreate::PERSISTENT`].
     pub flags: u32,
     /// Zero.
     pub reserved: u32,
-    /// As [`SyncOpen::nonce`](super::SyncOpen::nonce): the same request asked again yields the same handle.
+    /// A number of the client's choice, as in [`SyncOpen::nonce`](super::SyncOpen::nonce): the same request sent again yields
+    /// the same handle.
     pub nonce: u64,
 }
 layout!(BlockCreate, 104 {
@@ -68,7 +70,7 @@ layout!(BlockCreate, 104 {
 });
 
 impl BlockCreate {
-    /// The name outlives the endpoint that has made the block.
+    /// The name outlives the endpoint that made the block.
     pub const PERSISTENT: u32 = 1;
 }
 
@@ -76,9 +78,9 @@ impl BlockCreate {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BlockOpen {
-    /// Its name.
+    /// Name of the block.
     pub name: Name,
-    /// The rights that are needed; not [`Rights::NONE`].
+    /// Rights that the caller needs; not [`Rights::NONE`].
     pub rights: Rights,
     /// Zero.
     pub reserved: u32,
@@ -97,15 +99,15 @@ pub struct Block {
     pub handle: u64,
     /// Offset of the block from the start of the segment.
     pub offset: u64,
-    /// Its bytes, as wished for.
+    /// Bytes of the block, as wished for.
     pub size: u64,
-    /// Its bytes, a multiple of the segment's page: these may be mapped.
+    /// Bytes of the block, rounded up to the segment's page. All of them may be mapped.
     pub span: u64,
-    /// What this handle may do.
+    /// Rights of this handle.
     pub rights: Rights,
-    /// The endpoint that owns it; 0 if that has ended.
+    /// Number of the endpoint that owns the block; 0 if it has ended.
     pub owner: u32,
-    /// Its member.
+    /// Member of the owner.
     pub owner_member: u32,
     /// Zero.
     pub reserved: u32,
@@ -115,54 +117,54 @@ layout!(Block, 56 {
     reserved: 52,
 });
 
-/// Makes an open block longer or shorter. Longer only where there is room behind it, shorter only if nobody else has it
-/// open.
+/// Makes an open block longer or shorter. A block can grow only into free room behind it, and can shrink only if no other
+/// handle to it is open.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BlockResize {
     /// [`Block::handle`].
     pub handle: u64,
-    /// Bytes wished for.
+    /// Wished bytes.
     pub size: u64,
 }
 layout!(BlockResize, 16 { handle: 0, size: 8 });
 
-/// Gives a name to a block of one's own that has none.
+/// Gives a name to a block of the caller's own that has none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BlockLink {
     /// [`Block::block`].
     pub block: u64,
-    /// Its name from now on.
+    /// New name of the block.
     pub name: Name,
 }
 layout!(BlockLink, 72 { block: 0, name: 8 });
 
-/// Says what somebody may do with a block of one's own, from now on.
+/// Sets the rights of a member or an endpoint to a block of the caller's own, from now on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BlockGrant {
     /// [`Block::block`].
     pub block: u64,
-    /// A member.
+    /// Number of the member.
     pub member: u32,
-    /// One endpoint of it; 0 for all that have not been granted anything of their own.
+    /// Number of an endpoint of that member; 0 for all its endpoints that have not been granted other rights.
     pub endpoint: u32,
-    /// The most that it may open the block with. Handles that have more lose it.
+    /// The highest rights with which it may open the block. Open handles with higher rights are reduced.
     pub rights: Rights,
     /// Zero.
     pub reserved: u32,
 }
 layout!(BlockGrant, 24 { block: 0, member: 8, endpoint: 12, rights: 16, reserved: 20 });
 
-/// A handle and what it may do: in `BLOCK_REVOKED` what is left, in `BLOCK_ACK` what is kept. A handle that is left
-/// nothing is closed when that is acknowledged. In `BLOCK_CLOSE` the rights are [`Rights::NONE`].
+/// A handle and its rights. In `BLOCK_REVOKED`, these are the rights that are left; in `BLOCK_ACK`, those that the client
+/// keeps. A handle without rights is closed when the client acknowledges. In `BLOCK_CLOSE`, the rights are [`Rights::NONE`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BlockRights {
     /// [`Block::handle`].
     pub handle: u64,
-    /// What it may do.
+    /// Rights of the handle.
     pub rights: Rights,
     /// Zero.
     pub reserved: u32,

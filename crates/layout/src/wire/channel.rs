@@ -5,18 +5,18 @@ use crate::Name;
 use crate::channel::Capacities;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Publishes a name at which others may connect.
+/// Publishes a name to which other endpoints can connect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Listen {
-    /// The name, unique in the segment. `SERVICE@MEMBER` may be taken by that member only.
+    /// Name of the listener, unique in the segment. Only the member MEMBER may use a name of the form `SERVICE@MEMBER`.
     pub name: Name,
-    /// [`crate::channel::ChannelKind`] that it accepts.
+    /// [`crate::channel::ChannelKind`] of the channels that it accepts.
     pub kind: u32,
-    /// How many connections may wait to be accepted; 0 means the daemon's default.
+    /// Maximum number of connections that wait to be accepted; 0 means the daemon's default.
     pub backlog: u32,
-    /// Data bytes of the ring into which the acceptor sends; 0 means the daemon's default. For each ring the larger wish of the
-    /// two sides counts, up to the daemon's limit.
+    /// Data bytes of the ring into which the acceptor sends; 0 means the daemon's default. Each ring has the larger of the
+    /// sizes that the two sides wish for, up to the daemon's limit.
     pub capacity: u64,
     /// Data bytes of the ring from which the acceptor receives; 0 means as many as `capacity`.
     pub input_capacity: u64,
@@ -48,14 +48,14 @@ pub struct Connect {
     pub capacity: u64,
     /// Data bytes of the ring from which the initiator receives; 0 means as many as `capacity`.
     pub input_capacity: u64,
-    /// Chosen by the client, unique for the endpoint. The same request asked again (after the daemon has gone without an
-    /// answer) with the same nonce yields the same channel.
+    /// A number of the client's choice, unique for the endpoint. If the daemon has ended without an answer and the client
+    /// sends the same request again with the same nonce, it gets the same channel.
     pub nonce: u64,
 }
 layout!(Connect, 96 { name: 0, kind: 64, reserved: 68, capacity: 72, input_capacity: 80, nonce: 88 });
 
-/// Asks for a channel that the endpoint has, as one of its sides sees it: for a process that goes on where another one has
-/// stopped. An acceptor that has not said `ACCEPTED` yet says it with this.
+/// Asks for an existing channel of the endpoint, as one of its sides sees it. A process that continues where another one has
+/// stopped sends this. If the acceptor has not sent `ACCEPTED` yet, this request counts as `ACCEPTED`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ChannelSide {
@@ -68,7 +68,8 @@ pub struct ChannelSide {
 }
 layout!(ChannelSide, 16 { channel: 0, initiator: 8, reserved: 12 });
 
-/// Answer to [`Connect`] and [`ChannelSide`], and the event `INCOMING`: a channel, seen from one of its two endpoints.
+/// A channel, as one of its two endpoints sees it. Answer to [`Connect`] and [`ChannelSide`], and body of the event
+/// `INCOMING`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Channel {
@@ -90,19 +91,19 @@ pub struct Channel {
     pub listener: u32,
     /// How to wake the peer.
     pub bell_kind: BellKind,
-    /// What to store in the doorbell register: `peer id << 16 | vector`.
+    /// Value to store in the doorbell register: `peer id << 16 | vector`.
     pub bell: u32,
-    /// The peer's member.
+    /// Member number of the peer.
     pub peer_member: u32,
     /// The peer's endpoint number.
     pub peer_endpoint: u32,
-    /// And its epoch.
+    /// Epoch of the peer's endpoint.
     pub peer_epoch: u32,
-    /// File descriptors that come along.
+    /// File descriptors that come with this message.
     pub fds: Fds,
     /// Zero.
     pub reserved: u32,
-    /// What the peer's endpoint calls itself.
+    /// Name that the peer's endpoint has given itself.
     pub peer_name: Name,
     /// The name of the peer's member.
     pub peer_member_name: Name,
@@ -123,26 +124,26 @@ pub struct ChannelRef {
 layout!(ChannelRef, 8 { channel: 0 });
 
 impl Listen {
-    /// What the acceptor wishes of the rings; 0 where it does not care.
+    /// Returns the ring sizes that the acceptor wishes for; 0 where it has no wish.
     pub fn wishes(&self) -> Capacities {
         Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), false)
     }
 }
 
 impl Connect {
-    /// What the initiator wishes of the rings; 0 where it does not care.
+    /// Returns the ring sizes that the initiator wishes for; 0 where it has no wish.
     pub fn wishes(&self) -> Capacities {
         Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), true)
     }
 }
 
 impl Channel {
-    /// Whether this endpoint has opened the channel.
+    /// Returns whether this endpoint has opened the channel.
     pub fn is_initiator(&self) -> bool {
         self.initiator != 0
     }
 
-    /// Data bytes of its rings.
+    /// Returns the data bytes of the channel's rings.
     pub fn capacities(&self) -> Capacities {
         Capacities::seen(self.capacity, self.input_capacity, self.is_initiator())
     }

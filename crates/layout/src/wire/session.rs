@@ -1,11 +1,11 @@
-//! A connection, and how it becomes an endpoint.
+//! Connections, and how they become endpoints.
 
 use super::Fds;
 use crate::Name;
 use crate::segment::{self, Access, MappingKind};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// First message of a connection.
+/// First message of a connection, from the client.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Hello {
@@ -26,7 +26,7 @@ pub struct HelloOk {
     pub version: u32,
     /// The member that this daemon serves: [`crate::HOST_MEMBER`] on the host.
     pub member: u32,
-    /// Features that both sides understand.
+    /// Bits of the optional features that both sides understand.
     pub features: u64,
     /// The member's name.
     pub name: Name,
@@ -37,15 +37,16 @@ layout!(HelloOk, 80 { version: 0, member: 4, features: 8, name: 16 });
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Attach {
-    /// The segment.
+    /// Name of the segment.
     pub segment: Name,
-    /// What the endpoint calls itself, for people; need not be unique.
+    /// A name for messages to people, of the client's choice; it need not be unique.
     pub name: Name,
-    /// Zero; or the number of the endpoint that this process already is (its daemon has restarted) or adopts.
+    /// Zero for a new endpoint; else the number of the endpoint that this process already is (after its daemon restarted) or
+    /// adopts.
     pub endpoint: u32,
-    /// That endpoint's epoch.
+    /// Epoch of that endpoint.
     pub epoch: u32,
-    /// That endpoint's token, or that of a [`Hold`].
+    /// Token of that endpoint, or of a [`Hold`].
     pub token: [u8; 16],
 }
 layout!(Attach, 152 { segment: 0, name: 64, endpoint: 128, epoch: 132, token: 136 });
@@ -58,25 +59,25 @@ pub struct Attached {
     pub member: u32,
     /// Number of the endpoint.
     pub endpoint: u32,
-    /// Epoch of that number.
+    /// Epoch of the endpoint.
     pub epoch: u32,
-    /// The endpoint's doorbell vector.
+    /// Doorbell vector of the endpoint.
     pub vector: u32,
-    /// Proves later that a process is this endpoint.
+    /// A secret with which a process can prove later that it is this endpoint.
     pub token: [u8; 16],
     /// The segment's uuid.
     pub uuid: [u8; 16],
-    /// Bytes of the whole segment. The first [`segment::RESERVED`] are nobody's to map.
+    /// Bytes of the whole segment. The first [`segment::RESERVED`] bytes may not be mapped.
     pub segment_len: u64,
-    /// Where in the memory's file the segment's byte [`segment::RESERVED`] lies: the first that is mapped.
+    /// Offset in the memory's file of the segment's byte [`segment::RESERVED`], which is the first that is mapped.
     pub map_offset: u64,
-    /// File descriptors that come along.
+    /// File descriptors that come with this answer.
     pub fds: Fds,
     /// Unit in which the memory may be mapped, in bytes: offset and length are multiples of it.
     pub page: u32,
-    /// How the bytes come here.
+    /// The way in which the segment reaches this member.
     pub kind: MappingKind,
-    /// What may be done with them.
+    /// What the endpoint may do with the segment.
     pub access: Access,
 }
 layout!(Attached, 80 {
@@ -85,20 +86,21 @@ layout!(Attached, 80 {
 });
 
 impl Attached {
-    /// Bytes to map. `None` if the segment is shorter than its reserved part, or has nothing behind it.
+    /// Returns the number of bytes to map. `None` if the segment has nothing behind its reserved part.
     pub fn mapped_len(&self) -> Option<u64> {
         self.segment_len.checked_sub(segment::RESERVED).filter(|&len| len > 0)
     }
 }
 
-/// Has the endpoint live for a while even if no process owns it, so that another one can adopt it: by [`Attach`] with the token
-/// of the hold, once. That ends the hold, as does its time. The same token again begins the time anew.
+/// Keeps the endpoint alive for a while even if no process owns it, so that another process can adopt it once, by [`Attach`]
+/// with the token of the hold. The adoption ends the hold, and so does the end of its time. A `HOLD` with the same token
+/// starts the time anew.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Hold {
-    /// Chosen by the client so that nobody can guess it; not all zeros.
+    /// A secret of the client's choice, which must not be guessable; not all zeros.
     pub token: [u8; 16],
-    /// For how long, in milliseconds; 0 ends the hold.
+    /// Duration of the hold in milliseconds; 0 ends the hold.
     pub millis: u32,
     /// Zero.
     pub reserved: u32,

@@ -1,67 +1,70 @@
-//! TCP connections whose two ends are looked for, so that they can go on over a channel.
+//! TCP connections for which the daemon looks for the other end, so that they can continue over a channel.
 
 use crate::Name;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Who made a connection. Open: unknown values are refused.
+/// Which side made a connection. Readers refuse unknown values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct SocketRole(pub u32);
 
 impl SocketRole {
-    /// Called `connect`.
+    /// The side that called `connect`.
     pub const CONNECTOR: Self = Self(1);
-    /// Called `accept`.
+    /// The side that called `accept`.
     pub const ACCEPTOR: Self = Self(2);
 }
 
-/// Asks for the other end of a TCP connection. Comes with one descriptor; the daemon reads from the socket what the kernel knows, and
-/// closes it. The descriptor is the socket, or a Unix socket in whose queue lies a message of one byte with it: whoever keeps a copy
-/// of that Unix socket can take the message back as long as the daemon has not, and else sees by its end (`POLLHUP` at the other socket of the
-/// pair) that the daemon has closed the TCP socket. There is no answer: what comes of it is an event, [`SocketMatched`] or [`SocketStays`], at any later time or never.
+/// Asks for the other end of a TCP connection. One descriptor comes with it. The daemon reads from the socket what the kernel
+/// knows about it, and closes the descriptor. The descriptor is either the TCP socket, or a Unix socket whose receive queue
+/// contains a message of one byte with the TCP socket. In the latter case, a client that keeps a copy of the Unix socket can
+/// take the message back as long as the daemon has not received it; otherwise the end of the Unix socket (`POLLHUP` at the
+/// other socket of the pair) tells the client that the daemon has closed the TCP socket. There is no answer. The result is an
+/// event, [`SocketMatched`] or [`SocketStays`], which may come at any later time or never.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct SocketReport {
-    /// The client's number for it, not that of another report whose event has not come.
+    /// A number of the client's choice, which must differ from those of all reports whose event has not come yet.
     pub key: u64,
-    /// When the program called `connect`, in nanoseconds of its kernel's CLOCK_MONOTONIC. 0 for an acceptor.
+    /// Time at which the program called `connect`, in nanoseconds of its kernel's CLOCK_MONOTONIC. 0 for an acceptor.
     pub before: u64,
-    /// And when that call had returned.
+    /// Time at which that call had returned, in the same unit.
     pub after: u64,
-    /// Who made the connection.
+    /// Which side made the report.
     pub role: SocketRole,
     /// Zero.
     pub reserved: u32,
 }
 layout!(SocketReport, 32 { key: 0, before: 8, after: 16, role: 24, reserved: 28 });
 
-/// A report with what a guest's daemon has read from its kernel: what it sends in the place of a [`SocketReport`] and its descriptor.
+/// A report with what a guest's daemon has read from its kernel. It sends this instead of a [`SocketReport`] with a
+/// descriptor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct SocketFacts {
-    /// What the program said.
+    /// The report of the program.
     pub report: SocketReport,
-    /// Own address: IPv6, or IPv4 mapped into it.
+    /// Local address: IPv6, or IPv4 mapped to IPv6.
     pub local: [u8; 16],
-    /// The peer's address, likewise.
+    /// Remote address, in the same form.
     pub remote: [u8; 16],
-    /// Own port.
+    /// Local port.
     pub local_port: u16,
-    /// The peer's port.
+    /// Remote port.
     pub remote_port: u16,
-    /// [`SocketFacts::CLOCK`] and so on.
+    /// [`SocketFacts::CLOCK`], [`SocketFacts::SYN`] and [`SocketFacts::USER`].
     pub flags: u32,
-    /// `SO_COOKIE`.
+    /// The socket's `SO_COOKIE`.
     pub cookie: u64,
-    /// `SO_NETNS_COOKIE`.
+    /// The socket's `SO_NETNS_COOKIE`, which identifies its network namespace.
     pub namespace: u64,
-    /// A connector's `TCP_TIMESTAMP`.
+    /// `TCP_TIMESTAMP` of a connector's socket.
     pub clock: u32,
-    /// The timestamp in the SYN that an acceptor has received.
+    /// The timestamp in the SYN that an acceptor's socket has received.
     pub syn: u32,
-    /// CLOCK_MONOTONIC right before the clock was read, in nanoseconds.
+    /// CLOCK_MONOTONIC directly before `clock` was read, in nanoseconds.
     pub clock_before: u64,
-    /// And right after.
+    /// CLOCK_MONOTONIC directly after `clock` was read, in nanoseconds.
     pub clock_after: u64,
 }
 layout!(SocketFacts, 112 {
@@ -70,15 +73,15 @@ layout!(SocketFacts, 112 {
 });
 
 impl SocketFacts {
-    /// In `flags`: the clock was read.
+    /// Flag: `clock` is valid.
     pub const CLOCK: u32 = 1;
-    /// The SYN was kept, and had a timestamp.
+    /// Flag: `syn` is valid, since the kernel kept the SYN and it had a timestamp.
     pub const SYN: u32 = 2;
-    /// The network namespace may be an ordinary user's.
+    /// Flag: the network namespace may belong to an ordinary user.
     pub const USER: u32 = 4;
 }
 
-/// Body of `SOCK_WITHDRAW`: the connection has ended, or stays on TCP. There is no answer.
+/// Body of `SOCK_WITHDRAW`: the connection has ended or stays on TCP, so the report is withdrawn. There is no answer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct SocketKey {
@@ -87,21 +90,21 @@ pub struct SocketKey {
 }
 layout!(SocketKey, 8 { key: 0 });
 
-/// Event: the other end has been found. Attach to the segment; the acceptor listens at [`SocketMatched::listener`], the connector
-/// connects to it, both with [`crate::channel::ChannelKind::SOCKET`].
+/// Event: the daemon has found the other end. Both sides attach to the segment. The acceptor listens at
+/// [`SocketMatched::listener`] and the connector connects to it, both with [`crate::channel::ChannelKind::SOCKET`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct SocketMatched {
     /// [`SocketReport::key`].
     pub key: u64,
-    /// A segment that both may attach to.
+    /// A segment to which both sides may attach.
     pub segment: Name,
-    /// A name in it that nobody else knows or is shown.
+    /// Name of the listener, which no other program knows or is shown.
     pub listener: Name,
 }
 layout!(SocketMatched, 136 { key: 0, segment: 8, listener: 72 });
 
-/// What the names of such listeners begin with. Listeners of that kind are shown to nobody.
+/// Prefix of the names of such listeners. The daemon does not show listeners with this prefix to anyone.
 pub const SECRET: &str = "tcp.";
 
 /// Event: the connection stays on TCP.
@@ -110,35 +113,35 @@ pub const SECRET: &str = "tcp.";
 pub struct SocketStays {
     /// [`SocketReport::key`].
     pub key: u64,
-    /// Why.
+    /// Reason why it stays.
     pub reason: StaysReason,
     /// Zero.
     pub reserved: u32,
 }
 layout!(SocketStays, 16 { key: 0, reason: 8, reserved: 12 });
 
-/// Why a connection stays on TCP. Open: readers take an unknown value for "some reason".
+/// Reason why a connection stays on TCP. Readers treat an unknown value as "some reason".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct StaysReason(pub u32);
 
 impl StaysReason {
-    /// What was reported is no established TCP connection.
+    /// The reported descriptor is not an established TCP connection.
     pub const NOT_TCP: Self = Self(1);
     /// More than one other socket could be its other end.
     pub const AMBIGUOUS: Self = Self(2);
-    /// Too many wait for their other end, or come at a time.
+    /// Too many connections wait for their other end, or too many reports come at once.
     pub const TOO_MANY: Self = Self(3);
     /// No segment that both ends may use allows sockets.
     pub const NO_SEGMENT: Self = Self(4);
-    /// The program is not to leave TCP.
+    /// The configuration excludes the program.
     pub const EXCLUDED: Self = Self(5);
-    /// The daemon serves no sockets.
+    /// The daemon's configuration does not allow sockets.
     pub const DISABLED: Self = Self(6);
     /// The kernel does not tell network namespaces apart (before Linux 5.14).
     pub const KERNEL: Self = Self(7);
 
-    /// In words.
+    /// Returns the reason in words.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NOT_TCP => "it is no established TCP connection",

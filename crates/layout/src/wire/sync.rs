@@ -3,32 +3,32 @@
 use crate::Name;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Opens a synchronisation object of the segment by name, as one more user of it.
+/// Opens a synchronisation object of the segment by name. The endpoint becomes one more user of the object.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct SyncOpen {
-    /// Its name. Those of synchronisation objects, blocks and listeners are apart.
+    /// Name of the object. Synchronisation objects, blocks and listeners have separate name spaces.
     pub name: Name,
     /// [`crate::sync::SyncKind`].
     pub kind: u32,
-    /// Semaphore: most permits. Barrier: parties. Else 0. For an object that is there: 0, or what it has.
+    /// Semaphore: maximum permits. Barrier: parties. Otherwise 0. For an object that exists, 0 or its limit.
     pub limit: u32,
-    /// Semaphore: the permits that a new one has. Else 0.
+    /// Semaphore: permits of a new object. Otherwise 0.
     pub initial: u32,
-    /// [`SyncOpen::CREATE`] and others.
+    /// [`SyncOpen::CREATE`], [`SyncOpen::EXCLUSIVE`] and [`SyncOpen::PERSISTENT`].
     pub flags: u32,
-    /// Chosen by the client, unique for the endpoint. The same request asked again (after the daemon has gone without an
-    /// answer) with the same nonce yields the same slot.
+    /// A number of the client's choice, unique for the endpoint. If the daemon has ended without an answer and the client
+    /// sends the same request again with the same nonce, it gets the same slot.
     pub nonce: u64,
 }
 layout!(SyncOpen, 88 { name: 0, kind: 64, limit: 68, initial: 72, flags: 76, nonce: 80 });
 
 impl SyncOpen {
-    /// Make the object if it is not there.
+    /// Makes the object if it does not exist.
     pub const CREATE: u32 = 1;
-    /// With [`SyncOpen::CREATE`]: it must not be there ([`ErrorCode::IN_USE`](super::ErrorCode::IN_USE)).
+    /// With [`SyncOpen::CREATE`]: fails with [`ErrorCode::IN_USE`](super::ErrorCode::IN_USE) if the object exists.
     pub const EXCLUSIVE: u32 = 2;
-    /// With [`SyncOpen::CREATE`]: a new object stays until it is unlinked; else it goes with its last user.
+    /// With [`SyncOpen::CREATE`]: a new object stays until it is unlinked. Without this flag, it ends with its last user.
     pub const PERSISTENT: u32 = 4;
 }
 
@@ -38,19 +38,19 @@ impl SyncOpen {
 pub struct Sync {
     /// Number of the object. Never used again.
     pub object: u64,
-    /// Offset of its page from the start of the segment.
+    /// Offset of the object's page from the start of the segment.
     pub offset: u64,
     /// [`crate::sync::SyncKind`].
     pub kind: u32,
-    /// Its limit.
+    /// Limit of the object.
     pub limit: u32,
-    /// The slot that is now this user's.
+    /// Slot of this user.
     pub slot: u32,
-    /// The slot's epoch.
+    /// Epoch of the slot.
     pub epoch: u32,
-    /// The endpoint's own doorbell as it stands in the slot: member << 16 | vector.
+    /// Doorbell of the endpoint, as the slot contains it: member << 16 | vector.
     pub bell: u32,
-    /// 1 if the object was made by this request.
+    /// 1 if this request made the object.
     pub created: u32,
 }
 layout!(Sync, 40 {
