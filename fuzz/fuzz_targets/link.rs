@@ -2,7 +2,7 @@
 //! whatever a neighbour wrote, a session comes about again once it stops.
 #![no_main]
 
-use ginnel_daemon::link::{Event, GuestLink, HostLink};
+use ginnel_daemon::control_link::{Event, GuestLink, HostLink};
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::{Name, control};
 use ginnel_shmem::{Mapping, SharedMemory};

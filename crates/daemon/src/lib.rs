@@ -5,11 +5,11 @@
 
 pub mod allowance;
 pub mod closer;
+pub mod control_link;
 pub mod excluded;
 pub mod guest;
 pub mod host;
 pub mod keeper;
-pub mod link;
 pub mod loan;
 pub mod logging;
 pub mod packet;

@@ -25,7 +25,7 @@ use thiserror::Error;
 /// A record that does not fit the books. Only a damaged journal, or a mistake of ours, makes one.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
-pub struct Misfit(pub(super) &'static str);
+pub struct InvalidRecord(pub(super) &'static str);
 
 /// All books.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -272,7 +272,7 @@ impl Books {
     }
 
     /// Changes the books. On error nothing has changed.
-    pub fn apply(&mut self, record: &Record) -> Result<(), Misfit> {
+    pub fn apply(&mut self, record: &Record) -> Result<(), InvalidRecord> {
         match record {
             Record::Start {
                 boot_id,
@@ -291,7 +291,7 @@ impl Books {
             }
             Record::Member { number, name, runtime, retired } => {
                 if self.members.values().any(|m| m.name == name.0 && m.number != *number) {
-                    return Err(Misfit("two members of one name"));
+                    return Err(InvalidRecord("two members of one name"));
                 }
                 let old = self.members.remove(number);
                 if old
@@ -299,7 +299,7 @@ impl Books {
                     .is_some_and(|o| o.name != name.0 && (!o.retired || self.has_accounts(*number)))
                 {
                     self.members.extend(old.map(|old| (*number, old)));
-                    return Err(Misfit("two members of one number"));
+                    return Err(InvalidRecord("two members of one number"));
                 }
                 let old = old.filter(|old| old.name == name.0);
                 let member = Member {
@@ -315,23 +315,26 @@ impl Books {
             }
             Record::MemberForgotten { number } => {
                 if self.has_accounts(*number) {
-                    return Err(Misfit("a member forgotten that has endpoints"));
+                    return Err(InvalidRecord("a member forgotten that has endpoints"));
                 }
                 let member = self.members.remove(number);
-                member.map(drop).ok_or(Misfit("a member forgotten that is not there"))
+                member.map(drop).ok_or(InvalidRecord("a member forgotten that is not there"))
             }
             Record::Joined { member, qemu, told, .. } => {
-                let member = self.members.get_mut(member).ok_or(Misfit("QEMU of an unknown member"))?;
+                let member =
+                    self.members.get_mut(member).ok_or(InvalidRecord("QEMU of an unknown member"))?;
                 member.qemu = Some(Qemu { process: *qemu, told: told.clone() });
                 Ok(())
             }
             Record::Left { member } => {
-                let member = self.members.get_mut(member).ok_or(Misfit("QEMU of an unknown member"))?;
+                let member =
+                    self.members.get_mut(member).ok_or(InvalidRecord("QEMU of an unknown member"))?;
                 (member.qemu, member.session) = (None, None);
                 Ok(())
             }
             &Record::Session { member, boot_id, interrupts } => {
-                let member = self.members.get_mut(&member).ok_or(Misfit("session of an unknown member"))?;
+                let member =
+                    self.members.get_mut(&member).ok_or(InvalidRecord("session of an unknown member"))?;
                 member.session = Some(Session { boot_id, interrupts });
                 Ok(())
             }
@@ -339,7 +342,7 @@ impl Books {
                 let arena = match self.segments.get_mut(&name.0) {
                     Some(old) if old.size == *size => std::mem::replace(&mut old.arena, Arena::of_segment(0)),
                     Some(old) if old.arena.used() > 0 => {
-                        return Err(Misfit("a segment resized that is in use"));
+                        return Err(InvalidRecord("a segment resized that is in use"));
                     }
                     _ => Arena::of_segment(*size),
                 };
@@ -364,32 +367,42 @@ impl Books {
                 Ok(())
             }
             Record::SegmentCut { name, cut } => {
-                let segment = self.segments.get_mut(&name.0).ok_or(Misfit("an unknown segment was cut"))?;
+                let segment =
+                    self.segments.get_mut(&name.0).ok_or(InvalidRecord("an unknown segment was cut"))?;
                 segment.cut = *cut;
                 Ok(())
             }
             Record::SegmentRemoved { name } => {
                 if self.index.of_segment(&name.0).next().is_some() {
-                    return Err(Misfit("a segment removed that has endpoints"));
+                    return Err(InvalidRecord("a segment removed that has endpoints"));
                 }
                 // What stays without endpoints goes with the segment.
                 Change::clear(self, &name.0);
-                self.segments.remove(&name.0).map(drop).ok_or(Misfit("a segment removed that is not there"))
+                self.segments
+                    .remove(&name.0)
+                    .map(drop)
+                    .ok_or(InvalidRecord("a segment removed that is not there"))
             }
             Record::Vectors { segment, member, vectors } => {
                 self.vectors_allotted(&segment.0, *member, vectors)
             }
             Record::Attach(attach) => self.attach(attach),
             Record::OwnerJoined { endpoint, process } => {
-                let endpoint =
-                    self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was joined"))?;
-                endpoint.owners.insert(*process).then_some(()).ok_or(Misfit("an endpoint joined twice"))
+                let endpoint = self
+                    .endpoints
+                    .get_mut(endpoint)
+                    .ok_or(InvalidRecord("an unknown endpoint was joined"))?;
+                endpoint
+                    .owners
+                    .insert(*process)
+                    .then_some(())
+                    .ok_or(InvalidRecord("an endpoint joined twice"))
             }
             Record::OwnerGone { endpoint, process } => {
                 let endpoint =
-                    self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was left"))?;
+                    self.endpoints.get_mut(endpoint).ok_or(InvalidRecord("an unknown endpoint was left"))?;
                 if !endpoint.owners.remove(process) {
-                    return Err(Misfit("an endpoint left by a stranger"));
+                    return Err(InvalidRecord("an endpoint left by a stranger"));
                 }
                 self.boards.leave(endpoint.number, endpoint.epoch, *process);
                 Ok(())
@@ -403,14 +416,14 @@ impl Books {
         }
     }
 
-    fn attach(&mut self, attach: &Attach) -> Result<(), Misfit> {
+    fn attach(&mut self, attach: &Attach) -> Result<(), InvalidRecord> {
         let segment =
-            self.segments.get(&attach.segment.0).ok_or(Misfit("an endpoint in an unknown segment"))?;
+            self.segments.get(&attach.segment.0).ok_or(InvalidRecord("an endpoint in an unknown segment"))?;
         if attach.endpoint == 0 || self.endpoints.contains_key(&attach.endpoint) {
-            return Err(Misfit("two endpoints of one number"));
+            return Err(InvalidRecord("two endpoints of one number"));
         }
         if !self.members.contains_key(&attach.member) {
-            return Err(Misfit("an endpoint of an unknown member"));
+            return Err(InvalidRecord("an endpoint of an unknown member"));
         }
         self.numbers.take(attach.endpoint, attach.epoch);
         let endpoint = Endpoint {
@@ -445,8 +458,8 @@ impl Books {
         Ok(())
     }
 
-    fn dead(&mut self, number: u32) -> Result<(), Misfit> {
-        let endpoint = self.endpoints.get(&number).ok_or(Misfit("an unknown endpoint died"))?;
+    fn dead(&mut self, number: u32) -> Result<(), InvalidRecord> {
+        let endpoint = self.endpoints.get(&number).ok_or(InvalidRecord("an unknown endpoint died"))?;
         for change in Change::ends(self, endpoint).collect::<Vec<_>>() {
             change.apply(self)?;
         }

@@ -84,7 +84,7 @@ pub struct Replayed {
     /// Lines that are damaged and have others behind them. No crash of a daemon leaves such a line.
     pub damaged: usize,
     /// Records that did not fit the books.
-    pub misfits: usize,
+    pub invalid_records: usize,
     /// Unknown records that may be skipped.
     pub skipped: usize,
     /// Kinds of unknown records that must not be skipped, and of what else is too new.
@@ -121,7 +121,7 @@ impl Replayed {
                 }
                 if let Err(misfit) = self.books.apply(&record) {
                     warn!(%misfit, ?record, "journal: a record does not fit and is left out");
-                    self.misfits += 1;
+                    self.invalid_records += 1;
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! What a QEMU does on its ivshmem socket, and what a guest's daemon does behind it.
 
 use super::{Channel, WATCHDOG, readable, wait_for};
-use ginnel_daemon::link::{Event, GuestLink, PeerInfo};
+use ginnel_daemon::control_link::{Event, GuestLink, PeerInfo};
 use ginnel_daemon::packet;
 use ginnel_layout::control;
 use ginnel_layout::relay::{self, RelayKind};

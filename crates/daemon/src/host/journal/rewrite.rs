@@ -77,7 +77,7 @@ fn read(file: &File, len: u64) -> io::Result<Books> {
     let (mut replayed, mut text) = (Replayed::default(), Vec::new());
     while lines.read_until(b'\n', &mut text)? > 0 {
         // The daemon has written it all, and made the same books of it.
-        if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.misfits > 0 {
+        if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.invalid_records > 0 {
             return Err(io::Error::other("it does not say what the daemon knows; restart the daemon"));
         }
         text.clear();

@@ -54,7 +54,7 @@ impl Pair {
     /// What the next daemon would know.
     fn check(&self) {
         let read = Journal::read(self.dir.path()).unwrap();
-        assert_eq!((read.dropped, read.damaged, read.misfits, read.skipped), (0, 0, 0, 0));
+        assert_eq!((read.dropped, read.damaged, read.invalid_records, read.skipped), (0, 0, 0, 0));
         assert!(read.books == self.books, "the next daemon would know something else");
     }
 
