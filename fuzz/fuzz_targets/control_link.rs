@@ -2,7 +2,7 @@
 //! Whatever a neighbour has written, a session starts again when the neighbour stops.
 #![no_main]
 
-use ginnel_daemon::link::{Event, GuestLink, HostLink};
+use ginnel_daemon::control_link::{Event, GuestLink, HostLink};
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::{Name, control};
 use ginnel_shmem::{Mapping, SharedMemory};

@@ -1,4 +1,4 @@
-//! Who may use a file.
+//! File permissions and owners in a configuration.
 
 use crate::Problem;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// Permission bits, written in octal as `chmod` takes them.
+/// Permission bits, written in octal as for `chmod`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode(pub u32);
 
@@ -37,9 +37,9 @@ impl<'de> Deserialize<'de> for Mode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Account {
-    /// Its number.
+    /// The user or group number.
     Number(u32),
-    /// Its name.
+    /// The user or group name.
     Name(String),
 }
 
@@ -52,19 +52,19 @@ impl FromStr for Account {
 }
 
 impl Account {
-    /// The number of this user, who is named at `place`.
+    /// Returns the number of this user. `place` says where the configuration names it, for the error.
     pub fn user(&self, place: impl Display) -> Result<u32, Problem> {
         let find = |name: &str| nix::unistd::User::from_name(name).map(|u| u.map(|u| u.uid.as_raw()));
         self.look_up(place, "user", find)
     }
 
-    /// The number of this group, which is named at `place`.
+    /// Returns the number of this group. `place` says where the configuration names it, for the error.
     pub fn group(&self, place: impl Display) -> Result<u32, Problem> {
         let find = |name: &str| nix::unistd::Group::from_name(name).map(|g| g.map(|g| g.gid.as_raw()));
         self.look_up(place, "group", find)
     }
 
-    /// The number of this user's own group, if the system knows that user.
+    /// Returns the number of the user's own group, if the system knows the user.
     pub fn own_group(&self) -> Option<u32> {
         let known = match self {
             Self::Number(number) => nix::unistd::User::from_uid((*number).into()),

@@ -1,11 +1,11 @@
-//! Amounts: a number and its unit.
+//! Amounts: numbers with units.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes; in text a number and `K`, `M`, `G` or `T` (powers of 1024; `KiB` and so on are the same).
+/// A number of bytes. In text it is a number and `K`, `M`, `G` or `T`: powers of 1024, and `KiB` and so on mean the same.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -32,7 +32,7 @@ impl FromStr for Bytes {
     }
 }
 
-/// Exact: with the largest unit that leaves a whole number.
+/// Writes the exact amount with the largest unit that leaves a whole number.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_whole(f, self.0.into(), 1024, ["", "K", "M", "G", "T"])
@@ -51,7 +51,7 @@ impl Serialize for Bytes {
     }
 }
 
-/// From a number as well as from text.
+/// Accepts a number as well as text.
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// A span of time: a number with `ns`, `us`, `ms` or `s`.
+/// A span of time: a number and `ns`, `us`, `ms` or `s`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(pub Duration);
 
@@ -106,7 +106,7 @@ impl FromStr for Period {
     }
 }
 
-/// Exact: with the largest unit that leaves a whole number.
+/// Writes the exact time with the largest unit that leaves a whole number.
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_whole(f, self.0.as_nanos(), 1000, ["ns", "us", "ms", "s"])
@@ -131,19 +131,19 @@ impl<'de> Deserialize<'de> for Period {
     }
 }
 
-/// A time in seconds, whole or not, as command lines have it.
+/// Parses a time in seconds, whole or fractional, as command lines have it.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
     seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
 }
 
-/// The number, if it is one, and the letters behind it.
+/// Splits `text` into the number, if it is valid, and the letters behind it.
 fn split(text: &str) -> (Option<u64>, &str) {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     (digits.trim().parse().ok(), &text[digits.len()..])
 }
 
-/// With the largest of the `units` that leaves a whole number; each is `step` of the one before.
+/// Writes an amount with the largest of the `units` that leaves a whole number. Each unit is `step` times the one before.
 fn write_whole<const N: usize>(
     f: &mut fmt::Formatter<'_>,
     mut number: u128,

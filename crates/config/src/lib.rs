@@ -1,10 +1,10 @@
-//! How configurations are written, and what is said of mistakes in them: the same in files, on command lines and in
-//! requests, of every program.
+//! The notation of configurations and the messages about mistakes in them. They are the same in files, on command lines and in
+//! requests, and for every program.
 //!
 //! - [`Bytes`], [`Period`], [`seconds`]: amounts with units.
-//! - [`Mode`], [`Account`]: who may use a file.
-//! - [`words!`], [`LogFormat`]: a choice of words.
-//! - [`Problem`]: a mistake, with place and fix; [`from_toml`], [`check_socket_path`].
+//! - [`Mode`], [`Account`]: permissions and owners of files.
+//! - [`words!`], [`LogFormat`]: enumerations that are written as words.
+//! - [`Problem`]: a mistake, with its place and a fix; [`from_toml`], [`check_socket_path`].
 
 mod access;
 mod amount;

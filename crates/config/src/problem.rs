@@ -1,30 +1,30 @@
-//! Mistakes.
+//! Mistakes in configurations.
 
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
 use std::path::Path;
 use thiserror::Error;
 
-/// What is wrong, where, and what to do about it. One line.
+/// A mistake: what is wrong, where it is, and how to fix it. Its text is one line.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{place}: {what}; {fix}")]
 pub struct Problem {
-    /// File and key.
+    /// The file and key.
     pub place: String,
     /// What is wrong.
     pub what: String,
-    /// What helps.
+    /// How to fix it.
     pub fix: String,
 }
 
 impl Problem {
-    /// A problem at `place`.
+    /// Makes a problem at `place`.
     pub fn new(place: impl Display, what: impl Display, fix: impl Display) -> Self {
         Self { place: place.to_string(), what: what.to_string(), fix: fix.to_string() }
     }
 }
 
-/// Reads a configuration from TOML. A mistake is told with its line; `file` and `fix` are for that.
+/// Reads a configuration from TOML. The error names `file` and the line of the mistake, and suggests `fix`.
 pub fn from_toml<T: DeserializeOwned>(text: &str, file: &Path, fix: &str) -> Result<T, Problem> {
     toml::from_str(text).map_err(|error| {
         let mut place = file.display().to_string();
@@ -43,7 +43,7 @@ pub fn from_toml<T: DeserializeOwned>(text: &str, file: &Path, fix: &str) -> Res
 /// The longest path of a socket in bytes: `sun_path` without its final zero byte, unix(7).
 pub const SOCKET_PATH_MAX: usize = 107;
 
-/// Whether a Unix socket can have that path.
+/// Checks that a path is short enough for a Unix socket.
 pub fn check_socket_path(path: &Path, place: impl Display, fix: impl Display) -> Result<(), Problem> {
     let length = path.as_os_str().len();
     if length <= SOCKET_PATH_MAX {

@@ -1,7 +1,7 @@
-//! Choices.
+//! Enumerations that are written as words.
 
-/// An enumeration whose values are words: in configurations, on command lines and in JSON alike. The crate that has it
-/// depends on serde.
+/// Defines an enumeration whose values are words in configurations, on command lines and in JSON. The crate that uses this macro
+/// must depend on serde.
 #[macro_export]
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $word:literal),+ $(,)? }) => {
@@ -12,10 +12,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All words.
+            /// All words of the enumeration.
             pub const WORDS: &[&str] = &[$($word),+];
 
-            /// In a word.
+            /// Returns the word for this value.
             pub fn word(self) -> &'static str {
                 match self { $(Self::$value => $word,)+ }
             }
@@ -41,12 +41,12 @@ macro_rules! words {
 }
 
 words! {
-    /// How the log looks.
+    /// The form of log lines.
     LogFormat {
-        /// For people.
+        /// Text for people.
         #[default]
         Text = "text",
-        /// One JSON object a line.
+        /// One JSON object per line.
         Json = "json",
     }
 }

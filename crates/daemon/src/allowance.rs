@@ -1,30 +1,30 @@
-//! How often somebody may do something: a token bucket.
+//! Rate limits: a token bucket.
 
 use std::time::{Duration, Instant};
 
-/// How large a bucket is, and how fast it fills.
+/// The size of a bucket and the rate at which it fills.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// So many at once.
+    /// The number of actions that are allowed at once.
     pub burst: u32,
-    /// And then one in this time.
+    /// The time after which one more action is allowed.
     pub interval: Duration,
 }
 
 /// How often a process may report a connection.
 pub const REPORTS_OF_PROCESS: Rate = Rate { burst: 2000, interval: Duration::from_millis(1) };
 
-/// A bucket, kept as the time at which it is full again.
+/// A bucket, stored as the time at which it is full again.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance(Instant);
 
 impl Allowance {
-    /// A full one.
+    /// Makes a full bucket.
     pub fn new(now: Instant) -> Self {
         Self(now)
     }
 
-    /// Whether there is one left at `now`, which only grows. It is taken then.
+    /// Takes a token at `now`, and returns false if there is none. `now` must not go backwards.
     pub fn take(&mut self, rate: Rate, now: Instant) -> bool {
         let full = self.0.max(now);
         if full - now > rate.interval * (rate.burst - 1) {
@@ -34,7 +34,7 @@ impl Allowance {
         true
     }
 
-    /// Whether it is as good as a new one.
+    /// Returns whether the bucket is full, and so no different from a new one.
     pub fn is_full(&self, now: Instant) -> bool {
         self.0 <= now
     }

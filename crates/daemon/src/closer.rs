@@ -1,11 +1,16 @@
-//! Closes what programs have sent, in threads of its own, because the last close of a descriptor may wait for whoever has made it:
+//! Closes the files that programs have sent. Threads of its own do this, because the last close of a descriptor may block for as
+//! long
+//! as the program that made it likes:
 //!
-//! - A TCP socket with `SO_LINGER` and unsent bytes waits for as long as its user likes. So does a Unix socket in which a message
-//!   with such a descriptor lies unread, and a message whose descriptors find no room. A signal ends that wait, and the kernel
-//!   sends the rest by itself: one thread closes all sockets, and a timer interrupts it.
-//! - Another file may wait for a program and heed no signal (FUSE). Nobody sends one in good faith, so each such packet gets a thread
-//!   of its own, and a user who keeps several of these busy is not listened to.
-#![allow(unsafe_code)] // A timer that sends a signal to one thread, which no safe crate offers.
+//! - A TCP socket with `SO_LINGER` and unsent bytes blocks for as long as its user has chosen. So does a Unix socket that holds
+//!   an
+//!   unread message with such a descriptor, and so does a message whose descriptors find no room. A signal ends that wait, and
+//!   the
+//!   kernel sends the rest by itself. Therefore one thread closes all sockets, and a timer interrupts it.
+//! - Another file may wait for a program and ignore signals (FUSE). No honest program sends one, so each such packet gets a
+//!   thread of
+//!   its own, and the daemon does not listen to a user who keeps several of these threads busy.
+#![allow(unsafe_code)] // For a timer that sends a signal to one thread, which no safe crate offers.
 
 use ginnel_fdpass::{SendFlags, send};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
@@ -17,20 +22,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
-/// The longest that sockets wait, and all that are closed together with them.
+/// The longest time that closing a batch of sockets may block.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Packets whose sockets may wait to be closed. The next one waits for its turn, which is a matter of [`PATIENCE`].
+/// The number of packets whose sockets may wait to be closed. The next packet blocks until there is room, for about [`PATIENCE`].
 const QUEUE: usize = 32;
-/// Packets with other files that may be closed for a user at a time.
+/// The number of packets with other files that may be in the process of being closed for one user.
 const STRAYS: usize = 4;
 
-/// Why a user is not listened to ([`Closer::is_held_up_by`]).
+/// The reason for which the daemon does not listen to a user ([`Closer::is_held_up_by`]).
 pub const HELD_UP: &str = "this user has sent files that take too long to be closed (FUSE?): let the file system answer, or unmount it";
 
-/// The user of a connection of whom nothing is known.
+/// The user of a connection whose user is not known.
 pub const NOBODY: u32 = u32::MAX;
 
-/// The threads. Clones share them; they end with the last one.
+/// The threads that close files. Clones share them, and they end with the last clone.
 #[derive(Clone, Debug)]
 pub struct Closer {
     sockets: SyncSender<Sockets>,
@@ -41,27 +46,27 @@ pub struct Closer {
 #[derive(Debug)]
 struct Sockets {
     fds: Vec<OwnedFd>,
-    /// Only after those before them.
+    /// Close these only after those that were queued before them.
     later: bool,
 }
 
-/// Packets of each user that are being closed, other than sockets.
+/// The number of packets of each user that contain files other than sockets and are being closed now.
 type Strays = Arc<Mutex<BTreeMap<u32, usize>>>;
 
 impl Closer {
-    /// Starts the thread for sockets.
+    /// Starts the thread that closes sockets.
     pub fn start() -> io::Result<Self> {
         let (sockets, queue) = sync_channel(QUEUE);
         Builder::new().name("closer".into()).spawn(move || close_sockets(&queue))?;
         Ok(Self { sockets, strays: Strays::default() })
     }
 
-    /// Closes what a user has sent with a packet, and connections.
+    /// Closes connections of a user, and what the user has sent with a packet.
     pub fn close(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>) {
         self.close_in_order(uid, fds, false);
     }
 
-    /// The same, for sockets only after all sockets that were to be closed before.
+    /// Does the same as `close`, but closes these sockets only after all sockets that were queued before.
     pub fn close_later(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>) {
         self.close_in_order(uid, fds, true);
     }
@@ -70,7 +75,7 @@ impl Closer {
         let is_socket = |fd: &OwnedFd| sockopt::socket_domain(fd).is_ok();
         let (sockets, strays): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
         if !sockets.is_empty() {
-            // Without the thread, which ends with the last sender only, they are closed here.
+            // If the thread is gone, the sockets are closed here. It ends only with the last sender.
             let _ = self.sockets.send(Sockets { fds: sockets, later });
         }
         if !strays.is_empty() {
@@ -78,7 +83,9 @@ impl Closer {
         }
     }
 
-    /// Whether so much of this user's is being closed that nothing more is to be taken from it: its connections are to be ended.
+    /// Returns whether so many files of this user are being closed that its connections should end and nothing more should be
+    /// accepted
+    /// from it.
     pub fn is_held_up_by(&self, uid: u32) -> bool {
         self.strays.lock().unwrap_or_else(PoisonError::into_inner).get(&uid).is_some_and(|n| *n >= STRAYS)
     }
@@ -95,7 +102,7 @@ impl Closer {
     }
 }
 
-/// A packet in [`Strays`].
+/// One packet that is counted in [`Strays`].
 struct Stray(Strays, u32);
 
 impl Stray {
@@ -131,15 +138,16 @@ fn close_sockets(queue: &Receiver<Sockets>) {
     }
 }
 
-/// Closes these, and those that wait, with a single call as far as possible: a signal that comes meanwhile counts for all of them.
-/// They lie in the queue of a socket that is closed. Returns those that are to be closed after them.
+/// Closes these sockets and those that wait, with a single system call if possible, so that one signal ends the wait for all of
+/// them.
+/// To that end they are put in the queue of a socket, which is then closed. Returns the sockets that must be closed after them.
 fn close_together(first: Vec<OwnedFd>, queue: &Receiver<Sockets>) -> Option<Sockets> {
     let (near, far) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
     let mut fds = first;
     let later = loop {
         let taken = send(near.as_fd(), &[0], &fds, SendFlags::DONTWAIT).is_ok();
-        // Not the last close if they were taken.
+        // If the sockets were sent, this is not their last close.
         drop(fds);
         match queue.try_recv() {
             Ok(next) if next.later || !taken => break Some(next),
@@ -155,8 +163,9 @@ thread_local! {
     static INTERRUPTER: Option<Interrupter> = Interrupter::new().ok();
 }
 
-/// Calls the kernel about what a program has sent. If that closes something which keeps the call waiting, it does so for about
-/// `PATIENCE`.
+/// Makes a system call with a descriptor that a program has sent. If the call closes something and blocks on that, a timer
+/// interrupts
+/// it after about `PATIENCE`.
 pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
     let interrupt = |every| INTERRUPTER.with(|timer| timer.iter().for_each(|timer| timer.set(every)));
     interrupt(PATIENCE);
@@ -165,7 +174,7 @@ pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Interrupts what the thread that has made it waits for.
+/// A timer that interrupts the blocking calls of the thread that made it.
 struct Interrupter(libc::timer_t);
 
 const SIGNAL: libc::c_int = libc::SIGALRM;
@@ -174,7 +183,8 @@ impl Interrupter {
     fn new() -> io::Result<Self> {
         // SAFETY: the handler does nothing.
         unsafe { signal_hook::low_level::register(SIGNAL, || ()) }?;
-        // SAFETY: zeros are a valid event and a valid set of signals, which the calls below fill. The thread is this one, and the
+        // SAFETY: zeros are a valid event and a valid set of signals, which the calls below fill. The event names this thread,
+        // and the
         // timer does not outlive it.
         unsafe {
             let mut signals: libc::sigset_t = std::mem::zeroed();
@@ -192,7 +202,7 @@ impl Interrupter {
         }
     }
 
-    /// Interrupts that often from now on, and not any more for zero.
+    /// Sets the interval of the interruptions, from now on; zero stops them.
     fn set(&self, every: Duration) {
         let time = libc::timespec {
             tv_sec: every.as_secs() as libc::time_t,
@@ -206,7 +216,7 @@ impl Interrupter {
 
 impl Drop for Interrupter {
     fn drop(&mut self) {
-        // SAFETY: it exists, and is not used any more.
+        // SAFETY: the timer exists, and is not used after this.
         unsafe { libc::timer_delete(self.0) };
     }
 }
@@ -217,7 +227,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::net::{TcpListener, TcpStream};
 
-    /// A socket whose last close waits for a day, and its other end, which never reads.
+    /// Returns a socket whose last close blocks for a day, and its other end, which never reads.
     fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -244,7 +254,7 @@ mod tests {
                 })),
             );
         }
-        // Closed after all of them.
+        // These must be closed after all of the earlier ones.
         let (last, peer) = std::os::unix::net::UnixStream::pair().unwrap();
         closer.close(1, [last.into()]);
         let hung_up =
@@ -277,7 +287,7 @@ mod tests {
         assert!(!closer.is_held_up_by(7));
         busy.clear();
         assert!(closer.strays.lock().unwrap().is_empty());
-        // A file that nothing holds up.
+        // A file whose close does not block.
         let (read, write) = rustix::pipe::pipe().unwrap();
         closer.close(7, [write]);
         assert_eq!(rustix::io::read(&read, &mut [0; 1]), Ok(0), "closed");

@@ -3,7 +3,7 @@
 use crate::pidwatch::Process;
 use serde::Deserialize;
 
-/// What the kernel keeps of a program's name, in bytes.
+/// The number of bytes of a program's name that the kernel keeps.
 const COMM: usize = 15;
 
 /// Names of programs, as in /proc/PID/comm.
@@ -13,20 +13,20 @@ pub struct Excluded(Vec<String>);
 
 impl Default for Excluded {
     fn default() -> Self {
-        // Whoever mends the daemon comes over ssh.
+        // An administrator who repairs the daemon may be connected through ssh.
         Self(["sshd", "sshd-session"].map(str::to_owned).into())
     }
 }
 
 impl From<Vec<String>> for Excluded {
-    /// An empty name is none.
+    /// Ignores empty names.
     fn from(names: Vec<String>) -> Self {
         Self(names.into_iter().filter(|name| !name.is_empty()).collect())
     }
 }
 
 impl Excluded {
-    /// Whether a process runs one of these programs. A process that cannot be seen has no name.
+    /// Returns whether a process runs one of these programs. A process that is not visible from here has no name.
     pub fn has(&self, process: &Process) -> bool {
         if self.0.is_empty() || process.pid == 0 {
             return false;

@@ -1,20 +1,22 @@
-//! The keeper: holds file descriptors by name, so that they outlive a daemon.
+//! The keeper, which holds file descriptors by name, so that they outlive the daemon.
 //!
-//! As a unit of systemd the daemon gives them to the service manager's file descriptor store. Otherwise to a process of
-//! its own, `ginneld keeper`, which does nothing else: it is started by the first daemon, outlives it, and is found by
-//! the next one through its socket.
+//! If the daemon is a systemd unit, it gives the descriptors to the service manager's file descriptor store. Otherwise it gives
+//! them
+//! to a process of its own, `ginneld keeper`, which does nothing else. The first daemon starts this process, which outlives the
+//! daemon;
+//! the next daemon finds it through its socket.
 //!
-//! The process speaks packets over that socket, with nobody but its own user:
+//! The keeper process speaks packets over that socket, and only with its own user:
 //!
 //! | request | descriptors | answer |
 //! |---|---|---|
-//! | `S` name | to hold, in place of what has this name | `K` |
+//! | `S` name | to hold, in place of those that have this name | `K` |
 //! | `D` name | | `K` |
-//! | `F` | | `E` name with descriptors, for each name; `K` |
+//! | `F` | | `E` name with descriptors, for each name; then `K` |
 //! | `X` | | `K`; the keeper ends |
 //!
-//! or `N` and a text that says why not.
-#![allow(unsafe_code)] // Descriptors that systemd has passed are numbers in the environment.
+//! Instead of `K` the answer can be `N` and a text with the reason.
+#![allow(unsafe_code)] // For descriptors that systemd passes as numbers in the environment.
 
 use crate::packet::{self, Gone, MAX_FDS, Packet};
 use anyhow::{Context, anyhow, bail};
@@ -33,39 +35,41 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Descriptors that one keeper holds at most; `FileDescriptorStoreMax=` of the unit is the same.
+/// The most descriptors that one keeper holds. `FileDescriptorStoreMax=` in the unit has the same value.
 const MAX_HELD: usize = 16384;
-/// Connections at a time. There is one daemon.
+/// The most connections at a time. There is only one daemon.
 const MAX_CONNECTIONS: usize = 8;
 /// The longest packet: one letter and a name.
 const MAX_PACKET: usize = 256;
-/// No keeper needs longer for anything.
+/// The longest time that a keeper needs for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Set in our unit files: systemd before version 254 does not tell whether it has a store for us.
+/// An environment variable that our unit files set, because systemd before version 254 does not tell a service whether it has a
+/// store.
 const STORE_VARIABLE: &str = "GINNEL_FDSTORE";
 
 /// Descriptors by name.
 pub type Held = BTreeMap<String, Vec<OwnedFd>>;
 
-/// The daemon's side.
+/// The daemon's connection to its keeper.
 #[derive(Debug)]
 pub struct Keeper(Backend);
 
 #[derive(Debug)]
 enum Backend {
-    /// With how many descriptors each name has.
+    /// The number of descriptors that each name has.
     Systemd(BTreeMap<String, usize>),
     Process {
         socket: PathBuf,
         connection: OwnedFd,
-        /// If it is our child, so that its end leaves no zombie.
+        /// The keeper process, if it is our child, so that its end leaves no zombie.
         child: Option<Child>,
     },
 }
 
 impl Keeper {
-    /// Finds the keeper, or starts one with a socket at this path, and fetches what it holds. Must be called before the
-    /// process has threads, and once, because it takes descriptors over from the environment.
+    /// Finds the keeper, or starts one with a socket at this path, and fetches the descriptors that it holds. The process must
+    /// not have
+    /// other threads yet, and must call this only once, because it takes over descriptors from the environment.
     pub fn open(socket: &Path) -> anyhow::Result<(Self, Held)> {
         let notify = std::env::var_os("NOTIFY_SOCKET").is_some();
         if notify && ["FDSTORE", STORE_VARIABLE].iter().any(|v| std::env::var_os(v).is_some_and(|n| n != "0"))
@@ -82,7 +86,7 @@ impl Keeper {
                 held,
             ))
         };
-        // One that is just dying still accepts, and says nothing.
+        // A keeper that is just ending still accepts the connection, but does not answer.
         let deadline = Instant::now() + PATIENCE;
         loop {
             match open() {
@@ -94,12 +98,12 @@ impl Keeper {
         }
     }
 
-    /// Holds these descriptors under this name, in place of what had it. They are held when this returns.
+    /// Holds these descriptors under this name, in place of those that had it. The keeper has them when this returns.
     pub fn store<Fd: AsFd>(&mut self, name: &str, fds: &[Fd]) -> anyhow::Result<()> {
         self.remove_from_systemd(name)?;
         match &mut self.0 {
             Backend::Systemd(counts) => {
-                // It drops what is more without a word.
+                // systemd silently drops descriptors beyond the limit.
                 let (others, most) = (counts.values().sum::<usize>(), most_stored());
                 if others + fds.len() > most {
                     bail!(
@@ -120,7 +124,7 @@ impl Keeper {
         }
     }
 
-    /// Holds what has this name no longer.
+    /// Drops the descriptors that have this name.
     pub fn remove(&mut self, name: &str) -> anyhow::Result<()> {
         match &self.0 {
             Backend::Systemd(_) => self.remove_from_systemd(name),
@@ -138,8 +142,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Becomes readable when the keeper has died: call [`Keeper::open`] anew and store everything again. `None` if it
-    /// is systemd.
+    /// Returns a descriptor that becomes readable when the keeper has died: then call [`Keeper::open`] again and store everything
+    /// again.
+    /// `None` if the keeper is systemd.
     pub fn connection(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             Backend::Systemd(_) => None,
@@ -147,7 +152,7 @@ impl Keeper {
         }
     }
 
-    /// Starts a keeper in place of one that has died. It holds nothing.
+    /// Starts a keeper in place of one that has died. The new one holds nothing.
     pub fn reopen(&mut self) -> anyhow::Result<()> {
         let Backend::Process { socket, child, .. } = &mut self.0 else { return Ok(()) };
         if let Some(mut child) = child.take() {
@@ -158,10 +163,10 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends the keeper and lets go of all it holds.
+    /// Ends the keeper, which drops all descriptors that it holds.
     pub fn stop(self) -> anyhow::Result<()> {
         match self.0 {
-            Backend::Systemd(_) => Ok(()), // Stopping the unit does it.
+            Backend::Systemd(_) => Ok(()), // systemd drops them when the unit is stopped.
             Backend::Process { connection, child, .. } => {
                 ask::<OwnedFd>(connection.as_fd(), b'X', "", &[])?;
                 if let Some(mut child) = child {
@@ -173,28 +178,28 @@ impl Keeper {
     }
 }
 
-/// How many descriptors systemd stores for this service. Versions from 254 on say so.
+/// Returns how many descriptors systemd stores for this service. Only version 254 and later tell this.
 fn most_stored() -> usize {
     let said = std::env::var("FDSTORE").ok().and_then(|n| n.parse().ok());
     said.map_or(MAX_HELD, |n: usize| n.min(MAX_HELD))
 }
 
-/// Whether systemd has passed descriptors to this process, which it drops when the service is given up.
+/// Returns whether systemd has passed descriptors to this process. systemd drops them when the service fails for good.
 pub fn is_entrusted() -> bool {
     let number = |variable| std::env::var(variable).ok().and_then(|text| text.parse::<u32>().ok());
     number("LISTEN_PID") == Some(std::process::id()) && number("LISTEN_FDS").is_some_and(|fds| fds > 0)
 }
 
-/// Whether a keeper holds descriptors at this path.
+/// Returns whether a keeper listens at this path.
 pub fn is_there(socket: &Path) -> bool {
     packet::connect_to(socket).is_ok()
 }
 
-/// What systemd has stored for us. Names end in `.` and a number.
+/// Takes the descriptors that systemd has stored for us. Their names end in `.` and a number.
 fn from_systemd() -> anyhow::Result<Held> {
     let mut numbered: BTreeMap<String, BTreeMap<u32, OwnedFd>> = BTreeMap::new();
     for (fd, name) in sd_notify::listen_fds_with_names(false)? {
-        // SAFETY: systemd has passed this number to this process (its pid was compared), and nobody else takes it over.
+        // SAFETY: systemd has passed this number to this process (its pid was compared), and nothing else takes it over.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         match name.rsplit_once('.').and_then(|(name, i)| Some((name, i.parse().ok()?))) {
             Some((name, i)) => drop(numbered.entry(name.to_owned()).or_default().insert(i, fd)),
@@ -204,19 +209,20 @@ fn from_systemd() -> anyhow::Result<Held> {
     Ok(numbered.into_iter().map(|(name, fds)| (name, fds.into_values().collect())).collect())
 }
 
-/// Whether the other end has closed the connection.
+/// Returns whether the error says that the other end has closed the connection.
 fn closed(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Gone::Closed))
         || matches!(error.downcast_ref(), Some(&(Errno::PIPE | Errno::CONNRESET)))
 }
 
-/// A connection to the keeper, which is started if there is none.
+/// Connects to the keeper, and starts it if there is none.
 fn connect(socket: &Path) -> anyhow::Result<(OwnedFd, Option<Child>)> {
     if let Ok(connection) = packet::connect_to(socket) {
         patient(&connection)?;
         return Ok((connection, None));
     }
-    // It gets its socket ready-made, so that it can be talked to at once. Left-overs of a dead keeper are removed.
+    // The daemon makes the keeper's socket, so that it can talk to the keeper at once. This also replaces the socket of a dead
+    // keeper.
     let listener = packet::listen_at(socket, SocketType::SEQPACKET)?;
     let program = std::env::current_exe().context("this program's own file")?;
     let mut command = Command::new(program);
@@ -268,13 +274,15 @@ fn fetch(connection: BorrowedFd<'_>) -> anyhow::Result<Held> {
     }
 }
 
-/// As many open files as this process may have.
+/// Raises the limit of open files as far as this process may without privileges.
 pub fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// As many open files as this process may have, and at least `needed` if it may raise its own bound. How many it may have now.
+/// Raises the limit of open files as far as possible, and to at least `needed` if this process may raise its hard limit. Returns
+/// the
+/// limit that is now in effect.
 pub fn provide_open_files(needed: u64) -> u64 {
     let maximum = getrlimit(Resource::Nofile).maximum;
     if maximum.is_some_and(|maximum| maximum < needed) {
@@ -287,18 +295,18 @@ pub fn provide_open_files(needed: u64) -> u64 {
 /// Arguments of `ginneld keeper`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The path of its socket, for whoever looks at the list of processes. The socket itself is standard input.
+    /// The path of its socket, shown in the list of processes. The socket itself is standard input.
     #[arg(long)]
     pub socket: PathBuf,
 }
 
-/// The keeper's process. Runs until it is told to end.
+/// Runs the keeper's process until it is told to end.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    // Away from the daemon's terminal and process group: what ends the daemon must not end this.
+    // The keeper leaves the daemon's terminal and process group, so that signals to these do not end it.
     let _ = rustix::process::setsid();
     raise_open_files();
     let stdin = io::stdin();
-    // A keeper that nobody can find any more is of no use.
+    // When its socket is removed, nobody can find the keeper any more, so it ends.
     let removed = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
     inotify::add_watch(
         &removed,
@@ -345,7 +353,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// Serves one request. False ends the connection.
+/// Serves one request. Returns false if the connection must end.
 fn serve(connection: BorrowedFd<'_>, held: &mut Held, stop: &mut bool) -> bool {
     let Ok(Packet { bytes, fds, truncated, .. }) = packet::receive(connection, MAX_PACKET, MAX_FDS) else {
         return false;

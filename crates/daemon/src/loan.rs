@@ -1,5 +1,7 @@
-//! A descriptor that a program has lent with a report: it lies in the queue of a Unix socket, of which the program has kept a copy. So
-//! the program can take it back until it was taken here, and sees by the end of that socket when it has been closed here.
+//! A descriptor that a program lends with a report. It lies in the queue of a Unix socket, of which the program has kept a copy.
+//! So
+//! the program can take it back until the daemon takes it, and the end of that socket tells the program that the daemon has
+//! closed it.
 
 use crate::closer::interrupted;
 use ginnel_fdpass::{MAX_FDS, RecvFlags, receive_from};
@@ -7,16 +9,18 @@ use rustix::net::{AddressFamily, sockopt};
 use std::mem::replace;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Puts the descriptor that was lent in the place of the socket that it lay in. Returns what is to be closed after it, by
-/// [`Closer::close_later`](crate::closer::Closer::close_later). If nothing was lent, because it was taken back, or more than one descriptor, the packet
-/// keeps the socket, which is none of TCP. Does not wait for longer than the closer does.
+/// Replaces the socket in `fds` by the descriptor that was lent in it. Returns the descriptors to close after it, with
+/// [`Closer::close_later`](crate::closer::Closer::close_later). If the program lent nothing (because it took the descriptor back)
+/// or more
+/// than one descriptor, `fds` keeps the socket, which is not a TCP socket. Does not block for longer than the closer does.
 #[must_use]
 pub fn open(fds: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
     let [socket] = &fds[..] else { return Vec::new() };
     if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
         return Vec::new();
     }
-    // The program has this socket too, and may set options that leave no room for descriptors: the kernel closes those here and now.
+    // The program has this socket too, and may set options that leave no room for descriptors: then the kernel closes them in
+    // this call.
     let got = interrupted(|| receive_from(socket.as_fd(), &mut [0], MAX_FDS, RecvFlags::DONTWAIT));
     match got.map(|got| got.fds) {
         Ok(lent) if lent.len() == 1 => replace(fds, lent),

@@ -1,8 +1,8 @@
-//! `SOCK_SEQPACKET` sockets: listening, whole packets in, whole packets with file descriptors out.
+//! `SOCK_SEQPACKET` sockets: listening, receiving whole packets, and sending whole packets with file descriptors.
 //!
-//! A peer that never reads costs a bounded amount of memory: what the socket does not take waits in a queue, and when
-//! that is full the peer is given up.
-#![allow(unsafe_code)] // Socket options and credentials that no safe crate offers, or not soundly.
+//! A peer that never reads costs a bounded amount of memory: packets that the socket does not take wait in a queue, and when
+//! the queue is full, the connection fails.
+#![allow(unsafe_code)] // For socket options and credentials that no safe crate offers, or not soundly.
 
 use crate::closer::Closer;
 pub use ginnel_fdpass::MAX_FDS;
@@ -20,25 +20,27 @@ use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Waiting connections of a listening socket.
+/// The number of connections that may wait at a listening socket.
 const BACKLOG: i32 = 256;
 
-/// What came in.
+/// A received packet.
 #[derive(Debug)]
 pub struct Packet {
     /// The content.
     pub bytes: Vec<u8>,
-    /// Descriptors that came along.
+    /// The descriptors that came with the packet.
     pub fds: Vec<OwnedFd>,
-    /// The packet was longer than the receiver allowed, and the rest is lost; or it carried more descriptors than that, or
+    /// Part of the packet is lost. It was longer than the receiver allowed; or it carried more descriptors than the receiver
+    /// allowed or
     /// than this process may open, and then `fds` is empty.
     pub truncated: bool,
-    /// The process that has sent it, as the kernel says; `None` if it is in a process namespace that cannot be seen from
-    /// here, or was not asked for.
+    /// The process that sent the packet, according to the kernel. `None` if the process is in a process namespace that is not
+    /// visible
+    /// from here, or if the receiver did not ask for it.
     pub sender: Option<u32>,
 }
 
-/// The connection is over.
+/// The reason why a connection is over.
 #[derive(Debug, Error)]
 pub enum Gone {
     /// The peer has closed it.
@@ -47,7 +49,7 @@ pub enum Gone {
     /// The peer does not read what it is sent.
     #[error("the peer does not read: {0} bytes wait for it")]
     NotReading(usize),
-    /// The system says so.
+    /// A system call failed.
     #[error("{0}")]
     Io(#[from] Errno),
 }
@@ -56,31 +58,32 @@ pub enum Gone {
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: ManuallyDrop<OwnedFd>,
-    /// Who closes it, and for which user.
+    /// The closer that closes the socket, and the user on whose account it does so.
     closer: Option<(Closer, u32)>,
     queue: VecDeque<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
     queued: usize,
     limit: usize,
-    /// The peer has closed its end. What it has sent before may still be received.
+    /// The peer has closed its end. Packets that it sent before that can still be received.
     peer_closed: bool,
 }
 
 impl PacketSocket {
-    /// Takes over a connected non-blocking socket. While more than `limit` bytes wait for the peer, sending fails.
+    /// Takes over a connected non-blocking socket. Sending fails while more than `limit` bytes wait for the peer.
     pub fn new(fd: OwnedFd, limit: usize) -> Self {
         let fd = ManuallyDrop::new(fd);
         Self { fd, closer: None, queue: VecDeque::new(), queued: 0, limit, peer_closed: false }
     }
 
-    /// The same for a program of this user, who may have sent what it takes a [`Closer`] to close.
+    /// Does the same as `new` for a program of this user, which may have sent files whose closing needs a [`Closer`].
     pub fn to_program(fd: OwnedFd, limit: usize, closer: &Closer, uid: u32) -> Self {
         let mut socket = Self::new(fd, limit);
         socket.closer = Some((closer.clone(), uid));
         socket
     }
 
-    /// The next packet of at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors that
-    /// nobody asked for never get into this process.
+    /// Returns the next packet, with at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors
+    /// beyond
+    /// `max_fds` never get into this process.
     pub fn receive(&self, max: usize, max_fds: usize) -> Result<Option<Packet>, Gone> {
         match receive(self.fd.as_fd(), max, max_fds) {
             Err(Gone::Io(Errno::AGAIN)) => Ok(None),
@@ -88,7 +91,7 @@ impl PacketSocket {
         }
     }
 
-    /// The same by way of a buffer that is as long as a packet may be, and with the number of the process that has sent it
+    /// Does the same with the caller's buffer, which must be as long as the longest packet, and sets [`Packet::sender`]
     /// ([`ask_for_senders`]).
     pub fn receive_from(&self, buffer: &mut [u8], max_fds: usize) -> Result<Option<Packet>, Gone> {
         match receive_from(self.fd.as_fd(), buffer, max_fds) {
@@ -102,8 +105,8 @@ impl PacketSocket {
         self.send_all([(bytes, fds)])
     }
 
-    /// Sends several packets that belong together, or queues them: the limit is looked at once, before the first. So an
-    /// answer that is longer than the limit can be given, but not a second one.
+    /// Sends several packets that belong together, or queues them. The limit is checked once, before the first packet. So one
+    /// answer that is longer than the limit can be sent, but not a second one.
     pub fn send_all(
         &mut self,
         packets: impl IntoIterator<Item = (Vec<u8>, Vec<Arc<OwnedFd>>)>,
@@ -112,15 +115,16 @@ impl PacketSocket {
             return Err(Gone::NotReading(self.queued));
         }
         for packet in packets {
-            // A packet of few bytes costs the kernel and us more than that.
+            // A short packet costs the kernel and this process more memory than its bytes.
             self.queued += packet.0.len() + 64;
             self.queue.push_back(packet);
         }
         self.flush()
     }
 
-    /// Sends what waits, as far as the socket takes it. If the peer has closed its end that is thrown away, and no error:
-    /// [`PacketSocket::receive`] says so after the last packet that the peer has sent.
+    /// Sends the queued packets as far as the socket takes them. If the peer has closed its end, this drops them and returns no
+    /// error:
+    /// [`PacketSocket::receive`] reports the end after the last packet that the peer has sent.
     pub fn flush(&mut self) -> Result<(), Gone> {
         if self.peer_closed {
             self.queue.clear();
@@ -143,7 +147,7 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Whether the peer has not received yet all that it was sent.
+    /// Returns whether the peer has not received everything yet that was sent to it.
     pub fn has_unread(&self) -> bool {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the kernel writes one `int`.
@@ -151,7 +155,8 @@ impl PacketSocket {
         self.queued > 0 || (result == 0 && bytes > 0)
     }
 
-    /// Bytes that wait for the peer; more than zero: call [`PacketSocket::flush`] when the socket has room.
+    /// Returns the number of bytes that wait for the peer. If it is more than zero, call [`PacketSocket::flush`] when the socket
+    /// has room.
     pub fn queued(&self) -> usize {
         self.queued
     }
@@ -159,7 +164,7 @@ impl PacketSocket {
 
 impl Drop for PacketSocket {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it after this.
+        // SAFETY: the socket is not used after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
         if let Some((closer, uid)) = &self.closer {
             closer.close(*uid, [fd]);
@@ -173,12 +178,12 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// Receives one packet. [`Gone::Io`] with `AGAIN` if there is none and the socket does not block.
+/// Receives one packet. Returns [`Gone::Io`] with `AGAIN` if there is none and the socket does not block.
 pub fn receive(fd: BorrowedFd<'_>, max: usize, max_fds: usize) -> Result<Packet, Gone> {
     receive_by(&mut vec![0; max], |bytes| fdpass::receive(fd, bytes, max_fds, RecvFlags::empty()))
 }
 
-/// Receives one packet, and learns which process has sent it ([`ask_for_senders`]).
+/// Receives one packet, and sets [`Packet::sender`] ([`ask_for_senders`]).
 fn receive_from(fd: BorrowedFd<'_>, buffer: &mut [u8], max_fds: usize) -> Result<Packet, Gone> {
     receive_by(buffer, |bytes| fdpass::receive_from(fd, bytes, max_fds, RecvFlags::empty()))
 }
@@ -192,7 +197,7 @@ fn receive_by(
         errno => errno.into(),
     })?;
     if got.len == 0 {
-        return Err(Gone::Closed); // Or an empty packet, which nobody sends in good faith.
+        return Err(Gone::Closed); // An empty packet looks the same, but no honest program sends one.
     }
     let bytes = buffer[..got.len.min(buffer.len())].to_vec();
     Ok(Packet { bytes, fds: got.fds, truncated: got.truncated || got.fds_lost, sender: got.sender })
@@ -203,20 +208,20 @@ pub fn send<Fd: AsFd>(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[Fd]) -> Result<()
     fdpass::send(fd, bytes, fds, SendFlags::empty()).map(drop)
 }
 
-/// Who has connected, as the kernel knows.
+/// The process at the other end of a connection, according to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Process; 0 if it is in a process namespace that we cannot see.
+    /// The process number; 0 if the process is in a process namespace that is not visible from here.
     pub pid: u32,
-    /// User.
+    /// The user number.
     pub uid: u32,
-    /// Group.
+    /// The group number.
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
-/// Who was at the other end of a Unix socket when it connected.
+/// Returns the process that was at the other end of a Unix socket when it connected.
 pub fn peer(fd: BorrowedFd<'_>) -> io::Result<Peer> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -237,7 +242,7 @@ pub fn peer(fd: BorrowedFd<'_>) -> io::Result<Peer> {
     Ok(Peer { pid: u32::try_from(pid).unwrap_or(0), uid, gid, groups: peer_groups(fd) })
 }
 
-/// Supplementary groups of the peer; none if the kernel does not say.
+/// Returns the supplementary groups of the peer; none if the kernel does not tell them.
 fn peer_groups(fd: BorrowedFd<'_>) -> Vec<u32> {
     const SO_PEERGROUPS: libc::c_int = 59; // since Linux 4.13
     let mut groups: Vec<u32> = vec![0; 64];
@@ -258,7 +263,7 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Vec<u32> {
             groups.truncate(n);
             return groups;
         }
-        // ERANGE says how many there are; Linux allows 65536.
+        // ERANGE comes with the number of groups; Linux allows 65536.
         if io::Error::last_os_error().raw_os_error() != Some(libc::ERANGE) || n <= groups.len() || n > 65536 {
             return Vec::new();
         }
@@ -266,20 +271,21 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Vec<u32> {
     }
 }
 
-/// A listening socket at `path`, in place of what an earlier daemon has left there. The caller must have made sure that
-/// no other daemon lives (a lock file), because a socket in use would be replaced as well.
+/// Makes a listening socket at `path`, in place of one that an earlier daemon has left there. The caller must have made sure that
+/// no other daemon is running (by a lock file), because a socket in use would be replaced as well.
 pub fn listen_at(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
     listen_at_with(path, kind, |_, _| Ok(()))
 }
 
-/// Has the kernel say of each packet that comes over connections of a listening socket which process has sent it. They
-/// inherit this, so it must be asked for before the socket can be reached.
+/// Makes the kernel tell for each packet which process sent it, on all connections of a listening socket. The connections
+/// inherit this option, so it must be set before the socket can be reached.
 pub fn ask_for_senders(listener: BorrowedFd<'_>) -> io::Result<()> {
     Ok(set_socket_passcred(listener, true)?)
 }
 
-/// The same; `prepare` gets the socket and its path before anybody can connect, and gives it its owner, mode and options.
-/// Programs that connect find the old socket, which refuses them, or the new one, which is ready.
+/// Does the same as [`listen_at`]. `prepare` gets the socket and its path before anybody can connect, and sets its owner, mode
+/// and
+/// options. A program that connects finds either the old socket, which refuses the connection, or the new one, which is ready.
 pub fn listen_at_with(
     path: &Path,
     kind: SocketType,
@@ -292,9 +298,9 @@ pub fn listen_at_with(
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Short, so that it fits wherever the daemon's own socket does.
+    // This name is short, so that it fits wherever the daemon's own socket does.
     let new = path.with_file_name(".new.sock");
-    let _ = std::fs::remove_file(&new); // Left by a daemon that was killed in here.
+    let _ = std::fs::remove_file(&new); // A daemon that was killed in this function may have left it.
     SocketAddrUnix::new(path)?;
     let fd = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     bind(&fd, &SocketAddrUnix::new(&new)?)?;
@@ -304,7 +310,7 @@ pub fn listen_at_with(
     Ok(fd)
 }
 
-/// The next waiting connection, non-blocking; `None` if there is none.
+/// Returns the next waiting connection, non-blocking; `None` if there is none.
 pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     loop {
         return match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -316,7 +322,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     }
 }
 
-/// Connects to a seqpacket socket. The socket blocks.
+/// Connects to a seqpacket socket. The returned socket blocks.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&fd, &SocketAddrUnix::new(path)?)?;
@@ -371,7 +377,7 @@ mod tests {
         let listener = listen_at_with(&path, SocketType::SEQPACKET, |fd, _| ask_for_senders(fd)).unwrap();
         let client = connect_to(&path).unwrap();
         let me = std::process::id();
-        // Sent before the connection is accepted.
+        // This packet is sent before the connection is accepted.
         send::<OwnedFd>(client.as_fd(), b"early", &[]).unwrap();
         let server = PacketSocket::new(accept(listener.as_fd()).unwrap().unwrap(), 1 << 20);
         let early = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
@@ -390,7 +396,7 @@ mod tests {
             (&b"child"[..], Some(number)),
             "although it has ended"
         );
-        // A descriptor is refused, and open nowhere afterwards.
+        // The descriptor is refused, and is open nowhere afterwards.
         let (read, write) = rustix::pipe::pipe().unwrap();
         send(client.as_fd(), b"gift", &[write]).unwrap();
         let gift = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
@@ -408,7 +414,7 @@ mod tests {
         let (mut a, b) = pair(10_000);
         let result = (0..100_000).find_map(|_| a.send(vec![7; 1000], vec![]).err());
         assert!(matches!(result, Some(Gone::NotReading(n)) if n < 20_000), "{result:?}");
-        // What was queued is not lost if the peer does read.
+        // Queued packets are not lost if the peer does read.
         let mut got = 0;
         while b.receive(2000, 0).unwrap().is_some() {
             got += 1;

@@ -1,21 +1,22 @@
-//! Processes, told apart from their successors: a process number is used again, number and start time are not.
+//! Processes that are told apart from later processes with the same number: a number is used again, but not with the same start
+//! time.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// One process, for ever.
+/// One particular process, identified by number and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Process {
-    /// Its number; 0 for a process that cannot be seen from here.
+    /// The process number; 0 for a process that is not visible from here.
     pub pid: u32,
-    /// When it started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
+    /// The time at which it started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub started: u64,
 }
 
-/// What tells the program that a process runs apart from the one that it runs after an `exec`: where the kernel has put
-/// code and stack. Both are random, unless address space randomization is off.
+/// The place of a program's code and stack in memory. It distinguishes the program that a process runs from the one that it runs
+/// after an `exec`, because both addresses are random, unless address space randomization is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Image {
     code: u64,
@@ -23,22 +24,23 @@ pub struct Image {
 }
 
 impl Process {
-    /// The process that has this number now; `None` if there is none.
+    /// Returns the process that has this number now; `None` if there is none.
     pub fn of(pid: u32) -> Option<Self> {
         look(pid).map(|stat| Self { pid, started: stat.started })
     }
 
-    /// Whether a thread of it still runs. One that has ended and waits for its parent is not alive; one whose first thread
-    /// has ended while others run is, although `/proc` shows it as a zombie.
+    /// Returns whether a thread of the process still runs. A process that has ended and waits for its parent is not alive. A
+    /// process
+    /// whose first thread has ended while others run is alive, although `/proc` shows it as a zombie.
     pub fn is_alive(&self) -> bool {
         match self.watch() {
             Ok(watch) => watch.is_some(),
-            // No descriptor is left for a watch. What can be seen without one must do.
+            // There is no free descriptor for a watch, so this uses `/proc` alone.
             Err(_) => look(self.pid).is_some_and(|stat| stat.started == self.started),
         }
     }
 
-    /// A descriptor that becomes readable when the last thread of the process ends; `None` if it has.
+    /// Returns a descriptor that becomes readable when the last thread of the process ends; `None` if it has ended.
     pub fn watch(&self) -> rustix::io::Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let fd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -46,22 +48,22 @@ impl Process {
             Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
             Err(errno) => return Err(errno),
         };
-        // The number may have been given to another process before the descriptor was opened, but not since, unless the
-        // descriptor says that its process has ended.
+        // The number may have been given to another process before the descriptor was opened, but not after that, unless the
+        // descriptor reports that its process has ended.
         let same = look(self.pid).is_some_and(|stat| stat.started == self.started);
         Ok((same && !has_ended(&fd)?).then_some(fd))
     }
 
-    /// The program that it runs; `None` if that is not known: the process ends, or is in the middle of an `exec`, or
-    /// belongs to another user and this daemon is not root.
+    /// Returns the program that the process runs. `None` if that is not known: the process is ending, or is in the middle of an
+    /// `exec`, or belongs to another user and this daemon is not root.
     pub fn image(&self) -> Option<Image> {
         let stat = look(self.pid).filter(|stat| stat.started == self.started)?;
-        // The kernel shows 0 for a process without memory, and 1 to those who may not know.
+        // The kernel shows 0 for a process without memory, and 1 to a caller that lacks permission.
         (stat.image.code > 1).then_some(stat.image)
     }
 }
 
-/// Whether the process of a pidfd has ended, all of its threads.
+/// Returns whether all threads of a pidfd's process have ended.
 fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     loop {
@@ -73,7 +75,7 @@ fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
     }
 }
 
-/// What is used of `/proc/PID/stat`.
+/// The fields of `/proc/PID/stat` that are used.
 #[derive(Debug, PartialEq)]
 struct Stat {
     started: u64,
@@ -87,17 +89,18 @@ fn look(pid: u32) -> Option<Stat> {
     parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The second field is a name in parentheses that may contain any bytes, so counting begins behind its last one.
+/// Parses a line. Its second field is a name in parentheses that may contain any bytes, so the fields are counted from behind the
+/// last parenthesis.
 fn parse(stat: &[u8]) -> Option<Stat> {
     let end = stat.iter().rposition(|&byte| byte == b')')?;
-    // The third field of the line is the first here.
+    // The first field here is the third of the line.
     let fields: Vec<&str> = std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse().ok();
     Some(Stat { started: field(22)?, image: Image { code: field(26)?, stack: field(28)? } })
 }
 
-/// Processes whose connection has ended, of which it must be found out whether they run another program now. While a process
-/// is in the middle of an `exec`, nothing can be seen, so it is looked at again.
+/// Processes whose connection has ended, and which may run another program now. While a process is in the middle of an `exec`
+/// its program cannot be seen, so it is examined again later.
 #[derive(Debug)]
 pub struct Doubts<T> {
     all: Vec<Doubt<T>>,
@@ -119,12 +122,12 @@ impl<T> Default for Doubts<T> {
 }
 
 impl<T> Doubts<T> {
-    /// Pauses between two looks: the first, and the one after which nothing is looked for any more.
+    /// The pauses between two looks: the first one, and the one after which the process is not examined any more.
     const FIRST: Duration = Duration::from_millis(1);
     const LAST: Duration = Duration::from_millis(512);
 
-    /// A process that ran `image` when its connection was opened. Returns `what` if it runs another program now; if that
-    /// cannot be seen, [`Doubts::take_changed`] may return it later.
+    /// Adds a process that ran `image` when its connection was opened. Returns `what` if the process runs another program now. If
+    /// that cannot be seen yet, [`Doubts::take_changed`] may return `what` later.
     #[must_use]
     pub fn add(&mut self, process: Process, image: Image, what: T) -> Option<T> {
         match process.image() {
@@ -137,10 +140,10 @@ impl<T> Doubts<T> {
         }
     }
 
-    /// Those that turn out to run another program.
+    /// Returns and removes those that turn out to run another program.
     pub fn take_changed(&mut self) -> Vec<T> {
         if self.all.is_empty() {
-            return Vec::new(); // Without reading the clock, which is slow in many VMs.
+            return Vec::new(); // This returns without reading the clock, which is slow in many VMs.
         }
         let now = Instant::now();
         let mut changed = Vec::new();
@@ -152,7 +155,7 @@ impl<T> Doubts<T> {
             match doubt.process.image() {
                 Some(image) if image != doubt.image => changed.push(doubt.what),
                 Some(_) => {}
-                None if doubt.pause >= Self::LAST => {} // It ends, which others watch, or it hides.
+                None if doubt.pause >= Self::LAST => {} // The process is ending, which others watch, or it hides its program.
                 None => {
                     doubt.pause *= 2;
                     doubt.again = now + doubt.pause;
@@ -163,12 +166,12 @@ impl<T> Doubts<T> {
         changed
     }
 
-    /// There is no doubt about these any more.
+    /// Removes those for which `is_settled` returns true.
     pub fn settle(&mut self, is_settled: impl Fn(&T) -> bool) {
         self.all.retain(|doubt| !is_settled(&doubt.what));
     }
 
-    /// How long it takes until [`Doubts::take_changed`] has something to do.
+    /// Returns the time until [`Doubts::take_changed`] has something to do.
     pub fn until_next(&self) -> Option<Duration> {
         let next = self.all.iter().map(|doubt| doubt.again).min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -206,7 +209,8 @@ mod tests {
         assert!(process.watch().unwrap().is_none());
     }
 
-    /// The ignored test `name` of this file as a process of its own. It says a line when it is ready, and ends with its input.
+    /// Starts the ignored test `name` of this file as a process of its own. It prints a line when it is ready, and ends when its
+    /// input does.
     fn start(name: &str) -> (Child, BufReader<std::process::ChildStdout>) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "--nocapture", &format!("pidwatch::tests::{name}")])
@@ -237,7 +241,7 @@ mod tests {
     #[test]
     #[ignore = "no test: a process of others"]
     fn with_a_name_of_any_bytes() {
-        // Threads have names of their own; /proc/PID/stat shows that of the first.
+        // Each thread has a name of its own; /proc/PID/stat shows that of the first.
         let path = format!("/proc/{0}/task/{0}/comm", std::process::id());
         std::fs::write(path, b"\xff) \xfe(\n").unwrap();
         say_ready_and_wait();
@@ -257,19 +261,20 @@ mod tests {
 
     #[test]
     #[ignore = "no test: a process of others"]
-    #[allow(unsafe_code)] // Ends a thread, and not its process.
+    #[allow(unsafe_code)] // For a system call that ends a thread and not its process.
     fn without_its_first_thread() {
         let first = format!("/proc/{0}/task/{0}/stat", std::process::id());
-        // The harness runs this in another thread than the first, which it makes end.
+        // The harness runs this test in another thread than the first; the signal handler ends the first thread.
         extern "C" fn end(_: libc::c_int) {
-            // SAFETY: ends the calling thread, and nothing of it is used afterwards: the harness waits in it for us.
+            // SAFETY: this ends the calling thread, of which nothing is used afterwards: the harness only waits in it for this
+            // test.
             unsafe { libc::syscall(libc::SYS_exit, 0) };
         }
         let end: extern "C" fn(libc::c_int) = end;
         let pid = std::process::id() as libc::pid_t;
-        // SAFETY: the handler makes one system call, and nobody else handles this signal.
+        // SAFETY: the handler makes one system call, and nothing else handles this signal.
         unsafe { libc::signal(libc::SIGUSR1, end as libc::sighandler_t) };
-        // SAFETY: only sends a signal, to the first thread, whose number is the process's; the handler is installed.
+        // SAFETY: this only sends a signal to the first thread, whose number is the process's; the handler is installed.
         unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, libc::SIGUSR1) };
         let state =
             || std::fs::read_to_string(&first).unwrap().rsplit_once(')').map(|(_, s)| s[1..2].to_owned());
@@ -301,7 +306,7 @@ mod tests {
             .spawn()
             .unwrap();
         let process = Process::of(child.id()).unwrap();
-        // The child may not have run its first program yet.
+        // The child may not have executed its program yet.
         let image = wait_for(|| {
             let running = std::fs::read_link(format!("/proc/{}/exe", child.id())).ok()?;
             (running != std::env::current_exe().unwrap()).then(|| process.image())?
@@ -314,7 +319,7 @@ mod tests {
         assert_eq!(doubts.add(process, image, 2), Some(2));
         child.kill().unwrap();
         child.wait().unwrap();
-        // Of one that has ended nothing is known, and after a while nobody asks any more.
+        // Nothing is known about a process that has ended, and after a while it is not examined any more.
         assert_eq!(doubts.add(process, image, 3), None);
         assert_eq!(doubts.add(process, image, 4), None);
         doubts.settle(|what| *what == 4);

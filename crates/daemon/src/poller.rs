@@ -1,4 +1,5 @@
-//! The event loop's epoll: file descriptors in, tokens out. Level-triggered.
+//! The epoll of the event loop: descriptors are added with a token, and `wait` returns the tokens of those that are ready.
+//! Level-triggered.
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -6,13 +7,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Events fetched with one call; more come with the next.
+/// The number of events that one call fetches; the next call fetches more.
 const BATCH: usize = 64;
 
 /// One descriptor that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// As given to [`Poller::add`].
+    /// The token that was given to [`Poller::add`].
     pub token: u64,
     /// There is something to read, or the peer has gone.
     pub readable: bool,
@@ -22,17 +23,17 @@ pub struct Ready {
     pub hung_up: bool,
 }
 
-/// What to wait for. Hang-up is always waited for.
+/// The events to wait for. A hang-up is always waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
-    /// Something to read.
+    /// Wait until there is something to read.
     pub read: bool,
-    /// Room to write.
+    /// Wait until there is room to write.
     pub write: bool,
 }
 
 impl Interest {
-    /// Only something to read.
+    /// Wait only until there is something to read.
     pub const READ: Self = Self { read: true, write: false };
 
     fn flags(self) -> epoll::EventFlags {
@@ -43,12 +44,12 @@ impl Interest {
     }
 }
 
-/// An epoll.
+/// An epoll descriptor.
 #[derive(Debug)]
 pub struct Poller(OwnedFd);
 
 impl Poller {
-    /// Makes one.
+    /// Makes an epoll that waits for nothing yet.
     pub fn new() -> io::Result<Self> {
         Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
@@ -58,15 +59,16 @@ impl Poller {
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), interest.flags())?)
     }
 
-    /// Changes what is waited for.
+    /// Changes the events to wait for on `fd`.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), interest.flags())?)
     }
 
-    /// Waits no more. A descriptor must be removed before it is closed if it has been passed on to somebody, because
-    /// epoll holds on to the open file, not to the number.
+    /// Stops waiting for `fd`. A descriptor that has been passed on to another process must be removed before it is closed,
+    /// because
+    /// epoll refers to the open file and not to the number.
     pub fn remove(&self, fd: impl AsFd) {
-        // Fails only if it is not there, which is what is wanted.
+        // This fails only if the descriptor has not been added.
         let _ = epoll::delete(&self.0, fd);
     }
 

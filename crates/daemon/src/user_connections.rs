@@ -1,18 +1,19 @@
-//! How many connections each user has, and whose is given up when there are too many: the same rule on the host and in a
-//! guest, so that nobody keeps others out by opening connections.
+//! Counts the connections of each user, and decides which connection to close when there are too many. The rule is the same on
+//! the
+//! host and in a guest, so that no user keeps others out by opening connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most connections at a time.
+/// The limits on connections at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Most {
-    /// Of all users.
+    /// The most connections of all users together.
     pub all: usize,
-    /// Of one user other than root.
+    /// The most connections of one user other than root.
     pub per_user: usize,
 }
 
-/// A limit that a newcomer has met.
+/// The limit that a new connection has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// [`Most::all`].
@@ -21,18 +22,18 @@ pub enum Limit {
     PerUser,
 }
 
-/// There is no room for one more.
+/// There is no room for one more connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<Id> {
-    /// For want of what.
+    /// The limit that was reached.
     pub limit: Limit,
-    /// The user at whose cost room is made.
+    /// The user whose connection is closed to make room.
     pub user: u32,
-    /// The connection to be ended for it. `None`: the newcomer has to go.
+    /// The connection to close to make room. `None`: the new connection is refused.
     pub given_up: Option<Id>,
 }
 
-/// The connections there are, by user. Numbers of connections ascend.
+/// The connections by user. A later connection has a greater number.
 #[derive(Debug)]
 pub struct UserConnections<Id> {
     of_user: BTreeMap<u32, BTreeSet<Id>>,
@@ -46,12 +47,12 @@ impl<Id> Default for UserConnections<Id> {
 }
 
 impl<Id: Copy + Ord> UserConnections<Id> {
-    /// A connection of a user.
+    /// Adds a connection of a user.
     pub fn add(&mut self, uid: u32, id: Id) {
         self.len += usize::from(self.of_user.entry(uid).or_default().insert(id));
     }
 
-    /// It has ended.
+    /// Removes a connection that has ended.
     pub fn remove(&mut self, uid: u32, id: Id) {
         let Some(of_user) = self.of_user.get_mut(&uid) else { return };
         self.len -= usize::from(of_user.remove(&id));
@@ -64,8 +65,8 @@ impl<Id: Copy + Ord> UserConnections<Id> {
         self.of_user.get(&uid).map_or(0, BTreeSet::len)
     }
 
-    /// Whether there is room for one more connection of `newcomer`, and if not, at whose cost it is made: that of a user who
-    /// has as many as it may, or of the one who has most.
+    /// Returns `Ok` if there is room for one more connection of `newcomer`. Otherwise the error says which user must give up a
+    /// connection: one that has reached its own limit, or the one that has most connections.
     pub fn room(&self, newcomer: u32, most: Most, is_attached: impl Fn(Id) -> bool) -> Result<(), Full<Id>> {
         let (limit, user) = if self.len >= most.all {
             (Limit::All, self.user_with_most().unwrap_or(newcomer))
@@ -77,14 +78,16 @@ impl<Id: Copy + Ord> UserConnections<Id> {
         Err(Full { limit, user, given_up: self.given_up(user, newcomer, is_attached) })
     }
 
-    /// The user that has most connections.
+    /// Returns the user that has most connections.
     fn user_with_most(&self) -> Option<u32> {
         self.of_user.iter().max_by_key(|(_, ids)| ids.len()).map(|(uid, _)| *uid)
     }
 
-    /// Which connection of `user` is given up for one of `newcomer`: the oldest that is no endpoint. If all are, it is the
-    /// oldest of all, provided that `newcomer` has fewer: endpoints do not end with their connections, and so nobody is kept
-    /// out by users that have more than their share.
+    /// Returns which connection of `user` to close in favour of one of `newcomer`: the oldest that is not attached as an
+    /// endpoint. If all
+    /// are attached, it is the oldest of all, provided that `newcomer` has fewer connections. Endpoints do not end with their
+    /// connections,
+    /// so this is harmless, and no user is kept out by users that have more than their share.
     fn given_up(&self, user: u32, newcomer: u32, is_attached: impl Fn(Id) -> bool) -> Option<Id> {
         let of_user = self.of_user.get(&user)?;
         let idle = of_user.iter().find(|id| !is_attached(**id));
@@ -104,7 +107,7 @@ mod tests {
             connections.add(uid, id);
         }
         assert_eq!(connections.user_with_most(), Some(2));
-        // Those that only connect go first, and never those of a user who has less.
+        // Unattached connections are closed first, and never those of a user who has fewer.
         let attached = |id| id != 6 && id != 0;
         assert_eq!(connections.given_up(2, 7, attached), Some(6));
         assert_eq!(connections.given_up(2, 2, attached), Some(6));

@@ -6,7 +6,7 @@
 //! handshake and the first messages of a session; the rings have models of their own in `ginnel-ring`.
 #![cfg(loom)]
 
-use ginnel_daemon::link::{Event, GuestLink, HostLink, Parts};
+use ginnel_daemon::control_link::{Event, GuestLink, HostLink, Parts};
 use ginnel_layout::Name;
 use ginnel_layout::control::{
     CAPACITY, ControlHeader, GUEST_ACK, GUEST_BOOT_ID, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH,

@@ -17,12 +17,14 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The process's context for asynchronous I/O; 0 before the first ring, [`NONE`] if the kernel gives none.
+/// The process's context for asynchronous I/O; 0 before the first ring, [`NONE`] if the kernel refuses one.
 static CONTEXT: AtomicU64 = AtomicU64::new(0);
 const NONE: u64 = u64::MAX;
-/// Completions fetched at once.
+/// The number of completions that one call fetches.
 const COMPLETIONS: usize = 64;
-/// A full context is emptied and tried again so many times. Another thread may fill it in between.
+/// The number of attempts to submit a request while the context is full. Each attempt empties the context first, but another
+/// thread
+/// may fill it again in between.
 const TRIES: usize = 64;
 
 /// `struct iocb` of `linux/aio_abi.h`, little-endian.
@@ -52,22 +54,26 @@ const POLL: u16 = 5;
 /// `IOCB_FLAG_RESFD`.
 const SIGNAL: u32 = 1;
 
-/// Adds one to an eventfd and wakes whoever waits for it. Does not block, whatever other holders of the same open file
-/// description do to its flags and its counter, with one exception: where the system refuses asynchronous I/O (a seccomp
-/// filter; `fs.aio-max-nr` used up), the eventfd is looked at and then written to, and a hostile holder that fills it between the
-/// two makes that write block. [`is_safe`] tells. May be called from any thread, and in a child after `fork(2)`.
+/// Adds one to an eventfd and wakes everyone who waits for it. Does not block, whatever other holders of the same open file
+/// description do to its flags and its counter, with one exception. Where the system refuses asynchronous I/O (because of a
+/// seccomp
+/// filter, or because `fs.aio-max-nr` is used up), this function checks that the eventfd has room and then writes to it. A
+/// hostile
+/// holder that fills it between the two makes the write block. [`is_safe`] returns whether this can happen. May be called from
+/// any
+/// thread, and in a child after `fork(2)`.
 pub fn ring(event: BorrowedFd<'_>) {
     if !signal(event) {
         write(event);
     }
 }
 
-/// Whether [`ring`] has asynchronous I/O in this process, and so cannot be made to block. Sets it up if need be.
+/// Returns whether [`ring`] has asynchronous I/O in this process, so that it cannot be made to block. Sets it up if necessary.
 pub fn is_safe() -> bool {
     context().is_some()
 }
 
-/// Has the kernel signal the eventfd. False if it does not.
+/// Makes the kernel signal the eventfd. Returns false if the kernel does not.
 fn signal(event: BorrowedFd<'_>) -> bool {
     let fd = event.as_raw_fd() as u32;
     let events = (libc::POLLIN | libc::POLLOUT) as u64;
@@ -77,7 +83,7 @@ fn signal(event: BorrowedFd<'_>) -> bool {
         let Some(context) = context() else { return false };
         match submit(context, &request) {
             Ok(()) => return true,
-            // Its completions have not been fetched yet.
+            // The context is full of completions that nobody has fetched yet.
             Err(libc::EAGAIN) => fetch(context),
             // A child of fork(2) does not inherit the context.
             Err(libc::EINVAL) if forget(context) => {}
@@ -99,14 +105,14 @@ fn context() -> Option<u64> {
 fn set_up() -> Option<u64> {
     let mut new: u64 = 0;
     // SAFETY: The kernel writes one word, the context, to the address of a word that outlives the call. One request is the
-    // least that can be asked for, and all that counts against `fs.aio-max-nr`.
+    // least that can be asked for, and everything that is asked for counts against `fs.aio-max-nr`.
     let result = unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut new) };
     let new = if result == 0 { new } else { NONE };
     match CONTEXT.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => (new != NONE).then_some(new),
         Err(other) => {
             if new != NONE {
-                // SAFETY: This thread has made the context just now, and nobody else knows it.
+                // SAFETY: This thread has just made the context, and no other thread knows it.
                 unsafe { libc::syscall(libc::SYS_io_destroy, new) };
             }
             (other != NONE && other != 0).then_some(other)
@@ -114,7 +120,7 @@ fn set_up() -> Option<u64> {
     }
 }
 
-/// Gives up a context that the kernel does not know. False if it knows it.
+/// Gives up a context that the kernel does not know. Returns false if the kernel knows it.
 #[cold]
 fn forget(context: u64) -> bool {
     // SAFETY: No request is submitted: the count is zero, and the list is not read.
@@ -122,7 +128,7 @@ fn forget(context: u64) -> bool {
     if known == 0 {
         return false;
     }
-    // Another thread may have replaced it already; either way it is gone.
+    // Another thread may have replaced it already; in both cases the old context is gone.
     let _ = CONTEXT.compare_exchange(context, 0, Ordering::Relaxed, Ordering::Relaxed);
     true
 }
@@ -141,7 +147,7 @@ fn submit(context: u64, request: &Request) -> Result<(), i32> {
     }
 }
 
-/// Makes room for requests. What they say is of no interest.
+/// Fetches completions, so that there is room for requests. Their contents do not matter.
 #[cold]
 fn fetch(context: u64) {
     let mut completions = [[0u64; 4]; COMPLETIONS];
@@ -160,7 +166,7 @@ fn fetch(context: u64) {
     };
 }
 
-/// The second best: a look before the write.
+/// Rings without asynchronous I/O: checks that there is room, then writes.
 #[cold]
 fn write(event: BorrowedFd<'_>) {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -169,7 +175,7 @@ fn write(event: BorrowedFd<'_>) {
         !(poll(room, Some(&now)).is_ok() && room[0].revents().contains(PollFlags::OUT))
     };
     if is_full(&mut room) {
-        // Nobody reads it, so somebody has driven the counter to its end. It starts anew.
+        // Nobody reads this eventfd, so a hostile holder has filled the counter. Reading resets it.
         let _ = rustix::io::read(event, &mut [0u8; 8]);
         if is_full(&mut room) {
             return;

@@ -1,5 +1,6 @@
-//! A child rings too, although it does not inherit what its parent rings with. A program of its own: it forks, so it has one
-//! thread.
+//! A child can ring too, although it does not inherit its parent's context for asynchronous I/O. This is a program of its own
+//! because
+//! it forks and must have only one thread.
 #![allow(unsafe_code)] // fork(2).
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -14,7 +15,7 @@ fn main() {
         for _ in 0..1000 {
             ginnel_doorbell::ring(event.as_fd());
         }
-        // Rings must not be lost to the fallback in silence.
+        // The child must not have fallen back to a plain write without notice.
         std::process::exit(i32::from(!ginnel_doorbell::is_safe()));
     }
     let mut status = 0;

@@ -1,4 +1,4 @@
-//! What a hostile holder of a doorbell does to it, and a ring that arrives all the same.
+//! A hostile holder of a doorbell tampers with it, and a ring still arrives.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// No test waits longer for anything.
+/// The longest that any test waits.
 const WATCHDOG: Duration = Duration::from_secs(20);
 
 fn doorbell() -> OwnedFd {
@@ -25,7 +25,7 @@ fn is_woken(bed: &OwnedFd) -> bool {
     epoll::wait(bed, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
 }
 
-/// Runs it in a thread, and fails when it does not come back.
+/// Runs `run` in a thread, and fails if it does not return in time.
 fn does_not_hang(what: &str, run: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || {

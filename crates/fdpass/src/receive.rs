@@ -6,32 +6,35 @@ use rustix::net::RecvFlags;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// What one call received.
+/// The result of one call of [`receive`].
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes of the buffer that were filled. 0 is the end of the connection, or on a seqpacket socket an empty packet.
+    /// The number of bytes of the buffer that were filled. 0 is the end of the connection, or an empty packet on a seqpacket
+    /// socket.
     pub len: usize,
-    /// The descriptors, close-on-exec; none if `fds_lost`.
+    /// The descriptors, close-on-exec; empty if `fds_lost`.
     pub fds: Vec<OwnedFd>,
-    /// The packet was longer than the buffer, and the rest is gone. Stream sockets never say so.
+    /// The packet was longer than the buffer, and the rest is lost. This is never set on a stream socket.
     pub truncated: bool,
     /// The message carried more descriptors than were asked for, or more than this process may open now. All are closed.
     pub fds_lost: bool,
-    /// The process that has sent it, according to the kernel. Only [`receive_from`] learns it; `None` if the process is in a
-    /// process namespace that is not visible from here, or the socket lacks `SO_PASSCRED`.
+    /// The process that sent the message, according to the kernel. Only [`receive_from`] sets it. It is `None` if the process is
+    /// in a
+    /// process namespace that is not visible from here, or if the socket lacks `SO_PASSCRED`.
     pub sender: Option<u32>,
 }
 
-/// Receives one packet, or what a stream has, into `into`, with at most `max_fds` descriptors ([`MAX_FDS`] if that is
+/// Receives one packet, or the bytes that a stream has, into `into`, with at most `max_fds` descriptors ([`MAX_FDS`] if that is
 /// less). The kernel installs no more than that in this process.
 ///
-/// Blocks as the socket does; with [`RecvFlags::DONTWAIT`] it never blocks. For a socket with `SO_PASSCRED` use
-/// [`receive_from`]: the credentials find no room here, and every message counts as one whose descriptors were lost.
+/// Blocks if the socket does; with [`RecvFlags::DONTWAIT`] it never blocks. For a socket with `SO_PASSCRED` use
+/// [`receive_from`]: here the credentials find no room, so every message would count as one whose descriptors were lost.
 ///
 /// # Errors
 ///
-/// [`Errno::AGAIN`] if there is nothing and the socket does not block, or its timeout (`SO_RCVTIMEO`) expired. Otherwise
-/// what `recvmsg(2)` returns, except `EINTR`.
+/// [`Errno::AGAIN`] if there is nothing to receive and the socket does not block, or if its timeout (`SO_RCVTIMEO`) expired.
+/// Otherwise
+/// the errors of `recvmsg(2)`, except `EINTR`.
 pub fn receive(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
@@ -41,7 +44,7 @@ pub fn receive(
     receive_with(socket, into, max_fds, 0, flags)
 }
 
-/// The same for a socket with `SO_PASSCRED`, and learns which process has sent the message.
+/// Does the same as [`receive`] for a socket with `SO_PASSCRED`, and returns which process sent the message.
 pub fn receive_from(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
@@ -51,21 +54,22 @@ pub fn receive_from(
     receive_with(socket, into, max_fds, CREDENTIALS, flags)
 }
 
-/// A control message's header, and where its data begins.
+/// The size of a control message's header, after which its data begins.
 const HEADER: usize = length(0);
-/// Room for the sender's credentials with other messages behind them.
+/// Room for the sender's credentials when other messages follow them.
 const CREDENTIALS: usize = length(size_of::<libc::ucred>()).next_multiple_of(size_of::<usize>());
-/// Room for everything that may be asked for.
+/// Room for everything that a caller may ask for.
 const SPACE: usize = CREDENTIALS + length(MAX_FDS * size_of::<RawFd>());
 
-/// Bytes of a control message of `data` bytes, without the padding behind it. The kernel divides the room that is left by
-/// the size of a descriptor, so padding would let in descriptors that nobody asked for.
+/// Returns the bytes of a control message with `data` bytes, without the padding behind it. The kernel divides the remaining room
+/// by
+/// the size of a descriptor, so padding would let in descriptors that the caller has not asked for.
 const fn length(data: usize) -> usize {
-    // SAFETY: a computation.
+    // SAFETY: this only computes a number.
     unsafe { libc::CMSG_LEN(data as libc::c_uint) as usize }
 }
 
-/// Aligned as control messages are.
+/// A buffer that is aligned as control messages require.
 #[repr(C, align(8))]
 struct Control([u8; SPACE]);
 
@@ -90,7 +94,7 @@ fn receive_with(
     let flags = flags.bits() as libc::c_int | libc::MSG_CMSG_CLOEXEC;
     let mut was_reset = false;
     let len = loop {
-        // A call may have changed it.
+        // The previous call may have changed these fields.
         (message.msg_control, message.msg_controllen) = (control.0.as_mut_ptr().cast(), room as _);
         // SAFETY: the kernel writes at most `into.len()` bytes to `into` and `room` bytes to `control`, which is not less
         // than that, and both outlive the call.
@@ -98,8 +102,9 @@ fn receive_with(
         match usize::try_from(got).map_err(|_| last_error()) {
             Ok(len) => break len,
             Err(Errno::INTR) => {}
-            // Reported once if the peer closed its end before it had read everything. What it sent before that can still
-            // be received, and then the end.
+            // The kernel reports this once if the peer closed its end before it had read everything. What the peer sent before
+            // that can
+            // still be received, and then comes the end of the connection.
             Err(Errno::CONNRESET) if !was_reset => was_reset = true,
             Err(errno) => return Err(errno),
         }
@@ -118,23 +123,23 @@ fn last_error() -> Errno {
     std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// Descriptors and the sender's process number in control messages. Not by `CMSG_NXTHDR`, which skips a last message whose
-/// padding is cut off, and would leak its descriptors.
+/// Returns the descriptors and the sender's process number from control messages. Does not use `CMSG_NXTHDR`, which skips a last
+/// message whose padding is cut off and would leak its descriptors.
 ///
 /// # Safety
 ///
-/// The descriptors are open, and owned by nobody else.
+/// The descriptors in `messages` must be open, and nobody else may own them.
 unsafe fn parse(mut messages: &[u8]) -> (Vec<OwnedFd>, Option<u32>) {
     let (mut fds, mut sender) = (Vec::new(), None);
     while messages.len() >= HEADER {
-        // SAFETY: there are enough bytes, and any are a valid header.
+        // SAFETY: there are enough bytes, and any bytes are a valid header.
         let header: libc::cmsghdr = unsafe { messages.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
         let len = header.cmsg_len;
         let Some(data) = messages.get(HEADER..len) else { break };
         match (header.cmsg_level, header.cmsg_type) {
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                 let (numbers, _) = data.as_chunks();
-                // SAFETY: the caller says so.
+                // SAFETY: the caller guarantees that the descriptors are open and owned by nobody else.
                 fds.extend(
                     numbers.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(*fd)) }),
                 );

@@ -7,16 +7,16 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Sends `bytes`, and `fds` with the first of them. Returns how many bytes the socket took: on a seqpacket socket all of
-/// them, on a stream socket at least one. The descriptors have gone in either case, so the rest is sent without them.
+/// Sends `bytes`, and `fds` with the first of them. Returns how many bytes the socket took: all of them on a seqpacket socket, at
+/// least one on a stream socket. The descriptors have been sent in either case, so the caller sends the rest without them.
 ///
-/// Blocks as the socket does; with [`SendFlags::DONTWAIT`] it never blocks.
+/// Blocks if the socket does; with [`SendFlags::DONTWAIT`] it never blocks.
 ///
 /// # Errors
 ///
-/// [`Errno::AGAIN`] if the socket has no room and does not block, or its timeout (`SO_SNDTIMEO`) expired.
-/// [`Errno::INVAL`] for more than [`MAX_FDS`] descriptors, or for descriptors without a byte to carry them: a stream socket
-/// would drop them silently. Otherwise what `sendmsg(2)` returns, except `EINTR`. Nothing was sent.
+/// [`Errno::AGAIN`] if the socket has no room and does not block, or if its timeout (`SO_SNDTIMEO`) expired.
+/// [`Errno::INVAL`] for more than [`MAX_FDS`] descriptors, or for descriptors without a byte to carry them, which a stream socket
+/// would drop silently. Otherwise the errors of `sendmsg(2)`, except `EINTR`. On an error nothing was sent.
 pub fn send<Fd: AsFd>(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -44,7 +44,7 @@ pub fn send<Fd: AsFd>(
 ///
 /// # Errors
 ///
-/// As [`send`]. An unknown part of the message may have been sent, so the connection is of no further use.
+/// The same as for [`send`]. An unknown part of the message may have been sent, so the connection cannot be used any further.
 pub fn send_all<Fd: AsFd>(
     socket: BorrowedFd<'_>,
     bytes: &[u8],

@@ -1,4 +1,5 @@
-//! A process that may open no more files. A test program of its own, because the limit is the process's.
+//! A process that has reached its limit of open files. This is a test program of its own because the limit applies to the
+//! process.
 
 use ginnel_fdpass::{RecvFlags, SendFlags, receive, send};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

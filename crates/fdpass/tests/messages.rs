@@ -1,4 +1,4 @@
-//! Both kinds of socket, with real descriptors.
+//! Messages with real descriptors over both kinds of socket.
 
 use ginnel_fdpass::{MAX_FDS, Received, RecvFlags, SendFlags, receive, receive_from, send, send_all};
 use rustix::io::{Errno, FdFlags, fcntl_getfd, read, write};
@@ -26,7 +26,7 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     pipe_with(PipeFlags::NONBLOCK)
 }
 
-/// Nobody has the write end of a pipe any more; else reading says `AGAIN`.
+/// Returns whether nobody has the write end of the pipe any more; otherwise reading would return `AGAIN`.
 fn is_closed(read_end: &OwnedFd) -> bool {
     read(read_end, &mut [0; 1]) == Ok(0)
 }
@@ -154,7 +154,7 @@ fn a_long_message_arrives_whole_and_its_descriptors_once() {
             send_all(a.as_fd(), &long, &[to.as_fd(), a.as_fd()], SendFlags::empty()).unwrap();
             rustix::net::shutdown(&a, rustix::net::Shutdown::Write).unwrap();
         });
-        // Closed by a failure in here, so that the sender does not wait for ever.
+        // A failure in this thread closes the socket, so that the sender does not wait for ever.
         let b = b;
         loop {
             let mut piece = [0; 10_000];
@@ -180,13 +180,13 @@ fn what_was_sent_before_the_peer_closed_can_be_received() {
         put(&a, b"never read", &[]).unwrap();
         put(&b, b"last", &[to.as_fd()]).unwrap();
         drop((b, to));
-        // The kernel says ECONNRESET first.
+        // The kernel reports ECONNRESET first.
         let got = get(&a, 1).unwrap();
         assert_eq!((got.len, got.fds.len()), (4, 1));
         drop(got);
         assert!(is_closed(&from));
         assert_eq!(get(&a, 1).unwrap().len, 0);
-        // Without SIGPIPE, which would end this process.
+        // No SIGPIPE is raised, which would end this process.
         assert_eq!(put(&a, b"x", &NOTHING), Err(Errno::PIPE));
     }
 }
@@ -197,7 +197,7 @@ fn credentials_that_nobody_has_room_for_count_as_lost() {
     set_socket_passcred(&b, true).unwrap();
     put(&a, b"x", &[]).unwrap();
     assert!(get(&b, 0).unwrap().fds_lost);
-    // And room that no credentials use lets in no descriptor.
+    // Room that no credentials use does not let in a descriptor either.
     set_socket_passcred(&b, false).unwrap();
     let (from, to) = pipe().unwrap();
     put(&a, b"x", &[to.as_fd()]).unwrap();

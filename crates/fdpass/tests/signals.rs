@@ -1,4 +1,4 @@
-//! Calls that signals interrupt.
+//! Calls that are interrupted by signals.
 #![allow(unsafe_code)] // A signal handler, and signals to one thread.
 
 use ginnel_fdpass::{RecvFlags, SendFlags, receive, send, send_all};
@@ -24,7 +24,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Runs `call` in a thread, interrupts it while it sleeps in the kernel, and has `release` end its wait.
+/// Runs `call` in a thread, interrupts it while it sleeps in the kernel, and then calls `release` to end its wait.
 fn interrupted<T: Send>(call: impl FnOnce() -> T + Send, release: impl FnOnce()) -> T {
     let (tid, done) = (AtomicU32::new(0), AtomicU32::new(0));
     std::thread::scope(|scope| {
@@ -42,7 +42,7 @@ fn interrupted<T: Send>(call: impl FnOnce() -> T + Send, release: impl FnOnce())
         };
         let before = CAUGHT.load(Ordering::Relaxed);
         until("the thread sleeps in its call", asleep);
-        // SAFETY: the thread is still there, because what it waits for has not happened.
+        // SAFETY: the thread is still there, because the event that it waits for has not happened.
         assert_eq!(unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, libc::SIGUSR1) }, 0);
         until("the signal is handled", || CAUGHT.load(Ordering::Relaxed) != before);
         until("the thread sleeps again, or the call has returned", || {
@@ -55,7 +55,7 @@ fn interrupted<T: Send>(call: impl FnOnce() -> T + Send, release: impl FnOnce())
 
 #[test]
 fn an_interrupted_call_goes_on() {
-    // SAFETY: the handler only adds to a number. Without SA_RESTART, so that calls are interrupted.
+    // SAFETY: the handler only adds to a number. It is installed without SA_RESTART, so that calls are interrupted.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = caught as *const () as usize;
@@ -64,7 +64,7 @@ fn an_interrupted_call_goes_on() {
     for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
         let (a, b) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         let nothing: [BorrowedFd<'_>; 0] = [];
-        // A lost wake would otherwise hang.
+        // With a timeout, a lost wake-up fails the test instead of hanging it.
         set_socket_timeout(&a, Timeout::Recv, Some(WATCHDOG)).unwrap();
         set_socket_timeout(&a, Timeout::Send, Some(WATCHDOG)).unwrap();
         let got = interrupted(
@@ -82,7 +82,7 @@ fn an_interrupted_call_goes_on() {
         let sent = interrupted(|| send(a.as_fd(), b"x", &[&a], SendFlags::empty()), drain);
         assert_eq!(sent, Ok(1));
     }
-    // A stream takes part of a long message, and says so when the signal comes. The rest follows, its descriptor does not.
+    // A stream takes part of a long message, and returns when the signal comes. The rest follows without the descriptor.
     let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     set_socket_timeout(&a, Timeout::Send, Some(WATCHDOG)).unwrap();
     set_socket_timeout(&b, Timeout::Recv, Some(WATCHDOG)).unwrap();

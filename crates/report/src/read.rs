@@ -5,28 +5,29 @@ use std::io::{self, BufRead, Read};
 
 use crate::record::{Event, LINE, Record};
 
-/// A whole report: who took part, and how each connection stands.
+/// A whole report: the processes, and the latest state of each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Processes, and each further program that a process has executed, in the order in which they began.
+    /// The processes in the order in which they began. Each further program that a process executed has an entry of its own.
     pub processes: Vec<Record<'static>>,
-    /// The last record of each connection, in the order in which they were first heard of.
+    /// The last record of each connection, in the order in which the connections first appear.
     pub connections: Vec<Record<'static>>,
-    /// Lines that are no records.
+    /// The number of lines that are not valid records.
     pub unreadable: usize,
 }
 
 impl Report {
-    /// Reads all lines. Errors: those of the reader. Blocks as the reader does; keeps one line at a time beside the result.
+    /// Reads all lines. Returns the errors of the reader, and blocks when the reader does. Holds one line at a time besides the
+    /// result.
     pub fn read(mut from: impl BufRead) -> io::Result<Self> {
         let mut report = Self::default();
-        // A process counts its connections anew when it executes another program, as does a later process of the same number.
+        // A process numbers its connections anew when it executes another program. So does a later process with the same number.
         let mut programs: HashMap<u32, u32> = HashMap::new();
         let mut places = HashMap::new();
         let mut line = Vec::new();
         loop {
             line.clear();
-            // The rest of a line that is too long is read as lines of its own, which are no records either.
+            // The rest of a line that is too long is read as separate lines, which are not valid records either.
             if from.by_ref().take(LINE as u64).read_until(b'\n', &mut line)? == 0 {
                 return Ok(report);
             }

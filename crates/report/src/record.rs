@@ -5,38 +5,38 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// No line is longer, its newline included.
+/// The longest line in bytes, including its newline.
 pub const LINE: usize = 4096;
 
-/// Longer texts are cut to so many bytes. Even if JSON needs six bytes for each of theirs, a record fits in a [`LINE`].
+/// Longer texts are cut to this number of bytes. Even if JSON needs six bytes for each of them, a record fits in a [`LINE`].
 pub const TEXT: usize = 160;
 
 /// A process, or a connection as it is at this moment.
 ///
-/// What is `None`, zero or empty need not be in the line.
+/// A field that is `None`, zero or empty may be missing in the line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record<'a> {
     /// What has happened.
     pub event: Event,
-    /// The process, in its own process namespace.
+    /// The process number in the process's own namespace.
     pub pid: u32,
-    /// The program that it runs.
+    /// The program that the process runs.
     #[serde(serialize_with = "cut", skip_serializing_if = "str::is_empty")]
     pub program: Cow<'a, str>,
-    /// The connection's number in this process. It begins anew when the process executes another program.
+    /// The connection's number in this process. Numbers begin anew when the process executes another program.
     #[serde(skip_serializing_if = "is_zero")]
     pub connection: u64,
-    /// This end's address.
+    /// The address of this end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local: Option<SocketAddr>,
-    /// The other end's.
+    /// The address of the other end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remote: Option<SocketAddr>,
-    /// Which end this is.
+    /// Which end of the connection this is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
-    /// The segment that it has memory in.
+    /// The segment that holds the connection's rings.
     #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut")]
     pub segment: Cow<'a, str>,
     /// The channel's number in that segment, as `ginnel sockets` shows it.
@@ -45,49 +45,50 @@ pub struct Record<'a> {
     /// Data bytes of the ring that this end sends into.
     #[serde(skip_serializing_if = "is_zero")]
     pub ring_bytes: u64,
-    /// Microseconds from the connection's begin until what this end sends changed over to shared memory. `None`: it has not.
+    /// Microseconds from the start of the connection until the sending direction changed over to shared memory; `None` if it has
+    /// not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sent_after_us: Option<u64>,
-    /// The same of what it receives.
+    /// Microseconds from the start of the connection until the receiving direction changed over; `None` if it has not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub received_after_us: Option<u64>,
-    /// Bytes of the program that this end has sent over TCP.
+    /// Bytes that the program has sent over TCP.
     #[serde(skip_serializing_if = "is_zero")]
     pub tcp_sent: u64,
     /// Bytes that the program has received over TCP.
     #[serde(skip_serializing_if = "is_zero")]
     pub tcp_received: u64,
-    /// Bytes that it has sent over shared memory.
+    /// Bytes that the program has sent over shared memory.
     #[serde(skip_serializing_if = "is_zero")]
     pub shared_sent: u64,
-    /// Bytes that it has received over shared memory.
+    /// Bytes that the program has received over shared memory.
     #[serde(skip_serializing_if = "is_zero")]
     pub shared_received: u64,
-    /// How often this end has woken the other one by a byte on the connection.
+    /// The number of times this end has woken the other end with a byte on the TCP connection.
     #[serde(skip_serializing_if = "is_zero")]
     pub wakes_sent: u64,
-    /// How often this end was woken so.
+    /// The number of times the other end has woken this end with a byte on the TCP connection.
     #[serde(skip_serializing_if = "is_zero")]
     pub wakes_received: u64,
-    /// How often this end has woken the other one by its doorbell.
+    /// The number of times this end has woken the other end with its doorbell.
     #[serde(skip_serializing_if = "is_zero")]
     pub rings_sent: u64,
-    /// How often TCP has carried a direction again, because the other end did not receive for a while.
+    /// The number of times a direction went back to TCP because the other end did not receive for a while.
     #[serde(skip_serializing_if = "is_zero")]
     pub returns: u64,
-    /// Directions that TCP carries again now, until they change over once more.
+    /// The number of directions that are back on TCP now, until they change over once more.
     #[serde(skip_serializing_if = "is_zero")]
     pub returned: u64,
-    /// The cache out of whose memory gets on this connection are answered: its segment and name.
+    /// The segment and name of the cache whose memory answers the gets on this connection.
     #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut_short")]
     pub cache: Cow<'a, str>,
-    /// Gets that were answered out of memory.
+    /// Gets that were answered from the cache's memory.
     #[serde(skip_serializing_if = "is_zero")]
     pub gets_from_memory: u64,
-    /// Gets that the server was asked instead, while it was known to be a cache.
+    /// Gets that went to the server although it was known to be a cache.
     #[serde(skip_serializing_if = "is_zero")]
     pub gets_passed_on: u64,
-    /// Why the connection stays on TCP or has ended, or why the whole process uses nothing but TCP. For people.
+    /// Why the connection stays on TCP or has ended, or why the whole process uses only TCP. This is text for people.
     #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut")]
     pub reason: Cow<'a, str>,
 }
@@ -96,15 +97,16 @@ pub struct Record<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Event {
-    /// The library has begun to work in a process, or in another program that the process has executed. The first record of each.
+    /// The library has started in a process, or in another program that the process has executed. This is the first record of
+    /// each.
     Process,
     /// The connection has rings, and each direction changes over as soon as it can.
     Joined,
     /// The connection stays on TCP.
     Stays,
-    /// The connection has ended in this process, which had rings for it.
+    /// The connection has ended in this process, and it had rings.
     Ended,
-    /// Of a later version than the reader's.
+    /// An event that a later version has added.
     #[default]
     #[serde(other)]
     Unknown,
@@ -114,30 +116,30 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It has called `connect`.
+    /// This end called `connect`.
     Connector,
-    /// It was accepted.
+    /// This end was accepted.
     Acceptor,
-    /// Of a later version than the reader's.
+    /// A role that a later version has added.
     #[serde(other)]
     Unknown,
 }
 
 impl Record<'_> {
-    /// Whether both directions have changed over, and have carried something since.
+    /// Returns whether both directions have changed over and have carried data since.
     pub fn has_changed_over(&self) -> bool {
         let is_changed = self.sent_after_us.is_some() && self.received_after_us.is_some();
         is_changed && self.shared_sent.saturating_add(self.shared_received) > 0
     }
 
-    /// Hands the record's line to `write`, which has to append it to the file with a single call; what `write` returns.
+    /// Passes the record's line to `write`, which must append it to the file with a single call. Returns what `write` returns.
     ///
-    /// Neither allocates nor calls the kernel, so a library that interposes `write` and `malloc` can use it anywhere. Needs
-    /// somewhat more than [`LINE`] bytes of stack.
+    /// This function neither allocates memory nor calls the kernel, so a library that interposes `write` and `malloc` can use it
+    /// anywhere. It needs a little more than [`LINE`] bytes of stack.
     pub fn append<R>(&self, write: impl FnOnce(&[u8]) -> R) -> R {
         let mut line = [0; LINE];
         let mut rest = &mut line[..LINE - 1];
-        // It fits, as the tests show; half a line would be left out by readers.
+        // The record always fits, as the tests show. Readers would ignore half a line.
         let whole = serde_json::to_writer(&mut rest, self).is_ok();
         let used = if whole { LINE - 1 - rest.len() } else { 0 };
         line[used] = b'\n';
@@ -145,15 +147,15 @@ impl Record<'_> {
     }
 }
 
-/// The name of a cache is not longer than its name and its segment's.
+/// The most bytes of [`Record::cache`]; a segment's name and a cache's name fit in it.
 const SHORT: usize = 64;
 
-/// At most [`TEXT`] bytes of a text.
+/// Serialises at most [`TEXT`] bytes of a text.
 fn cut<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
     cut_to(TEXT, text, to)
 }
 
-/// At most [`SHORT`] bytes of a text.
+/// Serialises at most [`SHORT`] bytes of a text.
 fn cut_short<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
     cut_to(SHORT, text, to)
 }
@@ -278,7 +280,7 @@ mod tests {
             prop_assert_eq!(line.matches('\n').count(), 1);
             let read = parse(&line);
             prop_assert!(program.starts_with(&*read.program));
-            // No more is cut off than has to be, which a character of up to four bytes decides.
+            // A cut removes at most three bytes too many, because a character has up to four bytes.
             prop_assert!(read.program.len() + 4 > program.len().min(TEXT));
             prop_assert_eq!(&read.reason, &record.reason);
             prop_assert_eq!(read.event, event);

@@ -1,4 +1,4 @@
-//! Many processes write into one file, and a writer allocates nothing.
+//! Many processes append to one file, and a writer allocates no memory.
 #![allow(unsafe_code)] // An allocator that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -14,16 +14,16 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does all of it.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `alloc`, which is the same here.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `dealloc`, which is the same here.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -64,7 +64,7 @@ fn lines_of_many_writers_are_whole() {
     std::thread::scope(|scope| {
         for pid in 0..4 {
             scope.spawn(move || {
-                // An open file of its own, as each process has.
+                // Each thread opens the file itself, as each process does.
                 let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
                 for connection in 0..500 {
                     record(pid, connection).append(|line| assert_eq!(file.write(line).unwrap(), line.len()));

@@ -1,12 +1,12 @@
-//! What a daemon tells of itself in its answer to `INSPECT`: a JSON object, which the daemon writes and programs read.
+//! The state of a daemon, as its answer to `INSPECT` describes it: a JSON object, which the daemon writes and programs read.
 //!
-//! Readers take what is not there for empty, and leave alone what they do not know: the two may be of different versions.
-//! Numbers of processes and users, paths and the reasons of failures are told to those only whose business they are.
+//! A reader treats a missing field as empty and ignores an unknown field, because the two sides may have different versions.
+//! Process numbers, users, paths and the reasons of failures are shown only to those who are entitled to see them.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// All of it, but the daemon's limits, for which there is no reader.
+/// The whole state, except the daemon's limits, which no program reads.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inspect {
@@ -14,23 +14,23 @@ pub struct Inspect {
     pub daemon: Daemon,
     /// The host and the VMs.
     pub members: Vec<Member>,
-    /// Segments.
+    /// The segments.
     pub segments: Vec<Segment>,
-    /// Attached programs.
+    /// The attached programs.
     pub endpoints: Vec<Endpoint>,
-    /// Names at which somebody listens.
+    /// The names at which endpoints listen.
     pub listeners: Vec<Listener>,
-    /// Channels.
+    /// The channels.
     pub channels: Vec<Channel>,
-    /// TCP connections that were reported, and whose other end was not.
+    /// TCP connections of which one end has been reported and the other end has not.
     pub reports: Vec<Report>,
-    /// Blocks of memory.
+    /// The blocks of memory.
     pub blocks: Vec<Block>,
-    /// How many there are.
+    /// The number of all blocks, of which `blocks` may list only a part.
     pub blocks_total: usize,
-    /// Synchronisation objects.
+    /// The synchronisation objects.
     pub locks: Vec<Lock>,
-    /// How many there are.
+    /// The number of all synchronisation objects, of which `locks` may list only a part.
     pub locks_total: usize,
 }
 
@@ -38,67 +38,68 @@ pub struct Inspect {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Daemon {
-    /// Of the program.
+    /// The version of the `ginneld` program.
     pub version: String,
-    /// `host`.
+    /// Always `host`.
     pub role: String,
-    /// Its process.
+    /// The daemon's process number.
     pub pid: u32,
-    /// Counts its starts.
+    /// The number of starts of the daemon so far.
     pub generation: u64,
-    /// Seconds since its start.
+    /// Seconds since the daemon started.
     pub uptime: u64,
-    /// What is wrong with its configuration, in place of which the last good one counts; for administrators.
+    /// The mistake in the configuration file, if there is one; the last good configuration is then in effect. Shown to
+    /// administrators only.
     pub config_mistake: Option<String>,
-    /// Connections that it has; for administrators.
+    /// The number of connections to the daemon. Shown to administrators only.
     pub connections: Option<usize>,
 }
 
-/// The host, or a VM.
+/// A member: the host or a VM.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Member {
-    /// The host is 0.
+    /// The member number. The host is 0.
     pub number: u32,
-    /// Its name.
+    /// The member's name.
     pub name: String,
-    /// Its QEMU has its control device.
+    /// QEMU has connected, so the VM has its control device.
     pub connected: bool,
-    /// The process of its QEMU.
+    /// The process number of the VM's QEMU.
     pub qemu_pid: Option<u32>,
-    /// Its guest daemon answers.
+    /// The guest's daemon has a session with the host's daemon.
     pub session: bool,
-    /// Nothing if it was never heard of.
+    /// Whether the guest receives interrupts; `None` if its daemon has never had a session.
     pub interrupts: Option<bool>,
-    /// Of its control device.
+    /// The path of the socket for the control device.
     pub socket: Option<String>,
-    /// The connection to its QEMU is open.
+    /// The connection to the VM's QEMU is open.
     pub live: bool,
-    /// It gives no sign of life.
+    /// The guest's daemon does not answer.
     pub hangs: bool,
-    /// The daemon has stopped it because it hung.
+    /// The host's daemon has stopped the VM because its guest hung.
     pub fenced: bool,
-    /// QEMU's control socket for the daemon, if one is configured.
+    /// The path of the QMP socket that the configuration gives to the daemon, if any.
     pub qmp: Option<String>,
-    /// QEMU has answered there.
+    /// QEMU has answered on that socket.
     pub qmp_ready: bool,
-    /// Doorbell vectors of each member.
+    /// The number of doorbell vectors of each member.
     pub vectors: u32,
-    /// Declared at run time, not by the configuration.
+    /// The member was declared at run time and not by the configuration.
     pub runtime: bool,
-    /// How many it has.
+    /// The number of the member's endpoints.
     pub endpoints: u32,
-    /// How many its endpoints have opened.
+    /// The number of channels that its endpoints have opened.
     pub channels: u32,
-    /// The memory of those, in bytes.
+    /// The memory of those channels, in bytes.
     pub bytes: u64,
-    /// Blocks and synchronisation objects that its endpoints have made.
+    /// The number of blocks and synchronisation objects that its endpoints have made.
     pub blocks: u32,
-    /// The memory of those, in bytes.
+    /// The memory of those blocks and objects, in bytes.
     pub block_bytes: u64,
 }
 
-/// By which kind of device a segment comes to VMs.
+/// The kind of device by which a segment reaches a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
@@ -107,14 +108,14 @@ pub enum MemoryKind {
     Dax,
     /// `ivshmem-plain`: a PCI BAR.
     Bar,
-    /// Of a later version than the reader's.
+    /// A kind that a later version has added.
     #[serde(other)]
     Unknown,
 }
 
 impl fmt::Display for MemoryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Honours the width that a table asks for.
+        // `pad` honours the width that a table asks for.
         f.pad(match self {
             Self::Dax => "dax",
             Self::Bar => "bar",
@@ -127,128 +128,128 @@ impl fmt::Display for MemoryKind {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Segment {
-    /// Its name.
+    /// The segment's name.
     pub name: String,
-    /// Its bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Its file; on the host only.
+    /// The path of the segment's file. Shown on the host only.
     pub path: Option<String>,
-    /// Where in that file it begins.
+    /// The position in the file at which the segment begins, in bytes.
     pub offset: u64,
-    /// Those members that may write.
+    /// The names of the members that may write.
     pub members: Vec<String>,
-    /// Those that may only read.
+    /// The names of the members that may only read.
     pub readers: Vec<String>,
-    /// How it comes to VMs.
+    /// The kind of device by which the segment reaches VMs.
     pub memory: MemoryKind,
-    /// Unit in which it may be mapped, in bytes.
+    /// The unit in which the segment can be mapped, in bytes.
     pub page: u64,
-    /// It is an RDMA device for those who share it.
+    /// The members see the segment as an RDMA device.
     pub verbs: bool,
-    /// How often the daemon has found its DAX info block damaged.
+    /// The number of times the daemon has found the DAX info block damaged.
     pub info_block_repairs: u64,
-    /// The same of its header.
+    /// The number of times the daemon has found the segment's header damaged.
     pub header_repairs: u64,
-    /// It is of no more use.
+    /// The segment cannot be used any more.
     pub broken: bool,
-    /// Why its file could not be opened or made; on the host only.
+    /// Why the file could not be opened or made. Shown on the host only.
     pub broken_why: Option<String>,
-    /// Bytes of its arena.
+    /// The bytes of the arena that are allocated.
     pub used: u64,
-    /// Made at run time, not by the configuration.
+    /// The segment was made at run time and not by the configuration.
     pub runtime: bool,
-    /// In VMs.
+    /// The segment's mappings in VMs.
     pub mappings: Vec<Mapping>,
 }
 
 impl Segment {
-    /// Whether a member may only read.
+    /// Returns whether a member may only read.
     pub fn is_reader(&self, member: &str) -> bool {
         self.readers.iter().any(|reader| reader == member)
     }
 }
 
-/// How a segment is mapped in a VM.
+/// The mapping of a segment in a VM.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Mapping {
-    /// The VM.
+    /// The VM's name.
     pub member: String,
-    /// `bar`, `dax`, or `none` if its device was not found.
+    /// `bar`, `dax`, or `none` if the VM's daemon has not found the device.
     pub kind: String,
-    /// Its kernel does by itself what the members write into the info block.
+    /// The guest's kernel acts on what members write into the info block.
     pub trusts_members: bool,
-    /// Measured; 0 if it was not.
+    /// The measured read throughput in MB/s; 0 if it was not measured.
     pub read_mb_s: u64,
-    /// Measured; 0 if it was not.
+    /// The measured write throughput in MB/s; 0 if it was not measured.
     pub write_mb_s: u64,
 }
 
-/// An attached program.
+/// An endpoint: an attached program.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Endpoint {
-    /// Its number.
+    /// The endpoint's number.
     pub number: u32,
-    /// Epoch of that number.
+    /// The epoch of that number.
     pub epoch: u32,
-    /// Its member.
+    /// The name of the endpoint's member.
     pub member: String,
-    /// Its segment.
+    /// The name of its segment.
     pub segment: String,
-    /// What it calls itself.
+    /// The name that the program has given itself.
     pub name: String,
     /// The first of its processes.
     pub pid: Option<u32>,
-    /// Its processes, the first ones if there are very many.
+    /// Its processes, or the first ones if there are very many.
     pub pids: Option<Vec<u32>>,
-    /// Its user.
+    /// The user number of the program.
     pub uid: Option<u32>,
     /// Its doorbell vector.
     pub vector: u32,
-    /// False while it has not come back after a restart of a daemon.
+    /// Whether the program is connected. False after a restart of a daemon, until the program connects again.
     pub attached: bool,
-    /// It outlives its last process for a while, so that another one can adopt it.
+    /// A hold keeps the endpoint alive after its last process ends, so that another program can adopt it.
     pub held: bool,
-    /// How many it has, opened by either side.
+    /// The number of its channels, opened by either side.
     pub channels: usize,
-    /// Bytes of those that it has opened.
+    /// The memory of the channels that it has opened, in bytes.
     pub bytes: u64,
 }
 
-/// A name at which somebody listens.
+/// A name at which an endpoint listens.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Listener {
-    /// Its number.
+    /// The listener's number.
     pub number: u32,
-    /// Whose it is.
+    /// The number of the endpoint that listens.
     pub endpoint: u32,
-    /// In which segment.
+    /// The segment's name.
     pub segment: String,
-    /// The name.
+    /// The name of the listener.
     pub name: String,
-    /// Of its channels: `message` or `stream`.
+    /// The kind of its channels: `message` or `stream`.
     pub kind: String,
-    /// How many connections may wait to be accepted.
+    /// The largest number of channels that may wait to be accepted.
     pub backlog: u32,
-    /// How many wait.
+    /// The number of channels that wait to be accepted now.
     pub waiting: u32,
 }
 
-/// A TCP connection of a program under `ginnel run` that waits for its other end to be reported.
+/// A TCP connection of a program under `ginnel run`, whose other end has not been reported yet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// Where the program runs.
+    /// The member in which the program runs.
     pub member: String,
-    /// Its process there.
+    /// The program's process number in that member.
     pub pid: u32,
-    /// Its end's address.
+    /// The address of the program's end.
     pub local: String,
-    /// The other end's.
+    /// The address of the other end.
     pub remote: String,
-    /// `connector` or `acceptor`.
+    /// The program's role: `connector` or `acceptor`.
     pub role: String,
 }
 
@@ -256,37 +257,37 @@ pub struct Report {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Channel {
-    /// Its number.
+    /// The channel's number.
     pub id: u64,
-    /// In which segment.
+    /// The segment's name.
     pub segment: String,
-    /// `message` or `stream`.
+    /// The kind: `message` or `stream`.
     pub kind: String,
     /// Data bytes of the ring into which the initiator sends.
     pub capacity: u64,
     /// Data bytes of the ring into which the acceptor sends.
     pub acceptor_capacity: u64,
-    /// `waiting`, `open` or `closing`.
+    /// The state: `waiting`, `open` or `closing`.
     pub state: String,
-    /// The daemon rings for one of the two.
+    /// The daemon relays the doorbell of at least one side.
     pub relayed: bool,
-    /// Who has connected.
+    /// The side that connected.
     pub initiator: Side,
-    /// Who listens.
+    /// The side that listens.
     pub acceptor: Side,
 }
 
-/// One end of a channel.
+/// One side of a channel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Side {
-    /// Whose it is.
+    /// The number of the side's endpoint.
     pub endpoint: u32,
-    /// Epoch of that number.
+    /// The epoch of that number.
     pub epoch: u32,
-    /// Its member.
+    /// The name of the endpoint's member.
     pub member: String,
-    /// It is closed.
+    /// The endpoint has closed this side.
     pub closed: bool,
 }
 
@@ -294,51 +295,51 @@ pub struct Side {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Block {
-    /// Its number.
+    /// The block's number.
     pub number: u64,
-    /// In which segment.
+    /// The segment's name.
     pub segment: String,
-    /// Empty if it has none.
+    /// The block's name; empty if it has none.
     pub name: String,
-    /// Nobody if that endpoint has ended.
+    /// The endpoint that owns the block; `None` if that endpoint has ended.
     pub owner: Option<User>,
-    /// The owner's member.
+    /// The member of the owner.
     pub owner_member: String,
-    /// The owner's user.
+    /// The user number of the owner.
     pub owner_uid: Option<u32>,
-    /// Where in the segment.
+    /// The offset in the segment, in bytes.
     pub offset: u64,
-    /// Its bytes, as wished for.
+    /// The size that was requested, in bytes.
     pub size: u64,
-    /// Its bytes, in whole pages.
+    /// The size in whole pages, in bytes.
     pub span: u64,
-    /// The power of two that its offset is a multiple of.
+    /// The alignment of the offset: a power of two, in bytes.
     pub align: u64,
-    /// Seconds since it was made.
+    /// Seconds since the block was allocated.
     pub age_s: u64,
-    /// It outlives its owner.
+    /// The block outlives its owner.
     pub persistent: bool,
-    /// What those may who have not been granted anything else.
+    /// The rights of everybody without a grant.
     pub others: String,
-    /// What the others may, the first ones if there are very many.
+    /// The grants, or the first ones if there are very many.
     pub grants: Vec<Grant>,
-    /// How many there are.
+    /// The number of all grants.
     pub grants_total: usize,
-    /// Who has it open, the first ones if there are very many.
+    /// The endpoints that have the block open, or the first ones if there are very many.
     pub handles: Vec<User>,
-    /// How many there are.
+    /// The number of all open handles.
     pub handles_total: usize,
 }
 
-/// What a member or an endpoint may do with a block.
+/// A grant: what a member or an endpoint may do with a block.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Grant {
-    /// The member.
+    /// The member's name.
     pub member: String,
-    /// Nothing if all of its endpoints are meant.
+    /// The number of the endpoint; `None` if the grant is for all endpoints of the member.
     pub endpoint: Option<u32>,
-    /// What it may do.
+    /// The rights.
     pub rights: String,
 }
 
@@ -346,55 +347,56 @@ pub struct Grant {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Lock {
-    /// Its number.
+    /// The object's number.
     pub number: u64,
-    /// In which segment.
+    /// The segment's name.
     pub segment: String,
-    /// Its name.
+    /// The object's name.
     pub name: String,
-    /// `mutex`, `rwlock`, `condvar`, `semaphore`, `barrier` or `once`.
+    /// The kind: `mutex`, `rwlock`, `condvar`, `semaphore`, `barrier` or `once`.
     pub kind: String,
-    /// Semaphore: most permits. Barrier: parties.
+    /// The most permits of a semaphore, or the parties of a barrier.
     pub limit: u32,
-    /// It stays until it is unlinked.
+    /// The object stays until it is unlinked.
     pub persistent: bool,
-    /// Open handles.
+    /// The number of open handles.
     pub users: usize,
-    /// Who has it locked.
+    /// The endpoint that holds the lock.
     pub owner: Option<User>,
-    /// An owner has died in it.
+    /// An owner has died while it held the lock.
     pub owner_died: bool,
-    /// It is of no more use.
+    /// The lock cannot be used any more, because nobody has recovered it after an owner died.
     pub not_recoverable: bool,
-    /// Once: it has been done.
+    /// For a once: it has been done.
     pub done: bool,
-    /// Semaphore: permits that are left.
+    /// For a semaphore: the permits that are left.
     pub permits: Option<u64>,
-    /// Who has it locked for reading.
+    /// The endpoints that hold the lock for reading.
     pub readers: Vec<User>,
-    /// Who waits for it.
+    /// The endpoints that wait for the object.
     pub waiters: Vec<User>,
 }
 
-/// An endpoint that has to do with a block or a lock.
+/// An endpoint that uses a block or a synchronisation object.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct User {
-    /// Its number.
+    /// The endpoint's number.
     pub endpoint: u32,
-    /// What it calls itself.
+    /// The name that the program has given itself.
     pub name: Option<String>,
-    /// Its member.
+    /// The endpoint's member.
     pub member: Option<String>,
-    /// The first of its processes.
+    /// The first of the endpoint's processes.
     pub pid: Option<u32>,
-    /// What its handle may do, of a block.
+    /// For a block: the rights of the endpoint's handle.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub rights: String,
-    /// What its handle may do as soon as it has heard of it, if that is less, of a block.
+    /// For a block: the rights that the handle keeps once the endpoint has learnt of a revocation, if they are less than
+    /// `rights`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left: Option<String>,
-    /// Seconds since it began to wait, if it sleeps.
+    /// Seconds since the endpoint began to wait, if it sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since_s: Option<f64>,
 }

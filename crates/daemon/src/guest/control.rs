@@ -1,7 +1,7 @@
 //! The control device: a private memory shared with the host daemon, and the doorbells.
 
 use super::pci::{self, Function};
-use crate::link::{BadHeader, Identity};
+use crate::control_link::{BadHeader, Identity};
 use anyhow::{Result, bail, ensure};
 use ginnel_layout::{HOST_MEMBER, PAGE, control};
 use ginnel_shmem::device::Registers;
@@ -103,7 +103,7 @@ impl Control {
 mod tests {
     use super::super::pci::tests::Tree;
     use super::*;
-    use crate::link::HostLink;
+    use crate::control_link::HostLink;
     use ginnel_layout::Name;
     use std::fs::File;
 

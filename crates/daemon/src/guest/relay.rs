@@ -10,7 +10,7 @@ use super::owners::{Watch, owner};
 use super::sockets::stays;
 use crate::allowance::REPORTS_OF_PROCESS;
 use crate::closer::{HELD_UP, NOBODY};
-use crate::link::{Event, SendRefused};
+use crate::control_link::{Event, SendRefused};
 use crate::loan;
 use crate::packet::{self, Packet, accept};
 use crate::pidwatch::Process;

@@ -4,7 +4,7 @@
 use super::memory_device::tests::{add, header};
 use super::pci::tests::Tree;
 use super::*;
-use crate::link::{Event, HostLink};
+use crate::control_link::{Event, HostLink};
 use crate::packet::{Packet, PacketSocket};
 use crate::pidwatch::Process;
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
@@ -20,7 +20,7 @@ const SIZE: u64 = 4 << 20;
 const SOON: Duration = Duration::from_secs(20);
 
 /// A VM of files, its daemon in a thread, and the host's end of its link.
-struct Bed {
+struct TestVm {
     tree: Tree,
     dir: tempfile::TempDir,
     memory: Mapping,
@@ -30,7 +30,7 @@ struct Bed {
     daemon: Option<JoinHandle<Result<()>>>,
 }
 
-impl Bed {
+impl TestVm {
     /// The daemon runs; nobody is at the host's end yet.
     fn new() -> Self {
         Self::with(Most { all: 64, per_user: 64 })
@@ -54,10 +54,10 @@ impl Bed {
         add(&tree, "0000:00:05.0", SIZE, header(5));
         let dir = tempfile::tempdir().unwrap();
         let stop = UnixStream::pair().unwrap().0;
-        let mut bed = Self { tree, dir, memory, most, excluded, stop, daemon: None };
-        bed.host(); // For its header.
-        bed.start();
-        bed
+        let mut vm = Self { tree, dir, memory, most, excluded, stop, daemon: None };
+        vm.host(); // For its header.
+        vm.start();
+        vm
     }
 
     fn start(&mut self) {
@@ -116,7 +116,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for TestVm {
     fn drop(&mut self) {
         drop(std::mem::replace(&mut self.stop, UnixStream::pair().unwrap().0));
         let result = self.daemon.take().unwrap().join();
@@ -148,8 +148,8 @@ fn next_message(host: &mut HostLink) -> (RelayKind, u32, Vec<u8>) {
 struct Program(OwnedFd);
 
 impl Program {
-    fn connect(bed: &Bed) -> Self {
-        Self(packet::connect_to(&bed.socket()).unwrap())
+    fn connect(vm: &TestVm) -> Self {
+        Self(packet::connect_to(&vm.socket()).unwrap())
     }
 
     fn say(&self, kind: Kind, request: u32, body: &[u8]) {
@@ -219,9 +219,9 @@ fn tell_segments(host: &mut HostLink) {
 
 #[test]
 fn a_program_and_the_host_hear_each_other() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let program = bed.program();
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let program = vm.program();
     program.say(Kind::LISTEN, 2, b"anything");
     let (kind, client, body) = next_message(&mut host);
     let open: relay::Open = wire::body(&body).unwrap();
@@ -241,14 +241,14 @@ fn a_program_and_the_host_hear_each_other() {
     drop(program);
     assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
     host.send(RelayKind::DATA, client, &answer).unwrap(); // For nobody.
-    bed.program();
+    vm.program();
 }
 
 #[test]
 fn the_host_can_end_a_connection() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let program = bed.program();
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let program = vm.program();
     program.say(Kind::INSPECT, 2, &[]);
     let (_, client, _) = next_message(&mut host);
     host.send(RelayKind::CLOSE, client, &[]).unwrap();
@@ -257,10 +257,10 @@ fn the_host_can_end_a_connection() {
 
 #[test]
 fn an_answer_to_attach_gets_what_only_the_guest_has() {
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     tell_segments(&mut host);
-    let program = bed.program();
+    let program = vm.program();
     program.say(Kind::ATTACH, 2, attach("web").as_bytes());
     let (_, client, _) = next_message(&mut host);
     next_message(&mut host);
@@ -289,10 +289,10 @@ fn an_answer_to_attach_gets_what_only_the_guest_has() {
 
 #[test]
 fn a_segment_without_device_is_refused_with_the_fix() {
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     tell_segments(&mut host);
-    let program = bed.program();
+    let program = vm.program();
     program.say(Kind::ATTACH, 2, attach("gone").as_bytes());
     let (code, text) = program.is_refused(2);
     assert_eq!(code, ErrorCode::NO_SEGMENT);
@@ -308,24 +308,24 @@ fn a_segment_without_device_is_refused_with_the_fix() {
 
 #[test]
 fn without_a_host_requests_are_refused_for_the_moment() {
-    let bed = Bed::new();
-    let program = bed.program();
+    let vm = TestVm::new();
+    let program = vm.program();
     program.say(Kind::INSPECT, 2, &[]);
     assert_eq!(program.is_refused(2).0, ErrorCode::UNAVAILABLE);
-    let mut host = bed.session();
+    let mut host = vm.session();
     program.say(Kind::INSPECT, 3, &[]);
     assert_eq!(next_message(&mut host).0, RelayKind::OPEN);
 }
 
 #[test]
 fn a_new_host_daemon_finds_no_clients_of_the_old() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let (idle, busy) = (bed.program(), bed.program());
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let (idle, busy) = (vm.program(), vm.program());
     busy.say(Kind::INSPECT, 2, &[]);
     next_message(&mut host);
     drop(host);
-    let mut host = bed.session();
+    let mut host = vm.session();
     assert!(busy.is_closed());
     idle.say(Kind::INSPECT, 2, &[]);
     assert_eq!(next_message(&mut host).0, RelayKind::OPEN, "who had asked for nothing stays");
@@ -333,23 +333,23 @@ fn a_new_host_daemon_finds_no_clients_of_the_old() {
 
 #[test]
 fn a_daemon_that_stops_says_so_and_its_successor_goes_on() {
-    let mut bed = Bed::new();
-    let mut host = bed.session();
-    let program = bed.program();
-    drop(std::mem::replace(&mut bed.stop, UnixStream::pair().unwrap().0));
-    bed.daemon.take().unwrap().join().unwrap().unwrap();
+    let mut vm = TestVm::new();
+    let mut host = vm.session();
+    let program = vm.program();
+    drop(std::mem::replace(&mut vm.stop, UnixStream::pair().unwrap().0));
+    vm.daemon.take().unwrap().join().unwrap().unwrap();
     assert_eq!(next(&mut host), Event::Down);
     assert!(program.is_closed());
-    bed.start();
+    vm.start();
     assert!(matches!(next(&mut host), Event::Up(_)));
-    bed.program().say(Kind::INSPECT, 1, &[]);
+    vm.program().say(Kind::INSPECT, 1, &[]);
     assert_eq!(next_message(&mut host).0, RelayKind::OPEN);
 }
 
 #[test]
 fn endpoints_of_dead_processes_are_reported_at_once_and_others_when_they_die() {
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let process = Process::of(child.id()).unwrap();
     let endpoint =
@@ -387,13 +387,13 @@ fn program_with_a_child() {
 #[test]
 fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
     use std::process::{Command, Stdio};
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     tell_segments(&mut host);
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--ignored", "--exact", "guest::tests::program_with_a_child"]);
     // The child lives until the test lets go of this pipe.
-    program.env(SOCKET, bed.socket()).stdin(Stdio::piped()).stdout(Stdio::null());
+    program.env(SOCKET, vm.socket()).stdin(Stdio::piped()).stdout(Stdio::null());
     let mut program = program.spawn().unwrap();
     let pipe = program.stdin.take();
     let (_, client, body) = next_message(&mut host);
@@ -450,12 +450,12 @@ fn program_that_executes_itself() {
 
 #[test]
 fn a_program_that_executes_itself_adopts_its_endpoint() {
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     tell_segments(&mut host);
     let mut program = std::process::Command::new(std::env::current_exe().unwrap());
     program.args(["--ignored", "--exact", "guest::tests::program_that_executes_itself"]);
-    let mut program = program.env(SOCKET, bed.socket()).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut program = program.env(SOCKET, vm.socket()).stdout(std::process::Stdio::null()).spawn().unwrap();
     let asks = |host: &mut HostLink, expected: Kind| loop {
         let (kind, client, body) = next_message(host);
         let header = wire::split(&body).map(|(header, _)| header);
@@ -516,9 +516,9 @@ fn attached_as(endpoint: u32, request: u32) -> Vec<u8> {
 
 #[test]
 fn a_full_ring_holds_programs_up_and_loses_nothing() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let program = bed.program();
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let program = vm.program();
     let many = 200u32; // Eight times what the ring holds.
     let sender = std::thread::spawn(move || {
         for request in 0..many {
@@ -539,9 +539,9 @@ fn a_full_ring_holds_programs_up_and_loses_nothing() {
 
 #[test]
 fn a_program_that_keeps_the_ring_full_keeps_nobody_out() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let (greedy, modest) = (bed.program(), bed.program());
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let (greedy, modest) = (vm.program(), vm.program());
     rustix::io::ioctl_fionbio(&greedy.0, true).unwrap();
     let bytes = [Header { kind: Kind::INSPECT, flags: 0, request: 2 }.as_bytes(), &[0; 4000]].concat();
     let sends = || packet::send::<OwnedFd>(greedy.0.as_fd(), &bytes, &[]).is_ok();
@@ -567,9 +567,9 @@ fn a_program_that_keeps_the_ring_full_keeps_nobody_out() {
 
 #[test]
 fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let (dying, living) = (bed.program(), bed.program());
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let (dying, living) = (vm.program(), vm.program());
     let many = 100u32; // The ring is full in between.
     let sender = std::thread::spawn(move || {
         (0..many).for_each(|request| dying.say(Kind::INSPECT, request, &[0; 4000]));
@@ -594,37 +594,37 @@ fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
 
 #[test]
 fn who_breaks_the_protocol_is_told_and_shown_the_door() {
-    let bed = Bed::new();
-    let _host = bed.session();
+    let vm = TestVm::new();
+    let _host = vm.session();
     let hello = |version| wire::Hello { version, reserved: 0, features: 0 };
 
-    let program = Program::connect(&bed);
+    let program = Program::connect(&vm);
     program.say(Kind::ATTACH, 9, attach("web").as_bytes());
     let (code, text) = program.is_refused(9);
     assert!(code == ErrorCode::PROTOCOL && text.contains("begins with HELLO") && program.is_closed());
 
-    let program = Program::connect(&bed);
+    let program = Program::connect(&vm);
     program.say(Kind::HELLO, 1, hello(99).as_bytes());
     assert_eq!(program.is_refused(1).0, ErrorCode::VERSION);
     assert!(program.is_closed());
 
-    let program = Program::connect(&bed);
+    let program = Program::connect(&vm);
     program.say(Kind::HELLO, 1, b"short");
     assert_eq!(program.is_refused(1).0, ErrorCode::PROTOCOL);
 
-    let program = bed.program();
+    let program = vm.program();
     packet::send::<OwnedFd>(program.0.as_fd(), b"tiny", &[]).unwrap();
     assert_eq!(program.is_refused(0).0, ErrorCode::PROTOCOL);
     assert!(program.is_closed());
 
-    let program = bed.program();
+    let program = vm.program();
     packet::send::<OwnedFd>(program.0.as_fd(), &[0; wire::MAX_PACKET + 1], &[]).unwrap();
     assert_eq!(program.is_refused(0).0, ErrorCode::PROTOCOL);
 
-    let program = bed.program();
+    let program = vm.program();
     packet::send(program.0.as_fd(), &[0; 20], &[File::open("/dev/null").unwrap()]).unwrap();
     assert_eq!(program.is_refused(0).0, ErrorCode::PROTOCOL);
-    bed.program();
+    vm.program();
 }
 
 /// The two ends of a TCP connection, the connector's first, and what they are the ends of.
@@ -670,9 +670,9 @@ fn next_facts(host: &mut HostLink, client: u32) -> wire::SocketFacts {
 fn programs_that_are_left_out_stay_on_tcp() {
     let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
     for (excluded, is_left_out) in [("another", false), (comm.trim_end(), true)] {
-        let bed = Bed::without(excluded);
-        let mut host = bed.session();
-        let program = bed.program();
+        let vm = TestVm::without(excluded);
+        let mut host = vm.session();
+        let program = vm.program();
         // Both ends stay open: a daemon that looked after the acceptor had closed would not report the socket.
         let [connector, _acceptor] = connection();
         program.reports(report(1, wire::SocketRole::CONNECTOR), &[&connector]);
@@ -688,9 +688,9 @@ fn programs_that_are_left_out_stay_on_tcp() {
 
 #[test]
 fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let program = bed.program();
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let program = vm.program();
     let [connector, acceptor] = connection();
     program.reports(report(1, wire::SocketRole::CONNECTOR), &[&connector]);
     let (kind, client, _) = next_message(&mut host);
@@ -755,9 +755,9 @@ fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back
 
 #[test]
 fn what_is_no_tcp_connection_stays_what_it_is() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let program = bed.program();
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let program = vm.program();
     program.reports(report(7, wire::SocketRole::CONNECTOR), &[UnixStream::pair().unwrap().0]);
     assert_eq!(program.hears_stays(), (7, wire::StaysReason::NOT_TCP));
     program.reports(report(8, wire::SocketRole::ACCEPTOR), &[File::open("/dev/null").unwrap()]);
@@ -767,8 +767,8 @@ fn what_is_no_tcp_connection_stays_what_it_is() {
 
 #[test]
 fn only_a_report_carries_a_descriptor_and_only_the_daemon_states_facts() {
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     let [connector, acceptor] = connection();
     let is_refused = |program: Program| {
         let (header, _) = program.hears();
@@ -776,7 +776,7 @@ fn only_a_report_carries_a_descriptor_and_only_the_daemon_states_facts() {
         assert!(program.is_closed());
     };
     let give = |kind, body: &[u8], fds: &[&std::net::TcpStream]| {
-        let program = bed.program();
+        let program = vm.program();
         program.gives(kind, body, fds);
         is_refused(program);
     };
@@ -794,7 +794,7 @@ fn only_a_report_carries_a_descriptor_and_only_the_daemon_states_facts() {
 
 #[test]
 fn features_are_those_of_both_daemons() {
-    let bed = Bed::new();
+    let vm = TestVm::new();
     let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: u64::MAX };
     let features = |program: &Program| {
         let (header, body) = program.hears();
@@ -803,16 +803,16 @@ fn features_are_those_of_both_daemons() {
         assert_eq!((ok.version, ok.member, ok.name.as_str()), (wire::VERSION, 3, "vm-a"));
         ok.features
     };
-    let program = Program::connect(&bed);
+    let program = Program::connect(&vm);
     program.say(Kind::HELLO, 1, hello.as_bytes());
     assert_eq!(features(&program), 0, "there is no host");
     let [connector, _acceptor] = connection();
     program.reports(report(4, wire::SocketRole::CONNECTOR), &[&connector]);
     assert_eq!(program.hears_stays(), (4, wire::StaysReason::DISABLED));
 
-    let mut host = bed.session();
+    let mut host = vm.session();
     for (theirs, both) in [(0, 0), (u64::MAX, wire::features::SOCKETS)] {
-        let program = Program::connect(&bed);
+        let program = Program::connect(&vm);
         program.say(Kind::HELLO, 1, hello.as_bytes());
         let (_, client, _) = next_message(&mut host);
         let (_, _, asked) = next_message(&mut host);
@@ -835,9 +835,9 @@ fn features_are_those_of_both_daemons() {
 
 #[test]
 fn a_program_that_never_reads_is_given_up_and_others_are_served() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let deaf = bed.program();
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let deaf = vm.program();
     deaf.say(Kind::INSPECT, 2, &[]);
     let (_, client, _) = next_message(&mut host);
     next_message(&mut host);
@@ -852,14 +852,14 @@ fn a_program_that_never_reads_is_given_up_and_others_are_served() {
             other => panic!("{other:?}"),
         }
     }
-    bed.program();
+    vm.program();
 }
 
 #[test]
 fn nonsense_from_the_host_is_survived() {
-    let bed = Bed::new();
-    let mut host = bed.session();
-    let program = bed.program();
+    let vm = TestVm::new();
+    let mut host = vm.session();
+    let program = vm.program();
     program.say(Kind::INSPECT, 2, &[]);
     let (_, client, _) = next_message(&mut host);
     next_message(&mut host);
@@ -875,7 +875,7 @@ fn nonsense_from_the_host_is_survived() {
     }
     assert!(program.is_closed());
     assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
-    bed.program();
+    vm.program();
 }
 
 #[test]
@@ -895,16 +895,16 @@ fn one_daemon_at_a_time() {
 /// A program that floods the daemon with connections which never say a word, or only `HELLO`.
 #[test]
 fn connections_that_attach_to_nothing_keep_nobody_out() {
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     tell_segments(&mut host);
-    let (attached_first, client) = bed.attached_program(&mut host, 4);
-    let flood = bed.most.all + 476;
+    let (attached_first, client) = vm.attached_program(&mut host, 4);
+    let flood = vm.most.all + 476;
     let held: Vec<Program> =
-        (0..flood).map(|n| if n % 100 == 0 { bed.program() } else { Program::connect(&bed) }).collect();
+        (0..flood).map(|n| if n % 100 == 0 { vm.program() } else { Program::connect(&vm) }).collect();
     // The oldest have made room for those that came after them, and for one more.
-    let newcomer = bed.program();
-    let expected = flood + 2 - bed.most.all;
+    let newcomer = vm.program();
+    let expected = flood + 2 - vm.most.all;
     assert!(held[expected - 1].is_closed());
     let ended = held.iter().take_while(|program| program.has_something()).count();
     assert_eq!(ended, expected);
@@ -933,12 +933,12 @@ fn thousands_of_programs_are_attached_at_once_and_one_more_is_refused() {
         limit >= needed,
         "this test takes {needed} open files, and {limit} are allowed: raise ulimit -Hn"
     );
-    let bed = Bed::with(most);
-    let mut host = bed.session();
+    let vm = TestVm::with(most);
+    let mut host = vm.session();
     tell_segments(&mut host);
-    let programs: Vec<_> = (1..=most.all as u32).map(|n| bed.attached_program(&mut host, n)).collect();
+    let programs: Vec<_> = (1..=most.all as u32).map(|n| vm.attached_program(&mut host, n)).collect();
     for _ in 0..2 {
-        let one_more = Program::connect(&bed);
+        let one_more = Program::connect(&vm);
         let (code, text) = one_more.is_refused(0);
         assert_eq!(code, ErrorCode::LIMIT);
         assert!(text.contains("4096 connections") && text.contains("--max-clients"), "{text}");
@@ -956,7 +956,7 @@ fn thousands_of_programs_are_attached_at_once_and_one_more_is_refused() {
     let mut programs = programs.into_iter();
     drop(programs.next());
     assert_eq!(next_message(&mut host).0, RelayKind::CLOSE);
-    bed.attached_program(&mut host, most.all as u32 + 1);
+    vm.attached_program(&mut host, most.all as u32 + 1);
 }
 
 fn default_args() -> Args {
@@ -986,8 +986,8 @@ fn the_number_of_programs_is_a_matter_of_the_command_line() {
 
 #[test]
 fn who_is_asked_whether_he_is_there_says_so() {
-    let bed = Bed::new();
-    let mut host = bed.session();
+    let vm = TestVm::new();
+    let mut host = vm.session();
     host.send(RelayKind::PING, 0, &[]).unwrap();
     assert_eq!(next_message(&mut host), (RelayKind::PONG, 0, vec![]));
 }

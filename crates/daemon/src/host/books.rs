@@ -1,6 +1,6 @@
-//! The books: who is there and what belongs to whom.
+//! The books: the members, the segments, and who owns what in them.
 //!
-//! They change by [`Record`]s alone ([`Books::apply`]), and each record goes into the journal. So reading the journal
+//! They change only by [`Record`]s ([`Books::apply`]), and each record goes into the journal. So reading the journal
 //! makes the same books again: there is no second way to reach a state.
 
 use super::account::{Account, Tally};
@@ -22,172 +22,172 @@ use ginnel_layout::{HOST_MEMBER, Name};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
-/// A record that does not fit the books. Only a damaged journal, or a mistake of ours, makes one.
+/// The error for a record that does not fit the books. Only a damaged journal, or a bug of the daemon, makes such a record.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
-pub struct Misfit(pub(super) &'static str);
+pub struct InvalidRecord(pub(super) &'static str);
 
-/// All books.
+/// The whole state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Books {
-    /// Boot identity of the host.
+    /// The boot identity of the host.
     pub boot_id: Hex16,
-    /// Counts the daemon's starts.
+    /// The number of starts of the daemon.
     pub generation: u64,
-    /// Number of the next listener, if it is free.
+    /// The number of the next listener, if it is free.
     pub next_listener: u32,
-    /// Number of the next channel.
+    /// The number of the next channel.
     pub next_channel: u64,
-    /// Number of the next synchronisation object or block.
+    /// The number of the next synchronisation object or block.
     pub next_object: u64,
-    /// By number.
+    /// The members by number.
     pub members: BTreeMap<u32, Member>,
-    /// What each account has; accounts that have nothing are not in it.
+    /// The charges of each account; accounts without charges are not in it.
     pub(super) tallies: BTreeMap<Account, Tally>,
-    /// By name.
+    /// The segments by name.
     pub segments: BTreeMap<Name, Segment>,
-    /// By number.
+    /// The endpoints by number.
     pub endpoints: BTreeMap<u32, Endpoint>,
-    /// Which numbers they had so far.
+    /// The numbers that endpoints have had so far.
     pub(super) numbers: Numbers,
-    /// By number.
+    /// The listeners by number.
     pub listeners: BTreeMap<u32, Listener>,
-    /// By number.
+    /// The channels by number.
     pub channels: BTreeMap<u64, Channel>,
-    /// Readiness boards.
+    /// The readiness boards.
     pub(super) boards: Boards,
-    /// Listeners by segment and name.
+    /// The listeners by segment and name.
     pub names: BTreeMap<(Name, Name), u32>,
-    /// Channels whose doorbells the daemon passes on.
+    /// The channels whose doorbells the daemon relays.
     pub relayed: BTreeSet<u64>,
-    /// Synchronisation objects, by number.
+    /// The synchronisation objects by number.
     pub syncs: BTreeMap<u64, SyncObject>,
-    /// The same, by segment and name.
+    /// The synchronisation objects by segment and name.
     pub sync_names: BTreeMap<(Name, Name), u64>,
-    /// Blocks, by number.
+    /// The blocks by number.
     pub blocks: BTreeMap<u64, Block>,
-    /// The same, by segment and name.
+    /// The blocks by segment and name.
     pub block_names: BTreeMap<(Name, Name), u64>,
-    /// Which block a handle is of.
+    /// The block of each handle.
     pub handles: BTreeMap<u64, u64>,
-    /// The endpoints in other orders.
+    /// The endpoints by other keys than their number.
     pub index: Index,
 }
 
-/// The host, or a VM.
+/// A member: the host or a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
-    /// Its number.
+    /// The member number.
     pub number: u32,
-    /// Its name.
+    /// The member's name.
     pub name: Name,
-    /// How it was declared, if at run time.
+    /// The declaration, if the member was declared at run time.
     pub runtime: Option<VmSpec>,
-    /// Not declared any more: only the number is remembered.
+    /// The member is not declared any more; only its number is remembered.
     pub retired: bool,
-    /// Its QEMU, while it runs.
+    /// The member's QEMU, while it runs.
     pub qemu: Option<Qemu>,
-    /// The guest, since its daemon has first come.
+    /// The guest, once its daemon has had a session.
     pub session: Option<Session>,
 }
 
 /// A running QEMU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Qemu {
-    /// Its process.
+    /// The process of QEMU.
     pub process: Process,
-    /// The doorbells that it has.
+    /// The doorbells that QEMU has been told of.
     pub told: Told,
 }
 
 /// A running guest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Session {
-    /// Its boot identity.
+    /// The boot identity of the guest's kernel.
     pub boot_id: Hex16,
-    /// Whether it can be interrupted.
+    /// Whether the guest can be interrupted.
     pub interrupts: bool,
 }
 
 /// A segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
-    /// Its name.
+    /// The segment's name.
     pub name: Name,
-    /// Its uuid.
+    /// The uuid in the segment's header and info block.
     pub uuid: Hex16,
-    /// Its bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Who shares it, readers among them.
+    /// The numbers of all members that share it, including readers.
     pub members: BTreeSet<u32>,
-    /// Which of them may only read.
+    /// The numbers of those that may only read.
     pub readers: BTreeSet<u32>,
-    /// By which kind of device it comes to VMs.
+    /// The kind of device by which the segment reaches VMs.
     pub memory: MemoryKind,
-    /// Unit in which it may be mapped, in bytes.
+    /// The unit in which the segment can be mapped, in bytes.
     pub page: u32,
-    /// The part of a file that it is, if it shares one with other slices.
+    /// The part of a file that the segment is, if it shares the file with other slices.
     pub part: Option<FilePart>,
-    /// How it was declared, if at run time.
+    /// The declaration, if the segment was declared at run time.
     pub runtime: Option<SegmentSpec>,
-    /// Its free memory.
+    /// The segment's memory, with what is free of it.
     pub arena: Arena,
-    /// Which doorbell vectors of each member serve its programs.
+    /// The doorbell vectors of each member that serve its programs in this segment.
     pub vectors: BTreeMap<u32, Vec<u32>>,
-    /// Its file was truncated while it was in use: it may be as long as before, and what was cut off is lost.
+    /// The file was truncated while it was in use. It may be as long as before, but what was cut off is lost.
     pub cut: bool,
 }
 
-/// An endpoint: what a process has attached, and others may have joined.
+/// An endpoint, which one process has attached and others may have joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
-    /// Its number.
+    /// The endpoint's number.
     pub number: u32,
-    /// Epoch of that number.
+    /// The epoch of that number.
     pub epoch: u32,
-    /// Its token.
+    /// The secret with which a process proves that it belongs to the endpoint.
     pub token: Hex16,
-    /// Its member.
+    /// The number of its member.
     pub member: u32,
-    /// Its segment.
+    /// The name of its segment.
     pub segment: Name,
-    /// What it calls itself.
+    /// The name that the program has given itself.
     pub name: Name,
     /// Its doorbell vector.
     pub vector: u32,
-    /// The processes that own it. None: a connection that one of them has left open holds it.
+    /// The processes that own it. If there are none, a connection that one of them has left open keeps it alive.
     pub owners: BTreeSet<Process>,
-    /// What keeps it without owners, by the token of each.
+    /// The holds that keep it alive without owners, by token.
     pub holds: BTreeMap<Hex16, Hold>,
-    /// Its user.
+    /// The user number.
     pub uid: u32,
-    /// Its channels, opened by either side, that it has not closed.
+    /// The channels that it has not closed, opened by either side.
     pub channels: BTreeSet<u64>,
-    /// Those of its channels that wait to be accepted, by the listener at which they do.
+    /// Those of its channels that wait to be accepted: listener, then channel.
     pub waiting: BTreeSet<(u32, u64)>,
     /// Its listeners.
     pub listeners: BTreeSet<u32>,
-    /// Sides of channels that are or were its own, as long as the channel is there.
+    /// The number of sides of existing channels that are or were its own.
     pub sides: u32,
-    /// Bytes of the channels that it has opened.
+    /// The memory of the channels that it has opened, in bytes.
     pub bytes: u64,
-    /// Channels that it has opened and not closed, by the nonce of the request for each.
+    /// The channels that it has opened and not closed, by the nonce of the request.
     pub opened: BTreeMap<u64, u64>,
-    /// Synchronisation objects that it uses, and its slots in them.
+    /// The synchronisation objects that it uses, with its slots in them.
     pub syncs: BTreeSet<(u64, u32)>,
-    /// The same, by the nonce of the request for each.
+    /// The same, by the nonce of the request.
     pub slots: BTreeMap<u64, (u64, u32)>,
-    /// Its handles of blocks, by the nonce of the request for each.
+    /// Its handles of blocks, by the nonce of the request.
     pub handles: BTreeMap<u64, u64>,
-    /// Blocks that it owns.
+    /// The blocks that it owns.
     pub blocks: BTreeSet<u64>,
-    /// Those of them whose name ends with it.
+    /// Those of its blocks whose name ends with the endpoint.
     pub ending_names: BTreeSet<u64>,
-    /// Their bytes.
+    /// The bytes of the blocks that it owns.
     pub block_bytes: u64,
-    /// Blocks of which a right was granted to it alone.
+    /// The blocks of which a right was granted to this endpoint alone.
     pub granted: BTreeSet<u64>,
-    /// It has ended, and what it had is being given back.
+    /// The endpoint has ended, and what it had is being given back.
     pub is_ending: bool,
 }
 
@@ -206,7 +206,7 @@ impl Member {
 }
 
 impl Endpoint {
-    /// One of its processes, for people; 0 if none is known.
+    /// Returns one of its processes, to show to people; 0 if none is known.
     pub fn pid(&self) -> u32 {
         self.owners.first().map_or(0, |process| process.pid)
     }
@@ -214,7 +214,7 @@ impl Endpoint {
     fn dump(&self) -> impl Iterator<Item = Record> {
         let endpoint = self.number;
         let first = self.owners.first().copied();
-        // There is always one in the record.
+        // The record always has one.
         let process = first.unwrap_or(Process { pid: 0, started: 0 });
         let attach = Record::Attach(Attach {
             endpoint,
@@ -235,24 +235,24 @@ impl Endpoint {
 }
 
 impl Segment {
-    /// What a member of it may do.
+    /// Returns what a member of the segment may do.
     pub fn access(&self, member: u32) -> Access {
         if self.readers.contains(&member) { Access::READ_ONLY } else { Access::READ_WRITE }
     }
 
-    /// Where in its file it begins.
+    /// Returns the offset in its file at which the segment begins.
     pub fn file_offset(&self) -> u64 {
         self.part.as_ref().map_or(0, |part| part.offset)
     }
 }
 
 impl Books {
-    /// The member of that name.
+    /// Returns the member with this name.
     pub fn member_named(&self, name: &Name) -> Option<&Member> {
         self.members.values().find(|m| m.name == *name)
     }
 
-    /// Members that share a segment with this one, the host among them.
+    /// Returns the members that share a segment with this one, including the host.
     pub fn neighbours(&self, member: u32) -> BTreeSet<u32> {
         let shared = self.segments.values().filter(|s| s.members.contains(&member));
         let mut all: BTreeSet<u32> = shared.flat_map(|s| s.members.iter().copied()).collect();
@@ -261,18 +261,18 @@ impl Books {
         all
     }
 
-    /// Segments of which somebody has memory, and so may be hurt when the file is truncated.
+    /// Returns the segments that somebody has mapped, and that may therefore be harmed when their file is truncated.
     pub fn segments_in_use(&self) -> Vec<Name> {
         self.segments.values().filter(|s| s.arena.used() > 0).map(|s| s.name).collect()
     }
 
-    /// Whether there are any.
+    /// Returns whether there are any such segments.
     pub fn is_memory_used(&self) -> bool {
         self.segments.values().any(|s| s.arena.used() > 0)
     }
 
-    /// Changes the books. On error nothing has changed.
-    pub fn apply(&mut self, record: &Record) -> Result<(), Misfit> {
+    /// Changes the books. On an error nothing has changed.
+    pub fn apply(&mut self, record: &Record) -> Result<(), InvalidRecord> {
         match record {
             Record::Start {
                 boot_id,
@@ -291,7 +291,7 @@ impl Books {
             }
             Record::Member { number, name, runtime, retired } => {
                 if self.members.values().any(|m| m.name == name.0 && m.number != *number) {
-                    return Err(Misfit("two members of one name"));
+                    return Err(InvalidRecord("two members of one name"));
                 }
                 let old = self.members.remove(number);
                 if old
@@ -299,7 +299,7 @@ impl Books {
                     .is_some_and(|o| o.name != name.0 && (!o.retired || self.has_accounts(*number)))
                 {
                     self.members.extend(old.map(|old| (*number, old)));
-                    return Err(Misfit("two members of one number"));
+                    return Err(InvalidRecord("two members of one number"));
                 }
                 let old = old.filter(|old| old.name == name.0);
                 let member = Member {
@@ -315,23 +315,26 @@ impl Books {
             }
             Record::MemberForgotten { number } => {
                 if self.has_accounts(*number) {
-                    return Err(Misfit("a member forgotten that has endpoints"));
+                    return Err(InvalidRecord("a member forgotten that has endpoints"));
                 }
                 let member = self.members.remove(number);
-                member.map(drop).ok_or(Misfit("a member forgotten that is not there"))
+                member.map(drop).ok_or(InvalidRecord("a member forgotten that is not there"))
             }
             Record::Joined { member, qemu, told, .. } => {
-                let member = self.members.get_mut(member).ok_or(Misfit("QEMU of an unknown member"))?;
+                let member =
+                    self.members.get_mut(member).ok_or(InvalidRecord("QEMU of an unknown member"))?;
                 member.qemu = Some(Qemu { process: *qemu, told: told.clone() });
                 Ok(())
             }
             Record::Left { member } => {
-                let member = self.members.get_mut(member).ok_or(Misfit("QEMU of an unknown member"))?;
+                let member =
+                    self.members.get_mut(member).ok_or(InvalidRecord("QEMU of an unknown member"))?;
                 (member.qemu, member.session) = (None, None);
                 Ok(())
             }
             &Record::Session { member, boot_id, interrupts } => {
-                let member = self.members.get_mut(&member).ok_or(Misfit("session of an unknown member"))?;
+                let member =
+                    self.members.get_mut(&member).ok_or(InvalidRecord("session of an unknown member"))?;
                 member.session = Some(Session { boot_id, interrupts });
                 Ok(())
             }
@@ -339,7 +342,7 @@ impl Books {
                 let arena = match self.segments.get_mut(&name.0) {
                     Some(old) if old.size == *size => std::mem::replace(&mut old.arena, Arena::of_segment(0)),
                     Some(old) if old.arena.used() > 0 => {
-                        return Err(Misfit("a segment resized that is in use"));
+                        return Err(InvalidRecord("a segment resized that is in use"));
                     }
                     _ => Arena::of_segment(*size),
                 };
@@ -364,32 +367,42 @@ impl Books {
                 Ok(())
             }
             Record::SegmentCut { name, cut } => {
-                let segment = self.segments.get_mut(&name.0).ok_or(Misfit("an unknown segment was cut"))?;
+                let segment =
+                    self.segments.get_mut(&name.0).ok_or(InvalidRecord("an unknown segment was cut"))?;
                 segment.cut = *cut;
                 Ok(())
             }
             Record::SegmentRemoved { name } => {
                 if self.index.of_segment(&name.0).next().is_some() {
-                    return Err(Misfit("a segment removed that has endpoints"));
+                    return Err(InvalidRecord("a segment removed that has endpoints"));
                 }
-                // What stays without endpoints goes with the segment.
+                // Objects that remain without endpoints are removed with the segment.
                 Change::clear(self, &name.0);
-                self.segments.remove(&name.0).map(drop).ok_or(Misfit("a segment removed that is not there"))
+                self.segments
+                    .remove(&name.0)
+                    .map(drop)
+                    .ok_or(InvalidRecord("a segment removed that is not there"))
             }
             Record::Vectors { segment, member, vectors } => {
                 self.vectors_allotted(&segment.0, *member, vectors)
             }
             Record::Attach(attach) => self.attach(attach),
             Record::OwnerJoined { endpoint, process } => {
-                let endpoint =
-                    self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was joined"))?;
-                endpoint.owners.insert(*process).then_some(()).ok_or(Misfit("an endpoint joined twice"))
+                let endpoint = self
+                    .endpoints
+                    .get_mut(endpoint)
+                    .ok_or(InvalidRecord("an unknown endpoint was joined"))?;
+                endpoint
+                    .owners
+                    .insert(*process)
+                    .then_some(())
+                    .ok_or(InvalidRecord("an endpoint joined twice"))
             }
             Record::OwnerGone { endpoint, process } => {
                 let endpoint =
-                    self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was left"))?;
+                    self.endpoints.get_mut(endpoint).ok_or(InvalidRecord("an unknown endpoint was left"))?;
                 if !endpoint.owners.remove(process) {
-                    return Err(Misfit("an endpoint left by a stranger"));
+                    return Err(InvalidRecord("an endpoint left by a stranger"));
                 }
                 self.boards.leave(endpoint.number, endpoint.epoch, *process);
                 Ok(())
@@ -403,14 +416,14 @@ impl Books {
         }
     }
 
-    fn attach(&mut self, attach: &Attach) -> Result<(), Misfit> {
+    fn attach(&mut self, attach: &Attach) -> Result<(), InvalidRecord> {
         let segment =
-            self.segments.get(&attach.segment.0).ok_or(Misfit("an endpoint in an unknown segment"))?;
+            self.segments.get(&attach.segment.0).ok_or(InvalidRecord("an endpoint in an unknown segment"))?;
         if attach.endpoint == 0 || self.endpoints.contains_key(&attach.endpoint) {
-            return Err(Misfit("two endpoints of one number"));
+            return Err(InvalidRecord("two endpoints of one number"));
         }
         if !self.members.contains_key(&attach.member) {
-            return Err(Misfit("an endpoint of an unknown member"));
+            return Err(InvalidRecord("an endpoint of an unknown member"));
         }
         self.numbers.take(attach.endpoint, attach.epoch);
         let endpoint = Endpoint {
@@ -445,8 +458,8 @@ impl Books {
         Ok(())
     }
 
-    fn dead(&mut self, number: u32) -> Result<(), Misfit> {
-        let endpoint = self.endpoints.get(&number).ok_or(Misfit("an unknown endpoint died"))?;
+    fn dead(&mut self, number: u32) -> Result<(), InvalidRecord> {
+        let endpoint = self.endpoints.get(&number).ok_or(InvalidRecord("an unknown endpoint died"))?;
         for change in Change::ends(self, endpoint).collect::<Vec<_>>() {
             change.apply(self)?;
         }
@@ -459,7 +472,7 @@ impl Books {
         Ok(())
     }
 
-    /// Records that make these books out of empty ones.
+    /// Returns records that make these books out of empty ones.
     pub fn dump(&self) -> impl Iterator<Item = Record> {
         let start = Record::Start {
             boot_id: self.boot_id,
@@ -504,14 +517,16 @@ impl Books {
             .chain(Change::dump(self).map(Record::Object))
     }
 
-    /// The member number for a VM of this name: the one it had, else the lowest that nobody ever had, else the lowest
-    /// that nobody has. `None` if all are taken.
+    /// Returns the member number for a VM with this name: the one that it had, or else the lowest that no member ever had, or
+    /// else the
+    /// lowest that no member has now. `None` if all are taken.
     pub fn number_for(&self, name: &Name, reserved: &BTreeSet<u32>) -> Option<u32> {
         if let Some(member) = self.member_named(name) {
             return Some(member.number);
         }
         let numbers = || (1..=super::config::MAX_MEMBER).filter(|n| !reserved.contains(n));
-        // So that the range of the doorbells stays small, "never had" is looked for among few.
+        // The search for a number that was never used is limited to small numbers, so that the range of the doorbells stays
+        // small.
         numbers().take_while(|&n| n <= 1024).find(|n| !self.members.contains_key(n)).or_else(|| {
             numbers().find(|n| self.members.get(n).is_none_or(|m| m.retired && !self.has_accounts(*n)))
         })

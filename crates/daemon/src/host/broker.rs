@@ -1,10 +1,12 @@
-//! The broker: who may attach, listen and connect, and what follows from it.
+//! The broker decides who may attach, listen and connect, and what follows from it.
 //!
-//! A state machine. Requests go in, and what is to be done comes out as [`Effect`]s, in the order in which they must be
-//! done: shared memory and doorbells, then the journal, then the answer. A daemon that is killed between two of
-//! them does, or is asked for, the same again after its restart: marks and rings may be repeated, and an answer that
-//! was not given is asked for again. Programs on the host and programs in guests are the same here, but for how a
-//! doorbell is named.
+//! It is a state machine. Requests go in, and [`Effect`]s come out in the order in which they must be performed: shared memory
+//! and
+//! doorbells first, then the journal, then the answer. If the daemon is killed between two of them, its successor performs the
+//! same
+//! effects again, by itself or because a client repeats its request: marks and rings may be repeated, and a client asks again for
+//! an
+//! answer that it did not get. The broker treats programs on the host and in guests alike, except for how it names a doorbell.
 
 use super::books::Books;
 use super::config::{Access, Limits, MemberLimits};
@@ -27,245 +29,248 @@ use ginnel_sync::authority::Left;
 use std::collections::{BTreeMap, BTreeSet};
 use tracing::{error, info};
 
-/// A connection to the attach socket, or one that a guest's daemon passes on. Never used again.
+/// A connection to the attach socket, or one that a guest's daemon relays. Numbers are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// Who is at the other end of a connection.
+/// The program at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
-    /// The member that it runs in.
+    /// The member in which the program runs.
     pub member: u32,
-    /// Its process, in that member's count.
+    /// The program's process, as its member numbers it.
     pub process: Process,
-    /// The program that it ran when it connected, if it is on the host and that is known.
+    /// The program that the process ran when it connected. `None` if that is not known, or if it is not on the host.
     pub image: Option<Image>,
-    /// Its user.
+    /// The user number.
     pub uid: u32,
-    /// Its groups.
+    /// The group numbers.
     pub groups: Vec<u32>,
 }
 
 impl Who {
-    /// Whether it runs in a VM. Doorbells are registers there, and file descriptors do not reach it from here.
+    /// Returns whether the program runs in a VM. There doorbells are registers, and file descriptors cannot be sent to it from
+    /// here.
     pub fn is_relayed(&self) -> bool {
         self.member != HOST_MEMBER
     }
 }
 
-/// A descriptor that goes along with a packet.
+/// A descriptor to send along with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdRef {
     /// A segment's file.
     Memory(Name),
-    /// The same, and it can only be read.
+    /// A segment's file, open for reading only.
     ReadOnlyMemory(Name),
-    /// The eventfd of a member's vector.
+    /// The eventfd of a member's vector: member, then vector.
     Event(u32, u32),
 }
 
-/// Something to be done.
+/// An action that the server must perform.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Make a block ready for use: zero the headers of its rings.
+    /// Make a block ready for a channel by zeroing the headers of its rings.
     Zero {
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where the block lies.
+        /// The offset of the block in the segment.
         offset: u64,
-        /// Data bytes of its rings.
+        /// The data bytes of the rings.
         capacities: Capacities,
     },
-    /// Write a side's state into a ring.
+    /// Write the state of a side into a ring.
     Mark {
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where the word lies.
+        /// The offset of the word in the segment.
         at: u64,
-        /// What to write.
+        /// The state to write.
         state: SideState,
     },
-    /// Make a page a synchronisation object: zeroes, and what the daemon says in front.
+    /// Make a page a synchronisation object: zero it and write the daemon's fields in front.
     NewSync {
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where the page lies.
+        /// The offset of the page in the segment.
         offset: u64,
-        /// What it becomes.
+        /// The kind of object.
         kind: SyncKind,
-        /// Most permits, or parties.
+        /// The most permits of a semaphore, or the parties of a barrier.
         limit: u32,
-        /// Permits at first.
+        /// The permits of a semaphore at first.
         initial: u32,
     },
-    /// Write into a synchronisation object whose a slot is.
+    /// Write into a synchronisation object who has a slot.
     Seat {
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where the page lies.
+        /// The offset of the page in the segment.
         offset: u64,
-        /// The user.
+        /// The user of the slot.
         user: SyncUser,
-        /// Epoch of its endpoint.
+        /// The epoch of the user's endpoint.
         endpoint_epoch: u32,
-        /// Its doorbell: member << 16 | vector.
+        /// The user's doorbell: member << 16 | vector.
         bell: u32,
     },
-    /// Take back a slot of a synchronisation object, and ring who must go on because of it.
+    /// Take back a slot of a synchronisation object, and ring the users that must continue because of it.
     Reclaim {
-        /// Number of the object.
+        /// The number of the object.
         object: u64,
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where the page lies.
+        /// The offset of the page in the segment.
         offset: u64,
-        /// What it is.
+        /// The kind of object.
         kind: SyncKind,
         /// The slot.
         slot: u32,
-        /// Why.
+        /// The way in which the user left.
         left: Left,
     },
     /// Ring a doorbell.
     Ring {
-        /// Whose.
+        /// The member that has the doorbell.
         member: u32,
-        /// Which.
+        /// The vector.
         vector: u32,
     },
-    /// Write a record, which has been applied, into the journal.
+    /// Write a record into the journal. The books have applied it already.
     Record(Box<Record>),
     /// Send a packet.
     Send {
-        /// To whom.
+        /// The receiver.
         client: ClientId,
-        /// The packet.
+        /// The packet, with its header.
         packet: Vec<u8>,
-        /// What goes along, for a client on the host.
+        /// The descriptors to send along, for a client on the host.
         fds: Vec<FdRef>,
     },
-    /// Makes a page of a segment a readiness board.
+    /// Make a page of a segment a readiness board.
     NewBoard {
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where the page lies.
+        /// The offset of the page in the segment.
         offset: u64,
     },
-    /// Tells all who sleep by way of a readiness board.
+    /// Wake all who sleep at a readiness board.
     PostAll {
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where the board lies.
+        /// The offset of the board in the segment.
         offset: u64,
     },
-    /// Tells the sides of rings whose peer has ended by way of their boards, if they sleep there.
+    /// Wake the sides of two rings whose peer has ended, through the boards at which they sleep, if they do.
     Post {
-        /// The segment.
+        /// The segment's name.
         segment: Name,
-        /// Where their wake words lie.
+        /// The offsets of the sides' wake words in the segment.
         words: [u64; 2],
-        /// The boards of their endpoint.
+        /// The offsets of the boards of their endpoint.
         boards: Vec<u64>,
     },
-    /// End a connection, after what was sent.
+    /// End a connection after everything has been sent that was queued for it.
     Disconnect(ClientId),
-    /// Watch an owner of an endpoint (on the host), and report its end with [`Broker::owner_ended`], or that it cannot be
-    /// watched with [`Broker::owner_unwatched`].
+    /// Watch an owner of an endpoint on the host. Report its end with [`Broker::owner_ended`], or report with
+    /// [`Broker::owner_unwatched`] that it cannot be watched.
     Watch {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// Its epoch.
+        /// The epoch of the endpoint.
         epoch: u32,
         /// The owner.
         process: Process,
     },
-    /// Watch it no longer.
+    /// Stop watching an owner.
     Unwatch {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
         /// The owner.
         process: Process,
     },
-    /// Count the time of a hold, from now on, and report its end with [`Broker::hold_over`].
+    /// Start the timer of a hold, and report its end with [`Broker::hold_over`].
     TimeHold {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// Its epoch.
+        /// The epoch of the endpoint.
         epoch: u32,
         /// The token of the hold.
         token: Hex16,
-        /// How long it lasts, in milliseconds.
+        /// The duration in milliseconds.
         millis: u32,
     },
-    /// A hold has ended, whatever its time.
+    /// Stop the timer of a hold, because the hold has ended.
     ForgetHold {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
         /// The token of the hold.
         token: Hex16,
     },
-    /// Find out whether a process still runs this program, and report with [`Broker::owner_ended`] that it does not.
+    /// Find out whether a process still runs this program. If it does not, report that with [`Broker::owner_ended`].
     Examine {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// Its epoch.
+        /// The epoch of the endpoint.
         epoch: u32,
         /// The owner.
         process: Process,
-        /// What it ran when it attached.
+        /// The program that the owner ran when it attached.
         image: Image,
     },
-    /// Whatever program the process runs now, it owns the endpoint: what was to be found out does not matter any more.
+    /// Accept whatever program a process runs now: it owns the endpoint, so the result of an [`Effect::Examine`] does not matter
+    /// any more.
     Recognize {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
         /// The owner.
         process: Process,
     },
-    /// Answer with a page of the state of the daemon.
+    /// Answer with a page of the daemon's state.
     Inspect {
-        /// Who asks.
+        /// The client that asks.
         client: ClientId,
-        /// Number of the request.
+        /// The number of the request.
         request: u32,
-        /// Where the page before has ended.
+        /// The position at which the previous page ended.
         from: wire::Inspect,
     },
-    /// Do what an administrator asks for, and answer.
+    /// Perform an administrator's request, and answer it.
     Admin {
-        /// Who asks.
+        /// The client that asks.
         client: ClientId,
-        /// Number of the request.
+        /// The number of the request.
         request: u32,
-        /// What, in JSON.
+        /// The request in JSON.
         text: String,
     },
 }
 
-/// What the journal takes just now.
+/// The records that the journal accepts at present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recording {
     /// All records.
     #[default]
     Open,
-    /// None that gives somebody something ([`Record::gives`]).
+    /// Only records that do not give a client anything ([`Record::gives`]).
     Closed,
-    /// As `Closed`; and the books have something that was given and is not in the journal, which nobody may learn of, not
-    /// even by asking again.
+    /// The same as `Closed`. In addition, the books contain something that was given to a client and is not in the journal.
+    /// Nobody may
+    /// learn of it, not even by repeating a request.
     Owing,
 }
 
-/// What the broker needs from outside to decide.
+/// The facts from outside that the broker needs for its decisions.
 pub trait World {
-    /// Whether a segment's memory is gone.
+    /// Returns whether a segment's memory is lost.
     fn is_broken(&mut self, segment: &Name) -> bool;
-    /// Why it could not be opened, if that is so.
+    /// Returns why a segment could not be opened, if it could not.
     fn why_broken(&self, _segment: &Name) -> Option<String> {
         None
     }
-    /// Sixteen bytes that nobody can guess.
+    /// Returns sixteen bytes that nobody can guess.
     fn random(&mut self) -> [u8; 16];
-    /// Seconds since 1970.
+    /// Returns the time in seconds since 1970.
     fn now(&mut self) -> u64;
 }
 
@@ -275,27 +280,28 @@ pub(super) struct Client {
     pub who: Who,
     pub greeted: bool,
     pub endpoint: Option<u32>,
-    /// The endpoint was there before this connection.
+    /// The endpoint is older than this connection.
     pub returned: bool,
-    /// Processes that have joined the endpoint over this connection, which they have inherited, and have none of their own.
+    /// Processes that have joined the endpoint over this connection, which they have inherited, and that have no connection of
+    /// their own.
     pub joined: BTreeSet<Process>,
 }
 
 /// The state machine.
 #[derive(Debug, Default)]
 pub struct Broker {
-    /// The books. Changed only by the broker.
+    /// The books. Only the broker changes them.
     pub(super) books: Books,
     pub(super) limits: Limits,
     pub(super) vectors: u32,
-    /// Our own user, who may attach everywhere.
+    /// The daemon's own user, which may attach to every segment.
     pub(super) own_uid: u32,
     pub(super) access: BTreeMap<Name, Access>,
     pub(super) member_limits: BTreeMap<u32, MemberLimits>,
     pub(super) clients: BTreeMap<ClientId, Client>,
-    /// Connections of endpoints. An endpoint may have none for a while: its program makes one when it needs something.
+    /// The connections of endpoints. An endpoint may have none for a while: its program connects again when it needs something.
     pub(super) attached: BTreeMap<u32, Vec<ClientId>>,
-    /// Owners whose end nobody tells.
+    /// Owners that cannot be watched, so that nothing reports their end.
     pub(super) unwatched: BTreeSet<(u32, Process)>,
     pub(super) revocations: Revocations,
     pub(super) relayed_bells: Relayed,
@@ -306,7 +312,7 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// A broker with these books.
+    /// Makes a broker that starts from these books.
     pub fn new(books: Books, limits: Limits, vectors: u32, own_uid: u32) -> Self {
         let (revocations, endings) = (Revocations::of(&books), Endings::of(&books));
         let mut broker = Self { books, limits, vectors, own_uid, revocations, endings, ..Self::default() };
@@ -314,32 +320,32 @@ impl Broker {
         broker
     }
 
-    /// The books.
+    /// Returns the books.
     pub fn books(&self) -> &Books {
         &self.books
     }
 
-    /// What has to be done since the last call.
+    /// Returns the effects since the last call.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Whether a segment is an RDMA device.
+    /// Returns whether a segment is an RDMA device.
     pub fn is_for_verbs(&self, segment: &Name) -> bool {
         self.access.get(segment).is_some_and(|access| access.verbs)
     }
 
-    /// Which host programs may attach to a segment.
+    /// Sets which host programs may attach to a segment.
     pub fn set_access(&mut self, segment: Name, access: Access) {
         self.access.insert(segment, access);
     }
 
-    /// What the journal takes from now on.
+    /// Sets which records the journal accepts from now on.
     pub fn set_recording(&mut self, recording: Recording) {
         self.recording = recording;
     }
 
-    /// Bounds of a member.
+    /// Sets the limits of a member.
     pub fn set_limits(&mut self, member: u32, limits: MemberLimits) {
         self.member_limits.insert(member, limits);
     }
@@ -348,35 +354,35 @@ impl Broker {
         self.member_limits.get(&member).copied().unwrap_or(self.limits.member)
     }
 
-    /// Somebody has connected.
+    /// Registers a new connection.
     pub fn connected(&mut self, client: ClientId, who: Who) {
         let joined = BTreeSet::new();
         self.clients.insert(client, Client { who, greeted: false, endpoint: None, returned: false, joined });
     }
 
-    /// Who a client is; `None` if it is not there.
+    /// Returns the program at the other end of a connection; `None` if the connection has ended.
     pub fn who(&self, client: ClientId) -> Option<&Who> {
         self.clients.get(&client).map(|client| &client.who)
     }
 
-    /// Whether a client has become an endpoint.
+    /// Returns whether a client has become an endpoint.
     pub fn is_attached(&self, client: ClientId) -> bool {
         self.clients.get(&client).is_some_and(|client| client.endpoint.is_some())
     }
 
-    /// Whether an endpoint has a connection.
+    /// Returns whether an endpoint has a connection.
     pub fn has_connection(&self, endpoint: u32) -> bool {
         self.attached.contains_key(&endpoint)
     }
 
-    /// An endpoint loses its share in the segment.
+    /// Ends an endpoint, because its member has no share in the segment any more.
     pub fn endpoint_ends(&mut self, endpoint: u32, epoch: u32) {
         if self.books.endpoints.get(&endpoint).is_some_and(|e| e.epoch == epoch) {
             self.die(endpoint);
         }
     }
 
-    /// A VM, or its kernel, has ended.
+    /// Ends everything that a VM has, because the VM or its kernel has ended.
     pub fn member_died(&mut self, member: u32) {
         self.forget_sockets_of(member);
         for endpoint in self.books.index.of_member(member).collect::<Vec<_>>() {
@@ -384,7 +390,7 @@ impl Broker {
         }
     }
 
-    /// A segment goes away, and its endpoints with it.
+    /// Ends all endpoints of a segment that is being removed.
     pub fn segment_ends(&mut self, segment: &Name) {
         for endpoint in self.books.index.of_segment(segment).collect::<Vec<_>>() {
             self.die(endpoint);
@@ -392,7 +398,7 @@ impl Broker {
         self.end_all();
     }
 
-    /// An endpoint is no more: whoever has a channel with it is told.
+    /// Ends an endpoint, and tells the endpoints that have a channel with it.
     pub(super) fn die(&mut self, number: u32) {
         let Some(endpoint) = self.books.endpoints.get(&number) else { return };
         let (segment, epoch, member, name) =
@@ -410,14 +416,14 @@ impl Broker {
         self.remove_endpoint(number);
     }
 
-    /// An endpoint has ended, and its number is free for another.
+    /// Removes an endpoint that has ended. Its number is then free for another.
     pub(super) fn remove_endpoint(&mut self, number: u32) {
-        // Known to be there, so this cannot be refused.
+        // The endpoint is in the books, so they cannot refuse this record.
         let _ = self.record(Record::Dead { endpoint: number });
         self.revocations.forget(number);
     }
 
-    /// Nobody is this endpoint any more.
+    /// Ends all connections, owners and holds of an endpoint, so that nobody can act as it any more.
     fn cut_off(&mut self, number: u32) {
         let endpoint = self.books.endpoints.get(&number);
         let (owners, holds) = endpoint.map(|e| (e.owners.clone(), e.holds.clone())).unwrap_or_default();
@@ -437,8 +443,9 @@ impl Broker {
         self.revocations.forget(number);
     }
 
-    /// A segment's file was truncated, and is as long as before. What was cut off reads as zeros, so nobody would notice: each
-    /// channel says it, and each connection.
+    /// Tells all users of a segment that its file was truncated and is as long as before. What was cut off reads as zeros, so
+    /// nobody would
+    /// notice otherwise. Each channel of the segment and each connection reports it.
     pub(super) fn segment_cut(&mut self, segment: &Name) {
         Change::lose(self, segment);
         for number in self.books.index.of_segment(segment).collect::<Vec<_>>() {
@@ -455,8 +462,9 @@ impl Broker {
         self.send(client, reply::packet(Kind::SEGMENT_CUT, 0, &[]), vec![]);
     }
 
-    /// Changes the books and the journal at a client's request. Refused if it gives somebody something and the journal does
-    /// not take it.
+    /// Changes the books and the journal at a client's request. Refuses a record that gives somebody something while the journal
+    /// does
+    /// not accept it.
     pub(super) fn record(&mut self, record: impl Into<Record>) -> Result<(), Refusal> {
         let record = record.into();
         if self.recording != Recording::Open && record.gives() {
@@ -467,20 +475,18 @@ impl Broker {
 
     fn change(&mut self, record: Record) -> Result<(), Refusal> {
         self.unrelay(&record);
-        if let Err(misfit) = self.books.apply(&record) {
-            error!(%misfit, ?record, "a change that does not fit the books; please report this");
-            return Err(Refusal::new(
-                ErrorCode::INVALID,
-                format!("the daemon's books refuse this: {misfit}"),
-            ));
+        if let Err(error) = self.books.apply(&record) {
+            error!(%error, ?record, "a change that does not fit the books; please report this");
+            return Err(Refusal::new(ErrorCode::INVALID, format!("the daemon's books refuse this: {error}")));
         }
         self.relay(&record);
         self.effects.push(Effect::Record(Box::new(record)));
         Ok(())
     }
 
-    /// A change that comes from outside the attach protocol: members, segments, sessions. False if it does not fit. Whoever
-    /// gives something with it asks the journal before.
+    /// Applies a change that comes from outside the attach protocol: members, segments, sessions. Returns false if the record
+    /// does not
+    /// fit the books. A caller that gives somebody something with it must ask the journal first.
     pub fn note(&mut self, record: Record) -> bool {
         self.change(record).is_ok()
     }
@@ -489,15 +495,16 @@ impl Broker {
         self.effects.push(effect);
     }
 
-    /// A packet from the process that has opened a connection.
+    /// Handles a packet from the process that has opened a connection.
     pub fn packet(&mut self, world: &mut dyn World, client: ClientId, packet: &[u8]) {
         if let Some(sender) = self.who(client).map(|who| who.process) {
             self.packet_from(world, client, sender, packet);
         }
     }
 
-    /// A packet that `sender` has sent over a connection, which it may have inherited. Whatever it contains, it is answered, or
-    /// the connection ends; but `JOIN` has no answer.
+    /// Handles a packet that `sender` has sent over a connection, which it may have inherited. Whatever the packet contains, the
+    /// broker
+    /// either answers it or ends the connection; only `JOIN` has no answer.
     pub fn packet_from(&mut self, world: &mut dyn World, client: ClientId, sender: Process, packet: &[u8]) {
         let Some((header, body)) = wire::split(packet) else {
             let refusal = Refusal::new(
@@ -514,7 +521,7 @@ impl Broker {
         let before = self.effects.len();
         if let Err(refusal) = self.request(world, client, sender, header, body) {
             if refusal.code == ErrorCode::UNRECORDED {
-                // Nothing was changed, so nothing follows from it.
+                // The request has changed nothing, so its effects are dropped.
                 self.effects.truncate(before);
             }
             self.send(client, reply::refusal(header.request, &refusal), vec![]);
@@ -587,7 +594,7 @@ impl Broker {
         self.effects.push(Effect::Send { client, packet, fds });
     }
 
-    /// How a program of `member` rings a vector of another.
+    /// Returns how a program of `member` rings a vector of another member.
     pub(super) fn bell(&self, member: u32, peer: u32, vector: u32) -> (BellKind, u32) {
         let session = self.books.members.get(&peer).and_then(|m| m.session);
         if session.is_some_and(|session| !session.interrupts) {
@@ -599,17 +606,17 @@ impl Broker {
         if let Some(position) = self.books.position(member, peer, vector) {
             return (BellKind::REGISTER, peer << 16 | position);
         }
-        // Its QEMU could not be told of it: by way of the daemon.
+        // That QEMU could not be told of the vector, so the program rings the daemon, which relays the ring.
         (BellKind::REGISTER, HOST_MEMBER << 16 | control::DAEMON_VECTOR)
     }
 
-    /// The token of an endpoint, compared in a time that says nothing about it.
+    /// Compares tokens of an endpoint, in a time that does not depend on their contents.
     pub(super) fn token_matches(ours: &Hex16, theirs: &[u8; 16]) -> bool {
         ours.0.iter().zip(theirs).fold(0, |different, (a, b)| different | (a ^ b)) == 0
     }
 }
 
-/// The journal does not take it.
+/// Makes the refusal for a record that the journal does not accept.
 pub(super) fn unrecorded() -> Refusal {
     let text = "the host's daemon cannot record this, because its journal has no room or cannot be written: make room in \
                 daemon.state_dir on the host (its log says more), then try again";

@@ -1,4 +1,4 @@
-//! The configuration: a TOML file, checked as a whole before anything is done.
+//! The configuration: a TOML file, which is checked as a whole before the daemon acts on it.
 
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Problem, check_socket_path, from_toml, words};
 use ginnel_layout::dax::{LARGE_PAGE, SMALL_PAGE};
@@ -22,85 +22,88 @@ pub use slices::SliceFiles;
 pub use sockets::SocketsSpec;
 
 words! {
-    /// What is done about a VM whose guest hangs.
+    /// What the daemon does about a VM whose guest hangs.
     OnHang {
-        /// It is shown by `ginnel status --json`, and nothing else.
+        /// `ginnel status --json` shows it, and nothing else happens.
         Nothing = "nothing",
-        /// And logged.
+        /// The daemon also logs it.
         #[default]
         Warn = "warn",
-        /// And its endpoints are declared dead: their locks are handed on, their blocks and channels come back. Its programs
-        /// find that out when it goes on, and attach anew. If the daemon can speak to its QEMU, the VM is stopped before.
+        /// The daemon also declares the VM's endpoints dead: others get their locks, and their blocks and channels are freed. The
+        /// VM's programs
+        /// find that out when the VM continues, and attach again. If the daemon can speak to the VM's QEMU, it stops the VM
+        /// first.
         Fence = "fence",
     }
 }
 
-/// A VM, as configured.
+/// A VM as written in the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmSpec {
-    /// Its member number; else the daemon chooses one, and remembers it.
+    /// The member number. Without it the daemon chooses one and remembers it.
     pub number: Option<u32>,
-    /// Owner of its ivshmem socket.
+    /// The owner of the VM's ivshmem socket.
     pub user: Option<Account>,
-    /// Group of its ivshmem socket.
+    /// The group of the ivshmem socket.
     pub group: Option<Account>,
-    /// Mode of its ivshmem socket.
+    /// The mode of the ivshmem socket.
     pub socket_mode: Option<Mode>,
-    /// Size of its home segment, shared with the host alone.
+    /// The size of the VM's home segment, which it shares only with the host.
     pub home: Option<Bytes>,
-    /// By which kind of device that segment comes.
+    /// The kind of device by which the home segment reaches the VM.
     pub home_memory: Option<MemoryKind>,
-    /// Seconds of silence after which its guest counts as hanging; 0, the default: never.
+    /// The seconds of silence after which the guest counts as hanging. 0, the default, means never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang_after: Option<u32>,
-    /// What is done then.
+    /// What the daemon does about a guest that hangs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_hang: Option<OnHang>,
-    /// A control socket (QMP) of its QEMU that is left to the daemon: to stop the VM before it is fenced, and to hear of resets.
+    /// A control socket (QMP) of the VM's QEMU that only the daemon uses: to stop the VM before it is fenced, and to learn of
+    /// resets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qmp: Option<PathBuf>,
-    /// Its own bounds.
+    /// The VM's own limits.
     pub limits: LimitsSpec,
 }
 
-/// A segment, as configured.
+/// A segment as written in the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SegmentSpec {
-    /// Wished size.
+    /// The requested size.
     pub size: Option<Bytes>,
-    /// Who shares it: names of VMs, and `host`.
+    /// The members that may write: names of VMs, and `host`.
     pub members: Vec<String>,
-    /// Who sees it and cannot write; none of the members.
+    /// The members that may only read. None of them may be in `members`.
     pub readers: Vec<String>,
-    /// Who gets a segment `NAME.MEMBER` alone with the members and readers, instead of this one.
+    /// The members that each get a segment `NAME.MEMBER`, shared with `members` and `readers` only, instead of this segment.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slices: Vec<String>,
-    /// Whether those lie in one file.
+    /// Whether these slices lie in one file.
     #[serde(skip_serializing_if = "is_default")]
     pub slice_files: SliceFiles,
-    /// By which kind of device it comes to VMs.
+    /// The kind of device by which the segment reaches VMs.
     pub memory: Option<MemoryKind>,
     /// `tmpfs` (in `shm_dir`), or a folder on a hugetlbfs.
     pub backing: Option<String>,
-    /// Owner of the file.
+    /// The owner of the file.
     pub owner: Option<Account>,
-    /// Group of the file.
+    /// The group of the file.
     pub group: Option<Account>,
-    /// Mode of the file.
+    /// The mode of the file.
     pub mode: Option<Mode>,
-    /// Users whose host programs may attach, beside root and the daemon's own.
+    /// Users whose host programs may attach, besides root and the daemon's own user.
     pub allow_users: Vec<Account>,
     /// Groups whose members' host programs may attach.
     pub allow_groups: Vec<Account>,
-    /// Whether programs' TCP connections may go over it. Without a word they may if it has no more than two members.
+    /// Whether TCP connections of programs may use the segment. The default is that they may if it has no more than two members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sockets: Option<bool>,
-    /// Whether it is an RDMA device for those who share it.
+    /// Whether the members see the segment as an RDMA device.
     #[serde(skip_serializing_if = "is_default")]
     pub verbs: bool,
-    /// Unit in which it may be mapped: 2M or 4K (a BAR, and for verbs: 4K).
+    /// The unit in which the segment can be mapped: 2M or 4K (4K for a BAR and for verbs).
     pub page: Option<Bytes>,
 }
 
@@ -161,115 +164,115 @@ struct FileSpec {
     segment: BTreeMap<String, SegmentSpec>,
 }
 
-/// A VM, checked.
+/// A VM as checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
-    /// Its name.
+    /// The VM's name.
     pub name: Name,
-    /// Its member number, if configured.
+    /// The member number, if configured.
     pub number: Option<u32>,
-    /// Owner of its socket.
+    /// The user number of the socket's owner.
     pub user: Option<u32>,
-    /// Group of its socket.
+    /// The number of the socket's group.
     pub group: Option<u32>,
-    /// Mode of its socket.
+    /// The mode of the socket.
     pub socket_mode: u32,
-    /// Silence after which its guest counts as hanging.
+    /// The silence after which the guest counts as hanging.
     pub hang_after: Option<Duration>,
-    /// What is done then.
+    /// What the daemon does about a guest that hangs.
     pub on_hang: OnHang,
-    /// A control socket of its QEMU.
+    /// The path of a QMP socket of the VM's QEMU.
     pub qmp: Option<PathBuf>,
-    /// Its bounds.
+    /// The VM's limits.
     pub limits: MemberLimits,
 }
 
-/// Which host programs may attach to a segment, beside root and the daemon's own user.
+/// The host programs that may attach to a segment, besides those of root and the daemon's own user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// These users.
+    /// The users whose programs may attach.
     pub users: BTreeSet<u32>,
-    /// And members of these groups.
+    /// The groups whose members' programs may attach.
     pub groups: BTreeSet<u32>,
-    /// Whether programs' TCP connections may go over the segment, if that is configured.
+    /// Whether TCP connections of programs may use the segment, if that is configured.
     pub sockets: Option<bool>,
     /// Whether the segment is an RDMA device.
     pub verbs: bool,
 }
 
-/// A segment, checked.
+/// A segment as checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its name.
+    /// The segment's name.
     pub name: Name,
-    /// Its size, usable for its kind of device.
+    /// The size in bytes, rounded to one that its kind of device can have.
     pub size: u64,
-    /// The size that was wished for.
+    /// The requested size in bytes.
     pub wished: u64,
-    /// Who shares it and may write.
+    /// The names of the members that may write.
     pub members: BTreeSet<Name>,
-    /// Who may only read.
+    /// The names of the members that may only read.
     pub readers: BTreeSet<Name>,
-    /// By which kind of device it comes to VMs.
+    /// The kind of device by which the segment reaches VMs.
     pub memory: MemoryKind,
-    /// Its file.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Where in that file it begins, if it shares the file with other slices.
+    /// The offset in that file at which the segment begins, if it shares the file with other slices.
     pub offset: Option<u64>,
     /// The file that a slice should share.
     pub shared_file: Option<PathBuf>,
-    /// What is said of that.
+    /// The setting `slice_files`.
     pub slice_files: SliceFiles,
-    /// Owner of the file.
+    /// The user number of the file's owner.
     pub owner: Option<u32>,
-    /// Group of the file.
+    /// The number of the file's group.
     pub group: Option<u32>,
-    /// Mode of the file.
+    /// The mode of the file.
     pub mode: u32,
-    /// Which host programs may attach.
+    /// The host programs that may attach.
     pub access: Access,
-    /// Unit in which it may be mapped, in bytes.
+    /// The unit in which the segment can be mapped, in bytes.
     pub page: u32,
 }
 
-/// The whole configuration, checked.
+/// The whole configuration as checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where it was read from.
+    /// The file that it was read from.
     pub file: PathBuf,
-    /// What is wrong with that file by now, so that an earlier state of it counts.
+    /// A mistake that this file has now, if it has one; then an earlier state of the file is in effect.
     pub mistake: Option<String>,
-    /// Sockets.
+    /// The folder of the sockets.
     pub runtime_dir: PathBuf,
-    /// Journal.
+    /// The folder of the journal.
     pub state_dir: PathBuf,
-    /// Segments.
+    /// The folder of the segments' files.
     pub shm_dir: PathBuf,
-    /// Mode of the attach socket.
+    /// The mode of the attach socket.
     pub socket_mode: u32,
-    /// Group of the attach socket.
+    /// The group of the attach socket.
     pub socket_group: Option<u32>,
-    /// Who may use ADMIN beside root.
+    /// The group that may use ADMIN, besides root.
     pub admin_group: Option<u32>,
-    /// Doorbell vectors of each member.
+    /// The number of doorbell vectors of each member.
     pub vectors: u32,
-    /// The QEMU that VMs run with, in PATH or as a full path. It is only asked for its version.
+    /// The QEMU program of the VMs, found in PATH or given as a full path. The daemon only asks it for its version.
     pub qemu: PathBuf,
-    /// Level of the log.
+    /// The level of the log.
     pub log: String,
-    /// Form of the log.
+    /// The form of the log.
     pub log_format: LogFormat,
-    /// Bounds.
+    /// The limits.
     pub limits: Limits,
     /// Which programs' TCP connections may leave TCP.
     pub sockets: SocketsSpec,
-    /// VMs.
+    /// The VMs by name.
     pub vms: BTreeMap<Name, Vm>,
-    /// Segments, the homes among them.
+    /// The segments by name, including home segments.
     pub segments: BTreeMap<Name, Segment>,
 }
 
-/// Name of the host as a member.
+/// The name of the host as a member.
 pub const HOST: &str = "host";
 
 impl Config {
@@ -278,7 +281,7 @@ impl Config {
         Self::of_text(&Self::text_of(file)?, file)
     }
 
-    /// What is in a file.
+    /// Returns the text of a file.
     pub fn text_of(file: &Path) -> Result<String, Problem> {
         std::fs::read_to_string(file).map_err(|error| {
             let fix = match error.kind() {
@@ -292,7 +295,7 @@ impl Config {
         })
     }
 
-    /// Checks a text that was read from `file`, and decides what depends on this host.
+    /// Checks a text that was read from `file`, and makes the decisions that depend on this host.
     pub fn of_text(text: &str, file: &Path) -> Result<Self, Problem> {
         let mut config = Self::parse(text, file)?;
         config.decide_slice_files()?;
@@ -424,13 +427,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks a VM, and the home segment that it may have.
+    /// Checks a VM, and its home segment if it has one.
     pub fn vm(&self, name: &str, spec: &VmSpec, place: &str) -> Result<(Vm, Option<Segment>), Problem> {
         let name = checked_name(name, place)?;
         if name.as_str() == HOST {
             return Err(Problem::new(place, "`host` is the host itself", "choose another name for this VM"));
         }
-        // Its socket stands beside the daemon's own.
+        // The VM's socket is in the same folder as the daemon's own.
         if [SOCKET_NAME, KEEPER_NAME].contains(&format!("{name}.sock").as_str()) {
             return Err(Problem::new(
                 place,
@@ -481,7 +484,7 @@ impl Config {
         Ok((vm, home))
     }
 
-    /// Checks a segment without slices; not whether its members exist.
+    /// Checks a segment without slices. Does not check whether its members exist.
     pub fn segment(&self, name: &str, spec: &SegmentSpec, place: &str) -> Result<Segment, Problem> {
         let name = checked_name(name, place)?;
         if !spec.slices.is_empty() {
@@ -557,7 +560,7 @@ impl Config {
                 return Err(Problem::new(place, format!("backing {other:?} is neither"), fix));
             }
         };
-        // A third member would see what two of them say to each other.
+        // A third member could read what two of them send to each other.
         let sockets = spec.sockets.unwrap_or(members.len() + readers.len() <= 2);
         let users = spec.allow_users.iter().map(|a| a.user(place)).collect::<Result<_, _>>()?;
         let groups = spec.allow_groups.iter().map(|a| a.group(place)).collect::<Result<_, _>>()?;
@@ -580,24 +583,24 @@ impl Config {
         })
     }
 
-    /// The attach socket.
+    /// Returns the path of the attach socket.
     pub fn socket(&self) -> PathBuf {
         self.runtime_dir.join(SOCKET_NAME)
     }
 
-    /// The keeper's socket.
+    /// Returns the path of the keeper's socket.
     pub fn keeper_socket(&self) -> PathBuf {
         self.runtime_dir.join(KEEPER_NAME)
     }
 
-    /// The ivshmem socket of a VM.
+    /// Returns the path of a VM's ivshmem socket.
     pub fn vm_socket(&self, name: &Name) -> PathBuf {
         self.runtime_dir.join(format!("{name}.sock"))
     }
 }
 
 impl Segment {
-    /// All who have a share in it: members and readers.
+    /// Returns the names of all who share the segment: members and readers.
     pub fn sharers(&self) -> impl Iterator<Item = &Name> {
         self.members.iter().chain(&self.readers)
     }
@@ -623,7 +626,7 @@ fn names(list: &[String], what: &str, place: &str) -> Result<BTreeSet<Name>, Pro
 fn checked_name(text: &str, place: &str) -> Result<Name, Problem> {
     let name = Name::new(text)
         .map_err(|error| Problem::new(place, format!("{text:?}: {error}"), "choose another name"))?;
-    // `SERVICE@MEMBER` is how a listener says whose it is.
+    // `SERVICE@MEMBER` is how a program names a listener of a particular member.
     if text.contains('@') {
         return Err(Problem::new(place, format!("{text:?} contains @"), "choose a name without it"));
     }

@@ -11,7 +11,7 @@
 //! To QEMU a peer is a list of eventfds, and a guest rings the n-th of them. Each QEMU is told what it may ring and no more,
 //! so its lists differ from those of others; [`Books::position`] translates.
 
-use super::books::{Books, Misfit, Segment};
+use super::books::{Books, InvalidRecord, Segment};
 use super::members::new_vectors;
 use super::record::{Record, Text};
 use super::server::Server;
@@ -55,10 +55,10 @@ impl Books {
         segment: &Name,
         member: u32,
         vectors: &[u32],
-    ) -> Result<(), Misfit> {
-        let segment = self.segments.get_mut(segment).ok_or(Misfit("vectors of an unknown segment"))?;
+    ) -> Result<(), InvalidRecord> {
+        let segment = self.segments.get_mut(segment).ok_or(InvalidRecord("vectors of an unknown segment"))?;
         if !segment.members.contains(&member) {
-            return Err(Misfit("vectors of a member without a share"));
+            return Err(InvalidRecord("vectors of a member without a share"));
         }
         segment.vectors.insert(member, vectors.to_vec());
         Ok(())

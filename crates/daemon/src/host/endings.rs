@@ -5,7 +5,7 @@
 //! the journal says at each moment what the books say. A daemon that is killed meanwhile leaves the rest to the next one.
 
 use super::account::Tally;
-use super::books::{Books, Misfit};
+use super::books::{Books, InvalidRecord};
 use super::broker::Broker;
 use super::objects::Change;
 use super::record::Record;
@@ -48,8 +48,8 @@ impl Endings {
 
 impl Books {
     /// Nobody can be this endpoint any more, or connect to it.
-    pub(super) fn ending(&mut self, number: u32) -> Result<(), Misfit> {
-        let endpoint = self.endpoints.get_mut(&number).ok_or(Misfit("an unknown endpoint ends"))?;
+    pub(super) fn ending(&mut self, number: u32) -> Result<(), InvalidRecord> {
+        let endpoint = self.endpoints.get_mut(&number).ok_or(InvalidRecord("an unknown endpoint ends"))?;
         endpoint.is_ending = true;
         endpoint.owners.clear();
         let (account, holds) = (endpoint.account(), std::mem::take(&mut endpoint.holds).len());

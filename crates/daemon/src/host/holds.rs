@@ -17,7 +17,7 @@
 //! until its time is over, for this one process.
 
 use super::account::Tally;
-use super::books::{Books, Endpoint, Misfit};
+use super::books::{Books, Endpoint, InvalidRecord};
 use super::broker::{Broker, Effect, Who};
 use super::caller::Caller;
 use super::config::MAX_HOLDS;
@@ -69,9 +69,9 @@ impl Endpoint {
 
 impl Books {
     /// A hold begins, or its time is another.
-    pub(super) fn hold(&mut self, endpoint: u32, token: Hex16, millis: u32) -> Result<(), Misfit> {
+    pub(super) fn hold(&mut self, endpoint: u32, token: Hex16, millis: u32) -> Result<(), InvalidRecord> {
         let endpoint = self.endpoints.get_mut(&endpoint).filter(|endpoint| !endpoint.is_ending);
-        let endpoint = endpoint.ok_or(Misfit("an unknown endpoint was held"))?;
+        let endpoint = endpoint.ok_or(InvalidRecord("an unknown endpoint was held"))?;
         let old = endpoint.holds.insert(token, Hold { millis, adopter: None });
         let account = endpoint.account();
         if old.is_none() {
@@ -80,18 +80,25 @@ impl Books {
         Ok(())
     }
 
-    pub(super) fn adopted(&mut self, endpoint: u32, token: &Hex16, process: Process) -> Result<(), Misfit> {
-        let endpoint = self.endpoints.get_mut(&endpoint).ok_or(Misfit("an unknown endpoint was adopted"))?;
+    pub(super) fn adopted(
+        &mut self,
+        endpoint: u32,
+        token: &Hex16,
+        process: Process,
+    ) -> Result<(), InvalidRecord> {
+        let endpoint =
+            self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("an unknown endpoint was adopted"))?;
         let hold = endpoint.holds.get_mut(token).filter(|hold| hold.adopter.is_none());
-        hold.ok_or(Misfit("an endpoint adopted that nobody held"))?.adopter = Some(process);
+        hold.ok_or(InvalidRecord("an endpoint adopted that nobody held"))?.adopter = Some(process);
         // It may be the process that has had it before, with another program.
         self.boards.leave(endpoint.number, endpoint.epoch, process);
         Ok(())
     }
 
-    pub(super) fn hold_ended(&mut self, endpoint: u32, token: &Hex16) -> Result<(), Misfit> {
-        let endpoint = self.endpoints.get_mut(&endpoint).ok_or(Misfit("an unknown endpoint was held"))?;
-        endpoint.holds.remove(token).ok_or(Misfit("a hold ended that was none"))?;
+    pub(super) fn hold_ended(&mut self, endpoint: u32, token: &Hex16) -> Result<(), InvalidRecord> {
+        let endpoint =
+            self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("an unknown endpoint was held"))?;
+        endpoint.holds.remove(token).ok_or(InvalidRecord("a hold ended that was none"))?;
         let account = endpoint.account();
         self.discharge(account, Tally::holds(1));
         Ok(())

@@ -1,25 +1,27 @@
-//! The journal: the books on disk, as records in the order in which they happened.
+//! The journal: the books on disk, as records in the order in which the changes happened.
 //!
-//! One line each: the CRC-32 of the rest in hexadecimal, a space, JSON. A record is written with one call before the
-//! answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
-//! because after a reboot nobody is attached any more. Rewriting syncs, beside the running daemon (`rewrite.rs`).
+//! Each record is one line: the CRC-32 of the rest in hexadecimal, a space, and JSON. A record is written with one system call
+//! before
+//! the answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
+//! because after a reboot nobody is attached any more. Rewriting does sync, in a thread beside the running daemon (`rewrite.rs`).
 //!
 //! # When the disk is full
 //!
-//! What is not in the journal is not known to the next daemon. So a request that is given something ([`Record::gives`]) is
-//! refused unless its record is certain to find room; what ends something always happens, because a successor that
-//! does not know of it merely believes that more is in use. The file has space allocated behind its end for
-//! this: requests are refused as soon as that reserve cannot be filled up ([`Journal::takes`]), and half of it is left for
-//! the records of ends. Records for which even that does not suffice are kept in memory and written, in their order, before
+//! The next daemon knows only what is in the journal. So a request that gives a client something ([`Record::gives`]) is
+//! refused unless its record is certain to find room. A change that ends something is always made, because a successor that
+//! does not know of it merely believes that more is in use. For this purpose the file has space allocated behind its end:
+//! requests are refused as soon as that reserve cannot be filled up ([`Journal::takes`]), and half of it is kept for
+//! the records of ends. Records for which even that does not suffice are kept in memory and are written, in their order, before
 //! anything else.
 //!
 //! # Records of other versions
 //!
-//! `Start`, the first record, tells the [`FORMAT`]. A daemon does not start on a journal of a later format. A record of an
-//! unknown kind is skipped with a warning if its object has the member `"optional": true` beside the kind; otherwise the
-//! daemon does not start, because it would forget what it does not understand. Unknown members of known records are
-//! ignored. So whoever adds a kind of record decides whether an older daemon may go on without it, and whoever
-//! changes the meaning of what is there raises the format.
+//! `Start`, the first record, contains the [`FORMAT`]. A daemon does not start on a journal of a later format. It skips a record
+//! of an
+//! unknown kind with a warning if the record's object has the member `"optional": true` beside the kind. Otherwise the
+//! daemon does not start, because it would forget what it does not understand. It ignores unknown members of known records.
+//! So a developer who adds a kind of record decides whether an older daemon may continue without it, and one who
+//! changes the meaning of something that exists must raise the format.
 
 use super::books::Books;
 use super::record::Record;
@@ -35,20 +37,20 @@ use tracing::{debug, error, info, warn};
 
 mod rewrite;
 
-/// Version of the form of journals that this daemon writes, and the last that it reads.
+/// The version of the journals that this daemon writes, and the latest that it reads.
 pub const FORMAT: u32 = 1;
-/// A journal is rewritten when it has grown by so many bytes, and to twice its size.
+/// A journal is rewritten when it has reached twice its size at the last rewriting plus this number of bytes.
 const GROWTH: u64 = 1 << 20;
-/// Space that is allocated behind the end of the file.
+/// The space that is allocated behind the end of the file, in bytes.
 const RESERVE: u64 = 1 << 20;
-/// So much of it is left for records that end something.
+/// The part of the reserve that is kept for records that end something, in bytes.
 const FOR_ENDS: u64 = RESERVE / 2;
-/// Bytes of records that are kept for a file that does not take them.
+/// The most bytes of records that are kept in memory while the file does not accept them.
 const KEPT: usize = 64 << 20;
-/// How soon it is tried again to write what could not be written.
+/// The time after which the daemon tries again to write what could not be written.
 const RETRY: Duration = Duration::from_secs(1);
-/// Writing everything anew takes a second for a million blocks, during which nobody is served. If it fails, it is not tried
-/// again before so many times the time that it took.
+/// Writing everything anew takes a second for a million blocks, and nobody is served meanwhile. If it fails, the next attempt is
+/// delayed by this many times the time that it took.
 const REST: u32 = 20;
 
 /// An open journal.
@@ -56,42 +58,42 @@ const REST: u32 = 20;
 pub struct Journal {
     path: PathBuf,
     file: File,
-    /// Bytes that the file has.
+    /// The length of the file in bytes.
     len: u64,
-    /// Up to where it has space; `None` where the file system does not allocate any.
+    /// The offset up to which the file has allocated space; `None` if the file system does not allocate any.
     space: Option<u64>,
     /// The last answer of [`Journal::takes`].
     took: bool,
     rewrite_at: u64,
     rewriting: Option<Rewriting>,
-    /// What the file did not take: the end of a record perhaps, and whole ones.
+    /// The bytes that the file has not accepted: perhaps the end of a record, then whole records.
     unwritten: Vec<u8>,
-    /// The file lacks records that are not kept either: all of them have to be written anew.
+    /// The file lacks records that are not kept in memory either, so everything must be written anew.
     lost: bool,
-    /// Not before then is it tried again to write what could not be written.
+    /// The earliest time at which to try again to write what could not be written.
     retry_at: Instant,
 }
 
-/// What a journal said.
+/// The contents of a journal.
 #[derive(Debug, Default, PartialEq)]
 pub struct Replayed {
-    /// The books that its records make.
+    /// The books that the records make.
     pub books: Books,
-    /// How many records were good.
+    /// The number of good records.
     pub records: usize,
-    /// Bytes of its last line, if that is torn or damaged.
+    /// The bytes of the last line, if it is torn or damaged.
     pub dropped: usize,
-    /// Lines that are damaged and have others behind them. No crash of a daemon leaves such a line.
+    /// The number of damaged lines that have others behind them. A crash of a daemon never leaves such a line.
     pub damaged: usize,
-    /// Records that did not fit the books.
-    pub misfits: usize,
-    /// Unknown records that may be skipped.
+    /// The number of records that did not fit the books.
+    pub invalid_records: usize,
+    /// The number of unknown records that may be skipped.
     pub skipped: usize,
-    /// Kinds of unknown records that must not be skipped, and of what else is too new.
+    /// The kinds of unknown records that must not be skipped, and whatever else is too new.
     pub too_new: Vec<String>,
 }
 
-/// What a line says.
+/// The contents of a line.
 enum Line {
     Record(Box<Record>),
     /// A record of an unknown kind.
@@ -103,7 +105,7 @@ enum Line {
 }
 
 impl Replayed {
-    /// Reads one line more. False if it is damaged.
+    /// Reads one more line. Returns false if it is damaged.
     fn line(&mut self, line: &[u8]) -> bool {
         match parse(line) {
             Line::Damaged => return false,
@@ -119,9 +121,9 @@ impl Replayed {
                 {
                     self.too_new(format!("format {format} (this one knows formats up to {FORMAT})"));
                 }
-                if let Err(misfit) = self.books.apply(&record) {
-                    warn!(%misfit, ?record, "journal: a record does not fit and is left out");
-                    self.misfits += 1;
+                if let Err(error) = self.books.apply(&record) {
+                    warn!(%error, ?record, "journal: a record does not fit and is left out");
+                    self.invalid_records += 1;
                 }
             }
         }
@@ -135,7 +137,7 @@ impl Replayed {
     }
 }
 
-/// Makes books of a journal's bytes. Never fails; the fields of the result say what is wrong with the journal.
+/// Makes books from the bytes of a journal. Never fails; the fields of the result say what is wrong with the journal.
 pub fn replay(bytes: &[u8]) -> Replayed {
     let mut replayed = Replayed::default();
     let mut rest = bytes;
@@ -176,9 +178,9 @@ fn parse(line: &[u8]) -> Line {
     }
 }
 
-/// A record as a line.
+/// Returns a record as a line.
 pub fn line(record: &Record) -> Vec<u8> {
-    // Records are plain data with text keys; writing them cannot fail.
+    // Records are plain data with text keys, so serialising them cannot fail.
     let json = serde_json::to_vec(record).unwrap_or_default();
     let mut line = format!("{:08x} ", crc32fast::hash(&json)).into_bytes();
     line.extend_from_slice(&json);
@@ -187,7 +189,7 @@ pub fn line(record: &Record) -> Vec<u8> {
 }
 
 impl Journal {
-    /// Reads the journal in `dir`, if there is one. An error if part of it cannot be understood.
+    /// Reads the journal in `dir`, if there is one. Returns an error if a part of it cannot be understood.
     pub fn read(dir: &Path) -> Result<Replayed, Problem> {
         let path = dir.join("journal");
         let failed = |error: io::Error| {
@@ -220,20 +222,21 @@ impl Journal {
         Ok(replayed)
     }
 
-    /// Writes a new journal in `dir` that says what `books` say, in place of the old one.
+    /// Writes a new journal with the contents of `books` into `dir`, in place of the old one.
     pub fn create(dir: &Path, books: &Books) -> io::Result<Self> {
         let path = dir.join("journal");
         let (file, len) = rewrite::write_new(&path, books)?;
         rename(&path)?;
-        // Makes the new name last. It is no harm if the file system does not offer it.
+        // This makes the new name durable. A file system that cannot do that does no harm.
         let _ = File::open(dir).and_then(|dir| dir.sync_all());
         let mut journal = Self::of(path, file);
         journal.take_file(len);
         Ok(journal)
     }
 
-    /// A journal that cannot be written now: it takes nothing until there is room for all of `books` beside the old one,
-    /// which stays meanwhile.
+    /// Makes a journal that cannot be written now. It accepts nothing until there is room for all of `books` beside the old file,
+    /// which
+    /// stays meanwhile.
     pub fn behind(dir: &Path) -> io::Result<Self> {
         // Nothing is written to this file.
         let mut journal = Self::of(dir.join("journal"), File::open(dir)?);
@@ -256,18 +259,19 @@ impl Journal {
         }
     }
 
-    /// The file is a new one with so many bytes.
+    /// Notes that the file is a new one with this number of bytes.
     fn take_file(&mut self, len: u64) {
         (self.len, self.space, self.rewrite_at) = (len, Some(0), 2 * len + GROWTH);
         self.reserve();
     }
 
-    /// Whether it has all that has happened.
+    /// Returns whether the file has all records so far.
     pub fn is_whole(&self) -> bool {
         self.unwritten.is_empty() && !self.lost
     }
 
-    /// Whether it takes a record that gives somebody something, and leaves room for what ends things.
+    /// Returns whether the journal accepts a record that gives somebody something, and still keeps room for records that end
+    /// something.
     pub fn takes(&mut self) -> bool {
         let takes = self.is_whole() && (self.has_space() || self.reserve());
         if takes != self.took {
@@ -286,7 +290,7 @@ impl Journal {
         self.space.is_none_or(|space| space >= self.len + FOR_ENDS)
     }
 
-    /// Fills up the reserve. Whether there is enough of it then.
+    /// Fills up the reserve. Returns whether it is large enough then.
     fn reserve(&mut self) -> bool {
         let allocate = || fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.len, RESERVE);
         match rustix::io::retry_on_intr(allocate) {
@@ -297,7 +301,7 @@ impl Journal {
         self.has_space()
     }
 
-    /// Adds a record. False if the file does not take it: that is logged, and [`Journal::settle`] tries again.
+    /// Adds a record. Returns false if the file does not accept it: this is logged, and [`Journal::settle`] tries again.
     #[must_use]
     pub fn append(&mut self, record: &Record) -> bool {
         if self.lost {
@@ -323,7 +327,7 @@ impl Journal {
         false
     }
 
-    /// Writes bytes, or says how many of them were written before the error.
+    /// Writes bytes. The error says how many of them were written before it.
     fn write(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -340,13 +344,14 @@ impl Journal {
         Ok(())
     }
 
-    /// How long until [`Journal::settle`] should be called even if nothing happens.
+    /// Returns the time after which [`Journal::settle`] should be called even if nothing happens.
     pub fn until_retry(&self) -> Option<Duration> {
         (!self.is_whole()).then(|| self.retry_at.saturating_duration_since(Instant::now()))
     }
 
-    /// Called when the books and the journal should say the same: writes what was not written, and rewrites a journal that
-    /// has grown long. It takes longer than a few records do only if records were lost.
+    /// Writes what was not written before, and rewrites a journal that has grown long. Must be called when the books and the
+    /// journal should
+    /// agree. It takes longer than writing a few records only if records were lost.
     pub fn settle(&mut self, books: &Books) {
         if !self.is_whole() && Instant::now() >= self.retry_at {
             let begun = Instant::now();
@@ -364,7 +369,7 @@ impl Journal {
             self.retry_at = Instant::now() + RETRY.max(begun.elapsed() * REST);
         }
         match self.rewriting.take() {
-            // Not in the middle of a record.
+            // Rewriting must not start in the middle of a record.
             None if self.len >= self.rewrite_at && self.is_whole() => {
                 self.rewriting = Rewriting::start(&self.path, self.len)
                     .inspect_err(|error| self.not_rewritten(error))
@@ -373,7 +378,7 @@ impl Journal {
             None => {}
             Some(rewriting) => match rewriting.finished() {
                 Err(rewriting) => self.rewriting = Some(rewriting),
-                // It would lack what the file lacks.
+                // The new journal would lack what the old file lacks.
                 Ok(_) if !self.is_whole() => {}
                 Ok(result) => self.take_rewritten(result),
             },
@@ -392,7 +397,7 @@ impl Journal {
                 debug!(path = %self.path.display(), old = self.len, new = new.len, "journal rewritten");
                 let old = (std::mem::replace(&mut self.file, new.file), new.old);
                 self.take_file(new.len);
-                // The file goes with its last descriptor, and a long one takes its time.
+                // The file is deleted with its last descriptor, and deleting a long one takes time.
                 let _ = std::thread::Builder::new().spawn(move || drop(old));
             }
             Err(error) => self.not_rewritten(&error),
@@ -401,11 +406,11 @@ impl Journal {
 
     fn not_rewritten(&mut self, error: &io::Error) {
         warn!(path = %self.path.display(), %error, "the journal cannot be rewritten, and grows on; make room there");
-        let _ = std::fs::remove_file(rewrite::new_path(&self.path)); // The room that it has taken.
+        let _ = std::fs::remove_file(rewrite::new_path(&self.path)); // This frees the room that it has taken.
         self.rewrite_at = self.len + self.len / 2 + GROWTH;
     }
 
-    /// The file lacks records. The books have them all.
+    /// Writes a new file from the books, which have all records, because the old file lacks some.
     fn write_all_anew(&mut self, books: &Books) {
         let written = rewrite::write_new(&self.path, books).and_then(|new| rename(&self.path).map(|()| new));
         match written {

@@ -1,5 +1,6 @@
-//! What the journal is made of: each change of the books is one record. What a daemon does with a record that it does not
-//! know is said in [`super::journal`].
+//! The records of the journal: each change of the books is one record. [`super::journal`] says what a daemon does with a record
+//! that
+//! it does not know.
 
 use super::config::{MemoryKind, SegmentSpec, VmSpec};
 use super::doorbells::Told;
@@ -13,185 +14,189 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// One change. The names of variants and fields stand in journals on disk: they may be added to, not changed.
+/// One change. Journals on disk contain the names of variants and fields: new ones may be added, but existing ones must not
+/// change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", remote = "Self")]
 pub enum Record {
-    /// A daemon has started. First record of a journal; sets all counters.
+    /// A daemon has started. This is the first record of a journal, and it sets all counters.
     Start {
-        /// Boot identity of the host.
+        /// The boot identity of the host.
         boot_id: Hex16,
-        /// Counts the daemon's starts.
+        /// The number of starts of the daemon.
         generation: u64,
-        /// An epoch that no endpoint has had. Of use to releases that had one count of epochs for all numbers.
+        /// An epoch that no endpoint has had. Only older releases use it, which had one counter of epochs for all numbers.
         next_epoch: u32,
-        /// Number of the next listener, if it is free.
+        /// The number of the next listener, if it is free.
         next_listener: u32,
-        /// Number of the next channel.
+        /// The number of the next channel.
         next_channel: u64,
-        /// Number of the next synchronisation object or block.
+        /// The number of the next synchronisation object or block.
         #[serde(default)]
         next_object: u64,
-        /// Numbers that endpoints have had, and the next epoch of each.
+        /// The numbers that endpoints have had, and the next epoch of each.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         epochs: Vec<(u32, u32)>,
-        /// [`super::journal::FORMAT`] of the daemon that wrote this journal. 0 in journals that are older than the field.
+        /// The [`super::journal::FORMAT`] of the daemon that wrote this journal; 0 in journals that are older than the field.
         #[serde(default)]
         format: u32,
     },
-    /// A member, new or changed.
+    /// A member is new or has changed.
     Member {
-        /// Its number.
+        /// The member number.
         number: u32,
-        /// Its name.
+        /// The member's name.
         name: Text,
-        /// How it was declared, if at run time.
+        /// The declaration, if the member was declared at run time.
         runtime: Option<VmSpec>,
-        /// Not declared any more: only the number is remembered.
+        /// The member is not declared any more; only its number is remembered.
         retired: bool,
     },
     /// A member's number is free for others.
     MemberForgotten {
-        /// Its number.
+        /// The member number.
         number: u32,
     },
     /// A VM's QEMU has connected.
     Joined {
-        /// The VM.
+        /// The member number of the VM.
         member: u32,
-        /// Its QEMU.
+        /// The process of QEMU.
         qemu: Process,
-        /// Members of whose doorbells that QEMU has some.
+        /// The members of whose doorbells this QEMU has been told.
         knows: BTreeSet<u32>,
-        /// Which they are. Journals of before this was written do not say.
+        /// The doorbells themselves. Older journals do not have this field.
         #[serde(default)]
         told: Told,
     },
-    /// A VM's QEMU has gone. Its endpoints have been declared dead before.
+    /// A VM's QEMU has ended. Earlier records have declared its endpoints dead.
     Left {
-        /// The VM.
+        /// The member number of the VM.
         member: u32,
     },
     /// The daemons of host and VM have a session.
     Session {
-        /// The VM.
+        /// The member number of the VM.
         member: u32,
-        /// Boot identity of the guest.
+        /// The boot identity of the guest's kernel.
         boot_id: Hex16,
         /// Whether the guest can be interrupted.
         interrupts: bool,
     },
-    /// A segment, new or changed.
+    /// A segment is new or has changed.
     Segment {
-        /// Its name.
+        /// The segment's name.
         name: Text,
-        /// Its uuid.
+        /// The uuid in the segment's header and info block.
         uuid: Hex16,
-        /// Its bytes.
+        /// The size in bytes.
         size: u64,
-        /// Who shares it, readers among them.
+        /// The numbers of all members that share it, including readers.
         members: BTreeSet<u32>,
-        /// Which of them may only read.
+        /// The numbers of those that may only read.
         #[serde(default)]
         readers: BTreeSet<u32>,
-        /// By which kind of device it comes to VMs. There was only one before this was written.
+        /// The kind of device by which the segment reaches VMs. Journals from the time when there was only one kind do not have
+        /// this field.
         #[serde(default = "only_bar")]
         memory: MemoryKind,
-        /// Unit in which it may be mapped.
+        /// The unit in which the segment can be mapped, in bytes.
         #[serde(default = "only_4k")]
         page: u32,
-        /// The part of a file that it is, if it shares one with other slices.
+        /// The part of a file that the segment is, if it shares the file with other slices.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         part: Option<FilePart>,
-        /// How it was declared, if at run time.
+        /// The declaration, if the segment was declared at run time.
         runtime: Option<SegmentSpec>,
     },
-    /// A segment's file was truncated while it was in use, or it is whole again because nobody uses it any more.
+    /// A segment's file was truncated while it was in use; or the segment is whole again, because nobody uses the truncated
+    /// memory any more.
     SegmentCut {
-        /// Its name.
+        /// The segment's name.
         name: Text,
-        /// Which of the two.
+        /// True if the file was truncated, false if the segment is whole again.
         cut: bool,
     },
-    /// A segment is gone. Its endpoints have been declared dead before.
+    /// A segment was removed. Earlier records have declared its endpoints dead.
     SegmentRemoved {
-        /// Its name.
+        /// The segment's name.
         name: Text,
     },
-    /// Which doorbell vectors of a member serve its programs in a segment.
+    /// The doorbell vectors of a member that serve its programs in a segment.
     Vectors {
-        /// The segment.
+        /// The segment's name.
         segment: Text,
-        /// The member.
+        /// The member number.
         member: u32,
-        /// Its vectors.
+        /// The vectors.
         vectors: Vec<u32>,
     },
     /// A process has attached.
     Attach(Attach),
     /// Another process owns an endpoint too.
     OwnerJoined {
-        /// Number of the endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// The process.
+        /// The new owner.
         process: Process,
     },
-    /// A process owns an endpoint no more.
+    /// A process does not own an endpoint any more.
     OwnerGone {
-        /// Number of the endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// The process.
+        /// The former owner.
         process: Process,
     },
-    /// An endpoint lives for a while without owners.
+    /// An endpoint stays alive for a while without owners.
     Hold {
-        /// Number of the endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// What a process has to know to adopt it.
+        /// The token with which a process can adopt the endpoint.
         token: Hex16,
-        /// For how long, in milliseconds, from now on or from the start of the daemon.
+        /// The duration in milliseconds, from this record or from the start of the daemon.
         millis: u32,
     },
     /// A process has adopted an endpoint that was held.
     Adopted {
-        /// Number of the endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
         /// The token of the hold.
         token: Hex16,
-        /// The process.
+        /// The process that adopted it.
         process: Process,
     },
     /// A hold has ended.
     HoldEnded {
-        /// Number of the endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
         /// The token of the hold.
         token: Hex16,
     },
-    /// An endpoint ends, and what it has is given back by the records that follow; the last of them is `dead`.
+    /// An endpoint is ending. The records that follow give back what it has; the last of them is `dead`.
     Ending {
-        /// Its number.
+        /// The number of the endpoint.
         endpoint: u32,
     },
-    /// An endpoint is gone.
+    /// An endpoint has ended.
     Dead {
-        /// Its number.
+        /// The number of the endpoint.
         endpoint: u32,
     },
-    /// What happens to the objects of endpoints.
+    /// A change of an object that an endpoint has made.
     #[serde(skip)]
     Object(Change),
 }
 
 impl Record {
-    /// A VM's QEMU has connected, and has these doorbells.
+    /// Makes the record that a VM's QEMU has connected and has been told of these doorbells.
     pub fn joined(member: u32, qemu: Process, told: Told) -> Self {
         Self::Joined { member, qemu, knows: told.keys().copied().collect(), told }
     }
 
-    /// Whether it gives somebody something. A successor that does not know of it would give the same to somebody else, so
-    /// it must be in the journal before anybody is told. The other records end something or change a detail: a
-    /// successor that does not know of them believes too much to be in use, which is safe.
+    /// Returns whether the record gives somebody something. A successor that does not know of it could give the same to somebody
+    /// else, so
+    /// the record must be in the journal before anybody learns of it. The other records end something or change a detail: a
+    /// successor that does not know of them believes that more is in use than really is, which is safe.
     pub fn gives(&self) -> bool {
         match self {
             Self::Member { .. }
@@ -206,7 +211,7 @@ impl Record {
             | Self::Session { .. }
             | Self::SegmentCut { .. }
             | Self::SegmentRemoved { .. }
-            // It must not be taken for dead, so this is kept even if it is not in the journal yet.
+            // This process must not be taken for dead, so the books keep it as an owner even if the journal does not have it yet.
             | Self::OwnerJoined { .. }
             | Self::OwnerGone { .. }
             | Self::Adopted { .. }
@@ -218,7 +223,7 @@ impl Record {
     }
 }
 
-// In the journal, changes of objects stand beside the other records: an object with one member, which is called as the change.
+// In the journal, changes of objects look like the other records: an object with one member, whose name is that of the change.
 impl Serialize for Record {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -253,7 +258,7 @@ impl<'de> Deserialize<'de> for Record {
     }
 }
 
-/// A record whose name was read.
+/// A record of which the name has been read.
 struct Named<'n, A> {
     name: &'n str,
     content: A,
@@ -280,35 +285,35 @@ fn only_4k() -> u32 {
     SMALL_PAGE
 }
 
-/// A part of a file: as long as the segment.
+/// A part of a file, as long as the segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilePart {
-    /// The file.
+    /// The path of the file.
     pub file: PathBuf,
-    /// Where in it.
+    /// The offset of the part in the file, in bytes.
     pub offset: u64,
 }
 
 /// A process has attached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attach {
-    /// Number of the endpoint.
+    /// The number of the endpoint.
     pub endpoint: u32,
-    /// Its epoch.
+    /// The epoch of the endpoint.
     pub epoch: u32,
-    /// Its token.
+    /// The secret with which a process proves that it belongs to the endpoint.
     pub token: Hex16,
-    /// Its member.
+    /// The number of its member.
     pub member: u32,
-    /// Its segment.
+    /// The name of its segment.
     pub segment: Text,
-    /// What it calls itself.
+    /// The name that the program has given itself.
     pub name: Text,
     /// Its doorbell vector.
     pub vector: u32,
-    /// Its process.
+    /// The process that attached.
     pub process: Process,
-    /// Its user.
+    /// The user number.
     pub uid: u32,
 }
 
@@ -336,7 +341,7 @@ impl<'de> Deserialize<'de> for Text {
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hex16(pub [u8; 16]);
 
-// Tokens and uuids are secrets: they do not get into logs.
+// Tokens and uuids are secrets, so they are kept out of logs.
 impl std::fmt::Debug for Hex16 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:02x}..", self.0[0])

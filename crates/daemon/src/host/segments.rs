@@ -1,4 +1,4 @@
-//! Segments as files: made, checked, mapped, and seen to be gone.
+//! The files of segments: they are made, checked, mapped, and watched for truncation.
 
 use super::broker::World;
 use super::config;
@@ -30,32 +30,32 @@ use tracing::{error, info, warn};
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Users of a segment whose file is cut again and again are told of it not more often than this.
+/// The shortest time between two notices to the users of a segment whose file is truncated again and again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// A segment that is open.
 struct Open {
     path: PathBuf,
-    /// Where it ends in its file.
+    /// The offset in the file at which the segment ends.
     end: u64,
-    /// None for one that could not be opened.
+    /// The file and its mapping; `None` if the file could not be opened.
     memory: Option<(Arc<OwnedFd>, Mapping)>,
-    /// The same file, for programs that may write, and not truncate it. None where the kernel cannot tell the two apart.
+    /// The same file for programs that may write but must not truncate it. `None` if the kernel cannot separate the two rights.
     handed: Option<Arc<OwnedFd>>,
-    /// The same file, for those who may only read.
+    /// The same file, open for reading only.
     read_only: Option<Arc<OwnedFd>>,
-    /// What should stand in front of its arena, once that is known.
+    /// What should stand in front of the arena, once that is known.
     front: Option<Front>,
-    /// What of it was found damaged.
+    /// The damage that was found and repaired.
     repairs: Repairs,
-    /// The file that was opened, told apart from one that has replaced it.
+    /// The file that was opened. It differs from a file that has replaced it.
     identity: Identity,
     broken: bool,
-    /// It is broken because its file was cut.
+    /// The segment is broken because its file was truncated.
     cut: bool,
-    /// When its users were last told that what was cut reads as zeros.
+    /// The time at which the users were last told that the truncated part reads as zeros.
     told: Option<Instant>,
-    /// Why it could not be opened.
+    /// The reason why the file could not be opened.
     why: Option<String>,
 }
 
@@ -63,37 +63,38 @@ struct Open {
 #[derive(Default)]
 pub struct Segments {
     open: BTreeMap<Name, Open>,
-    /// Those whose memory has gone since the last [`Segments::take_newly_broken`], and whether their files were cut.
+    /// The segments whose memory was lost since the last [`Segments::take_newly_broken`], and whether their files were truncated.
     newly_broken: Vec<(Name, bool)>,
-    /// Those that were cut again soon after their users were told of it.
+    /// The segments that were truncated again soon after their users were told of it.
     to_tell: BTreeSet<Name>,
-    /// Their files.
+    /// The files, which are watched.
     files: Files,
-    /// Files that were made since the start: all slices in such a file are new, also those in front of the first.
+    /// The files that were made since the start. All slices in such a file are new, including those in front of the first one
+    /// opened.
     made: BTreeSet<PathBuf>,
 }
 
 impl Segments {
-    /// No segments yet, and what watches their files.
+    /// Starts without segments; `files` watches those that are opened.
     pub fn new(files: Files) -> Self {
         Self { files, ..Self::default() }
     }
 
-    /// A segment's file was made by [`make`].
+    /// Remembers that [`make`] has made this file.
     pub fn was_made(&mut self, path: &Path) {
         self.made.insert(path.to_owned());
     }
 
-    /// Forgets that. False if a segment uses the file, or it was not made since the start.
+    /// Forgets that this file was made. Returns false if a segment uses the file, or if it was not made since the start.
     pub fn forget_made(&mut self, path: &Path) -> bool {
         !self.open.values().any(|open| open.path == path) && self.made.remove(path)
     }
 
-    /// Opens a segment's file, or makes it if there is none and `may_create`. Whether it was made.
+    /// Opens a segment's file, or makes it if there is none and `may_create` is set. Returns whether the segment's memory is new.
     pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
         let (file, created) = match existing(config, place)? {
             Some(file) => {
-                // A file of slices grows with them, but not back to what it was while somebody has its pages.
+                // A file of slices grows with them. But if somebody has its pages, it must not grow back after it was truncated.
                 let grows = size_of_file(&file) < config.end();
                 if grows && !may_create {
                     let what = format!("{} was truncated", config.path.display());
@@ -149,7 +150,7 @@ impl Segments {
         Ok(created)
     }
 
-    /// Keeps the place of a segment whose file cannot be used: for those who still have it, and for those who ask.
+    /// Registers a segment whose file cannot be used, for programs that still have its memory and for status requests.
     pub fn open_broken(&mut self, config: &config::Segment, why: String) {
         let open = Open {
             path: config.path.clone(),
@@ -178,7 +179,7 @@ impl Segments {
         self.files.keep(|identity| open.values().any(|open| open.identity == identity));
     }
 
-    /// Writes what stands in front of a segment's arena, `new` or after a look at what is there.
+    /// Writes the info block and the header in front of a segment's arena. If it is not `new`, this checks first what is there.
     pub fn write_front(&mut self, front: Front, new: bool) {
         let Some(open) = self.open.get_mut(&front.name) else { return };
         let Some((_, mapping)) = &open.memory else { return };
@@ -187,7 +188,7 @@ impl Segments {
         self.check_front(&front.name);
     }
 
-    /// Looks at what stands in front of a segment's arena, and repairs it.
+    /// Checks what stands in front of a segment's arena, and repairs it.
     pub fn check_front(&mut self, name: &Name) {
         if !self.check(name) {
             return;
@@ -198,7 +199,7 @@ impl Segments {
         }
     }
 
-    /// What this daemon has repaired there.
+    /// Returns what this daemon has repaired there.
     pub fn repairs(&self, name: &Name) -> Repairs {
         self.open.get(name).map_or_else(Repairs::default, |open| open.repairs)
     }
@@ -214,29 +215,29 @@ impl Segments {
         }
     }
 
-    /// Forgets a segment; its file stays.
+    /// Forgets a segment and leaves its file.
     pub fn forget(&mut self, name: &Name) {
         self.open.remove(name);
         self.forget_files();
     }
 
-    /// A segment's file.
+    /// Returns the path of a segment's file.
     pub fn path(&self, name: &Name) -> Option<&Path> {
         self.open.get(name).map(|open| open.path.as_path())
     }
 
-    /// A segment's file, open for a program that may write.
+    /// Returns a segment's file, open for a program that may write.
     pub fn file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
         let open = self.open.get(name)?;
         open.handed.clone().or_else(|| open.memory.as_ref().map(|(file, _)| file.clone()))
     }
 
-    /// A segment's file, open for reading alone.
+    /// Returns a segment's file, open for reading only.
     pub fn read_only_file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
         self.open.get(name)?.read_only.clone()
     }
 
-    /// Looks whether a segment's file is still what it was: this costs two system calls.
+    /// Checks whether a segment's file is still the same and has its size. This costs two system calls.
     pub fn check(&mut self, name: &Name) -> bool {
         let Some(open) = self.open.get_mut(name) else { return false };
         let Some((file, mapping)) = &open.memory else { return false };
@@ -246,7 +247,7 @@ impl Segments {
         let whole =
             fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.end));
         let there = fs::lstat(&open.path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == open.identity);
-        // Somebody has cut it and made it longer again; this process has touched it meanwhile.
+        // Somebody has truncated the file and made it longer again, and this process has touched the missing memory in between.
         let was_cut = mapping.is_broken();
         if whole && there && !was_cut {
             return true;
@@ -264,13 +265,13 @@ impl Segments {
         false
     }
 
-    /// A segment that an earlier daemon has found cut, while it is in use.
+    /// Marks a segment as truncated that an earlier daemon has found truncated, and that is in use.
     pub fn was_cut(&mut self, name: &Name) {
         let Some(open) = self.open.get_mut(name) else { return };
         (open.broken, open.cut) = (true, true);
     }
 
-    /// Looks at all of them.
+    /// Checks all segments.
     pub fn check_all(&mut self) {
         let names: Vec<Name> = self.open.keys().copied().collect();
         for name in names {
@@ -278,12 +279,12 @@ impl Segments {
         }
     }
 
-    /// Segments that were found broken since the last call, and whether that is because their files were cut.
+    /// Returns the segments that were found broken since the last call, and whether that is because their files were truncated.
     pub fn take_newly_broken(&mut self) -> Vec<(Name, bool)> {
         std::mem::take(&mut self.newly_broken)
     }
 
-    /// Looks at the files that were modified other than through mappings.
+    /// Checks the segments whose files were modified other than through mappings.
     pub fn check_modified(&mut self) {
         for identity in self.files.take_modified() {
             for name in self.in_file(identity) {
@@ -292,8 +293,9 @@ impl Segments {
         }
     }
 
-    /// Gives back the size of files that were cut, as far as `needed` says of one of the segments in it. What was cut stays
-    /// lost, and the segment broken.
+    /// Gives truncated files their size back, if `needed` returns true for one of the segments in the file. The truncated
+    /// contents stay
+    /// lost, and the segment stays broken.
     pub fn restore(&mut self, needed: impl Fn(&Name) -> bool) {
         for identity in self.files.all() {
             if self.files.is_short(identity) && self.in_file(identity).iter().any(&needed) {
@@ -302,14 +304,15 @@ impl Segments {
         }
     }
 
-    /// Segments whose files have got their size back since the last call.
+    /// Returns the segments whose files have got their size back since the last call.
     pub fn take_restored(&mut self) -> Vec<Name> {
         let restored = self.files.take_restored();
         restored.into_iter().flat_map(|identity| self.in_file(identity)).collect()
     }
 
-    /// Prepares to tell all users of a segment that was cut, and has its size again, what has become of it. False if it is
-    /// none, or it is still short, or they were told just now: they are told again later, if it was cut again.
+    /// Prepares to tell all users of a segment that its file was truncated and has its size again. Returns false if the file was
+    /// not
+    /// truncated, or is still short, or if the users were told just now. In the last case they are told again later.
     pub fn begin_telling(&mut self, name: &Name) -> bool {
         let Some(open) = self.open.get_mut(name).filter(|open| open.cut) else { return false };
         let Some((file, mapping)) = &mut open.memory else { return false };
@@ -320,7 +323,7 @@ impl Segments {
             self.to_tell.insert(*name);
             return false;
         }
-        // The present one may have been replaced by zeros.
+        // The present mapping may have been replaced by zeros.
         match Mapping::of_file(&*file, open.end - mapping.len() as u64, mapping.len(), Protection::ReadWrite)
         {
             Ok(new) => *mapping = new,
@@ -332,7 +335,7 @@ impl Segments {
         true
     }
 
-    /// Segments whose users are to be told again.
+    /// Returns the segments whose users must be told again.
     pub fn take_to_tell(&mut self) -> BTreeSet<Name> {
         std::mem::take(&mut self.to_tell)
     }
@@ -342,12 +345,12 @@ impl Segments {
         inside.map(|(name, _)| *name).collect()
     }
 
-    /// Whether it is known to be broken, without looking.
+    /// Returns whether a segment is known to be broken, without checking its file.
     pub fn is_known_broken(&self, name: &Name) -> bool {
         self.open.get(name).is_none_or(|open| open.broken)
     }
 
-    /// Why it could not be opened.
+    /// Returns why a segment could not be opened.
     pub fn why_broken(&self, name: &Name) -> Option<&str> {
         self.open.get(name)?.why.as_deref()
     }
@@ -362,7 +365,7 @@ impl Segments {
                 ring.write(0, &zeros);
             }
         }
-        // Whoever learns of the block learns it through a socket or a control ring, which orders these stores before.
+        // A program learns of the block through a socket or a control ring, which orders these stores before that.
     }
 
     /// Makes a page a readiness board.
@@ -373,7 +376,8 @@ impl Segments {
         }
     }
 
-    /// Tells all who sleep by way of a readiness board, of which nothing is known: its words were lost.
+    /// Marks all lanes of a readiness board and wakes everyone who sleeps at it. Its words were lost, so nothing is known about
+    /// them.
     pub fn post_all(&self, name: &Name, offset: u64) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         let Some(page) = part(mapping, offset, board::LEN) else { return };
@@ -387,8 +391,9 @@ impl Segments {
         }
     }
 
-    /// Tells those who sleep at these wake words by way of a lane of one of these boards. What stands beside the words is
-    /// theirs to write, so it counts only if it is in one of the boards.
+    /// Wakes those who sleep at these wake words, through a lane of one of these boards. The members can write the words beside
+    /// the wake
+    /// words, which name the lane, so this uses them only if they lie in one of the boards.
     pub fn post(&self, name: &Name, words: [u64; 2], boards: &[u64]) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         for word in words {
@@ -397,7 +402,8 @@ impl Segments {
             if place.board().is_some_and(|board| boards.contains(&board))
                 && let Some(lane) = part(mapping, place.lane(), board::LANE)
             {
-                // Their doorbell is rung whether or not the lane is armed: what they have seen of it is not known here.
+                // The daemon rings their doorbell whether or not the lane is armed, because it does not know here what they have
+                // seen of it.
                 let _ = Poster::default().post(&lane, place.slot());
             }
         }
@@ -410,7 +416,7 @@ impl Segments {
         }
     }
 
-    /// Writes whose a slot of a synchronisation object is.
+    /// Writes who has a slot of a synchronisation object.
     pub fn seat(&self, name: &Name, offset: u64, user: SyncUser, endpoint_epoch: u32, bell: u32) {
         let seated = User::new(user.slot as usize, user.epoch, user.endpoint);
         if let (Some(page), Some(user)) = (self.sync_page(name, offset), seated) {
@@ -418,24 +424,25 @@ impl Segments {
         }
     }
 
-    /// Takes back a slot of a synchronisation object. Returns the slots whose users have to look, a bit for each.
+    /// Takes back a slot of a synchronisation object. Returns the slots whose users must look at the object, one bit for each.
     pub fn reclaim(&self, name: &Name, offset: u64, kind: SyncKind, slot: u32, left: Left) -> u64 {
         self.sync_page(name, offset).map_or(0, |page| authority::reclaim(&page, kind, slot as usize, left))
     }
 
-    /// The words of a synchronisation object, for showing.
+    /// Returns the words of a synchronisation object, to show them.
     pub fn sync_page(&self, name: &Name, offset: u64) -> Option<Mapping> {
         let Open { memory: Some((_, mapping)), .. } = self.open.get(name)? else { return None };
         part(mapping, offset, sync::SIZE)
     }
 
-    /// Writes a side's state. What the side itself has said before it died stays: that it is done. Whoever else can write that
-    /// word deceives only those who share the segment with it, and could have written it later as well.
+    /// Writes the state of a side. If the side has written before its death that it was done, this stays. Another member that can
+    /// write
+    /// this word deceives only those who share the segment with it, and could have written it later as well.
     pub fn mark(&self, name: &Name, at: u64, state: SideState) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
-        // A word's whole cache line is its own.
+        // The word has a cache line to itself.
         if let Some(word) = part(mapping, at, CACHE_LINE) {
-            // What a side has said of its own end stays; that its memory was lost comes before all else.
+            // The side's own statement about its end stays, except that lost memory takes precedence over everything.
             let said = [SideState::FINISHED, SideState::ABORTED, SideState::LOST];
             if said.contains(&SideState(word.load_relaxed_u32(0))) && state != SideState::LOST {
                 return;
@@ -446,13 +453,14 @@ impl Segments {
     }
 }
 
-/// Another descriptor of an open file, with which nothing can be written.
+/// Opens a file again for reading only.
 fn read_only(file: &OwnedFd) -> std::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The books never name a place outside the segment; if they did, it would be an error here and no panic.
+/// Returns a part of the mapping. The books never name a place outside the segment; if they did, this logs an error and does not
+/// panic.
 fn part(mapping: &Mapping, at: u64, len: usize) -> Option<Mapping> {
     let part = usize::try_from(at).ok().and_then(|at| mapping.part(at, len));
     if part.is_none() {
@@ -480,11 +488,11 @@ impl World for Segments {
     }
 }
 
-/// Sixteen bytes that nobody can guess.
+/// Returns sixteen bytes that nobody can guess.
 pub fn random() -> [u8; 16] {
     let mut bytes = [0; 16];
     loop {
-        // Fails only when interrupted.
+        // This fails only when it is interrupted.
         if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) == Ok(bytes.len()) {
             return bytes;
         }
@@ -495,14 +503,15 @@ fn size_of_file(file: &OwnedFd) -> u64 {
     fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Where a new slice begins in a file that slices share: behind all that was ever in it. A place is not used again as
-/// long as the file lives, because a VM that is not declared any more may still have it.
+/// Returns the offset of a new slice in a file that slices share: behind everything that was ever in it. An offset is not used
+/// again
+/// as long as the file exists, because a VM that is not declared any more may still have that part mapped.
 pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
     let size = fs::lstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)
 }
 
-/// Opens a segment's file if it is there, after making sure that it is one of ours. Changes nothing.
+/// Opens a segment's file if it exists, and checks that it is one of ours. Changes nothing.
 fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Problem> {
     let path = config.path.display();
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -552,7 +561,7 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
         };
         Problem::new(place, format!("{path} cannot be {what}: {errno}"), fix)
     };
-    let _ = std::fs::remove_file(&new); // Left by a daemon that was killed in here.
+    let _ = std::fs::remove_file(&new); // A daemon that was killed in this function may have left it.
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = fs::open(&new, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("created", e))?;
     let complete = allocate(&file, config, place)
@@ -566,7 +575,7 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
     Ok(file)
 }
 
-/// Makes a segment's file, unless it is there. Whether it was made.
+/// Makes a segment's file, unless it exists. Returns whether it was made.
 pub fn make(config: &config::Segment, place: &str) -> Result<bool, Problem> {
     match existing(config, place)? {
         Some(_) => Ok(false),
@@ -574,7 +583,7 @@ pub fn make(config: &config::Segment, place: &str) -> Result<bool, Problem> {
     }
 }
 
-/// Whether a segment could be opened or made, without making it.
+/// Checks whether a segment could be opened or made, without making it.
 pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
     let shared = config.shared_file.as_ref().map(|file| config.at(file, 0));
     let config = shared.as_ref().unwrap_or(config);
@@ -584,7 +593,7 @@ pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
     check_folder(config, place)
 }
 
-/// Whether a segment's file could be made where it should be.
+/// Checks whether a segment's file could be made in its folder.
 fn check_folder(config: &config::Segment, place: &str) -> Result<(), Problem> {
     let dir = config.path.parent().unwrap_or(Path::new("/"));
     let folder = fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(
@@ -632,7 +641,7 @@ fn check_room(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(
         let what = format!("its size {} is no multiple of the huge page {}", Bytes(config.size), Bytes(page));
         return Err(Problem::new(place, what, "choose a multiple, or a hugetlbfs with smaller pages"));
     }
-    // A tmpfs without a limit says 0 blocks.
+    // A tmpfs without a limit reports 0 blocks.
     let free = stat.f_bavail.saturating_mul(page);
     if stat.f_blocks > 0 && free < config.size {
         return Err(no_room(config, place, &format!("{} are free", Bytes(free))));
@@ -650,11 +659,11 @@ fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
     )
 }
 
-/// Gives the file all its memory now, so that nobody dies for lack of it later.
+/// Allocates all memory of the file now, so that no program dies later because memory is missing.
 fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
     let has =
         fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
-    // Of a part, the blocks of a file tell nothing.
+    // If the segment is a part of a file, the number of the file's blocks says nothing about this part.
     if config.offset.is_none() && has >= config.size {
         return Ok(());
     }
@@ -709,7 +718,7 @@ mod tests {
         std::fs::write(&segment.path, vec![7; 4 << 20]).unwrap();
         assert!(!make(segment, "segment.web").unwrap());
         assert_eq!(std::fs::read(&segment.path).unwrap()[0], 7);
-        // Nor can it be removed as one that was made.
+        // It is not among the files that were made, so it cannot be removed as one of them.
         assert!(!Segments::default().forget_made(&segment.path));
     }
 }

@@ -144,8 +144,8 @@ fn begin(books: &mut Books, boot_id: Hex16) {
         format: super::journal::FORMAT,
     });
     for record in records {
-        if let Err(misfit) = books.apply(&record) {
-            warn!(%misfit, ?record, "the books do not take this; please report it");
+        if let Err(error) = books.apply(&record) {
+            warn!(%error, ?record, "the books do not take this; please report it");
         }
     }
 }

@@ -10,7 +10,7 @@ use super::qmp::Monitor;
 use super::record::{Hex16, Record};
 use super::reply::{self, Refusal};
 use super::server::{Server, Token, Watched};
-use crate::link::{Event, HostLink, PeerInfo, SendRefused};
+use crate::control_link::{Event, HostLink, PeerInfo, SendRefused};
 use crate::packet;
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};

@@ -448,8 +448,8 @@ impl Bench {
         let bells: BTreeSet<_> = reasons.values().copied().collect();
         assert_eq!(self.broker.relayed_bells.bells().collect::<BTreeSet<_>>(), bells);
         // The journal makes the same books, and so does a dump of them.
-        let Replayed { books: replayed, dropped, misfits, .. } = journal::replay(&self.journal);
-        assert_eq!((&replayed, dropped, misfits), (books, 0, 0));
+        let Replayed { books: replayed, dropped, invalid_records, .. } = journal::replay(&self.journal);
+        assert_eq!((&replayed, dropped, invalid_records), (books, 0, 0));
         let dumped: Vec<u8> = books.dump().flat_map(|record| journal::line(&record)).collect();
         assert_eq!(&journal::replay(&dumped).books, books);
     }

@@ -1,9 +1,10 @@
-//! Rewriting: a short journal that says what a long one says, made while the daemon serves.
+//! Rewriting: while the daemon serves, a short journal is made with the same contents as a long one.
 //!
-//! The long file is all that it takes. A thread makes books of what it holds, writes the records of these books into
+//! The long file is the only input. A thread makes books from it, writes the records of these books into
 //! `journal.new`, and copies what was appended since, until little is left. The daemon appends to the old file all the
-//! while; in the end it copies the rest and puts the new one in its place, which is all that it stops for. Whoever
-//! kills it leaves the old journal, or the new one, and both say the same.
+//! while. In the end it copies the rest and puts the new file in its place; it stops serving only for this. If the daemon is
+//! killed
+//! at any moment, either the old journal or the new one is left, and both have the same contents.
 
 use super::{Books, Replayed, line};
 use std::fs::{File, OpenOptions};
@@ -12,39 +13,39 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// The thread stops when only so many bytes are not copied.
+/// The thread stops when no more than this number of bytes remains to be copied.
 const LITTLE: u64 = 64 << 10;
-/// It does not try for ever to get there.
+/// The most attempts to get there.
 const ROUNDS: usize = 16;
-/// Bytes after which they are synced: a file system that has much to sync at once stops others meanwhile.
+/// The number of bytes after which the thread syncs: a file system that has much to sync at once blocks others meanwhile.
 const SYNC: u64 = 8 << 20;
 
-/// A rewriting on its way.
+/// A rewriting that is under way.
 #[derive(Debug)]
 pub struct Rewriting(JoinHandle<io::Result<Rewritten>>);
 
-/// A new journal, not yet in its place.
+/// A new journal that is not yet in its place.
 #[derive(Debug)]
 pub struct Rewritten {
     /// The new file.
     pub file: File,
-    /// Its bytes.
+    /// The length of the new file in bytes.
     pub len: u64,
     /// The old file.
     pub old: File,
-    /// How much of that is in the new one.
+    /// The offset in the old file up to which it has been copied.
     upto: u64,
 }
 
 impl Rewriting {
-    /// Begins with the first `len` bytes of a journal, which are whole records.
+    /// Starts a thread that rewrites the first `len` bytes of a journal, which must be whole records.
     pub fn start(path: &Path, len: u64) -> io::Result<Self> {
         let path = path.to_owned();
         let rewrite = move || rewrite(&path, len);
         std::thread::Builder::new().name("journal".into()).spawn(rewrite).map(Self)
     }
 
-    /// The result; itself, if there is none yet.
+    /// Returns the result, or itself if the thread is not done yet.
     pub fn finished(self) -> Result<io::Result<Rewritten>, Self> {
         if !self.0.is_finished() {
             return Err(self);
@@ -53,7 +54,7 @@ impl Rewriting {
     }
 }
 
-/// All but the last of it.
+/// Makes the new journal, except for the last part of it.
 pub(super) fn rewrite(path: &Path, len: u64) -> io::Result<Rewritten> {
     let old = File::open(path)?;
     let books = read(&old, len)?;
@@ -71,13 +72,13 @@ pub(super) fn rewrite(path: &Path, len: u64) -> io::Result<Rewritten> {
     Ok(new)
 }
 
-/// The books of the first `len` bytes of a journal.
+/// Returns the books of the first `len` bytes of a journal.
 fn read(file: &File, len: u64) -> io::Result<Books> {
     let mut lines = BufReader::with_capacity(1 << 20, file.take(len));
     let (mut replayed, mut text) = (Replayed::default(), Vec::new());
     while lines.read_until(b'\n', &mut text)? > 0 {
-        // The daemon has written it all, and made the same books of it.
-        if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.misfits > 0 {
+        // The daemon has written all of it and has made the same books of it, so every line must be good.
+        if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.invalid_records > 0 {
             return Err(io::Error::other("it does not say what the daemon knows; restart the daemon"));
         }
         text.clear();
@@ -86,7 +87,7 @@ fn read(file: &File, len: u64) -> io::Result<Books> {
 }
 
 impl Rewritten {
-    /// Copies what the old file has, up to `end`.
+    /// Copies the contents of the old file up to `end`.
     pub fn copy(&mut self, end: u64) -> io::Result<()> {
         let mut bytes = vec![0; LITTLE as usize];
         while self.upto < end {
@@ -100,15 +101,15 @@ impl Rewritten {
     }
 }
 
-/// Where a new journal is until it has its name.
+/// Returns the path of a new journal until it gets its name.
 pub fn new_path(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
 
-/// Writes a new journal beside the old one, synced. Returns it, and its length.
+/// Writes and syncs a new journal beside the old one. Returns it and its length.
 pub fn write_new(path: &Path, books: &Books) -> io::Result<(File, u64)> {
     let new = new_path(path);
-    let _ = std::fs::remove_file(&new); // Left by a daemon that was killed in here.
+    let _ = std::fs::remove_file(&new); // A daemon that was killed in this function may have left it.
     let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new)?;
     let mut out = BufWriter::with_capacity(1 << 20, file);
     let (mut len, mut synced) = (0, 0);

@@ -1,4 +1,4 @@
-//! Journals that are rewritten while they grow, that cannot be written, and that are left by a daemon that was killed.
+//! Journals that are rewritten while they grow, that cannot be written, or that a killed daemon has left.
 
 use super::super::record::{Hex16, Text};
 use super::*;
@@ -10,7 +10,7 @@ fn record(number: u32) -> Record {
     Record::Member { number, name, runtime: None, retired: number.is_multiple_of(2) }
 }
 
-/// A journal with books beside it, as the daemon has them.
+/// A journal and the books that belong to it, as the daemon has them.
 struct Pair {
     dir: tempfile::TempDir,
     journal: Journal,
@@ -42,7 +42,7 @@ impl Pair {
         let _ = self.journal.append(record);
     }
 
-    /// The same few members again and again: what makes a journal long that says little.
+    /// Declares the same few members again and again, which makes the journal long but not its contents.
     fn grow(&mut self, records: u32) {
         (0..records).for_each(|n| self.note(&record(n % 100)));
     }
@@ -51,10 +51,10 @@ impl Pair {
         self.dir.path().join("journal")
     }
 
-    /// What the next daemon would know.
+    /// Checks that the next daemon would get the same books.
     fn check(&self) {
         let read = Journal::read(self.dir.path()).unwrap();
-        assert_eq!((read.dropped, read.damaged, read.misfits, read.skipped), (0, 0, 0, 0));
+        assert_eq!((read.dropped, read.damaged, read.invalid_records, read.skipped), (0, 0, 0, 0));
         assert!(read.books == self.books, "the next daemon would know something else");
     }
 
@@ -85,7 +85,7 @@ fn a_long_journal_is_rewritten_while_it_grows() {
     }
     pair.check();
     assert!(pair.len() < 2 * GROWTH + (1 << 16), "{} bytes", pair.len());
-    // The next daemon begins where this one is.
+    // The next daemon continues from the state of this one.
     pair.journal = Journal::create(pair.dir.path(), &pair.books).unwrap();
     assert!(!new_path(&pair.path()).exists());
     pair.check();
@@ -107,11 +107,11 @@ fn killed_anywhere_in_a_rewriting_it_has_lost_nothing() {
         std::fs::write(&new, &whole[..cut]).unwrap();
         pair.check();
     }
-    // Killed after that, it leaves the new one.
+    // If the daemon is killed after that, the new journal is there.
     std::fs::write(&new, &whole).unwrap();
     rename(&path).unwrap();
     pair.check();
-    // And what a killed one has left is in nobody's way.
+    // What a killed daemon has left does not disturb the next one.
     std::fs::write(&new, b"torn").unwrap();
     pair.journal = Journal::create(pair.dir.path(), &pair.books).unwrap();
     pair.check();
@@ -149,7 +149,7 @@ fn more_than_is_kept_is_made_good_by_writing_all_anew() {
     pair.grow(2);
     assert!(pair.journal.unwritten.is_empty() && pair.journal.lost);
     pair.grow(3);
-    // Not at each turn, but then wholly.
+    // It is not tried in each turn; but when it is tried, everything is written.
     pair.journal.retry_at = Instant::now() + Duration::from_secs(3600);
     pair.journal.settle(&pair.books);
     assert!(pair.journal.lost && !pair.journal.takes());
@@ -170,7 +170,7 @@ fn a_journal_that_does_not_say_what_is_known_is_left_alone() {
     assert!(rewrite::rewrite(&pair.path(), pair.journal.len).is_err());
 }
 
-/// A line with a good checksum.
+/// Returns a line with a valid checksum.
 fn good(json: &str) -> Vec<u8> {
     format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes())).into_bytes()
 }
@@ -194,7 +194,7 @@ fn records_of_a_newer_daemon_are_skipped_if_they_say_so_and_refused_otherwise() 
         let problem = with(&good(line)).1.unwrap_err().to_string();
         assert!(problem.contains("newer ginneld") && problem.contains("coloured"), "{problem}");
     }
-    // A known kind that says something else, and a later format.
+    // A known kind with other contents, and a later format.
     let problem = with(&good(r#"{"dead":{"endpoint":"x"}}"#)).1.unwrap_err().to_string();
     assert!(problem.contains("dead"), "{problem}");
     let mut start = Books::default().dump().next().unwrap();
@@ -228,7 +228,7 @@ fn a_journal_of_a_daemon_without_formats_is_read() {
 #[test]
 fn what_ends_something_finds_room_when_nothing_is_given_any_more() {
     let mut pair = Pair::new();
-    // All of the reserve but what is left for ends is used up, and cannot be filled up: the file is full.
+    // All of the reserve is used up, except the part for ends, and it cannot be filled up: the file is full.
     pair.journal.space = Some(pair.journal.len + FOR_ENDS - 1);
     let full = File::open(pair.path()).unwrap();
     let file = std::mem::replace(&mut pair.journal.file, full);

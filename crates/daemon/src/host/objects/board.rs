@@ -6,7 +6,7 @@
 
 use super::{Class, Request};
 use crate::host::account::{Account, Tally};
-use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::{Broker, Effect, World};
 use crate::host::caller::Caller;
 use crate::host::config::MAX_BOARDS;
@@ -72,7 +72,7 @@ impl Class for Change {
         broker.board_open(world, caller, &body(wish)?)
     })];
 
-    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+    fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
             Self::Board(board) => books.board(board),
             &Self::BoardTaken { endpoint, epoch, old, nonce, process } => {
@@ -124,13 +124,19 @@ impl Boards {
         boards.filter(|board| board.process == Some(process)).for_each(|board| board.is_left = true);
     }
 
-    fn take_left(&mut self, key: (u32, u32), old: u64, nonce: u64, process: Process) -> Result<(), Misfit> {
-        let boards = self.all.get_mut(&key).ok_or(Misfit("a board of nobody was taken"))?;
+    fn take_left(
+        &mut self,
+        key: (u32, u32),
+        old: u64,
+        nonce: u64,
+        process: Process,
+    ) -> Result<(), InvalidRecord> {
+        let boards = self.all.get_mut(&key).ok_or(InvalidRecord("a board of nobody was taken"))?;
         if boards.contains_key(&nonce) {
-            return Err(Misfit("two boards of one request"));
+            return Err(InvalidRecord("two boards of one request"));
         }
         let board = boards.get(&old).filter(|board| board.is_left);
-        let board = *board.ok_or(Misfit("a board was taken that somebody has"))?;
+        let board = *board.ok_or(InvalidRecord("a board was taken that somebody has"))?;
         boards.remove(&old);
         boards.insert(nonce, Board { nonce, process: Some(process), is_left: false, ..board });
         Ok(())
@@ -151,26 +157,27 @@ impl Board {
 }
 
 impl Books {
-    pub(crate) fn board(&mut self, board: &Board) -> Result<(), Misfit> {
+    pub(crate) fn board(&mut self, board: &Board) -> Result<(), InvalidRecord> {
         let key = (board.endpoint, board.epoch);
         let boards = self.boards.all.get(&key);
         if boards.is_some_and(|boards| boards.contains_key(&board.nonce)) {
-            return Err(Misfit("two boards of one request"));
+            return Err(InvalidRecord("two boards of one request"));
         }
         let alive = self.endpoints.get(&board.endpoint).filter(|e| e.epoch == board.epoch);
         if alive.is_some_and(|e| e.segment != board.segment.0) {
-            return Err(Misfit("a board in another segment"));
+            return Err(InvalidRecord("a board in another segment"));
         }
         let sides = match alive {
             Some(_) => 0,
             None => self.sides_of(key),
         };
         if alive.is_none() && sides == 0 {
-            return Err(Misfit("a board of nobody"));
+            return Err(InvalidRecord("a board of nobody"));
         }
-        let segment = self.segments.get_mut(&board.segment.0).ok_or(Misfit("a board in no segment"))?;
+        let segment =
+            self.segments.get_mut(&board.segment.0).ok_or(InvalidRecord("a board in no segment"))?;
         if !segment.arena.take(board.offset, board::LEN as u64) {
-            return Err(Misfit("a board without memory"));
+            return Err(InvalidRecord("a board without memory"));
         }
         if sides > 0 {
             self.boards.ended.insert(key, sides);

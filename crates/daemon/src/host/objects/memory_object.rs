@@ -2,7 +2,7 @@
 //! users. It is entered into the books, used and removed in one way.
 
 use crate::host::account::{Account, Tally};
-use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::Broker;
 use crate::host::reply::Refusal;
 use ginnel_layout::Name;
@@ -45,24 +45,24 @@ pub(crate) trait MemoryObject: Clone {
 
 impl Books {
     /// A new one. On error nothing has changed.
-    pub(crate) fn enter<T: MemoryObject>(&mut self, new: &T) -> Result<(), Misfit> {
+    pub(crate) fn enter<T: MemoryObject>(&mut self, new: &T) -> Result<(), InvalidRecord> {
         let (number, key, (offset, len)) = (new.number(), new.key(), new.place());
         let (all, names) = T::tables(self);
         if all.contains_key(&number) || names.contains_key(&key) {
-            return Err(Misfit("two objects of one name"));
+            return Err(InvalidRecord("two objects of one name"));
         }
         if !new.is_possible() {
-            return Err(Misfit("an impossible object"));
+            return Err(InvalidRecord("an impossible object"));
         }
         if !self.members.contains_key(&new.account().member) {
-            return Err(Misfit("an object of nobody"));
+            return Err(InvalidRecord("an object of nobody"));
         }
         for user in new.users() {
             self.may_use::<T>(&key.0, &user)?;
         }
-        let segment = self.segments.get_mut(&key.0).ok_or(Misfit("an object in no segment"))?;
+        let segment = self.segments.get_mut(&key.0).ok_or(InvalidRecord("an object in no segment"))?;
         if !segment.arena.take(offset, len) {
-            return Err(Misfit("an object without memory"));
+            return Err(InvalidRecord("an object without memory"));
         }
         self.charge(new.account(), Tally::block(len));
         self.next_object = self.next_object.max(number.saturating_add(1));
@@ -75,18 +75,18 @@ impl Books {
         Ok(())
     }
 
-    fn may_use<T: MemoryObject>(&self, segment: &Name, user: &T::User) -> Result<(), Misfit> {
+    fn may_use<T: MemoryObject>(&self, segment: &Name, user: &T::User) -> Result<(), InvalidRecord> {
         match T::has_user(self, segment, user) {
             true => Ok(()),
-            false => Err(Misfit("an object used by nobody")),
+            false => Err(InvalidRecord("an object used by nobody")),
         }
     }
 
     /// One more user.
-    pub(crate) fn open<T: MemoryObject>(&mut self, number: u64, user: T::User) -> Result<(), Misfit> {
-        let there = T::all(self).get(&number).ok_or(Misfit("an unknown object opened"))?;
+    pub(crate) fn open<T: MemoryObject>(&mut self, number: u64, user: T::User) -> Result<(), InvalidRecord> {
+        let there = T::all(self).get(&number).ok_or(InvalidRecord("an unknown object opened"))?;
         if there.is_taken(&user) {
-            return Err(Misfit("two users in one place"));
+            return Err(InvalidRecord("two users in one place"));
         }
         self.may_use::<T>(&there.key().0, &user)?;
         T::used(self, number, &user);

@@ -16,7 +16,7 @@ pub mod channel;
 mod memory_object;
 pub mod sync;
 
-use super::books::{Books, Endpoint, Misfit};
+use super::books::{Books, Endpoint, InvalidRecord};
 use super::broker::{Broker, ClientId, World};
 use super::caller::Caller;
 use super::record::Record;
@@ -67,7 +67,7 @@ pub trait Class: Sized {
     const REQUESTS: &'static [Request];
 
     /// Changes the books. On error nothing has changed.
-    fn apply(&self, books: &mut Books) -> Result<(), Misfit>;
+    fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord>;
 
     /// Whether it gives somebody something: see [`Record::gives`].
     fn gives(&self) -> bool;
@@ -141,7 +141,7 @@ macro_rules! classes {
             }
 
             /// See [`Class::apply`].
-            pub fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+            pub fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
                 match self { $(Self::$Class(change) => change.apply(books),)* }
             }
 

@@ -356,14 +356,14 @@ proptest! {
         let cut = cut.index(bench.journal.len() + 1);
         let whole = bench.journal[..cut].iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
         let (torn, clean) = (journal::replay(&bench.journal[..cut]), journal::replay(&bench.journal[..whole]));
-        prop_assert_eq!(torn.misfits, 0);
+        prop_assert_eq!(torn.invalid_records, 0);
         prop_assert_eq!(torn.dropped, cut - whole);
         prop_assert_eq!(&torn.books, &clean.books);
         // Rewritten at any moment, and appended to since, it makes the same books as all of it.
         let mut rewritten: Vec<u8> = clean.books.dump().flat_map(|record| journal::line(&record)).collect();
         rewritten.extend_from_slice(&bench.journal[whole..]);
         let rewritten = journal::replay(&rewritten);
-        prop_assert_eq!((&rewritten.books, rewritten.dropped, rewritten.misfits), (bench.broker.books(), 0, 0));
+        prop_assert_eq!((&rewritten.books, rewritten.dropped, rewritten.invalid_records), (bench.broker.books(), 0, 0));
         // In the end nothing leaks.
         for id in clients {
             bench.broker.hung_up(id);

@@ -10,7 +10,7 @@ fn resumed(records: &[&str]) -> Bench {
         text.extend(format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes())).into_bytes());
     }
     let replayed = journal::replay(&text);
-    assert_eq!((replayed.records, replayed.dropped, replayed.misfits), (records.len(), 0, 0));
+    assert_eq!((replayed.records, replayed.dropped, replayed.invalid_records), (records.len(), 0, 0));
     let journal = replayed.books.dump().flat_map(|record| journal::line(&record)).collect();
     let broker = Broker::new(replayed.books, Limits::default(), 4, 0);
     let mut bench = Bench { broker, world: TestWorld(0), journal, next: 0, timers: BTreeMap::new() };

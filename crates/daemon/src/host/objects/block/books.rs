@@ -2,7 +2,7 @@
 
 use super::{Block, BlockGrant, BlockHandle};
 use crate::host::account::{Account, Tally};
-use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::objects::memory_object::{MemoryObject, Tables};
 use crate::host::record::Text;
 use ginnel_layout::Name;
@@ -144,7 +144,7 @@ impl Books {
         Some(BlockGrant { endpoint: whom.number, ..grant })
     }
 
-    pub(crate) fn block(&mut self, block: &Block) -> Result<(), Misfit> {
+    pub(crate) fn block(&mut self, block: &Block) -> Result<(), InvalidRecord> {
         let grants: Vec<BlockGrant> = block.grants.iter().filter_map(|grant| self.whole(grant)).collect();
         self.enter(&Block { grants: grants.clone().into(), ..block.clone() })?;
         self.numbers.refer(block.owner, block.owner_epoch);
@@ -163,12 +163,12 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn block_linked(&mut self, block: u64, name: Name) -> Result<(), Misfit> {
+    pub(crate) fn block_linked(&mut self, block: u64, name: Name) -> Result<(), InvalidRecord> {
         let there = self.blocks.get_mut(&block).filter(|b| b.name.0.is_none() && !name.is_none());
-        let there = there.ok_or(Misfit("a name for no block"))?;
+        let there = there.ok_or(InvalidRecord("a name for no block"))?;
         let key = (there.segment.0, name);
         if self.block_names.contains_key(&key) {
-            return Err(Misfit("two blocks of one name"));
+            return Err(InvalidRecord("two blocks of one name"));
         }
         there.name = Text(name);
         if let Some(owner) = self.endpoints.get_mut(&there.owner)
@@ -181,8 +181,8 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn block_unlinked(&mut self, block: u64) -> Result<(), Misfit> {
-        let there = self.blocks.get_mut(&block).ok_or(Misfit("an unknown block unlinked"))?;
+    pub(crate) fn block_unlinked(&mut self, block: u64) -> Result<(), InvalidRecord> {
+        let there = self.blocks.get_mut(&block).ok_or(InvalidRecord("an unknown block unlinked"))?;
         let name = std::mem::replace(&mut there.name.0, Name::NONE);
         let (key, over) = ((there.segment.0, name), there.is_over());
         if let Some(owner) = self.endpoints.get_mut(&there.owner).filter(|e| e.epoch == there.owner_epoch) {
@@ -195,8 +195,8 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn block_closed(&mut self, handle: u64) -> Result<(), Misfit> {
-        let block = self.handles.remove(&handle).ok_or(Misfit("an unknown handle closed"))?;
+    pub(crate) fn block_closed(&mut self, handle: u64) -> Result<(), InvalidRecord> {
+        let block = self.handles.remove(&handle).ok_or(InvalidRecord("an unknown handle closed"))?;
         let Some(there) = self.blocks.get_mut(&block) else { return Ok(()) };
         let closed = there.handles.remove(handle);
         let over = there.is_over();
@@ -212,11 +212,12 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn block_resized(&mut self, block: u64, size: u64, span: u64) -> Result<(), Misfit> {
-        let there = self.blocks.get_mut(&block).ok_or(Misfit("an unknown block resized"))?;
-        let segment = self.segments.get_mut(&there.segment.0).ok_or(Misfit("a block in no segment"))?;
+    pub(crate) fn block_resized(&mut self, block: u64, size: u64, span: u64) -> Result<(), InvalidRecord> {
+        let there = self.blocks.get_mut(&block).ok_or(InvalidRecord("an unknown block resized"))?;
+        let segment =
+            self.segments.get_mut(&there.segment.0).ok_or(InvalidRecord("a block in no segment"))?;
         if size > span || !segment.arena.resize(there.offset, there.span, span) {
-            return Err(Misfit("a block resized without room"));
+            return Err(InvalidRecord("a block resized without room"));
         }
         let old = std::mem::replace(&mut there.span, span);
         there.size = size;
@@ -229,8 +230,8 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn block_granted(&mut self, block: u64, grant: BlockGrant) -> Result<(), Misfit> {
-        let there = self.blocks.get(&block).ok_or(Misfit("an unknown block granted"))?;
+    pub(crate) fn block_granted(&mut self, block: u64, grant: BlockGrant) -> Result<(), InvalidRecord> {
+        let there = self.blocks.get(&block).ok_or(InvalidRecord("an unknown block granted"))?;
         // A grant ends with the endpoint that it is for.
         let Some(grant) = self.whole(grant) else { return Ok(()) };
         let after = self.rights_after(there, &grant);
@@ -244,18 +245,19 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn block_grant_ended(&mut self, block: u64, endpoint: u32) -> Result<(), Misfit> {
-        let there = self.blocks.get_mut(&block).ok_or(Misfit("a grant of an unknown block ended"))?;
-        let whom = self.endpoints.get_mut(&endpoint).ok_or(Misfit("a grant to an unknown endpoint ended"))?;
+    pub(crate) fn block_grant_ended(&mut self, block: u64, endpoint: u32) -> Result<(), InvalidRecord> {
+        let there = self.blocks.get_mut(&block).ok_or(InvalidRecord("a grant of an unknown block ended"))?;
+        let whom =
+            self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a grant to an unknown endpoint ended"))?;
         there.grants.remove(whom.member, endpoint);
         whom.granted.remove(&block);
         Ok(())
     }
 
-    pub(crate) fn block_acked(&mut self, handle: u64) -> Result<(), Misfit> {
+    pub(crate) fn block_acked(&mut self, handle: u64) -> Result<(), InvalidRecord> {
         let block = self.handles.get(&handle).and_then(|block| self.blocks.get_mut(block));
         let rights = block.and_then(|block| block.handles.acknowledge(handle));
-        match Rights(rights.ok_or(Misfit("an unknown handle acknowledged"))?) {
+        match Rights(rights.ok_or(InvalidRecord("an unknown handle acknowledged"))?) {
             Rights::NONE => self.block_closed(handle),
             _ => Ok(()),
         }

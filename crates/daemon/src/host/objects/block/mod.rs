@@ -18,7 +18,7 @@ pub use record::{Block, BlockGrant, BlockHandle, Change};
 pub use revocations::Revocations;
 
 use super::{Class, Request};
-use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::{Broker, ClientId};
 use crate::host::reply::body;
 use ginnel_layout::Name;
@@ -53,7 +53,7 @@ impl Class for Change {
         Request::new(Kind::BLOCK_ACK, |broker, _, caller, wish| broker.block_ack(caller, &body(wish)?)),
     ];
 
-    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+    fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
             Self::Made(block) => books.block(block),
             Self::Linked { block, name } => books.block_linked(*block, name.0),

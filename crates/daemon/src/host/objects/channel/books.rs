@@ -2,7 +2,7 @@
 
 use super::{Change, Channel};
 use crate::host::account::Tally;
-use crate::host::books::{Books, Misfit};
+use crate::host::books::{Books, InvalidRecord};
 use crate::host::numbers::{following_listener, is_ahead};
 use crate::host::record::Text;
 use ginnel_layout::Name;
@@ -52,11 +52,11 @@ impl Books {
         kind: u32,
         backlog: u32,
         wishes: Capacities,
-    ) -> Result<(), Misfit> {
-        let owner = self.endpoints.get_mut(&endpoint).ok_or(Misfit("a listener of nobody"))?;
+    ) -> Result<(), InvalidRecord> {
+        let owner = self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a listener of nobody"))?;
         let segment = owner.segment;
         if self.names.contains_key(&(segment, name)) || self.listeners.contains_key(&number) {
-            return Err(Misfit("two listeners at one name"));
+            return Err(InvalidRecord("two listeners at one name"));
         }
         owner.listeners.insert(number);
         self.names.insert((segment, name), number);
@@ -69,8 +69,9 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn unlisten(&mut self, listener: u32) -> Result<(), Misfit> {
-        let listener = self.listeners.remove(&listener).ok_or(Misfit("an unknown listener removed"))?;
+    pub(crate) fn unlisten(&mut self, listener: u32) -> Result<(), InvalidRecord> {
+        let listener =
+            self.listeners.remove(&listener).ok_or(InvalidRecord("an unknown listener removed"))?;
         self.names.remove(&(listener.segment, listener.name));
         if let Some(endpoint) = self.endpoints.get_mut(&listener.endpoint) {
             endpoint.listeners.remove(&listener.number);
@@ -78,29 +79,30 @@ impl Books {
         Ok(())
     }
 
-    pub(super) fn channel(&mut self, channel: &Channel) -> Result<(), Misfit> {
+    pub(super) fn channel(&mut self, channel: &Channel) -> Result<(), InvalidRecord> {
         let (number, segment) = (channel.number, channel.segment.0);
         if !channel.capacities().are_valid() || self.channels.contains_key(&number) {
-            return Err(Misfit("an impossible channel"));
+            return Err(InvalidRecord("an impossible channel"));
         }
         let open = [channel.initiator, channel.acceptor].into_iter().filter(|side| !side.closed);
         for side in open.clone() {
-            let endpoint = self.endpoints.get(&side.endpoint).ok_or(Misfit("a channel of nobody"))?;
+            let endpoint = self.endpoints.get(&side.endpoint).ok_or(InvalidRecord("a channel of nobody"))?;
             if endpoint.epoch != side.epoch || endpoint.segment != segment {
-                return Err(Misfit("a channel of somebody else"));
+                return Err(InvalidRecord("a channel of somebody else"));
             }
         }
         let opener = self.endpoints.get(&channel.initiator.endpoint).filter(|_| !channel.initiator.closed);
         if opener.is_some_and(|opener| opener.opened.contains_key(&channel.nonce)) {
-            return Err(Misfit("two channels of one request"));
+            return Err(InvalidRecord("two channels of one request"));
         }
         if open.clone().count() == 0 || !self.members.contains_key(&channel.initiator.member) {
-            return Err(Misfit("a channel of nobody"));
+            return Err(InvalidRecord("a channel of nobody"));
         }
         let len = channel.block_len();
-        let arena = &mut self.segments.get_mut(&segment).ok_or(Misfit("a channel in no segment"))?.arena;
+        let arena =
+            &mut self.segments.get_mut(&segment).ok_or(InvalidRecord("a channel in no segment"))?.arena;
         if !arena.take(channel.offset, len) {
-            return Err(Misfit("a channel without memory"));
+            return Err(InvalidRecord("a channel without memory"));
         }
         for side in open {
             if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint) {
@@ -136,10 +138,10 @@ impl Books {
         Ok(())
     }
 
-    pub(super) fn accepted(&mut self, number: u64) -> Result<(), Misfit> {
-        let channel = self.channels.get_mut(&number).ok_or(Misfit("an unknown channel accepted"))?;
+    pub(super) fn accepted(&mut self, number: u64) -> Result<(), InvalidRecord> {
+        let channel = self.channels.get_mut(&number).ok_or(InvalidRecord("an unknown channel accepted"))?;
         if channel.accepted || channel.acceptor.closed {
-            return Err(Misfit("a channel accepted twice"));
+            return Err(InvalidRecord("a channel accepted twice"));
         }
         channel.accepted = true;
         let (listener, endpoint) = (channel.listener, channel.acceptor.endpoint);
@@ -148,9 +150,9 @@ impl Books {
     }
 
     /// Closes a side that is open; the memory is free when both are closed.
-    pub(super) fn close(&mut self, number: u64, initiator: bool) -> Result<(), Misfit> {
+    pub(super) fn close(&mut self, number: u64, initiator: bool) -> Result<(), InvalidRecord> {
         let channel = self.channels.get_mut(&number).filter(|channel| !channel.side(initiator).closed);
-        let channel = channel.ok_or(Misfit("a channel closed twice"))?;
+        let channel = channel.ok_or(InvalidRecord("a channel closed twice"))?;
         let (side, other) = match initiator {
             true => (&mut channel.initiator, channel.acceptor),
             false => (&mut channel.acceptor, channel.initiator),

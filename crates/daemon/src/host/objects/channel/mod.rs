@@ -9,7 +9,7 @@ pub use books::Listener;
 pub use record::{Change, Channel, Side};
 
 use super::{Class, Request};
-use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::{Broker, ClientId, Effect};
 use crate::host::relayed::{Reason, Relayed};
 use crate::host::reply::body;
@@ -33,7 +33,7 @@ impl Class for Change {
         Request::write(Kind::RESUME, |broker, _, caller, wish| broker.resume(caller, &body(wish)?)),
     ];
 
-    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+    fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
             &Self::Listen { listener, endpoint, name, kind, backlog, capacity, input_capacity } => {
                 let wishes = Capacities::seen(capacity, input_capacity.unwrap_or(capacity), false);

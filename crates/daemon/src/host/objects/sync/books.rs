@@ -2,7 +2,7 @@
 
 use super::{SyncObject, SyncUser, following, kind_of};
 use crate::host::account::Account;
-use crate::host::books::{Books, Misfit};
+use crate::host::books::{Books, InvalidRecord};
 use crate::host::objects::memory_object::{MemoryObject, Tables};
 use ginnel_layout::sync;
 use ginnel_layout::{Name, PAGE};
@@ -90,10 +90,11 @@ impl MemoryObject for SyncObject {
 
 impl Books {
     /// A user is gone. If it has died and was the last, the object stays for the next.
-    pub(crate) fn sync_left(&mut self, object: u64, slot: u32, left: Left) -> Result<(), Misfit> {
-        let there = self.syncs.get_mut(&object).ok_or(Misfit("an unknown synchronisation object closed"))?;
+    pub(crate) fn sync_left(&mut self, object: u64, slot: u32, left: Left) -> Result<(), InvalidRecord> {
+        let there =
+            self.syncs.get_mut(&object).ok_or(InvalidRecord("an unknown synchronisation object closed"))?;
         let at = there.users.iter().position(|user| user.slot == slot);
-        let user = there.users.remove(at.ok_or(Misfit("a synchronisation object closed twice"))?);
+        let user = there.users.remove(at.ok_or(InvalidRecord("a synchronisation object closed twice"))?);
         there.bereaved = left == Left::Died && there.users.is_empty();
         let over = there.is_over();
         if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
@@ -107,9 +108,9 @@ impl Books {
         Ok(())
     }
 
-    pub(crate) fn sync_unlinked(&mut self, object: u64) -> Result<(), Misfit> {
+    pub(crate) fn sync_unlinked(&mut self, object: u64) -> Result<(), InvalidRecord> {
         let there =
-            self.syncs.get_mut(&object).ok_or(Misfit("an unknown synchronisation object unlinked"))?;
+            self.syncs.get_mut(&object).ok_or(InvalidRecord("an unknown synchronisation object unlinked"))?;
         let name = std::mem::replace(&mut there.name.0, Name::NONE);
         let (key, over) = ((there.segment.0, name), there.is_over());
         self.sync_names.remove(&key);

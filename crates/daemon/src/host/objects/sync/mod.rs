@@ -11,7 +11,7 @@ mod requests;
 pub use record::{Change, SyncObject, SyncUser};
 
 use super::{Class, Request};
-use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::Broker;
 use crate::host::relayed::{Reason, Relayed};
 use crate::host::reply::body;
@@ -30,7 +30,7 @@ impl Class for Change {
         Request::new(Kind::SYNC_UNLINK, |broker, _, caller, wish| broker.sync_unlink(caller, &body(wish)?)),
     ];
 
-    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+    fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
             Self::Made(object) => books.enter(object),
             Self::Opened { object, user } => books.open::<SyncObject>(*object, *user),

@@ -22,7 +22,7 @@ fn guest(memory: &Mapping) -> GuestLink {
     GuestLink::new(memory.clone(), BOOT, true)
 }
 
-/// Steps until `Idle`; all events before it.
+/// Steps until `Idle`, and returns all events before it.
 fn drain(mut step: impl FnMut() -> Event) -> Vec<Event> {
     let mut events = Vec::new();
     for _ in 0..10_000 {
@@ -34,7 +34,7 @@ fn drain(mut step: impl FnMut() -> Event) -> Vec<Event> {
     panic!("never idle: {:?}", &events[..10]);
 }
 
-/// Lets both ends work, each only when it has been rung, until neither is.
+/// Lets each end work whenever it has been rung, until neither has a ring pending.
 fn settle(host: &mut HostLink, guest: &mut GuestLink) -> (Vec<Event>, Vec<Event>) {
     let (mut at_host, mut at_guest) = (Vec::new(), Vec::new());
     for _ in 0..100 {
@@ -60,7 +60,7 @@ fn message(client: u32, body: &[u8]) -> Event {
     Event::Message { kind: RelayKind::DATA, client, body: body.to_vec() }
 }
 
-/// A session is up and carries messages both ways.
+/// Asserts that a session is up and carries messages both ways.
 fn assert_works(host: &mut HostLink, guest: &mut GuestLink) {
     host.send(RelayKind::DATA, 7, b"to the guest").unwrap();
     guest.send(RelayKind::DATA, 8, b"").unwrap();
@@ -171,7 +171,7 @@ impl Parts for Mortal {
     }
 }
 
-/// Runs one session in which the daemons may die, in turns and then some, and lets them exchange a message.
+/// Runs one session in which the daemons may die, alternates between them, and lets them exchange a message.
 fn mortal_session(host: &mut HostLink<Mortal>, guest: &mut GuestLink<Mortal>) {
     for _ in 0..4 {
         drain(|| host.step());
@@ -188,7 +188,7 @@ fn the_host_may_die_at_each_store() {
         let mut g = GuestLink::new(Mortal::new(&memory, u64::MAX), BOOT, true);
         let mut mortal = HostLink::new(Mortal::new(&memory, stores), 3, 32, Name::new("vm-a").unwrap());
         mortal_session(&mut mortal, &mut g);
-        // The guest lives on, in whatever state that left it.
+        // The guest keeps running in the state in which the host's death left it.
         let mut h = HostLink::new(Mortal::new(&memory, u64::MAX), 3, 32, Name::new("vm-a").unwrap());
         for _ in 0..4 {
             drain(|| g.step());
@@ -244,7 +244,7 @@ fn a_message_longer_than_a_packet_ends_the_session() {
     assert_works(&mut h, &mut g);
 }
 
-/// What a hostile guest may write: every word of the header, and the interesting ones of both rings.
+/// The words that a hostile guest may write: every word of the header, and the relevant ones of both rings.
 fn hostile_words() -> Vec<usize> {
     let ring = |at: usize| (0..ring::HEADER + 256).step_by(8).map(move |word| at + word);
     (0..256).step_by(8).chain(ring(TO_GUEST)).chain(ring(TO_HOST)).collect()
@@ -263,7 +263,7 @@ fn each_word_may_be_scribbled_on() {
                 let _ = h.send(RelayKind::DATA, 1, &[1; 4000]);
             }
             drain(|| g.step());
-            // The guest is restarted, now honest. The host is not.
+            // The guest is restarted and is honest now. The host is not restarted.
             let mut g = guest(&memory);
             drain(|| h.step());
             settle(&mut h, &mut g);
@@ -280,7 +280,7 @@ fn two_threads_with_restarts_exchange_whole_messages_in_order() {
     let memory = memory();
     let stop = AtomicBool::new(false);
     let deadline = Instant::now() + Duration::from_secs(60);
-    /// Sends numbered messages of a session and checks the peer's; returns how many it has received.
+    /// Sends the numbered messages of a session and checks those of the peer. Returns how many it has received.
     fn run(
         mut make: impl FnMut() -> (Box<dyn FnMut() -> Event>, Box<dyn FnMut(u32, &[u8]) -> bool>),
         restarts: u32,
@@ -372,7 +372,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// One end's view of the conversation.
+/// One end's record of the conversation.
 #[derive(Default)]
 struct Book {
     up: bool,
@@ -434,11 +434,11 @@ fn converse(acts: &[Act], scribbling: bool) {
         }
     }
     if scribbling {
-        // Whatever was written: an honest guest gets a session.
+        // Whatever was written, an honest guest gets a session.
         g = guest(&memory);
         drain(|| h.step());
     }
-    // From here on each end works only when rung.
+    // From here on each end works only when it is rung.
     let (at_host, at_guest) = settle(&mut h, &mut g);
     if scribbling {
         drain(|| h.step());

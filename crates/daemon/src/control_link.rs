@@ -1,15 +1,18 @@
-//! The link between the two daemons of a VM: session and relay messages over the control memory, both ends.
+//! Both ends of the link between the two daemons of a VM: session and relay messages over the control memory.
 //!
-//! The session protocol is written in [`ginnel_layout::control`]. Each daemon may die at any instruction and come back,
-//! and the other must notice and begin anew; what was on its way is lost then, and the callers ask again.
+//! [`ginnel_layout::control`] describes the session protocol. Each daemon may die at any instruction and come back. The other
+//! daemon
+//! must notice this and begin a new session. Messages that were on their way are lost then, and the callers repeat their
+//! requests.
 //!
-//! Neither end blocks. The owner calls `step` until it says [`Event::Idle`], whenever it is woken (or, in a guest without
-//! interrupts, from time to time), and rings the peer's daemon vector when `take_ring` says so. Every store that the
-//! peer may be waiting for asks for a ring, and before `Idle` the consumer is armed and looks again, so no wake is lost.
+//! Neither end blocks. The caller calls `step` until it returns [`Event::Idle`], whenever it is woken (or, in a guest without
+//! interrupts, from time to time), and rings the peer's daemon vector when `take_ring` returns true. Every store that the
+//! peer may be waiting for asks for a ring. Before `step` returns `Idle`, the consumer is armed and looks again, so no wake-up is
+//! lost.
 //!
-//! The peer's words are hostile input. Whatever stands there, a step is bounded work: one look at the session words, and
-//! at most one message or one new handshake. A peer that keeps sending keeps `step` from saying `Idle`, so an owner with
-//! other work to do turns to it after some number of events.
+//! The words that the peer writes are hostile input. Whatever they contain, the work of one step is bounded: it looks once at the
+//! session words, and handles at most one message or one new handshake. A peer that sends without end keeps `step` from returning
+//! `Idle`, so a caller with other work must stop after some number of events.
 
 use ginnel_layout::control::{
     CAPACITY, ControlHeader, GUEST_ACK, GUEST_BOOT_ID, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH,
@@ -26,53 +29,54 @@ use std::mem::offset_of;
 use thiserror::Error;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// What a step found.
+/// The result of one step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Nothing. The peer will ring when there is something.
+    /// Nothing has happened. The peer will ring when something does.
     Idle,
     /// A session is established; [`HostLink::send`] and [`GuestLink::send`] work from here on.
     Up(PeerInfo),
-    /// A message has arrived. Its kind and body are the peer's word and unchecked, but for their length.
+    /// A message has arrived. Its kind and body come from the peer and are not checked, except for their length.
     Message {
-        /// What it is.
+        /// The kind of the message.
         kind: RelayKind,
-        /// The guest's client that is meant.
+        /// The number of the guest's client that the message concerns.
         client: u32,
         /// Its content, at most [`wire::MAX_PACKET`] bytes.
         body: Vec<u8>,
     },
-    /// The session is over: the peer has restarted, or has broken its ring. The next handshake begins by itself. What was
-    /// sent and not received is lost. Comes only after `Up`.
+    /// The session is over: the peer has restarted or has broken its ring. The next handshake begins by itself. Messages that
+    /// were
+    /// sent and not received are lost. Comes only after `Up`.
     Down,
 }
 
-/// What the guest says of itself, in its session line. On the guest's end of the link: what it has said.
+/// What the guest says about itself in its session line. At the guest's end of the link this is what the guest has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// The boot identity of its kernel. Another one than last time: the VM has rebooted.
+    /// The boot identity of the guest's kernel. If it differs from the last one, the VM has rebooted.
     pub boot_id: [u8; 16],
-    /// Whether it can be interrupted; otherwise it polls.
+    /// Whether the guest can be interrupted; otherwise it polls.
     pub interrupts: bool,
 }
 
-/// Why a message was not sent.
+/// The reason why a message was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendRefused {
-    /// No room now. The peer rings when there is some.
+    /// There is no room now. The peer rings when there is some.
     #[error("the control ring is full")]
     Full,
-    /// No session, or the ring is broken and the next step says so.
+    /// There is no session, or the ring is broken and the next step reports that.
     #[error("the peer's daemon is not there")]
     Down,
-    /// Longer than a packet can be.
+    /// The message is longer than a packet can be.
     #[error("a body of {0} bytes; a relay message carries at most {max}", max = wire::MAX_PACKET)]
     TooLong(usize),
 }
 
-/// Memory that can be cut into parts, for the two rings.
+/// Memory that can be divided into parts, for the two rings.
 pub trait Parts: SharedMemory {
-    /// The `len` bytes from `at`, which are inside.
+    /// Returns the `len` bytes from `at`, which must lie inside.
     fn ring(&self, at: usize, len: usize) -> Self;
 }
 
@@ -82,35 +86,35 @@ impl Parts for Mapping {
     }
 }
 
-/// Who a control memory belongs to, as its guest reads it.
+/// The VM that a control memory belongs to, as its guest reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The VM's member number.
     pub member: u32,
-    /// Doorbell vectors of each member.
+    /// The number of doorbell vectors of each member.
     pub vectors: u32,
     /// The VM's name.
     pub name: Name,
 }
 
-/// Why a control memory cannot be used.
+/// The reason why a control memory cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BadHeader {
-    /// The host daemon has not written it yet, or is just rewriting it.
+    /// The host's daemon has not written it yet, or is just rewriting it.
     #[error("the host daemon has not set it up yet")]
     NotReady,
-    /// Another format.
+    /// The format is another version.
     #[error(
         "it has version {0}, this daemon knows version {VERSION}; use the same release of ginneld on host and guest"
     )]
     Version(u32),
-    /// Something that no host daemon writes.
+    /// The header contains something that no host daemon writes.
     #[error("its header is damaged ({0})")]
     Damaged(&'static str),
 }
 
 impl Identity {
-    /// Reads the header of a control memory of full size. `None` if it is something else.
+    /// Reads the header of a control memory of full size. Returns `None` if the memory is something else.
     pub fn read(memory: &impl SharedMemory) -> Option<Result<Self, BadHeader>> {
         if memory.load_relaxed_u64(0) != MAGIC {
             return None;
@@ -135,13 +139,13 @@ impl Identity {
 struct Rings<M: SharedMemory> {
     output: Producer<M>,
     input: Consumer<M>,
-    /// The producer has asked to be woken for space.
+    /// The producer has armed itself and waits for space.
     waits_for_space: bool,
-    /// The output is broken; the next step ends the session.
+    /// The output ring is broken; the next step ends the session.
     failed: bool,
 }
 
-/// The session must end.
+/// A ring is broken, so the session must end.
 struct Broken;
 
 impl<M: Parts> Rings<M> {
@@ -149,7 +153,7 @@ impl<M: Parts> Rings<M> {
     fn new(memory: &M, output: usize, input: usize) -> Self {
         let footprint = ring::footprint(CAPACITY);
         let (output, input) = (memory.ring(output, footprint), memory.ring(input, footprint));
-        // A ring leaves a side alone that the daemon has declared dead. Here nobody does that but a hostile peer.
+        // A ring does not touch a side that the daemon has declared dead. In this memory only a hostile peer can declare that.
         output.store_relaxed_u32(PRODUCER_STATE, SideState::NEW.0);
         input.store_relaxed_u32(CONSUMER_STATE, SideState::NEW.0);
         Self {
@@ -160,14 +164,14 @@ impl<M: Parts> Rings<M> {
         }
     }
 
-    /// The next message. `None`: the consumer is armed, the peer will ring.
+    /// Returns the next message. `None` means that the consumer is armed and the peer will ring.
     fn receive(&mut self, ring: &mut bool) -> Result<Option<Event>, Broken> {
         if self.failed {
             return Err(Broken);
         }
         let mut found = self.input.poll();
         if found == Err(RecvError::Empty) {
-            // Stays armed: the peer rings once for each arming, and the next look arms afresh.
+            // The consumer stays armed: the peer rings once for each arming, and the next look arms it again.
             self.input.arm();
             found = self.input.poll();
         }
@@ -220,7 +224,7 @@ impl<M: Parts> Rings<M> {
         }
     }
 
-    /// Whether the output takes `len` bytes (or has an error to tell). If not, the peer has been asked to ring.
+    /// Returns whether the output takes `len` bytes (or has an error to report). If not, the peer has been asked to ring.
     fn has_room(&mut self, len: usize) -> bool {
         if !self.output.want(len).ready() {
             self.output.arm();
@@ -236,11 +240,11 @@ impl<M: Parts> Rings<M> {
     }
 }
 
-/// A number that no earlier session had.
+/// Returns an epoch that no earlier session had.
 fn fresh_epoch() -> u64 {
     let mut bytes = [0; 8];
     loop {
-        // Fails only when interrupted.
+        // This fails only when it is interrupted.
         let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         let epoch = u64::from_ne_bytes(bytes);
         if filled == Ok(bytes.len()) && epoch != 0 {
@@ -249,12 +253,12 @@ fn fresh_epoch() -> u64 {
     }
 }
 
-/// The host daemon's end.
+/// The host daemon's end of the link.
 pub struct HostLink<M: Parts = Mapping> {
     memory: M,
-    /// The guest epoch that has been answered, 0 for none.
+    /// The guest epoch that this end has answered; 0 for none.
     accepted: u64,
-    /// Our answer to it.
+    /// The host epoch of that answer.
     epoch: u64,
     guest: PeerInfo,
     rings: Option<Rings<M>>,
@@ -264,7 +268,7 @@ pub struct HostLink<M: Parts = Mapping> {
 
 impl<M: Parts> HostLink<M> {
     /// Takes the host's end of `memory`, writes the VM's identity into it and ends the session of an earlier host daemon.
-    /// The guest must be rung ([`HostLink::take_ring`]). Panics if `memory` is smaller than [`SIZE`].
+    /// The caller must ring the guest ([`HostLink::take_ring`]). Panics if `memory` is smaller than [`SIZE`].
     pub fn new(memory: M, member: u32, vectors: u32, name: Name) -> Self {
         assert!(memory.len() >= SIZE, "the control memory has its full size");
         memory.store_release_u32(VERSION_AT, 0);
@@ -272,7 +276,7 @@ impl<M: Parts> HostLink<M> {
         header.magic = MAGIC;
         header.member = member;
         header.vectors = vectors;
-        // Up to the session lines; `version` stays zero for now.
+        // This writes the header up to the session lines; `version` stays zero for now.
         memory.write(0, &header.as_bytes()[..offset_of!(ControlHeader, host)]);
         memory.write(offset_of!(ControlHeader, name), name.as_bytes());
         memory.store_relaxed_u64(HOST_ACK, 0);
@@ -284,7 +288,7 @@ impl<M: Parts> HostLink<M> {
         Self { memory, accepted: 0, epoch, guest: PeerInfo::default(), rings: None, up: false, ring: true }
     }
 
-    /// Looks for the next thing that has happened.
+    /// Returns the next event, without blocking.
     pub fn step(&mut self) -> Event {
         // ORDER link.guest_epoch: boot identity and mode are seen. Pairs with: `GuestLink::begin`.
         let guest = self.memory.load_acquire_u64(GUEST_EPOCH);
@@ -317,7 +321,7 @@ impl<M: Parts> HostLink<M> {
     fn accept(&mut self, guest: u64) {
         self.accepted = guest;
         if guest == 0 {
-            return; // The guest's daemon has said goodbye, or has never been there.
+            return; // The guest's daemon has closed its end, or has never been there.
         }
         let boot_id = [0, 8].map(|at| self.memory.load_relaxed_u64(GUEST_BOOT_ID + at));
         let boot_id = zerocopy::transmute!(boot_id);
@@ -330,7 +334,7 @@ impl<M: Parts> HostLink<M> {
         self.ring = true;
     }
 
-    /// Ends the session; the next step answers whatever guest epoch stands there. Whether there was one.
+    /// Ends the session; the next step answers the guest epoch that it then finds. Returns whether there was a session.
     fn end(&mut self) -> bool {
         self.rings = None;
         self.accepted = 0;
@@ -345,24 +349,24 @@ impl<M: Parts> HostLink<M> {
         }
     }
 
-    /// Whether the guest's daemon vector must be rung. Answers true once.
+    /// Returns whether the guest's daemon vector must be rung, and clears that request.
     pub fn take_ring(&mut self) -> bool {
         std::mem::take(&mut self.ring)
     }
 }
 
-/// The guest daemon's end.
+/// The guest daemon's end of the link.
 pub struct GuestLink<M: Parts = Mapping> {
     memory: M,
     info: PeerInfo,
     epoch: u64,
-    /// While up: the host epoch of the session, and its rings.
+    /// The host epoch and the rings of the session; `None` while there is no session.
     session: Option<(u64, Rings<M>)>,
     ring: bool,
 }
 
 impl<M: Parts> GuestLink<M> {
-    /// Takes the guest's end of `memory` and asks the host for a session. The host must be rung
+    /// Takes the guest's end of `memory` and asks the host for a session. The caller must ring the host
     /// ([`GuestLink::take_ring`]). Panics if `memory` is smaller than [`SIZE`].
     pub fn new(memory: M, boot_id: [u8; 16], interrupts: bool) -> Self {
         assert!(memory.len() >= SIZE, "the control memory has its full size");
@@ -376,7 +380,7 @@ impl<M: Parts> GuestLink<M> {
     fn begin(&mut self) {
         self.session = None;
         self.epoch = fresh_epoch();
-        // Word by word: a host may be reading what an earlier guest daemon wrote there.
+        // This writes word by word, because a host may be reading what an earlier guest daemon wrote there.
         let boot_id: [u64; 2] = zerocopy::transmute!(self.info.boot_id);
         self.memory.store_relaxed_u64(GUEST_BOOT_ID, boot_id[0]);
         self.memory.store_relaxed_u64(GUEST_BOOT_ID + 8, boot_id[1]);
@@ -386,7 +390,7 @@ impl<M: Parts> GuestLink<M> {
         self.ring = true;
     }
 
-    /// Looks for the next thing that has happened.
+    /// Returns the next event, without blocking.
     pub fn step(&mut self) -> Event {
         let Some((host, rings)) = &mut self.session else { return self.answered() };
         // ORDER link.host_epoch. Pairs with: `HostLink::new`, `HostLink::accept`.
@@ -403,14 +407,15 @@ impl<M: Parts> GuestLink<M> {
         }
     }
 
-    /// No session yet: has the host answered?
+    /// Begins the session if the host has answered.
     fn answered(&mut self) -> Event {
         // ORDER link.host_ack: the host's words of the rings and its epoch are seen. Pairs with: `HostLink::accept`.
         if self.memory.load_acquire_u64(HOST_ACK) != self.epoch {
             return Event::Idle;
         }
-        // If the host has been replaced since, this is the new one's epoch; it will have another when it answers us,
-        // which ends the session at the next step.
+        // If the host's daemon has been replaced since then, this is the new daemon's epoch. That daemon will choose another
+        // epoch when it
+        // answers, which ends the session at the next step.
         let host = self.memory.load_acquire_u64(HOST_EPOCH);
         self.session = Some((host, Rings::new(&self.memory, TO_HOST, TO_GUEST)));
         // ORDER link.guest_ack: our words of the rings before this. Pairs with: `HostLink::step`.
@@ -427,12 +432,12 @@ impl<M: Parts> GuestLink<M> {
         }
     }
 
-    /// Whether the host's daemon vector must be rung. Answers true once.
+    /// Returns whether the host's daemon vector must be rung, and clears that request.
     pub fn take_ring(&mut self) -> bool {
         std::mem::take(&mut self.ring)
     }
 
-    /// Says goodbye: the host sees at once that nobody is there.
+    /// Closes this end, so that the host sees at once that the guest's daemon is gone.
     pub fn close(self) {
         self.memory.store_release_u64(GUEST_EPOCH, 0);
     }
