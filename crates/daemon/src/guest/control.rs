@@ -1,4 +1,4 @@
-//! The control device: a private memory shared with the host daemon, and the doorbells.
+//! The control device: the control memory, which only this VM and the host's daemon share, and the doorbells.
 
 use super::pci::{self, Function};
 use crate::control_link::{BadHeader, Identity};
@@ -11,16 +11,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the host daemon may take to write a header. It does so when it starts, in microseconds.
+/// The longest time that the host's daemon may take to write a header. It does so in microseconds when it starts.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The VM's control device.
 pub struct Control {
-    /// Where it is.
+    /// The PCI function.
     pub function: Function,
-    /// Whose it is.
+    /// The VM's identity, as the control memory says it.
     pub identity: Identity,
-    /// The memory.
+    /// The control memory.
     pub memory: Mapping,
     /// The file of the doorbell registers, for programs.
     pub registers_file: Arc<OwnedFd>,
@@ -28,7 +28,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Finds and maps it. Waits a moment for a host daemon that is just starting.
+    /// Finds and maps the control device. Waits a moment if the host's daemon is just starting.
     pub fn find(sysfs: &Path) -> Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let mut others = Vec::new();
@@ -46,7 +46,7 @@ impl Control {
         )
     }
 
-    /// `None` if the device is somebody else's.
+    /// Returns `None` if this is not a control device.
     fn open(function: Function, deadline: Instant) -> Result<Option<Self>> {
         let (Some(registers), Some(memory)) = (function.bar(0), function.bar(2)) else { return Ok(None) };
         if memory.len < control::SIZE as u64 {
@@ -81,12 +81,12 @@ impl Control {
         Ok(Some(Self { function, identity, memory, registers_file: Arc::new(registers_file), registers }))
     }
 
-    /// Rings the host daemon.
+    /// Rings the host's daemon.
     pub fn ring_host(&self) {
         self.registers.ring(HOST_MEMBER << 16 | control::DAEMON_VECTOR);
     }
 
-    /// Whether QEMU has told the device who it is, and it is who its memory says.
+    /// Checks that QEMU has told the device its member number, and that the control memory says the same.
     pub fn check_position(&self) -> Result<()> {
         let position = self.registers.position();
         ensure!(
@@ -109,7 +109,7 @@ mod tests {
 
     const SIZE: u64 = control::SIZE as u64;
 
-    /// A device with doorbells, and its memory.
+    /// Adds a device with doorbells to `tree`, and returns its memory.
     fn device(tree: &Tree, address: &str, registers: u64, memory: u64) -> Mapping {
         let bars = [(0, registers, 4096), (1, 0xfebd_4000, 4096), (2, 0x7_0000_0000, memory)];
         let file = tree.ivshmem(address, &bars).join("resource2");
@@ -130,7 +130,7 @@ mod tests {
         let control = Control::find(tree.path()).unwrap();
         assert_eq!(control.function.address, "0000:00:04.0");
         assert_eq!((control.identity.member, control.identity.vectors), (7, 16));
-        // The register file is plain zeros here: a device that nobody has told its number.
+        // The register file is all zeros here, as in a device that has not been told its number.
         assert!(control.check_position().unwrap_err().to_string().contains("peer 0"));
     }
 
