@@ -80,7 +80,7 @@ impl DaxDevice {
         if self.mode != "ram" {
             return Err(Trouble::PageStructures { place, mode: self.mode.clone() });
         }
-        // A device that is too short is reported by [`MemoryDevices`](super::memory_device::MemoryDevices), which knows both
+        // A device that is too short is reported by `MemoryDevices`, which knows both
         // lengths.
         if self.front != RESERVED || self.len > segment.size {
             return Err(Trouble::Displaced { place, front: self.front, len: self.len - RESERVED });

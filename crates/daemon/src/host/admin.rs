@@ -103,7 +103,7 @@ impl Server {
         let place = format!("segment {name}");
         let pending = PendingSegment { client, request, name, spec, segment };
         self.making
-            .begin(wish, place)
+            .begin(pending, place)
             .map_err(|error| invalid(format!("no thread can be started: {error}")))?;
         Ok(None)
     }

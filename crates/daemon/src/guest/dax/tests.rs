@@ -1,4 +1,4 @@
-//! On trees of files that look like what Linux 6.1 shows; the real thing is tested in VMs (`tests/vm/tests/dax.rs`).
+//! Tests on trees of files that look like what Linux 6.1 shows. Real devices are tested in VMs (`tests/vm/tests/dax.rs`).
 
 use super::super::memory_device::tests::{header, segment as plain_segment};
 use super::super::memory_device::{MemoryDevices, Missing};
@@ -19,14 +19,14 @@ fn block(uuid: u8) -> InfoBlock {
     InfoBlock::new([uuid; 16], SIZE, dax::LARGE_PAGE)
 }
 
-/// As sysfs writes it.
+/// Returns a uuid in the form in which sysfs shows it.
 fn uuid_text(uuid: u8) -> String {
     let byte = format!("{uuid:02x}");
     let part = |n| byte.repeat(n);
     format!("{}-{}-{}-{}-{}\n", part(4), part(2), part(2), part(2), part(6))
 }
 
-/// One virtio-pmem device in a tree, as far as the drivers have come with it.
+/// A virtio-pmem device in a tree, at some stage of its way through the drivers.
 struct Device<'t> {
     tree: &'t Tree,
     n: u32,
@@ -52,7 +52,7 @@ impl<'t> Device<'t> {
         self.virtio().join(format!("ndbus{0}/region{0}", self.n))
     }
 
-    /// Where the bus lists it.
+    /// Adds a path to the list of a bus.
     fn list(&self, bus: &str, path: &Path) {
         let folder = self.tree.path().join(format!("bus/{bus}/devices"));
         fs::create_dir_all(&folder).unwrap();
@@ -65,12 +65,12 @@ impl<'t> Device<'t> {
         symlink(folder, path.join("driver")).unwrap();
     }
 
-    /// `virtio_pmem` has made a region and a namespace of it.
+    /// Adds a region and a namespace, as `virtio_pmem` makes them.
     fn with_region(self, len: u64, start: u64) -> Self {
         self.bind(&self.virtio(), "virtio", "virtio_pmem");
         let namespace = self.region().join(format!("namespace{}.0", self.n));
         fs::create_dir_all(&namespace).unwrap();
-        // Seeds, which are there always: they have no uuid.
+        // Seeds are always there, without a uuid.
         fs::create_dir_all(self.seed()).unwrap();
         for (file, text) in [("uuid", "\n"), ("mode", "none\n"), ("namespace", "\n")] {
             fs::write(self.seed().join(file), text).unwrap();
@@ -86,7 +86,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// Something has found an info block: `nd_pmem`, or an earlier daemon.
+    /// Adds the instance for an info block that `nd_pmem` or an earlier daemon has found.
     fn with_block(self, uuid: u8) -> Self {
         let made = self.made();
         fs::create_dir_all(&made).unwrap();
@@ -97,7 +97,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// What the kernel shows of the seed when `dax_pmem` has accepted it, with this much in front and as data.
+    /// Shows the seed as the kernel does when `dax_pmem` has accepted it, with this many bytes in front and of data.
     fn with_willing_seed(self, front: u64, len: u64) -> Self {
         self.nd_driver("dax_pmem");
         fs::write(self.seed().join("resource"), format!("{:#x}\n", START + front)).unwrap();
@@ -109,7 +109,7 @@ impl<'t> Device<'t> {
         self.region().join(format!("dax{}.0", self.n))
     }
 
-    /// `nd_pmem` has found none; this is what can be read there.
+    /// Adds a block device, because `nd_pmem` has found no info block; `block` can be read there.
     fn with_block_device(self, block: InfoBlock) -> Self {
         self.nd_driver("nd_pmem");
         let name = format!("pmem{}", self.n);
@@ -119,7 +119,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// `dax_pmem` has made a DAX device of what the block describes, and this driver has it.
+    /// Adds a DAX device that `dax_pmem` has made as the info block describes, and that this driver has.
     fn with_dax(self, driver: Option<&str>, page: u32, header: SegmentHeader) -> Self {
         self.bind(&self.made(), "nd", "dax_pmem");
         let name = format!("dax{}.0", self.n);
@@ -135,7 +135,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// What the info block has become on its bus.
+    /// Returns the instance that was made from the info block, on its bus.
     fn made(&self) -> PathBuf {
         self.region().join(format!("dax{}.1", self.n))
     }
@@ -155,7 +155,7 @@ impl<'t> Device<'t> {
 
 const START: u64 = 0x1_0000_0000;
 
-/// A device with which all is well.
+/// Returns a device without any problem.
 fn whole(tree: &Tree, n: u32, uuid: u8) -> Device<'_> {
     let device = Device::new(tree, n).with_region(SIZE, START).with_block(uuid);
     device.with_dax(Some("device_dax"), dax::LARGE_PAGE, header(uuid))
@@ -210,7 +210,7 @@ fn two_devices_of_one_uuid_are_both_refused() {
     let _one = whole(&tree, 1, 5);
     let _two = whole(&tree, 2, 5);
     assert!(matches!(missing(&tree, &segment(5)), Missing::Ambiguous(places) if places.len() == 2));
-    // And so is one that comes both ways.
+    // A segment that comes as two kinds of device is refused, too.
     let tree = Tree::new();
     let _one = whole(&tree, 1, 5);
     super::super::memory_device::tests::add(&tree, "0000:00:05.0", SIZE, header(5));
@@ -239,7 +239,7 @@ fn a_vm_without_such_a_device_is_told_what_to_add() {
     let tree = Tree::new();
     let text = trouble(&tree, &segment(5)).to_string();
     assert!(text.contains("no virtio-pmem device") && text.contains("maxmem"), "{text}");
-    // That of another segment does not count.
+    // A device of another segment does not count.
     let _other = whole(&tree, 1, 6);
     assert_eq!(trouble(&tree, &segment(5)), Trouble::NoDevice);
 }
@@ -298,7 +298,7 @@ fn a_damaged_info_block_is_told_from_a_repaired_one() {
     assert!(text.contains("pmem1") && text.contains("0000:00:01.0") && text.contains("damaged"), "{text}");
     let unbind = tree.path().join("bus/nd/drivers/nd_pmem/unbind");
     assert!(!unbind.exists(), "it would become the same again");
-    // One of another size is somebody's disk.
+    // A device of another size is an ordinary disk.
     let other = relay::Segment { size: 2 * SIZE, ..segment(5) };
     assert_eq!(trouble(&tree, &other), Trouble::NoDevice);
 

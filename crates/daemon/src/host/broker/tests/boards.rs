@@ -1,4 +1,4 @@
-//! Readiness boards: whose they are, and for how long.
+//! Readiness boards: who has them, and for how long.
 
 use super::*;
 use ginnel_layout::ring;
@@ -42,7 +42,7 @@ fn a_board_outlives_its_endpoint_until_nobody_can_write_to_it() {
     let (_, body, _) = bench.ask_all(b, Kind::CONNECT, connect("x", 0, 2).as_bytes());
     let second = wire::body::<wire::Channel>(&body).unwrap().channel;
     open(&mut bench, a, 1).unwrap();
-    // One is closed by the endpoint itself, but its peer may still be in the middle of a send.
+    // The endpoint itself closes one channel, but its peer may still be in the middle of a send.
     bench.ask(a, Kind::CLOSE, reference(first).as_bytes());
     bench.ends(a);
     bench.effects();
@@ -74,7 +74,7 @@ fn the_survivor_of_a_channel_is_told_by_way_of_its_boards() {
             _ => None,
         })
         .collect();
-    // The survivor has accepted: it consumes the first ring and produces in the second.
+    // The survivor is the acceptor: it consumes from the first ring and produces into the second.
     let second = ginnel_layout::channel::ring_stride(4096);
     let words = [ring::DATA_ARMED, second + ring::SPACE_ARMED].map(|word| channel.offset + word as u64);
     assert_eq!(posts, [(words, vec![board])]);

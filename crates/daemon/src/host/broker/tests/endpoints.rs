@@ -1,4 +1,4 @@
-//! Endpoints, listeners, channels and doorbells: who may what, how much of it, and what comes back.
+//! Endpoints, listeners, channels and doorbells: rights, limits, and what an endpoint gets when it returns.
 
 use super::*;
 
@@ -147,7 +147,7 @@ fn doorbells_are_named_as_the_caller_can_use_them() {
         })
         .collect();
     assert_eq!(rung, [(VM, v.vector), (2, l.vector)].into());
-    // A guest that only polls needs no bell.
+    // A guest that only polls needs no doorbell.
     assert!(bench.broker.note(Record::Session { member: 2, boot_id: Hex16([2; 16]), interrupts: false }));
     assert_eq!(bench.connect(host, "l", 2).unwrap().bell_kind, BellKind::NONE);
     bench.effects();
@@ -195,7 +195,7 @@ fn a_reused_number_is_not_taken_for_its_predecessor() {
     bench.ends(b);
     let (_, new) = bench.attach(0, "web");
     assert_eq!(new.endpoint, old.endpoint);
-    // Announced again, the channel is the dead one's, and there is nobody to ring.
+    // When the channel is announced again, it still belongs to the dead endpoint, and there is nobody to ring.
     let a = bench.client(0, 0);
     bench.broker.clients.get_mut(&a).unwrap().who.process = process;
     let back = wire::Attach {
@@ -260,7 +260,7 @@ fn what_the_journal_does_not_take_is_refused_and_changes_nothing() {
     }
     assert_eq!(bench.journal.len(), before);
     bench.check();
-    // What is known can be asked for again, and whoever was away comes back.
+    // Known objects can be asked for again, and an endpoint that was away returns.
     assert_eq!(bench.connect(b, "x", 1).unwrap().channel, channel.channel);
     let back = wire::Attach { endpoint: own.endpoint, epoch: own.epoch, token: own.token, ..attach("web") };
     let id = ClientId(1000);
@@ -273,7 +273,7 @@ fn what_the_journal_does_not_take_is_refused_and_changes_nothing() {
     assert_eq!(bench.connect(b, "x", 1).unwrap_err(), ErrorCode::UNRECORDED, "not even again");
     bench.broker.set_recording(Recording::Closed);
     assert_eq!(bench.ask(id, Kind::ATTACH, back.as_bytes()), Kind::ATTACHED);
-    // What ends something happens, and is to be recorded.
+    // What ends something is done, and is recorded later.
     let end = wire::ChannelRef { channel: channel.channel };
     assert_eq!(bench.ask(b, Kind::CLOSE, end.as_bytes()), Kind::OK);
     bench.broker.hung_up(b);
