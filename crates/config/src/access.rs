@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_named() {
+    fn the_error_for_an_unknown_account_names_it() {
         let nobody = Account::Name("no-such-account-here".into());
         let problem = nobody.user("f.toml: owner").unwrap_err().to_string();
         assert_eq!(

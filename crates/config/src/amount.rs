@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_says_how_one_looks() {
+    fn the_error_for_an_invalid_amount_shows_a_valid_one() {
         for bad in ["", "M", "1.5M", "-1", "1X", "1iB", "1KB", "99999999999T"] {
             assert!(bad.parse::<Bytes>().unwrap_err().contains("256M"), "{bad}");
         }

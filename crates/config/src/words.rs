@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_choice_is_named_where_another_word_stands() {
+    fn the_error_for_an_unknown_word_lists_the_words() {
         assert_eq!("json".parse(), Ok(LogFormat::Json));
         assert_eq!("JSON".parse::<LogFormat>().unwrap_err(), "\"JSON\" is none of text, json");
         assert_eq!(format!("{:>6}", LogFormat::default()), "  text");

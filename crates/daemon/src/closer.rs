@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_closes_what_finds_no_room_without_waiting() {
+    fn the_kernel_closes_descriptors_without_room_and_does_not_block() {
         let (near, far) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let mut ends = Vec::new();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_threads_busy_is_not_listened_to() {
+    fn a_user_who_keeps_threads_busy_is_held_up() {
         let closer = Closer::start().unwrap();
         let mut busy: Vec<_> = (0..STRAYS).map(|_| Stray::count(&closer.strays, 7)).collect();
         assert!(closer.is_held_up_by(7) && !closer.is_held_up_by(8));

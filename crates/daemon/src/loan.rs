@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_is_closed_before_the_program_sees_that() {
+    fn a_lent_descriptor_is_closed_before_the_program_sees_the_end() {
         let closer = Closer::start().unwrap();
         for _ in 0..200 {
             let (near, far) = pair();
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn other_than_one_descriptor_is_nothing_lent() {
+    fn exactly_one_descriptor_can_be_lent() {
         let closer = Closer::start().unwrap();
         for count in [0, 2, 20] {
             let (near, far) = pair();

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_for_is_cut_off_and_said() {
+    fn what_exceeds_the_limits_is_cut_off_and_reported() {
         let (mut a, b) = pair(1 << 20);
         let (read, write) = rustix::pipe::pipe().unwrap();
         a.send(b"x".to_vec(), vec![Arc::new(write)]).unwrap();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_never_reads_is_given_up() {
+    fn the_connection_of_a_peer_that_never_reads_fails() {
         let (mut a, b) = pair(10_000);
         let result = (0..100_000).find_map(|_| a.send(vec![7; 1000], vec![]).err());
         assert!(matches!(result, Some(Gone::NotReading(n)) if n < 20_000), "{result:?}");
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_is_who_it_is() {
+    fn the_kernel_identifies_the_peer() {
         let (a, _b) = pair(1);
         let peer = peer(a.as_fd()).unwrap();
         assert_eq!(peer.pid, std::process::id());

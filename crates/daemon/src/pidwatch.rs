@@ -185,7 +185,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     #[test]
-    fn a_name_with_parentheses_confuses_nobody() {
+    fn a_name_with_parentheses_is_parsed() {
         let stat =
             b"42 (a) b) S) R 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 77 2 3 9 5 6 7 8 9 0 0 0 0 0 0 0 0";
         assert_eq!(parse(stat), Some(Stat { started: 77, image: Image { code: 5, stack: 7 } }));

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_made_at_the_cost_of_who_has_most() {
+    fn the_user_with_most_connections_makes_room() {
         let mut connections = UserConnections::default();
         for (id, uid) in (0..).zip([7, 1, 1, 1, 2, 2, 2, 2]) {
             connections.add(uid, id);

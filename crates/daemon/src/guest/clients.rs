@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_again_without_waiting_is_noticed_and_others_are_not() {
+    fn a_client_with_several_requests_under_way_is_noticed() {
         let (mut clients, _ends) = two();
         assert!(!clients.take_pipelining());
         clients.asked(ONE);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_again_before_it_has_received_its_answer_is_noticed() {
+    fn a_client_that_asks_before_reading_its_answer_is_noticed() {
         let (mut clients, [one, _two]) = two();
         let answer = || (b"answer".to_vec(), Vec::new());
         clients.asked(ONE);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_begin_behind_the_last_that_has_asked() {
+    fn turns_begin_after_the_client_that_asked_last() {
         let (mut clients, _ends) = two();
         let event = |token| Ready { token, readable: true, writable: false, hung_up: false };
         let order = |clients: &Clients| {

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_our_daemon_serves_is_found() {
+    fn the_control_device_of_our_daemon_is_found() {
         let tree = Tree::new();
         device(&tree, "0000:00:03.0", 0xfebd_5000, SIZE);
         let memory = device(&tree, "0000:00:04.0", 0xfebd_6000, SIZE);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_with_the_fix() {
+    fn the_error_for_a_missing_device_says_how_to_fix_it() {
         let tree = Tree::new();
         assert!(error(&tree).contains("no control device; add the lines that `ginnel qemu-args`"));
         device(&tree, "0000:00:03.0", 0xfebd_5000, SIZE);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_that_share_a_page_are_not_given_away() {
+    fn registers_that_share_a_page_are_refused() {
         let tree = Tree::new();
         let memory = device(&tree, "0000:00:04.0", 0xfebd_6100, SIZE);
         let _host = HostLink::new(memory, 7, 16, Name::new("vm-a").unwrap());

@@ -292,7 +292,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_that_is_not_there_is_named_with_the_fix() {
+    fn the_error_for_a_missing_segment_says_how_to_fix_it() {
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
         let devices = scan(&tree, &[segment(5, SIZE), segment(6, SIZE)]);
@@ -323,7 +323,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_segment_is_left_out() {
+    fn a_device_that_is_not_a_segment_is_ignored() {
         let tree = Tree::new();
         let broken = |change: fn(&mut SegmentHeader)| {
             let mut header = header(5);

@@ -250,7 +250,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_device_that_cannot_be_read_hides_nothing() {
+    fn an_unreadable_device_does_not_hide_others() {
         let tree = Tree::new();
         let broken = tree.ivshmem("0000:00:03.0", &[]);
         fs::write(broken.join("resource"), "rubbish\n").unwrap();
@@ -304,7 +304,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn what_the_kernel_prints_is_read_back(start in any::<u32>(), len in 2u64..1 << 40) {
+        fn printed_resources_are_parsed_back(start in any::<u32>(), len in 2u64..1 << 40) {
             let start = u64::from(start) << 12;
             let text = format!("{:#018x} {:#018x} 0x0000000000140204\n", start, start + len - 1);
             prop_assert_eq!(bars(&text).unwrap()[0], Some(Bar { start, len }));

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_is_set_and_taken_back_and_that_of_others_is_left_alone() {
+    fn the_usual_policy_is_changed_and_restored_and_any_other_is_kept() {
         let mut policy = Policy { is_usual: true, is_batch: false };
         for batch in [true, false, true] {
             policy.set_batch(batch);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_plugged_in_later_is_found_when_it_is_asked_for() {
+    fn a_device_that_is_plugged_in_later_is_found_on_request() {
         let tree = Tree::new();
         let mut segments = Segments::new(tree.kernel());
         assert_eq!(segments.learn([named("late", 5)].as_bytes()).len(), 1);

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_is_slow_compared_with_private_memory() {
+    fn slowness_is_judged_relative_to_private_memory() {
         assert!(!Speed { read: 719, write: 712, private: 900 }.looks_uncached(), "an emulated CPU");
         assert!(!Speed { read: 11_000, write: 9000, private: 20_000 }.looks_uncached());
         assert!(Speed { read: 120, write: 8000, private: 15_000 }.looks_uncached(), "write-combining");

@@ -218,7 +218,7 @@ fn tell_segments(host: &mut HostLink) {
 }
 
 #[test]
-fn a_program_and_the_host_hear_each_other() {
+fn a_program_and_the_host_exchange_messages() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -256,7 +256,7 @@ fn the_host_can_end_a_connection() {
 }
 
 #[test]
-fn an_answer_to_attach_gets_what_only_the_guest_has() {
+fn an_answer_to_attach_gets_the_guests_descriptors() {
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
@@ -288,7 +288,7 @@ fn an_answer_to_attach_gets_what_only_the_guest_has() {
 }
 
 #[test]
-fn a_segment_without_device_is_refused_with_the_fix() {
+fn the_refusal_for_a_segment_without_device_says_how_to_fix_it() {
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
@@ -307,7 +307,7 @@ fn a_segment_without_device_is_refused_with_the_fix() {
 }
 
 #[test]
-fn without_a_host_requests_are_refused_for_the_moment() {
+fn requests_without_a_host_are_refused_as_temporary() {
     let vm = TestVm::new();
     let program = vm.program();
     program.say(Kind::INSPECT, 2, &[]);
@@ -332,7 +332,7 @@ fn a_new_host_daemon_finds_no_clients_of_the_old() {
 }
 
 #[test]
-fn a_daemon_that_stops_says_so_and_its_successor_goes_on() {
+fn a_daemon_that_stops_closes_the_link_and_its_successor_continues() {
     let mut vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -515,7 +515,7 @@ fn attached_as(endpoint: u32, request: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_full_ring_holds_programs_up_and_loses_nothing() {
+fn a_full_ring_delays_programs_and_loses_nothing() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -538,7 +538,7 @@ fn a_full_ring_holds_programs_up_and_loses_nothing() {
 }
 
 #[test]
-fn a_program_that_keeps_the_ring_full_keeps_nobody_out() {
+fn a_program_that_keeps_the_ring_full_does_not_starve_others() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let (greedy, modest) = (vm.program(), vm.program());
@@ -566,7 +566,7 @@ fn a_program_that_keeps_the_ring_full_keeps_nobody_out() {
 }
 
 #[test]
-fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
+fn requests_of_a_program_that_ends_are_passed_on_and_others_are_served() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let (dying, living) = (vm.program(), vm.program());
@@ -593,7 +593,7 @@ fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
 }
 
 #[test]
-fn who_breaks_the_protocol_is_told_and_shown_the_door() {
+fn a_program_that_breaks_the_protocol_gets_an_error_and_is_disconnected() {
     let vm = TestVm::new();
     let _host = vm.session();
     let hello = |version| wire::Hello { version, reserved: 0, features: 0 };
@@ -667,7 +667,7 @@ fn next_facts(host: &mut HostLink, client: u32) -> wire::SocketFacts {
 }
 
 #[test]
-fn programs_that_are_left_out_stay_on_tcp() {
+fn excluded_programs_stay_on_tcp() {
     let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
     for (excluded, is_left_out) in [("another", false), (comm.trim_end(), true)] {
         let vm = TestVm::without(excluded);
@@ -687,7 +687,7 @@ fn programs_that_are_left_out_stay_on_tcp() {
 }
 
 #[test]
-fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back() {
+fn a_reported_socket_is_passed_on_as_facts_and_events_come_back() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -754,7 +754,7 @@ fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back
 }
 
 #[test]
-fn what_is_no_tcp_connection_stays_what_it_is() {
+fn a_socket_that_is_not_a_tcp_connection_stays_as_it_is() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -793,7 +793,7 @@ fn only_a_report_carries_a_descriptor_and_only_the_daemon_states_facts() {
 }
 
 #[test]
-fn features_are_those_of_both_daemons() {
+fn only_features_of_both_daemons_are_offered() {
     let vm = TestVm::new();
     let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: u64::MAX };
     let features = |program: &Program| {
@@ -834,7 +834,7 @@ fn features_are_those_of_both_daemons() {
 }
 
 #[test]
-fn a_program_that_never_reads_is_given_up_and_others_are_served() {
+fn a_program_that_never_reads_is_disconnected_and_others_are_served() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let deaf = vm.program();
@@ -856,7 +856,7 @@ fn a_program_that_never_reads_is_given_up_and_others_are_served() {
 }
 
 #[test]
-fn nonsense_from_the_host_is_survived() {
+fn invalid_messages_from_the_host_are_survived() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -886,7 +886,7 @@ fn a_uuid_is_32_digits() {
 }
 
 #[test]
-fn one_daemon_at_a_time() {
+fn only_one_daemon_runs_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let _lock = lock(dir.path()).unwrap();
     assert!(lock(dir.path()).unwrap_err().to_string().contains("another ginneld runs"));
@@ -894,7 +894,7 @@ fn one_daemon_at_a_time() {
 
 /// Floods the daemon with connections that send nothing, or only `HELLO`.
 #[test]
-fn connections_that_attach_to_nothing_keep_nobody_out() {
+fn connections_that_attach_to_nothing_do_not_keep_others_out() {
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
@@ -971,7 +971,7 @@ fn parsed(args: &[&str]) -> Result<Args, String> {
 }
 
 #[test]
-fn the_number_of_programs_is_a_matter_of_the_command_line() {
+fn the_command_line_sets_the_number_of_programs() {
     let most = parsed(&["--max-clients", "100"]).unwrap().most();
     assert_eq!((most.all, most.per_user), (100, 100));
     let most = parsed(&["--max-clients", "65536", "--clients-per-user", "5"]).unwrap().most();
@@ -985,7 +985,7 @@ fn the_number_of_programs_is_a_matter_of_the_command_line() {
 }
 
 #[test]
-fn who_is_asked_whether_he_is_there_says_so() {
+fn a_daemon_answers_a_ping() {
     let vm = TestVm::new();
     let mut host = vm.session();
     host.send(RelayKind::PING, 0, &[]).unwrap();

@@ -119,14 +119,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_makes_no_sense_may_still_say_where_the_state_is() {
+    fn an_invalid_file_may_still_name_the_state_folder() {
         let text = "[daemon\n  state_dir = \"/a b\" # here\nstate_dir_of = \"/c\"\nstate_dir = 7\n";
         let dirs = state_dirs(text);
         assert_eq!((dirs.first(), dirs.last()), (Some(&"/a b".into()), Some(&DEFAULT_DIR.into())));
     }
 
     #[test]
-    fn a_copy_counts_for_its_file_and_folder_only() {
+    fn a_copy_is_valid_only_for_its_file_and_folder() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ginneld.toml");
         let text = |dir: &Path| format!("[daemon]\nstate_dir = {dir:?}\n");

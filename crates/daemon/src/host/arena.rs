@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_can_be_had_again() {
+    fn freed_huge_pages_can_be_allocated_again() {
         const HUGE: u64 = 2 << 20;
         let mut arena = Arena::of_segment(64 << 20);
         let mut blocks = Vec::new();

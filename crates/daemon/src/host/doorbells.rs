@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_long_has_something_of_each_segment() {
+    fn a_list_that_is_cut_has_vectors_of_each_segment() {
         let books = books(8, &[("a", &[0, 1]), ("b", &[0, 1]), ("c", &[0, 1])]);
         let told = books.untold(1, &Told::new(), 8);
         assert_eq!(told[&0].len(), 8);

@@ -44,7 +44,7 @@ mod tests {
     use std::fs::File;
 
     #[test]
-    fn it_maps_and_does_not_truncate() -> Result<(), Errno> {
+    fn a_handed_descriptor_can_map_and_cannot_truncate() -> Result<(), Errno> {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(1 << 20).unwrap();
         let handed = without_truncation(&file.try_clone().unwrap().into());

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_referred_to_is_not_given_out_again() {
+    fn a_number_and_epoch_in_use_by_a_reference_is_not_given_out_again() {
         let mut numbers = Numbers::default();
         numbers.refer(1, 70);
         numbers.refer(2, USED_UP - 1);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn listener_numbers_go_round() {
+    fn listener_numbers_wrap_around() {
         assert_eq!((following_listener(1), following_listener(u32::MAX)), (2, 1));
         assert!(
             is_ahead(7, 7)

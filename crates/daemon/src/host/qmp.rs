@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_the_vms_own_qemu_is_spoken_to() {
+    fn a_process_other_than_the_vms_qemu_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         assert!(Monitor::open(&path, 1).unwrap_err().contains("No such file"));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_does_not_block() {
+    fn a_qemu_that_does_not_read_does_not_block_the_daemon() {
         let (mut monitor, mut qemu, _dir) = pair();
         qemu.write_all(GREETING).unwrap();
         assert_eq!(monitor.hear().unwrap(), []);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_the_end() {
+    fn a_line_without_end_ends_the_connection() {
         let (mut monitor, mut qemu, _dir) = pair();
         let write = std::thread::spawn(move || qemu.write_all(&vec![b' '; LONGEST + READ]));
         assert!((0..1 << 20).any(|_| {
@@ -300,7 +300,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_heard(bytes in prop::collection::vec(any::<u8>(), 1..300), json in ".{0,100}") {
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 1..300), json in ".{0,100}") {
             let (mut monitor, mut qemu, _dir) = pair();
             for text in [&bytes[..], json.as_bytes(), b"\n", format!("{{\"id\":{json:?}}}\n").as_bytes()] {
                 qemu.write_all(text).unwrap();

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_reported_and_a_store_is_not() {
+    fn a_truncation_is_reported_and_a_store_is_not() {
         let poller = Poller::new().unwrap();
         let mut files = Files::new(&poller).unwrap();
         let (cut, identity, watched) = file();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_gets_size_and_memory_back() {
+    fn a_truncated_file_gets_its_size_and_memory_back() {
         let poller = Poller::new().unwrap();
         let mut files = Files::new(&poller).unwrap();
         let (cut, identity, watched) = file();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_meanwhile_is_given_back_too() {
+    fn a_file_truncated_meanwhile_is_restored_too() {
         let (cut, _, watched) = file();
         let cuts = std::cell::Cell::new(0);
         cut.set_len(0).unwrap();

@@ -706,7 +706,7 @@ mod tests {
     use crate::host::config::Config;
 
     #[test]
-    fn what_was_there_is_not_called_made() {
+    fn an_existing_file_does_not_count_as_made() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let text = format!(
             "[daemon]\nshm_dir = {:?}\n[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\n",

@@ -563,7 +563,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_of_a_watch_that_has_ended_is_nobodys() {
+    fn an_event_of_an_ended_watch_matches_nothing() {
         let poller = Poller::new().unwrap();
         let mut watches = Watches::default();
         let process = Process::of(std::process::id()).unwrap();

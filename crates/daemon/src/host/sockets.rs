@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_and_all_of_an_account_report_so_often() {
+    fn the_reports_of_a_process_and_of_an_account_are_limited() {
         let now = Instant::now();
         let mut allowances = Allowances { of: BTreeMap::new(), tidied: now };
         let of_process = REPORTS_OF_PROCESS.burst as usize;

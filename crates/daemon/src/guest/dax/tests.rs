@@ -193,7 +193,7 @@ fn a_segment_is_found_by_the_uuid_of_its_info_block() {
 }
 
 #[test]
-fn a_reader_gets_a_file_that_cannot_be_mapped_for_stores() {
+fn a_reader_gets_a_file_that_can_only_be_mapped_for_reading() {
     let tree = Tree::new();
     let _one = whole(&tree, 1, 5);
     let segment = relay::Segment { access: Access::READ_ONLY, ..segment(5) };
@@ -218,7 +218,7 @@ fn two_devices_of_one_uuid_are_both_refused() {
 }
 
 #[test]
-fn a_bar_does_where_there_is_no_dax_device() {
+fn a_bar_is_used_if_there_is_no_dax_device() {
     let tree = Tree::new();
     super::super::memory_device::tests::add(&tree, "0000:00:05.0", SIZE, header(5));
     let devices = scan(&tree, &[segment(5)]);
@@ -290,7 +290,7 @@ fn modules_are_loaded_in_order_if_there_is_a_use_for_them() {
 }
 
 #[test]
-fn a_damaged_info_block_is_told_from_a_repaired_one() {
+fn a_damaged_info_block_is_distinguished_from_a_repaired_one() {
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START).with_block_device(InfoBlock::new_zeroed());
     device.nd_driver("dax_pmem");
@@ -314,7 +314,7 @@ fn a_damaged_info_block_is_told_from_a_repaired_one() {
 }
 
 #[test]
-fn what_became_of_the_device_is_said() {
+fn the_error_says_what_became_of_the_device() {
     let with_driver = |driver| {
         let tree = Tree::new();
         let device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
@@ -338,7 +338,7 @@ fn what_became_of_the_device_is_said() {
 }
 
 #[test]
-fn a_device_whose_header_says_something_else_is_refused() {
+fn a_device_with_the_header_of_another_segment_is_refused() {
     for other in [header(6), SegmentHeader::new_zeroed()] {
         let tree = Tree::new();
         let device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
@@ -354,7 +354,7 @@ fn a_device_whose_header_says_something_else_is_refused() {
 }
 
 #[test]
-fn rubbish_in_sysfs_hides_nothing() {
+fn invalid_entries_in_sysfs_do_not_hide_others() {
     let tree = Tree::new();
     let broken = whole(&tree, 1, 6);
     fs::write(broken.made().join("dax1.0/size"), "many\n").unwrap();
@@ -370,7 +370,7 @@ fn read(path: PathBuf) -> String {
 }
 
 #[test]
-fn a_device_is_made_by_hand_with_what_the_host_has_said() {
+fn a_device_is_made_with_the_settings_of_the_host() {
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START).with_willing_seed(RESERVED, SIZE - RESERVED);
     let small = relay::Segment { page: dax::SMALL_PAGE, ..segment(5) };
@@ -395,7 +395,7 @@ fn a_region_of_another_size_is_not_touched() {
 }
 
 #[test]
-fn a_device_that_lies_elsewhere_than_the_data_is_given_back() {
+fn a_device_with_misplaced_data_is_released() {
     for (front, len) in
         [(2 * RESERVED, SIZE - 2 * RESERVED), (RESERVED, SIZE - 2 * RESERVED), (0x2000, SIZE - 0x2000)]
     {
@@ -410,7 +410,7 @@ fn a_device_that_lies_elsewhere_than_the_data_is_given_back() {
 }
 
 #[test]
-fn an_attempt_that_did_not_come_to_an_end_is_cleared_away() {
+fn an_interrupted_attempt_is_cleaned_up() {
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
     let device = device.with_willing_seed(RESERVED, SIZE - RESERVED);
@@ -420,7 +420,7 @@ fn an_attempt_that_did_not_come_to_an_end_is_cleared_away() {
 }
 
 #[test]
-fn what_a_kernel_has_made_by_itself_is_looked_at() {
+fn a_device_that_the_kernel_made_by_itself_is_checked() {
     let tree = Tree::new();
     let device = whole(&tree, 1, 5);
     assert!(!tree.kernel().probes_by_itself());
@@ -439,7 +439,7 @@ fn what_a_kernel_has_made_by_itself_is_looked_at() {
 }
 
 #[test]
-fn a_segment_that_is_too_small_for_it_is_named() {
+fn the_error_names_a_segment_that_is_too_small() {
     let tree = Tree::new();
     let small = relay::Segment { size: 8 << 20, ..segment(5) };
     let device = Device::new(&tree, 1).with_region(8 << 20, START);

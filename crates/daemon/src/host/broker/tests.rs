@@ -51,23 +51,23 @@ fn name(text: &str) -> Name {
 }
 
 /// A request that is answered with a block.
-trait Wish {
+trait BlockRequest {
     fn packet(&self) -> (Kind, Vec<u8>);
 }
 
-impl Wish for wire::BlockCreate {
+impl BlockRequest for wire::BlockCreate {
     fn packet(&self) -> (Kind, Vec<u8>) {
         (Kind::BLOCK_CREATE, self.as_bytes().to_vec())
     }
 }
 
-impl Wish for wire::BlockOpen {
+impl BlockRequest for wire::BlockOpen {
     fn packet(&self) -> (Kind, Vec<u8>) {
         (Kind::BLOCK_OPEN, self.as_bytes().to_vec())
     }
 }
 
-impl Wish for wire::BlockResize {
+impl BlockRequest for wire::BlockResize {
     fn packet(&self) -> (Kind, Vec<u8>) {
         (Kind::BLOCK_RESIZE, self.as_bytes().to_vec())
     }
@@ -83,7 +83,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn block(&mut self, id: ClientId, wish: &impl Wish) -> Result<wire::Block, ErrorCode> {
+    fn block(&mut self, id: ClientId, wish: &impl BlockRequest) -> Result<wire::Block, ErrorCode> {
         let (kind, body) = wish.packet();
         match self.ask_all(id, kind, &body) {
             (Kind::BLOCK, body, _) => Ok(wire::body(&body).unwrap()),

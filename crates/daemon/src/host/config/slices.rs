@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qemu_that_is_not_there_is_no_version() {
+    fn a_missing_qemu_has_no_version() {
         assert!(Version::ask(Path::new("/nowhere/qemu")).is_err());
     }
 }

@@ -74,7 +74,7 @@ fn the_manual_has_every_limit_with_its_default() {
 }
 
 #[test]
-fn a_limit_that_is_impossible_is_refused_wherever_it_stands() {
+fn an_impossible_limit_is_refused_in_each_table() {
     for text in
         ["[limits]\nmax_clients = 0\n", "[limits]\nqueue = \"1K\"\n", "[limits]\ndefault_ring = \"1\"\n"]
     {

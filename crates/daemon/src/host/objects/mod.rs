@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_has_a_name_in_the_journal_that_is_known_and_its_own() {
+    fn each_change_has_a_known_and_unique_name_in_the_journal() {
         let mut all = BTreeSet::from(["optional"]);
         for [records, variants] in names() {
             assert!(!variants.is_empty());

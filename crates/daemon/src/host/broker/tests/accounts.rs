@@ -110,7 +110,7 @@ fn channels_blocks_and_locks_of_one_user_leave_room_for_others() {
 }
 
 #[test]
-fn what_an_older_journal_has_is_charged_to_root() {
+fn objects_of_an_older_journal_are_charged_to_root() {
     let old = r#"{"number":3,"segment":"web","name":"l","kind":1,"limit":0,"offset":4194304,"persistent":true,"member":0,
         "next_epoch":2,"users":[]}"#;
     let object: super::super::super::objects::sync::SyncObject = serde_json::from_str(old).unwrap();

@@ -9,7 +9,7 @@ fn open(bench: &mut Bench, id: ClientId, nonce: u64) -> Option<u64> {
 }
 
 #[test]
-fn a_request_asked_again_yields_the_same_board() {
+fn a_repeated_request_gets_the_same_board() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let first = open(&mut bench, a, 7).unwrap();
@@ -58,7 +58,7 @@ fn a_board_outlives_its_endpoint_until_nobody_can_write_to_it() {
 }
 
 #[test]
-fn the_survivor_of_a_channel_is_told_by_way_of_its_boards() {
+fn the_survivor_of_a_channel_is_woken_through_its_boards() {
     let mut bench = Bench::new(Limits::default());
     let ((a, _), (b, _)) = (bench.attach(0, "web"), bench.attach(0, "web"));
     bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
@@ -81,7 +81,7 @@ fn the_survivor_of_a_channel_is_told_by_way_of_its_boards() {
 }
 
 #[test]
-fn boards_that_a_process_has_left_are_given_to_the_next() {
+fn boards_that_a_process_has_left_are_given_to_the_next_process() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let process = bench.process_of(a);
@@ -118,7 +118,7 @@ fn boards_that_a_process_has_left_are_given_to_the_next() {
 }
 
 #[test]
-fn a_board_of_an_older_journal_is_taken_from_nobody() {
+fn a_board_of_an_older_journal_has_no_process() {
     let old = r#"{"endpoint":1,"epoch":1,"segment":"web","member":0,"uid":0,"offset":4096,"nonce":3}"#;
     let board: super::super::super::objects::board::Board = serde_json::from_str(old).unwrap();
     assert_eq!((board.process, board.is_left), (None, false));

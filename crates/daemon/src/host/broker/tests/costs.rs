@@ -19,7 +19,7 @@ fn with_handles(bench: &mut Bench, count: u64) -> ClientId {
 }
 
 #[test]
-fn a_handle_costs_the_same_beside_many() {
+fn a_handle_costs_the_same_beside_many_others() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     bench.block(a, &block_create("x", 1, Rights::READ, 1)).unwrap();
@@ -122,7 +122,7 @@ fn a_grant_to_a_member_looks_at_no_endpoint_that_does_not_hold_the_block() {
 }
 
 #[test]
-fn what_was_granted_to_an_endpoint_is_given_back_in_turns() {
+fn grants_to_an_endpoint_are_given_back_in_turns() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, whom) = bench.attach(VM, "web");
@@ -159,7 +159,7 @@ fn what_was_granted_to_an_endpoint_is_given_back_in_turns() {
 }
 
 #[test]
-fn a_ring_of_the_daemon_looks_at_no_lock() {
+fn relaying_a_ring_does_not_look_at_locks() {
     let mut limits = Limits::default();
     limits.member.handles_per_member = 1 << 20;
     let mut bench = Bench::new(limits);
@@ -183,7 +183,7 @@ fn a_ring_of_the_daemon_looks_at_no_lock() {
 }
 
 #[test]
-fn coming_back_and_not_listening_any_more_cost_what_waits_and_not_what_is_there() {
+fn returning_and_unlistening_cost_only_what_waits() {
     const CHANNELS: u64 = 10_000;
     let mut limits = Limits::default();
     (limits.member.channels_per_endpoint, limits.member.channels_per_member) = (1 << 20, 1 << 20);

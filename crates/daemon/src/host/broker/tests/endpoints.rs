@@ -32,7 +32,7 @@ fn effects_come_in_the_order_that_survives_a_crash() {
 }
 
 #[test]
-fn who_may_not_is_told_why() {
+fn a_refusal_says_why() {
     let mut bench = Bench::new(Limits::default());
     bench.broker.set_access(
         name("own"),
@@ -53,7 +53,7 @@ fn who_may_not_is_told_why() {
 }
 
 #[test]
-fn limits_are_limits() {
+fn each_limit_is_enforced() {
     let mut limits = Limits { backlog: 2, ..Limits::default() };
     limits.member.endpoints_per_member = 3;
     limits.member.listeners_per_endpoint = 2;
@@ -87,7 +87,7 @@ fn limits_are_limits() {
 }
 
 #[test]
-fn a_name_at_a_member_is_that_members() {
+fn a_name_at_a_member_belongs_to_that_member() {
     let mut bench = Bench::new(Limits::default());
     let (host, _) = bench.attach(0, "web");
     let (vm, _) = bench.attach(VM, "web");
@@ -97,7 +97,7 @@ fn a_name_at_a_member_is_that_members() {
 }
 
 #[test]
-fn doorbells_are_named_as_the_caller_can_use_them() {
+fn doorbells_are_named_in_the_form_that_the_caller_can_use() {
     let mut bench = Bench::new(Limits::default());
     let qemu = Process { pid: 1, started: 1 };
     let told = bench.broker.books.untold(VM, &BTreeMap::new(), 4);
@@ -184,7 +184,7 @@ fn only_a_process_with_the_token_comes_back() {
 }
 
 #[test]
-fn a_reused_number_is_not_taken_for_its_predecessor() {
+fn an_endpoint_with_a_reused_number_is_not_confused_with_its_predecessor() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (b, old) = bench.attach(0, "web");
@@ -212,7 +212,7 @@ fn a_reused_number_is_not_taken_for_its_predecessor() {
 }
 
 #[test]
-fn unlistening_refuses_those_who_wait() {
+fn unlistening_refuses_waiting_channels() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, attached) = bench.attach(0, "web");
@@ -229,7 +229,7 @@ fn unlistening_refuses_those_who_wait() {
 }
 
 #[test]
-fn what_the_journal_does_not_take_is_refused_and_changes_nothing() {
+fn a_request_that_the_journal_does_not_accept_is_refused_and_changes_nothing() {
     let mut bench = Bench::new(Limits::default());
     let ((a, own), (b, _)) = (bench.attach(0, "web"), bench.attach(VM, "web"));
     assert_eq!(bench.ask(a, Kind::LISTEN, listen("x").as_bytes()), Kind::LISTENING);

@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_clients_do_the_books_hold_and_the_journal_makes_them_again(
+    fn any_requests_leave_the_books_consistent_and_reproducible(
         steps in prop::collection::vec(step(), 1..120),
         cut in any::<prop::sample::Index>(),
         turn in prop_oneof![1..6usize, Just(TURN)],

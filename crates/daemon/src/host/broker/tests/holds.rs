@@ -150,7 +150,7 @@ fn a_token_is_good_for_one_process() {
 }
 
 #[test]
-fn another_user_needs_a_place_in_the_segment() {
+fn an_adopter_of_another_user_needs_access_to_the_segment() {
     let mut bench = Bench::new(Limits::default());
     bench.broker.set_access(
         name("web"),
@@ -183,7 +183,7 @@ fn another_user_needs_a_place_in_the_segment() {
 }
 
 #[test]
-fn a_program_that_was_executed_is_the_endpoint_again() {
+fn an_executed_program_can_adopt_its_own_endpoint() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let me = Process::of(std::process::id()).unwrap();
@@ -205,7 +205,7 @@ fn a_program_that_was_executed_is_the_endpoint_again() {
 }
 
 #[test]
-fn holds_are_bounded() {
+fn holds_are_limited() {
     let mut limits = Limits::default();
     limits.member.holds_per_member = 100;
     let mut bench = Bench::new(limits);
@@ -248,7 +248,7 @@ fn holds_are_bounded() {
 }
 
 #[test]
-fn the_next_daemon_counts_the_time_anew() {
+fn the_next_daemon_restarts_the_time_of_holds() {
     let mut bench = Bench::new(Limits::default());
     let attached = orphan(&mut bench, 0, 0);
     restart(&mut bench);
@@ -268,7 +268,7 @@ fn the_next_daemon_counts_the_time_anew() {
 }
 
 #[test]
-fn no_hold_is_promised_that_the_journal_does_not_take() {
+fn a_hold_that_the_journal_does_not_accept_is_refused() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     assert_eq!(bench.ask(a, Kind::HOLD, hold(TOKEN, 5000).as_bytes()), Kind::OK);

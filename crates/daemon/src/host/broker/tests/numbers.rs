@@ -27,7 +27,7 @@ const USED_UP: &str = r#"{"start":{"boot_id":"01010101010101010101010101010101",
     "next_listener":4294967295,"next_channel":5,"next_object":20}}"#;
 
 #[test]
-fn an_installation_that_had_used_up_its_numbers_goes_on() {
+fn a_journal_with_used_up_epochs_can_be_continued() {
     let mut bench = resumed(&[USED_UP, HOST, WEB]);
     let mut seen = BTreeSet::new();
     for _ in 0..5 {
@@ -48,7 +48,7 @@ fn an_installation_that_had_used_up_its_numbers_goes_on() {
 }
 
 #[test]
-fn a_listener_number_comes_again_only_when_it_is_free() {
+fn a_listener_number_is_reused_only_when_it_is_free() {
     let mut bench = resumed(&[
         &USED_UP.replace("\"next_listener\":4294967295", "\"next_listener\":4294967294"),
         HOST,
@@ -67,7 +67,7 @@ fn a_listener_number_comes_again_only_when_it_is_free() {
 }
 
 #[test]
-fn a_number_whose_epochs_are_used_up_is_given_to_nobody() {
+fn a_number_whose_epochs_are_used_up_is_not_given_out() {
     let start = USED_UP.replace("\"next_object\":20", "\"next_object\":20,\"epochs\":[[1,4294967293],[2,9]]");
     let mut bench = resumed(&[&start, HOST, WEB]);
     let mut got = Vec::new();
@@ -85,7 +85,7 @@ fn a_number_whose_epochs_are_used_up_is_given_to_nobody() {
 /// What an endpoint has left is not given to the endpoint that has its number next, even if the daemon that gave out the number
 /// did not count epochs for each number separately.
 #[test]
-fn nobody_is_taken_for_a_predecessor() {
+fn an_endpoint_is_not_confused_with_its_predecessor() {
     let block = r#"{"block":{"number":20,"segment":"web","name":"left","owner":1,"owner_epoch":41,"member":0,"uid":1000,
         "offset":2162688,"size":4096,"span":4096,"persistent":true,"made":1,"others":0,
         "grants":[{"member":0,"epoch":55,"rights":2},{"member":0,"epoch":56,"rights":1}],"handles":[]}}"#;
@@ -115,7 +115,7 @@ fn nobody_is_taken_for_a_predecessor() {
 
 /// The daemon is killed when a listener has ended and the connection that waited there has not.
 #[test]
-fn a_connection_that_waits_where_nobody_listens_is_closed_at_the_start() {
+fn a_connection_waiting_at_an_ended_listener_is_closed_at_the_start() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, _) = bench.attach(0, "web");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
+fn a_slot_is_written_before_the_answer_and_taken_back_when_its_user_dies() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (b, other) = bench.attach(VM, "web");
@@ -58,7 +58,7 @@ fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
 }
 
 #[test]
-fn an_object_has_sixty_three_users_and_an_endpoint_its_handles() {
+fn users_of_an_object_and_handles_of_an_endpoint_are_limited() {
     let mut limits = Limits::default();
     limits.member.handles_per_endpoint = 64;
     limits.member.blocks_per_member = 2;
@@ -81,7 +81,7 @@ fn an_object_has_sixty_three_users_and_an_endpoint_its_handles() {
 }
 
 #[test]
-fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
+fn only_doorbells_of_the_segments_members_are_rung() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (own, _) = bench.attach(0, "own");
@@ -102,7 +102,7 @@ fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
 }
 
 #[test]
-fn a_block_is_opened_with_what_its_owner_grants() {
+fn a_block_is_opened_with_the_rights_that_its_owner_grants() {
     use Rights as R;
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
@@ -197,7 +197,7 @@ fn a_persistent_block_stays_and_its_user_owns_it_again() {
 }
 
 #[test]
-fn each_quota_of_blocks_is_one() {
+fn each_quota_of_blocks_is_enforced() {
     let mut limits = Limits::default();
     limits.member.blocks_per_endpoint = 2;
     limits.member.blocks_per_member = 3;
@@ -222,7 +222,7 @@ fn each_quota_of_blocks_is_one() {
 }
 
 #[test]
-fn a_block_has_its_grants() {
+fn the_grants_of_a_block_are_limited() {
     let mut limits = Limits::default();
     limits.member.grants_per_block = 2;
     let mut bench = Bench::new(limits);
@@ -248,7 +248,7 @@ fn a_block_has_its_grants() {
 }
 
 #[test]
-fn who_comes_back_is_told_again_what_it_has_lost() {
+fn an_endpoint_that_returns_is_told_again_of_its_revocations() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, attached) = bench.attach(0, "web");
@@ -283,7 +283,7 @@ fn who_comes_back_is_told_again_what_it_has_lost() {
 }
 
 #[test]
-fn a_holder_that_does_not_answer_is_told_of_few_revocations_and_of_each_once() {
+fn a_silent_holder_gets_few_revocations_and_each_only_once() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, attached) = bench.attach(VM, "web");
@@ -334,7 +334,7 @@ fn a_holder_that_does_not_answer_is_told_of_few_revocations_and_of_each_once() {
 
 /// A revocation that an endpoint did not learn of before it ended is not sent to the next endpoint with its number.
 #[test]
-fn nothing_is_revoked_that_is_ending() {
+fn revocations_of_an_ending_endpoint_do_not_reach_its_successor() {
     const HANDLES: u64 = 600;
     let mut bench = Bench::new(Limits::default());
     let (owner, _) = bench.attach(0, "web");
@@ -386,7 +386,7 @@ fn nothing_is_revoked_that_is_ending() {
 }
 
 #[test]
-fn a_member_has_its_handles() {
+fn the_handles_of_a_member_are_limited() {
     let mut limits = Limits::default();
     limits.member.handles_per_member = 3;
     let mut bench = Bench::new(limits);
@@ -414,7 +414,7 @@ fn a_member_has_its_handles() {
 }
 
 #[test]
-fn who_cannot_ring_another_user_of_an_object_is_passed_on_also_by_the_next_daemon() {
+fn rings_between_users_of_an_object_are_relayed_by_the_next_daemon_too() {
     let mut bench = Bench::new(Limits::default());
     let (vm, _) = bench.attach(VM, "web");
     let (host, _) = bench.attach(0, "web");

@@ -74,7 +74,7 @@ fn a_process_that_comes_back_replaces_its_own_connection_and_no_other() {
 }
 
 #[test]
-fn a_connection_that_was_inherited_holds_an_endpoint_whose_owners_have_ended() {
+fn an_inherited_connection_keeps_an_endpoint_without_owners() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached, _) = pair(&mut bench);
     let (number, epoch, parent) = (attached.endpoint, attached.epoch, bench.process_of(a));
@@ -108,7 +108,7 @@ fn a_connection_that_was_inherited_holds_an_endpoint_whose_owners_have_ended() {
 }
 
 #[test]
-fn a_child_that_has_only_joined_goes_with_the_connection() {
+fn a_child_that_has_only_joined_is_an_owner_until_the_connection_ends() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached, _) = pair(&mut bench);
     let parent = bench.process_of(a);
@@ -148,7 +148,7 @@ fn detaching_ends_the_ownership_of_the_sender() {
 }
 
 #[test]
-fn one_that_cannot_be_watched_ends_with_its_last_connection() {
+fn an_owner_that_cannot_be_watched_ends_with_its_last_connection() {
     let mut bench = Bench::new(Limits::default());
     // This process belongs to another process namespace.
     let unseen = Process { pid: 0, started: 0 };
@@ -172,7 +172,7 @@ fn one_that_cannot_be_watched_ends_with_its_last_connection() {
 }
 
 #[test]
-fn a_program_that_was_replaced_is_looked_for_when_its_connection_ends() {
+fn a_replaced_program_is_noticed_when_its_connection_ends() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let me = Process::of(std::process::id()).unwrap();
@@ -188,7 +188,7 @@ fn a_program_that_was_replaced_is_looked_for_when_its_connection_ends() {
 }
 
 #[test]
-fn a_request_without_a_body_says_so() {
+fn a_needless_body_is_refused() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     for kind in [Kind::JOIN, Kind::DETACH] {
@@ -204,7 +204,7 @@ fn a_request_without_a_body_says_so() {
 }
 
 #[test]
-fn owners_are_bounded() {
+fn owners_of_an_endpoint_are_limited() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (vm, in_vm) = bench.attach(VM, "web");
@@ -228,7 +228,7 @@ fn owners_are_bounded() {
 }
 
 #[test]
-fn after_a_restart_an_endpoint_without_known_owner_is_dead() {
+fn an_endpoint_without_known_owners_ends_after_a_restart() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (_, other) = bench.attach(0, "web");

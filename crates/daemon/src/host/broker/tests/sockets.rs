@@ -116,7 +116,7 @@ fn the_two_ends_of_a_connection_of_this_host_are_told_where_to_meet() {
 }
 
 #[test]
-fn a_name_where_two_meet_is_told_to_them_alone() {
+fn only_the_two_ends_learn_the_name_where_they_meet() {
     let mut bench = Bench::new(Limits::default());
     let (id, _) = bench.attach(HOST_MEMBER, "own");
     let wish =
@@ -131,7 +131,7 @@ fn a_name_where_two_meet_is_told_to_them_alone() {
 }
 
 #[test]
-fn what_is_no_connection_stays_and_what_is_no_report_is_refused() {
+fn sockets_without_connection_stay_on_tcp_and_invalid_reports_are_refused() {
     let mut bench = Bench::new(Limits::default());
     let id = bench.client(HOST_MEMBER, 0);
     let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -148,7 +148,7 @@ fn what_is_no_connection_stays_and_what_is_no_report_is_refused() {
 }
 
 #[test]
-fn who_may_use_no_segment_together_stays_on_tcp() {
+fn a_connection_without_a_common_segment_stays_on_tcp() {
     let mut bench = Bench::new(Limits::default());
     let (one, other) = (bench.client(HOST_MEMBER, 0), bench.client(HOST_MEMBER, 1000));
     let meet = |bench: &mut Bench| {
@@ -167,7 +167,7 @@ fn who_may_use_no_segment_together_stays_on_tcp() {
 }
 
 #[test]
-fn what_a_vm_says_holds_for_that_vm() {
+fn facts_from_a_vm_are_believed_only_for_that_vm() {
     let mut bench = Bench::new(Limits::default());
     let guest = bench.client(VM, 0);
     // Both ends are in one VM, whose daemon is believed.
@@ -219,7 +219,7 @@ fn a_report_ends_with_its_session_or_when_it_is_withdrawn() {
 }
 
 #[test]
-fn a_report_ends_with_the_kernel_that_has_the_socket_and_with_a_lost_session() {
+fn a_report_ends_with_its_kernel_or_with_a_lost_session() {
     let mut bench = Bench::new(Limits::default());
     let guest = bench.client(VM, 0);
     bench.relay(guest, &facts(SocketRole::CONNECTOR, 1, 777));
@@ -231,7 +231,7 @@ fn a_report_ends_with_the_kernel_that_has_the_socket_and_with_a_lost_session() {
 }
 
 #[test]
-fn a_report_takes_the_place_of_an_earlier_one() {
+fn a_report_replaces_an_earlier_one() {
     let mut bench = Bench::new(Limits::default());
     let (one, other) = (bench.client(HOST_MEMBER, 0), bench.client(HOST_MEMBER, 0));
     let ((first, _first_peer), (second, _second_peer)) = (pair(), pair());
@@ -249,7 +249,7 @@ fn a_report_takes_the_place_of_an_earlier_one() {
 }
 
 #[test]
-fn a_socket_with_the_addresses_of_another_takes_its_place() {
+fn a_socket_with_the_addresses_of_another_replaces_it() {
     let mut bench = Bench::new(Limits::default());
     let guest = bench.client(VM, 0);
     // This socket has ended without a message, and its port was given to the next one.
@@ -266,7 +266,7 @@ fn a_socket_with_the_addresses_of_another_takes_its_place() {
 }
 
 #[test]
-fn names_for_sockets_are_for_nothing_else() {
+fn names_for_sockets_cannot_be_used_otherwise() {
     let mut bench = Bench::new(Limits::default());
     let (id, _) = bench.attach(HOST_MEMBER, "own");
     for (kind, refused) in [(1, true), (2, true), (3, false)] {
@@ -277,7 +277,7 @@ fn names_for_sockets_are_for_nothing_else() {
 }
 
 #[test]
-fn a_flood_of_reports_is_not_looked_at() {
+fn a_flood_of_reports_is_refused() {
     let mut bench = Bench::new(Limits::default());
     let id = bench.client(HOST_MEMBER, 0);
     let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -291,7 +291,7 @@ fn a_flood_of_reports_is_not_looked_at() {
 }
 
 #[test]
-fn connections_of_root_do_not_go_where_other_users_see_them() {
+fn connections_of_root_do_not_use_segments_of_other_users() {
     let mut bench = Bench::new(Limits::default());
     let names: Vec<_> = bench.broker.books().segments.keys().copied().collect();
     let mut meet = |one: u32, other: u32, access: &Access| {

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_acknowledged_is_bounded_and_told_once() {
+    fn unacknowledged_revocations_are_bounded_and_sent_once() {
         let mut revocations = Revocations::default();
         (0..1000).for_each(|handle| revocations.add(1, handle));
         let first: Vec<u64> = std::iter::from_fn(|| revocations.next(1)).collect();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_settled_leaves_nothing_behind() {
+    fn settled_revocations_leave_nothing_behind() {
         let mut revocations = Revocations::default();
         (0..10).for_each(|handle| revocations.add(1, handle));
         revocations.next(1);

@@ -72,7 +72,7 @@ fn garbled(random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn a_million_forged_reports_join_nobody() {
+fn a_million_forged_reports_join_no_connection() {
     let mut bench = Bench::new(Limits::default());
     for (number, member) in [(HOSTILE, "hostile"), (SERVER, "server")] {
         let name = Text(name(member));
