@@ -27,7 +27,7 @@ macro_rules! words {
             fn from_str(text: &str) -> Result<Self, String> {
                 match text {
                     $($word => Ok(Self::$value),)+
-                    _ => Err(format!("{text:?} is none of {}", Self::WORDS.join(", "))),
+                    _ => Err(format!("{text:?} is not one of {}", Self::WORDS.join(", "))),
                 }
             }
         }

@@ -30,7 +30,7 @@ const QUEUE: usize = 32;
 const STRAYS: usize = 4;
 
 /// The reason for which the daemon does not listen to a user ([`Closer::is_held_up_by`]).
-pub const HELD_UP: &str = "this user has sent files that take too long to be closed (FUSE?): let the file system answer, or unmount it";
+pub const HELD_UP: &str = "this user has sent files that take too long to close (FUSE?): make the file system answer, or unmount it";
 
 /// The user of a connection whose user is not known.
 pub const NOBODY: u32 = u32::MAX;
@@ -97,7 +97,7 @@ impl Closer {
             drop(counted);
         });
         if let Err(error) = closing {
-            tracing::warn!(uid, %error, "no thread to close a file that a program has sent");
+            tracing::warn!(uid, %error, "cannot start a thread to close a file that a program has sent");
         }
     }
 }
@@ -127,7 +127,7 @@ impl Drop for Stray {
 fn close_sockets(queue: &Receiver<Sockets>) {
     let interrupter = Interrupter::new();
     if let Err(error) = &interrupter {
-        tracing::warn!(%error, "no timer: programs can delay what other programs have sent from being closed");
+        tracing::warn!(%error, "cannot make a timer: a program can delay the closing of files that others have sent");
     }
     let interrupt = |every| interrupter.iter().for_each(|timer| timer.set(every));
     let mut next = None;

@@ -254,7 +254,7 @@ fn ask<Fd: AsFd>(connection: BorrowedFd<'_>, what: u8, name: &str, fds: &[Fd]) -
     match answer.bytes.split_first() {
         Some((b'K', _)) => Ok(()),
         Some((b'N', why)) => Err(anyhow!("the keeper refuses: {}", String::from_utf8_lossy(why))),
-        _ => Err(anyhow!("the keeper says something unknown")),
+        _ => Err(anyhow!("the keeper has sent an unknown answer")),
     }
 }
 
@@ -269,7 +269,7 @@ fn fetch(connection: BorrowedFd<'_>) -> anyhow::Result<Held> {
             Some((b'E', name)) => drop(held.insert(String::from_utf8_lossy(name).into_owned(), fds)),
             Some((b'K', _)) => return Ok(held),
             Some((b'N', why)) => bail!("it refuses: {}", String::from_utf8_lossy(why)),
-            _ => bail!("it says something unknown"),
+            _ => bail!("it has sent an unknown answer"),
         }
     }
 }

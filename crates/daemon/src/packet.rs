@@ -293,7 +293,10 @@ pub fn listen_at_with(
 ) -> io::Result<OwnedFd> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no socket is there"));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "something that is not a socket is there",
+            ));
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

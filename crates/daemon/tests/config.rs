@@ -189,7 +189,7 @@ fn segment_files_that_are_not_ours() {
     out_of_service(&mut daemon, &["segment.web", "cannot be opened", "remove it"]);
     std::fs::remove_dir(&file).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR).unwrap();
-    out_of_service(&mut daemon, &["segment.web", "no regular file", "remove it"]);
+    out_of_service(&mut daemon, &["segment.web", "not a regular file", "remove it"]);
     std::fs::remove_file(&file).unwrap();
     if rustix::process::geteuid().is_root() {
         std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
@@ -339,7 +339,7 @@ fn a_mistake_in_the_file_does_not_count_while_there_is_a_keeper() {
         assert!(said.as_str().is_some_and(|said| said.contains("ginneld.toml")), "{said}");
         let mut b = daemon.attach("web", "b");
         b.connect("x").unwrap();
-        assert_eq!(daemon.log().matches("accepted last is served").count(), n + 1);
+        assert_eq!(daemon.log().matches("accepted last is in effect").count(), n + 1);
     }
     // What is accepted last is not what was broken.
     daemon.kill();

@@ -135,8 +135,7 @@ impl Clients {
         if !std::mem::replace(&mut self.full, true) {
             tracing::warn!(
                 user,
-                "too many connections ({limit} is the limit, see {option}): those of this user that are no endpoints are \
-                 dropped first"
+                "too many connections (the limit is {limit}, see {option}): those of this user that are not attached are closed first"
             );
         }
         given_up.map(Some).with_context(|| {
@@ -155,10 +154,7 @@ impl Clients {
             let _ = socket.send(refusal(0, ErrorCode::PROTOCOL, HELD_UP).0, Vec::new());
             bail!("files that user {uid} has sent are not closed yet");
         }
-        ensure!(
-            peer.pid != 0,
-            "a program in another process namespace has connected, which cannot be watched"
-        );
+        ensure!(peer.pid != 0, "a program in another process namespace has connected; it cannot be watched");
         let process =
             Process::of(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
         let id = self.free_number();

@@ -91,7 +91,7 @@ impl Control {
         let position = self.registers.position();
         ensure!(
             position == self.identity.member,
-            "{} is peer {position} and its memory says member {}; start its QEMU anew",
+            "{} is peer {position} and its memory says member {}; restart its QEMU",
             self.function,
             self.identity.member
         );

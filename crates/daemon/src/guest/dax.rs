@@ -240,8 +240,7 @@ impl fmt::Display for Trouble {
             ),
             Self::Misaligned { place, start } => write!(
                 f,
-                "{place} lies at {start:#x}, which is no multiple of 2 MiB; QEMU puts memory devices one behind the \
-                 other, so give all of this VM's sizes that are multiples of 2 MiB"
+                "{place} lies at {start:#x}, which is not a multiple of 2 MiB; QEMU places memory devices one after the other, so give all of this VM's sizes that are multiples of 2 MiB"
             ),
             Self::Refused { place } => {
                 write!(f, "the kernel could not make a DAX device of {place}; its log says why (dmesg)")
@@ -255,7 +254,7 @@ impl fmt::Display for Trouble {
                 f,
                 "{place} has the mode '{mode}': a member of the segment had changed its DAX info block, and this kernel \
                  has read that by itself and keeps page structures where the member can write them. Shut this VM down, \
-                 hold the module nd_pmem back (see ginneld(8)), and start it"
+                 keep the module nd_pmem from loading (see ginneld(8)), and start it"
             ),
             Self::Displaced { place, front, len } => write!(
                 f,
@@ -271,7 +270,7 @@ impl fmt::Display for Trouble {
             Self::Unusable { place, why } => write!(f, "{place} cannot be used: {why}"),
             Self::NoHeader { place } => write!(
                 f,
-                "{place} has the right uuid, but no header of a segment at its begin; a member of the segment has \
+                "{place} has the right uuid, but no header of a segment at its beginning; a member of the segment has \
                  overwritten it: shut this VM down and start it, or restart ginneld on the host"
             ),
         }
@@ -354,7 +353,7 @@ impl Kernel {
             let Some(segment) = segments.iter().find(repaired) else { return Ok(()) };
             self.remake(&region, &block_device, segment)?;
             tracing::info!(
-                "{}: the info block of segment {} has been repaired, so it is no block device any more",
+                "{}: the info block of segment {} has been repaired, so it is not a block device any more",
                 pmem.place,
                 segment.name
             );
@@ -591,7 +590,7 @@ fn number(folder: &Path, file: &str) -> Result<u64> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    number.with_context(|| format!("{}/{file} says '{text}', which is no number", folder.display()))
+    number.with_context(|| format!("{}/{file} says '{text}', which is not a number", folder.display()))
 }
 
 /// Returns `None` if there is no uuid, or if it is zero because nothing has been made of the device.

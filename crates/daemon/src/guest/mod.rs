@@ -150,7 +150,7 @@ fn interrupts(
     dev: &Path,
 ) -> (Option<Interrupts>, Option<Keeper>) {
     if args.poll {
-        tracing::info!("no interrupts, as asked: programs that wait poll");
+        tracing::info!("no interrupts, as requested: waiting programs poll");
         return (None, None);
     }
     let (function, vectors) = (&control.function, control.identity.vectors);
@@ -182,7 +182,7 @@ fn interrupts(
             (Some(interrupts), keeper)
         }
         Err(error) => {
-            tracing::warn!("no interrupts, programs that wait poll: {error:#}");
+            tracing::warn!("no interrupts, so waiting programs poll: {error:#}");
             if let Some(Err(error)) = keeper.map(Keeper::stop) {
                 tracing::warn!("{error:#}");
             }
@@ -224,7 +224,7 @@ fn stop_signals() -> Result<UnixStream> {
 fn boot_id() -> Result<[u8; 16]> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    parse_uuid(text.trim()).with_context(|| format!("{path} says '{}', which is no uuid", text.trim()))
+    parse_uuid(text.trim()).with_context(|| format!("{path} says '{}', which is not a uuid", text.trim()))
 }
 
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {

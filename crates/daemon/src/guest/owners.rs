@@ -78,7 +78,7 @@ impl Owners {
             Err(error) => {
                 tracing::warn!(
                     pid = owner.pid,
-                    "an endpoint's process cannot be watched, so the end of its connection will be taken for its end: {error}"
+                    "an endpoint's process cannot be watched, so the end of its connection will count as its end: {error}"
                 );
                 Watch::Impossible
             }

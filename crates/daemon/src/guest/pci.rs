@@ -154,7 +154,7 @@ fn text(folder: &Path, file: &str) -> Result<String> {
 fn hex(folder: &Path, file: &str) -> Result<u32> {
     let text = text(folder, file)?;
     parse_hex(text.trim()).and_then(|n| u32::try_from(n).ok()).with_context(|| {
-        format!("{}/{file} says '{}', which is no hexadecimal number", folder.display(), text.trim())
+        format!("{}/{file} says '{}', which is not a hexadecimal number", folder.display(), text.trim())
     })
 }
 

@@ -67,7 +67,7 @@ impl Daemon {
                 Ok(None) => return,
                 Ok(Some(fd)) => {
                     if let Err(error) = self.admit(fd) {
-                        tracing::debug!("a program was turned away: {error:#}");
+                        tracing::debug!("the connection of a program was refused: {error:#}");
                     }
                 }
                 Err(errno) => {
@@ -219,7 +219,7 @@ impl Daemon {
     fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>, sockets: &[OwnedFd]) {
         let Some(client) = self.clients.get(id) else { return };
         let (Some(report), [socket]) = (report, sockets) else {
-            let text = "a report of a socket that has another length, or other than one socket";
+            let text = "a report of a socket with the wrong length, or without exactly one socket";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
         };
         let facts = if !client.reports.take(REPORTS_OF_PROCESS, Instant::now()) {
@@ -394,7 +394,9 @@ impl Daemon {
                 endpoints.iter().for_each(|bytes| self.take_over_owner(zerocopy::transmute!(*bytes)));
             }
             RelayKind::PING => self.tell(RelayKind::PONG, 0, &[]),
-            RelayKind(other) => tracing::warn!("the host's daemon says something unknown ({other})"),
+            RelayKind(other) => {
+                tracing::warn!("the host's daemon has sent a message of an unknown kind ({other})")
+            }
         }
     }
 

@@ -55,7 +55,7 @@ impl Segments {
         if !trusting.is_empty() {
             tracing::warn!(
                 "the module nd_pmem is loaded, so when this VM boots its kernel trusts all members of the segments that \
-                 come by DAX ({}); hold it back, see ginneld(8)",
+                 come by DAX ({}); keep it from loading, see ginneld(8)",
                 trusting.join(", ")
             );
         }

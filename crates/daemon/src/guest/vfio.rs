@@ -106,7 +106,10 @@ impl Interrupts {
 
         let container = open(&dev.join("vfio/vfio"))?;
         let version = plain(&container, GET_API_VERSION, 0).context("asking for VFIO's version")?;
-        ensure!(version == API_VERSION, "this kernel has version {version} of VFIO, known is {API_VERSION}");
+        ensure!(
+            version == API_VERSION,
+            "this kernel has version {version} of VFIO, and this daemon knows version {API_VERSION}"
+        );
         let type1 =
             plain(&container, CHECK_EXTENSION, TYPE1V2_IOMMU).context("asking for VFIO's kinds of IOMMU")?;
         ensure!(type1 == 1, "this kernel's VFIO knows no type 1 IOMMU; load its module vfio_iommu_type1");

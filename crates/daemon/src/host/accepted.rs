@@ -70,7 +70,7 @@ fn copy_in(dir: &Path, file: &Path) -> Option<(Config, String)> {
         Ok(config) if config.state_dir == dir => Some((config, text.to_owned())),
         Ok(_) => None,
         Err(problem) => {
-            eprintln!("ginneld: nor can the configuration be used that was accepted last: {problem}");
+            eprintln!("ginneld: the configuration that was accepted last cannot be used either: {problem}");
             None
         }
     }
@@ -85,13 +85,13 @@ impl Chosen {
     pub fn accepted(&self) {
         if let Some(mistake) = &self.config.mistake {
             error!(
-                "{mistake}; the configuration that was accepted last is served meanwhile: mend the file, then restart this daemon"
+                "{mistake}; the configuration that was accepted last is in effect meanwhile: fix the file, then restart this daemon"
             );
             return;
         }
         if let Err(error) = self.keep() {
             let dir = self.config.state_dir.display();
-            warn!(%dir, %error, "the configuration cannot be kept: should the file have a mistake at the next start, nobody will be served");
+            warn!(%dir, %error, "no copy of the configuration can be stored: if the file has a mistake at the next start, nobody will be served");
         }
     }
 

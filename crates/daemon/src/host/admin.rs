@@ -59,13 +59,13 @@ impl Server {
         }
         let uid = who.uid;
         let mut keys: Map<String, Value> = serde_json::from_str(text)
-            .map_err(|error| invalid(format!("the request is no JSON object: {error}")))?;
+            .map_err(|error| invalid(format!("the request is not a JSON object: {error}")))?;
         let op = text_key(&mut keys, "op")?;
         let name = text_key(&mut keys, "name")?;
         let force = match keys.remove("force") {
             None => false,
             Some(Value::Bool(force)) if op == "segment-remove" => force,
-            Some(_) => return Err(invalid("`force` is true or false, and only of segment-remove")),
+            Some(_) => return Err(invalid("`force` is true or false, and only for segment-remove")),
         };
         info!(uid, op, name, "administration");
         if !op.ends_with("-remove") && !self.journal.takes() {
@@ -77,7 +77,7 @@ impl Server {
             "vm-add" => self.vm_add(&name, spec(keys)?),
             "vm-remove" => self.vm_remove(&name, spec::<NoKeys>(keys)?),
             other => Err(invalid(format!(
-                "there is no op {other:?}: segment-create, segment-remove, vm-add, vm-remove"
+                "there is no op {other:?}: use segment-create, segment-remove, vm-add, vm-remove"
             ))),
         }
         .map(Some)
@@ -120,8 +120,7 @@ impl Server {
         let what = |s: &config::Segment| (s.wished, s.memory, s.members.clone(), s.readers.clone());
         if what(&wish) != what(&declared) {
             let text = format!(
-                "{place} is declared already, with another size, kind or members, and is out of service: wish for the same, \
-                 or remove it first"
+                "{place} is declared already, with another size, kind or members, and is out of service: request the same, or remove it first"
             );
             return Err(Refusal::new(ErrorCode::IN_USE, text));
         }
@@ -292,7 +291,7 @@ struct NoKeys {}
 fn text_key(keys: &mut Map<String, Value>, key: &str) -> Result<String, Refusal> {
     match keys.remove(key) {
         Some(Value::String(text)) => Ok(text),
-        _ => Err(invalid(format!("`{key}` is missing, or no text"))),
+        _ => Err(invalid(format!("`{key}` is missing, or not a text"))),
     }
 }
 

@@ -402,7 +402,7 @@ impl Books {
                 let endpoint =
                     self.endpoints.get_mut(endpoint).ok_or(InvalidRecord("an unknown endpoint was left"))?;
                 if !endpoint.owners.remove(process) {
-                    return Err(InvalidRecord("an endpoint left by a stranger"));
+                    return Err(InvalidRecord("an endpoint left by a process that does not own it"));
                 }
                 self.boards.leave(endpoint.number, endpoint.epoch, *process);
                 Ok(())

@@ -578,7 +578,7 @@ impl Broker {
             }
             kind => {
                 let Some(request) = request else {
-                    let text = format!("kind {} is no request of version {}", kind.0, wire::VERSION);
+                    let text = format!("kind {} is not a request of version {}", kind.0, wire::VERSION);
                     return Err(Refusal::new(ErrorCode::PROTOCOL, text));
                 };
                 let caller = self.caller(id, header.request, sender)?;

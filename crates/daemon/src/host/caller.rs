@@ -52,7 +52,10 @@ impl Broker {
     pub(super) fn caller(&self, client: ClientId, request: u32, sender: Process) -> Result<Caller, Refusal> {
         let attached = self.clients.get(&client).and_then(|client| Some((client.endpoint?, client.returned)));
         let Some((number, returned)) = attached else {
-            return Err(Refusal::new(ErrorCode::PROTOCOL, "this connection is no endpoint: ATTACH first"));
+            return Err(Refusal::new(
+                ErrorCode::PROTOCOL,
+                "this connection is not attached: send ATTACH first",
+            ));
         };
         let &Endpoint { epoch, member, segment, uid, .. } = self.books.endpoint(number)?;
         Ok(Caller { client, request, sender, returned, endpoint: number, epoch, member, segment, uid })
@@ -77,7 +80,7 @@ impl Broker {
         }
         let own = self.books.members.get(&caller.member).map_or(Name::NONE, |m| m.name);
         let text = format!(
-            "{own} may only read segment {0}, and whoever has a channel, a lock or a block of its own writes: move it from \
+            "{own} may only read segment {0}, and channels, locks and blocks of its own need write access: move it from \
              `readers` to `members` of [segment.{0}]",
             caller.segment
         );

@@ -106,7 +106,7 @@ impl Server {
                     }
                 }
                 Err(errno) => {
-                    warn!(%errno, "a connection cannot be taken");
+                    warn!(%errno, "a connection cannot be accepted");
                     return;
                 }
             }
@@ -135,7 +135,7 @@ impl Server {
                     limit,
                     user,
                     pid = peer.pid,
-                    "too many connections: those of this user that are no endpoints are dropped first"
+                    "too many connections: those of this user that are not attached are closed first"
                 );
             }
             self.clients.refused += 1;

@@ -119,7 +119,7 @@ impl Server {
                 && let Some(vm) = self.vms.get_mut(&number)
             {
                 vm.set_listener(listener);
-                info!(vm = %config.name, "its socket is there now");
+                info!(vm = %config.name, "its socket exists now");
             }
         }
         if self.out_of_service.is_empty() || !self.journal.takes() {
@@ -162,7 +162,7 @@ impl Server {
             }
             Some(held) if in_use => {
                 let what = format!("{n} vectors, and {} are in use by running VMs and programs", held.len());
-                let fix = "write the old number, or stop them all before the daemon is started anew";
+                let fix = "write the old number, or stop them all before the daemon is restarted";
                 return Err(Problem::new(
                     format!("{}: daemon.vectors", self.config.file.display()),
                     what,
@@ -256,7 +256,10 @@ impl Server {
         for name in [vectors_name(number), control_name(number)] {
             self.held.remove(&name);
             if let Err(error) = self.keeper.remove(&name) {
-                warn!(error = format!("{error:#}"), "the keeper keeps what nobody needs");
+                warn!(
+                    error = format!("{error:#}"),
+                    "the keeper still holds descriptors that are not needed any more"
+                );
             }
         }
         info!(vm = %name, member = number, "VM is not declared any more");
@@ -291,13 +294,13 @@ impl Server {
         if let Some(old) = old {
             if !idle(&old) {
                 let what = format!("its number is {old} while it runs, and cannot become {number}");
-                return Err(Problem::new(place, what, "stop the VM first, or leave its number alone"));
+                return Err(Problem::new(place, what, "stop the VM first, or keep its number"));
             }
             forget.push(old);
         }
         if let Some(other) = books.members.get(&number) {
             if !idle(&number) || self.vms.contains_key(&number) {
-                let what = format!("number {number} is {}'s", other.name);
+                let what = format!("number {number} belongs to {}", other.name);
                 return Err(Problem::new(place, what, "choose another, or stop and remove that VM first"));
             }
             forget.push(number);
@@ -467,7 +470,7 @@ impl Server {
                 Err(Problem::new(
                     place,
                     what,
-                    "write that size, or stop all who use it, then restart the daemon",
+                    "write that size, or stop all its users, then restart the daemon",
                 ))
             }
             (Some((_, true)), None, _) | (_, _, None) => Ok(segment.clone()),

@@ -243,7 +243,10 @@ impl Server {
         }
         self.members.drop_vectors(HOST_MEMBER, &vectors);
         if let Err(error) = self.keeper.remove(&keeper_name(segment)) {
-            warn!(error = format!("{error:#}"), "the keeper keeps what nobody needs");
+            warn!(
+                error = format!("{error:#}"),
+                "the keeper still holds descriptors that are not needed any more"
+            );
         }
     }
 
@@ -258,7 +261,7 @@ impl Server {
             return;
         }
         if !vm.is_connected() {
-            info!(member, "its QEMU can be told of no new doorbells: rings go by way of the daemon");
+            info!(member, "its QEMU cannot be told of new doorbells: rings go through the daemon");
             return;
         }
         let mut told = told.clone();

@@ -85,7 +85,7 @@ impl Server {
     fn monitor_lost(&mut self, member: u32, error: &str) {
         self.close_monitor(member);
         let Some(vm) = self.vms.get(&member) else { return };
-        info!(vm = %vm.config.name, error, "QEMU's control socket has ended");
+        info!(vm = %vm.config.name, error, "the connection to QEMU's control socket has ended");
         if let Fence::Stopping(_) = vm.fence {
             self.not_stopped(member, error);
         }
@@ -102,7 +102,7 @@ impl Server {
             return;
         }
         if vm.config.qmp.is_none() {
-            warn!(vm = %name, member, "its programs are declared dead; they may store to their segments until they find out");
+            warn!(vm = %name, member, "its programs are declared dead; they may write to their segments until they notice");
             self.broker.member_died(member);
             return;
         }
@@ -130,13 +130,13 @@ impl Server {
                 self.guest_reset(member);
             }
             Said::Resumed if vm.fence == Fence::Shut => {
-                info!(vm = %name, member, "the fenced VM goes on");
+                info!(vm = %name, member, "the fenced VM continues");
                 vm.fence = Fence::Open;
             }
             Said::Resumed => {}
             Said::Answer(Command::Negotiate, Ok(_)) => debug!(vm = %name, "QEMU's control socket is ready"),
             Said::Answer(Command::Stop, Ok(_)) => {
-                warn!(vm = %name, member, "the VM is stopped, and its programs are declared dead: reset it or let it go on by other means");
+                warn!(vm = %name, member, "the VM is stopped, and its programs are declared dead: reset it, or let it continue by other means");
                 vm.fence = Fence::Shut;
                 self.broker.member_died(member);
                 // The locks are handed on before anything else happens.
@@ -160,13 +160,13 @@ impl Server {
                 }
             }
             Said::Answer(Command::Unplug { file, .. }, Ok(_)) => {
-                info!(vm = %name, file, "its memory device was asked to go, and does when the guest lets it");
+                info!(vm = %name, file, "its memory device is to be unplugged, which happens when the guest releases it");
             }
             Said::Answer(Command::Unplug { file, .. }, Err(error)) => {
-                info!(vm = %name, file, error, "its memory device stays");
+                info!(vm = %name, file, error, "its memory device cannot be unplugged");
             }
             Said::Answer(command, answer) => {
-                debug!(vm = %name, ?command, ?answer, "QEMU's answer is of no use");
+                debug!(vm = %name, ?command, ?answer, "QEMU's answer cannot be used");
             }
         }
     }
@@ -180,7 +180,7 @@ impl Server {
 
     fn not_stopped(&mut self, member: u32, error: &str) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
-        error!(vm = %vm.config.name, member, error, "the VM cannot be stopped; its programs are declared dead all the same, and may store to their segments until they find out");
+        error!(vm = %vm.config.name, member, error, "the VM cannot be stopped; its programs are declared dead all the same, and may write to their segments until they notice");
         vm.fence = Fence::Open;
         self.broker.member_died(member);
     }

@@ -82,7 +82,7 @@ impl Front {
             let block: InfoBlock = zerocopy::transmute!(bytes);
             if let Err(damage) = block.check(self.uuid, self.size, self.page) {
                 repairs.info_block += 1;
-                warn!(%segment, repairs = repairs.info_block, "its DAX info block was damaged and is written again: {damage}; somebody with power over a member's kernel has done this (ndctl, for one)");
+                warn!(%segment, repairs = repairs.info_block, "its DAX info block was damaged and has been repaired: {damage}; root on a member has done this (with ndctl, for example)");
                 write_info_block(mapping, self.info_block());
             }
         }
@@ -90,7 +90,7 @@ impl Front {
         mapping.read(RESERVED as usize, &mut bytes);
         if bytes != self.header().as_bytes() {
             repairs.header += 1;
-            warn!(%segment, repairs = repairs.header, "its header was damaged and is written again: a member has done this, or a guest has made RAM of its device (daxctl)");
+            warn!(%segment, repairs = repairs.header, "its header was damaged and has been repaired: a member has done this, or a guest has made RAM of its device (daxctl)");
             self.write_header(mapping);
         }
     }

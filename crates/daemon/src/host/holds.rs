@@ -93,7 +93,7 @@ impl Books {
         let endpoint =
             self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("an unknown endpoint was adopted"))?;
         let hold = endpoint.holds.get_mut(token).filter(|hold| hold.adopter.is_none());
-        hold.ok_or(InvalidRecord("an endpoint adopted that nobody held"))?.adopter = Some(process);
+        hold.ok_or(InvalidRecord("an endpoint adopted that was not held"))?.adopter = Some(process);
         // The adopter may be the process that had the endpoint before, and now runs another program.
         self.boards.leave(endpoint.number, endpoint.epoch, process);
         Ok(())
@@ -102,7 +102,7 @@ impl Books {
     pub(super) fn hold_ended(&mut self, endpoint: u32, token: &Hex16) -> Result<(), InvalidRecord> {
         let endpoint =
             self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("an unknown endpoint was held"))?;
-        endpoint.holds.remove(token).ok_or(InvalidRecord("a hold ended that was none"))?;
+        endpoint.holds.remove(token).ok_or(InvalidRecord("an unknown hold ended"))?;
         let account = endpoint.account();
         self.discharge(account, Tally::holds(1));
         Ok(())

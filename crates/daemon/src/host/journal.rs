@@ -122,7 +122,7 @@ impl Replayed {
                     self.too_new(format!("format {format} (this one knows formats up to {FORMAT})"));
                 }
                 if let Err(error) = self.books.apply(&record) {
-                    warn!(%error, ?record, "journal: a record does not fit and is left out");
+                    warn!(%error, ?record, "journal: a record does not fit the books and is ignored");
                     self.invalid_records += 1;
                 }
             }
@@ -214,10 +214,10 @@ impl Journal {
         }
         info!(path = %path.display(), records = replayed.records, "journal read");
         if replayed.dropped > 0 {
-            warn!(path = %path.display(), bytes = replayed.dropped, "journal: its end is torn or damaged and is left out");
+            warn!(path = %path.display(), bytes = replayed.dropped, "journal: its end is torn or damaged and is ignored");
         }
         if replayed.damaged > 0 {
-            error!(path = %path.display(), lines = replayed.damaged, "journal: damaged lines are left out, and what they said is forgotten; no crash does this: check the disk, then stop all VMs and programs and remove the journal");
+            error!(path = %path.display(), lines = replayed.damaged, "journal: damaged lines are ignored, and their records are lost; a crash does not do this: check the disk, then stop all VMs and programs and remove the journal");
         }
         Ok(replayed)
     }
@@ -279,7 +279,7 @@ impl Journal {
             match takes {
                 true => info!(path = %self.path.display(), "the journal takes records again"),
                 false => {
-                    error!(path = %self.path.display(), "the journal has no room: nothing is given to anybody until there is; make room there");
+                    error!(path = %self.path.display(), "the journal has no room: requests for anything new are refused until there is; make room there");
                 }
             }
         }
@@ -312,7 +312,7 @@ impl Journal {
             match self.write(&line) {
                 Ok(()) => return true,
                 Err((n, error)) => {
-                    error!(path = %self.path.display(), %error, "the journal cannot be written: nothing is given to anybody until it can; make room there, or see what the disk lacks");
+                    error!(path = %self.path.display(), %error, "the journal cannot be written: requests for anything new are refused until it can; make room there, or check the disk");
                     self.unwritten.extend_from_slice(&line[n..]);
                     self.retry_at = Instant::now() + RETRY;
                 }
@@ -364,7 +364,7 @@ impl Journal {
                 }
             }
             if self.is_whole() {
-                info!(path = %self.path.display(), "the journal is whole again");
+                info!(path = %self.path.display(), "the journal is complete again");
             }
             self.retry_at = Instant::now() + RETRY.max(begun.elapsed() * REST);
         }
@@ -405,7 +405,7 @@ impl Journal {
     }
 
     fn not_rewritten(&mut self, error: &io::Error) {
-        warn!(path = %self.path.display(), %error, "the journal cannot be rewritten, and grows on; make room there");
+        warn!(path = %self.path.display(), %error, "the journal cannot be rewritten, and keeps growing; make room there");
         let _ = std::fs::remove_file(rewrite::new_path(&self.path)); // This frees the room that it has taken.
         self.rewrite_at = self.len + self.len / 2 + GROWTH;
     }

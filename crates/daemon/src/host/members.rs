@@ -85,7 +85,11 @@ pub fn new_control() -> Result<OwnedFd, Problem> {
         Ok(file)
     };
     make().map_err(|errno: Errno| {
-        Problem::new("control memory", format!("it cannot be made: {errno}"), "see what the system lacks")
+        Problem::new(
+            "control memory",
+            format!("it cannot be made: {errno}"),
+            "see which resource of the system is used up",
+        )
     })
 }
 
@@ -98,6 +102,10 @@ pub fn is_control(file: &OwnedFd) -> bool {
 /// Maps control memory.
 pub fn map_control(file: &OwnedFd) -> Result<Mapping, Problem> {
     Mapping::of_file(file, 0, control::SIZE, Protection::ReadWrite).map_err(|error| {
-        Problem::new("control memory", format!("it cannot be mapped: {error}"), "see what the system lacks")
+        Problem::new(
+            "control memory",
+            format!("it cannot be mapped: {error}"),
+            "see which resource of the system is used up",
+        )
     })
 }

@@ -103,7 +103,7 @@ fn read_config(path: &Path) -> Result<Chosen, Problem> {
         };
         if said.as_ref() != Some(&problem) {
             eprintln!(
-                "ginneld: {problem}; waiting until this is mended, because running VMs need what systemd holds for this daemon"
+                "ginneld: {problem}; waiting until this is fixed, because running VMs need what systemd holds for this daemon"
             );
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Status(&problem)]);
             said = Some(problem);

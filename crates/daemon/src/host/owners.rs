@@ -137,7 +137,7 @@ impl Broker {
         let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
         if endpoint.owners.len() >= MAX_OWNERS {
             let text = format!(
-                "endpoint {number} is owned by {MAX_OWNERS} processes, which is the limit: have children attach anew"
+                "endpoint {number} is owned by {MAX_OWNERS} processes, which is the limit: let children attach by themselves"
             );
             return Err(Refusal::new(ErrorCode::LIMIT, text));
         }
@@ -210,7 +210,7 @@ impl Broker {
         }
         self.unwatched.remove(&(number, process));
         self.effect(Effect::Unwatch { endpoint: number, process });
-        info!(endpoint = number, pid = process.pid, "a process owns the endpoint no more");
+        info!(endpoint = number, pid = process.pid, "a process does not own the endpoint any more");
         // The owner is in the books, so they cannot refuse this record.
         let _ = self.record(Record::OwnerGone { endpoint: number, process });
     }

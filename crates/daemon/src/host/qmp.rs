@@ -101,7 +101,7 @@ impl Monitor {
         let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .and_then(|fd| connect(&fd, &SocketAddrUnix::new(path)?).map(|()| fd))
             .map_err(|errno| match errno {
-                Errno::AGAIN => "it is taken: somebody else is connected".to_owned(),
+                Errno::AGAIN => "another client is connected to it".to_owned(),
                 errno => errno.to_string(),
             })?;
         let listener = packet::peer(fd.as_fd()).map_err(|error| error.to_string())?.pid;
@@ -158,7 +158,7 @@ impl Monitor {
         for part in bytes[..n].split_inclusive(|&byte| byte == b'\n') {
             self.line.extend_from_slice(part);
             if self.line.len() > LONGEST {
-                return Err(io::Error::other("a line without end comes from it"));
+                return Err(io::Error::other("it sends a line without end"));
             }
             if part.ends_with(b"\n") {
                 said.extend(self.parse()?);
@@ -185,7 +185,7 @@ impl Monitor {
             desc: String,
         }
         let message: Message = serde_json::from_slice(&self.line)
-            .map_err(|error| io::Error::other(format!("what comes from it is no QMP: {error}")))?;
+            .map_err(|error| io::Error::other(format!("what it sends is not QMP: {error}")))?;
         if message.greeting.is_some() && !std::mem::replace(&mut self.greeted, true) {
             std::mem::take(&mut self.waiting).into_iter().try_for_each(|command| self.send(command))?;
         }

@@ -80,7 +80,7 @@ impl Files {
             Ok::<_, io::Error>(inotify)
         };
         let inotify = watch().inspect_err(|error| {
-            warn!(%error, "files of segments cannot be watched: that one was truncated is seen within a second; raise fs.inotify.max_user_instances");
+            warn!(%error, "files of segments cannot be watched: a truncation is noticed within a second; raise fs.inotify.max_user_instances");
         });
         Ok(Self { inotify: inotify.ok(), bell: Some(Arc::new(bell)), ..Self::default() })
     }
@@ -95,7 +95,7 @@ impl Files {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let add = |inotify| inotify::add_watch(inotify, &path, inotify::WatchFlags::MODIFY);
         let watch = self.inotify.as_ref().map(add).transpose().unwrap_or_else(|error| {
-            warn!(%error, "a segment's file cannot be watched: that it was truncated is seen within a second; raise fs.inotify.max_user_watches");
+            warn!(%error, "a segment's file cannot be watched: a truncation is noticed within a second; raise fs.inotify.max_user_watches");
             None
         });
         self.all.insert(identity, Watched { file: file.clone(), size, watch, at_work: false });
@@ -182,7 +182,7 @@ impl Files {
                         file.at_work = false;
                     }
                     if let Err(errno) = done {
-                        error!(%errno, "the truncated file of a segment cannot be given its memory again: a QEMU that touches what is missing may die");
+                        error!(%errno, "the memory of a truncated file cannot be allocated again: a QEMU that touches the missing part may die");
                     }
                     // The file was truncated again after the thread's last check.
                     if self.is_short(identity) && done.is_ok() {

@@ -98,7 +98,7 @@ impl Segments {
                 let grows = size_of_file(&file) < config.end();
                 if grows && !may_create {
                     let what = format!("{} was truncated", config.path.display());
-                    return Err(Problem::new(place, what, "stop all who use it and remove the file"));
+                    return Err(Problem::new(place, what, "stop all its users and remove the file"));
                 }
                 allocate(&file, config, place)?;
                 own_and_permit(&file, config, place)?;
@@ -117,10 +117,10 @@ impl Segments {
         };
         let system = |what: &'static str| {
             move |error: std::io::Error| {
-                Problem::new(place, format!("{what}: {error}"), "see what the system lacks")
+                Problem::new(place, format!("{what}: {error}"), "see which resource of the system is used up")
             }
         };
-        let stat = fs::fstat(&file).map_err(|e| system("its file cannot be looked at")(e.into()))?;
+        let stat = fs::fstat(&file).map_err(|e| system("its file cannot be examined")(e.into()))?;
         let len = usize::try_from(config.size).map_err(|_| {
             Problem::new(
                 place,
@@ -527,9 +527,9 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
         }
     };
     let stat = fs::fstat(&file)
-        .map_err(|e| Problem::new(place, format!("{path} cannot be looked at: {e}"), "remove it"))?;
+        .map_err(|e| Problem::new(place, format!("{path} cannot be examined: {e}"), "remove it"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Problem::new(place, format!("{path} is no regular file"), "remove it"));
+        return Err(Problem::new(place, format!("{path} is not a regular file"), "remove it"));
     }
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != own && Some(stat.st_uid) != config.owner {
@@ -540,7 +540,7 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     if config.offset.is_none() && size != config.size {
         let what = format!("{path} has {} bytes, the configuration says {}", Bytes(size), Bytes(config.size));
-        let fix = "write its size into the configuration, or stop all who use it and remove the file";
+        let fix = "write its size into the configuration, or stop all its users and remove the file";
         return Err(Problem::new(place, what, fix));
     }
     Ok(Some(file))
@@ -557,7 +557,7 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
     let failed = |what: &str, errno: Errno| {
         let fix = match errno {
             Errno::ACCESS | Errno::PERM | Errno::ROFS => "let the daemon's user write there",
-            _ => "see what the system lacks",
+            _ => "see which resource of the system is used up",
         };
         Problem::new(place, format!("{path} cannot be {what}: {errno}"), fix)
     };
@@ -638,7 +638,8 @@ fn check_room(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(
     let Ok(stat) = fs::fstatfs(file) else { return Ok(()) };
     let page = u64::try_from(stat.f_bsize).unwrap_or(0).max(1);
     if !config.size.is_multiple_of(page) {
-        let what = format!("its size {} is no multiple of the huge page {}", Bytes(config.size), Bytes(page));
+        let what =
+            format!("its size {} is not a multiple of the huge page {}", Bytes(config.size), Bytes(page));
         return Err(Problem::new(place, what, "choose a multiple, or a hugetlbfs with smaller pages"));
     }
     // A tmpfs without a limit reports 0 blocks.
@@ -675,7 +676,7 @@ fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(),
                 return Err(no_room(config, place, &errno.to_string()));
             }
             Err(errno) => {
-                let what = format!("{} cannot be given its memory: {errno}", config.path.display());
+                let what = format!("the memory of {} cannot be allocated: {errno}", config.path.display());
                 return Err(Problem::new(place, what, "use a tmpfs or hugetlbfs of a current kernel"));
             }
         }

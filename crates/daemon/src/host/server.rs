@@ -551,7 +551,7 @@ impl Server {
             Ok(Some(_)) => {}
             Ok(None) => self.broker.owner_ended(endpoint, epoch, process),
             Err(error) => {
-                warn!(endpoint, pid = process.pid, %error, "its process cannot be watched, so the end of its connection will be taken for its end: raise LimitNOFILE=");
+                warn!(endpoint, pid = process.pid, %error, "its process cannot be watched, so the end of its connection will count as its end: raise LimitNOFILE=");
                 self.broker.owner_unwatched(endpoint, epoch, process);
             }
         }

@@ -54,7 +54,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
     begin(&mut books, boot_id()?);
     let journal = Journal::create(&config.state_dir, &books).or_else(|error| {
         let dir = config.state_dir.display();
-        error!(%dir, %error, "the journal cannot be written: what is there is served, and nothing more is given to anybody; make room there, and let the daemon's user write there");
+        error!(%dir, %error, "the journal cannot be written: what exists is served, and requests for anything new are refused; make room there, and let the daemon's user write there");
         Journal::behind(&config.state_dir)
     })?;
     let (keeper, held) = Keeper::open(&config.keeper_socket())?;
@@ -109,7 +109,7 @@ fn keep_vectors(config: &mut Config, books: &Books, held: &Held) {
         error!(
             wished = config.vectors,
             vectors = n,
-            "daemon.vectors stays as it is while VMs run: write the old number, or stop them all before the daemon is started anew"
+            "daemon.vectors stays as it is while VMs run: write the old number, or stop them all before the daemon is restarted"
         );
         config.vectors = n;
     }
@@ -145,7 +145,7 @@ fn begin(books: &mut Books, boot_id: Hex16) {
     });
     for record in records {
         if let Err(error) = books.apply(&record) {
-            warn!(%error, ?record, "the books do not take this; please report it");
+            warn!(%error, ?record, "the books do not accept this; please report it");
         }
     }
 }
@@ -234,12 +234,12 @@ impl Server {
             let Some(spec) = &member.runtime else { continue };
             let place = format!("VM {}, declared at run time", member.name);
             if wanted.contains_key(&member.name) {
-                warn!(vm = %member.name, "{place}: the configuration file declares it too, and counts");
+                warn!(vm = %member.name, "{place}: the configuration file declares it too, and takes precedence");
                 continue;
             }
             match self.config.vm(member.name.as_str(), spec, &place) {
                 Ok((vm, _)) => drop(wanted.insert(member.name, (vm, Some(spec.clone()), place))),
-                Err(problem) => warn!("{problem}; it is left out"),
+                Err(problem) => warn!("{problem}; it is ignored"),
             }
         }
         let members = self.broker.books().members.values();
@@ -264,7 +264,7 @@ impl Server {
                     old
                 }
                 (Err(problem), None) => {
-                    error!(vm = %vm.name, "{problem}; this VM is left out");
+                    error!(vm = %vm.name, "{problem}; this VM is ignored");
                     continue;
                 }
             };
@@ -293,17 +293,17 @@ impl Server {
             let place = format!("segment {}, declared at run time", segment.name);
             match self.config.segment(segment.name.as_str(), spec, &place) {
                 Ok(config) => late.push((config, Some(spec.clone()), place)),
-                Err(problem) => warn!("{problem}; it is left out"),
+                Err(problem) => warn!("{problem}; it is ignored"),
             }
         }
         for (segment, runtime, place) in late {
             if wanted.contains_key(&segment.name) {
-                warn!(segment = %segment.name, "{place}: the configuration file declares it too, and counts");
+                warn!(segment = %segment.name, "{place}: the configuration file declares it too, and takes precedence");
                 continue;
             }
             let stranger = segment.sharers().find(|m| books.member_named(m).is_none_or(|m| m.retired));
             if let Some(stranger) = stranger {
-                warn!("{place}: there is no VM {stranger} any more; the segment is left out");
+                warn!("{place}: there is no VM {stranger} any more; the segment is ignored");
                 continue;
             }
             wanted.insert(segment.name, (segment, runtime, place));

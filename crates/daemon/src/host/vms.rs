@@ -141,7 +141,7 @@ impl Server {
             Ok(Some(fd)) => fd,
             Ok(None) => return,
             Err(errno) => {
-                warn!(vm = %vm.config.name, %errno, "the connection of a QEMU cannot be taken");
+                warn!(vm = %vm.config.name, %errno, "the connection of a QEMU cannot be accepted");
                 return;
             }
         };
@@ -165,11 +165,11 @@ impl Server {
             self.vm_gone(member);
         }
         if process.pid == 0 {
-            warn!(vm = %name, "this QEMU is in a process namespace that cannot be seen from here: after a restart of the daemon its end is not noticed");
+            warn!(vm = %name, "this QEMU is in a process namespace that is not visible from here: after a restart of the daemon its end is not noticed");
         }
         if !self.journal.takes() {
             // A successor would believe that the VM does not run, and that its memory is free.
-            error!(vm = %name, pid = process.pid, "its QEMU is refused, because the journal does not take that it runs; make room in daemon.state_dir and start the VM again");
+            error!(vm = %name, pid = process.pid, "its QEMU is refused, because the journal cannot record that it runs; make room in daemon.state_dir and start the VM again");
             let mut connection = Connection::new(fd);
             connection.say([ivshmem::refusal()]);
             let _ = connection.flush();
@@ -204,7 +204,7 @@ impl Server {
             match connection.hear() {
                 Heard::Nothing => {}
                 Heard::Noise => {
-                    warn!(vm = %vm.config.name, "its QEMU sends something, which no QEMU does; it is thrown away");
+                    warn!(vm = %vm.config.name, "its QEMU sends something, which no QEMU does; it is ignored");
                 }
                 Heard::End => {
                     self.vm_gone(member);

@@ -79,7 +79,7 @@ fn read(file: &File, len: u64) -> io::Result<Books> {
     while lines.read_until(b'\n', &mut text)? > 0 {
         // The daemon has written all of it and has made the same books of it, so every line must be good.
         if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.invalid_records > 0 {
-            return Err(io::Error::other("it does not say what the daemon knows; restart the daemon"));
+            return Err(io::Error::other("it differs from the daemon's books; restart the daemon"));
         }
         text.clear();
     }

@@ -133,12 +133,12 @@ impl Boards {
         nonce: u64,
         process: Process,
     ) -> Result<(), InvalidRecord> {
-        let boards = self.all.get_mut(&key).ok_or(InvalidRecord("a board of nobody was taken"))?;
+        let boards = self.all.get_mut(&key).ok_or(InvalidRecord("an unknown board was taken over"))?;
         if boards.contains_key(&nonce) {
             return Err(InvalidRecord("two boards of one request"));
         }
         let board = boards.get(&old).filter(|board| board.is_left);
-        let board = *board.ok_or(InvalidRecord("a board was taken that somebody has"))?;
+        let board = *board.ok_or(InvalidRecord("a board was taken over that is in use"))?;
         boards.remove(&old);
         boards.insert(nonce, Board { nonce, process: Some(process), is_left: false, ..board });
         Ok(())
@@ -174,7 +174,7 @@ impl Books {
             None => self.sides_of(key),
         };
         if alive.is_none() && sides == 0 {
-            return Err(InvalidRecord("a board of nobody"));
+            return Err(InvalidRecord("a board of an unknown endpoint"));
         }
         let segment =
             self.segments.get_mut(&board.segment.0).ok_or(InvalidRecord("a board in no segment"))?;

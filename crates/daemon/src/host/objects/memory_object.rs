@@ -55,7 +55,7 @@ impl Books {
             return Err(InvalidRecord("an impossible object"));
         }
         if !self.members.contains_key(&new.account().member) {
-            return Err(InvalidRecord("an object of nobody"));
+            return Err(InvalidRecord("an object of an unknown member"));
         }
         for user in new.users() {
             self.may_use::<T>(&key.0, &user)?;
@@ -78,7 +78,7 @@ impl Books {
     fn may_use<T: MemoryObject>(&self, segment: &Name, user: &T::User) -> Result<(), InvalidRecord> {
         match T::has_user(self, segment, user) {
             true => Ok(()),
-            false => Err(InvalidRecord("an object used by nobody")),
+            false => Err(InvalidRecord("an object used by an unknown endpoint")),
         }
     }
 

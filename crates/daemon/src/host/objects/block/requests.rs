@@ -28,7 +28,7 @@ impl Broker {
             return self.send_block(caller, handle);
         }
         if !wish.rights.may_write() || !wish.rights.is_known() || !wish.others.is_known() {
-            let text = "whoever makes a block opens it for writing; others may have rights from 0 to 3";
+            let text = "the maker of a block opens it for writing; others may have rights from 0 to 3";
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
         if world.is_broken(&segment) {
@@ -41,7 +41,7 @@ impl Broker {
         let span = wish.size.checked_next_multiple_of(page).filter(|&span| span > 0);
         let (Some(span), true) = (span, align.is_power_of_two()) else {
             let text = format!(
-                "a block of {} bytes aligned to {}: it has at least 1, and alignments are powers of two",
+                "a block of {} bytes aligned to {}: a block has at least 1, and alignments are powers of two",
                 wish.size, wish.align
             );
             return Err(Refusal::new(ErrorCode::INVALID, text));
@@ -182,7 +182,7 @@ impl Broker {
         }
         let text = match owner {
             Some(owner) => format!(
-                "block {} {} belongs to endpoint {} ({}): only that can do this",
+                "block {} {} belongs to endpoint {} ({}): only that endpoint can do this",
                 block.number, block.name.0, owner.number, owner.name
             ),
             None => format!(
@@ -255,7 +255,7 @@ impl Broker {
         };
         if span < block.span && block.handles.len() > 1 {
             let text = format!(
-                "block {} {} is open {} times, and whoever has it mapped would keep what is cut off: shorten it when \
+                "block {} {} is open {} times, and programs that have it mapped would keep what is cut off: shorten it when \
                  nobody else has it open",
                 block.number,
                 block.name.0,

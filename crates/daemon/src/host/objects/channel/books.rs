@@ -53,7 +53,8 @@ impl Books {
         backlog: u32,
         wishes: Capacities,
     ) -> Result<(), InvalidRecord> {
-        let owner = self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a listener of nobody"))?;
+        let owner =
+            self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a listener of an unknown endpoint"))?;
         let segment = owner.segment;
         if self.names.contains_key(&(segment, name)) || self.listeners.contains_key(&number) {
             return Err(InvalidRecord("two listeners at one name"));
@@ -86,7 +87,10 @@ impl Books {
         }
         let open = [channel.initiator, channel.acceptor].into_iter().filter(|side| !side.closed);
         for side in open.clone() {
-            let endpoint = self.endpoints.get(&side.endpoint).ok_or(InvalidRecord("a channel of nobody"))?;
+            let endpoint = self
+                .endpoints
+                .get(&side.endpoint)
+                .ok_or(InvalidRecord("a channel of an unknown endpoint"))?;
             if endpoint.epoch != side.epoch || endpoint.segment != segment {
                 return Err(InvalidRecord("a channel of somebody else"));
             }
@@ -96,7 +100,7 @@ impl Books {
             return Err(InvalidRecord("two channels of one request"));
         }
         if open.clone().count() == 0 || !self.members.contains_key(&channel.initiator.member) {
-            return Err(InvalidRecord("a channel of nobody"));
+            return Err(InvalidRecord("a channel of an unknown endpoint"));
         }
         let len = channel.block_len();
         let arena =

@@ -188,7 +188,7 @@ impl Broker {
             if used.saturating_add(len) > limit {
                 let text = format!(
                     "{whom} has channels of {used} bytes, and {len} more are over the limit of {}: close channels, \
-                     wish for smaller rings, or raise {key}",
+                     request smaller rings, or raise {key}",
                     Bytes(limit)
                 );
                 return Err(Refusal::new(ErrorCode::LIMIT, text));
@@ -198,7 +198,7 @@ impl Broker {
         let Some(offset) = arena.and_then(|arena| arena.find(len, PAGE as u64)) else {
             let text = format!(
                 "segment {segment} has no room for a channel of {len} bytes (its longest free run has {}): close \
-                 channels, wish for smaller rings, or make the segment larger",
+                 channels, request smaller rings, or make the segment larger",
                 arena.map_or(0, |arena| arena.longest())
             );
             return Err(Refusal::new(ErrorCode::NO_MEMORY, text));
