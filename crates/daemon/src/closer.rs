@@ -1,15 +1,11 @@
 //! Closes the files that programs have sent. Threads of its own do this, because the last close of a descriptor may block for as
-//! long
-//! as the program that made it likes:
+//! long as the program that made it likes:
 //!
 //! - A TCP socket with `SO_LINGER` and unsent bytes blocks for as long as its user has chosen. So does a Unix socket that holds
-//!   an
-//!   unread message with such a descriptor, and so does a message whose descriptors find no room. A signal ends that wait, and
-//!   the
-//!   kernel sends the rest by itself. Therefore one thread closes all sockets, and a timer interrupts it.
+//!   an unread message with such a descriptor, and so does a message whose descriptors find no room. A signal ends that wait, and
+//!   the kernel sends the rest by itself. Therefore one thread closes all sockets, and a timer interrupts it.
 //! - Another file may wait for a program and ignore signals (FUSE). No honest program sends one, so each such packet gets a
-//!   thread of
-//!   its own, and the daemon does not listen to a user who keeps several of these threads busy.
+//!   thread of its own, and the daemon does not listen to a user who keeps several of these threads busy.
 #![allow(unsafe_code)] // For a timer that sends a signal to one thread, which no safe crate offers.
 
 use ginnel_fdpass::{SendFlags, send};
@@ -84,8 +80,7 @@ impl Closer {
     }
 
     /// Returns whether so many files of this user are being closed that its connections should end and nothing more should be
-    /// accepted
-    /// from it.
+    /// accepted from it.
     pub fn is_held_up_by(&self, uid: u32) -> bool {
         self.strays.lock().unwrap_or_else(PoisonError::into_inner).get(&uid).is_some_and(|n| *n >= STRAYS)
     }
@@ -139,8 +134,8 @@ fn close_sockets(queue: &Receiver<Sockets>) {
 }
 
 /// Closes these sockets and those that wait, with a single system call if possible, so that one signal ends the wait for all of
+/// them. To that end they are put in the queue of a socket, which is then closed. Returns the sockets that must be closed after
 /// them.
-/// To that end they are put in the queue of a socket, which is then closed. Returns the sockets that must be closed after them.
 fn close_together(first: Vec<OwnedFd>, queue: &Receiver<Sockets>) -> Option<Sockets> {
     let (near, far) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
@@ -164,8 +159,7 @@ thread_local! {
 }
 
 /// Makes a system call with a descriptor that a program has sent. If the call closes something and blocks on that, a timer
-/// interrupts
-/// it after about `PATIENCE`.
+/// interrupts it after about `PATIENCE`.
 pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
     let interrupt = |every| INTERRUPTER.with(|timer| timer.iter().for_each(|timer| timer.set(every)));
     interrupt(PATIENCE);
@@ -184,8 +178,7 @@ impl Interrupter {
         // SAFETY: the handler does nothing.
         unsafe { signal_hook::low_level::register(SIGNAL, || ()) }?;
         // SAFETY: zeros are a valid event and a valid set of signals, which the calls below fill. The event names this thread,
-        // and the
-        // timer does not outlive it.
+        // and the timer does not outlive it.
         unsafe {
             let mut signals: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut signals);

@@ -1,6 +1,5 @@
 //! A descriptor that a program lends with a report. It lies in the queue of a Unix socket, of which the program has kept a copy.
-//! So
-//! the program can take it back until the daemon takes it, and the end of that socket tells the program that the daemon has
+//! So the program can take it back until the daemon takes it, and the end of that socket tells the program that the daemon has
 //! closed it.
 
 use crate::closer::interrupted;
@@ -11,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// Replaces the socket in `fds` by the descriptor that was lent in it. Returns the descriptors to close after it, with
 /// [`Closer::close_later`](crate::closer::Closer::close_later). If the program lent nothing (because it took the descriptor back)
-/// or more
-/// than one descriptor, `fds` keeps the socket, which is not a TCP socket. Does not block for longer than the closer does.
+/// or more than one descriptor, `fds` keeps the socket, which is not a TCP socket. Does not block for longer than the closer
+/// does.
 #[must_use]
 pub fn open(fds: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
     let [socket] = &fds[..] else { return Vec::new() };

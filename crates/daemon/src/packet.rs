@@ -31,12 +31,10 @@ pub struct Packet {
     /// The descriptors that came with the packet.
     pub fds: Vec<OwnedFd>,
     /// Part of the packet is lost. It was longer than the receiver allowed; or it carried more descriptors than the receiver
-    /// allowed or
-    /// than this process may open, and then `fds` is empty.
+    /// allowed or than this process may open, and then `fds` is empty.
     pub truncated: bool,
     /// The process that sent the packet, according to the kernel. `None` if the process is in a process namespace that is not
-    /// visible
-    /// from here, or if the receiver did not ask for it.
+    /// visible from here, or if the receiver did not ask for it.
     pub sender: Option<u32>,
 }
 
@@ -82,8 +80,7 @@ impl PacketSocket {
     }
 
     /// Returns the next packet, with at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors
-    /// beyond
-    /// `max_fds` never get into this process.
+    /// beyond `max_fds` never get into this process.
     pub fn receive(&self, max: usize, max_fds: usize) -> Result<Option<Packet>, Gone> {
         match receive(self.fd.as_fd(), max, max_fds) {
             Err(Gone::Io(Errno::AGAIN)) => Ok(None),
@@ -123,8 +120,7 @@ impl PacketSocket {
     }
 
     /// Sends the queued packets as far as the socket takes them. If the peer has closed its end, this drops them and returns no
-    /// error:
-    /// [`PacketSocket::receive`] reports the end after the last packet that the peer has sent.
+    /// error: [`PacketSocket::receive`] reports the end after the last packet that the peer has sent.
     pub fn flush(&mut self) -> Result<(), Gone> {
         if self.peer_closed {
             self.queue.clear();
@@ -284,8 +280,8 @@ pub fn ask_for_senders(listener: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Does the same as [`listen_at`]. `prepare` gets the socket and its path before anybody can connect, and sets its owner, mode
-/// and
-/// options. A program that connects finds either the old socket, which refuses the connection, or the new one, which is ready.
+/// and options. A program that connects finds either the old socket, which refuses the connection, or the new one, which is
+/// ready.
 pub fn listen_at_with(
     path: &Path,
     kind: SocketType,

@@ -30,8 +30,7 @@ impl Process {
     }
 
     /// Returns whether a thread of the process still runs. A process that has ended and waits for its parent is not alive. A
-    /// process
-    /// whose first thread has ended while others run is alive, although `/proc` shows it as a zombie.
+    /// process whose first thread has ended while others run is alive, although `/proc` shows it as a zombie.
     pub fn is_alive(&self) -> bool {
         match self.watch() {
             Ok(watch) => watch.is_some(),

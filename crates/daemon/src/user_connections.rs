@@ -1,6 +1,5 @@
 //! Counts the connections of each user, and decides which connection to close when there are too many. The rule is the same on
-//! the
-//! host and in a guest, so that no user keeps others out by opening connections.
+//! the host and in a guest, so that no user keeps others out by opening connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,10 +83,8 @@ impl<Id: Copy + Ord> UserConnections<Id> {
     }
 
     /// Returns which connection of `user` to close in favour of one of `newcomer`: the oldest that is not attached as an
-    /// endpoint. If all
-    /// are attached, it is the oldest of all, provided that `newcomer` has fewer connections. Endpoints do not end with their
-    /// connections,
-    /// so this is harmless, and no user is kept out by users that have more than their share.
+    /// endpoint. If all are attached, it is the oldest of all, provided that `newcomer` has fewer connections. Endpoints do not
+    /// end with their connections, so this is harmless, and no user is kept out by users that have more than their share.
     fn given_up(&self, user: u32, newcomer: u32, is_attached: impl Fn(Id) -> bool) -> Option<Id> {
         let of_user = self.of_user.get(&user)?;
         let idle = of_user.iter().find(|id| !is_attached(**id));

@@ -23,8 +23,7 @@ const NONE: u64 = u64::MAX;
 /// The number of completions that one call fetches.
 const COMPLETIONS: usize = 64;
 /// The number of attempts to submit a request while the context is full. Each attempt empties the context first, but another
-/// thread
-/// may fill it again in between.
+/// thread may fill it again in between.
 const TRIES: usize = 64;
 
 /// `struct iocb` of `linux/aio_abi.h`, little-endian.
@@ -56,12 +55,9 @@ const SIGNAL: u32 = 1;
 
 /// Adds one to an eventfd and wakes everyone who waits for it. Does not block, whatever other holders of the same open file
 /// description do to its flags and its counter, with one exception. Where the system refuses asynchronous I/O (because of a
-/// seccomp
-/// filter, or because `fs.aio-max-nr` is used up), this function checks that the eventfd has room and then writes to it. A
-/// hostile
-/// holder that fills it between the two makes the write block. [`is_safe`] returns whether this can happen. May be called from
-/// any
-/// thread, and in a child after `fork(2)`.
+/// seccomp filter, or because `fs.aio-max-nr` is used up), this function checks that the eventfd has room and then writes to it.
+/// A hostile holder that fills it between the two makes the write block. [`is_safe`] returns whether this can happen. May be
+/// called from any thread, and in a child after `fork(2)`.
 pub fn ring(event: BorrowedFd<'_>) {
     if !signal(event) {
         write(event);

@@ -73,8 +73,7 @@ impl Client {
     }
 
     /// Returns the next packet, if there is one, with all its descriptors. The kernel would close descriptors that are not
-    /// accepted in this
-    /// call, which may block.
+    /// accepted in this call, which may block.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, Gone> {
         self.socket.receive_from(buffer, MAX_FDS)
     }
@@ -120,8 +119,7 @@ impl Clients {
     }
 
     /// Returns the connection that must end before another one of the user with this number is accepted, if there is no room. An
-    /// error
-    /// means that no other connection makes room, so the new one is refused.
+    /// error means that no other connection makes room, so the new one is refused.
     pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
         let Err(Full { limit, user, given_up }) = self.by_user.room(uid, self.most, is_attached) else {
@@ -266,16 +264,14 @@ impl Clients {
     }
 
     /// Returns whether, since the last call, a client has sent a request without waiting for an answer: it has several requests
-    /// under way,
-    /// or has not read the answers that it got.
+    /// under way, or has not read the answers that it got.
     pub fn take_pipelining(&mut self) -> bool {
         let asker = self.asker.take().and_then(|id| self.all.get(&id));
         std::mem::take(&mut self.pipelining) || asker.is_some_and(|client| client.socket.has_unread())
     }
 
     /// Puts events in the order in which clients get their turn, which begins after the client that sent a request last. So a
-    /// client that
-    /// fills the link whenever there is room does not keep others out.
+    /// client that fills the link whenever there is room does not keep others out.
     pub fn in_turn(&self, ready: &mut [Ready]) {
         ready.sort_by_key(|event| event.token.wrapping_sub(token(self.last) + 1));
     }

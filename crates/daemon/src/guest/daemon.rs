@@ -31,8 +31,7 @@ const BELL: u64 = 2;
 const KEEPER: u64 = 3;
 
 /// The intervals at which the link is checked without interrupts: after something has happened, when nothing has happened for a
-/// while,
-/// and when no program is connected.
+/// while, and when no program is connected.
 const FIRST_NAP: Duration = Duration::from_millis(1);
 const LAST_NAP: Duration = Duration::from_millis(20);
 const LONE_NAP: Duration = Duration::from_millis(200);

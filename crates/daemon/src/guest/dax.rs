@@ -3,9 +3,9 @@
 //! Three drivers turn such a device into a file that can be mapped. `virtio_pmem` makes a region with a namespace of it,
 //! `dax_pmem` makes a DAX device as the info block in the region describes it, and `device_dax` gives that its node,
 //! `/dev/dax0.0`. This daemon tells the kernel what the info block must contain ([`claim`]). In a kernel with the driver
-//! `nd_pmem` the
-//! info block itself decides that, and the segment's members must be trusted with it. The uuid of the info block identifies the
-//! segment; the numbers in the names of the devices do not. The stage at which a device gets stuck tells a user what to do.
+//! `nd_pmem` the info block itself decides that, and the segment's members must be trusted with it. The uuid of the info block
+//! identifies the segment; the numbers in the names of the devices do not. The stage at which a device gets stuck tells a user
+//! what to do.
 
 mod claim;
 
@@ -80,8 +80,7 @@ impl DaxDevice {
         if self.mode != "ram" {
             return Err(Trouble::PageStructures { place, mode: self.mode.clone() });
         }
-        // A device that is too short is reported by `MemoryDevices`, which knows both
-        // lengths.
+        // A device that is too short is reported by `MemoryDevices`, which knows both lengths.
         if self.front != RESERVED || self.len > segment.size {
             return Err(Trouble::Displaced { place, front: self.front, len: self.len - RESERVED });
         }
@@ -308,8 +307,7 @@ impl Kernel {
     }
 
     /// Returns whether this kernel reads info blocks itself. If it does, this VM must trust the members of a DAX segment with the
-    /// info
-    /// block when it boots.
+    /// info block when it boots.
     pub fn probes_by_itself(&self) -> bool {
         self.sysfs.join(SELF_PROBING).exists()
     }
@@ -485,8 +483,7 @@ impl Kernel {
         fs::write(driver.join("unbind"), name).with_context(|| format!("cannot unbind {name}"))?;
         self.claim(region, segment).or_else(|error| {
             // Either this driver finds the info block, and leaves the namespace to the driver of the DAX device, and binding
-            // fails with
-            // ENXIO; or the region becomes a block device again.
+            // fails with ENXIO; or the region becomes a block device again.
             let bound = fs::write(driver.join("bind"), name);
             self.settle();
             match bound {

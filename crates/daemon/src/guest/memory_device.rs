@@ -1,10 +1,9 @@
 //! Finds the memory of a segment in this guest, whichever kind of device carries it.
 //!
-//! The host says which segments there are ([`relay::Segment`]). A device says which segment it is by the uuid in its
-//! header, and a virtio-pmem device also by the uuid in its info block. Only members can read these, and the list comes
-//! over the control memory, which no other member sees. So a device with the right uuid is the right one, unless a member of
-//! another
-//! segment has copied the uuid there. Then two devices have the same uuid, and neither is used.
+//! The host says which segments there are ([`relay::Segment`]). A device says which segment it is by the uuid in its header, and
+//! a virtio-pmem device also by the uuid in its info block. Only members can read these, and the list comes over the control
+//! memory, which no other member sees. So a device with the right uuid is the right one, unless a member of another segment has
+//! copied the uuid there. Then two devices have the same uuid, and neither is used.
 
 use super::dax::{DaxDevice, Kernel, Trouble};
 use super::pci::{self, Function};
@@ -103,8 +102,7 @@ pub struct MemoryDevices {
 
 impl MemoryDevices {
     /// Looks for the devices of these segments, and loads modules if necessary. Ignores a device that is none of these segments,
-    /// or
-    /// not yet.
+    /// or not yet.
     pub fn scan(kernel: &Kernel, segments: &[relay::Segment]) -> Result<Self> {
         let mut found = Self::default();
         found.add_dax(kernel, segments)?;
@@ -219,8 +217,7 @@ fn header(file: impl AsFd, offset: u64, page: usize) -> Result<Option<[u8; 16]>>
 }
 
 /// Reads the uuid of a segment's header. Returns `None` if this is not a header, or if it is not written yet. All members can
-/// write
-/// there, so nothing else of the header is believed.
+/// write there, so nothing else of the header is believed.
 fn read_uuid(header: &impl SharedMemory) -> Result<Option<[u8; 16]>> {
     // ORDER segment.header: the version is published last. Pairs with: the host daemon's writing of it.
     let version = header.load_acquire_u32((SegmentHeader::VERSION_AT - segment::RESERVED) as usize);

@@ -2,8 +2,7 @@
 //!
 //! As a rule it should, because a program waits for it. But a program that sends one request after the other without waiting for
 //! answers does not wait: each of its requests would take the processor away from it, and each switch there and back costs many
-//! times
-//! as much as relaying a request. With `SCHED_BATCH` the daemon runs when that program waits or has used up its time slice,
+//! times as much as relaying a request. With `SCHED_BATCH` the daemon runs when that program waits or has used up its time slice,
 //! and then finds everything that the program has sent.
 #![allow(unsafe_code)] // For system calls that no safe crate offers.
 

@@ -1,10 +1,9 @@
 //! Relaying between the guest's programs and the host's daemon, and the few answers that the guest's daemon gives itself.
 //!
 //! The guest's daemon decides nothing. It answers a `HELLO` itself, unless the program asks for features that the host must know
-//! of.
-//! Everything else goes to the host's daemon, and the answer comes back. On the way to the host, the socket in a `SOCK_REPORT` is
-//! replaced
-//! by what this guest's kernel says about it. On the way back, an `ATTACHED` gets the file descriptors that only this guest has.
+//! of. Everything else goes to the host's daemon, and the answer comes back. On the way to the host, the socket in a
+//! `SOCK_REPORT` is replaced by what this guest's kernel says about it. On the way back, an `ATTACHED` gets the file descriptors
+//! that only this guest has.
 
 use super::clients::{self, Answer, Attaching, refusal};
 use super::daemon::Daemon;
@@ -177,8 +176,7 @@ impl Daemon {
                 let returning = attach.endpoint != 0;
                 client.attaching = Some(Attaching { request: header.request, returning, leaving: false });
                 // The process may have executed another program and adopted what it had before, so it has not gone. If the host
-                // refuses it,
-                // the host still takes it for an owner until it ends.
+                // refuses it, the host still takes it for an owner until it ends.
                 self.owners.recognize(&owner(attach.endpoint, attach.epoch, client.process));
             }
         }
@@ -214,8 +212,7 @@ impl Daemon {
     }
 
     /// Handles the report of a TCP connection. The host is told what the kernel says about the socket, never what the program
-    /// says, so a
-    /// report without a socket is invalid.
+    /// says, so a report without a socket is invalid.
     fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>, sockets: &[OwnedFd]) {
         let Some(client) = self.clients.get(id) else { return };
         let (Some(report), [socket]) = (report, sockets) else {
@@ -472,8 +469,7 @@ impl Daemon {
     }
 
     /// Adds this guest's descriptors to the host's answer. With the files a program can only map memory. With the event it can
-    /// only wait,
-    /// or ring, which harms only endpoints with the same vector.
+    /// only wait, or ring, which harms only endpoints with the same vector.
     fn complete(&mut self, attached: Attached) -> Result<(Attached, Vec<Arc<OwnedFd>>), String> {
         let device = self.segments.with_uuid(&attached.uuid).map_err(|missing| missing.to_string())?;
         let mut attached = Attached {

@@ -80,8 +80,7 @@ impl Segments {
     }
 
     /// Returns the device of the segment with this name; `None` if this VM has no such segment. Looks again if the device was
-    /// missing or
-    /// has gone: devices may be plugged in and unplugged.
+    /// missing or has gone: devices may be plugged in and unplugged.
     pub fn named(&mut self, name: &Name) -> Option<Result<&MemoryDevice, Missing>> {
         let segment = *self.list.iter().find(|segment| segment.name == *name)?;
         if !self.devices.find(&segment).is_ok_and(MemoryDevice::is_there) {

@@ -16,8 +16,7 @@ const MAPPED: usize = segment::SIZE_UNIT as usize;
 /// The time for which each direction is measured.
 const TIME: Duration = Duration::from_millis(4);
 /// The factor from which on memory counts as uncached. Uncached memory is slower than private memory by a factor of fifty or
-/// more;
-/// cached memory by less than two.
+/// more; cached memory by less than two.
 const UNCACHED: u32 = 8;
 
 /// Copy speeds in MB/s.

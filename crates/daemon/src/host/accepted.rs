@@ -1,12 +1,9 @@
 //! The last configuration that was accepted. If the file has a mistake while VMs need the daemon, the daemon uses this copy, so
-//! that
-//! a slip in an editor harms nobody before it is fixed.
+//! that a slip in an editor harms nobody before it is fixed.
 //!
 //! The copy lies in the state folder, which the configuration itself names. If the file cannot be understood as a whole, the name
-//! of
-//! the folder may still be readable in it; otherwise the service manager's state folder or the default is used. A copy is valid
-//! only if
-//! it was made from the same file and names the folder in which it lies.
+//! of the folder may still be readable in it; otherwise the service manager's state folder or the default is used. A copy is
+//! valid only if it was made from the same file and names the folder in which it lies.
 
 use super::config::Config;
 use crate::keeper;

@@ -1,11 +1,9 @@
 //! The allocator of a segment's memory. Its state is in the daemon's private memory, never in the segment.
 //!
 //! The algorithm is two-level segregated fit (Masmano and others, 2004), with the headers in a table beside the memory instead of
-//! in
-//! it. Free runs of pages are in lists by size class, with 16 classes for each power of two, and two levels of bits say which
-//! lists are
-//! not empty. So allocating and freeing cost the same however many blocks there are. The table has 12 bytes for each page, and
-//! the system provides memory only for the parts that are used.
+//! in it. Free runs of pages are in lists by size class, with 16 classes for each power of two, and two levels of bits say which
+//! lists are not empty. So allocating and freeing cost the same however many blocks there are. The table has 12 bytes for each
+//! page, and the system provides memory only for the parts that are used.
 
 use super::starts::Starts;
 use ginnel_layout::{PAGE, segment};
@@ -72,8 +70,7 @@ impl Arena {
     }
 
     /// Returns where a block of `len` bytes would be placed, at a multiple of `align` (a power of two) counted from the segment's
-    /// start.
-    /// `None` if there is no run for it. A run that is longer than needed by less than a sixteenth may be overlooked.
+    /// start. `None` if there is no run for it. A run that is longer than needed by less than a sixteenth may be overlooked.
     pub fn find(&self, len: u64, align: u64) -> Option<u64> {
         let len = pages_of(len)?;
         let align = pages_of(align).filter(|align| align.is_power_of_two())?;

@@ -518,8 +518,7 @@ impl Books {
     }
 
     /// Returns the member number for a VM with this name: the one that it had, or else the lowest that no member ever had, or
-    /// else the
-    /// lowest that no member has now. `None` if all are taken.
+    /// else the lowest that no member has now. `None` if all are taken.
     pub fn number_for(&self, name: &Name, reserved: &BTreeSet<u32>) -> Option<u32> {
         if let Some(member) = self.member_named(name) {
             return Some(member.number);

@@ -30,9 +30,8 @@ words! {
         #[default]
         Warn = "warn",
         /// The daemon also declares the VM's endpoints dead: others get their locks, and their blocks and channels are freed. The
-        /// VM's programs
-        /// find that out when the VM continues, and attach again. If the daemon can speak to the VM's QEMU, it stops the VM
-        /// first.
+        /// VM's programs find that out when the VM continues, and attach again. If the daemon can speak to the VM's QEMU, it
+        /// stops the VM first.
         Fence = "fence",
     }
 }

@@ -314,8 +314,7 @@ impl Server {
     }
 
     /// Declares a segment. All of its members must be declared already. With `lenient` it is declared even if its file cannot be
-    /// used: then
-    /// it is out of service, and the daemon tries again.
+    /// used: then it is out of service, and the daemon tries again.
     pub(super) fn declare_segment(
         &mut self,
         segment: &config::Segment,
@@ -344,8 +343,7 @@ impl Server {
                 || books.endpoints.values().any(|e| e.segment == name)
         });
         // While the segment is in use, it may be smaller than what a VM accepts by DAX: an earlier release made it, or only the
-        // host
-        // shared it.
+        // host shared it.
         let small = segment::usable_size(segment.wished, segment.memory == MemoryKind::Bar);
         let size = match &known {
             Some(known) if in_use && small == Some(known.size) => known.size,

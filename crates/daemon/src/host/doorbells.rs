@@ -2,17 +2,14 @@
 //!
 //! A program on the host holds the eventfd of its own vector and those of the peers that it rings, and can do to them whatever
 //! the kernel allows; for example, it can swallow rings. Therefore a vector serves the programs of one segment, and nobody
-//! outside that
-//! segment gets it: neither programs nor VMs.
+//! outside that segment gets it: neither programs nor VMs.
 //!
 //! A VM's vectors are the MSI-X vectors of its control device, of which there are few. Its segments divide them among themselves,
-//! and a
-//! segment that is declared when none is left has to share one. The host's vectors are plain eventfds, so each segment
-//! gets new ones. They are numbered across all segments, because a lock's page names a doorbell by member and vector.
+//! and a segment that is declared when none is left has to share one. The host's vectors are plain eventfds, so each segment gets
+//! new ones. They are numbered across all segments, because a lock's page names a doorbell by member and vector.
 //!
 //! For QEMU a peer is a list of eventfds, and a guest rings the n-th of them. Each QEMU is told of those that it may ring and of
-//! no
-//! others, so its lists differ from those of other QEMUs; [`Books::position`] translates.
+//! no others, so its lists differ from those of other QEMUs; [`Books::position`] translates.
 
 use super::books::{Books, InvalidRecord, Segment};
 use super::members::new_vectors;
@@ -146,8 +143,7 @@ impl Books {
     }
 
     /// Returns the vector for another program of a member in a segment: the least used of those that serve the segment and that
-    /// all
-    /// of its VMs can be told of.
+    /// all of its VMs can be told of.
     pub fn quietest_vector(&self, segment: &Name, member: u32, vectors: u32) -> u32 {
         let serving = self.vectors_of(segment, member);
         let known = match member {
@@ -277,8 +273,8 @@ impl Server {
     }
 
     /// Records that a QEMU has been told of doorbells: all messages are in its socket, where the end of this daemon does not
-    /// affect them.
-    /// From now on the books rely on it. If a daemon ends before that, the guest rings through the next daemon instead.
+    /// affect them. From now on the books rely on it. If a daemon ends before that, the guest rings through the next daemon
+    /// instead.
     pub(super) fn told(&mut self, member: u32) {
         let Some(told) = self.vms.get_mut(&member).and_then(|vm: &mut Vm| vm.telling.take()) else { return };
         let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) else {

@@ -2,9 +2,8 @@
 //!
 //! If everything that the endpoint has can be given back within one turn, its end is one record. Otherwise the endpoint is first
 //! recorded as ending: nobody can attach as it any more, or connect to it. Then its channels, locks, handles and names are given
-//! back one
-//! by one, each with a record of its own, so that the journal and the books agree at every moment. If the daemon is killed
-//! meanwhile, its successor does the rest.
+//! back one by one, each with a record of its own, so that the journal and the books agree at every moment. If the daemon is
+//! killed meanwhile, its successor does the rest.
 
 use super::account::Tally;
 use super::books::{Books, InvalidRecord};
@@ -65,8 +64,7 @@ impl Books {
 
 impl Broker {
     /// Returns true if this turn has room for everything that an endpoint gives back. Then tells all who are affected, but does
-    /// not change
-    /// the books. Otherwise returns false.
+    /// not change the books. Otherwise returns false.
     pub(super) fn ends_at_once(&mut self, endpoint: u32) -> bool {
         let most = self.endings.rest;
         let ends = self.ends(endpoint, most.saturating_add(1));

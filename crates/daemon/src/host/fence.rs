@@ -1,14 +1,11 @@
 //! Fencing of a VM whose guest hangs: its programs are declared dead. If the configuration names QEMU's control socket (`qmp`),
-//! the
-//! VM is stopped before others get anything that its programs had.
+//! the VM is stopped before others get anything that its programs had.
 //!
 //! Only stopping cuts a guest off: once QEMU has answered, none of the VM's processors and none of QEMU's devices writes to
 //! memory. Unplugging does not, because a device is removed only when the guest releases it. So the VM is stopped first, and then
-//! its
-//! programs are declared dead. Then the devices that can be unplugged are asked to go, and a guest that sees this request
+//! its programs are declared dead. Then the devices that can be unplugged are asked to go, and a guest that sees this request
 //! when it continues releases them at once. If QEMU does not answer in time, the programs are declared dead all the same, because
-//! those
-//! who wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
+//! those who wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
 
 use super::qmp::{Command, Monitor, Said};
 use super::record::Record;

@@ -1,7 +1,6 @@
 //! The part of a segment in front of its arena, which the daemon writes: the DAX info block for a guest's kernel, and the header
-//! for
-//! its daemon. Every member can damage both, on purpose or with a tool (`ndctl`, `daxctl`). So the daemon checks them
-//! before a guest reads them, and repairs them. It compares what it finds with the books and never believes it.
+//! for its daemon. Every member can damage both, on purpose or with a tool (`ndctl`, `daxctl`). So the daemon checks them before
+//! a guest reads them, and repairs them. It compares what it finds with the books and never believes it.
 
 use super::config::MemoryKind;
 use ginnel_layout::Name;

@@ -1,11 +1,10 @@
 //! Descriptors of a segment's file for programs that may write its bytes but must not change its size.
 //!
 //! A program that maps a file for writing needs a descriptor that is open for writing. With such a descriptor it can truncate the
-//! file, which kills each QEMU that touches the missing pages. No mode and no flag of a file on a tmpfs prevents that
-//! and still allows mapping: immutable files can be truncated through descriptors, and append-only files cannot be mapped. But a
-//! descriptor that was opened under Landlock without the right to truncate never has that right, in whichever process (Linux
-//! 6.2). So
-//! a thread that has given up this right opens the file, and then ends.
+//! file, which kills each QEMU that touches the missing pages. No mode and no flag of a file on a tmpfs prevents that and still
+//! allows mapping: immutable files can be truncated through descriptors, and append-only files cannot be mapped. But a descriptor
+//! that was opened under Landlock without the right to truncate never has that right, in whichever process (Linux 6.2). So a
+//! thread that has given up this right opens the file, and then ends.
 
 use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreated, RulesetStatus,
@@ -15,8 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 
 /// Opens a file again so that it can be read, written and mapped, but not truncated. Returns `None` if the kernel does not
-/// support
-/// that.
+/// support that.
 pub fn without_truncation(file: &OwnedFd) -> Option<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let open = move || {

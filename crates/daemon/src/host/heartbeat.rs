@@ -1,8 +1,7 @@
 //! Guests that hang: QEMU runs, but the guest's daemon does not answer.
 //!
 //! A VM that is paused, or that a debugger has stopped, looks the same, so the daemon does nothing unless the configuration asks
-//! for
-//! it. A guest that shuts down or reboots is silent too; but then it has no endpoints, or QEMU has reported the reset.
+//! for it. A guest that shuts down or reboots is silent too; but then it has no endpoints, or QEMU has reported the reset.
 
 use super::config::OnHang;
 use super::fence::Fence;
@@ -53,8 +52,7 @@ impl Server {
     }
 
     /// Returns the VMs whose daemon should send something, and how long each may be silent. This includes VMs that only an
-    /// earlier daemon
-    /// of the host has heard of.
+    /// earlier daemon of the host has heard of.
     fn waited_for(&self) -> impl Iterator<Item = (u32, &Vm, Duration)> {
         let members = &self.broker.books().members;
         self.vms.iter().filter_map(move |(number, vm)| {

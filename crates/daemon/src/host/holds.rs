@@ -2,8 +2,7 @@
 //!
 //! A process that is about to execute another program, or to hand its connections to another process, asks for a hold with a
 //! token of its own choice, and passes the token on. A process that attaches with the token becomes an owner. A token is valid
-//! for one
-//! process and for the duration of its hold. The token of the endpoint itself never leaves the processes that own it.
+//! for one process and for the duration of its hold. The token of the endpoint itself never leaves the processes that own it.
 //!
 //! | which process ends, and when | consequence |
 //! |---|---|
@@ -15,8 +14,7 @@
 //! | the VM, or its kernel | the endpoint ends, held or not |
 //!
 //! If the daemon ends before it has answered an adopter, the adopter asks again with the same token. So the daemon remembers a
-//! used hold
-//! for this one process until its time is over.
+//! used hold for this one process until its time is over.
 
 use super::account::Tally;
 use super::books::{Books, Endpoint, InvalidRecord};
@@ -50,8 +48,7 @@ impl Endpoint {
     }
 
     /// Returns the hold that matches a token and that this process may use. Compares all tokens, in a time that does not depend
-    /// on their
-    /// contents.
+    /// on their contents.
     pub(super) fn hold_for(&self, token: &[u8; 16], process: &Process) -> Option<Hex16> {
         let mut found = None;
         for (ours, hold) in &self.holds {
@@ -171,8 +168,7 @@ impl Broker {
     }
 
     /// Refuses a process that wants to own an endpoint, if its user differs and may not use the segment. Inside a guest, the
-    /// guest itself is
-    /// responsible for its users.
+    /// guest itself is responsible for its users.
     pub(super) fn may_adopt(&self, endpoint: &Endpoint, who: &Who) -> Result<(), Refusal> {
         let segment = endpoint.segment;
         if who.member != HOST_MEMBER

@@ -1,10 +1,9 @@
 //! The daemon's state as JSON, in pages.
 //!
 //! The whole state is one JSON object, which may be long. The daemon sends it in pages of about one packet each: a client asks
-//! for the
-//! next page when it has read the last one, and says where that ended. So the daemon keeps no state for an answer, whatever a
-//! client
-//! does, and looks at a bounded number of entries for each request. A change between two pages may appear only in part.
+//! for the next page when it has read the last one, and says where that ended. So the daemon keeps no state for an answer,
+//! whatever a client does, and looks at a bounded number of entries for each request. A change between two pages may appear only
+//! in part.
 
 use super::books::{Books, Member};
 use super::config::MemoryKind;
@@ -81,8 +80,7 @@ impl Page {
     }
 
     /// Adds the entries that follow the cursor, each with its number or name; an entry that is `None` is not shown. Returns false
-    /// if the
-    /// page is full.
+    /// if the page is full.
     fn fill(&mut self, entries: impl Iterator<Item = (u64, Name, Option<impl Serialize>)>) -> bool {
         for (after, name, entry) in entries {
             if self.looked == LOOKS {

@@ -1,9 +1,8 @@
 //! QEMU's ivshmem server protocol, version 0: the messages that a VM gets on its socket when it joins.
 //!
-//! Each message is a 64-bit number, little-endian, and some carry a descriptor (QEMU, "Device Specification for
-//! Inter-VM shared memory device", section "ivshmem Client-Server Protocol"). The server sends everything at once that this VM
-//! may
-//! know, because doorbells exist before their owners do:
+//! Each message is a 64-bit number, little-endian, and some carry a descriptor (QEMU, "Device Specification for Inter-VM shared
+//! memory device", section "ivshmem Client-Server Protocol"). The server sends everything at once that this VM may know, because
+//! doorbells exist before their owners do:
 //!
 //! | number | descriptor | meaning |
 //! |---|---|---|
@@ -14,16 +13,13 @@
 //! | id of another member | eventfd | a vector of that member that serves a segment which both share; repeated for each, and for each member |
 //!
 //! The VM's own vectors come first, and fit into an empty socket together with the messages before them. So the VM has its
-//! interrupts
-//! whatever happens to the server after that.
+//! interrupts whatever happens to the server after that.
 //!
 //! To refuse a QEMU, the server sends version -1: QEMU reports that this is not version 0, and ends. Without any message it would
-//! wait
-//! for ever, even on a connection that has ended.
+//! wait for ever, even on a connection that has ended.
 //!
 //! Later, further vectors are sent in the same way, and a member that has gone is reported by its id without a descriptor. QEMU
-//! sends
-//! nothing; the end of the connection means the end of QEMU.
+//! sends nothing; the end of the connection means the end of QEMU.
 
 use super::members::MemberFds;
 use crate::packet::{self, Gone};

@@ -1,8 +1,7 @@
 //! The journal: the books on disk, as records in the order in which the changes happened.
 //!
 //! Each record is one line: the CRC-32 of the rest in hexadecimal, a space, and JSON. A record is written with one system call
-//! before
-//! the answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
+//! before the answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
 //! because after a reboot nobody is attached any more. Rewriting does sync, in a thread beside the running daemon (`rewrite.rs`).
 //!
 //! # When the disk is full
@@ -17,11 +16,10 @@
 //! # Records of other versions
 //!
 //! `Start`, the first record, contains the [`FORMAT`]. A daemon does not start on a journal of a later format. It skips a record
-//! of an
-//! unknown kind with a warning if the record's object has the member `"optional": true` beside the kind. Otherwise the
-//! daemon does not start, because it would forget what it does not understand. It ignores unknown members of known records.
-//! So a developer who adds a kind of record decides whether an older daemon may continue without it, and one who
-//! changes the meaning of something that exists must raise the format.
+//! of an unknown kind with a warning if the record's object has the member `"optional": true` beside the kind. Otherwise the
+//! daemon does not start, because it would forget what it does not understand. It ignores unknown members of known records. So a
+//! developer who adds a kind of record decides whether an older daemon may continue without it, and one who changes the meaning
+//! of something that exists must raise the format.
 
 use super::books::Books;
 use super::record::Record;
@@ -235,8 +233,7 @@ impl Journal {
     }
 
     /// Makes a journal that cannot be written now. It accepts nothing until there is room for all of `books` beside the old file,
-    /// which
-    /// stays meanwhile.
+    /// which stays meanwhile.
     pub fn behind(dir: &Path) -> io::Result<Self> {
         // Nothing is written to this file.
         let mut journal = Self::of(dir.join("journal"), File::open(dir)?);
@@ -350,8 +347,7 @@ impl Journal {
     }
 
     /// Writes what was not written before, and rewrites a journal that has grown long. Must be called when the books and the
-    /// journal should
-    /// agree. It takes longer than writing a few records only if records were lost.
+    /// journal should agree. It takes longer than writing a few records only if records were lost.
     pub fn settle(&mut self, books: &Books) {
         if !self.is_whole() && Instant::now() >= self.retry_at {
             let begun = Instant::now();

@@ -1,10 +1,8 @@
 //! Files of segments that are made while the daemon serves.
 //!
 //! A file gets all its memory when it is made, and zeroing gigabytes takes seconds. For a segment that is added at run time, a
-//! thread
-//! does this. The daemon declares the segment when the file is there, and then answers the client that asked for it. If the
-//! daemon
-//! ends before that, it leaves a file under a temporary name, which the next attempt removes.
+//! thread does this. The daemon declares the segment when the file is there, and then answers the client that asked for it. If
+//! the daemon ends before that, it leaves a file under a temporary name, which the next attempt removes.
 
 use super::broker::ClientId;
 use super::config::{self, SegmentSpec};

@@ -58,8 +58,7 @@ impl Numbers {
     }
 
     /// Notes that something refers to an endpoint, perhaps one that has ended, so that no other endpoint gets its number and
-    /// epoch. In
-    /// journals from before each number had its own epochs, such references are all that is known about numbers.
+    /// epoch. In journals from before each number had its own epochs, such references are all that is known about numbers.
     pub fn refer(&mut self, number: u32, epoch: u32) {
         if number != 0 && !self.next.contains_key(&number) {
             self.next.insert(number, 1);

@@ -1,22 +1,18 @@
 //! The owners of an endpoint, the connections that speak for it, and when it ends.
 //!
-//! Processes own an endpoint. It ends when the last of them has ended or has sent `DETACH`. The end of a connection
-//! says nothing about its process, which may only have found the daemon too slow, or may connect to the daemon's successor. There
-//! are
+//! Processes own an endpoint. It ends when the last of them has ended or has sent `DETACH`. The end of a connection says nothing
+//! about its process, which may only have found the daemon too slow, or may connect to the daemon's successor. There are
 //! exceptions:
 //!
 //! - A process that cannot be watched (because its process namespace is not visible from here, or because no descriptor is left
-//!   for
-//!   the watch) owns the endpoint as long as it has a connection.
+//!   for the watch) owns the endpoint as long as it has a connection.
 //! - A process that runs another program now has lost the endpoint's memory. Its descriptors close on `exec`, so the daemon
-//!   checks for
-//!   that when a connection ends.
+//!   checks for that when a connection ends.
 //! - A child that has joined over an inherited connection, and has not attached by itself, owns the endpoint as long as that
 //!   connection is open.
 //!
-//! An endpoint without a known owner lives as long as a connection to it is open: a child may have inherited the connection
-//! from a parent that has ended, and may join later. It also lives as long as it is held ([`super::holds`]), so that another
-//! process
+//! An endpoint without a known owner lives as long as a connection to it is open: a child may have inherited the connection from
+//! a parent that has ended, and may join later. It also lives as long as it is held ([`super::holds`]), so that another process
 //! can adopt it.
 
 use super::broker::{Broker, Client, ClientId, Effect};

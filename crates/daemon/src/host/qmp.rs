@@ -1,12 +1,10 @@
 //! A client for QEMU's control socket, with as much of QMP (the QEMU Machine Protocol) as a fence needs.
 //!
 //! QMP consists of JSON objects, one per line (QEMU, `docs/interop/qmp-spec`). QEMU speaks to one client at a time; another
-//! client that
-//! connects waits, and is greeted when the first one has gone. So this client sends nothing before the greeting, because QEMU
-//! would
-//! execute a command that lay in the socket. Afterwards it sends commands without waiting for answers, because QEMU executes them
-//! in
-//! order. Nothing here blocks: if a socket does not take a hundred bytes, nobody reads from it, and the connection is given up.
+//! client that connects waits, and is greeted when the first one has gone. So this client sends nothing before the greeting,
+//! because QEMU would execute a command that lay in the socket. Afterwards it sends commands without waiting for answers, because
+//! QEMU executes them in order. Nothing here blocks: if a socket does not take a hundred bytes, nobody reads from it, and the
+//! connection is given up.
 
 use crate::packet;
 use rustix::io::Errno;

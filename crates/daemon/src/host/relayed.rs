@@ -1,6 +1,5 @@
 //! Doorbells that the daemon relays. A VM's program that cannot ring a peer directly rings the host's daemon vector, which does
-//! not say
-//! which peer is meant.
+//! not say which peer is meant.
 
 use super::broker::{Broker, Effect};
 use super::objects::Change;
@@ -19,8 +18,7 @@ pub enum Reason {
 /// The doorbells (member and vector) that a program may mean when it rings the daemon's vector.
 ///
 /// A reason lasts as long as the channel's side or the object's user: a program that was told to ring through the daemon
-/// continues
-/// to do so.
+/// continues to do so.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Relayed {
     reasons: BTreeMap<Reason, (u32, u32)>,

@@ -1,12 +1,10 @@
 //! Restores the size of files that somebody truncates.
 //!
 //! A program that maps a truncated file dies when it touches the missing pages (SIGBUS), unless it handles the signal, which QEMU
-//! does
-//! not. So the files are watched: inotify reports a truncation, but not stores through mappings. A thread makes the file longer
-//! again and
-//! then allocates its memory. Either may wait for a lock of the file, which any process with a descriptor of the file can hold
-//! for
-//! as long as an allocation takes. The truncated contents are lost: the pages are zeros, and the segment stays broken.
+//! does not. So the files are watched: inotify reports a truncation, but not stores through mappings. A thread makes the file
+//! longer again and then allocates its memory. Either may wait for a lock of the file, which any process with a descriptor of the
+//! file can hold for as long as an allocation takes. The truncated contents are lost: the pages are zeros, and the segment stays
+//! broken.
 
 use super::server::Token;
 use crate::poller::{Interest, Poller};
@@ -22,8 +20,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use tracing::{error, warn};
 
 /// The memory of a file is allocated in pieces of this size, so that the file's lock is free in between. A multiple of all huge
-/// pages
-/// that segments can have.
+/// pages that segments can have.
 const PIECE: u64 = 16 << 20;
 /// The bytes of the events that are fetched at once. These events have no names.
 const EVENTS: usize = 64 * size_of::<[u32; 4]>();

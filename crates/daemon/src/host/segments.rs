@@ -294,8 +294,7 @@ impl Segments {
     }
 
     /// Gives truncated files their size back, if `needed` returns true for one of the segments in the file. The truncated
-    /// contents stay
-    /// lost, and the segment stays broken.
+    /// contents stay lost, and the segment stays broken.
     pub fn restore(&mut self, needed: impl Fn(&Name) -> bool) {
         for identity in self.files.all() {
             if self.files.is_short(identity) && self.in_file(identity).iter().any(&needed) {
@@ -311,8 +310,7 @@ impl Segments {
     }
 
     /// Prepares to tell all users of a segment that its file was truncated and has its size again. Returns false if the file was
-    /// not
-    /// truncated, or is still short, or if the users were told just now. In the last case they are told again later.
+    /// not truncated, or is still short, or if the users were told just now. In the last case they are told again later.
     pub fn begin_telling(&mut self, name: &Name) -> bool {
         let Some(open) = self.open.get_mut(name).filter(|open| open.cut) else { return false };
         let Some((file, mapping)) = &mut open.memory else { return false };
@@ -392,8 +390,7 @@ impl Segments {
     }
 
     /// Wakes those who sleep at these wake words, through a lane of one of these boards. The members can write the words beside
-    /// the wake
-    /// words, which name the lane, so this uses them only if they lie in one of the boards.
+    /// the wake words, which name the lane, so this uses them only if they lie in one of the boards.
     pub fn post(&self, name: &Name, words: [u64; 2], boards: &[u64]) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         for word in words {
@@ -436,8 +433,7 @@ impl Segments {
     }
 
     /// Writes the state of a side. If the side has written before its death that it was done, this stays. Another member that can
-    /// write
-    /// this word deceives only those who share the segment with it, and could have written it later as well.
+    /// write this word deceives only those who share the segment with it, and could have written it later as well.
     pub fn mark(&self, name: &Name, at: u64, state: SideState) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         // The word has a cache line to itself.
@@ -504,8 +500,7 @@ fn size_of_file(file: &OwnedFd) -> u64 {
 }
 
 /// Returns the offset of a new slice in a file that slices share: behind everything that was ever in it. An offset is not used
-/// again
-/// as long as the file exists, because a VM that is not declared any more may still have that part mapped.
+/// again as long as the file exists, because a VM that is not declared any more may still have that part mapped.
 pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
     let size = fs::lstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)

@@ -368,8 +368,7 @@ impl Server {
     }
 
     /// Restores the size of truncated files if a QEMU is running that would die when it touches the missing memory. Programs do
-    /// not die of
-    /// it, and learn of the truncation when they touch what is missing.
+    /// not die of it, and learn of the truncation when they touch what is missing.
     fn restore_files(&mut self) {
         let books = self.broker.books();
         let runs = |member: &u32| books.members.get(member).is_some_and(|member| member.qemu.is_some());
@@ -385,8 +384,7 @@ impl Server {
     }
 
     /// Repairs the info blocks and headers of all segments, or of those that a member shares. Every writer of a segment can
-    /// damage them,
-    /// and a guest's kernel and daemon rely on them when they start.
+    /// damage them, and a guest's kernel and daemon rely on them when they start.
     pub(super) fn check_fronts(&mut self, member: Option<u32>) {
         let segments = self.broker.books().segments.values();
         let of_member = segments.filter(|s| member.is_none_or(|member| s.members.contains(&member)));

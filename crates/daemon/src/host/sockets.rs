@@ -1,11 +1,9 @@
 //! TCP connections of programs: the daemon finds the two ends of a connection and tells them where to meet.
 //!
 //! A program on the host sends its socket to this daemon, which reads from it what the kernel knows. For a program in a VM, that
-//! VM's
-//! daemon does so, and is believed for its own VM. [`ginnel_tcp::Rendezvous`] decides which two reports are the ends of one
-//! connection.
-//! Both ends are told the name of a listener in a segment that both may use. Nobody else knows the name,
-//! so a program that connects there is the other end, and from then on their channel is like any other.
+//! VM's daemon does so, and is believed for its own VM. [`ginnel_tcp::Rendezvous`] decides which two reports are the ends of one
+//! connection. Both ends are told the name of a listener in a segment that both may use. Nobody else knows the name, so a program
+//! that connects there is the other end, and from then on their channel is like any other.
 //!
 //! All of this is in private memory: after a restart of the daemon, programs report again.
 
@@ -64,8 +62,7 @@ enum Reporter {
 }
 
 /// Returns the user on whose account a program reports. A VM's daemon is not believed about users, so all programs of a VM have
-/// one
-/// account.
+/// one account.
 fn account(who: &Who) -> u32 {
     if who.is_relayed() { 0 } else { who.uid }
 }
@@ -375,8 +372,7 @@ impl Broker {
     }
 
     /// Returns the segment with the fewest members that allows sockets and that both may attach to and write. Among those with
-    /// equally few
-    /// members, it prefers one that no further users may attach to.
+    /// equally few members, it prefers one that no further users may attach to.
     fn segment_for(&self, world: &mut dyn World, one: ClientId, other: ClientId) -> Option<Name> {
         let (one, other) = (self.who(one)?, self.who(other)?);
         let may = |who: &Who, name: &Name| who.is_relayed() || self.may_attach(name, who.uid, &who.groups);
@@ -410,8 +406,7 @@ impl Broker {
     }
 
     /// Returns whether a segment with this number of members may carry TCP connections. Unless that is configured, it may if no
-    /// third
-    /// member sees the bytes.
+    /// third member sees the bytes.
     fn allows_sockets(&self, segment: &Name, members: usize) -> bool {
         let configured = self.access.get(segment).and_then(|access| access.sockets);
         configured.unwrap_or(members <= 2)

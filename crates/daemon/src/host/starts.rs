@@ -1,8 +1,7 @@
 //! A set of small numbers that finds the largest number below a bound in constant time.
 
 /// The words of a tree with 64 branches per node. A bit of the lowest level stands for a number; a bit of a higher level says
-/// that a
-/// word below it is not empty. Six levels hold all numbers of 32 bits.
+/// that a word below it is not empty. Six levels hold all numbers of 32 bits.
 #[derive(Clone, Debug)]
 pub struct Starts {
     levels: Vec<Vec<u64>>,

@@ -1,14 +1,11 @@
 //! Makes a DAX device through sysfs, so that the kernel does not trust the info block.
 //!
 //! The info block lies in memory that other members can write. If the kernel's `nd_pmem` driver finds it, the driver follows it;
-//! and in
-//! mode 2 the info block tells the kernel to keep its page structures in this memory. So `nd_pmem` is kept away, and this daemon
-//! fills in
-//! a *seed* instead, an empty device-dax instance that every region has: mode `ram`, and the mapping unit and the uuid of
-//! the segment, which the host has sent over the control device, where no other member can interfere. When the driver `dax_pmem`
-//! gets this
-//! instance, it copies the info block once into its own memory, compares it with these settings and refuses any
-//! other. The info block still decides where the data begin and end, and this daemon checks that before anybody maps them.
+//! and in mode 2 the info block tells the kernel to keep its page structures in this memory. So `nd_pmem` is kept away, and this
+//! daemon fills in a *seed* instead, an empty device-dax instance that every region has: mode `ram`, and the mapping unit and the
+//! uuid of the segment, which the host has sent over the control device, where no other member can interfere. When the driver
+//! `dax_pmem` gets this instance, it copies the info block once into its own memory, compares it with these settings and refuses
+//! any other. The info block still decides where the data begin and end, and this daemon checks that before anybody maps them.
 //!
 //! The region is read-only meanwhile: if the kernel found no info block with this uuid, it would write one, and the region
 //! may be something else altogether. So a region can be tried with each segment of its size, and trying the wrong segment

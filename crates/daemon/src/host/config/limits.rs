@@ -88,8 +88,7 @@ macro_rules! table {
         }
     ) => {
         /// The limits of a member as written in the file. A missing limit is taken from the level above: `[limits]`, then the
-        /// built-in
-        /// values.
+        /// built-in values.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct LimitsSpec {

@@ -2,8 +2,7 @@
 //!
 //! A peer that has something for an endpoint writes to the endpoint's board, at any time until it has closed its channel with the
 //! endpoint. So a board outlives its endpoint until the last channel is gone that ever belonged to the endpoint. After that
-//! nobody can
-//! still write to it, and its page may be used for something else.
+//! nobody can still write to it, and its page may be used for something else.
 
 use super::{Class, Request};
 use crate::host::account::{Account, Tally};

@@ -1,8 +1,6 @@
 //! The objects that endpoints make in segments. Each class of objects has a folder of its own here, with its part of the books,
-//! its
-//! records in the journal, the requests that it answers, what becomes of its objects when an endpoint ends, and how they are
-//! shown.
-//! `docs/adding-an-object.md` says how to add a class.
+//! its records in the journal, the requests that it answers, what becomes of its objects when an endpoint ends, and how they are
+//! shown. `docs/adding-an-object.md` says how to add a class.
 //!
 //! | module | objects |
 //! |---|---|
@@ -79,8 +77,7 @@ pub trait Class: Sized {
     fn dump(books: &Books) -> impl Iterator<Item = Self>;
 
     /// Returns the changes that end what an endpoint has, in an order in which they can be made. After all of them the endpoint
-    /// has
-    /// nothing left.
+    /// has nothing left.
     fn ends(_books: &Books, _endpoint: &Endpoint) -> impl Iterator<Item = Self> {
         empty()
     }

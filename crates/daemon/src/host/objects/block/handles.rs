@@ -19,8 +19,7 @@ pub struct Handles {
 
 impl BlockHandle {
     /// Returns the rights that the holder still has. After a revocation they are less than its mapping allows, until it has
-    /// acknowledged
-    /// the revocation.
+    /// acknowledged the revocation.
     pub fn remaining(&self) -> u32 {
         self.left.unwrap_or(self.rights)
     }

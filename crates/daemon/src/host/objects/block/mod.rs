@@ -1,9 +1,8 @@
 //! Blocks: memory of a segment with a name, and the rights to it.
 //!
-//! Like POSIX shared memory, a block lives as long as it has a name or somebody has it open. Its owner is the endpoint
-//! that has made it. When the owner ends, the name is removed too, unless the block is persistent. In that case every endpoint of
-//! the
-//! same member and user has the owner's rights.
+//! Like POSIX shared memory, a block lives as long as it has a name or somebody has it open. Its owner is the endpoint that has
+//! made it. When the owner ends, the name is removed too, unless the block is persistent. In that case every endpoint of the same
+//! member and user has the owner's rights.
 //!
 //! Revoked rights are removed from the books at once, but the holder keeps its mapping until its library
 //! has learnt of the revocation ([`BlockHandle::left`]). Until then the handle keeps its old rights, and nobody gets exclusive

@@ -105,8 +105,7 @@ impl Revocations {
 
 impl Broker {
     /// Sends a bounded number of revocations to the endpoints that have a connection that is `ready` for more. Sends over all of
-    /// their
-    /// connections: one that is never read must not keep the others waiting, and is ended. Returns true if there are others
+    /// their connections: one that is never read must not keep the others waiting, and is ended. Returns true if there are others
     /// that can be sent at once.
     pub(crate) fn tell_revoked(&mut self, ready: impl Fn(ClientId) -> bool) -> bool {
         let mut budget = TURN;

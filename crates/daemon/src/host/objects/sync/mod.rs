@@ -1,8 +1,7 @@
 //! Synchronisation objects: their users, and what remains to be done when a user leaves.
 //!
 //! The contents of an object's words are a matter of its users. The daemon gives out the page and its slots, and writes who has
-//! each
-//! slot. It takes back a slot with [`ginnel_sync::authority::reclaim`], however its user has ended.
+//! each slot. It takes back a slot with [`ginnel_sync::authority::reclaim`], however its user has ended.
 
 mod books;
 mod inspect;
@@ -90,8 +89,7 @@ impl Class for Change {
 }
 
 /// Adds the doorbells that the daemon must relay because of some users of an object. All users ring one another, and users of one
-/// member
-/// always can. An object has few users.
+/// member always can. An object has few users.
 fn relay(books: &Books, object: u64, users: &[SyncUser], bells: &mut Relayed) {
     let Some(others) = books.syncs.get(&object).map(|object| &object.users) else { return };
     let pairs = users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)));

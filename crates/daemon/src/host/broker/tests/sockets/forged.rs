@@ -5,8 +5,7 @@ use super::*;
 /// The number of attempts. Half of them are complete reports with forged fields, the others have random bytes.
 const TRIES: u64 = 1_000_000;
 /// The number of wrong proofs after which a guest is not believed for a while. The test starts a new bench before that, so that
-/// each
-/// attempt is judged by its proof.
+/// each attempt is judged by its proof.
 const BELIEVED: u64 = 7;
 /// The number of attempts in one session, fewer than it may make at once.
 const OF_A_SESSION: u64 = 1_500;
