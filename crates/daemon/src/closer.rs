@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// The number of packets whose sockets may wait to be closed. The next packet blocks until there is room, for about [`PATIENCE`].
 const QUEUE: usize = 32;
 /// The number of packets with other files that may be in the process of being closed for one user.
-const STRAYS: usize = 4;
+const SLOW_PACKETS: usize = 4;
 
 /// The reason for which the daemon does not listen to a user ([`Closer::is_held_up_by`]).
 pub const HELD_UP: &str = "this user has sent files that take too long to close (FUSE?): make the file system answer, or unmount it";
@@ -35,7 +35,7 @@ pub const NOBODY: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 pub struct Closer {
     sockets: SyncSender<Sockets>,
-    strays: Strays,
+    slow_packets: SlowPackets,
 }
 
 /// Sockets to be closed.
@@ -47,14 +47,14 @@ struct Sockets {
 }
 
 /// The number of packets of each user that contain files other than sockets and are being closed now.
-type Strays = Arc<Mutex<BTreeMap<u32, usize>>>;
+type SlowPackets = Arc<Mutex<BTreeMap<u32, usize>>>;
 
 impl Closer {
     /// Starts the thread that closes sockets.
     pub fn start() -> io::Result<Self> {
         let (sockets, queue) = sync_channel(QUEUE);
         Builder::new().name("closer".into()).spawn(move || close_sockets(&queue))?;
-        Ok(Self { sockets, strays: Strays::default() })
+        Ok(Self { sockets, slow_packets: SlowPackets::default() })
     }
 
     /// Closes connections of a user, and what the user has sent with a packet.
@@ -69,24 +69,28 @@ impl Closer {
 
     fn close_in_order(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>, later: bool) {
         let is_socket = |fd: &OwnedFd| sockopt::socket_domain(fd).is_ok();
-        let (sockets, strays): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
+        let (sockets, slow_packets): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
         if !sockets.is_empty() {
             // If the thread is gone, the sockets are closed here. It ends only with the last sender.
             let _ = self.sockets.send(Sockets { fds: sockets, later });
         }
-        if !strays.is_empty() {
-            self.close_strays(uid, strays);
+        if !slow_packets.is_empty() {
+            self.close_strays(uid, slow_packets);
         }
     }
 
     /// Returns whether so many files of this user are being closed that its connections should end and nothing more should be
     /// accepted from it.
     pub fn is_held_up_by(&self, uid: u32) -> bool {
-        self.strays.lock().unwrap_or_else(PoisonError::into_inner).get(&uid).is_some_and(|n| *n >= STRAYS)
+        self.slow_packets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&uid)
+            .is_some_and(|n| *n >= SLOW_PACKETS)
     }
 
     fn close_strays(&self, uid: u32, fds: Vec<OwnedFd>) {
-        let counted = Stray::count(&self.strays, uid);
+        let counted = SlowPacket::count(&self.slow_packets, uid);
         let closing = Builder::new().name("stray".into()).spawn(move || {
             drop(fds);
             drop(counted);
@@ -97,23 +101,23 @@ impl Closer {
     }
 }
 
-/// One packet that is counted in [`Strays`].
-struct Stray(Strays, u32);
+/// One packet that is counted in [`SlowPackets`].
+struct SlowPacket(SlowPackets, u32);
 
-impl Stray {
-    fn count(strays: &Strays, uid: u32) -> Self {
-        *strays.lock().unwrap_or_else(PoisonError::into_inner).entry(uid).or_default() += 1;
-        Self(strays.clone(), uid)
+impl SlowPacket {
+    fn count(slow_packets: &SlowPackets, uid: u32) -> Self {
+        *slow_packets.lock().unwrap_or_else(PoisonError::into_inner).entry(uid).or_default() += 1;
+        Self(slow_packets.clone(), uid)
     }
 }
 
-impl Drop for Stray {
+impl Drop for SlowPacket {
     fn drop(&mut self) {
-        let mut strays = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = strays.get_mut(&self.1) {
+        let mut slow_packets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = slow_packets.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {
-                strays.remove(&self.1);
+                slow_packets.remove(&self.1);
             }
         }
     }
@@ -274,12 +278,13 @@ mod tests {
     #[test]
     fn a_user_who_keeps_threads_busy_is_held_up() {
         let closer = Closer::start().unwrap();
-        let mut busy: Vec<_> = (0..STRAYS).map(|_| Stray::count(&closer.strays, 7)).collect();
+        let mut busy: Vec<_> =
+            (0..SLOW_PACKETS).map(|_| SlowPacket::count(&closer.slow_packets, 7)).collect();
         assert!(closer.is_held_up_by(7) && !closer.is_held_up_by(8));
         busy.pop();
         assert!(!closer.is_held_up_by(7));
         busy.clear();
-        assert!(closer.strays.lock().unwrap().is_empty());
+        assert!(closer.slow_packets.lock().unwrap().is_empty());
         // A file whose close does not block.
         let (read, write) = rustix::pipe::pipe().unwrap();
         closer.close(7, [write]);

@@ -1,11 +1,11 @@
 //! Ringing an eventfd that others hold too, without blocking.
 //!
 //! A doorbell is an eventfd that a daemon, a QEMU and several programs hold at once. `O_NONBLOCK` belongs to the open file
-//! description, which all of them share: any holder can clear it and fill the counter, and from then on `write(2)` blocks
-//! whoever rings. `pwritev2(2)` with `RWF_NOWAIT` does not help, because eventfds do not support it for writes.
+//! description, which all of them share: any holder can clear it and fill the counter, and from then on a ring by `write(2)`
+//! blocks. `pwritev2(2)` with `RWF_NOWAIT` does not help, because eventfds do not support it for writes.
 //!
 //! The kernel itself adds to an eventfd without blocking, whatever the counter and the flags are (`eventfd_signal()`): a
-//! counter at its end stays there, and sleepers are woken all the same. Asynchronous I/O offers that call to programs: a
+//! counter at its end stays there, and sleepers are woken nevertheless. Asynchronous I/O offers that call to programs: a
 //! request with `IOCB_FLAG_RESFD` signals the eventfd in `aio_resfd` when it completes (`io_submit(2)`). [`ring`] submits a
 //! request that completes at once: it polls the eventfd for reading or writing, and one of the two is always possible.
 //!
@@ -148,7 +148,7 @@ fn submit(context: u64, request: &Request) -> Result<(), i32> {
 fn fetch(context: u64) {
     let mut completions = [[0u64; 4]; COMPLETIONS];
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: The kernel writes at most `COMPLETIONS` events of 32 bytes to an array of so many, and reads a timeout that
+    // SAFETY: The kernel writes at most `COMPLETIONS` events of 32 bytes to an array of that size, and reads a timeout that
     // outlives the call; it is zero, so the call does not wait.
     unsafe {
         libc::syscall(

@@ -46,7 +46,7 @@ impl Control {
         )
     }
 
-    /// Returns `None` if this is not a control device.
+    /// Returns `None` if the device belongs to another ivshmem server.
     fn open(function: Function, deadline: Instant) -> Result<Option<Self>> {
         let (Some(registers), Some(memory)) = (function.bar(0), function.bar(2)) else { return Ok(None) };
         if memory.len < control::SIZE as u64 {

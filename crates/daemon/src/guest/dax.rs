@@ -590,7 +590,7 @@ fn number(folder: &Path, file: &str) -> Result<u64> {
     number.with_context(|| format!("{}/{file} says '{text}', which is not a number", folder.display()))
 }
 
-/// Returns `None` if there is no uuid, or if it is zero because nothing has been made of the device.
+/// Returns `None` if there is no uuid, or if the file has none because nothing has been made of the device.
 fn uuid(folder: &Path) -> Result<Option<[u8; 16]>> {
     if !folder.join("uuid").exists() {
         return Ok(None);

@@ -1,6 +1,6 @@
 //! The processes of this guest that own endpoints. The host's daemon cannot see them, so this daemon reports their ends to it.
 
-use crate::pidwatch::{Doubts, Image, Process};
+use crate::pidwatch::{ExecChecks, Image, Process};
 use crate::poller::{Interest, Poller};
 use ginnel_layout::relay;
 use std::collections::BTreeMap;
@@ -44,14 +44,14 @@ pub struct Owners {
     numbers: BTreeMap<Key, u64>,
     last: u64,
     /// The owners that may run another program now.
-    doubts: Doubts<relay::Endpoint>,
+    exec_checks: ExecChecks<relay::Endpoint>,
 }
 
 impl Owners {
     /// Starts without owners; `most` limits the watches.
     pub fn new(poller: Rc<Poller>, most: usize) -> Self {
         let (watches, numbers) = (BTreeMap::new(), BTreeMap::new());
-        Self { poller, most, watches, numbers, last: 0, doubts: Doubts::default() }
+        Self { poller, most, watches, numbers, last: 0, exec_checks: ExecChecks::default() }
     }
 
     /// Watches a process until it ends or is forgotten.
@@ -103,22 +103,22 @@ impl Owners {
 
     /// Examines an owner whose connection has ended. Returns the owner if it runs another program now than when it attached.
     pub fn examine(&mut self, owner: relay::Endpoint, image: Image) -> Option<relay::Endpoint> {
-        self.doubts.add(key(&owner).2, image, owner)
+        self.exec_checks.add(key(&owner).2, image, owner)
     }
 
     /// Accepts an owner that comes back for its endpoint, whatever program it runs now.
     pub fn recognize(&mut self, owner: &relay::Endpoint) {
-        self.doubts.settle(|doubted| key(doubted) == key(owner));
+        self.exec_checks.settle(|checked| key(checked) == key(owner));
     }
 
     /// Returns the owners that turn out to run another program.
     pub fn take_changed(&mut self) -> Vec<relay::Endpoint> {
-        self.doubts.take_changed()
+        self.exec_checks.take_changed()
     }
 
     /// Returns the time until [`Owners::take_changed`] has something to do.
     pub fn until_next(&self) -> Option<Duration> {
-        self.doubts.until_next()
+        self.exec_checks.until_next()
     }
 
     /// Forgets all owners.
@@ -127,6 +127,6 @@ impl Owners {
             self.poller.remove(ended);
         }
         self.numbers.clear();
-        self.doubts = Doubts::default();
+        self.exec_checks = ExecChecks::default();
     }
 }

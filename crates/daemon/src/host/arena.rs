@@ -5,7 +5,7 @@
 //! lists are not empty. So allocating and freeing cost the same however many blocks there are. The table has 12 bytes for each
 //! page, and the system provides memory only for the parts that are used.
 
-use super::starts::Starts;
+use super::number_set::NumberSet;
 use ginnel_layout::{PAGE, segment};
 
 /// The number of size classes for each power of two, and its logarithm.
@@ -35,7 +35,7 @@ pub struct Arena {
     /// For each run its length, and its neighbours in the list of its class if it is free.
     table: Vec<[u32; 3]>,
     /// The first pages of all runs, free or taken.
-    starts: Starts,
+    starts: NumberSet,
     /// A bit for each power of two that has free runs, and bits for its classes.
     powers: u32,
     subs: [u32; POWERS],
@@ -57,7 +57,7 @@ impl Arena {
             pages,
             used: 0,
             table: vec![[0; 3]; pages as usize],
-            starts: Starts::new(pages),
+            starts: NumberSet::new(pages),
             powers: 0,
             subs: [0; POWERS],
             heads: [[NONE; SUBS as usize]; POWERS],

@@ -144,7 +144,7 @@ impl Books {
 
     /// Returns the vector for another program of a member in a segment: the least used of those that serve the segment and that
     /// all of its VMs can be told of.
-    pub fn quietest_vector(&self, segment: &Name, member: u32, vectors: u32) -> u32 {
+    pub fn least_used_vector(&self, segment: &Name, member: u32, vectors: u32) -> u32 {
         let serving = self.vectors_of(segment, member);
         let known = match member {
             HOST_MEMBER => &serving[..serving.len().min(self.known_of_host(segment, vectors))],
@@ -373,7 +373,7 @@ mod tests {
         let told = books.untold(1, &Told::new(), 8);
         assert_eq!(told[&0].len(), 8);
         for segment in ["a", "b", "c"] {
-            let vector = books.quietest_vector(&name(segment), 0, 8);
+            let vector = books.least_used_vector(&name(segment), 0, 8);
             assert!(told[&0].contains(&vector), "{segment}");
         }
     }

@@ -5,7 +5,7 @@
 //! memory. Unplugging does not, because a device is removed only when the guest releases it. So the VM is stopped first, and then
 //! its programs are declared dead. Then the devices that can be unplugged are asked to go, and a guest that sees this request
 //! when it continues releases them at once. If QEMU does not answer in time, the programs are declared dead all the same, because
-//! those who wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
+//! others that wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
 
 use super::qmp::{Command, Monitor, Said};
 use super::record::Record;

@@ -27,7 +27,7 @@ impl Pulse {
     }
 }
 
-/// A silent guest is asked for a sign of life after this fraction of the time after which it counts as hanging.
+/// A silent guest is asked for a sign of life after the time after which it counts as hanging, divided by this number.
 const SOONER: u32 = 3;
 
 impl Server {

@@ -5,7 +5,7 @@
 //! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
 //! | [`broker`], [`caller`], `session`, `owners`, `holds`, `endings` | the state machine of the attach protocol |
 //! | [`objects`] | the things that endpoints make, such as channels and blocks, each kind in its own module |
-//! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | the state, and the changes that lead to it |
+//! | [`books`], [`record`], [`arena`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files and mappings, what stands in front of the arenas, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
@@ -28,8 +28,8 @@ mod declare;
 mod doorbells;
 mod endings;
 mod fence;
+mod fixed_size;
 mod front;
-mod handed;
 mod heartbeat;
 mod holds;
 mod index;
@@ -38,6 +38,7 @@ pub mod ivshmem;
 pub mod journal;
 mod making;
 pub mod members;
+mod number_set;
 mod numbers;
 pub mod objects;
 mod owners;
@@ -50,7 +51,6 @@ pub mod segments;
 pub mod server;
 mod session;
 mod sockets;
-mod starts;
 mod startup;
 mod viewer;
 mod vms;
@@ -63,7 +63,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How often a configuration with a mistake is read again while VMs run.
-const MENDED: Duration = Duration::from_secs(1);
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Arguments of `ginneld host`.
 #[derive(Debug, clap::Args)]
@@ -108,6 +108,6 @@ fn read_config(path: &Path) -> Result<Chosen, Problem> {
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Status(&problem)]);
             said = Some(problem);
         }
-        std::thread::sleep(MENDED);
+        std::thread::sleep(REREAD_INTERVAL);
     }
 }

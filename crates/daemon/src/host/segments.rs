@@ -2,8 +2,8 @@
 
 use super::broker::World;
 use super::config;
+use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
-use super::handed::without_truncation;
 use super::objects::sync::SyncUser;
 use super::restoring::{Files, Identity};
 use ginnel_config::{Bytes, Problem};
@@ -41,7 +41,7 @@ struct Open {
     /// The file and its mapping; `None` if the file could not be opened.
     memory: Option<(Arc<OwnedFd>, Mapping)>,
     /// The same file for programs that may write but must not truncate it. `None` if the kernel cannot separate the two rights.
-    handed: Option<Arc<OwnedFd>>,
+    for_writers: Option<Arc<OwnedFd>>,
     /// The same file, open for reading only.
     read_only: Option<Arc<OwnedFd>>,
     /// What should stand in front of the arena, once that is known.
@@ -134,7 +134,7 @@ impl Segments {
         let open = Open {
             path: config.path.clone(),
             end: config.end(),
-            handed: without_truncation(&file).map(Arc::new),
+            for_writers: without_truncation(&file).map(Arc::new),
             read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
             memory: Some((file.clone(), mapping)),
             front: None,
@@ -156,7 +156,7 @@ impl Segments {
             path: config.path.clone(),
             end: config.end(),
             memory: None,
-            handed: None,
+            for_writers: None,
             read_only: None,
             front: None,
             repairs: Repairs::default(),
@@ -229,7 +229,7 @@ impl Segments {
     /// Returns a segment's file, open for a program that may write.
     pub fn file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
         let open = self.open.get(name)?;
-        open.handed.clone().or_else(|| open.memory.as_ref().map(|(file, _)| file.clone()))
+        open.for_writers.clone().or_else(|| open.memory.as_ref().map(|(file, _)| file.clone()))
     }
 
     /// Returns a segment's file, open for reading only.

@@ -15,7 +15,7 @@ use super::segments::Segments;
 use super::vms::Vm;
 use crate::closer::Closer;
 use crate::keeper::{Held, Keeper};
-use crate::pidwatch::{Doubts, Process};
+use crate::pidwatch::{ExecChecks, Process};
 use crate::poller::{Interest, Poller, Ready};
 use ginnel_layout::wire::MAX_PACKET;
 use ginnel_layout::{Name, sync, wire};
@@ -176,7 +176,7 @@ pub struct Server {
     busy: bool,
     watches: Watches,
     /// The owners of endpoints (number and epoch) that may run another program now.
-    doubts: Doubts<(u32, u32, Process)>,
+    exec_checks: ExecChecks<(u32, u32, Process)>,
     /// The times at which holds of endpoints end.
     pub(super) holds: Timers,
     /// The journal has accepted all records of the effects that are being performed, so the following effects may depend on them.
@@ -187,7 +187,8 @@ pub struct Server {
     pub(super) packet: Vec<u8>,
     /// The files of segments that are being made.
     pub(super) making: Making,
-    /// The segments whose files cannot be used and that nobody uses: the declaration, and the place of it in the configuration.
+    /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any, and
+    /// where it was declared, for messages.
     pub(super) out_of_service: BTreeMap<Name, (config::Segment, Option<SegmentSpec>, String)>,
     /// The time at which to try again to serve these.
     pub(super) retry_at: Instant,
@@ -232,7 +233,7 @@ impl Server {
             more: true,
             busy: false,
             watches: Watches::default(),
-            doubts: Doubts::default(),
+            exec_checks: ExecChecks::default(),
             holds: Timers::default(),
             recorded: true,
             withheld: Vec::new(),
@@ -271,7 +272,7 @@ impl Server {
                 self.step_links();
             }
             self.look_after_segments();
-            for (endpoint, epoch, process) in self.doubts.take_changed() {
+            for (endpoint, epoch, process) in self.exec_checks.take_changed() {
                 self.broker.owner_ended(endpoint, epoch, process);
             }
             self.end_holds();
@@ -320,7 +321,8 @@ impl Server {
         let used = self.broker.books().is_memory_used();
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
         let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
-        let owners = [self.doubts.until_next(), self.until_hold_ends(), self.broker.until_sockets_settle()];
+        let owners =
+            [self.exec_checks.until_next(), self.until_hold_ends(), self.broker.until_sockets_settle()];
         let rest = [look, self.until_beat(), self.until_given_up(), retry];
         owners.into_iter().chain(rest).flatten().min()
     }
@@ -462,7 +464,7 @@ impl Server {
             }
             Effect::Examine { endpoint, epoch, process, image } => {
                 if let Some((endpoint, epoch, process)) =
-                    self.doubts.add(process, image, (endpoint, epoch, process))
+                    self.exec_checks.add(process, image, (endpoint, epoch, process))
                 {
                     self.broker.owner_ended(endpoint, epoch, process);
                 }
@@ -473,7 +475,7 @@ impl Server {
             }
             Effect::ForgetHold { endpoint, token } => self.holds.forget((endpoint, token)),
             Effect::Recognize { endpoint, process } => {
-                self.doubts.settle(|(number, _, doubted)| (*number, *doubted) == (endpoint, process));
+                self.exec_checks.settle(|(number, _, checked)| (*number, *checked) == (endpoint, process));
             }
             // The pages for a program in a VM are sent when the VM's ring has room.
             Effect::Inspect { client, request, from } => {

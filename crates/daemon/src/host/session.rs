@@ -161,7 +161,7 @@ impl Broker {
             member: who.member,
             segment: Text(segment),
             name: Text(name),
-            vector: self.books.quietest_vector(&segment, who.member, self.vectors),
+            vector: self.books.least_used_vector(&segment, who.member, self.vectors),
             process: who.process,
             uid: who.uid,
         };

@@ -114,7 +114,8 @@ impl Vm {
         self.listener = Some(listener);
     }
 
-    /// Returns whether the VM's daemon has left more than `limit` bytes unread. Messages that can wait should wait then.
+    /// Returns whether there is no session, or whether the messages that the link has not taken exceed a quarter of `limit` bytes.
+    /// Messages that can wait should wait then.
     pub(super) fn is_backed_up(&self, limit: usize) -> bool {
         !self.up || self.queued > limit / 4
     }

@@ -33,7 +33,7 @@ pub(crate) trait MemoryObject: Clone {
     fn add(&mut self, user: Self::User);
     /// Returns whether another user has the place of this one.
     fn is_taken(&self, user: &Self::User) -> bool;
-    /// Returns whether the endpoint of this user exists in the segment.
+    /// Returns whether an endpoint in the segment can be this user.
     fn has_user(books: &Books, segment: &Name, user: &Self::User) -> bool;
     /// Notes at the user's endpoint that it uses the object.
     fn used(books: &mut Books, number: u64, user: &Self::User);

@@ -3,11 +3,11 @@
 /// The words of a tree with 64 branches per node. A bit of the lowest level stands for a number; a bit of a higher level says
 /// that a word below it is not empty. Six levels hold all numbers of 32 bits.
 #[derive(Clone, Debug)]
-pub struct Starts {
+pub struct NumberSet {
     levels: Vec<Vec<u64>>,
 }
 
-impl Starts {
+impl NumberSet {
     /// Makes the empty set of numbers below `bound`.
     pub fn new(bound: u32) -> Self {
         let mut levels = Vec::new();
@@ -72,7 +72,7 @@ mod tests {
             bound in prop::sample::select(vec![1u32, 64, 65, 4096, 300_000]),
             steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200),
         ) {
-            let (mut starts, mut model) = (Starts::new(bound), BTreeSet::new());
+            let (mut starts, mut model) = (NumberSet::new(bound), BTreeSet::new());
             for (add, index) in steps {
                 let number = index.index(bound as usize) as u32;
                 if add { starts.insert(number); model.insert(number); } else { starts.remove(number); model.remove(&number); }
