@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_error_for_an_unknown_word_lists_the_words() {
         assert_eq!("json".parse(), Ok(LogFormat::Json));
-        assert_eq!("JSON".parse::<LogFormat>().unwrap_err(), "\"JSON\" is none of text, json");
+        assert_eq!("JSON".parse::<LogFormat>().unwrap_err(), "\"JSON\" is not one of text, json");
         assert_eq!(format!("{:>6}", LogFormat::default()), "  text");
     }
 }

@@ -250,7 +250,7 @@ mod tests {
     fn a_name_that_is_not_utf_8_is_the_name_of_a_living_process() {
         let (mut child, _output) = start("with_a_name_of_any_bytes");
         let stat = std::fs::read(format!("/proc/{}/stat", child.id())).unwrap();
-        assert!(String::from_utf8(stat).is_err(), "it is so named");
+        assert!(String::from_utf8(stat).is_err(), "its name is set");
         let process = Process::of(child.id()).expect("it is there");
         assert!(process.is_alive() && process.image().is_some());
         child.kill().unwrap();
@@ -312,7 +312,7 @@ mod tests {
         });
         let mut exec_checks = ExecChecks::default();
         assert_eq!(exec_checks.add(process, image, 1), None);
-        assert!(exec_checks.until_next().is_none(), "it is the same, so nothing is looked for");
+        assert!(exec_checks.until_next().is_none(), "it runs the same program, so it is not examined again");
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         wait_for(|| (process.image()? != image).then_some(()));
         assert_eq!(exec_checks.add(process, image, 2), Some(2));

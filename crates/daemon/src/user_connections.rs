@@ -110,9 +110,9 @@ mod tests {
         assert_eq!(connections.given_up(2, 2, attached), Some(6));
         let all = |_| true;
         assert_eq!(connections.given_up(2, 7, all), Some(4));
-        assert_eq!(connections.given_up(2, 99, all), Some(4), "whoever is new gets in");
-        assert_eq!(connections.given_up(2, 2, all), None, "not for who has most");
-        assert_eq!(connections.given_up(2, 1, all), None, "nor for who would have as many");
+        assert_eq!(connections.given_up(2, 99, all), Some(4), "a new user gets a connection");
+        assert_eq!(connections.given_up(2, 2, all), None, "not for the user with most connections");
+        assert_eq!(connections.given_up(2, 1, all), None, "nor for a user that would have as many");
         connections.remove(2, 4);
         connections.remove(2, 4);
         assert_eq!((connections.count(2), connections.count(99), connections.len), (3, 0, 7));

@@ -49,7 +49,7 @@ fn settle(host: &mut HostLink, guest: &mut GuestLink) -> (Vec<Event>, Vec<Event>
             at_host.extend(drain(|| host.step()));
         }
     }
-    panic!("the two never come to rest");
+    panic!("the two ends never become idle");
 }
 
 fn up() -> Event {

@@ -351,7 +351,7 @@ mod tests {
         assert!(!clients.take_pipelining(), "each has one request under way");
         clients.asked(ONE);
         assert!(clients.take_pipelining());
-        assert!(!clients.take_pipelining(), "nobody has asked since");
+        assert!(!clients.take_pipelining(), "no client has sent a request since");
         clients.asked(TWO);
         clients.answered(TWO);
         clients.answered(TWO);

@@ -328,7 +328,11 @@ fn a_new_host_daemon_finds_no_clients_of_the_old() {
     let mut host = vm.session();
     assert!(busy.is_closed());
     idle.say(Kind::INSPECT, 2, &[]);
-    assert_eq!(next_message(&mut host).0, RelayKind::OPEN, "who had asked for nothing stays");
+    assert_eq!(
+        next_message(&mut host).0,
+        RelayKind::OPEN,
+        "a program without a pending request stays connected"
+    );
 }
 
 #[test]
@@ -499,7 +503,7 @@ fn a_program_that_executes_itself_adopts_its_endpoint() {
     }
     rest.sort_by_key(|kind| kind.0);
     assert_eq!(rest, [RelayKind::CLOSE, RelayKind::GONE]);
-    assert!(program.try_wait().unwrap().is_some(), "it has gone when it ended, and not before");
+    assert!(program.try_wait().unwrap().is_some(), "it counts as ended when it has ended, and not before");
 }
 
 /// Returns the host's answer to a request to attach: endpoint 4 of epoch 9.
@@ -844,7 +848,7 @@ fn a_program_that_never_reads_is_disconnected_and_others_are_served() {
     let long = [Header { kind: Kind::TEXT, flags: 1, request: 2 }.as_bytes(), &[b'x'; 8000][..]].concat();
     let deadline = Instant::now() + SOON;
     loop {
-        assert!(Instant::now() < deadline, "it is never given up");
+        assert!(Instant::now() < deadline, "its connection is never ended");
         let _ = host.send(RelayKind::DATA, client, &long);
         match host.step() {
             Event::Message { kind: RelayKind::CLOSE, client: closed, .. } if closed == client => break,

@@ -364,7 +364,7 @@ mod tests {
         let first = books.vectors_of(&name("ab"), 0)[0];
         assert_eq!(books.position(1, 0, first), Some(1));
         assert_eq!(books.position(1, 0, more[&0][0]), None, "not told yet");
-        assert_eq!(books.position(1, 0, books.vectors_of(&name("b"), 0)[0]), None, "not its business");
+        assert_eq!(books.position(1, 0, books.vectors_of(&name("b"), 0)[0]), None, "not shared with it");
     }
 
     #[test]

@@ -470,6 +470,6 @@ mod tests {
         assert_eq!(vm, of_all);
         let later = now + Duration::from_secs(3600);
         assert_eq!(taken(who(HOST_MEMBER, 1, 1000), later), of_process);
-        assert_eq!(allowances.of.len(), 2, "the others are as good as new");
+        assert_eq!(allowances.of.len(), 2, "the others are full again");
     }
 }

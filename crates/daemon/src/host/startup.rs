@@ -317,7 +317,7 @@ impl Server {
         }
         for (segment, runtime, place) in wanted.into_values() {
             if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
-                error!(segment = %segment.name, error = format!("{error:#}"), "segment left out");
+                error!(segment = %segment.name, error = format!("{error:#}"), "segment ignored");
             }
         }
         Ok(())

@@ -169,7 +169,7 @@ mod tests {
         for (text, says) in [
             ("members = [\"host\", \"w1\"]\nslices = [\"w1\"]", "\"w1\" shares all slices"),
             ("members = [\"host\"]\nslices = [\"w1\", \"w1\"]", "\"w1\" has two slices"),
-            ("members = [\"host\"]\nslices = [\"w3\"]", "\"w3\" is no VM"),
+            ("members = [\"host\"]\nslices = [\"w3\"]", "\"w3\" is not a VM"),
             ("members = [\"host\"]\nslice_files = \"one\"", "no slices"),
             ("members = [\"host\"]\nslices = [\"w1\"]\nslice_files = \"two\"", "two"),
             ("members = [\"host\"]\nslices = [\"w 1\"]", "w 1"),

@@ -187,7 +187,7 @@ fn optional_records_of_a_newer_daemon_are_skipped_and_others_refused() {
     };
     let (pair, read) = with(&good(r#"{"coloured":{"block":7},"optional":true}"#));
     let read = read.unwrap();
-    assert!(read.books == pair.books, "what stands behind it counts");
+    assert!(read.books == pair.books, "the records behind it are read");
     assert_eq!((read.skipped, read.dropped, read.damaged), (1, 0, 0));
 
     for line in [r#"{"coloured":{"block":7}}"#, r#"{"coloured":{"block":7},"optional":false}"#] {

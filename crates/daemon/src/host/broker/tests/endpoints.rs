@@ -270,7 +270,11 @@ fn a_request_that_the_journal_does_not_accept_is_refused_and_changes_nothing() {
     assert_eq!(bench.ask(id, Kind::HELLO, hello.as_bytes()), Kind::HELLO_OK);
     bench.broker.set_recording(Recording::Owing);
     assert_eq!(bench.code(id, Kind::ATTACH, back.as_bytes()), Some(ErrorCode::UNRECORDED));
-    assert_eq!(bench.connect(b, "x", 1).unwrap_err(), ErrorCode::UNRECORDED, "not even again");
+    assert_eq!(
+        bench.connect(b, "x", 1).unwrap_err(),
+        ErrorCode::UNRECORDED,
+        "not even when it is asked for again"
+    );
     bench.broker.set_recording(Recording::Closed);
     assert_eq!(bench.ask(id, Kind::ATTACH, back.as_bytes()), Kind::ATTACHED);
     // What ends something is done, and is recorded later.

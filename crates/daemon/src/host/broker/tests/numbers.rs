@@ -96,7 +96,7 @@ fn an_endpoint_is_not_confused_with_its_predecessor() {
     assert_eq!(
         grants.iter().map(|g| (g.endpoint, g.epoch)).collect::<Vec<_>>(),
         [(3, 56)],
-        "of those who live"
+        "of the living endpoints"
     );
     bench.broker.set_access(
         name("web"),

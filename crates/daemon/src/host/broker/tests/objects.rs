@@ -87,7 +87,7 @@ fn only_doorbells_of_the_segments_members_are_rung() {
     let (own, _) = bench.attach(0, "own");
     let bell = |member: u32, vector: u32| wire::BellOf { bell: member << 16 | vector, reserved: 0 };
     let (kind, body, effects) = bench.ask_all(a, Kind::BELL, bell(VM, 1).as_bytes());
-    assert!(effects.contains(&Effect::Ring { member: VM, vector: 1 }), "whoever asks does not wait");
+    assert!(effects.contains(&Effect::Ring { member: VM, vector: 1 }), "the caller need not wait");
     let answer: wire::BellOk = wire::body(&body).unwrap();
     assert_eq!((kind, answer.kind, answer.fds), (Kind::BELL_OK, BellKind::EVENT, Fds(Fds::PEER_EVENT)));
     let theirs = bench.broker.books.vectors_of(&name("own"), 0)[0];
@@ -311,7 +311,7 @@ fn a_silent_holder_gets_few_revocations_and_each_only_once() {
     let first = told(&mut bench, 0, Rights::READ);
     assert_eq!(first.iter().filter(|(client, _)| *client == c).count(), 1);
     let first: Vec<_> = first.into_iter().filter(|(client, _)| *client == b).map(|(_, left)| left).collect();
-    assert!(first.len() < 100, "{} revocations for who has answered none", first.len());
+    assert!(first.len() < 100, "{} revocations for a holder that has answered none", first.len());
     // The same grant again revokes nothing, and neither does a grant of more.
     assert!(told(&mut bench, 0, Rights::READ).is_empty());
     assert!(told(&mut bench, attached.endpoint, Rights::READ_WRITE).is_empty());
@@ -423,7 +423,7 @@ fn rings_between_users_of_an_object_are_relayed_by_the_next_daemon_too() {
     let relayed = |bench: &Bench| bench.broker.relayed_bells.reasons().len();
     assert_eq!(relayed(&bench), 0, "a VM rings its own programs by itself");
     assert_eq!(bench.ask(host, Kind::SYNC_OPEN, sync_open("lock", 1, 0, 2).as_bytes()), Kind::SYNC);
-    assert_eq!(relayed(&bench), 1, "the VM rings the host by way of the daemon");
+    assert_eq!(relayed(&bench), 1, "the VM rings the host through the daemon");
     // These are a channel of which one side is closed, and one between programs that need no relaying.
     assert_eq!(bench.ask(host, Kind::LISTEN, listen("x").as_bytes()), Kind::LISTENING);
     let channels: Vec<u64> = (1..3).map(|nonce| bench.connect(vm, "x", nonce).unwrap().channel).collect();
@@ -433,5 +433,5 @@ fn rings_between_users_of_an_object_are_relayed_by_the_next_daemon_too() {
     assert_eq!(relayed(&bench), 1 + 2 + 1);
     bench.check();
     let again = Broker::new(bench.broker.books.clone(), Limits::default(), 4, 0);
-    assert_eq!(again.relayed_bells, bench.broker.relayed_bells, "another daemon passes on the same");
+    assert_eq!(again.relayed_bells, bench.broker.relayed_bells, "the next daemon relays the same");
 }

@@ -142,7 +142,7 @@ fn detaching_ends_the_ownership_of_the_sender() {
     let effects = bench.effects();
     assert!(effects.iter().any(|e| matches!(e, Effect::Mark { state: SideState::DEAD, .. })));
     assert_eq!(bench.ask(b, Kind::DETACH, &[]), Kind::OK);
-    assert_eq!(bench.code(b, Kind::DETACH, &[]), Some(ErrorCode::PROTOCOL), "it is no endpoint any more");
+    assert_eq!(bench.code(b, Kind::DETACH, &[]), Some(ErrorCode::PROTOCOL), "it is not an endpoint any more");
     assert!(bench.broker.books.endpoints.is_empty());
     bench.check();
 }

@@ -92,7 +92,7 @@ impl Books {
                 .get(&side.endpoint)
                 .ok_or(InvalidRecord("a channel of an unknown endpoint"))?;
             if endpoint.epoch != side.epoch || endpoint.segment != segment {
-                return Err(InvalidRecord("a channel of somebody else"));
+                return Err(InvalidRecord("a channel of another endpoint"));
             }
         }
         let opener = self.endpoints.get(&channel.initiator.endpoint).filter(|_| !channel.initiator.closed);
