@@ -69,13 +69,13 @@ impl Closer {
 
     fn close_in_order(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>, later: bool) {
         let is_socket = |fd: &OwnedFd| sockopt::socket_domain(fd).is_ok();
-        let (sockets, slow_packets): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
+        let (sockets, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
         if !sockets.is_empty() {
             // If the thread is gone, the sockets are closed here. It ends only with the last sender.
             let _ = self.sockets.send(Sockets { fds: sockets, later });
         }
-        if !slow_packets.is_empty() {
-            self.close_strays(uid, slow_packets);
+        if !others.is_empty() {
+            self.close_slowly(uid, others);
         }
     }
 
@@ -89,7 +89,7 @@ impl Closer {
             .is_some_and(|n| *n >= SLOW_PACKETS)
     }
 
-    fn close_strays(&self, uid: u32, fds: Vec<OwnedFd>) {
+    fn close_slowly(&self, uid: u32, fds: Vec<OwnedFd>) {
         let counted = SlowPacket::count(&self.slow_packets, uid);
         let closing = Builder::new().name("stray".into()).spawn(move || {
             drop(fds);

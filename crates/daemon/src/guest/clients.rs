@@ -87,9 +87,10 @@ pub struct Clients {
     all: BTreeMap<u32, Client>,
     by_user: UserConnections<u32>,
     next: u32,
-    /// A client has several requests under way, and has sent a request or received an answer since this was last read.
+    /// A client has several requests under way, and has sent a request or received an answer since
+    /// [`Clients::take_pipelining`] was last called.
     pipelining: bool,
-    /// The last client that has sent a request since then.
+    /// The last client that has sent a request since that call.
     asker: Option<u32>,
     /// The last client that has sent a request or a message at all.
     last: u32,

@@ -397,8 +397,8 @@ impl Daemon {
         }
     }
 
-    /// Takes over an owner of an endpoint whose connection belonged to an earlier session. It comes back by itself, unless it is
-    /// dead.
+    /// Takes over an owner of an endpoint whose connection belonged to an earlier session. The owner connects again by itself,
+    /// unless it has ended.
     fn take_over_owner(&mut self, owner: Endpoint) {
         if self.owners.watch(owner) == Watch::Ended {
             self.owner_gone(owner);

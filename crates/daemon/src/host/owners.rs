@@ -133,7 +133,7 @@ impl Broker {
         let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
         if endpoint.owners.len() >= MAX_OWNERS {
             let text = format!(
-                "endpoint {number} is owned by {MAX_OWNERS} processes, which is the limit: let children attach by themselves"
+                "endpoint {number} is owned by {MAX_OWNERS} processes, which is the limit: let children attach as endpoints of their own"
             );
             return Err(Refusal::new(ErrorCode::LIMIT, text));
         }

@@ -187,8 +187,8 @@ pub struct Server {
     pub(super) packet: Vec<u8>,
     /// The files of segments that are being made.
     pub(super) making: Making,
-    /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any, and
-    /// where it was declared, for messages.
+    /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any,
+    /// and where it was declared, for messages.
     pub(super) out_of_service: BTreeMap<Name, (config::Segment, Option<SegmentSpec>, String)>,
     /// The time at which to try again to serve these.
     pub(super) retry_at: Instant,
@@ -312,8 +312,8 @@ impl Server {
         }
     }
 
-    /// Returns how long the loop may sleep without events. For ever, unless somebody uses memory that may be truncated, or
-    /// a guest must be asked for a sign of life, or a QEMU has been told to stop its VM.
+    /// Returns how long the loop may sleep without events. `None` means without limit: nobody uses memory that may be truncated,
+    /// no guest must be asked for a sign of life, no QEMU has been told to stop its VM, and nothing is to be tried again.
     fn timeout(&self) -> Option<Duration> {
         if self.more || self.busy {
             return Some(Duration::ZERO);

@@ -168,7 +168,7 @@ impl Broker {
         })
     }
 
-    /// Returns a block if the endpoint owns it.
+    /// Returns a block if the endpoint owns it or has the owner's rights.
     fn own_block<'a>(&'a self, endpoint: &Endpoint, block: Option<&'a Block>) -> Result<&'a Block, Refusal> {
         let block = block.filter(|b| b.segment.0 == endpoint.segment).ok_or_else(|| {
             Refusal::new(
