@@ -16,7 +16,7 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self, String> {
         match u32::from_str_radix(text, 8) {
             Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
-            _ => Err(format!("{text:?} is no file mode: write it in octal, like \"0660\"")),
+            _ => Err(format!("{text:?} is not a file mode: write it in octal, like \"0660\"")),
         }
     }
 }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_named() {
+    fn the_error_for_an_unknown_account_names_it() {
         let nobody = Account::Name("no-such-account-here".into());
         let problem = nobody.user("f.toml: owner").unwrap_err().to_string();
         assert_eq!(

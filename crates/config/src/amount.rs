@@ -25,7 +25,7 @@ impl FromStr for Bytes {
         number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift)).map(Self).ok_or_else(
             || {
                 format!(
-                    "{text:?} is no size: write a number of bytes, or one with K, M, G or T, such as 256M"
+                    "{text:?} is not a size: write a number of bytes, or one with K, M, G or T, such as 256M"
                 )
             },
         )
@@ -100,7 +100,7 @@ impl FromStr for Period {
         let nanos = number.zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
         nanos.map(|n| Self(Duration::from_nanos(n))).ok_or_else(|| {
             format!(
-                "{text:?} is no span of time: write a number with ns, us, ms or s, such as 50us (0 needs none)"
+                "{text:?} is not a span of time: write a number with ns, us, ms or s, such as 50us (0 needs none)"
             )
         })
     }
@@ -134,7 +134,7 @@ impl<'de> Deserialize<'de> for Period {
 /// Parses a time in seconds, whole or fractional, as command lines have it.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-    seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
+    seconds.ok_or_else(|| format!("{text:?} is not a number of seconds"))
 }
 
 /// Splits `text` into the number, if it is valid, and the letters behind it.
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_says_how_one_looks() {
+    fn the_error_for_an_invalid_amount_shows_a_valid_one() {
         for bad in ["", "M", "1.5M", "-1", "1X", "1iB", "1KB", "99999999999T"] {
             assert!(bad.parse::<Bytes>().unwrap_err().contains("256M"), "{bad}");
         }

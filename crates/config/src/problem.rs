@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_sockets_have_a_bound() {
+    fn socket_paths_are_limited_in_length() {
         let path = |n| "x".repeat(n);
         assert!(check_socket_path(Path::new(&path(107)), "socket", "shorter").is_ok());
         let problem = check_socket_path(Path::new(&path(108)), "socket", "shorter").unwrap_err();

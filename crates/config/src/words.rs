@@ -27,7 +27,7 @@ macro_rules! words {
             fn from_str(text: &str) -> Result<Self, String> {
                 match text {
                     $($word => Ok(Self::$value),)+
-                    _ => Err(format!("{text:?} is none of {}", Self::WORDS.join(", "))),
+                    _ => Err(format!("{text:?} is not one of {}", Self::WORDS.join(", "))),
                 }
             }
         }
@@ -56,9 +56,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_choice_is_named_where_another_word_stands() {
+    fn the_error_for_an_unknown_word_lists_the_words() {
         assert_eq!("json".parse(), Ok(LogFormat::Json));
-        assert_eq!("JSON".parse::<LogFormat>().unwrap_err(), "\"JSON\" is none of text, json");
+        assert_eq!("JSON".parse::<LogFormat>().unwrap_err(), "\"JSON\" is not one of text, json");
         assert_eq!(format!("{:>6}", LogFormat::default()), "  text");
     }
 }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_a_burst_and_then_one_each_interval() {
+    fn a_burst_is_followed_by_one_per_interval() {
         let start = Instant::now();
         let rate = REPORTS_OF_PROCESS;
         let Rate { burst, interval } = rate;

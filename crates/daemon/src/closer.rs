@@ -1,15 +1,11 @@
 //! Closes the files that programs have sent. Threads of its own do this, because the last close of a descriptor may block for as
-//! long
-//! as the program that made it likes:
+//! long as the program that made it likes:
 //!
 //! - A TCP socket with `SO_LINGER` and unsent bytes blocks for as long as its user has chosen. So does a Unix socket that holds
-//!   an
-//!   unread message with such a descriptor, and so does a message whose descriptors find no room. A signal ends that wait, and
-//!   the
-//!   kernel sends the rest by itself. Therefore one thread closes all sockets, and a timer interrupts it.
+//!   an unread message with such a descriptor, and so does a message whose descriptors find no room. A signal ends that wait, and
+//!   the kernel sends the rest by itself. Therefore one thread closes all sockets, and a timer interrupts it.
 //! - Another file may wait for a program and ignore signals (FUSE). No honest program sends one, so each such packet gets a
-//!   thread of
-//!   its own, and the daemon does not listen to a user who keeps several of these threads busy.
+//!   thread of its own, and the daemon does not listen to a user who keeps several of these threads busy.
 #![allow(unsafe_code)] // For a timer that sends a signal to one thread, which no safe crate offers.
 
 use ginnel_fdpass::{SendFlags, send};
@@ -27,10 +23,10 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// The number of packets whose sockets may wait to be closed. The next packet blocks until there is room, for about [`PATIENCE`].
 const QUEUE: usize = 32;
 /// The number of packets with other files that may be in the process of being closed for one user.
-const STRAYS: usize = 4;
+const SLOW_PACKETS: usize = 4;
 
 /// The reason for which the daemon does not listen to a user ([`Closer::is_held_up_by`]).
-pub const HELD_UP: &str = "this user has sent files that take too long to be closed (FUSE?): let the file system answer, or unmount it";
+pub const HELD_UP: &str = "this user has sent files that take too long to close (FUSE?): make the file system answer, or unmount it";
 
 /// The user of a connection whose user is not known.
 pub const NOBODY: u32 = u32::MAX;
@@ -39,7 +35,7 @@ pub const NOBODY: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 pub struct Closer {
     sockets: SyncSender<Sockets>,
-    strays: Strays,
+    slow_packets: SlowPackets,
 }
 
 /// Sockets to be closed.
@@ -51,14 +47,14 @@ struct Sockets {
 }
 
 /// The number of packets of each user that contain files other than sockets and are being closed now.
-type Strays = Arc<Mutex<BTreeMap<u32, usize>>>;
+type SlowPackets = Arc<Mutex<BTreeMap<u32, usize>>>;
 
 impl Closer {
     /// Starts the thread that closes sockets.
     pub fn start() -> io::Result<Self> {
         let (sockets, queue) = sync_channel(QUEUE);
         Builder::new().name("closer".into()).spawn(move || close_sockets(&queue))?;
-        Ok(Self { sockets, strays: Strays::default() })
+        Ok(Self { sockets, slow_packets: SlowPackets::default() })
     }
 
     /// Closes connections of a user, and what the user has sent with a packet.
@@ -73,52 +69,55 @@ impl Closer {
 
     fn close_in_order(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>, later: bool) {
         let is_socket = |fd: &OwnedFd| sockopt::socket_domain(fd).is_ok();
-        let (sockets, strays): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
+        let (sockets, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
         if !sockets.is_empty() {
             // If the thread is gone, the sockets are closed here. It ends only with the last sender.
             let _ = self.sockets.send(Sockets { fds: sockets, later });
         }
-        if !strays.is_empty() {
-            self.close_strays(uid, strays);
+        if !others.is_empty() {
+            self.close_slowly(uid, others);
         }
     }
 
     /// Returns whether so many files of this user are being closed that its connections should end and nothing more should be
-    /// accepted
-    /// from it.
+    /// accepted from it.
     pub fn is_held_up_by(&self, uid: u32) -> bool {
-        self.strays.lock().unwrap_or_else(PoisonError::into_inner).get(&uid).is_some_and(|n| *n >= STRAYS)
+        self.slow_packets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&uid)
+            .is_some_and(|n| *n >= SLOW_PACKETS)
     }
 
-    fn close_strays(&self, uid: u32, fds: Vec<OwnedFd>) {
-        let counted = Stray::count(&self.strays, uid);
+    fn close_slowly(&self, uid: u32, fds: Vec<OwnedFd>) {
+        let counted = SlowPacket::count(&self.slow_packets, uid);
         let closing = Builder::new().name("stray".into()).spawn(move || {
             drop(fds);
             drop(counted);
         });
         if let Err(error) = closing {
-            tracing::warn!(uid, %error, "no thread to close a file that a program has sent");
+            tracing::warn!(uid, %error, "cannot start a thread to close a file that a program has sent");
         }
     }
 }
 
-/// One packet that is counted in [`Strays`].
-struct Stray(Strays, u32);
+/// One packet that is counted in [`SlowPackets`].
+struct SlowPacket(SlowPackets, u32);
 
-impl Stray {
-    fn count(strays: &Strays, uid: u32) -> Self {
-        *strays.lock().unwrap_or_else(PoisonError::into_inner).entry(uid).or_default() += 1;
-        Self(strays.clone(), uid)
+impl SlowPacket {
+    fn count(slow_packets: &SlowPackets, uid: u32) -> Self {
+        *slow_packets.lock().unwrap_or_else(PoisonError::into_inner).entry(uid).or_default() += 1;
+        Self(slow_packets.clone(), uid)
     }
 }
 
-impl Drop for Stray {
+impl Drop for SlowPacket {
     fn drop(&mut self) {
-        let mut strays = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = strays.get_mut(&self.1) {
+        let mut slow_packets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = slow_packets.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {
-                strays.remove(&self.1);
+                slow_packets.remove(&self.1);
             }
         }
     }
@@ -127,7 +126,7 @@ impl Drop for Stray {
 fn close_sockets(queue: &Receiver<Sockets>) {
     let interrupter = Interrupter::new();
     if let Err(error) = &interrupter {
-        tracing::warn!(%error, "no timer: programs can delay what other programs have sent from being closed");
+        tracing::warn!(%error, "cannot make a timer: a program can delay the closing of files that others have sent");
     }
     let interrupt = |every| interrupter.iter().for_each(|timer| timer.set(every));
     let mut next = None;
@@ -139,8 +138,8 @@ fn close_sockets(queue: &Receiver<Sockets>) {
 }
 
 /// Closes these sockets and those that wait, with a single system call if possible, so that one signal ends the wait for all of
+/// them. To that end they are put in the queue of a socket, which is then closed. Returns the sockets that must be closed after
 /// them.
-/// To that end they are put in the queue of a socket, which is then closed. Returns the sockets that must be closed after them.
 fn close_together(first: Vec<OwnedFd>, queue: &Receiver<Sockets>) -> Option<Sockets> {
     let (near, far) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
@@ -164,8 +163,7 @@ thread_local! {
 }
 
 /// Makes a system call with a descriptor that a program has sent. If the call closes something and blocks on that, a timer
-/// interrupts
-/// it after about `PATIENCE`.
+/// interrupts it after about `PATIENCE`.
 pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
     let interrupt = |every| INTERRUPTER.with(|timer| timer.iter().for_each(|timer| timer.set(every)));
     interrupt(PATIENCE);
@@ -184,8 +182,7 @@ impl Interrupter {
         // SAFETY: the handler does nothing.
         unsafe { signal_hook::low_level::register(SIGNAL, || ()) }?;
         // SAFETY: zeros are a valid event and a valid set of signals, which the calls below fill. The event names this thread,
-        // and the
-        // timer does not outlive it.
+        // and the timer does not outlive it.
         unsafe {
             let mut signals: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut signals);
@@ -264,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_closes_what_finds_no_room_without_waiting() {
+    fn the_kernel_closes_descriptors_without_room_and_does_not_block() {
         let (near, far) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let mut ends = Vec::new();
@@ -279,14 +276,15 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_threads_busy_is_not_listened_to() {
+    fn a_user_who_keeps_threads_busy_is_held_up() {
         let closer = Closer::start().unwrap();
-        let mut busy: Vec<_> = (0..STRAYS).map(|_| Stray::count(&closer.strays, 7)).collect();
+        let mut busy: Vec<_> =
+            (0..SLOW_PACKETS).map(|_| SlowPacket::count(&closer.slow_packets, 7)).collect();
         assert!(closer.is_held_up_by(7) && !closer.is_held_up_by(8));
         busy.pop();
         assert!(!closer.is_held_up_by(7));
         busy.clear();
-        assert!(closer.strays.lock().unwrap().is_empty());
+        assert!(closer.slow_packets.lock().unwrap().is_empty());
         // A file whose close does not block.
         let (read, write) = rustix::pipe::pipe().unwrap();
         closer.close(7, [write]);

@@ -1,8 +1,7 @@
 //! Both ends of the link between the two daemons of a VM: session and relay messages over the control memory.
 //!
 //! [`ginnel_layout::control`] describes the session protocol. Each daemon may die at any instruction and come back. The other
-//! daemon
-//! must notice this and begin a new session. Messages that were on their way are lost then, and the callers repeat their
+//! daemon must notice this and begin a new session. Messages that were on their way are lost then, and the callers repeat their
 //! requests.
 //!
 //! Neither end blocks. The caller calls `step` until it returns [`Event::Idle`], whenever it is woken (or, in a guest without
@@ -46,8 +45,7 @@ pub enum Event {
         body: Vec<u8>,
     },
     /// The session is over: the peer has restarted or has broken its ring. The next handshake begins by itself. Messages that
-    /// were
-    /// sent and not received are lost. Comes only after `Up`.
+    /// were sent and not received are lost. Comes only after `Up`.
     Down,
 }
 
@@ -414,8 +412,7 @@ impl<M: Parts> GuestLink<M> {
             return Event::Idle;
         }
         // If the host's daemon has been replaced since then, this is the new daemon's epoch. That daemon will choose another
-        // epoch when it
-        // answers, which ends the session at the next step.
+        // epoch when it answers, which ends the session at the next step.
         let host = self.memory.load_acquire_u64(HOST_EPOCH);
         self.session = Some((host, Rings::new(&self.memory, TO_HOST, TO_GUEST)));
         // ORDER link.guest_ack: our words of the rings before this. Pairs with: `HostLink::step`.

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_known_by_what_the_kernel_keeps_of_its_name() {
+    fn a_program_is_recognised_by_the_name_that_the_kernel_keeps() {
         let excluded = Excluded::from(["sshd", "", "a-very-long-program"].map(str::to_owned).to_vec());
         assert!(excluded.names(b"sshd") && excluded.names(b"a-very-long-pro"));
         assert!(

@@ -1,10 +1,8 @@
 //! The keeper, which holds file descriptors by name, so that they outlive the daemon.
 //!
 //! If the daemon is a systemd unit, it gives the descriptors to the service manager's file descriptor store. Otherwise it gives
-//! them
-//! to a process of its own, `ginneld keeper`, which does nothing else. The first daemon starts this process, which outlives the
-//! daemon;
-//! the next daemon finds it through its socket.
+//! them to a process of its own, `ginneld keeper`, which does nothing else. The first daemon starts this process, which outlives
+//! the daemon; the next daemon finds it through its socket.
 //!
 //! The keeper process speaks packets over that socket, and only with its own user:
 //!
@@ -68,8 +66,7 @@ enum Backend {
 
 impl Keeper {
     /// Finds the keeper, or starts one with a socket at this path, and fetches the descriptors that it holds. The process must
-    /// not have
-    /// other threads yet, and must call this only once, because it takes over descriptors from the environment.
+    /// not have other threads yet, and must call this only once, because it takes over descriptors from the environment.
     pub fn open(socket: &Path) -> anyhow::Result<(Self, Held)> {
         let notify = std::env::var_os("NOTIFY_SOCKET").is_some();
         if notify && ["FDSTORE", STORE_VARIABLE].iter().any(|v| std::env::var_os(v).is_some_and(|n| n != "0"))
@@ -143,8 +140,7 @@ impl Keeper {
     }
 
     /// Returns a descriptor that becomes readable when the keeper has died: then call [`Keeper::open`] again and store everything
-    /// again.
-    /// `None` if the keeper is systemd.
+    /// again. `None` if the keeper is systemd.
     pub fn connection(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             Backend::Systemd(_) => None,
@@ -254,7 +250,7 @@ fn ask<Fd: AsFd>(connection: BorrowedFd<'_>, what: u8, name: &str, fds: &[Fd]) -
     match answer.bytes.split_first() {
         Some((b'K', _)) => Ok(()),
         Some((b'N', why)) => Err(anyhow!("the keeper refuses: {}", String::from_utf8_lossy(why))),
-        _ => Err(anyhow!("the keeper says something unknown")),
+        _ => Err(anyhow!("the keeper has sent an unknown answer")),
     }
 }
 
@@ -269,7 +265,7 @@ fn fetch(connection: BorrowedFd<'_>) -> anyhow::Result<Held> {
             Some((b'E', name)) => drop(held.insert(String::from_utf8_lossy(name).into_owned(), fds)),
             Some((b'K', _)) => return Ok(held),
             Some((b'N', why)) => bail!("it refuses: {}", String::from_utf8_lossy(why)),
-            _ => bail!("it says something unknown"),
+            _ => bail!("it has sent an unknown answer"),
         }
     }
 }
@@ -281,8 +277,7 @@ pub fn raise_open_files() {
 }
 
 /// Raises the limit of open files as far as possible, and to at least `needed` if this process may raise its hard limit. Returns
-/// the
-/// limit that is now in effect.
+/// the limit that is now in effect.
 pub fn provide_open_files(needed: u64) -> u64 {
     let maximum = getrlimit(Resource::Nofile).maximum;
     if maximum.is_some_and(|maximum| maximum < needed) {

@@ -1,6 +1,5 @@
 //! A descriptor that a program lends with a report. It lies in the queue of a Unix socket, of which the program has kept a copy.
-//! So
-//! the program can take it back until the daemon takes it, and the end of that socket tells the program that the daemon has
+//! So the program can take it back until the daemon takes it, and the end of that socket tells the program that the daemon has
 //! closed it.
 
 use crate::closer::interrupted;
@@ -11,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// Replaces the socket in `fds` by the descriptor that was lent in it. Returns the descriptors to close after it, with
 /// [`Closer::close_later`](crate::closer::Closer::close_later). If the program lent nothing (because it took the descriptor back)
-/// or more
-/// than one descriptor, `fds` keeps the socket, which is not a TCP socket. Does not block for longer than the closer does.
+/// or more than one descriptor, `fds` keeps the socket, which is not a TCP socket. Does not block for longer than the closer
+/// does.
 #[must_use]
 pub fn open(fds: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
     let [socket] = &fds[..] else { return Vec::new() };
@@ -42,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_is_closed_before_the_program_sees_that() {
+    fn a_lent_descriptor_is_closed_before_the_program_sees_the_end() {
         let closer = Closer::start().unwrap();
         for _ in 0..200 {
             let (near, far) = pair();
@@ -62,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn other_than_one_descriptor_is_nothing_lent() {
+    fn exactly_one_descriptor_can_be_lent() {
         let closer = Closer::start().unwrap();
         for count in [0, 2, 20] {
             let (near, far) = pair();

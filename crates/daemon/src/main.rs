@@ -1,4 +1,4 @@
-//! `ginneld`: the host role, the guest role, and the keeper that both may have.
+//! The program `ginneld`: the host role, the guest role, and the keeper that both roles may use.
 
 use clap::{Parser, Subcommand};
 use ginnel_config::Problem;
@@ -24,8 +24,8 @@ enum Role {
     Keeper(keeper::Args),
 }
 
-/// A configuration that makes no sense, as a command line that makes none: it is of no use to start again.
-const NO_SENSE: u8 = 2;
+/// The exit status for an invalid configuration, the same as for an invalid command line: starting again would not help.
+const INVALID_CONFIGURATION: u8 = 2;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().role {
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ginneld: {error:#}");
-            if error.is::<Problem>() { ExitCode::from(NO_SENSE) } else { ExitCode::FAILURE }
+            if error.is::<Problem>() { ExitCode::from(INVALID_CONFIGURATION) } else { ExitCode::FAILURE }
         }
     }
 }

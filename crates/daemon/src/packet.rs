@@ -31,12 +31,10 @@ pub struct Packet {
     /// The descriptors that came with the packet.
     pub fds: Vec<OwnedFd>,
     /// Part of the packet is lost. It was longer than the receiver allowed; or it carried more descriptors than the receiver
-    /// allowed or
-    /// than this process may open, and then `fds` is empty.
+    /// allowed or than this process may open, and then `fds` is empty.
     pub truncated: bool,
     /// The process that sent the packet, according to the kernel. `None` if the process is in a process namespace that is not
-    /// visible
-    /// from here, or if the receiver did not ask for it.
+    /// visible from here, or if the receiver did not ask for it.
     pub sender: Option<u32>,
 }
 
@@ -82,8 +80,7 @@ impl PacketSocket {
     }
 
     /// Returns the next packet, with at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors
-    /// beyond
-    /// `max_fds` never get into this process.
+    /// beyond `max_fds` never get into this process.
     pub fn receive(&self, max: usize, max_fds: usize) -> Result<Option<Packet>, Gone> {
         match receive(self.fd.as_fd(), max, max_fds) {
             Err(Gone::Io(Errno::AGAIN)) => Ok(None),
@@ -123,8 +120,7 @@ impl PacketSocket {
     }
 
     /// Sends the queued packets as far as the socket takes them. If the peer has closed its end, this drops them and returns no
-    /// error:
-    /// [`PacketSocket::receive`] reports the end after the last packet that the peer has sent.
+    /// error: [`PacketSocket::receive`] reports the end after the last packet that the peer has sent.
     pub fn flush(&mut self) -> Result<(), Gone> {
         if self.peer_closed {
             self.queue.clear();
@@ -284,8 +280,8 @@ pub fn ask_for_senders(listener: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Does the same as [`listen_at`]. `prepare` gets the socket and its path before anybody can connect, and sets its owner, mode
-/// and
-/// options. A program that connects finds either the old socket, which refuses the connection, or the new one, which is ready.
+/// and options. A program that connects finds either the old socket, which refuses the connection, or the new one, which is
+/// ready.
 pub fn listen_at_with(
     path: &Path,
     kind: SocketType,
@@ -293,7 +289,10 @@ pub fn listen_at_with(
 ) -> io::Result<OwnedFd> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no socket is there"));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "something that is not a socket is there",
+            ));
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -357,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_for_is_cut_off_and_said() {
+    fn what_exceeds_the_limits_is_cut_off_and_reported() {
         let (mut a, b) = pair(1 << 20);
         let (read, write) = rustix::pipe::pipe().unwrap();
         a.send(b"x".to_vec(), vec![Arc::new(write)]).unwrap();
@@ -410,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_never_reads_is_given_up() {
+    fn the_connection_of_a_peer_that_never_reads_fails() {
         let (mut a, b) = pair(10_000);
         let result = (0..100_000).find_map(|_| a.send(vec![7; 1000], vec![]).err());
         assert!(matches!(result, Some(Gone::NotReading(n)) if n < 20_000), "{result:?}");
@@ -424,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_is_who_it_is() {
+    fn the_kernel_identifies_the_peer() {
         let (a, _b) = pair(1);
         let peer = peer(a.as_fd()).unwrap();
         assert_eq!(peer.pid, std::process::id());

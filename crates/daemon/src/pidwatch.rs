@@ -30,8 +30,7 @@ impl Process {
     }
 
     /// Returns whether a thread of the process still runs. A process that has ended and waits for its parent is not alive. A
-    /// process
-    /// whose first thread has ended while others run is alive, although `/proc` shows it as a zombie.
+    /// process whose first thread has ended while others run is alive, although `/proc` shows it as a zombie.
     pub fn is_alive(&self) -> bool {
         match self.watch() {
             Ok(watch) => watch.is_some(),
@@ -102,12 +101,12 @@ fn parse(stat: &[u8]) -> Option<Stat> {
 /// Processes whose connection has ended, and which may run another program now. While a process is in the middle of an `exec`
 /// its program cannot be seen, so it is examined again later.
 #[derive(Debug)]
-pub struct Doubts<T> {
-    all: Vec<Doubt<T>>,
+pub struct ExecChecks<T> {
+    all: Vec<ExecCheck<T>>,
 }
 
 #[derive(Debug)]
-struct Doubt<T> {
+struct ExecCheck<T> {
     process: Process,
     image: Image,
     what: T,
@@ -115,26 +114,26 @@ struct Doubt<T> {
     pause: Duration,
 }
 
-impl<T> Default for Doubts<T> {
+impl<T> Default for ExecChecks<T> {
     fn default() -> Self {
         Self { all: Vec::new() }
     }
 }
 
-impl<T> Doubts<T> {
+impl<T> ExecChecks<T> {
     /// The pauses between two looks: the first one, and the one after which the process is not examined any more.
     const FIRST: Duration = Duration::from_millis(1);
     const LAST: Duration = Duration::from_millis(512);
 
     /// Adds a process that ran `image` when its connection was opened. Returns `what` if the process runs another program now. If
-    /// that cannot be seen yet, [`Doubts::take_changed`] may return `what` later.
+    /// that cannot be seen yet, [`ExecChecks::take_changed`] may return `what` later.
     #[must_use]
     pub fn add(&mut self, process: Process, image: Image, what: T) -> Option<T> {
         match process.image() {
             Some(now) => (now != image).then_some(what),
             None => {
                 let (again, pause) = (Instant::now() + Self::FIRST, Self::FIRST);
-                self.all.push(Doubt { process, image, what, again, pause });
+                self.all.push(ExecCheck { process, image, what, again, pause });
                 None
             }
         }
@@ -147,19 +146,19 @@ impl<T> Doubts<T> {
         }
         let now = Instant::now();
         let mut changed = Vec::new();
-        for mut doubt in std::mem::take(&mut self.all) {
-            if doubt.again > now {
-                self.all.push(doubt);
+        for mut check in std::mem::take(&mut self.all) {
+            if check.again > now {
+                self.all.push(check);
                 continue;
             }
-            match doubt.process.image() {
-                Some(image) if image != doubt.image => changed.push(doubt.what),
+            match check.process.image() {
+                Some(image) if image != check.image => changed.push(check.what),
                 Some(_) => {}
-                None if doubt.pause >= Self::LAST => {} // The process is ending, which others watch, or it hides its program.
+                None if check.pause >= Self::LAST => {} // The process is ending, which others watch, or it hides its program.
                 None => {
-                    doubt.pause *= 2;
-                    doubt.again = now + doubt.pause;
-                    self.all.push(doubt);
+                    check.pause *= 2;
+                    check.again = now + check.pause;
+                    self.all.push(check);
                 }
             }
         }
@@ -168,12 +167,12 @@ impl<T> Doubts<T> {
 
     /// Removes those for which `is_settled` returns true.
     pub fn settle(&mut self, is_settled: impl Fn(&T) -> bool) {
-        self.all.retain(|doubt| !is_settled(&doubt.what));
+        self.all.retain(|check| !is_settled(&check.what));
     }
 
-    /// Returns the time until [`Doubts::take_changed`] has something to do.
+    /// Returns the time until [`ExecChecks::take_changed`] has something to do.
     pub fn until_next(&self) -> Option<Duration> {
-        let next = self.all.iter().map(|doubt| doubt.again).min()?;
+        let next = self.all.iter().map(|check| check.again).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 }
@@ -185,7 +184,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     #[test]
-    fn a_name_with_parentheses_confuses_nobody() {
+    fn a_name_with_parentheses_is_parsed() {
         let stat =
             b"42 (a) b) S) R 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 77 2 3 9 5 6 7 8 9 0 0 0 0 0 0 0 0";
         assert_eq!(parse(stat), Some(Stat { started: 77, image: Image { code: 5, stack: 7 } }));
@@ -251,7 +250,7 @@ mod tests {
     fn a_name_that_is_not_utf_8_is_the_name_of_a_living_process() {
         let (mut child, _output) = start("with_a_name_of_any_bytes");
         let stat = std::fs::read(format!("/proc/{}/stat", child.id())).unwrap();
-        assert!(String::from_utf8(stat).is_err(), "it is so named");
+        assert!(String::from_utf8(stat).is_err(), "its name is set");
         let process = Process::of(child.id()).expect("it is there");
         assert!(process.is_alive() && process.image().is_some());
         child.kill().unwrap();
@@ -311,22 +310,22 @@ mod tests {
             let running = std::fs::read_link(format!("/proc/{}/exe", child.id())).ok()?;
             (running != std::env::current_exe().unwrap()).then(|| process.image())?
         });
-        let mut doubts = Doubts::default();
-        assert_eq!(doubts.add(process, image, 1), None);
-        assert!(doubts.until_next().is_none(), "it is the same, so nothing is looked for");
+        let mut exec_checks = ExecChecks::default();
+        assert_eq!(exec_checks.add(process, image, 1), None);
+        assert!(exec_checks.until_next().is_none(), "it runs the same program, so it is not examined again");
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         wait_for(|| (process.image()? != image).then_some(()));
-        assert_eq!(doubts.add(process, image, 2), Some(2));
+        assert_eq!(exec_checks.add(process, image, 2), Some(2));
         child.kill().unwrap();
         child.wait().unwrap();
         // Nothing is known about a process that has ended, and after a while it is not examined any more.
-        assert_eq!(doubts.add(process, image, 3), None);
-        assert_eq!(doubts.add(process, image, 4), None);
-        doubts.settle(|what| *what == 4);
-        assert_eq!(doubts.all.iter().map(|doubt| doubt.what).collect::<Vec<_>>(), [3]);
+        assert_eq!(exec_checks.add(process, image, 3), None);
+        assert_eq!(exec_checks.add(process, image, 4), None);
+        exec_checks.settle(|what| *what == 4);
+        assert_eq!(exec_checks.all.iter().map(|check| check.what).collect::<Vec<_>>(), [3]);
         wait_for(|| {
-            assert!(doubts.take_changed().is_empty());
-            doubts.until_next().is_none().then_some(())
+            assert!(exec_checks.take_changed().is_empty());
+            exec_checks.until_next().is_none().then_some(())
         });
     }
 

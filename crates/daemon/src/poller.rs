@@ -65,8 +65,7 @@ impl Poller {
     }
 
     /// Stops waiting for `fd`. A descriptor that has been passed on to another process must be removed before it is closed,
-    /// because
-    /// epoll refers to the open file and not to the number.
+    /// because epoll refers to the open file and not to the number.
     pub fn remove(&self, fd: impl AsFd) {
         // This fails only if the descriptor has not been added.
         let _ = epoll::delete(&self.0, fd);

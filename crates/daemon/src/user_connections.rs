@@ -1,6 +1,5 @@
 //! Counts the connections of each user, and decides which connection to close when there are too many. The rule is the same on
-//! the
-//! host and in a guest, so that no user keeps others out by opening connections.
+//! the host and in a guest, so that no user keeps others out by opening connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,10 +83,8 @@ impl<Id: Copy + Ord> UserConnections<Id> {
     }
 
     /// Returns which connection of `user` to close in favour of one of `newcomer`: the oldest that is not attached as an
-    /// endpoint. If all
-    /// are attached, it is the oldest of all, provided that `newcomer` has fewer connections. Endpoints do not end with their
-    /// connections,
-    /// so this is harmless, and no user is kept out by users that have more than their share.
+    /// endpoint. If all are attached, it is the oldest of all, provided that `newcomer` has fewer connections. Endpoints do not
+    /// end with their connections, so this is harmless, and no user is kept out by users that have more than their share.
     fn given_up(&self, user: u32, newcomer: u32, is_attached: impl Fn(Id) -> bool) -> Option<Id> {
         let of_user = self.of_user.get(&user)?;
         let idle = of_user.iter().find(|id| !is_attached(**id));
@@ -101,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_made_at_the_cost_of_who_has_most() {
+    fn the_user_with_most_connections_makes_room() {
         let mut connections = UserConnections::default();
         for (id, uid) in (0..).zip([7, 1, 1, 1, 2, 2, 2, 2]) {
             connections.add(uid, id);
@@ -113,9 +110,9 @@ mod tests {
         assert_eq!(connections.given_up(2, 2, attached), Some(6));
         let all = |_| true;
         assert_eq!(connections.given_up(2, 7, all), Some(4));
-        assert_eq!(connections.given_up(2, 99, all), Some(4), "whoever is new gets in");
-        assert_eq!(connections.given_up(2, 2, all), None, "not for who has most");
-        assert_eq!(connections.given_up(2, 1, all), None, "nor for who would have as many");
+        assert_eq!(connections.given_up(2, 99, all), Some(4), "a new user gets a connection");
+        assert_eq!(connections.given_up(2, 2, all), None, "not for the user with most connections");
+        assert_eq!(connections.given_up(2, 1, all), None, "nor for a user that would have as many");
         connections.remove(2, 4);
         connections.remove(2, 4);
         assert_eq!((connections.count(2), connections.count(99), connections.len), (3, 0, 7));

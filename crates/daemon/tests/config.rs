@@ -191,7 +191,7 @@ fn segment_files_of_others_are_not_used() {
     out_of_service(&mut daemon, &["segment.web", "cannot be opened", "remove it"]);
     std::fs::remove_dir(&file).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR).unwrap();
-    out_of_service(&mut daemon, &["segment.web", "no regular file", "remove it"]);
+    out_of_service(&mut daemon, &["segment.web", "not a regular file", "remove it"]);
     std::fs::remove_file(&file).unwrap();
     if rustix::process::geteuid().is_root() {
         std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
@@ -341,7 +341,7 @@ fn with_a_keeper_a_mistake_in_the_file_leaves_the_last_accepted_one_in_force() {
         assert!(said.as_str().is_some_and(|said| said.contains("ginneld.toml")), "{said}");
         let mut b = daemon.attach("web", "b");
         b.connect("x").unwrap();
-        assert_eq!(daemon.log().matches("accepted last is served").count(), n + 1);
+        assert_eq!(daemon.log().matches("accepted last is in effect").count(), n + 1);
     }
     // The configuration that is in force is the one that was accepted last, not one with a mistake.
     daemon.kill();

@@ -109,7 +109,7 @@ fn a_header_that_a_member_destroys_is_written_again() {
         host.memory.read(16, &mut uuid);
         assert_eq!(uuid, host.wire.uuid);
     }
-    assert!(daemon.log().contains("its header was damaged and is written again"), "{}", daemon.log());
+    assert!(daemon.log().contains("its header was damaged and has been repaired"), "{}", daemon.log());
     destroy("web");
     Qemu::join(&daemon.run("vm-a.sock"), 4);
     assert_eq!(daemon.attach("web", "who").memory.load_acquire_u64(0), MAGIC, "before the VM starts");

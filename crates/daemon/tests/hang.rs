@@ -180,7 +180,7 @@ fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
         answered += 1;
     }
     assert_eq!(deleted, ["/machine/peripheral-anon/device[1]"]);
-    wait_for("the device", || daemon.log().contains("was asked to go").then_some(()));
+    wait_for("the device", || daemon.log().contains("is to be unplugged").then_some(()));
 
     // Somebody resumes the VM, and its daemon answers.
     qemu.say(json!({ "event": "RESUME" }));

@@ -344,7 +344,7 @@ fn on_a_full_disk_the_size_comes_back_and_missing_memory_is_logged() -> std::io:
     let mut filler = File::create(shm.join("filler"))?;
     while filler.write(&[7; 4096]).is_ok() {}
     daemon.signal(Signal::CONT);
-    wait_for("a line in the log", || daemon.log().contains("cannot be given its memory again").then_some(()));
+    wait_for("a line in the log", || daemon.log().contains("cannot be allocated again").then_some(()));
     assert_eq!(std::fs::metadata(daemon.shm("web"))?.len(), SIZE);
     assert_eq!(daemon.inspect()["segments"][0]["broken"], true);
     // The daemon tries again when the file is cut again.

@@ -1,11 +1,11 @@
 //! Ringing an eventfd that others hold too, without blocking.
 //!
 //! A doorbell is an eventfd that a daemon, a QEMU and several programs hold at once. `O_NONBLOCK` belongs to the open file
-//! description, which all of them share: any holder can clear it and fill the counter, and from then on `write(2)` blocks
-//! whoever rings. `pwritev2(2)` with `RWF_NOWAIT` does not help, because eventfds do not support it for writes.
+//! description, which all of them share: any holder can clear it and fill the counter, and from then on a ring by `write(2)`
+//! blocks. `pwritev2(2)` with `RWF_NOWAIT` does not help, because eventfds do not support it for writes.
 //!
 //! The kernel itself adds to an eventfd without blocking, whatever the counter and the flags are (`eventfd_signal()`): a
-//! counter at its end stays there, and sleepers are woken all the same. Asynchronous I/O offers that call to programs: a
+//! counter at its end stays there, and sleepers are woken nevertheless. Asynchronous I/O offers that call to programs: a
 //! request with `IOCB_FLAG_RESFD` signals the eventfd in `aio_resfd` when it completes (`io_submit(2)`). [`ring`] submits a
 //! request that completes at once: it polls the eventfd for reading or writing, and one of the two is always possible.
 //!
@@ -23,8 +23,7 @@ const NONE: u64 = u64::MAX;
 /// The number of completions that one call fetches.
 const COMPLETIONS: usize = 64;
 /// The number of attempts to submit a request while the context is full. Each attempt empties the context first, but another
-/// thread
-/// may fill it again in between.
+/// thread may fill it again in between.
 const TRIES: usize = 64;
 
 /// `struct iocb` of `linux/aio_abi.h`, little-endian.
@@ -56,12 +55,9 @@ const SIGNAL: u32 = 1;
 
 /// Adds one to an eventfd and wakes everyone who waits for it. Does not block, whatever other holders of the same open file
 /// description do to its flags and its counter, with one exception. Where the system refuses asynchronous I/O (because of a
-/// seccomp
-/// filter, or because `fs.aio-max-nr` is used up), this function checks that the eventfd has room and then writes to it. A
-/// hostile
-/// holder that fills it between the two makes the write block. [`is_safe`] returns whether this can happen. May be called from
-/// any
-/// thread, and in a child after `fork(2)`.
+/// seccomp filter, or because `fs.aio-max-nr` is used up), this function checks that the eventfd has room and then writes to it.
+/// A hostile holder that fills it between the two makes the write block. [`is_safe`] returns whether this can happen. May be
+/// called from any thread, and in a child after `fork(2)`.
 pub fn ring(event: BorrowedFd<'_>) {
     if !signal(event) {
         write(event);
@@ -152,7 +148,7 @@ fn submit(context: u64, request: &Request) -> Result<(), i32> {
 fn fetch(context: u64) {
     let mut completions = [[0u64; 4]; COMPLETIONS];
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: The kernel writes at most `COMPLETIONS` events of 32 bytes to an array of so many, and reads a timeout that
+    // SAFETY: The kernel writes at most `COMPLETIONS` events of 32 bytes to an array of that size, and reads a timeout that
     // outlives the call; it is zero, so the call does not wait.
     unsafe {
         libc::syscall(

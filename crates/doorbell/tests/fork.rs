@@ -1,6 +1,5 @@
 //! A child can ring too, although it does not inherit its parent's context for asynchronous I/O. This is a program of its own
-//! because
-//! it forks and must have only one thread.
+//! because it forks and must have only one thread.
 #![allow(unsafe_code)] // fork(2).
 
 use rustix::event::{EventfdFlags, eventfd};

@@ -63,7 +63,7 @@ fn a_full_counter_that_blocks_neither_blocks_a_ring_nor_swallows_it() {
 }
 
 #[test]
-fn a_holder_that_never_stops_hangs_nobody() {
+fn a_holder_that_fills_the_counter_without_end_blocks_nobody() {
     let event = doorbell();
     let (stop, attacker) = (doorbell(), event.try_clone().unwrap());
     let stopped = stop.try_clone().unwrap();

@@ -19,8 +19,7 @@ pub struct Received {
     /// The message carried more descriptors than were asked for, or more than this process may open now. All are closed.
     pub fds_lost: bool,
     /// The process that sent the message, according to the kernel. Only [`receive_from`] sets it. It is `None` if the process is
-    /// in a
-    /// process namespace that is not visible from here, or if the socket lacks `SO_PASSCRED`.
+    /// in a process namespace that is not visible from here, or if the socket lacks `SO_PASSCRED`.
     pub sender: Option<u32>,
 }
 
@@ -33,8 +32,7 @@ pub struct Received {
 /// # Errors
 ///
 /// [`Errno::AGAIN`] if there is nothing to receive and the socket does not block, or if its timeout (`SO_RCVTIMEO`) expired.
-/// Otherwise
-/// the errors of `recvmsg(2)`, except `EINTR`.
+/// Otherwise the errors of `recvmsg(2)`, except `EINTR`.
 pub fn receive(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
@@ -62,8 +60,7 @@ const CREDENTIALS: usize = length(size_of::<libc::ucred>()).next_multiple_of(siz
 const SPACE: usize = CREDENTIALS + length(MAX_FDS * size_of::<RawFd>());
 
 /// Returns the bytes of a control message with `data` bytes, without the padding behind it. The kernel divides the remaining room
-/// by
-/// the size of a descriptor, so padding would let in descriptors that the caller has not asked for.
+/// by the size of a descriptor, so padding would let in descriptors that the caller has not asked for.
 const fn length(data: usize) -> usize {
     // SAFETY: this only computes a number.
     unsafe { libc::CMSG_LEN(data as libc::c_uint) as usize }
@@ -103,8 +100,7 @@ fn receive_with(
             Ok(len) => break len,
             Err(Errno::INTR) => {}
             // The kernel reports this once if the peer closed its end before it had read everything. What the peer sent before
-            // that can
-            // still be received, and then comes the end of the connection.
+            // that can still be received, and then comes the end of the connection.
             Err(Errno::CONNRESET) if !was_reset => was_reset = true,
             Err(errno) => return Err(errno),
         }

@@ -93,7 +93,7 @@ fn as_many_as_the_kernel_takes_and_no_more() {
 }
 
 #[test]
-fn descriptors_need_a_byte_to_go_with() {
+fn descriptors_cannot_be_sent_without_a_byte() {
     for kind in KINDS {
         let (a, b) = pair(kind);
         assert_eq!(put(&a, b"", &[b.as_fd()]), Err(Errno::INVAL));
@@ -102,7 +102,7 @@ fn descriptors_need_a_byte_to_go_with() {
 }
 
 #[test]
-fn a_packet_longer_than_the_buffer_is_said_to_be_cut() {
+fn a_packet_longer_than_the_buffer_is_reported_as_truncated() {
     let (a, b) = pair(SocketType::SEQPACKET);
     put(&a, &[7; 101], &[]).unwrap();
     put(&a, &[7; 100], &[]).unwrap();
@@ -128,7 +128,7 @@ fn a_full_socket_takes_neither_bytes_nor_descriptors() {
 }
 
 #[test]
-fn what_a_stream_takes_at_first_carries_the_descriptors() {
+fn the_first_bytes_on_a_stream_carry_the_descriptors() {
     let (a, b) = pair(SocketType::STREAM);
     set_socket_send_buffer_size(&a, 4096).unwrap();
     let long: Vec<u8> = (0..1 << 20).map(|i: u32| (i % 251) as u8).collect();
@@ -173,7 +173,7 @@ fn a_long_message_arrives_whole_and_its_descriptors_once() {
 }
 
 #[test]
-fn what_was_sent_before_the_peer_closed_can_be_received() {
+fn data_sent_before_the_peer_closed_can_be_received() {
     for kind in KINDS {
         let (a, b) = pair(kind);
         let (from, to) = pipe().unwrap();
@@ -192,7 +192,7 @@ fn what_was_sent_before_the_peer_closed_can_be_received() {
 }
 
 #[test]
-fn credentials_that_nobody_has_room_for_count_as_lost() {
+fn credentials_without_room_count_as_lost_descriptors() {
     let (a, b) = pair(SocketType::SEQPACKET);
     set_socket_passcred(&b, true).unwrap();
     put(&a, b"x", &[]).unwrap();

@@ -54,7 +54,7 @@ fn interrupted<T: Send>(call: impl FnOnce() -> T + Send, release: impl FnOnce())
 }
 
 #[test]
-fn an_interrupted_call_goes_on() {
+fn an_interrupted_call_continues() {
     // SAFETY: the handler only adds to a number. It is installed without SA_RESTART, so that calls are interrupted.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();

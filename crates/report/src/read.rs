@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_executed_counts_anew() {
+    fn an_executed_program_numbers_its_connections_anew() {
         let report = read(concat!(
             "{\"event\":\"process\",\"pid\":1,\"program\":\"sh\"}\n",
             "{\"event\":\"joined\",\"pid\":1,\"connection\":1}\n",
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_counted_and_left_out() {
+    fn invalid_lines_are_counted_and_skipped() {
         let mut text = vec![b'{'; 3 * LINE];
         text.extend(b"\n\xff\xfe\n\n{\"event\":\"stays\",\"pid\":\"x\"}\n");
         text.extend(

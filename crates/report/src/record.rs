@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_these_names() {
+    fn the_names_of_the_fields_are_fixed() {
         let record = Record {
             event: Event::Joined,
             pid: 7,
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_says_is_read() {
+    fn records_of_a_later_version_are_read() {
         let record = parse(r#"{"event":"grown","role":"relay","pid":1,"size":{"a":[1]}}"#);
         assert_eq!((record.event, record.role, record.pid), (Event::Unknown, Some(Role::Unknown), 1));
         assert_eq!(parse("{}"), Record::default());
@@ -273,7 +273,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn texts_of_any_content_come_back(program in ".{0,80}", reason in "\\PC{0,40}", event in 0..4_usize) {
+        fn any_text_is_written_and_read_back(program in ".{0,80}", reason in "\\PC{0,40}", event in 0..4_usize) {
             let event = [Event::Process, Event::Joined, Event::Stays, Event::Ended][event];
             let record = Record { event, program: program.clone().into(), reason: reason.into(), ..Record::default() };
             let line = line(&record);

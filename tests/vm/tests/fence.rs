@@ -59,12 +59,12 @@ fn a_guest_that_hangs_is_fenced(memory: MemoryKind) -> Result<()> {
     let status = bed.host(&ginnel.on_host("ginnel status")?)?.ok()?.stdout;
     ensure!(status.contains("fenced"), "{status}");
     if memory == MemoryKind::Bar {
-        daemon.wait_for_line("was asked to go", PROMPT)?;
+        daemon.wait_for_line("is to be unplugged", PROMPT)?;
     }
 
     // Somebody resumes the VM. Its program does not use the library, and so does not notice.
     a.resume()?;
-    daemon.wait_for_line("the fenced VM goes on", PROMPT)?;
+    daemon.wait_for_line("the fenced VM continues", PROMPT)?;
     match memory {
         MemoryKind::Dax => drop(heir.wait_for_line("stores after", PROMPT)?),
         MemoryKind::Bar => {

@@ -255,7 +255,7 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
         ensure!(said.contains("the configuration has a mistake") && said.contains("16 MiB"), "{said}");
         ensure!(told.contains("ginneld.toml"), "{told}");
     }
-    ensure!(systemd.journal("ginneld")?.contains("accepted last is served"));
+    ensure!(systemd.journal("ginneld")?.contains("accepted last is in effect"));
     systemd.write("ginnel/ginneld.toml", good)?;
     systemd.run("systemctl restart ginneld")?.ok()?;
     ensure!(!status()?.contains("mistake"), "{}", status()?);

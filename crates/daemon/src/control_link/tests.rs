@@ -49,7 +49,7 @@ fn settle(host: &mut HostLink, guest: &mut GuestLink) -> (Vec<Event>, Vec<Event>
             at_host.extend(drain(|| host.step()));
         }
     }
-    panic!("the two never come to rest");
+    panic!("the two ends never become idle");
 }
 
 fn up() -> Event {
@@ -130,7 +130,7 @@ fn a_full_ring_refuses_and_rings_when_there_is_room() {
 }
 
 #[test]
-fn a_restarted_daemon_gets_a_new_session_and_nothing_of_the_old() {
+fn a_restarted_daemon_gets_a_new_session_without_old_messages() {
     for restart_host in [true, false] {
         let memory = memory();
         let (mut h, mut g) = (host(&memory), guest(&memory));
@@ -154,7 +154,7 @@ fn a_restarted_daemon_gets_a_new_session_and_nothing_of_the_old() {
 }
 
 #[test]
-fn a_goodbye_is_seen() {
+fn closing_the_link_ends_the_session() {
     let memory = memory();
     let (mut h, mut g) = (host(&memory), guest(&memory));
     settle(&mut h, &mut g);
@@ -251,7 +251,7 @@ fn hostile_words() -> Vec<usize> {
 }
 
 #[test]
-fn each_word_may_be_scribbled_on() {
+fn any_value_of_any_word_is_survived() {
     for at in hostile_words() {
         for value in [0, 1, 3, u64::MAX, 1 << 63, 0x8000_0000_1000_0008, 0x8000_0000_2fff_fff8] {
             let memory = memory();
@@ -460,7 +460,7 @@ proptest! {
     }
 
     #[test]
-    fn any_scribbling_is_survived(acts in prop::collection::vec(act(), 0..80)) {
+    fn any_random_writes_are_survived(acts in prop::collection::vec(act(), 0..80)) {
         converse(&acts, true);
     }
 }

@@ -1,4 +1,4 @@
-//! The programs of this guest that have connected.
+//! The programs of this guest that are connected.
 
 use crate::allowance::Allowance;
 use crate::closer::{Closer, HELD_UP};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// Bytes that may wait for a program that does not read.
+/// The bytes that may wait for a program that does not read.
 const OUT_LIMIT: usize = 64 << 10;
 /// The first epoll token of clients.
 pub const FIRST_TOKEN: u64 = 16;
@@ -30,55 +30,56 @@ pub struct Client {
     socket: PacketSocket,
     /// The process that has connected. A child may have inherited the connection.
     pub process: Process,
-    /// The program that it ran then.
+    /// The program that the process ran then.
     pub image: Option<Image>,
-    /// Its user.
+    /// The user number of the process.
     pub uid: u32,
     gid: u32,
     interest: Interest,
-    /// Requests that the host has not answered yet.
+    /// The number of requests that the host has not answered yet.
     under_way: u32,
-    /// It has said `HELLO`.
+    /// The program has sent `HELLO`.
     pub greeted: bool,
-    /// The host knows it.
+    /// The host has been told of the program.
     pub opened: bool,
     /// The request to attach that is not answered yet.
     pub attaching: Option<Attaching>,
-    /// The endpoint (number and epoch) that it speaks for.
+    /// The endpoint (number and epoch) for which the connection speaks.
     pub endpoint: Option<(u32, u32)>,
-    /// Its process cannot be watched.
+    /// The process cannot be watched.
     pub unwatched: bool,
-    /// Processes that have joined over this connection and have none of their own.
+    /// The processes that have joined over this connection and have no connection of their own.
     pub joined: BTreeSet<Process>,
-    /// How many TCP connections it may report.
+    /// How many TCP connections the program may report.
     pub reports: Allowance,
 }
 
 /// A request to attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attaching {
-    /// Its number.
+    /// The number of the request.
     pub request: u32,
-    /// It is for an endpoint that is there already.
+    /// The request is for an existing endpoint.
     pub returning: bool,
     /// The client has sent `DETACH` since.
     pub leaving: bool,
 }
 
 impl Client {
-    /// Who it is, for the host.
+    /// Returns the message that tells the host of the program.
     pub fn open(&self) -> relay::Open {
         let Process { pid, started } = self.process;
         relay::Open { pid, uid: self.uid, gid: self.gid, reserved: 0, started }
     }
 
-    /// The next packet, if there is one, with all its descriptors: the kernel would close others here and now.
+    /// Returns the next packet, if there is one, with all its descriptors. The kernel would close descriptors that are not
+    /// accepted in this call, which may block.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, Gone> {
         self.socket.receive_from(buffer, MAX_FDS)
     }
 }
 
-/// All of them, by the number that the host knows them by.
+/// All clients, by the number by which the host knows them.
 pub struct Clients {
     poller: Rc<Poller>,
     closer: Closer,
@@ -86,13 +87,14 @@ pub struct Clients {
     all: BTreeMap<u32, Client>,
     by_user: UserConnections<u32>,
     next: u32,
-    /// A client has several requests under way, and has asked or was answered since this was last looked at.
+    /// A client has several requests under way, and has sent a request or received an answer since
+    /// [`Clients::take_pipelining`] was last called.
     pipelining: bool,
-    /// The last that has asked since then.
+    /// The last client that has sent a request since that call.
     asker: Option<u32>,
-    /// The last that has asked, or told something, at all.
+    /// The last client that has sent a request or a message at all.
     last: u32,
-    /// There was no room for somebody, and that was said.
+    /// There was no room for a program, and this was logged.
     full: bool,
 }
 
@@ -101,7 +103,7 @@ fn token(client: u32) -> u64 {
 }
 
 impl Clients {
-    /// None yet, and at most so many.
+    /// Starts without clients; `most` limits their number.
     pub fn new(poller: Rc<Poller>, closer: Closer, most: Most) -> Self {
         Self {
             poller,
@@ -117,8 +119,8 @@ impl Clients {
         }
     }
 
-    /// The connection that is to end before another of the user with this number is taken in, if there is no room. An error
-    /// means that no other makes room, and the newcomer has to go.
+    /// Returns the connection that must end before another one of the user with this number is accepted, if there is no room. An
+    /// error means that no other connection makes room, so the new one is refused.
     pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
         let Err(Full { limit, user, given_up }) = self.by_user.room(uid, self.most, is_attached) else {
@@ -132,8 +134,7 @@ impl Clients {
         if !std::mem::replace(&mut self.full, true) {
             tracing::warn!(
                 user,
-                "too many connections ({limit} is the limit, see {option}): those of this user that are no endpoints are \
-                 dropped first"
+                "too many connections (the limit is {limit}, see {option}): those of this user that are not attached are closed first"
             );
         }
         given_up.map(Some).with_context(|| {
@@ -144,7 +145,7 @@ impl Clients {
         })
     }
 
-    /// Takes in a program that has connected, for which there is room. An error means that it was turned away.
+    /// Accepts the connection of a program, for which there must be room. An error means that it was refused.
     pub fn admit(&mut self, fd: OwnedFd, peer: &packet::Peer) -> Result<()> {
         let (uid, gid) = (peer.uid, peer.gid);
         let mut socket = PacketSocket::to_program(fd, OUT_LIMIT, &self.closer, uid);
@@ -152,10 +153,7 @@ impl Clients {
             let _ = socket.send(refusal(0, ErrorCode::PROTOCOL, HELD_UP).0, Vec::new());
             bail!("files that user {uid} has sent are not closed yet");
         }
-        ensure!(
-            peer.pid != 0,
-            "a program in another process namespace has connected, which cannot be watched"
-        );
+        ensure!(peer.pid != 0, "a program in another process namespace has connected; it cannot be watched");
         let process =
             Process::of(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
         let id = self.free_number();
@@ -192,34 +190,34 @@ impl Clients {
         }
     }
 
-    /// The client of this number.
+    /// Returns the client with this number.
     pub fn get(&mut self, id: u32) -> Option<&mut Client> {
         self.all.get_mut(&id)
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no clients.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Numbers of those that the host knows.
+    /// Returns the numbers of those that the host knows.
     pub fn opened(&self) -> Vec<u32> {
         self.all.iter().filter(|(_, client)| client.opened).map(|(id, _)| *id).collect()
     }
 
-    /// Whether a process has a connection that speaks for an endpoint.
+    /// Returns whether a process has a connection that speaks for an endpoint.
     pub fn speaks_for(&self, endpoint: (u32, u32), process: &Process) -> bool {
         self.all.values().any(|client| client.endpoint == Some(endpoint) && client.process == *process)
     }
 
-    /// A process that may have joined an endpoint over another's connection has one of its own.
+    /// Notes that a process, which may have joined an endpoint over another's connection, has a connection of its own.
     pub fn stands_alone(&mut self, endpoint: (u32, u32), process: &Process) {
         for client in self.all.values_mut().filter(|client| client.endpoint == Some(endpoint)) {
             client.joined.remove(process);
         }
     }
 
-    /// Ends a connection; the client as it was.
+    /// Ends a connection, and returns the client as it was.
     pub fn remove(&mut self, id: u32) -> Option<Client> {
         let client = self.all.remove(&id)?;
         self.poller.remove(&client.socket);
@@ -227,7 +225,7 @@ impl Clients {
         Some(client)
     }
 
-    /// Sends a packet, or has it wait. An error means that the client is to be removed.
+    /// Sends a packet, or queues it. On an error the client must be removed.
     pub fn answer(&mut self, id: u32, (bytes, fds): Answer) -> Result<(), Gone> {
         let Some(client) = self.all.get_mut(&id) else { return Ok(()) };
         client.socket.send(bytes, fds)?;
@@ -235,7 +233,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Sends what waits, now that there is room.
+    /// Sends what is queued, now that there is room.
     pub fn flush(&mut self, id: u32) -> Result<(), Gone> {
         let Some(client) = self.all.get_mut(&id) else { return Ok(()) };
         client.socket.flush()?;
@@ -243,18 +241,18 @@ impl Clients {
         Ok(())
     }
 
-    /// A request of this client was passed on.
+    /// Notes that a request of this client was passed on.
     pub fn asked(&mut self, id: u32) {
         (self.asker, self.last) = (Some(id), id);
         self.count(id, 1);
     }
 
-    /// Something that has no answer was passed on for this client.
+    /// Notes that a message without an answer was passed on for this client.
     pub fn told(&mut self, id: u32) {
         self.last = id;
     }
 
-    /// The host has answered a request of this client.
+    /// Notes that the host has answered a request of this client.
     pub fn answered(&mut self, id: u32) {
         self.count(id, -1);
     }
@@ -266,27 +264,27 @@ impl Clients {
         }
     }
 
-    /// Whether a client has asked without waiting for an answer since the last call: it has several requests under way, or
-    /// has not received yet what it was answered.
+    /// Returns whether, since the last call, a client has sent a request without waiting for an answer: it has several requests
+    /// under way, or has not read the answers that it got.
     pub fn take_pipelining(&mut self) -> bool {
         let asker = self.asker.take().and_then(|id| self.all.get(&id));
         std::mem::take(&mut self.pipelining) || asker.is_some_and(|client| client.socket.has_unread())
     }
 
-    /// Puts events in the order in which clients have their turn: it begins behind the one that has asked last. So one that
-    /// fills the link whenever there is room does not keep others out.
+    /// Puts events in the order in which clients get their turn, which begins after the client that sent a request last. So a
+    /// client that fills the link whenever there is room does not keep others out.
     pub fn in_turn(&self, ready: &mut [Ready]) {
         ready.sort_by_key(|event| event.token.wrapping_sub(token(self.last) + 1));
     }
 
-    /// Reads no more from this client until [`Clients::resume`].
+    /// Stops reading from this client until [`Clients::resume`].
     pub fn pause(&mut self, id: u32) {
         if let Some(client) = self.all.get_mut(&id) {
             client.set_interest(id, Interest { read: false, ..client.interest }, &self.poller);
         }
     }
 
-    /// Reads from all again.
+    /// Reads from all clients again.
     pub fn resume(&mut self) {
         for (id, client) in &mut self.all {
             client.set_interest(*id, Interest { read: true, ..client.interest }, &self.poller);
@@ -302,19 +300,19 @@ impl Client {
     fn set_interest(&mut self, id: u32, interest: Interest, poller: &Poller) {
         if self.interest != interest {
             self.interest = interest;
-            // Fails only for want of memory; then the client waits until something else moves it.
+            // This fails only when memory is short; then the client waits until another event occurs on it.
             let _: io::Result<()> = poller.modify(&self.socket, token(id), interest);
         }
     }
 }
 
-/// A packet with a body.
+/// Makes a packet with a body.
 pub fn packet(kind: Kind, request: u32, body: &[u8]) -> Answer {
     let header = Header { kind, flags: 0, request };
     ([header.as_bytes(), body].concat(), Vec::new())
 }
 
-/// A packet that refuses a request.
+/// Makes a packet that refuses a request.
 pub fn refusal(request: u32, code: ErrorCode, text: &str) -> Answer {
     packet(Kind::ERROR, request, &[wire::Error { code, reserved: 0 }.as_bytes(), text.as_bytes()].concat())
 }
@@ -327,7 +325,7 @@ mod tests {
     const ONE: u32 = 1;
     const TWO: u32 = 2;
 
-    /// Two clients, and their ends of the connections.
+    /// Returns two clients and their ends of the connections.
     fn two() -> (Clients, [PacketSocket; 2]) {
         let mut clients = Clients::new(
             Rc::new(Poller::new().unwrap()),
@@ -346,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_again_without_waiting_is_noticed_and_others_are_not() {
+    fn a_client_with_several_requests_under_way_is_noticed() {
         let (mut clients, _ends) = two();
         assert!(!clients.take_pipelining());
         clients.asked(ONE);
@@ -354,21 +352,21 @@ mod tests {
         assert!(!clients.take_pipelining(), "each has one request under way");
         clients.asked(ONE);
         assert!(clients.take_pipelining());
-        assert!(!clients.take_pipelining(), "nobody has asked since");
+        assert!(!clients.take_pipelining(), "no client has sent a request since");
         clients.asked(TWO);
         clients.answered(TWO);
         clients.answered(TWO);
         assert!(clients.take_pipelining(), "for a while it had two under way");
         clients.answered(ONE);
         clients.answered(ONE);
-        clients.answered(ONE); // More answers than requests.
+        clients.answered(ONE); // There are more answers than requests.
         assert!(!clients.take_pipelining());
         clients.asked(ONE);
         assert!(!clients.take_pipelining(), "one under way again");
     }
 
     #[test]
-    fn who_asks_again_before_it_has_received_its_answer_is_noticed() {
+    fn a_client_that_asks_before_reading_its_answer_is_noticed() {
         let (mut clients, [one, _two]) = two();
         let answer = || (b"answer".to_vec(), Vec::new());
         clients.asked(ONE);
@@ -395,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_begin_behind_the_last_that_has_asked() {
+    fn turns_begin_after_the_client_that_asked_last() {
         let (mut clients, _ends) = two();
         let event = |token| Ready { token, readable: true, writable: false, hung_up: false };
         let order = |clients: &Clients| {

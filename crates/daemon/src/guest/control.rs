@@ -1,4 +1,4 @@
-//! The control device: a private memory shared with the host daemon, and the doorbells.
+//! The control device: the control memory, which only this VM and the host's daemon share, and the doorbells.
 
 use super::pci::{self, Function};
 use crate::control_link::{BadHeader, Identity};
@@ -11,16 +11,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the host daemon may take to write a header. It does so when it starts, in microseconds.
+/// The longest time that the host's daemon may take to write a header. It does so in microseconds when it starts.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The VM's control device.
 pub struct Control {
-    /// Where it is.
+    /// The PCI function.
     pub function: Function,
-    /// Whose it is.
+    /// The VM's identity, as the control memory says it.
     pub identity: Identity,
-    /// The memory.
+    /// The control memory.
     pub memory: Mapping,
     /// The file of the doorbell registers, for programs.
     pub registers_file: Arc<OwnedFd>,
@@ -28,7 +28,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Finds and maps it. Waits a moment for a host daemon that is just starting.
+    /// Finds and maps the control device. Waits a moment if the host's daemon is just starting.
     pub fn find(sysfs: &Path) -> Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let mut others = Vec::new();
@@ -46,7 +46,7 @@ impl Control {
         )
     }
 
-    /// `None` if the device is somebody else's.
+    /// Returns `None` if the device belongs to another ivshmem server.
     fn open(function: Function, deadline: Instant) -> Result<Option<Self>> {
         let (Some(registers), Some(memory)) = (function.bar(0), function.bar(2)) else { return Ok(None) };
         if memory.len < control::SIZE as u64 {
@@ -81,17 +81,17 @@ impl Control {
         Ok(Some(Self { function, identity, memory, registers_file: Arc::new(registers_file), registers }))
     }
 
-    /// Rings the host daemon.
+    /// Rings the host's daemon.
     pub fn ring_host(&self) {
         self.registers.ring(HOST_MEMBER << 16 | control::DAEMON_VECTOR);
     }
 
-    /// Whether QEMU has told the device who it is, and it is who its memory says.
+    /// Checks that QEMU has told the device its member number, and that the control memory says the same.
     pub fn check_position(&self) -> Result<()> {
         let position = self.registers.position();
         ensure!(
             position == self.identity.member,
-            "{} is peer {position} and its memory says member {}; start its QEMU anew",
+            "{} is peer {position} and its memory says member {}; restart its QEMU",
             self.function,
             self.identity.member
         );
@@ -109,7 +109,7 @@ mod tests {
 
     const SIZE: u64 = control::SIZE as u64;
 
-    /// A device with doorbells, and its memory.
+    /// Adds a device with doorbells to `tree`, and returns its memory.
     fn device(tree: &Tree, address: &str, registers: u64, memory: u64) -> Mapping {
         let bars = [(0, registers, 4096), (1, 0xfebd_4000, 4096), (2, 0x7_0000_0000, memory)];
         let file = tree.ivshmem(address, &bars).join("resource2");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_our_daemon_serves_is_found() {
+    fn the_control_device_of_our_daemon_is_found() {
         let tree = Tree::new();
         device(&tree, "0000:00:03.0", 0xfebd_5000, SIZE);
         let memory = device(&tree, "0000:00:04.0", 0xfebd_6000, SIZE);
@@ -130,12 +130,12 @@ mod tests {
         let control = Control::find(tree.path()).unwrap();
         assert_eq!(control.function.address, "0000:00:04.0");
         assert_eq!((control.identity.member, control.identity.vectors), (7, 16));
-        // The register file is plain zeros here: a device that nobody has told its number.
+        // The register file is all zeros here, as in a device that has not been told its number.
         assert!(control.check_position().unwrap_err().to_string().contains("peer 0"));
     }
 
     #[test]
-    fn what_is_missing_is_said_with_the_fix() {
+    fn the_error_for_a_missing_device_says_how_to_fix_it() {
         let tree = Tree::new();
         assert!(error(&tree).contains("no control device; add the lines that `ginnel qemu-args`"));
         device(&tree, "0000:00:03.0", 0xfebd_5000, SIZE);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_that_share_a_page_are_not_given_away() {
+    fn registers_that_share_a_page_are_refused() {
         let tree = Tree::new();
         let memory = device(&tree, "0000:00:04.0", 0xfebd_6100, SIZE);
         let _host = HostLink::new(memory, 7, 16, Name::new("vm-a").unwrap());

@@ -1,4 +1,4 @@
-//! The guest's daemon: what it is made of, and its loop.
+//! The guest's daemon: its parts, and its event loop.
 
 use super::clients::{Attaching, Clients, FIRST_TOKEN};
 use super::control::Control;
@@ -24,21 +24,21 @@ use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-// Epoll tokens; clients have those from `FIRST_TOKEN`, and the watches of processes those from `owners::FIRST_TOKEN`.
+// Epoll tokens. Clients have those from `FIRST_TOKEN` on, and the watches of processes those from `owners::FIRST_TOKEN` on.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const BELL: u64 = 2;
 const KEEPER: u64 = 3;
 
-/// Without interrupts, how often the link is looked at: after something has happened, when nothing has for a while, and
-/// when nobody is connected.
+/// The intervals at which the link is checked without interrupts: after something has happened, when nothing has happened for a
+/// while, and when no program is connected.
 const FIRST_NAP: Duration = Duration::from_millis(1);
 const LAST_NAP: Duration = Duration::from_millis(20);
 const LONE_NAP: Duration = Duration::from_millis(200);
-/// How often is tried again what nothing will announce: that descriptors are free, that a lost host daemon is back.
+/// How often the daemon tries again what no event announces: that descriptors are free, or that a lost host daemon is back.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the daemon is made of.
+/// The guest's daemon.
 pub struct Daemon {
     poller: Rc<Poller>,
     pub(super) listener: OwnedFd,
@@ -52,24 +52,24 @@ pub struct Daemon {
     pub(super) clients: Clients,
     pub(super) closer: Closer,
     pub(super) segments: Segments,
-    /// What the link's ring has not taken. While there is something, no program is read from.
+    /// The messages that the link's ring has not accepted. While there are some, the daemon does not read from programs.
     pub(super) outbox: VecDeque<(RelayKind, u32, Vec<u8>)>,
     pub(super) owners: Owners,
-    /// Clients that have gone while the host was asked to attach them.
+    /// The clients whose connections ended while the host was handling their request to attach.
     pub(super) departed: BTreeMap<u32, (Process, Option<Image>, Attaching)>,
     pub(super) syns: Syns,
-    /// Programs whose connections stay on TCP.
+    /// The programs whose connections stay on TCP.
     pub(super) excluded: Excluded,
     policy: Policy,
-    /// For packets of programs.
+    /// A buffer for packets of programs.
     pub(super) packet: Vec<u8>,
     nap: Duration,
-    /// The host has been told something and has said nothing since.
+    /// The host has been sent something and has sent nothing since.
     pub(super) unanswered: bool,
 }
 
 impl Daemon {
-    /// Ready to run; `stop` becomes readable when it is to end.
+    /// Makes the daemon; `stop` becomes readable when it must end.
     #[expect(clippy::too_many_arguments, reason = "a daemon is made of that many parts")]
     pub fn new(
         listener: OwnedFd,
@@ -131,7 +131,7 @@ impl Daemon {
             if self.link.take_ring() {
                 self.control.ring_host();
             }
-            // After the bell, so that the host works meanwhile.
+            // This comes after the ring, so that the host works meanwhile.
             self.policy.set_batch(self.clients.take_pipelining());
             let timeout = [self.timeout(busy), self.owners.until_next()].into_iter().flatten().min();
             self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
@@ -152,7 +152,7 @@ impl Daemon {
         }
     }
 
-    /// How long there is nothing to do. `None`: until something comes.
+    /// Returns how long the daemon may sleep without events; `None` means without limit.
     fn timeout(&mut self, busy: bool) -> Option<Duration> {
         if busy {
             self.nap = FIRST_NAP;
@@ -169,10 +169,10 @@ impl Daemon {
         Some(nap)
     }
 
-    /// Nothing has come within the timeout.
+    /// Handles the case that nothing has happened within the timeout.
     fn idle(&mut self) {
         if self.up && std::mem::take(&mut self.unanswered) {
-            // Should a doorbell ever be lost, in either direction, it costs a second and not the answer.
+            // If a ring was ever lost, in either direction, this limits the delay to a second.
             self.control.ring_host();
         }
         if !self.accepting {
@@ -189,7 +189,7 @@ impl Daemon {
         match event.token {
             LISTENER => self.accept(),
             BELL => {
-                // Reset before the look at the link, which comes next.
+                // The counter is reset before the link is checked, which comes next.
                 if let Some(interrupts) = &self.interrupts {
                     let _ = rustix::io::read(&interrupts.events[DAEMON_VECTOR as usize], &mut [0u8; 8]);
                 }
@@ -212,7 +212,7 @@ impl Daemon {
         }
     }
 
-    /// Starts another and gives it what the first one had.
+    /// Starts another keeper and gives it what the first one had.
     fn keeper_died(&mut self) {
         let (Some(keeper), Some(interrupts)) = (&mut self.keeper, &self.interrupts) else { return };
         tracing::warn!("the keeper has died; starting another");
@@ -230,7 +230,7 @@ impl Daemon {
         }
     }
 
-    /// Whether programs that connect are taken in.
+    /// Sets whether programs that connect are accepted.
     pub(super) fn set_accepting(&mut self, accepting: bool) {
         let interest = Interest { read: accepting, write: false };
         if self.poller.modify(&self.listener, LISTENER, interest).is_ok() {

@@ -1,10 +1,11 @@
 //! Segments that come as virtio-pmem devices, as sysfs shows them.
 //!
-//! Three drivers turn such a device into a file that can be mapped: `virtio_pmem` makes a region with a namespace of it,
-//! `dax_pmem` makes a DAX device of what the info block in there describes, and `device_dax` gives that its node,
-//! `/dev/dax0.0`. This daemon says what the info block must be ([`claim`]). In a kernel with the driver `nd_pmem` the
-//! block itself says it, and the segment's members must be trusted with that. The uuid of the block says which segment
-//! it is; the numbers in the names say nothing. Where a device gets stuck on that way is what tells a user what to do.
+//! Three drivers turn such a device into a file that can be mapped. `virtio_pmem` makes a region with a namespace of it,
+//! `dax_pmem` makes a DAX device as the info block in the region describes it, and `device_dax` gives that its node,
+//! `/dev/dax0.0`. This daemon tells the kernel what the info block must contain ([`claim`]). In a kernel with the driver
+//! `nd_pmem` the info block itself decides that, and the segment's members must be trusted with it. The uuid of the info block
+//! identifies the segment; the numbers in the names of the devices do not. The stage at which a device gets stuck tells a user
+//! what to do.
 
 mod claim;
 
@@ -23,21 +24,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// What `device` of a virtio-pmem device says.
+/// The contents of `device` of a virtio-pmem device.
 const VIRTIO_PMEM: &str = "0x001b";
-/// The modules on the way, and where each shows that it is there.
+/// The modules that are needed, each with the place where it shows that it is loaded.
 const DRIVERS: [(&str, &str); 3] = [
     ("virtio_pmem", "bus/virtio/drivers/virtio_pmem"),
     ("dax_pmem", claim::DRIVER),
     ("device_dax", "bus/dax/drivers/device_dax"),
 ];
-/// The driver that looks for an info block by itself and does what it says.
+/// The driver that looks for an info block itself and follows it.
 const SELF_PROBING: &str = "bus/nd/drivers/nd_pmem";
 /// The driver that makes ordinary memory of a DAX device.
 const SYSTEM_RAM: &str = "kmem";
 const LARGE_PAGE: u64 = dax::LARGE_PAGE as u64;
 
-/// Where a kernel's devices are seen, and what loads its modules. Tests have others.
+/// The places where a kernel's devices are seen, and the program that loads its modules. Tests use others.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// `/sys`.
@@ -54,32 +55,32 @@ impl Default for Kernel {
     }
 }
 
-/// A DAX device that an info block has made.
+/// A DAX device that was made from an info block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaxDevice {
-    /// Its node, `/dev/dax0.0`.
+    /// The device's node, such as `/dev/dax0.0`.
     pub node: PathBuf,
     /// The uuid of its info block.
     pub uuid: [u8; 16],
-    /// Bytes of the whole segment: those that it has, and the front that the info block keeps.
+    /// The bytes of the whole segment: those of the device, and the front that the info block reserves.
     pub len: u64,
-    /// Unit in which it is mapped, in bytes.
+    /// The unit in which the device is mapped, in bytes.
     pub page: u32,
     driver: Option<String>,
-    /// Where the kernel keeps its page structures: `ram`, or `pmem`, which is the segment.
+    /// The place of the kernel's page structures: `ram`, or `pmem`, which is the segment.
     mode: String,
-    /// Bytes of the region in front of it.
+    /// The bytes of the region in front of the device.
     front: u64,
 }
 
 impl DaxDevice {
-    /// Whether it has its node and is what the info block should have made of it; else what is wrong.
+    /// Checks that the device has its node and is what the segment's info block should have made of it.
     pub fn check(&self, segment: &relay::Segment) -> Result<(), Trouble> {
         let place = self.node.display().to_string();
         if self.mode != "ram" {
             return Err(Trouble::PageStructures { place, mode: self.mode.clone() });
         }
-        // What is shorter is said by who knows both lengths.
+        // A device that is too short is reported by `MemoryDevices`, which knows both lengths.
         if self.front != RESERVED || self.len > segment.size {
             return Err(Trouble::Displaced { place, front: self.front, len: self.len - RESERVED });
         }
@@ -91,96 +92,96 @@ impl DaxDevice {
         }
     }
 
-    /// Opens it; nothing can be done with the file but to map it, for loads only if `read_only`.
+    /// Opens the device. The file can only be mapped, and only for reading if `read_only`.
     pub fn open(&self, read_only: bool) -> Result<OwnedFd> {
         let file = File::options().read(true).write(!read_only).open(&self.node);
         Ok(file.with_context(|| format!("cannot open {}", self.node.display()))?.into())
     }
 }
 
-/// Why there is no DAX device for a segment.
+/// The reason why there is no DAX device for a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// No virtio-pmem device that could be it.
+    /// There is no virtio-pmem device that could be the segment.
     NoDevice,
     /// A driver is missing.
     NoDriver {
-        /// Which device waits for it.
+        /// The device that waits for the driver.
         place: String,
-        /// The module that has it.
+        /// The module that contains the driver.
         module: &'static str,
-        /// Why it could not be loaded.
+        /// The reason why the module could not be loaded.
         why: String,
     },
-    /// The kernel did not find the info block, so it made a block device.
+    /// The kernel has not found the info block, so it has made a block device.
     Damaged {
-        /// Which device.
+        /// The device.
         place: String,
-        /// What it became.
+        /// The block device that it has become.
         node: String,
-        /// Somebody has it open or mounted.
+        /// A program has the block device open, or it is mounted.
         in_use: bool,
     },
-    /// The kernel uses it as ordinary memory.
+    /// The kernel uses the DAX device as ordinary memory.
     SystemRam {
         /// The DAX device.
         place: String,
     },
-    /// Something else has taken the DAX device.
+    /// Another driver has taken the DAX device.
     OtherDriver {
         /// The DAX device.
         place: String,
-        /// Its driver.
+        /// The driver that has it.
         driver: String,
     },
-    /// It does not lie where large pages can begin.
+    /// The device does not begin where large pages can begin.
     Misaligned {
-        /// Which device.
+        /// The device.
         place: String,
         /// Its physical address in the guest.
         start: u64,
     },
-    /// A driver refused it.
+    /// A driver has refused the device.
     Refused {
-        /// Which device.
+        /// The device.
         place: String,
     },
-    /// What stands there as its info block is none of this segment, or asks for what a segment must not have.
+    /// The info block belongs to another segment, or asks for something that a segment must not have.
     WrongBlock {
-        /// Which device.
+        /// The device.
         place: String,
-        /// What the kernel said.
+        /// The kernel's error.
         why: String,
     },
     /// The kernel keeps its page structures in the segment.
     PageStructures {
         /// The DAX device.
         place: String,
-        /// What it says of that.
+        /// The kernel's word for that place.
         mode: String,
     },
-    /// The info block has put it elsewhere in the segment.
+    /// The info block has placed the DAX device elsewhere in the segment.
     Displaced {
         /// The DAX device.
         place: String,
-        /// Bytes in front of it.
+        /// The bytes in front of it.
         front: u64,
-        /// Its bytes.
+        /// Its length in bytes.
         len: u64,
     },
-    /// Smaller than what a kernel makes DAX devices of by hand.
+    /// The device is smaller than those of which a kernel makes DAX devices through sysfs.
     Small {
-        /// Which device.
+        /// The device.
         place: String,
     },
     /// The DAX device cannot be opened or mapped.
     Unusable {
         /// The DAX device.
         place: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The info block is right and what follows it is not ours.
+    /// The info block is right, but what follows it is not a segment's header.
     NoHeader {
         /// The DAX device.
         place: String,
@@ -188,7 +189,7 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// Says of a missing driver why its module was not loaded, if it is among those that failed.
+    /// Adds to a missing driver why its module was not loaded, if it is among those that failed.
     pub fn because(&mut self, failures: &Failures) {
         if let Self::NoDriver { module, why, .. } = self
             && let Some((_, reason)) = failures.modules.iter().find(|(failed, _)| failed == module)
@@ -238,8 +239,7 @@ impl fmt::Display for Trouble {
             ),
             Self::Misaligned { place, start } => write!(
                 f,
-                "{place} lies at {start:#x}, which is no multiple of 2 MiB; QEMU puts memory devices one behind the \
-                 other, so give all of this VM's sizes that are multiples of 2 MiB"
+                "{place} lies at {start:#x}, which is not a multiple of 2 MiB; QEMU places memory devices one after the other, so give all of this VM's sizes that are multiples of 2 MiB"
             ),
             Self::Refused { place } => {
                 write!(f, "the kernel could not make a DAX device of {place}; its log says why (dmesg)")
@@ -253,7 +253,7 @@ impl fmt::Display for Trouble {
                 f,
                 "{place} has the mode '{mode}': a member of the segment had changed its DAX info block, and this kernel \
                  has read that by itself and keeps page structures where the member can write them. Shut this VM down, \
-                 hold the module nd_pmem back (see ginneld(8)), and start it"
+                 keep the module nd_pmem from loading (see ginneld(8)), and start it"
             ),
             Self::Displaced { place, front, len } => write!(
                 f,
@@ -269,7 +269,7 @@ impl fmt::Display for Trouble {
             Self::Unusable { place, why } => write!(f, "{place} cannot be used: {why}"),
             Self::NoHeader { place } => write!(
                 f,
-                "{place} has the right uuid, but no header of a segment at its begin; a member of the segment has \
+                "{place} has the right uuid, but no header of a segment at its beginning; a member of the segment has \
                  overwritten it: shut this VM down and start it, or restart ginneld on the host"
             ),
         }
@@ -277,22 +277,22 @@ impl fmt::Display for Trouble {
 }
 
 impl Kernel {
-    /// All DAX devices that an info block has made, in the order of their names.
+    /// Returns all DAX devices that were made from an info block, in the order of their names.
     pub fn dax_devices(&self) -> Result<Vec<DaxDevice>> {
         let mut devices = Vec::new();
         for path in children(&self.sysfs.join("bus/dax/devices"), "dax")? {
             match self.dax_device(&path) {
                 Ok(device) => devices.extend(device),
-                // It may have been taken away just now.
+                // The device may have been removed just now.
                 Err(error) => tracing::warn!("{error:#}"),
             }
         }
         Ok(devices)
     }
 
-    /// `None` if it is made of something else than persistent memory.
+    /// Returns `None` if the device is not made of persistent memory.
     fn dax_device(&self, path: &Path) -> Result<Option<DaxDevice>> {
-        // The device is a link to a folder in that of the info block's device.
+        // The device is a link to a folder inside that of the info block's device.
         let Some(uuid) = uuid(&path.join(".."))? else { return Ok(None) };
         let name = path.file_name().context("a device without a name")?;
         let page = number(path, "align").unwrap_or(LARGE_PAGE);
@@ -306,14 +306,14 @@ impl Kernel {
         Ok(Some(DaxDevice { node, uuid, len, page, driver, mode, front }))
     }
 
-    /// Whether this kernel reads info blocks by itself, so that the members of a segment that comes by DAX must be trusted
-    /// with it when this VM boots.
+    /// Returns whether this kernel reads info blocks itself. If it does, this VM must trust the members of a DAX segment with the
+    /// info block when it boots.
     pub fn probes_by_itself(&self) -> bool {
         self.sysfs.join(SELF_PROBING).exists()
     }
 
-    /// Does what can be done for a DAX device of each of these segments to appear: loads modules, and makes the devices.
-    /// Returns what did not work.
+    /// Does what can be done to get a DAX device for each of these segments: loads modules, and makes the devices.
+    /// Returns what has failed.
     pub fn bring_up(&self, segments: &[relay::Segment]) -> Result<Failures> {
         let mut failures = Failures::default();
         if self.pmems()?.is_empty() {
@@ -340,7 +340,7 @@ impl Kernel {
         Ok(failures)
     }
 
-    /// Makes a DAX device of the segment that this device is, if it is one of these and has none yet.
+    /// Makes a DAX device of this device, if it is one of these segments and has no DAX device yet.
     fn make(&self, pmem: &Pmem, segments: &[relay::Segment], failures: &mut Failures) -> Result<()> {
         let Some(region) = pmem.region()? else { return Ok(()) };
         if children(&region, "dax")?.iter().any(|made| driver(made).is_some()) {
@@ -351,7 +351,7 @@ impl Kernel {
             let Some(segment) = segments.iter().find(repaired) else { return Ok(()) };
             self.remake(&region, &block_device, segment)?;
             tracing::info!(
-                "{}: the info block of segment {} has been repaired, so it is no block device any more",
+                "{}: the info block of segment {} has been repaired, so it is not a block device any more",
                 pmem.place,
                 segment.name
             );
@@ -370,7 +370,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Why there is no DAX device for this segment, after [`Kernel::bring_up`] has failed so.
+    /// Returns why there is no DAX device for this segment, after [`Kernel::bring_up`] has had these failures.
     pub fn trouble(&self, segment: &relay::Segment, failures: &Failures) -> Trouble {
         for pmem in self.pmems().unwrap_or_default() {
             match self.trouble_with(&pmem, segment, failures) {
@@ -382,7 +382,7 @@ impl Kernel {
         Trouble::NoDevice
     }
 
-    /// `None` if this device is another segment, or what it is cannot be known and its size is another.
+    /// Returns `None` if this device is another segment, or if it cannot be identified and its size differs.
     fn trouble_with(
         &self,
         pmem: &Pmem,
@@ -396,7 +396,7 @@ impl Kernel {
             return no_driver("virtio_pmem");
         }
         let Some(region) = pmem.region()? else { return Ok(Some(Trouble::Refused { place })) };
-        // What the info block has made, with or without a driver. Instances without a namespace are seeds.
+        // These are the devices made from the info block, with or without a driver. Instances without a namespace are seeds.
         for made in children(&region, "dax")? {
             if text(&made, "namespace").is_ok_and(|claimed| claimed.is_empty()) {
                 continue;
@@ -432,7 +432,7 @@ impl Kernel {
         }))
     }
 
-    /// All virtio-pmem devices.
+    /// Returns all virtio-pmem devices.
     fn pmems(&self) -> Result<Vec<Pmem>> {
         let mut pmems = Vec::new();
         for path in children(&self.sysfs.join("bus/virtio/devices"), "virtio")? {
@@ -447,7 +447,7 @@ impl Kernel {
         Ok(pmems)
     }
 
-    /// The block device that a device has become.
+    /// Returns the block device that a device has become.
     fn block_device(&self, pmem: &Pmem) -> Result<Option<BlockDevice>> {
         let Some(region) = pmem.region()? else { return Ok(None) };
         let Some(namespace) = children(&region, "namespace")?.pop() else { return Ok(None) };
@@ -460,7 +460,7 @@ impl Kernel {
             block: InfoBlock::new_zeroed(),
             in_use: false,
         };
-        // Exclusive: refused while it is mounted.
+        // With `EXCL`, opening fails while the device is mounted.
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
         let file = match rustix::fs::open(&device.node, flags, Mode::empty()) {
             Ok(file) => File::from(file),
@@ -469,21 +469,21 @@ impl Kernel {
                 return Err(error).with_context(|| format!("cannot open {}", device.node.display()));
             }
         };
-        // What the page cache has of it may be from before the repair.
+        // The page cache may have contents from before the repair.
         let _ = fadvise(&file, 0, None, Advice::DontNeed);
         file.read_exact_at(device.block.as_mut_bytes(), dax::AT)
             .with_context(|| format!("cannot read {}", device.node.display()))?;
         Ok(Some(device))
     }
 
-    /// Takes the region from the driver of block devices and makes a DAX device of it.
+    /// Takes the region away from the driver of block devices and makes a DAX device of it.
     fn remake(&self, region: &Path, device: &BlockDevice, segment: &relay::Segment) -> Result<()> {
         let name = device.namespace.file_name().and_then(|name| name.to_str()).context("no name")?;
         let driver = self.sysfs.join(SELF_PROBING);
         fs::write(driver.join("unbind"), name).with_context(|| format!("cannot unbind {name}"))?;
         self.claim(region, segment).or_else(|error| {
-            // Either this driver finds the block, and leaves the namespace to that of the DAX device, which fails with
-            // ENXIO; or it is a block device again, as before.
+            // Either this driver finds the info block, and leaves the namespace to the driver of the DAX device, and binding
+            // fails with ENXIO; or the region becomes a block device again.
             let bound = fs::write(driver.join("bind"), name);
             self.settle();
             match bound {
@@ -506,24 +506,24 @@ impl Kernel {
     /// Waits until the kernel has tried its drivers on all devices that it knows.
     fn settle(&self) {
         for bus in children(&self.sysfs.join("bus/nd/devices"), "ndbus").unwrap_or_default() {
-            let _ = text(&bus, "wait_probe"); // Reading it waits.
+            let _ = text(&bus, "wait_probe"); // Reading this file waits.
         }
     }
 }
 
-/// What [`Kernel::bring_up`] could not do.
+/// The things that [`Kernel::bring_up`] could not do.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Failures {
-    /// Modules that could not be loaded, and why.
+    /// The modules that could not be loaded, with the reason.
     modules: Vec<(&'static str, String)>,
-    /// Why a device did not become the DAX device of a segment, by its place and the uuid of the segment.
+    /// The reason why a device did not become the DAX device of a segment, by the device's place and the segment's uuid.
     claims: BTreeMap<(String, [u8; 16]), String>,
 }
 
 /// A virtio-pmem device.
 struct Pmem {
     path: PathBuf,
-    /// Which one, for people.
+    /// The device's name, for people.
     place: String,
 }
 
@@ -534,24 +534,24 @@ impl Pmem {
     }
 }
 
-/// What a virtio-pmem device becomes if its info block is damaged.
+/// A block device, which a virtio-pmem device becomes if its info block is damaged.
 struct BlockDevice {
     namespace: PathBuf,
     node: PathBuf,
     len: u64,
-    /// What stands there now.
+    /// The info block that is on the device now.
     block: InfoBlock,
     in_use: bool,
 }
 
 impl BlockDevice {
-    /// Whether the segment's right info block stands there now.
+    /// Returns whether the segment's proper info block is on the device now.
     fn holds(&self, segment: &relay::Segment) -> bool {
         self.len == segment.size && self.block.check(segment.uuid, segment.size, segment.page).is_ok()
     }
 }
 
-/// What is in a folder and called `prefix` and a number, sorted. Nothing if there is no such folder.
+/// Returns the entries of a folder whose names are `prefix` and a number, sorted. Returns none if there is no such folder.
 fn children(folder: &Path, prefix: &str) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -580,17 +580,17 @@ fn text(folder: &Path, file: &str) -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Decimal, or hexadecimal with `0x`.
+/// Parses a file that contains a decimal number, or a hexadecimal one with `0x`.
 fn number(folder: &Path, file: &str) -> Result<u64> {
     let text = text(folder, file)?;
     let number = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    number.with_context(|| format!("{}/{file} says '{text}', which is no number", folder.display()))
+    number.with_context(|| format!("{}/{file} says '{text}', which is not a number", folder.display()))
 }
 
-/// `None` if there is none, or nothing has been made of it.
+/// Returns `None` if there is no uuid, or if the file has none because nothing has been made of the device.
 fn uuid(folder: &Path) -> Result<Option<[u8; 16]>> {
     if !folder.join("uuid").exists() {
         return Ok(None);

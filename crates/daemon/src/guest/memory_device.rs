@@ -1,9 +1,9 @@
-//! Where in this guest a segment's memory is found: the interface that hides which kind of device carries it.
+//! Finds the memory of a segment in this guest, whichever kind of device carries it.
 //!
-//! The host says which segments there are ([`relay::Segment`]); a device says which segment it is by the uuid in its
-//! header, and a virtio-pmem device by that of its info block as well. Only members can read these, and the list comes
-//! over the private control memory, so a device with the right uuid is the right one, unless another member of a second
-//! segment has copied the uuid there: then two devices claim it, and neither is believed.
+//! The host says which segments there are ([`relay::Segment`]). A device says which segment it is by the uuid in its header, and
+//! a virtio-pmem device also by the uuid in its info block. Only members can read these, and the list comes over the control
+//! memory, which no other member sees. So a device with the right uuid is the right one, unless a member of another segment has
+//! copied the uuid there. Then two devices have the same uuid, and neither is used.
 
 use super::dax::{DaxDevice, Kernel, Trouble};
 use super::pci::{self, Function};
@@ -18,26 +18,26 @@ use std::sync::Arc;
 
 /// A device whose memory is a segment.
 pub struct MemoryDevice {
-    /// What kind of device.
+    /// The kind of device.
     pub kind: MappingKind,
-    /// Where it is, for people.
+    /// The device's name, for people.
     pub place: String,
-    /// Which segment, as its header says.
+    /// The uuid of the segment in its header.
     uuid: [u8; 16],
-    /// Bytes of memory.
+    /// The length of the memory in bytes.
     len: u64,
     /// The file to map.
     pub memory: Arc<OwnedFd>,
-    /// Where in the file the segment's byte [`segment::RESERVED`] lies, its header: the first that is mapped.
+    /// The offset in the file of the segment's byte [`segment::RESERVED`], its header, which is the first that is mapped.
     pub offset: u64,
-    /// Unit in which the file can be mapped, in bytes.
+    /// The unit in which the file can be mapped, in bytes.
     pub page: u32,
-    /// What the file can be mapped for.
+    /// The access for which the file can be mapped.
     pub protection: Protection,
 }
 
 impl MemoryDevice {
-    /// Whether the device is still there: it may have been unplugged, and then its file can be mapped no more.
+    /// Returns whether the device is still there. It may have been unplugged, and then its file cannot be mapped any more.
     pub fn is_there(&self) -> bool {
         Mapping::of_file(&self.memory, self.offset, self.page as usize, Protection::Read).is_ok()
     }
@@ -47,22 +47,22 @@ fn protection(segment: &relay::Segment) -> Protection {
     if segment.access.is_read_only() { Protection::Read } else { Protection::ReadWrite }
 }
 
-/// Why a segment cannot be used in this guest.
+/// The reason why a segment cannot be used in this guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// No device says that it is this segment.
+    /// No device has the segment's uuid.
     NoDevice,
-    /// None that comes as a DAX device.
+    /// The segment should come as a DAX device, but does not.
     NoDax(Trouble),
-    /// More than one does.
+    /// More than one device has the segment's uuid.
     Ambiguous(Vec<String>),
     /// The device is smaller than the segment.
     Short {
-        /// Where it is.
+        /// The device's name.
         place: String,
-        /// Its bytes.
+        /// The device's length in bytes.
         has: u64,
-        /// The segment's bytes.
+        /// The segment's length in bytes.
         needs: u64,
     },
 }
@@ -96,13 +96,13 @@ impl fmt::Display for Missing {
 #[derive(Default)]
 pub struct MemoryDevices {
     devices: Vec<MemoryDevice>,
-    /// What keeps segments from being there, by uuid.
+    /// The reasons why segments are missing, by uuid.
     troubles: Vec<([u8; 16], Trouble)>,
 }
 
 impl MemoryDevices {
-    /// Looks for the devices of these segments; loads modules if it takes that. A device that is none of them, or not
-    /// yet, is left out.
+    /// Looks for the devices of these segments, and loads modules if necessary. Ignores a device that is none of these segments,
+    /// or not yet.
     pub fn scan(kernel: &Kernel, segments: &[relay::Segment]) -> Result<Self> {
         let mut found = Self::default();
         found.add_dax(kernel, segments)?;
@@ -138,13 +138,13 @@ impl MemoryDevices {
         Ok(())
     }
 
-    /// The segments that should come as DAX devices, and come in no way.
+    /// Returns the segments that should come as DAX devices, and for which there is no device.
     fn missing(&self, segments: &[relay::Segment]) -> Vec<relay::Segment> {
         let has = |uuid| self.devices.iter().any(|device| device.uuid == uuid);
         segments.iter().filter(|s| s.kind == MappingKind::DAX && !has(s.uuid)).copied().collect()
     }
 
-    /// The device of a segment.
+    /// Returns the device of a segment.
     pub fn find(&self, segment: &relay::Segment) -> Result<&MemoryDevice, Missing> {
         let mut claims = self.devices.iter().filter(|device| device.uuid == segment.uuid);
         let Some(device) = claims.next() else {
@@ -162,7 +162,7 @@ impl MemoryDevices {
     }
 }
 
-/// A DAX device of a segment, if its header says so too.
+/// Makes a memory device of a DAX device, if its header has the segment's uuid too.
 fn of_dax(dax: &DaxDevice, segment: &relay::Segment) -> Result<MemoryDevice, Trouble> {
     dax.check(segment)?;
     let place = dax.node.display().to_string();
@@ -185,7 +185,7 @@ fn of_dax(dax: &DaxDevice, segment: &relay::Segment) -> Result<MemoryDevice, Tro
     })
 }
 
-/// An `ivshmem-plain` whose BAR2 is one of these segments.
+/// Makes a memory device of an `ivshmem-plain` whose BAR2 is one of these segments.
 fn of_bar(function: &Function, segments: &[relay::Segment]) -> Result<Option<MemoryDevice>> {
     let Some(bar) = function.bar(2).filter(|_| !function.has_doorbells()) else { return Ok(None) };
     if bar.len < segment::MIN_SIZE {
@@ -207,7 +207,7 @@ fn of_bar(function: &Function, segments: &[relay::Segment]) -> Result<Option<Mem
     }))
 }
 
-/// The uuid of the segment whose header stands at this offset of a device's file.
+/// Returns the uuid in the segment header at this offset of a device's file.
 fn header(file: impl AsFd, offset: u64, page: usize) -> Result<Option<[u8; 16]>> {
     let header = Mapping::of_file(file, offset, page, Protection::Read).map_err(|error| {
         let why = pci::why_unmapped(&error);
@@ -216,8 +216,8 @@ fn header(file: impl AsFd, offset: u64, page: usize) -> Result<Option<[u8; 16]>>
     read_uuid(&header)
 }
 
-/// The uuid that a segment's header says. `None` if it is something else, or not written yet. All members can write
-/// there, so nothing else of it is believed.
+/// Reads the uuid of a segment's header. Returns `None` if this is not a header, or if it is not written yet. All members can
+/// write there, so nothing else of the header is believed.
 fn read_uuid(header: &impl SharedMemory) -> Result<Option<[u8; 16]>> {
     // ORDER segment.header: the version is published last. Pairs with: the host daemon's writing of it.
     let version = header.load_acquire_u32((SegmentHeader::VERSION_AT - segment::RESERVED) as usize);
@@ -289,7 +289,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_that_is_not_there_is_named_with_the_fix() {
+    fn the_error_for_a_missing_segment_says_how_to_fix_it() {
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
         let devices = scan(&tree, &[segment(5, SIZE), segment(6, SIZE)]);
@@ -320,7 +320,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_segment_is_left_out() {
+    fn a_device_that_is_not_a_segment_is_ignored() {
         let tree = Tree::new();
         let broken = |change: fn(&mut SegmentHeader)| {
             let mut header = header(5);

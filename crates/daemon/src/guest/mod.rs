@@ -1,14 +1,14 @@
-//! The guest role: finds the VM's devices and serves the attach protocol to its programs, on behalf of the host's daemon.
+//! The guest role: finds the VM's devices and serves the attach protocol to the VM's programs, on behalf of the host's daemon.
 //!
-//! | module | what |
+//! | module | what it does |
 //! |---|---|
-//! | `pci` | ivshmem functions, as sysfs shows them |
-//! | `control` | the control device: private memory and doorbells |
+//! | `pci` | ivshmem functions in sysfs |
+//! | `control` | the control device: control memory and doorbells |
 //! | `dax` | virtio-pmem devices and what the kernel makes of them |
 //! | `memory_device`, `segments`, `speed` | which device is which segment, and how fast it is |
 //! | `vfio` | interrupts |
-//! | `clients`, `owners`, `relay`, `daemon` | connections, processes, what is passed on for them, the loop |
-//! | `policy` | whether the daemon takes the processor from programs |
+//! | `clients`, `owners`, `relay`, `daemon` | connections, processes, what is relayed for them, the event loop |
+//! | `policy` | whether the daemon preempts the programs |
 
 mod clients;
 mod control;
@@ -45,31 +45,31 @@ use vfio::Interrupts;
 /// Arguments of `ginneld guest`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where the attach socket and the keeper's socket are.
+    /// The folder of the attach socket and the keeper's socket.
     #[arg(long, value_name = "DIR", default_value = "/run/ginnel")]
     pub runtime_dir: PathBuf,
-    /// Permissions of the attach socket, octal: who may write to it may attach.
+    /// Permissions of the attach socket, octal: a user who may write to it may attach.
     #[arg(long, value_name = "MODE", default_value = "0660")]
     pub socket_mode: Mode,
     /// Group of the attach socket: a name or a number.
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<Account>,
-    /// Programs that may be connected at a time, 1 to 65536. Each may take three open files of the daemon.
+    /// Programs that may be connected at a time, 1 to 65536. Each may use three open files of the daemon.
     #[arg(long, value_name = "COUNT", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub max_clients: u32,
-    /// Of these, programs of one user other than root; all of them unless it is given.
+    /// Of these, programs of one user other than root; the default is all of them.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub clients_per_user: Option<u32>,
     /// Programs whose TCP connections stay on TCP, separated by commas: their names as in /proc/PID/comm. An empty text: none.
     #[arg(long, value_name = "NAMES", default_value = "sshd,sshd-session", value_delimiter = ',')]
     pub exclude: Vec<String>,
-    /// Use no interrupts even if there is an IOMMU: programs that wait poll.
+    /// Use no interrupts even if there is an IOMMU: waiting programs poll.
     #[arg(long)]
     pub poll: bool,
-    /// How much is logged: error, warn, info, debug, trace. GINNEL_LOG overrides it.
+    /// Level of the log: error, warn, info, debug, trace. GINNEL_LOG overrides it.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log: String,
-    /// Log as JSON, one event a line.
+    /// Log as JSON, one event per line.
     #[arg(long)]
     pub log_json: bool,
 }
@@ -81,12 +81,12 @@ impl Args {
     }
 }
 
-/// Descriptors of a program: its connection, and the watches of its process and of a child.
+/// The descriptors for each program: its connection, and the watches of its process and of a child.
 const FDS_EACH: u64 = 3;
-/// And those of the daemon itself: its devices, a vector each, the segments.
+/// The descriptors of the daemon itself: its devices, one for each vector, and the segments.
 const FDS_OWN: u64 = 512;
 
-/// Sees that the daemon may have as many open files as so many programs take.
+/// Raises the limit of open files to what this many programs need.
 fn provide_open_files(most: Most) -> Result<()> {
     let needed = FDS_EACH * most.all as u64 + FDS_OWN;
     let limit = keeper::provide_open_files(needed);
@@ -100,7 +100,7 @@ fn provide_open_files(most: Most) -> Result<()> {
     Ok(())
 }
 
-/// Runs until it is told to end.
+/// Runs until the daemon is told to end.
 pub fn run(args: Args) -> Result<()> {
     logging::start(&args.log, args.log_json);
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
@@ -142,7 +142,7 @@ pub fn run(args: Args) -> Result<()> {
     result
 }
 
-/// Interrupts and who keeps them, or a line that says why there are none and what to do.
+/// Returns the interrupts and the keeper that holds them, or a line that says why there are none and what to do.
 fn interrupts(
     args: &Args,
     control: &Control,
@@ -150,7 +150,7 @@ fn interrupts(
     dev: &Path,
 ) -> (Option<Interrupts>, Option<Keeper>) {
     if args.poll {
-        tracing::info!("no interrupts, as asked: programs that wait poll");
+        tracing::info!("no interrupts, as requested: waiting programs poll");
         return (None, None);
     }
     let (function, vectors) = (&control.function, control.identity.vectors);
@@ -167,7 +167,7 @@ fn interrupts(
         tracing::info!("{vectors} interrupt vectors, as the earlier daemon had them");
         return (Some(interrupts), keeper);
     }
-    // What is held and of no use would keep the device busy.
+    // Descriptors that are held without being used would keep the device busy.
     for name in held.into_keys().chain([KEPT.to_owned()]) {
         if let Some(Err(error)) = keeper.as_mut().map(|keeper| keeper.remove(&name)) {
             tracing::warn!("{error:#}");
@@ -182,7 +182,7 @@ fn interrupts(
             (Some(interrupts), keeper)
         }
         Err(error) => {
-            tracing::warn!("no interrupts, programs that wait poll: {error:#}");
+            tracing::warn!("no interrupts, so waiting programs poll: {error:#}");
             if let Some(Err(error)) = keeper.map(Keeper::stop) {
                 tracing::warn!("{error:#}");
             }
@@ -191,10 +191,10 @@ fn interrupts(
     }
 }
 
-/// What the keeper calls the interrupts.
+/// The name of the interrupts at the keeper.
 const KEPT: &str = "interrupts";
 
-/// Has the interrupts outlive this daemon.
+/// Stores the interrupts at the keeper, so that they outlive this daemon.
 fn keep(keeper: &mut Keeper, interrupts: &Interrupts) {
     match keeper.store(KEPT, &interrupts.to_keep()) {
         Ok(()) => tracing::info!("the keeper holds the interrupts"),
@@ -202,7 +202,7 @@ fn keep(keeper: &mut Keeper, interrupts: &Interrupts) {
     }
 }
 
-/// Two guest daemons would write the same session line.
+/// Locks the folder: two guest daemons would write the same session line.
 fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("ginneld.lock");
     let file = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -211,7 +211,7 @@ fn lock(dir: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Readable once SIGTERM or SIGINT has come.
+/// Returns a socket that becomes readable when SIGTERM or SIGINT has come.
 fn stop_signals() -> Result<UnixStream> {
     let (read, write) = UnixStream::pair().context("cannot make a socket pair")?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
@@ -224,7 +224,7 @@ fn stop_signals() -> Result<UnixStream> {
 fn boot_id() -> Result<[u8; 16]> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    parse_uuid(text.trim()).with_context(|| format!("{path} says '{}', which is no uuid", text.trim()))
+    parse_uuid(text.trim()).with_context(|| format!("{path} says '{}', which is not a uuid", text.trim()))
 }
 
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
@@ -234,7 +234,7 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 }
 
 fn listen(path: &Path, mode: Mode, group: Option<u32>) -> Result<OwnedFd> {
-    // Nobody may connect before the permissions are what they shall be.
+    // Nobody may connect before the permissions are set.
     let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
     let listener =
         packet::listen_at_with(path, SocketType::SEQPACKET, |socket, _| packet::ask_for_senders(socket));

@@ -1,6 +1,6 @@
-//! The processes of this guest that own endpoints. The host's daemon cannot see them, so it is told of their ends.
+//! The processes of this guest that own endpoints. The host's daemon cannot see them, so this daemon reports their ends to it.
 
-use crate::pidwatch::{Doubts, Image, Process};
+use crate::pidwatch::{ExecChecks, Image, Process};
 use crate::poller::{Interest, Poller};
 use ginnel_layout::relay;
 use std::collections::BTreeMap;
@@ -9,49 +9,49 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// The first epoll token of watches. Their numbers are never used again, so an event that was fetched before its watch ended
-/// is nobody's.
+/// matches nothing.
 pub const FIRST_TOKEN: u64 = 1 << 40;
 
-/// What has become of a wish to watch a process.
+/// The result of the attempt to watch a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Its end will be told.
+    /// The end of the process will be reported.
     Set,
-    /// It has ended already.
+    /// The process has ended already.
     Ended,
-    /// It cannot be watched.
+    /// The process cannot be watched.
     Impossible,
 }
 
-/// A process that owns an endpoint, as the host is told of it.
+/// Returns the message to the host about a process that owns an endpoint.
 pub fn owner(endpoint: u32, epoch: u32, process: Process) -> relay::Endpoint {
     relay::Endpoint { endpoint, epoch, pid: process.pid, reserved: 0, started: process.started }
 }
 
-/// Which process of which endpoint.
+/// An endpoint's number and epoch, and an owner.
 type Key = (u32, u32, Process);
 
 fn key(owner: &relay::Endpoint) -> Key {
     (owner.endpoint, owner.epoch, Process { pid: owner.pid, started: owner.started })
 }
 
-/// All of them that are watched.
+/// The owners that are watched.
 pub struct Owners {
     poller: Rc<Poller>,
-    /// Most watches at a time; each has a descriptor. Processes beyond that own their endpoints as long as they are connected.
+    /// The most watches at a time; each has a descriptor. Further processes own their endpoints as long as they are connected.
     most: usize,
     watches: BTreeMap<u64, (relay::Endpoint, OwnedFd)>,
     numbers: BTreeMap<Key, u64>,
     last: u64,
-    /// Those that may run another program now.
-    doubts: Doubts<relay::Endpoint>,
+    /// The owners that may run another program now.
+    exec_checks: ExecChecks<relay::Endpoint>,
 }
 
 impl Owners {
-    /// None yet, and at most so many watches.
+    /// Starts without owners; `most` limits the watches.
     pub fn new(poller: Rc<Poller>, most: usize) -> Self {
         let (watches, numbers) = (BTreeMap::new(), BTreeMap::new());
-        Self { poller, most, watches, numbers, last: 0, doubts: Doubts::default() }
+        Self { poller, most, watches, numbers, last: 0, exec_checks: ExecChecks::default() }
     }
 
     /// Watches a process until it ends or is forgotten.
@@ -78,14 +78,14 @@ impl Owners {
             Err(error) => {
                 tracing::warn!(
                     pid = owner.pid,
-                    "an endpoint's process cannot be watched, so the end of its connection will be taken for its end: {error}"
+                    "an endpoint's process cannot be watched, so the end of its connection will count as its end: {error}"
                 );
                 Watch::Impossible
             }
         }
     }
 
-    /// A process owns that endpoint no more.
+    /// Stops watching a process that does not own the endpoint any more.
     pub fn forget(&mut self, owner: &relay::Endpoint) {
         if let Some(number) = self.numbers.remove(&key(owner))
             && let Some((_, ended)) = self.watches.remove(&number)
@@ -94,39 +94,39 @@ impl Owners {
         }
     }
 
-    /// The process of the watch with this token has ended.
+    /// Returns the owner whose watch has this token, and which has ended.
     pub fn ended(&mut self, token: u64) -> Option<relay::Endpoint> {
         let owner = self.watches.get(&(token - FIRST_TOKEN))?.0;
         self.forget(&owner);
         Some(owner)
     }
 
-    /// The connection of an owner has ended. The owner, if it runs another program now than when it attached.
+    /// Examines an owner whose connection has ended. Returns the owner if it runs another program now than when it attached.
     pub fn examine(&mut self, owner: relay::Endpoint, image: Image) -> Option<relay::Endpoint> {
-        self.doubts.add(key(&owner).2, image, owner)
+        self.exec_checks.add(key(&owner).2, image, owner)
     }
 
-    /// A process comes back for an endpoint, whatever program it runs now.
+    /// Accepts an owner that comes back for its endpoint, whatever program it runs now.
     pub fn recognize(&mut self, owner: &relay::Endpoint) {
-        self.doubts.settle(|doubted| key(doubted) == key(owner));
+        self.exec_checks.settle(|checked| key(checked) == key(owner));
     }
 
-    /// Owners that turn out to run another program.
+    /// Returns the owners that turn out to run another program.
     pub fn take_changed(&mut self) -> Vec<relay::Endpoint> {
-        self.doubts.take_changed()
+        self.exec_checks.take_changed()
     }
 
-    /// How long it takes until [`Owners::take_changed`] has something to do.
+    /// Returns the time until [`Owners::take_changed`] has something to do.
     pub fn until_next(&self) -> Option<Duration> {
-        self.doubts.until_next()
+        self.exec_checks.until_next()
     }
 
-    /// Forgets all.
+    /// Forgets all owners.
     pub fn clear(&mut self) {
         for (_, ended) in std::mem::take(&mut self.watches).values() {
             self.poller.remove(ended);
         }
         self.numbers.clear();
-        self.doubts = Doubts::default();
+        self.exec_checks = ExecChecks::default();
     }
 }

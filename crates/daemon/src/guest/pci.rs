@@ -9,26 +9,26 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Red Hat's vendor number, and ivshmem's device number.
+/// Red Hat's vendor number, and the device number of ivshmem.
 const IVSHMEM: (u32, u32) = (0x1af4, 0x1110);
-/// The flag of a resource that is memory (`IORESOURCE_MEM`), not ports.
+/// The flag of a resource that is memory (`IORESOURCE_MEM`) and not ports.
 const MEMORY: u64 = 0x200;
 
 /// A base address register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bar {
-    /// Physical address in the guest.
+    /// The physical address in the guest.
     pub start: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
 /// An ivshmem function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// `0000:00:03.0`.
+    /// The address, such as `0000:00:03.0`.
     pub address: String,
-    /// Its folder in sysfs.
+    /// The folder of the function in sysfs.
     path: PathBuf,
     bars: [Option<Bar>; 6],
 }
@@ -39,8 +39,8 @@ impl fmt::Display for Function {
     }
 }
 
-/// All ivshmem functions below `sysfs`, in the order of their addresses. One that cannot be read is left out, with a
-/// line in the log.
+/// Returns all ivshmem functions below `sysfs`, in the order of their addresses. One that cannot be read is logged and
+/// left out.
 pub fn ivshmem_functions(sysfs: &Path) -> Result<Vec<Function>> {
     let folder = sysfs.join("bus/pci/devices");
     let entries = match fs::read_dir(&folder) {
@@ -54,7 +54,7 @@ pub fn ivshmem_functions(sysfs: &Path) -> Result<Vec<Function>> {
         match Function::read(&path) {
             Ok(Some(function)) => functions.push(function),
             Ok(None) => {}
-            // It may have been unplugged just now.
+            // The device may have been unplugged just now.
             Err(error) => tracing::warn!("{error:#}"),
         }
     }
@@ -63,7 +63,7 @@ pub fn ivshmem_functions(sysfs: &Path) -> Result<Vec<Function>> {
 }
 
 impl Function {
-    /// Reads a device's folder. `None` if it is not an ivshmem.
+    /// Reads a device's folder. Returns `None` if it is not an ivshmem device.
     fn read(path: &Path) -> Result<Option<Self>> {
         if (hex(path, "vendor")?, hex(path, "device")?) != IVSHMEM {
             return Ok(None);
@@ -74,18 +74,18 @@ impl Function {
         Ok(Some(Self { address, path: path.to_owned(), bars }))
     }
 
-    /// A base address register that is memory, if the device has it.
+    /// Returns a base address register that is memory, if the device has it.
     pub fn bar(&self, index: usize) -> Option<Bar> {
         self.bars.get(index).copied().flatten()
     }
 
-    /// Whether it has doorbells (`ivshmem-doorbell`), which need a table of MSI-X vectors; else it is an
+    /// Returns whether the function has doorbells (`ivshmem-doorbell`), which need a table of MSI-X vectors; otherwise it is an
     /// `ivshmem-plain`.
     pub fn has_doorbells(&self) -> bool {
         self.bar(1).is_some()
     }
 
-    /// Makes the device answer to accesses, if nobody has done so yet.
+    /// Enables the device, so that it answers to memory accesses, unless that has been done.
     pub fn enable(&self) -> Result<()> {
         if text(&self.path, "enable")?.trim() != "0" {
             return Ok(());
@@ -94,24 +94,24 @@ impl Function {
         fs::write(&file, "1").with_context(|| format!("cannot enable {self}: writing to {}", file.display()))
     }
 
-    /// Opens a base address register; all that can be done with the file is to map it, for loads only if `read_only`.
+    /// Opens a base address register. The file can only be mapped, and only for reading if `read_only`.
     pub fn open_bar(&self, index: usize, read_only: bool) -> Result<OwnedFd> {
         let path = self.path.join(format!("resource{index}"));
         let file = File::options().read(true).write(!read_only).open(&path);
         Ok(file.with_context(|| format!("cannot open {}", path.display()))?.into())
     }
 
-    /// The driver that it is bound to.
+    /// Returns the driver to which the function is bound.
     pub fn driver(&self) -> Option<String> {
         Some(fs::read_link(self.path.join("driver")).ok()?.file_name()?.to_str()?.to_owned())
     }
 
-    /// The number of its IOMMU group; `None` without an IOMMU.
+    /// Returns the number of its IOMMU group; `None` without an IOMMU.
     pub fn iommu_group(&self) -> Option<u32> {
         fs::read_link(self.path.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
     }
 
-    /// Binds it to a driver, which is loaded. Refuses to take it away from another.
+    /// Binds the function to a driver, which must be loaded. Refuses to take it away from another driver.
     pub fn bind(&self, sysfs: &Path, driver: &str) -> Result<()> {
         match self.driver() {
             Some(bound) if bound == driver => return Ok(()),
@@ -135,7 +135,7 @@ impl Function {
     }
 }
 
-/// A mapping of a base address register was refused: what to do about it.
+/// Returns what to do when mapping a base address register fails with this error.
 pub fn why_unmapped(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => {
@@ -154,7 +154,7 @@ fn text(folder: &Path, file: &str) -> Result<String> {
 fn hex(folder: &Path, file: &str) -> Result<u32> {
     let text = text(folder, file)?;
     parse_hex(text.trim()).and_then(|n| u32::try_from(n).ok()).with_context(|| {
-        format!("{}/{file} says '{}', which is no hexadecimal number", folder.display(), text.trim())
+        format!("{}/{file} says '{}', which is not a hexadecimal number", folder.display(), text.trim())
     })
 }
 
@@ -162,7 +162,8 @@ fn parse_hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// The first six lines of sysfs `resource`: `start end flags`, the end included, all zero where there is none.
+/// Parses the first six lines of `resource` in sysfs: `start end flags`, with an inclusive end, and all zero for a missing
+/// register.
 fn bars(text: &str) -> Result<[Option<Bar>; 6]> {
     let mut bars = [None; 6];
     for (bar, line) in bars.iter_mut().zip(text.lines()) {
@@ -199,7 +200,7 @@ pub(super) mod tests {
             self.root.path()
         }
 
-        /// What sees this tree as a kernel's, and can load no module.
+        /// Returns a kernel that shows this tree, and that cannot load modules.
         pub fn kernel(&self) -> super::super::dax::Kernel {
             super::super::dax::Kernel {
                 sysfs: self.path().to_owned(),
@@ -208,7 +209,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Adds a device with these registers: index, start, bytes. Their files are there and zero.
+        /// Adds a device with these registers (index, start, bytes), whose files contain zeros.
         pub fn device(&self, address: &str, id: (&str, &str), bars: &[(usize, u64, u64)]) -> PathBuf {
             let folder = self.path().join("bus/pci/devices").join(address);
             fs::create_dir(&folder).unwrap();
@@ -249,7 +250,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_device_that_cannot_be_read_hides_nothing() {
+    fn an_unreadable_device_does_not_hide_others() {
         let tree = Tree::new();
         let broken = tree.ivshmem("0000:00:03.0", &[]);
         fs::write(broken.join("resource"), "rubbish\n").unwrap();
@@ -303,7 +304,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn what_the_kernel_prints_is_read_back(start in any::<u32>(), len in 2u64..1 << 40) {
+        fn printed_resources_are_parsed_back(start in any::<u32>(), len in 2u64..1 << 40) {
             let start = u64::from(start) << 12;
             let text = format!("{:#018x} {:#018x} 0x0000000000140204\n", start, start + len - 1);
             prop_assert_eq!(bars(&text).unwrap()[0], Some(Bar { start, len }));

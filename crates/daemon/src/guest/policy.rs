@@ -1,12 +1,12 @@
-//! Whether this daemon, when something wakes it, takes the processor from the program that runs.
+//! The scheduling policy: whether this daemon preempts the running program when it is woken.
 //!
-//! As a rule it should, because a program waits for it. A program that sends one request after the other without waiting for
-//! answers does not: each of its requests would take the processor from it, and each switch there and back costs many times
-//! what it costs to pass a request on. With `SCHED_BATCH` the daemon runs when that program waits or has used up its time,
-//! and finds all that it has sent.
-#![allow(unsafe_code)] // System calls that no safe crate offers.
+//! As a rule it should, because a program waits for it. But a program that sends one request after the other without waiting for
+//! answers does not wait: each of its requests would take the processor away from it, and each switch there and back costs many
+//! times as much as relaying a request. With `SCHED_BATCH` the daemon runs when that program waits or has used up its time slice,
+//! and then finds everything that the program has sent.
+#![allow(unsafe_code)] // For system calls that no safe crate offers.
 
-/// The scheduling policy of the thread that has made this.
+/// The scheduling policy of the thread that made this value.
 #[derive(Debug)]
 pub struct Policy {
     is_usual: bool,
@@ -14,9 +14,9 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// As it is. What an administrator has chosen other than the usual policy is left alone.
+    /// Reads the present policy. If an administrator has chosen another one than the usual policy, it is never changed.
     pub fn new() -> Self {
-        // SAFETY: asks for a number.
+        // SAFETY: this only returns a number.
         Self { is_usual: unsafe { libc::sched_getscheduler(0) } == libc::SCHED_OTHER, is_batch: false }
     }
 
@@ -28,7 +28,7 @@ impl Policy {
         self.is_batch = batch;
         let policy = if batch { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
         let parameters = libc::sched_param { sched_priority: 0 };
-        // Where the system does not allow this, requests take longer, and nothing else.
+        // If the system does not allow this, requests take longer, and nothing else changes.
         // SAFETY: the kernel only reads `parameters`.
         let _ = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
     }
@@ -39,12 +39,12 @@ mod tests {
     use super::*;
 
     fn current() -> libc::c_int {
-        // SAFETY: asks for a number.
+        // SAFETY: this only returns a number.
         unsafe { libc::sched_getscheduler(0) }
     }
 
     #[test]
-    fn the_policy_is_set_and_taken_back_and_that_of_others_is_left_alone() {
+    fn the_usual_policy_is_changed_and_restored_and_any_other_is_kept() {
         let mut policy = Policy { is_usual: true, is_batch: false };
         for batch in [true, false, true] {
             policy.set_batch(batch);

@@ -1,8 +1,9 @@
-//! What the guest's daemon passes on, and the little that it answers itself.
+//! Relaying between the guest's programs and the host's daemon, and the few answers that the guest's daemon gives itself.
 //!
-//! It decides nothing: a `HELLO` is answered here unless it asks for features that the host has to know of, all else goes to the
-//! host's daemon and comes back. On the way there a socket in a `SOCK_REPORT` becomes what this guest's kernel says of it, and on
-//! the way back an `ATTACHED` gets the file descriptors that only this guest has.
+//! The guest's daemon decides nothing. It answers a `HELLO` itself, unless the program asks for features that the host must know
+//! of. Everything else goes to the host's daemon, and the answer comes back. On the way to the host, the socket in a
+//! `SOCK_REPORT` is replaced by what this guest's kernel says about it. On the way back, an `ATTACHED` gets the file descriptors
+//! that only this guest has.
 
 use super::clients::{self, Answer, Attaching, refusal};
 use super::daemon::Daemon;
@@ -24,25 +25,25 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// Events of the link, packets of one client, and new clients, that are handled before others have their turn.
+/// The events of the link, packets of one client, and new clients that are handled before others get their turn.
 const TURN: usize = 64;
 
 impl Daemon {
     // ---- to the host ----
 
-    /// Says something to the host's daemon, at the latest when its ring has room. Without a session it is for nobody.
+    /// Sends a message to the host's daemon, or queues it until the ring has room. Without a session the message is dropped.
     pub(super) fn tell(&mut self, kind: RelayKind, client: u32, body: &[u8]) {
         if !self.up {
             return;
         }
         self.unanswered |= kind == RelayKind::DATA;
         if self.outbox.is_empty() && self.link.send(kind, client, body) != Err(SendRefused::Full) {
-            return; // Sent, or the session is broken, which the next look at the link says.
+            return; // The message is sent, or the session is broken, which the next step reports.
         }
         self.outbox.push_back((kind, client, body.to_vec()));
     }
 
-    /// Sends what waits, as far as the ring takes it; then programs may go on.
+    /// Sends queued messages as far as the ring accepts them; when all are sent, the daemon reads from programs again.
     pub(super) fn send_outbox(&mut self) {
         if self.outbox.is_empty() {
             return;
@@ -58,14 +59,14 @@ impl Daemon {
 
     // ---- programs ----
 
-    /// Takes in programs that have connected.
+    /// Accepts programs that have connected.
     pub(super) fn accept(&mut self) {
         for _ in 0..TURN {
             match accept(self.listener.as_fd()) {
                 Ok(None) => return,
                 Ok(Some(fd)) => {
                     if let Err(error) = self.admit(fd) {
-                        tracing::debug!("a program was turned away: {error:#}");
+                        tracing::debug!("the connection of a program was refused: {error:#}");
                     }
                 }
                 Err(errno) => {
@@ -76,7 +77,7 @@ impl Daemon {
         }
     }
 
-    /// Takes in a program, at the cost of another if there is no room.
+    /// Accepts a program, and ends another connection if there is no room.
     fn admit(&mut self, fd: OwnedFd) -> Result<()> {
         let peer = match packet::peer(fd.as_fd()) {
             Ok(peer) => peer,
@@ -97,7 +98,7 @@ impl Daemon {
         self.clients.admit(fd, &peer)
     }
 
-    /// A program has said something, or has gone.
+    /// Handles packets of a program, or its end.
     pub(super) fn read_client(&mut self, id: u32) {
         for _ in 0..TURN {
             if !self.outbox.is_empty() {
@@ -137,7 +138,8 @@ impl Daemon {
         if !client.greeted || header.kind == Kind::HELLO {
             return self.greet(id, header, body, &packet.bytes);
         }
-        // A child has inherited the connection. The host is told of it otherwise than of who has opened the connection.
+        // A child has inherited the connection. The host gets its messages in another form than those of the process that opened
+        // the connection.
         let child = packet.sender.filter(|pid| *pid != client.process.pid);
         match header.kind {
             Kind::JOIN if body.is_empty() => return self.joins(id, child),
@@ -173,8 +175,8 @@ impl Daemon {
             if client.endpoint.is_none() {
                 let returning = attach.endpoint != 0;
                 client.attaching = Some(Attaching { request: header.request, returning, leaving: false });
-                // It may have executed another program, and adopt as that what it had: it has not gone then. If it is refused,
-                // the host takes it for an owner until it ends.
+                // The process may have executed another program and adopted what it had before, so it has not gone. If the host
+                // refuses it, the host still takes it for an owner until it ends.
                 self.owners.recognize(&owner(attach.endpoint, attach.epoch, client.process));
             }
         }
@@ -193,7 +195,7 @@ impl Daemon {
         self.ask(id, &packet.bytes);
     }
 
-    /// The host is to know a client.
+    /// Tells the host of a client.
     fn open(&mut self, id: u32) {
         let Some(client) = self.clients.get(id) else { return };
         if !std::mem::replace(&mut client.opened, true) {
@@ -209,12 +211,12 @@ impl Daemon {
         self.tell(RelayKind::DATA, id, packet);
     }
 
-    /// A program has an end of a TCP connection. The host is told what the kernel says of it, never what the program says: so a
-    /// report without a socket is none.
+    /// Handles the report of a TCP connection. The host is told what the kernel says about the socket, never what the program
+    /// says, so a report without a socket is invalid.
     fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>, sockets: &[OwnedFd]) {
         let Some(client) = self.clients.get(id) else { return };
         let (Some(report), [socket]) = (report, sockets) else {
-            let text = "a report of a socket that has another length, or other than one socket";
+            let text = "a report of a socket with the wrong length, or without exactly one socket";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
         };
         let facts = if !client.reports.take(REPORTS_OF_PROCESS, Instant::now()) {
@@ -237,21 +239,21 @@ impl Daemon {
         }
     }
 
-    /// A process owns the endpoint of a connection that it has inherited. Nobody waits for an answer.
+    /// Handles a process that joins the endpoint of a connection that it has inherited. There is no answer.
     fn joins(&mut self, id: u32, child: Option<u32>) {
         let Some(client) = self.clients.get(id) else { return };
         let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(Process::of)) else {
             return;
         };
         let joined = owner(endpoint, epoch, child);
-        // One that has ended, or cannot be watched, holds the endpoint by the connection alone.
+        // A process that has ended or cannot be watched keeps the endpoint only through the connection.
         if self.owners.watch(joined) == Watch::Set {
             client.joined.insert(child);
             self.tell(RelayKind::JOIN, 0, joined.as_bytes());
         }
     }
 
-    /// A process gives up the endpoint of a connection that it has inherited.
+    /// Handles a process that gives up the endpoint of a connection that it has inherited.
     fn child_leaves(&mut self, id: u32, child: Option<u32>) {
         let Some(client) = self.clients.get(id) else { return };
         let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(Process::of)) else {
@@ -261,7 +263,7 @@ impl Daemon {
         self.owner_gone(owner(endpoint, epoch, child));
     }
 
-    /// A process owns an endpoint no more: it has ended, or runs another program.
+    /// Handles the end of an ownership: the process has ended, or runs another program.
     pub(super) fn owner_gone(&mut self, owner: Endpoint) {
         self.owners.forget(&owner);
         self.tell(RelayKind::GONE, 0, owner.as_bytes());
@@ -287,7 +289,7 @@ impl Daemon {
         self.answer(id, clients::packet(Kind::HELLO_OK, header.request, ok.as_bytes()));
     }
 
-    /// The host has said which features it understands. This daemon understands no others than it knows.
+    /// Passes on which features the host supports, without those that this daemon does not know.
     fn greeted(&mut self, id: u32, header: Header, body: &[u8]) {
         let Some(ok) = wire::body::<wire::HelloOk>(body) else { return self.drop_client(id) };
         let me = self.control.identity;
@@ -296,7 +298,7 @@ impl Daemon {
         self.answer(id, clients::packet(Kind::HELLO_OK, header.request, ok.as_bytes()));
     }
 
-    /// Answers a program; one that does not read is given up.
+    /// Sends an answer to a program; ends its connection if it does not read.
     fn answer(&mut self, id: u32, answer: Answer) {
         if let Err(gone) = self.clients.answer(id, answer) {
             tracing::debug!(client = id, "{gone}");
@@ -304,13 +306,13 @@ impl Daemon {
         }
     }
 
-    /// A last word, and the end of the connection.
+    /// Sends a final packet and ends the connection.
     fn end_client(&mut self, id: u32, answer: Answer) {
         self.answer(id, answer);
         self.drop_client(id);
     }
 
-    /// The end of a connection. Its process may live on, and own its endpoint.
+    /// Ends a connection. Its process may live on, and own its endpoint.
     pub(super) fn drop_client(&mut self, id: u32) {
         let Some(client) = self.clients.remove(id).filter(|client| client.opened) else { return };
         self.tell(RelayKind::CLOSE, id, &[]);
@@ -321,7 +323,7 @@ impl Daemon {
         for child in client.joined {
             self.owner_gone(owner(endpoint, epoch, child));
         }
-        // With another connection of its own it is there, whatever program it runs now.
+        // A process with another connection of its own is an owner, whatever program it runs now.
         if self.clients.speaks_for((endpoint, epoch), &client.process) {
             return;
         }
@@ -337,7 +339,7 @@ impl Daemon {
 
     // ---- from the host ----
 
-    /// Handles what the host's daemon says. True if there may be more.
+    /// Handles messages from the host's daemon. Returns true if there may be more.
     pub(super) fn look_at_link(&mut self) -> bool {
         for _ in 0..TURN {
             match self.link.step() {
@@ -350,10 +352,10 @@ impl Daemon {
                     tracing::warn!("the session with the host's daemon has ended; waiting for the next");
                     (self.up, self.unanswered) = (false, false);
                     self.outbox.clear();
-                    self.owners.clear(); // The next session brings them again.
+                    self.owners.clear(); // The next session reports them again.
                     self.departed.clear();
                     for id in self.clients.opened() {
-                        self.clients.remove(id); // They come back and say which endpoint they are.
+                        self.clients.remove(id); // The programs come back and say which endpoint they are.
                     }
                     self.clients.resume();
                 }
@@ -370,7 +372,7 @@ impl Daemon {
         match kind {
             RelayKind::DATA => self.pass_to_client(client, body),
             RelayKind::CLOSE => {
-                // The host knows, so there is nothing to tell it.
+                // The host has closed it, so it need not be told.
                 self.clients.remove(client);
             }
             RelayKind::SEGMENTS => {
@@ -389,11 +391,14 @@ impl Daemon {
                 endpoints.iter().for_each(|bytes| self.take_over_owner(zerocopy::transmute!(*bytes)));
             }
             RelayKind::PING => self.tell(RelayKind::PONG, 0, &[]),
-            RelayKind(other) => tracing::warn!("the host's daemon says something unknown ({other})"),
+            RelayKind(other) => {
+                tracing::warn!("the host's daemon has sent a message of an unknown kind ({other})")
+            }
         }
     }
 
-    /// An owner of an endpoint whose connection an earlier session had: it comes back by itself, unless it is dead.
+    /// Takes over an owner of an endpoint whose connection belonged to an earlier session. The owner connects again by itself,
+    /// unless it has ended.
     fn take_over_owner(&mut self, owner: Endpoint) {
         if self.owners.watch(owner) == Watch::Ended {
             self.owner_gone(owner);
@@ -435,7 +440,7 @@ impl Daemon {
             }
             Err(text) => {
                 self.end_client(id, refusal(header.request, ErrorCode::NO_SEGMENT, &text));
-                // One that comes back may work on with the memory that it has.
+                // A program that returns to its endpoint may continue with the memory that it has mapped.
                 if !asked.is_some_and(|asked| asked.returning) {
                     self.owner_gone(attacher);
                 }
@@ -443,7 +448,7 @@ impl Daemon {
         }
     }
 
-    /// The host answers somebody whose connection has ended meanwhile. The process may own an endpoint all the same.
+    /// Handles an answer to a program whose connection has ended meanwhile. The process may own an endpoint all the same.
     fn answer_to_departed(&mut self, id: u32, header: Header, body: &[u8]) {
         let Some(&(process, image, asked)) = self.departed.get(&id) else { return };
         if asked.request != header.request {
@@ -463,8 +468,8 @@ impl Daemon {
         }
     }
 
-    /// Adds this guest's descriptors to the host's answer. Nothing but mapping can be done with the files, and waiting
-    /// (or, which harms only endpoints of the same vector, ringing) with the event.
+    /// Adds this guest's descriptors to the host's answer. With the files a program can only map memory. With the event it can
+    /// only wait, or ring, which harms only endpoints with the same vector.
     fn complete(&mut self, attached: Attached) -> Result<(Attached, Vec<Arc<OwnedFd>>), String> {
         let device = self.segments.with_uuid(&attached.uuid).map_err(|missing| missing.to_string())?;
         let mut attached = Attached {
@@ -487,7 +492,7 @@ impl Daemon {
     }
 }
 
-/// Whether a packet may carry the descriptors that it does: a report of a socket carries one, all others none.
+/// Returns whether a packet has as many descriptors as its kind requires: one for a report of a socket, none for others.
 fn may_carry(packet: &Packet) -> bool {
     packet.fds.is_empty()
         || wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT)

@@ -1,5 +1,5 @@
-//! What this guest knows of its segments: their list, which comes from the host; their devices, which it finds; and how
-//! fast these are, which it measures.
+//! The segments of this guest: their list, which comes from the host; their devices, which this daemon finds; and their
+//! speeds, which it measures.
 
 use super::dax::Kernel;
 use super::memory_device::{MemoryDevice, MemoryDevices, Missing};
@@ -13,26 +13,26 @@ pub struct Segments {
     kernel: Kernel,
     list: Vec<relay::Segment>,
     devices: MemoryDevices,
-    /// Measured once for each segment and place.
+    /// The speeds by segment and place. Each is measured once.
     speeds: HashMap<([u8; 16], String), Speed>,
-    /// To be measured, when there is time.
+    /// The segments to be measured when there is time.
     due: VecDeque<Name>,
 }
 
-/// What to tell the host of a segment.
+/// Makes the message that tells the host about a segment.
 fn mapped(name: Name, kind: MappingKind, trusts_members: bool, speed: Option<Speed>) -> relay::Mapped {
     let (read_mb_s, write_mb_s) = speed.map_or((0, 0), |speed| (speed.read, speed.write));
     relay::Mapped { name, kind, trusts_members: trusts_members.into(), read_mb_s, write_mb_s }
 }
 
 impl Segments {
-    /// None yet.
+    /// Starts without segments.
     pub fn new(kernel: Kernel) -> Self {
         let (devices, due) = (MemoryDevices::default(), VecDeque::new());
         Self { kernel, list: Vec::new(), devices, speeds: HashMap::new(), due }
     }
 
-    /// Takes the host's list for the truth, and looks for the devices. Returns what can be said at once: the segments
+    /// Takes over the host's list, and looks for the devices. Returns the messages that can be sent at once: about the segments
     /// that are missing here. The others come from [`Segments::measure_next`].
     pub fn learn(&mut self, body: &[u8]) -> Vec<relay::Mapped> {
         let (segments, rest) = body.as_chunks::<{ size_of::<relay::Segment>() }>();
@@ -55,7 +55,7 @@ impl Segments {
         if !trusting.is_empty() {
             tracing::warn!(
                 "the module nd_pmem is loaded, so when this VM boots its kernel trusts all members of the segments that \
-                 come by DAX ({}); hold it back, see ginneld(8)",
+                 come by DAX ({}); keep it from loading, see ginneld(8)",
                 trusting.join(", ")
             );
         }
@@ -79,13 +79,13 @@ impl Segments {
         }
     }
 
-    /// The device of the segment of this name; `None` if this VM has no such segment. Looks again if it was missing or
-    /// is not there any more: devices may be plugged in and out.
+    /// Returns the device of the segment with this name; `None` if this VM has no such segment. Looks again if the device was
+    /// missing or has gone: devices may be plugged in and unplugged.
     pub fn named(&mut self, name: &Name) -> Option<Result<&MemoryDevice, Missing>> {
         let segment = *self.list.iter().find(|segment| segment.name == *name)?;
         if !self.devices.find(&segment).is_ok_and(MemoryDevice::is_there) {
             self.scan();
-            // Also if it is missing: that is told, and the host looks at what stands in front of it.
+            // This includes a missing segment: the host is told of it, and checks what stands in front of the segment's arena.
             if !self.due.contains(name) {
                 self.due.push_back(*name);
             }
@@ -93,18 +93,18 @@ impl Segments {
         Some(self.devices.find(&segment))
     }
 
-    /// The device of the segment with this uuid.
+    /// Returns the device of the segment with this uuid.
     pub fn with_uuid(&mut self, uuid: &[u8; 16]) -> Result<&MemoryDevice, Missing> {
         let name = self.list.iter().find(|segment| segment.uuid == *uuid).map(|segment| segment.name);
         name.and_then(|name| self.named(&name)).unwrap_or(Err(Missing::NoDevice))
     }
 
-    /// Whether something is left to measure.
+    /// Returns whether a segment remains to be measured.
     pub fn is_due(&self) -> bool {
         !self.due.is_empty()
     }
 
-    /// Measures the next segment, and returns what to tell the host. Takes some ten milliseconds.
+    /// Measures the next segment, and returns the message for the host. Takes some ten milliseconds.
     pub fn measure_next(&mut self) -> Option<relay::Mapped> {
         let name = self.due.pop_front()?;
         let segment = self.list.iter().find(|segment| segment.name == name)?;
@@ -135,7 +135,7 @@ impl Segments {
         Some(mapped(name, device.kind, trusts, Some(speed)))
     }
 
-    /// Whether a kernel that boots in this VM believes what the segment's members have written into its info block.
+    /// Returns whether a kernel that boots in this VM believes what the segment's members have written into its info block.
     fn trusts_members(&self, segment: &relay::Segment) -> bool {
         segment.kind == MappingKind::DAX && self.kernel.probes_by_itself()
     }
@@ -170,18 +170,18 @@ mod tests {
         let told = segments.measure_next().unwrap();
         assert_eq!((told.name.as_str(), told.kind), ("here", MappingKind::BAR));
         assert!(told.read_mb_s > 0 && told.write_mb_s > 0);
-        // It was missed again meanwhile.
+        // It was found missing again meanwhile.
         let told = segments.measure_next().unwrap();
         assert_eq!((told.name, told.kind), (gone, MappingKind::NONE));
         assert!(!segments.is_due() && segments.measure_next().is_none());
     }
 
     #[test]
-    fn a_device_that_is_plugged_in_later_is_found_when_it_is_asked_for() {
+    fn a_device_that_is_plugged_in_later_is_found_on_request() {
         let tree = Tree::new();
         let mut segments = Segments::new(tree.kernel());
         assert_eq!(segments.learn([named("late", 5)].as_bytes()).len(), 1);
-        // Each time it is missed, the host is told.
+        // The host is told each time that it is found missing.
         for _ in 0..2 {
             assert!(segments.named(&Name::new("late").unwrap()).unwrap().is_err());
             assert_eq!(segments.measure_next().unwrap().kind, MappingKind::NONE);

@@ -1,7 +1,7 @@
-//! What the guest's kernel says of the TCP connections that programs report.
+//! Facts of the guest's kernel about TCP connections that programs report.
 //!
-//! The host's daemon looks for the other end, and believes these facts for this guest only. So they are read from the socket
-//! itself; of what the program says, only when it connected is passed on.
+//! The host's daemon looks for the other end, and believes these facts only for this guest. So they are read from the socket
+//! itself. Of the program's own statements, only the time of the connection is passed on.
 
 use super::clients::{self, Answer};
 use ginnel_layout::wire::{Kind, SocketFacts, SocketReport, SocketRole, SocketStays, StaysReason};
@@ -12,22 +12,22 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// SYNs that are remembered.
+/// The number of SYNs that are remembered.
 const SYNS: usize = 4096;
 
-/// A socket's name in this kernel: the cookies of its namespace and its own.
+/// The name of a socket in this kernel: the cookie of its namespace and its own.
 type Socket = (u64, u64);
 
-/// The clocks in the SYNs of accepted connections. The kernel tells each once, and a program may report a socket again.
+/// The clocks in the SYNs of accepted connections. The kernel reports each only once, and a program may report a socket again.
 #[derive(Default)]
 pub struct Syns {
     known: BTreeMap<Socket, SynTime>,
-    /// Oldest first.
+    /// The sockets, the oldest first.
     order: VecDeque<Socket>,
 }
 
 impl Syns {
-    /// Remembers what the kernel has told of a socket, or says what it told earlier.
+    /// Remembers what the kernel has reported about a socket, or returns what it reported earlier.
     fn recall(&mut self, socket: Socket, told: Option<SynTime>) -> Option<SynTime> {
         let Some(syn) = told else { return self.known.get(&socket).copied() };
         if self.known.insert(socket, syn).is_none() {
@@ -41,7 +41,7 @@ impl Syns {
         Some(syn)
     }
 
-    /// Reads what the kernel says of a socket that a program has reported. Does not wait.
+    /// Reads what the kernel says about a socket that a program has reported. Does not block.
     pub fn read(&mut self, report: SocketReport, socket: &OwnedFd) -> Result<SocketFacts, StaysReason> {
         let Identity { local, remote, cookie, namespace } =
             Identity::of(socket).map_err(|error| match error {
@@ -62,7 +62,7 @@ impl Syns {
             clock_before: 0,
             clock_after: 0,
         };
-        // Who cannot be told to be the system is an ordinary user.
+        // A socket whose owner cannot be found out counts as an ordinary user's.
         if Owner::of(socket) != Ok(Owner::System) {
             facts.flags |= SocketFacts::USER;
         }
@@ -87,7 +87,7 @@ impl Syns {
     }
 }
 
-/// As the wire has it.
+/// Returns an address in the form of the protocol.
 fn address(address: SocketAddr) -> [u8; 16] {
     match address.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -99,7 +99,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The event that a connection stays on TCP.
+/// Makes the event that a connection stays on TCP.
 pub fn stays(key: u64, reason: StaysReason) -> Answer {
     clients::packet(Kind::SOCK_STAYS, 0, SocketStays { key, reason, reserved: 0 }.as_bytes())
 }

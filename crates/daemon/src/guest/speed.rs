@@ -1,5 +1,5 @@
-//! How fast a segment can be copied: a mapping that the CPU does not cache is a hundred times slower, and nothing else
-//! tells.
+//! Measures how fast a segment can be copied. A mapping that the CPU does not cache is a hundred times slower, and nothing else
+//! shows it.
 
 use super::memory_device::MemoryDevice;
 use anyhow::{Context, Result};
@@ -7,40 +7,41 @@ use ginnel_layout::{PAGE, segment};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::time::{Duration, Instant};
 
-/// Where in a segment's mapping is measured: in the spare pages between its header and its arena, which nobody uses.
+/// The place in a segment's mapping that is measured: the spare pages between its header and its arena, which nobody uses.
 const AT: usize = PAGE;
-/// Bytes that are copied, again and again.
+/// The bytes that are copied again and again.
 const PIECE: usize = (segment::ARENA - segment::RESERVED) as usize - AT;
-/// Bytes that are mapped for it: every segment has them behind its front, and they are whole pages of any kind.
+/// The bytes that are mapped for the measurement. Every segment has them behind its front, and they are whole pages of any kind.
 const MAPPED: usize = segment::SIZE_UNIT as usize;
-/// How long each direction is measured.
+/// The time for which each direction is measured.
 const TIME: Duration = Duration::from_millis(4);
-/// Uncached memory is slower than private memory by a factor of fifty or more; cached memory by less than two.
+/// The factor from which on memory counts as uncached. Uncached memory is slower than private memory by a factor of fifty or
+/// more; cached memory by less than two.
 const UNCACHED: u32 = 8;
 
 /// Copy speeds in MB/s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
-    /// Out of the segment.
+    /// The speed of reading from the segment.
     pub read: u32,
-    /// Into it; 0 if that is forbidden.
+    /// The speed of writing into the segment; 0 if that is forbidden.
     pub write: u32,
-    /// From private memory to private memory, for comparison: an emulated CPU is slow everywhere.
+    /// The speed of copying private memory, for comparison: an emulated CPU is slow everywhere.
     pub private: u32,
 }
 
 impl Speed {
-    /// Measures; takes some ten milliseconds.
+    /// Measures a device; takes some ten milliseconds.
     pub fn measure(device: &MemoryDevice) -> Result<Self> {
         let memory = Mapping::of_file(&device.memory, device.offset, MAPPED, device.protection)
             .context("cannot map it")?;
         let memory = memory.part(AT, PIECE).context("it is too short")?;
         let mut buffer = vec![0; PIECE];
-        memory.read(0, &mut buffer); // Page faults are not what is measured.
+        memory.read(0, &mut buffer); // This keeps page faults out of the measurement.
         let read = rate(|| memory.read(0, &mut buffer));
         let write = match device.protection {
             Protection::Read => 0,
-            Protection::ReadWrite => rate(|| memory.write(0, &buffer)), // What was just read: nothing changes.
+            Protection::ReadWrite => rate(|| memory.write(0, &buffer)), // This writes what was just read, so nothing changes.
         };
         let other = Mapping::anonymous(PIECE).context("cannot map memory")?;
         other.write(0, &buffer);
@@ -48,14 +49,14 @@ impl Speed {
         Ok(Self { read, write, private })
     }
 
-    /// Whether the mapping behaves as if it was not cached.
+    /// Returns whether the mapping behaves as if it was not cached.
     pub fn looks_uncached(self) -> bool {
         let write = if self.write == 0 { self.read } else { self.write };
         self.read.min(write) < self.private / UNCACHED
     }
 }
 
-/// MB/s of the fastest copy of [`PIECE`] bytes: the others were interrupted.
+/// Returns the MB/s of the fastest copy of [`PIECE`] bytes, because slower ones were interrupted.
 fn rate(mut copy: impl FnMut()) -> u32 {
     let begun = Instant::now();
     let mut best = Duration::MAX;
@@ -65,7 +66,7 @@ fn rate(mut copy: impl FnMut()) -> u32 {
         best = best.min(before.elapsed());
         if begun.elapsed() >= TIME {
             let rate = PIECE as f64 / best.as_secs_f64() / 1e6;
-            return (rate as u32).max(1); // 0 means: not measured.
+            return (rate as u32).max(1); // 0 would mean that nothing was measured.
         }
     }
 }
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_is_slow_compared_with_private_memory() {
+    fn slowness_is_judged_relative_to_private_memory() {
         assert!(!Speed { read: 719, write: 712, private: 900 }.looks_uncached(), "an emulated CPU");
         assert!(!Speed { read: 11_000, write: 9000, private: 20_000 }.looks_uncached());
         assert!(Speed { read: 120, write: 8000, private: 15_000 }.looks_uncached(), "write-combining");

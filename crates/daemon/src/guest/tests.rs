@@ -1,4 +1,4 @@
-//! The daemon as a whole, on devices made of files, with the test as the host's daemon at the other end of the link.
+//! Tests of the whole daemon on devices that are made of files, with the test as the host's daemon at the other end of the link.
 //! Real devices and interrupts are tested in VMs (`tests/vm/tests/guest_daemon.rs`).
 
 use super::memory_device::tests::{add, header};
@@ -19,7 +19,7 @@ use zerocopy::{FromZeros, IntoBytes};
 const SIZE: u64 = 4 << 20;
 const SOON: Duration = Duration::from_secs(20);
 
-/// A VM of files, its daemon in a thread, and the host's end of its link.
+/// A VM that consists of files, with its daemon in a thread. The test has the host's end of the control link.
 struct TestVm {
     tree: Tree,
     dir: tempfile::TempDir,
@@ -31,7 +31,7 @@ struct TestVm {
 }
 
 impl TestVm {
-    /// The daemon runs; nobody is at the host's end yet.
+    /// Starts the daemon; nobody is at the host's end yet.
     fn new() -> Self {
         Self::with(Most { all: 64, per_user: 64 })
     }
@@ -40,7 +40,7 @@ impl TestVm {
         Self::made(most, Vec::new())
     }
 
-    /// One that leaves out this program.
+    /// Starts a daemon that excludes this program from leaving TCP.
     fn without(excluded: &str) -> Self {
         Self::made(Most { all: 64, per_user: 64 }, vec![excluded.to_owned()])
     }
@@ -55,7 +55,7 @@ impl TestVm {
         let dir = tempfile::tempdir().unwrap();
         let stop = UnixStream::pair().unwrap().0;
         let mut vm = Self { tree, dir, memory, most, excluded, stop, daemon: None };
-        vm.host(); // For its header.
+        vm.host(); // This writes the header of the control memory.
         vm.start();
         vm
     }
@@ -85,14 +85,14 @@ impl TestVm {
         HostLink::new(self.memory.clone(), 3, 8, Name::new("vm-a").unwrap())
     }
 
-    /// A host's daemon, with a session.
+    /// Returns the host's end of the link, with a session.
     fn session(&self) -> HostLink {
         let mut host = self.host();
         assert!(matches!(next(&mut host), Event::Up(info) if info.boot_id == [7; 16] && !info.interrupts));
         host
     }
 
-    /// A program that is attached as this endpoint, and its number at the host.
+    /// Returns a program that is attached as this endpoint, and its number at the host.
     fn attached_program(&self, host: &mut HostLink, endpoint: u32) -> (Program, u32) {
         let program = self.program();
         program.say(Kind::ATTACH, 2, attach("web").as_bytes());
@@ -103,7 +103,7 @@ impl TestVm {
         (program, client)
     }
 
-    /// A program that has said `HELLO`.
+    /// Returns a program that has sent `HELLO`.
     fn program(&self) -> Program {
         let program = Program::connect(self);
         let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
@@ -126,7 +126,7 @@ impl Drop for TestVm {
     }
 }
 
-/// The next event that is not `Idle`.
+/// Returns the next event that is not `Idle`.
 fn next(host: &mut HostLink) -> Event {
     let deadline = Instant::now() + SOON;
     loop {
@@ -177,7 +177,7 @@ impl Program {
         (error.code, String::from_utf8(text.to_vec()).unwrap())
     }
 
-    /// Whether there is an answer, or the end of the connection, now.
+    /// Returns whether an answer, or the end of the connection, is there now.
     fn has_something(&self) -> bool {
         let mut polled = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut polled, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
@@ -206,7 +206,7 @@ fn attach(segment: &str) -> wire::Attach {
     attach
 }
 
-/// Has the host tell of a segment that is there and of one that is not; takes in what the guest says about them.
+/// Lets the host send a list with a segment that exists and one that does not, and takes what the guest answers about them.
 fn tell_segments(host: &mut HostLink) {
     host.send(RelayKind::SEGMENTS, 0, [segment("web", 5), segment("gone", 6)].as_bytes()).unwrap();
     let told: Vec<relay::Mapped> = (0..2)
@@ -218,7 +218,7 @@ fn tell_segments(host: &mut HostLink) {
 }
 
 #[test]
-fn a_program_and_the_host_hear_each_other() {
+fn a_program_and_the_host_exchange_messages() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -240,7 +240,7 @@ fn a_program_and_the_host_hear_each_other() {
 
     drop(program);
     assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
-    host.send(RelayKind::DATA, client, &answer).unwrap(); // For nobody.
+    host.send(RelayKind::DATA, client, &answer).unwrap(); // Nobody receives this.
     vm.program();
 }
 
@@ -256,7 +256,7 @@ fn the_host_can_end_a_connection() {
 }
 
 #[test]
-fn an_answer_to_attach_gets_what_only_the_guest_has() {
+fn an_answer_to_attach_gets_the_guests_descriptors() {
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
@@ -266,7 +266,7 @@ fn an_answer_to_attach_gets_what_only_the_guest_has() {
     next_message(&mut host);
     let mut attached = wire::Attached::new_zeroed();
     (attached.member, attached.vector, attached.uuid, attached.segment_len) = (3, 2, [5; 16], SIZE);
-    (attached.map_offset, attached.fds) = (99, Fds(0xff)); // Not the host's to say.
+    (attached.map_offset, attached.fds) = (99, Fds(0xff)); // The guest's daemon must replace these.
     attached.kind = MappingKind::FILE;
     let answer =
         [Header { kind: Kind::ATTACHED, flags: 0, request: 2 }.as_bytes(), attached.as_bytes()].concat();
@@ -288,7 +288,7 @@ fn an_answer_to_attach_gets_what_only_the_guest_has() {
 }
 
 #[test]
-fn a_segment_without_device_is_refused_with_the_fix() {
+fn the_refusal_for_a_segment_without_device_says_how_to_fix_it() {
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
@@ -297,17 +297,17 @@ fn a_segment_without_device_is_refused_with_the_fix() {
     let (code, text) = program.is_refused(2);
     assert_eq!(code, ErrorCode::NO_SEGMENT);
     assert!(text.contains("segment gone") && text.contains("ginnel qemu-args"), "{text}");
-    // The host is told, because it may be able to repair what keeps the device away.
+    // The host is told, because it may be able to repair the reason.
     let (kind, _, body) = next_message(&mut host);
     let told: relay::Mapped = wire::body(&body).unwrap();
     assert_eq!((kind, told.name.as_str(), told.kind), (RelayKind::MAPPED, "gone", MappingKind::NONE));
-    // One that the guest has never heard of is the host's to refuse.
+    // The host itself refuses a segment of which the guest has never heard.
     program.say(Kind::ATTACH, 3, attach("never").as_bytes());
     assert_eq!(next_message(&mut host).0, RelayKind::OPEN);
 }
 
 #[test]
-fn without_a_host_requests_are_refused_for_the_moment() {
+fn requests_without_a_host_are_refused_as_temporary() {
     let vm = TestVm::new();
     let program = vm.program();
     program.say(Kind::INSPECT, 2, &[]);
@@ -328,11 +328,15 @@ fn a_new_host_daemon_finds_no_clients_of_the_old() {
     let mut host = vm.session();
     assert!(busy.is_closed());
     idle.say(Kind::INSPECT, 2, &[]);
-    assert_eq!(next_message(&mut host).0, RelayKind::OPEN, "who had asked for nothing stays");
+    assert_eq!(
+        next_message(&mut host).0,
+        RelayKind::OPEN,
+        "a program without a pending request stays connected"
+    );
 }
 
 #[test]
-fn a_daemon_that_stops_says_so_and_its_successor_goes_on() {
+fn a_daemon_that_stops_closes_the_link_and_its_successor_continues() {
     let mut vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -374,7 +378,7 @@ fn program_with_a_child() {
     program.hears();
     program.say(Kind::ATTACH, 2, attach("web").as_bytes());
     program.hears();
-    // It inherits the socket, joins the endpoint, and ends when the test closes the pipe that is its standard input.
+    // The child inherits the socket, joins the endpoint, and ends when the test closes the pipe that is its standard input.
     let mut child = std::process::Command::new("sh")
         .args(["-c", "printf '\\027\\0\\0\\0\\0\\0\\0\\0' >&2; read nothing"])
         .stderr(program.0)
@@ -392,7 +396,7 @@ fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
     tell_segments(&mut host);
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--ignored", "--exact", "guest::tests::program_with_a_child"]);
-    // The child lives until the test lets go of this pipe.
+    // The child lives until the test closes this pipe.
     program.env(SOCKET, vm.socket()).stdin(Stdio::piped()).stdout(Stdio::null());
     let mut program = program.spawn().unwrap();
     let pipe = program.stdin.take();
@@ -411,7 +415,7 @@ fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
     assert_eq!(next_message(&mut host), (RelayKind::GONE, 0, gone.as_bytes().to_vec()));
     assert_eq!(host.step(), Event::Idle, "its child has the connection");
     drop(pipe);
-    // The end of the child and that of the connection are two events.
+    // The end of the child and the end of the connection are two events.
     let mut ends = [next_message(&mut host), next_message(&mut host)];
     ends.sort_by_key(|(kind, ..)| kind.0);
     assert_eq!(ends[0], (RelayKind::CLOSE, client, vec![]));
@@ -442,7 +446,7 @@ fn program_that_executes_itself() {
     );
     program.hears();
     program.say(Kind::RESUME, 5, wire::ChannelSide { channel: 7, initiator: 1, reserved: 0 }.as_bytes());
-    // The test kills it.
+    // The test kills this process.
     while let Ok(packet) = program.receive() {
         drop(packet);
     }
@@ -476,7 +480,7 @@ fn a_program_that_executes_itself_adopts_its_endpoint() {
     assert_eq!((hold.token, hold.millis), ([8; 16], 9));
     let ok = Header { kind: Kind::OK, flags: 0, request };
     host.send(RelayKind::DATA, first, ok.as_bytes()).unwrap();
-    // Until it adopts, it may count as gone, because it runs another program; and not any more afterwards.
+    // Until it adopts the endpoint, it may count as ended, because it runs another program; afterwards it must not.
     let (second, request, body) = asks(&mut host, Kind::ATTACH);
     let adopt: wire::Attach = wire::body(wire::split(&body).unwrap().1).unwrap();
     assert_eq!((adopt.endpoint, adopt.epoch, adopt.token), (4, 9, [8; 16]));
@@ -499,10 +503,10 @@ fn a_program_that_executes_itself_adopts_its_endpoint() {
     }
     rest.sort_by_key(|kind| kind.0);
     assert_eq!(rest, [RelayKind::CLOSE, RelayKind::GONE]);
-    assert!(program.try_wait().unwrap().is_some(), "it has gone when it ended, and not before");
+    assert!(program.try_wait().unwrap().is_some(), "it counts as ended when it has ended, and not before");
 }
 
-/// The host's answer to a request to attach: endpoint 4 of epoch 9.
+/// Returns the host's answer to a request to attach: endpoint 4 of epoch 9.
 fn attached(request: u32) -> Vec<u8> {
     attached_as(4, request)
 }
@@ -515,11 +519,11 @@ fn attached_as(endpoint: u32, request: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_full_ring_holds_programs_up_and_loses_nothing() {
+fn a_full_ring_delays_programs_and_loses_nothing() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
-    let many = 200u32; // Eight times what the ring holds.
+    let many = 200u32; // This is eight times what the ring holds.
     let sender = std::thread::spawn(move || {
         for request in 0..many {
             program.say(Kind::INSPECT, request, &[request as u8; 4000]);
@@ -538,20 +542,20 @@ fn a_full_ring_holds_programs_up_and_loses_nothing() {
 }
 
 #[test]
-fn a_program_that_keeps_the_ring_full_keeps_nobody_out() {
+fn a_program_that_keeps_the_ring_full_does_not_starve_others() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let (greedy, modest) = (vm.program(), vm.program());
     rustix::io::ioctl_fionbio(&greedy.0, true).unwrap();
     let bytes = [Header { kind: Kind::INSPECT, flags: 0, request: 2 }.as_bytes(), &[0; 4000]].concat();
     let sends = || packet::send::<OwnedFd>(greedy.0.as_fd(), &bytes, &[]).is_ok();
-    // Its socket is full, and stays so.
+    // The socket is full, and stays so.
     while sends() {}
     modest.say(Kind::INSPECT, 2, &[]);
     let modest = PacketSocket::new(modest.0, 0);
     let mut others = 0;
     while modest.has_unread() {
-        // The turn that has begun, and no other after it.
+        // The turn that had begun may be completed, but no other may follow.
         assert!(others <= 2 * 64, "the other program was read {others} times meanwhile");
         let read = (0..1000).any(|_| {
             std::thread::yield_now();
@@ -559,18 +563,18 @@ fn a_program_that_keeps_the_ring_full_keeps_nobody_out() {
         });
         match read {
             true => others += 1,
-            // The ring is full: there is room for one request, of either.
+            // The ring is full: there is room for one request, of either program.
             false => drop(host.step()),
         }
     }
 }
 
 #[test]
-fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
+fn requests_of_a_program_that_ends_are_passed_on_and_others_are_served() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let (dying, living) = (vm.program(), vm.program());
-    let many = 100u32; // The ring is full in between.
+    let many = 100u32; // The ring becomes full in between.
     let sender = std::thread::spawn(move || {
         (0..many).for_each(|request| dying.say(Kind::INSPECT, request, &[0; 4000]));
     });
@@ -578,7 +582,7 @@ fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
     for request in 0..many {
         let (kind, from, body) = next_message(&mut host);
         assert_eq!((kind, from, wire::split(&body).unwrap().0.request), (RelayKind::DATA, client, request));
-        // It is not there to hear this, sooner or later.
+        // At some time the client has gone and does not receive this.
         let answer = Header { kind: Kind::OK, flags: 0, request };
         let _ = host.send(RelayKind::DATA, client, answer.as_bytes());
     }
@@ -593,7 +597,7 @@ fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
 }
 
 #[test]
-fn who_breaks_the_protocol_is_told_and_shown_the_door() {
+fn a_program_that_breaks_the_protocol_gets_an_error_and_is_disconnected() {
     let vm = TestVm::new();
     let _host = vm.session();
     let hello = |version| wire::Hello { version, reserved: 0, features: 0 };
@@ -627,7 +631,7 @@ fn who_breaks_the_protocol_is_told_and_shown_the_door() {
     vm.program();
 }
 
-/// The two ends of a TCP connection, the connector's first, and what they are the ends of.
+/// Returns the two ends of a TCP connection, the connector's first.
 fn connection() -> [std::net::TcpStream; 2] {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     ginnel_tcp::save_syn(&listener).unwrap();
@@ -657,7 +661,7 @@ impl Program {
     }
 }
 
-/// What the host hears of a report.
+/// Returns the facts that the host receives for a report.
 fn next_facts(host: &mut HostLink, client: u32) -> wire::SocketFacts {
     let (kind, from, body) = next_message(host);
     assert_eq!((kind, from), (RelayKind::DATA, client));
@@ -667,13 +671,13 @@ fn next_facts(host: &mut HostLink, client: u32) -> wire::SocketFacts {
 }
 
 #[test]
-fn programs_that_are_left_out_stay_on_tcp() {
+fn excluded_programs_stay_on_tcp() {
     let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
     for (excluded, is_left_out) in [("another", false), (comm.trim_end(), true)] {
         let vm = TestVm::without(excluded);
         let mut host = vm.session();
         let program = vm.program();
-        // Both ends stay open: a daemon that looked after the acceptor had closed would not report the socket.
+        // Both ends stay open, because a daemon that looked at the socket after the acceptor had closed would not report it.
         let [connector, _acceptor] = connection();
         program.reports(report(1, wire::SocketRole::CONNECTOR), &[&connector]);
         match is_left_out {
@@ -687,7 +691,7 @@ fn programs_that_are_left_out_stay_on_tcp() {
 }
 
 #[test]
-fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back() {
+fn a_reported_socket_is_passed_on_as_facts_and_events_come_back() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -712,12 +716,12 @@ fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back
     let identity = ginnel_tcp::Identity::of(&connector).unwrap();
     assert_eq!((one.cookie, one.namespace), (identity.cookie, identity.namespace));
     assert!(one.namespace == two.namespace && one.cookie != two.cookie);
-    // As this machine's kernel has it: both have timestamps or none has.
+    // This depends on this machine's kernel: either both have timestamps or none has.
     let has_clock = ginnel_tcp::Clock::of(&connector).unwrap().is_some();
     assert_eq!(one.flags & wire::SocketFacts::CLOCK != 0, has_clock);
     assert_eq!(two.flags & wire::SocketFacts::SYN != 0, has_clock);
     assert!(!has_clock || (one.clock_before > 0 && one.clock_before <= one.clock_after));
-    // The kernel has told the SYN, and tells it no more; the daemon does.
+    // The kernel reports a SYN only once; the daemon remembers it.
     assert_eq!(ginnel_tcp::SynTime::of(&acceptor).unwrap(), None);
     program.reports(report(3, wire::SocketRole::ACCEPTOR), &[&acceptor]);
     let again = next_facts(&mut host, client);
@@ -740,7 +744,7 @@ fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back
         (client, Kind::SOCK_WITHDRAW, 3)
     );
 
-    // A socket that is lent is the same socket, and once the daemon has closed it, it closes what it was lent in.
+    // A lent socket is the same socket. Once the daemon has closed it, it closes the socket in which it was lent.
     let (own, lent_in) = UnixStream::pair().unwrap();
     ginnel_fdpass::send(own.as_fd(), &[0], &[&connector], ginnel_fdpass::SendFlags::empty()).unwrap();
     program.reports(report(4, wire::SocketRole::CONNECTOR), &[lent_in]);
@@ -754,7 +758,7 @@ fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back
 }
 
 #[test]
-fn what_is_no_tcp_connection_stays_what_it_is() {
+fn a_socket_that_is_not_a_tcp_connection_stays_as_it_is() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -793,7 +797,7 @@ fn only_a_report_carries_a_descriptor_and_only_the_daemon_states_facts() {
 }
 
 #[test]
-fn features_are_those_of_both_daemons() {
+fn only_features_of_both_daemons_are_offered() {
     let vm = TestVm::new();
     let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: u64::MAX };
     let features = |program: &Program| {
@@ -834,7 +838,7 @@ fn features_are_those_of_both_daemons() {
 }
 
 #[test]
-fn a_program_that_never_reads_is_given_up_and_others_are_served() {
+fn a_program_that_never_reads_is_disconnected_and_others_are_served() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let deaf = vm.program();
@@ -844,7 +848,7 @@ fn a_program_that_never_reads_is_given_up_and_others_are_served() {
     let long = [Header { kind: Kind::TEXT, flags: 1, request: 2 }.as_bytes(), &[b'x'; 8000][..]].concat();
     let deadline = Instant::now() + SOON;
     loop {
-        assert!(Instant::now() < deadline, "it is never given up");
+        assert!(Instant::now() < deadline, "its connection is never ended");
         let _ = host.send(RelayKind::DATA, client, &long);
         match host.step() {
             Event::Message { kind: RelayKind::CLOSE, client: closed, .. } if closed == client => break,
@@ -856,7 +860,7 @@ fn a_program_that_never_reads_is_given_up_and_others_are_served() {
 }
 
 #[test]
-fn nonsense_from_the_host_is_survived() {
+fn invalid_messages_from_the_host_are_survived() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let program = vm.program();
@@ -886,15 +890,15 @@ fn a_uuid_is_32_digits() {
 }
 
 #[test]
-fn one_daemon_at_a_time() {
+fn only_one_daemon_runs_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let _lock = lock(dir.path()).unwrap();
     assert!(lock(dir.path()).unwrap_err().to_string().contains("another ginneld runs"));
 }
 
-/// A program that floods the daemon with connections which never say a word, or only `HELLO`.
+/// Floods the daemon with connections that send nothing, or only `HELLO`.
 #[test]
-fn connections_that_attach_to_nothing_keep_nobody_out() {
+fn connections_that_attach_to_nothing_do_not_keep_others_out() {
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
@@ -902,14 +906,14 @@ fn connections_that_attach_to_nothing_keep_nobody_out() {
     let flood = vm.most.all + 476;
     let held: Vec<Program> =
         (0..flood).map(|n| if n % 100 == 0 { vm.program() } else { Program::connect(&vm) }).collect();
-    // The oldest have made room for those that came after them, and for one more.
+    // The oldest connections have made room for the later ones, and for one more.
     let newcomer = vm.program();
     let expected = flood + 2 - vm.most.all;
     assert!(held[expected - 1].is_closed());
     let ended = held.iter().take_while(|program| program.has_something()).count();
     assert_eq!(ended, expected);
     assert!(held[0].is_closed() && !held[flood - 1].has_something());
-    // Who is attached is not among them.
+    // Attached programs are not among them.
     for (n, program) in [attached_first, newcomer].iter().enumerate() {
         program.say(Kind::INSPECT, 7, wire::Inspect::FIRST.as_bytes());
         let (mut kind, mut id, mut body) = next_message(&mut host);
@@ -921,12 +925,12 @@ fn connections_that_attach_to_nothing_keep_nobody_out() {
     }
 }
 
-/// As many programs as a guest's daemon takes unless it is told otherwise, each attached.
+/// Attaches as many programs as a guest's daemon accepts by default.
 #[test]
 fn thousands_of_programs_are_attached_at_once_and_one_more_is_refused() {
     let most = default_args().most();
     assert_eq!((most.all, most.per_user), (4096, 4096));
-    // In this test each program has a descriptor here, too.
+    // In this test each program has a descriptor in this process, too.
     let needed = 3 * most.all as u64 + 2 * FDS_OWN;
     let limit = keeper::provide_open_files(needed);
     assert!(
@@ -944,7 +948,7 @@ fn thousands_of_programs_are_attached_at_once_and_one_more_is_refused() {
         assert!(text.contains("4096 connections") && text.contains("--max-clients"), "{text}");
         assert!(one_more.is_closed());
     }
-    // All of them are served still, and at the end of one there is room for another.
+    // All of them are still served, and when one ends, there is room for another.
     for (n, (program, client)) in programs.iter().enumerate() {
         program.say(Kind::INSPECT, n as u32, wire::Inspect::FIRST.as_bytes());
         let (kind, from, body) = next_message(&mut host);
@@ -971,7 +975,7 @@ fn parsed(args: &[&str]) -> Result<Args, String> {
 }
 
 #[test]
-fn the_number_of_programs_is_a_matter_of_the_command_line() {
+fn the_command_line_sets_the_number_of_programs() {
     let most = parsed(&["--max-clients", "100"]).unwrap().most();
     assert_eq!((most.all, most.per_user), (100, 100));
     let most = parsed(&["--max-clients", "65536", "--clients-per-user", "5"]).unwrap().most();
@@ -985,7 +989,7 @@ fn the_number_of_programs_is_a_matter_of_the_command_line() {
 }
 
 #[test]
-fn who_is_asked_whether_he_is_there_says_so() {
+fn a_daemon_answers_a_ping() {
     let vm = TestVm::new();
     let mut host = vm.session();
     host.send(RelayKind::PING, 0, &[]).unwrap();

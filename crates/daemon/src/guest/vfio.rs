@@ -4,8 +4,8 @@
 //! register that VFIO has touched is busy, and sysfs then refuses to map it.
 //!
 //! The interrupts end when the last of the descriptors below is closed, and a group can be opened only once. So the
-//! keeper gets them all, and a daemon that starts again takes them from there.
-#![allow(unsafe_code)] // VFIO is ioctls; no well-kept crate wraps the few that are needed without drawing in a VMM.
+//! keeper gets all of them, and a restarted daemon takes them from there.
+#![allow(unsafe_code)] // For VFIO's ioctls; no maintained crate wraps the few that are needed without pulling in a whole VMM.
 
 use super::pci::Function;
 use anyhow::{Context, Result, bail, ensure};
@@ -43,7 +43,7 @@ const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
-/// The kernel writes back into these, never more than `argsz` bytes.
+/// The kernel writes into these structures, but never more than `argsz` bytes.
 #[repr(C)]
 #[derive(Default)]
 struct GroupStatus {
@@ -83,7 +83,7 @@ struct IrqInfo {
 const _: () = assert!(size_of::<GroupStatus>() == 8 && size_of::<DeviceInfo>() == 16);
 const _: () = assert!(size_of::<RegionInfo>() == 32 && size_of::<IrqInfo>() == 16);
 
-/// What the interrupts hang on, and where they arrive.
+/// The interrupts of the control device: the descriptors that keep them, and the eventfds at which they arrive.
 pub struct Interrupts {
     container: Arc<OwnedFd>,
     group: Arc<OwnedFd>,
@@ -93,7 +93,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Takes the device over with vfio-pci and has its vectors ring eventfds. `sysfs` and `dev` are `/sys` and `/dev`.
+    /// Binds the device to vfio-pci and connects its vectors to eventfds. `sysfs` and `dev` are `/sys` and `/dev`.
     pub fn set_up(function: &Function, vectors: u32, sysfs: &Path, dev: &Path) -> Result<Self> {
         let Some(number) = function.iommu_group() else {
             bail!(
@@ -106,7 +106,10 @@ impl Interrupts {
 
         let container = open(&dev.join("vfio/vfio"))?;
         let version = plain(&container, GET_API_VERSION, 0).context("asking for VFIO's version")?;
-        ensure!(version == API_VERSION, "this kernel has version {version} of VFIO, known is {API_VERSION}");
+        ensure!(
+            version == API_VERSION,
+            "this kernel has version {version} of VFIO, and this daemon knows version {API_VERSION}"
+        );
         let type1 =
             plain(&container, CHECK_EXTENSION, TYPE1V2_IOMMU).context("asking for VFIO's kinds of IOMMU")?;
         ensure!(type1 == 1, "this kernel's VFIO knows no type 1 IOMMU; load its module vfio_iommu_type1");
@@ -139,13 +142,13 @@ impl Interrupts {
         Ok(Self { container: keep(container), group: keep(group), device: keep(device), events })
     }
 
-    /// All descriptors that must outlive the daemon.
+    /// Returns all descriptors that must outlive the daemon.
     pub fn to_keep(&self) -> Vec<Arc<OwnedFd>> {
         let vfio = [&self.container, &self.group, &self.device];
         vfio.into_iter().chain(&self.events).cloned().collect()
     }
 
-    /// Makes the interrupts of an earlier daemon ours. `None` if these are not `vectors` vectors of a device.
+    /// Takes over the interrupts of an earlier daemon. Returns `None` if these are not `vectors` vectors of a device.
     pub fn take_over(kept: Vec<OwnedFd>, vectors: u32) -> Option<Self> {
         let mut kept = kept.into_iter().map(Arc::new);
         let (container, group, device) = (kept.next()?, kept.next()?, kept.next()?);
@@ -156,7 +159,7 @@ impl Interrupts {
     }
 }
 
-/// Loads vfio-pci if it is not there.
+/// Loads vfio-pci if it is not loaded.
 fn load_drivers(sysfs: &Path) -> Result<()> {
     let there = |path: &str| sysfs.join(path).exists();
     if there("bus/pci/drivers/vfio-pci") && there("module/vfio_iommu_type1") {
@@ -204,14 +207,14 @@ fn open_device(group: &File, address: &str) -> Result<File> {
     // SAFETY: the kernel reads the zero-terminated name.
     let fd = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) };
     checked(fd).with_context(|| format!("cannot get PCI device {address} from VFIO"))?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us, and nothing else knows it.
     let device = unsafe { OwnedFd::from_raw_fd(fd) };
-    // VFIO gives it without the flag.
+    // VFIO opens the descriptor without this flag.
     rustix::io::fcntl_setfd(&device, rustix::io::FdFlags::CLOEXEC).context("setting close-on-exec")?;
     Ok(device.into())
 }
 
-/// Routes vector i to the eventfd i.
+/// Connects each vector i to eventfd i.
 fn set_irqs(device: &File, events: &[Arc<OwnedFd>]) -> Result<()> {
     // struct vfio_irq_set: argsz, flags, index, start, count, then the descriptors.
     let argsz = (4 * (5 + events.len())) as u32;
@@ -224,7 +227,7 @@ fn set_irqs(device: &File, events: &[Arc<OwnedFd>]) -> Result<()> {
     })
 }
 
-/// VFIO leaves this off, and without it no MSI-X message gets out of the device.
+/// Makes the device a bus master. VFIO does not do this, and without it no MSI-X message leaves the device.
 fn enable_bus_master(device: &File) -> Result<()> {
     let mut region =
         RegionInfo { argsz: size_of::<RegionInfo>() as u32, index: CONFIG_REGION, ..Default::default() };
@@ -240,21 +243,21 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// An ioctl whose argument is a number.
+/// Calls an ioctl whose argument is a number.
 fn plain(fd: &impl AsRawFd, request: libc::c_ulong, argument: libc::c_ulong) -> io::Result<libc::c_int> {
     debug_assert!([GET_API_VERSION, CHECK_EXTENSION, SET_IOMMU].contains(&request));
     // SAFETY: these requests take their argument by value.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) })
 }
 
-/// An ioctl that reads an int.
+/// Calls an ioctl that reads an int.
 fn by_pointer(fd: &impl AsRawFd, request: libc::c_ulong, argument: &libc::c_int) -> io::Result<libc::c_int> {
     debug_assert!(request == GROUP_SET_CONTAINER);
     // SAFETY: this request reads one int.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_ref(argument)) })
 }
 
-/// An ioctl that fills a structure that begins with its own size.
+/// Calls an ioctl that fills a structure, which begins with its own size.
 fn structure<T>(fd: &impl AsRawFd, request: libc::c_ulong, argument: &mut T) -> io::Result<libc::c_int> {
     // SAFETY: the callers' structures begin with `argsz`, set to their size, beyond which the kernel neither reads nor
     // writes; and any bytes are valid in their integer fields.

@@ -1,9 +1,9 @@
-//! The configuration that was accepted last. A daemon whose file has a mistake while VMs need it serves from that, so that a
-//! slip in an editor costs nobody anything before somebody mends it.
+//! The last configuration that was accepted. If the file has a mistake while VMs need the daemon, the daemon uses this copy, so
+//! that a slip in an editor harms nobody before it is fixed.
 //!
-//! The copy lies in the state folder, which the configuration itself names. A file that cannot be understood as a whole may
-//! still say where that is; else it is where the service manager, or the default, has it. A copy counts only if it was made of
-//! the same file and names the folder in which it lies.
+//! The copy lies in the state folder, which the configuration itself names. If the file cannot be understood as a whole, the name
+//! of the folder may still be readable in it; otherwise the service manager's state folder or the default is used. A copy is
+//! valid only if it was made from the same file and names the folder in which it lies.
 
 use super::config::Config;
 use crate::keeper;
@@ -15,23 +15,23 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use tracing::{error, warn};
 
-/// The copy, in the state folder.
+/// The name of the copy in the state folder.
 const NAME: &str = "accepted.toml";
-/// Where the state folder is if nobody says.
+/// The default state folder.
 const DEFAULT_DIR: &str = "/var/lib/ginnel";
-/// What stands before the path in the first line of the copy.
+/// The text before the path in the first line of the copy.
 const MADE_OF: &str = "# accepted from ";
 
-/// A configuration to serve by.
+/// The configuration in effect.
 #[derive(Debug)]
 pub struct Chosen {
     /// The configuration.
     pub config: Config,
-    /// Its text.
+    /// The text that the configuration was read from.
     text: String,
 }
 
-/// Reads the configuration; if it has a mistake and VMs need this daemon, the one that was accepted last.
+/// Reads the configuration. If it has a mistake and VMs need this daemon, returns the one that was accepted last.
 pub fn choose(file: &Path) -> Result<Chosen, Problem> {
     let read =
         Config::text_of(file).and_then(|text| Ok(Chosen { config: Config::of_text(&text, file)?, text }));
@@ -47,7 +47,7 @@ pub fn choose(file: &Path) -> Result<Chosen, Problem> {
     Err(problem)
 }
 
-/// Where the copy may be.
+/// Returns the folders in which the copy may be.
 fn state_dirs(text: &str) -> Vec<PathBuf> {
     #[derive(Deserialize)]
     struct Line {
@@ -59,7 +59,7 @@ fn state_dirs(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(line).chain(service).chain([DEFAULT_DIR.into()]).collect()
 }
 
-/// The copy in a folder, if it is one of this file.
+/// Reads the copy in a folder, if it was made from this file.
 fn copy_in(dir: &Path, file: &Path) -> Option<(Config, String)> {
     let copy = std::fs::read_to_string(dir.join(NAME)).ok()?;
     let text = copy.strip_prefix(&head(file))?;
@@ -67,7 +67,7 @@ fn copy_in(dir: &Path, file: &Path) -> Option<(Config, String)> {
         Ok(config) if config.state_dir == dir => Some((config, text.to_owned())),
         Ok(_) => None,
         Err(problem) => {
-            eprintln!("ginneld: nor can the configuration be used that was accepted last: {problem}");
+            eprintln!("ginneld: the configuration that was accepted last cannot be used either: {problem}");
             None
         }
     }
@@ -78,17 +78,17 @@ fn head(file: &Path) -> String {
 }
 
 impl Chosen {
-    /// The daemon serves by this configuration: it is kept for a successor. If the file has a mistake, says so.
+    /// Stores this configuration as the accepted one, for the daemon's successor. If the file has a mistake, logs it instead.
     pub fn accepted(&self) {
         if let Some(mistake) = &self.config.mistake {
             error!(
-                "{mistake}; the configuration that was accepted last is served meanwhile: mend the file, then restart this daemon"
+                "{mistake}; the configuration that was accepted last is in effect meanwhile: fix the file, then restart this daemon"
             );
             return;
         }
         if let Err(error) = self.keep() {
             let dir = self.config.state_dir.display();
-            warn!(%dir, %error, "the configuration cannot be kept: should the file have a mistake at the next start, nobody will be served");
+            warn!(%dir, %error, "no copy of the configuration can be stored: if the file has a mistake at the next start, nobody will be served");
         }
     }
 
@@ -116,14 +116,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_makes_no_sense_may_still_say_where_the_state_is() {
+    fn an_invalid_file_may_still_name_the_state_folder() {
         let text = "[daemon\n  state_dir = \"/a b\" # here\nstate_dir_of = \"/c\"\nstate_dir = 7\n";
         let dirs = state_dirs(text);
         assert_eq!((dirs.first(), dirs.last()), (Some(&"/a b".into()), Some(&DEFAULT_DIR.into())));
     }
 
     #[test]
-    fn a_copy_counts_for_its_file_and_folder_only() {
+    fn a_copy_is_valid_only_for_its_file_and_folder() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ginneld.toml");
         let text = |dir: &Path| format!("[daemon]\nstate_dir = {dir:?}\n");
@@ -136,7 +136,7 @@ mod tests {
         let moved = tempfile::tempdir().unwrap();
         std::fs::copy(dir.path().join(NAME), moved.path().join(NAME)).unwrap();
         assert_eq!(copy_in(moved.path(), &file), None);
-        // One that was half written before is no hindrance, and the mode is for the daemon alone.
+        // A half-written earlier copy is no obstacle, and only the daemon's user can read the new one.
         std::fs::write(dir.path().join(format!("{NAME}.new")), "x").unwrap();
         let other = chosen(text(dir.path()) + "vectors = 7\n");
         other.keep().unwrap();

@@ -1,26 +1,26 @@
-//! Accounts: who is charged for what an endpoint takes, and how much that is.
+//! Accounts: who is charged for the resources of an endpoint, and how much each account uses.
 //!
-//! Each user of the host, and each VM, has an account in each segment. The limits hold for an account, so what one user takes
-//! in one segment is not missing to another user, nor in another segment. A VM has one account in a segment, whatever users it
-//! has: which user a guest's program runs as is a claim of that guest.
+//! Each user of the host, and each VM, has an account in each segment. The limits apply to an account, so what one user takes
+//! in one segment is not missing to another user or in another segment. A VM has one account in a segment for all its users,
+//! because the daemon cannot verify which user a guest's program runs as.
 
 use super::books::{Books, Endpoint};
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::fmt;
 
-/// Who is charged.
+/// The key of an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Account {
-    /// The member.
+    /// The member number.
     pub member: u32,
-    /// The segment.
+    /// The segment's name.
     pub segment: Name,
-    /// The user, if the member is the host; else 0.
+    /// The user number if the member is the host; otherwise 0.
     pub uid: u32,
 }
 
 impl Account {
-    /// The account of a user of a member in a segment.
+    /// Returns the account of a user of a member in a segment.
     pub fn new(member: u32, segment: Name, uid: u32) -> Self {
         Self { member, segment, uid: if member == HOST_MEMBER { uid } else { 0 } }
     }
@@ -35,54 +35,54 @@ impl fmt::Display for Account {
     }
 }
 
-/// What an account is charged with.
+/// The resources that an account is charged for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Endpoints.
+    /// The number of endpoints.
     pub endpoints: u32,
-    /// Channels that they have opened and that still hold memory.
+    /// The number of channels that they have opened and that still hold memory.
     pub channels: u32,
-    /// That memory, in bytes.
+    /// The memory of these channels, in bytes.
     pub bytes: u64,
-    /// Blocks and synchronisation objects that they have made and that still hold memory.
+    /// The number of blocks and synchronisation objects that they have made and that still hold memory.
     pub blocks: u32,
-    /// That memory, in bytes.
+    /// The memory of these blocks and objects, in bytes.
     pub block_bytes: u64,
-    /// Handles of blocks and synchronisation objects that they have open.
+    /// The number of open handles of blocks and synchronisation objects.
     pub handles: u32,
-    /// Holds of them.
+    /// The number of holds of these endpoints.
     pub holds: u32,
 }
 
 impl Tally {
     const NOTHING: Self =
         Self { endpoints: 0, channels: 0, bytes: 0, blocks: 0, block_bytes: 0, handles: 0, holds: 0 };
-    /// One endpoint.
+    /// The charge for one endpoint.
     pub const ENDPOINT: Self = Self { endpoints: 1, ..Self::NOTHING };
-    /// One handle.
+    /// The charge for one handle.
     pub const HANDLE: Self = Self { handles: 1, ..Self::NOTHING };
 
-    /// So many holds.
+    /// Returns the charge for this number of holds.
     pub fn holds(holds: usize) -> Self {
         Self { holds: holds as u32, ..Self::default() }
     }
 
-    /// One channel with so much memory.
+    /// Returns the charge for one channel with this many bytes.
     pub fn channel(bytes: u64) -> Self {
         Self { channels: 1, bytes, ..Self::default() }
     }
 
-    /// One block or synchronisation object with so much memory.
+    /// Returns the charge for one block or synchronisation object with this many bytes.
     pub fn block(block_bytes: u64) -> Self {
         Self { blocks: 1, block_bytes, ..Self::default() }
     }
 
-    /// Memory that belongs to channels.
+    /// Returns the charge for bytes of channels alone.
     pub fn bytes(bytes: u64) -> Self {
         Self { bytes, ..Self::default() }
     }
 
-    /// Both together.
+    /// Returns the sum of two charges.
     pub fn plus(self, more: Self) -> Self {
         Self {
             endpoints: self.endpoints + more.endpoints,
@@ -109,7 +109,7 @@ impl Tally {
 }
 
 impl Endpoint {
-    /// Who is charged for it, and for what it makes.
+    /// Returns the account that is charged for the endpoint and for everything that it makes.
     pub fn account(&self) -> Account {
         Account::new(self.member, self.segment, self.uid)
     }
@@ -129,23 +129,23 @@ impl Books {
         }
     }
 
-    /// What an account is charged with.
+    /// Returns what an account is charged for.
     pub fn tally(&self, account: Account) -> Tally {
         self.tallies.get(&account).copied().unwrap_or_default()
     }
 
-    /// The accounts of a member.
+    /// Returns the accounts of a member.
     pub fn accounts_of(&self, member: u32) -> impl Iterator<Item = (&Account, &Tally)> {
         let first = Account { member, segment: Name::NONE, uid: 0 };
         self.tallies.range(first..).take_while(move |(account, _)| account.member == member)
     }
 
-    /// Whether a member is charged with anything.
+    /// Returns whether a member is charged for anything.
     pub fn has_accounts(&self, member: u32) -> bool {
         self.accounts_of(member).next().is_some()
     }
 
-    /// What all accounts of a member are charged with.
+    /// Returns the sum over all accounts of a member.
     pub fn tally_of(&self, member: u32) -> Tally {
         self.accounts_of(member).fold(Tally::default(), |sum, (_, tally)| sum.plus(*tally))
     }

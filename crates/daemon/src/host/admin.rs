@@ -1,6 +1,6 @@
-//! Members and segments at run time: the requests of `ADMIN`.
+//! Declaring members and segments at run time: the requests of `ADMIN`.
 //!
-//! JSON objects; `op` selects, and the other keys are those of the configuration file.
+//! The requests are JSON objects; `op` selects the operation, and the other keys are those of the configuration file.
 //!
 //! | `op` | keys | answer |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 
 use super::broker::{ClientId, unrecorded};
 use super::config::{self, MAX_SEGMENTS_PER_MEMBER, SegmentSpec, VmSpec};
-use super::making::Wish;
+use super::making::PendingSegment;
 use super::reply::{self, Refusal};
 use super::server::Server;
 use ginnel_config::Problem;
@@ -33,7 +33,7 @@ impl From<Problem> for Refusal {
 }
 
 impl Server {
-    /// Does what an administrator asks for, and answers, at once or when it is done.
+    /// Performs an administrator's request, and answers it at once or when it is done.
     pub(super) fn admin(&mut self, client: ClientId, request: u32, text: &str) {
         if let Some(result) = self.administrate(client, request, text).transpose() {
             self.answer_admin(client, request, result);
@@ -41,7 +41,7 @@ impl Server {
     }
 
     pub(super) fn answer_admin(&mut self, client: ClientId, request: u32, result: Result<Value, Refusal>) {
-        // In the journal before it is answered.
+        // The change must be in the journal before it is answered.
         self.run_effects();
         match result {
             Ok(answer) => self.send_text(client, request, &answer.to_string()),
@@ -49,7 +49,7 @@ impl Server {
         }
     }
 
-    /// `None` if the answer comes later.
+    /// Returns the answer, or `None` if it comes later.
     fn administrate(&mut self, client: ClientId, request: u32, text: &str) -> Result<Option<Value>, Refusal> {
         let Some(who) = self.broker.who(client) else { return Ok(None) };
         if !self.is_administrator(who) {
@@ -59,13 +59,13 @@ impl Server {
         }
         let uid = who.uid;
         let mut keys: Map<String, Value> = serde_json::from_str(text)
-            .map_err(|error| invalid(format!("the request is no JSON object: {error}")))?;
+            .map_err(|error| invalid(format!("the request is not a JSON object: {error}")))?;
         let op = text_key(&mut keys, "op")?;
         let name = text_key(&mut keys, "name")?;
         let force = match keys.remove("force") {
             None => false,
             Some(Value::Bool(force)) if op == "segment-remove" => force,
-            Some(_) => return Err(invalid("`force` is true or false, and only of segment-remove")),
+            Some(_) => return Err(invalid("`force` is true or false, and only for segment-remove")),
         };
         info!(uid, op, name, "administration");
         if !op.ends_with("-remove") && !self.journal.takes() {
@@ -77,13 +77,13 @@ impl Server {
             "vm-add" => self.vm_add(&name, spec(keys)?),
             "vm-remove" => self.vm_remove(&name, spec::<NoKeys>(keys)?),
             other => Err(invalid(format!(
-                "there is no op {other:?}: segment-create, segment-remove, vm-add, vm-remove"
+                "there is no op {other:?}: use segment-create, segment-remove, vm-add, vm-remove"
             ))),
         }
         .map(Some)
     }
 
-    /// Has the segment's file made beside the event loop, unless it is there.
+    /// Makes the segment's file in a thread beside the event loop, unless the file exists.
     fn segment_create(
         &mut self,
         client: ClientId,
@@ -96,19 +96,19 @@ impl Server {
             return self.segment_again(declared, &name, &spec).map(Some);
         }
         let (segment, _) = self.new_segment(&name, &spec)?;
-        // Slices of one file follow each other in it, so that grows here.
+        // The slices of a file follow each other in it, so this file grows here and not in a thread.
         if segment.shared_file.is_some() || segment.path.exists() {
             return self.segment_declare(&name, spec).map(Some);
         }
         let place = format!("segment {name}");
-        let wish = Wish { client, request, name, spec, segment };
+        let pending = PendingSegment { client, request, name, spec, segment };
         self.making
-            .begin(wish, place)
+            .begin(pending, place)
             .map_err(|error| invalid(format!("no thread can be started: {error}")))?;
         Ok(None)
     }
 
-    /// Tries a segment again that is declared and out of service, at once.
+    /// Tries again at once to open a segment that is declared but out of service.
     fn segment_again(
         &mut self,
         declared: config::Segment,
@@ -120,8 +120,7 @@ impl Server {
         let what = |s: &config::Segment| (s.wished, s.memory, s.members.clone(), s.readers.clone());
         if what(&wish) != what(&declared) {
             let text = format!(
-                "{place} is declared already, with another size, kind or members, and is out of service: wish for the same, \
-                 or remove it first"
+                "{place} is declared already, with another size, kind or members, and is out of service: request the same, or remove it first"
             );
             return Err(Refusal::new(ErrorCode::IN_USE, text));
         }
@@ -135,7 +134,7 @@ impl Server {
         Ok(added(name, &declared))
     }
 
-    /// Checks a segment that is to be added. Returns what it will be, and its members.
+    /// Checks a segment that is to be added. Returns the checked segment and its members.
     fn new_segment(
         &self,
         name: &str,
@@ -175,7 +174,7 @@ impl Server {
 
     /// Adds a segment.
     pub(super) fn segment_declare(&mut self, name: &str, spec: SegmentSpec) -> Result<Value, Refusal> {
-        // While its file was made, its members may have gone.
+        // Its members may have been removed while the file was made.
         let (segment, members) = self.new_segment(name, &spec)?;
         if !self.journal.takes() {
             return Err(unrecorded());
@@ -292,7 +291,7 @@ struct NoKeys {}
 fn text_key(keys: &mut Map<String, Value>, key: &str) -> Result<String, Refusal> {
     match keys.remove(key) {
         Some(Value::String(text)) => Ok(text),
-        _ => Err(invalid(format!("`{key}` is missing, or no text"))),
+        _ => Err(invalid(format!("`{key}` is missing, or not a text"))),
     }
 }
 
@@ -304,7 +303,7 @@ fn checked(text: &str) -> Result<Name, Refusal> {
     Name::new(text).map_err(|error| invalid(format!("{text:?}: {error}")))
 }
 
-/// What is said of a segment that was added.
+/// Returns the answer for a segment that was added.
 fn added(name: &str, segment: &config::Segment) -> Value {
     json!({ "segment": {
         "name": name,

@@ -1,28 +1,28 @@
-//! Which bytes of a segment are free: books in private memory, never in the segment.
+//! The allocator of a segment's memory. Its state is in the daemon's private memory, never in the segment.
 //!
-//! Two-level segregated fit (Masmano and others, 2004), with its headers in a table beside the memory instead of in it:
-//! free runs stand in lists by size class, 16 classes to each power of two, and two levels of bits say which lists are
-//! not empty. So taking and giving cost the same however many blocks there are. The table has 12 bytes for each page, of
-//! which the system provides those that are touched.
+//! The algorithm is two-level segregated fit (Masmano and others, 2004), with the headers in a table beside the memory instead of
+//! in it. Free runs of pages are in lists by size class, with 16 classes for each power of two, and two levels of bits say which
+//! lists are not empty. So allocating and freeing cost the same however many blocks there are. The table has 12 bytes for each
+//! page, and the system provides memory only for the parts that are used.
 
-use super::starts::Starts;
+use super::number_set::NumberSet;
 use ginnel_layout::{PAGE, segment};
 
-/// Classes to each power of two, and as a number of bits.
+/// The number of size classes for each power of two, and its logarithm.
 const SUBS: u32 = 1 << SUB_BITS;
 const SUB_BITS: u32 = 4;
-/// Powers of two, the first of which stands for all lengths below [`SUBS`].
+/// The number of powers of two. The first one stands for all lengths below [`SUBS`].
 const POWERS: usize = (31 - SUB_BITS + 1) as usize;
-/// Most pages of an arena: what a run's length can say. 8 TiB; what a segment has beyond is not used.
+/// The most pages of an arena, which is what a run's length can express: 8 TiB. Memory of a segment beyond that is not used.
 const MOST: u64 = FREE as u64 - 1;
-/// In a run's length: it is free.
+/// The flag in a run's length that says that the run is free.
 const FREE: u32 = 1 << 31;
-/// No run.
+/// The value that stands for no run.
 const NONE: u32 = u32::MAX;
-/// So many runs that may or may not do are looked at before the search is given up.
+/// The number of runs of uncertain size that a search looks at before it gives up.
 const TRIES: u32 = 32;
 
-// What the table says of a run, at its first page.
+// The words of a table entry, at the first page of a run.
 const LEN: usize = 0;
 const NEXT: usize = 1;
 const BEFORE: usize = 2;
@@ -32,32 +32,32 @@ const BEFORE: usize = 2;
 pub struct Arena {
     pages: u32,
     used: u32,
-    /// A run's length, and its neighbours in the list of its class if it is free.
+    /// For each run its length, and its neighbours in the list of its class if it is free.
     table: Vec<[u32; 3]>,
-    /// First pages of all runs, free or taken.
-    starts: Starts,
-    /// Which powers have free runs, and which of their classes.
+    /// The first pages of all runs, free or taken.
+    starts: NumberSet,
+    /// A bit for each power of two that has free runs, and bits for its classes.
     powers: u32,
     subs: [u32; POWERS],
     heads: [[u32; SUBS as usize]; POWERS],
 }
 
 impl PartialEq for Arena {
-    /// Whether the same pages are free. The order in the lists depends on how they came there.
+    /// Returns whether the same pages are free. The order in the lists depends on history and is ignored.
     fn eq(&self, other: &Self) -> bool {
         self.pages == other.pages && self.used == other.used && self.free().eq(other.free())
     }
 }
 
 impl Arena {
-    /// The arena of a segment of `size` bytes, all free.
+    /// Makes the arena of a segment of `size` bytes, all free.
     pub fn of_segment(size: u64) -> Self {
         let pages = (size.saturating_sub(segment::ARENA) / PAGE as u64).min(MOST) as u32;
         let mut arena = Self {
             pages,
             used: 0,
             table: vec![[0; 3]; pages as usize],
-            starts: Starts::new(pages),
+            starts: NumberSet::new(pages),
             powers: 0,
             subs: [0; POWERS],
             heads: [[NONE; SUBS as usize]; POWERS],
@@ -69,18 +69,18 @@ impl Arena {
         arena
     }
 
-    /// Where a block of `len` bytes would go, at a multiple of `align` (a power of two) counted from the segment's start.
-    /// `None` if there is no run for it; one that is longer by less than a sixteenth may have been overlooked.
+    /// Returns where a block of `len` bytes would be placed, at a multiple of `align` (a power of two) counted from the segment's
+    /// start. `None` if there is no run for it. A run that is longer than needed by less than a sixteenth may be overlooked.
     pub fn find(&self, len: u64, align: u64) -> Option<u64> {
         let len = pages_of(len)?;
         let align = pages_of(align).filter(|align| align.is_power_of_two())?;
-        // Every run of this class does, wherever it lies.
+        // Every run of this class is long enough, wherever it lies.
         let sure = len.checked_add(align - 1).map(rounded_up)?;
         let sure = class(sure);
         if let Some((power, sub)) = self.class_from(sure) {
             return self.place(self.heads[power][sub], len, align);
         }
-        // In the classes below, a run may do.
+        // In the classes below, only some runs are long enough.
         let mut tries = TRIES;
         let mut next = class(len);
         while let Some((power, sub)) = self.class_from(next) {
@@ -97,7 +97,7 @@ impl Arena {
         None
     }
 
-    /// Takes exactly these bytes. False, and no change, if they are not all free.
+    /// Takes exactly these bytes. Returns false, and changes nothing, if they are not all free.
     #[must_use]
     pub fn take(&mut self, at: u64, len: u64) -> bool {
         let Some((page, len)) = self.span(at, len) else { return false };
@@ -124,7 +124,7 @@ impl Arena {
         true
     }
 
-    /// Gives back a block that was taken. False, and no change, if there is no such block.
+    /// Frees a block. Returns false, and changes nothing, if there is no such block.
     #[must_use]
     pub fn give(&mut self, at: u64, len: u64) -> bool {
         let Some((page, len)) = self.span(at, len).filter(|&span| self.is_taken(span)) else { return false };
@@ -144,7 +144,8 @@ impl Arena {
         true
     }
 
-    /// Makes a block longer or shorter where it is. False, and no change, if there is no such block or no room behind it.
+    /// Makes a block longer or shorter in place. Returns false, and changes nothing, if there is no such block or no room behind
+    /// it.
     #[must_use]
     pub fn resize(&mut self, at: u64, old: u64, new: u64) -> bool {
         let Some((page, old)) = self.span(at, old).filter(|&span| self.is_taken(span)) else { return false };
@@ -165,7 +166,7 @@ impl Arena {
             self.table[page as usize][LEN] = new;
             self.used += more;
         } else if new < old {
-            // Its tail becomes a block, and that is given back.
+            // The tail becomes a block of its own, which is then freed.
             self.table[page as usize][LEN] = new;
             self.starts.insert(page + new);
             self.table[(page + new) as usize][LEN] = old - new;
@@ -174,7 +175,7 @@ impl Arena {
         true
     }
 
-    /// Whether there is room for so many bytes right behind a block that ends here.
+    /// Returns whether this many bytes are free right behind a block that ends here.
     pub fn is_free_behind(&self, at: u64, len: u64) -> bool {
         self.span(at, len).is_some_and(|(page, len)| {
             let begins = self.starts.below(page + 1) == Some(page) && self.begins_free(page);
@@ -182,12 +183,12 @@ impl Arena {
         })
     }
 
-    /// Bytes that are taken.
+    /// Returns the number of bytes that are taken.
     pub fn used(&self) -> u64 {
         u64::from(self.used) * PAGE as u64
     }
 
-    /// The length of the longest free run in bytes, short by less than a sixteenth.
+    /// Returns the length of the longest free run in bytes, rounded down by less than a sixteenth.
     pub fn longest(&self) -> u64 {
         let Some(power) = self.powers.checked_ilog2() else { return 0 };
         let sub = self.subs[power as usize].ilog2();
@@ -195,7 +196,7 @@ impl Arena {
         u64::from(self.table[run as usize][LEN] & !FREE) * PAGE as u64
     }
 
-    /// All free runs, first page and length, in order.
+    /// Returns the first page and the length of all free runs, in order.
     fn free(&self) -> impl Iterator<Item = (u32, u32)> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -210,7 +211,7 @@ impl Arena {
         })
     }
 
-    /// First page and pages of what is named in bytes, if it is whole pages of the arena.
+    /// Converts a range in bytes to its first page and number of pages, if it is whole pages of the arena.
     fn span(&self, at: u64, len: u64) -> Option<(u32, u32)> {
         let at = at.checked_sub(segment::ARENA).filter(|at| at.is_multiple_of(PAGE as u64))?;
         let (page, len) = (at / PAGE as u64, u64::from(pages_of(len)?));
@@ -221,12 +222,12 @@ impl Arena {
         self.table[page as usize][LEN] == len && self.starts.below(page + 1) == Some(page)
     }
 
-    /// Whether a free run begins here. `page` is where another run ends, so a run begins here, or the arena ends.
+    /// Returns whether a free run begins here. `page` must be where another run ends, so a run begins here, or the arena ends.
     fn begins_free(&self, page: u32) -> bool {
         self.table.get(page as usize).is_some_and(|run| run[LEN] & FREE != 0)
     }
 
-    /// Where in a free run such a block would lie.
+    /// Returns where in a free run such a block would lie.
     fn place(&self, run: u32, len: u32, align: u32) -> Option<u64> {
         let first = segment::ARENA / PAGE as u64;
         let at = (first + u64::from(run)).next_multiple_of(u64::from(align)) - first;
@@ -234,7 +235,7 @@ impl Arena {
         (at + u64::from(len) <= end).then_some((first + at) * PAGE as u64)
     }
 
-    /// The first class from this one on that has a run.
+    /// Returns the first class from this one on that has a run.
     fn class_from(&self, (power, sub): (usize, usize)) -> Option<(usize, usize)> {
         let subs = self.subs.get(power)? & (u32::MAX << sub);
         if subs != 0 {
@@ -245,7 +246,7 @@ impl Arena {
         Some((power, self.subs[power].trailing_zeros() as usize))
     }
 
-    /// Makes a run free: in front of the list of its class.
+    /// Makes a run free by putting it in front of the list of its class.
     fn link(&mut self, run: u32, len: u32) {
         let (power, sub) = class(len);
         let next = std::mem::replace(&mut self.heads[power][sub], run);
@@ -278,13 +279,13 @@ impl Arena {
     }
 }
 
-/// Whole pages, at least one.
+/// Rounds up to whole pages, at least one.
 fn pages_of(len: u64) -> Option<u32> {
     let pages = len.max(1).div_ceil(PAGE as u64);
     (pages <= MOST).then_some(pages as u32)
 }
 
-/// The class of runs of so many pages: power, and part of it.
+/// Returns the class of runs with this number of pages: the power of two, and the part of it.
 fn class(len: u32) -> (usize, usize) {
     match len.checked_ilog2() {
         Some(log) if log >= SUB_BITS => {
@@ -294,7 +295,7 @@ fn class(len: u32) -> (usize, usize) {
     }
 }
 
-/// The smallest length, of at least `len`, all of whose class are at least `len`.
+/// Returns the smallest length of at least `len` that begins a class, so that every run of that class has at least `len` pages.
 fn rounded_up(len: u32) -> u32 {
     match len.checked_ilog2() {
         Some(log) if log >= SUB_BITS => len.saturating_add((1 << (log - SUB_BITS)) - 1).min(MOST as u32),
@@ -311,7 +312,7 @@ mod tests {
     const SIZE: u64 = 16 << 20;
     const P: u64 = PAGE as u64;
 
-    /// What a segment's pages are by the plainest of books: who has them.
+    /// A simple model of the arena: the blocks that are taken.
     #[derive(Default)]
     struct Model(BTreeMap<u64, u64>);
 
@@ -321,7 +322,7 @@ mod tests {
             at >= segment::ARENA && at + len <= SIZE && before.is_none_or(|(&a, &l)| a + l <= at)
         }
 
-        /// Every free run: start and length.
+        /// Returns the start and length of every free run.
         fn free(&self) -> Vec<(u64, u64)> {
             let mut at = segment::ARENA;
             let ends = self.0.iter().map(|(&a, &l)| (a, a + l)).chain([(SIZE, SIZE)]);
@@ -335,7 +336,7 @@ mod tests {
         let free: Vec<_> =
             arena.free().map(|(at, len)| (segment::ARENA + u64::from(at) * P, u64::from(len) * P)).collect();
         prop_assert_eq!(&free, &model.free());
-        // The lists have all free runs, each in its class.
+        // The lists contain all free runs, each in its class.
         let mut listed: Vec<u32> = Vec::new();
         for (power, heads) in arena.heads.iter().enumerate() {
             for (sub, &head) in heads.iter().enumerate() {
@@ -428,7 +429,7 @@ mod tests {
                 }
                 check(&arena, &model)?;
             }
-            // The same blocks taken in another order make the same books, as a replay does.
+            // The same blocks, taken in another order, give the same arena, as a replay of the journal requires.
             let mut replayed = Arena::of_segment(SIZE);
             for (&at, &len) in model.0.iter().rev() {
                 prop_assert!(replayed.take(at, len));
@@ -464,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_can_be_had_again() {
+    fn freed_huge_pages_can_be_allocated_again() {
         const HUGE: u64 = 2 << 20;
         let mut arena = Arena::of_segment(64 << 20);
         let mut blocks = Vec::new();

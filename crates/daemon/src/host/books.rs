@@ -402,7 +402,7 @@ impl Books {
                 let endpoint =
                     self.endpoints.get_mut(endpoint).ok_or(InvalidRecord("an unknown endpoint was left"))?;
                 if !endpoint.owners.remove(process) {
-                    return Err(InvalidRecord("an endpoint left by a stranger"));
+                    return Err(InvalidRecord("an endpoint left by a process that does not own it"));
                 }
                 self.boards.leave(endpoint.number, endpoint.epoch, *process);
                 Ok(())
@@ -518,8 +518,7 @@ impl Books {
     }
 
     /// Returns the member number for a VM with this name: the one that it had, or else the lowest that no member ever had, or
-    /// else the
-    /// lowest that no member has now. `None` if all are taken.
+    /// else the lowest that no member has now. `None` if all are taken.
     pub fn number_for(&self, name: &Name, reserved: &BTreeSet<u32>) -> Option<u32> {
         if let Some(member) = self.member_named(name) {
             return Some(member.number);

@@ -1,12 +1,10 @@
 //! The broker decides who may attach, listen and connect, and what follows from it.
 //!
 //! It is a state machine. Requests go in, and [`Effect`]s come out in the order in which they must be performed: shared memory
-//! and
-//! doorbells first, then the journal, then the answer. If the daemon is killed between two of them, its successor performs the
-//! same
-//! effects again, by itself or because a client repeats its request: marks and rings may be repeated, and a client asks again for
-//! an
-//! answer that it did not get. The broker treats programs on the host and in guests alike, except for how it names a doorbell.
+//! and doorbells first, then the journal, then the answer. If the daemon is killed between two of them, its successor performs
+//! the same effects again, by itself or because a client repeats its request: marks and rings may be repeated, and a client asks
+//! again for an answer that it did not get. The broker treats programs on the host and in guests alike, except for how it names a
+//! doorbell.
 
 use super::books::Books;
 use super::config::{Access, Limits, MemberLimits};
@@ -255,8 +253,7 @@ pub enum Recording {
     /// Only records that do not give a client anything ([`Record::gives`]).
     Closed,
     /// The same as `Closed`. In addition, the books contain something that was given to a client and is not in the journal.
-    /// Nobody may
-    /// learn of it, not even by repeating a request.
+    /// Nobody may learn of it, not even by repeating a request.
     Owing,
 }
 
@@ -444,8 +441,7 @@ impl Broker {
     }
 
     /// Tells all users of a segment that its file was truncated and is as long as before. What was cut off reads as zeros, so
-    /// nobody would
-    /// notice otherwise. Each channel of the segment and each connection reports it.
+    /// nobody would notice otherwise. Each channel of the segment and each connection reports it.
     pub(super) fn segment_cut(&mut self, segment: &Name) {
         Change::lose(self, segment);
         for number in self.books.index.of_segment(segment).collect::<Vec<_>>() {
@@ -463,8 +459,7 @@ impl Broker {
     }
 
     /// Changes the books and the journal at a client's request. Refuses a record that gives somebody something while the journal
-    /// does
-    /// not accept it.
+    /// does not accept it.
     pub(super) fn record(&mut self, record: impl Into<Record>) -> Result<(), Refusal> {
         let record = record.into();
         if self.recording != Recording::Open && record.gives() {
@@ -485,8 +480,7 @@ impl Broker {
     }
 
     /// Applies a change that comes from outside the attach protocol: members, segments, sessions. Returns false if the record
-    /// does not
-    /// fit the books. A caller that gives somebody something with it must ask the journal first.
+    /// does not fit the books. A caller that gives somebody something with it must ask the journal first.
     pub fn note(&mut self, record: Record) -> bool {
         self.change(record).is_ok()
     }
@@ -503,8 +497,7 @@ impl Broker {
     }
 
     /// Handles a packet that `sender` has sent over a connection, which it may have inherited. Whatever the packet contains, the
-    /// broker
-    /// either answers it or ends the connection; only `JOIN` has no answer.
+    /// broker either answers it or ends the connection; only `JOIN` has no answer.
     pub fn packet_from(&mut self, world: &mut dyn World, client: ClientId, sender: Process, packet: &[u8]) {
         let Some((header, body)) = wire::split(packet) else {
             let refusal = Refusal::new(
@@ -578,7 +571,7 @@ impl Broker {
             }
             kind => {
                 let Some(request) = request else {
-                    let text = format!("kind {} is no request of version {}", kind.0, wire::VERSION);
+                    let text = format!("kind {} is not a request of version {}", kind.0, wire::VERSION);
                     return Err(Refusal::new(ErrorCode::PROTOCOL, text));
                 };
                 let caller = self.caller(id, header.request, sender)?;

@@ -1,4 +1,4 @@
-//! Who asks for something: resolved once for each request, so that what serves the request need not look for it.
+//! The caller of a request. It is looked up once for each request, so that the handlers need not do so.
 
 use super::account::Account;
 use super::books::{Books, Endpoint, Segment};
@@ -8,38 +8,38 @@ use crate::pidwatch::Process;
 use ginnel_layout::Name;
 use ginnel_layout::wire::{ErrorCode, Kind};
 
-/// An endpoint that asks for something.
+/// An endpoint that has sent a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
-    /// The connection over which it asks, and gets the answer.
+    /// The connection over which the request came, and over which the answer goes.
     pub client: ClientId,
-    /// Number of its request.
+    /// The number of the request.
     pub request: u32,
-    /// The process that has sent it, over a connection that it may have inherited.
+    /// The process that sent the request, over a connection that it may have inherited.
     pub sender: Process,
-    /// The endpoint was there before this connection.
+    /// The endpoint is older than this connection.
     pub returned: bool,
-    /// Its number.
+    /// The number of the endpoint.
     pub endpoint: u32,
-    /// Epoch of that number.
+    /// The epoch of that number.
     pub epoch: u32,
-    /// Its member.
+    /// The number of the endpoint's member.
     pub member: u32,
-    /// Its segment.
+    /// The name of the endpoint's segment.
     pub segment: Name,
-    /// Its user.
+    /// The user number of the endpoint.
     pub uid: u32,
 }
 
 impl Caller {
-    /// Who is charged for what it makes.
+    /// Returns the account that is charged for what the endpoint makes.
     pub fn account(&self) -> Account {
         Account::new(self.member, self.segment, self.uid)
     }
 }
 
 impl Books {
-    /// The endpoint of that number.
+    /// Returns the endpoint with this number.
     pub(super) fn endpoint(&self, number: u32) -> Result<&Endpoint, Refusal> {
         self.endpoints.get(&number).ok_or_else(|| {
             Refusal::new(ErrorCode::STALE, format!("there is no endpoint {number} (any more)"))
@@ -48,43 +48,46 @@ impl Books {
 }
 
 impl Broker {
-    /// Who asks over a connection. Refused if that has not attached.
+    /// Returns the caller of a request over this connection. Refuses a connection that has not attached.
     pub(super) fn caller(&self, client: ClientId, request: u32, sender: Process) -> Result<Caller, Refusal> {
         let attached = self.clients.get(&client).and_then(|client| Some((client.endpoint?, client.returned)));
         let Some((number, returned)) = attached else {
-            return Err(Refusal::new(ErrorCode::PROTOCOL, "this connection is no endpoint: ATTACH first"));
+            return Err(Refusal::new(
+                ErrorCode::PROTOCOL,
+                "this connection is not attached: send ATTACH first",
+            ));
         };
         let &Endpoint { epoch, member, segment, uid, .. } = self.books.endpoint(number)?;
         Ok(Caller { client, request, sender, returned, endpoint: number, epoch, member, segment, uid })
     }
 
-    /// The caller's endpoint.
+    /// Returns the caller's endpoint.
     pub(super) fn endpoint_of(&self, caller: &Caller) -> Result<&Endpoint, Refusal> {
         self.books.endpoint(caller.endpoint)
     }
 
-    /// The caller's segment.
+    /// Returns the caller's segment.
     pub(super) fn segment_of(&self, caller: &Caller) -> Result<&Segment, Refusal> {
         let missing =
             || Refusal::new(ErrorCode::NO_SEGMENT, format!("there is no segment {}", caller.segment));
         self.books.segments.get(&caller.segment).ok_or_else(missing)
     }
 
-    /// Refused if the caller's member may only read the segment.
+    /// Refuses the request if the caller's member may only read the segment.
     pub(super) fn may_write(&self, caller: &Caller) -> Result<(), Refusal> {
         if !self.segment_of(caller)?.access(caller.member).is_read_only() {
             return Ok(());
         }
         let own = self.books.members.get(&caller.member).map_or(Name::NONE, |m| m.name);
         let text = format!(
-            "{own} may only read segment {0}, and whoever has a channel, a lock or a block of its own writes: move it from \
+            "{own} may only read segment {0}, and channels, locks and blocks of its own need write access: move it from \
              `readers` to `members` of [segment.{0}]",
             caller.segment
         );
         Err(Refusal::new(ErrorCode::READ_ONLY, text))
     }
 
-    /// Answers the caller.
+    /// Sends an answer to the caller.
     pub(super) fn answer(
         &mut self,
         caller: &Caller,
@@ -96,7 +99,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Answers that what the caller has asked for is done.
+    /// Answers that the request has been performed.
     pub(super) fn ok(&mut self, caller: &Caller) -> Result<(), Refusal> {
         self.answer(caller, Kind::OK, &[], vec![])
     }

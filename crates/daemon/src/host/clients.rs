@@ -18,21 +18,21 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use tracing::{debug, warn};
 
-/// Requests of one client that are handled before others have their turn.
+/// The requests of one client that are handled before others get their turn.
 const TURN: usize = 16;
-/// UserConnections taken before others have their turn.
+/// The connections that are accepted before other events get their turn.
 const ACCEPTS: usize = 64;
 
 /// The attach socket.
 #[derive(Debug, Default)]
 pub struct Clients {
-    /// None until the daemon serves.
+    /// The listening socket; `None` until the daemon serves.
     listener: Option<OwnedFd>,
     connections: BTreeMap<ClientId, Connection>,
     by_user: UserConnections<ClientId>,
-    /// Given up for a moment when descriptors run out, so that a connection can be refused rather than left waiting.
+    /// A descriptor that is closed for a moment when descriptors run out, so that a connection can be refused and need not wait.
     spare: Option<File>,
-    /// UserConnections that had to be refused since the last one that was not; says whether to log.
+    /// The number of connections that were refused since the last one that was accepted; decides whether to log.
     refused: u64,
 }
 
@@ -40,23 +40,23 @@ pub struct Clients {
 struct Connection {
     socket: PacketSocket,
     uid: u32,
-    /// Nothing is read while something waits to be sent.
+    /// Something waits to be sent; until then, nothing is read from the connection.
     blocked: bool,
 }
 
-/// Whether a packet has as many descriptors as its kind takes: a report has one.
+/// Returns whether a packet has as many descriptors as its kind requires: one for a report, none for others.
 fn takes_descriptors(packet: &Packet) -> bool {
     let is_report = wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT);
     packet.fds.len() == usize::from(is_report)
 }
 
 impl Clients {
-    /// How many are connected.
+    /// Returns the number of connections.
     pub fn len(&self) -> usize {
         self.connections.len()
     }
 
-    /// Whether all that was sent to a client so far has been taken by its socket.
+    /// Returns whether the socket of a client has taken everything that was sent to it.
     pub(super) fn has_room(&self, client: ClientId) -> bool {
         self.connections.get(&client).is_some_and(|connection| !connection.blocked)
     }
@@ -82,7 +82,7 @@ impl Server {
         Ok(())
     }
 
-    /// Takes new connections.
+    /// Accepts new connections.
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..ACCEPTS {
             let Some(listener) = &self.clients.listener else { return };
@@ -106,7 +106,7 @@ impl Server {
                     }
                 }
                 Err(errno) => {
-                    warn!(%errno, "a connection cannot be taken");
+                    warn!(%errno, "a connection cannot be accepted");
                     return;
                 }
             }
@@ -135,7 +135,7 @@ impl Server {
                     limit,
                     user,
                     pid = peer.pid,
-                    "too many connections: those of this user that are no endpoints are dropped first"
+                    "too many connections: those of this user that are not attached are closed first"
                 );
             }
             self.clients.refused += 1;
@@ -166,7 +166,7 @@ impl Server {
         self.clients.add(id, Connection { socket, uid: peer.uid, blocked: false });
     }
 
-    /// A connection has something to read, room to write, or has ended.
+    /// Handles a connection that has something to read, has room to write, or has ended.
     pub(super) fn serve_client(&mut self, id: ClientId, ready: Ready) {
         let Some(connection) = self.clients.connections.get_mut(&id) else { return };
         if ready.writable || connection.blocked {
@@ -190,7 +190,7 @@ impl Server {
                 self.end_client(id);
                 return;
             }
-            // All that come are taken: the kernel would close the others here and now.
+            // This accepts all descriptors that come, because the kernel would close the others in this call, which may block.
             match connection.socket.receive_from(&mut self.packet, MAX_FDS) {
                 Ok(None) => return,
                 Ok(Some(packet)) if packet.truncated || !takes_descriptors(&packet) => {
@@ -234,7 +234,7 @@ impl Server {
         let other = packet.sender.filter(|pid| opener.is_some_and(|opener| opener.pid != *pid));
         match other {
             None => self.broker.packet(&mut self.segments, id, &packet.bytes),
-            // A child that has inherited the connection. It may have ended since.
+            // The sender is a child that has inherited the connection. It may have ended since.
             Some(pid) => {
                 let sender = Process::of(pid).unwrap_or(Process { pid, started: 0 });
                 self.broker.packet_from(&mut self.segments, id, sender, &packet.bytes);
@@ -242,7 +242,7 @@ impl Server {
         }
     }
 
-    /// Sends packets that belong together. A client that does not take them is given up.
+    /// Sends packets that belong together. Ends the connection of a client that does not read.
     pub(super) fn send_client(
         &mut self,
         id: ClientId,
@@ -276,7 +276,7 @@ impl Server {
         if let Some(connection) = self.clients.remove(id) {
             self.poller.remove(&connection.socket);
         }
-        // What follows from it is done by whoever has called, or is in the middle of doing things.
+        // The caller performs the effects that follow, or is just doing so.
         self.broker.hung_up(id);
     }
 }

@@ -30,9 +30,8 @@ words! {
         #[default]
         Warn = "warn",
         /// The daemon also declares the VM's endpoints dead: others get their locks, and their blocks and channels are freed. The
-        /// VM's programs
-        /// find that out when the VM continues, and attach again. If the daemon can speak to the VM's QEMU, it stops the VM
-        /// first.
+        /// VM's programs find that out when the VM continues, and attach again. If the daemon can speak to the VM's QEMU, it
+        /// stops the VM first.
         Fence = "fence",
     }
 }
@@ -388,7 +387,7 @@ impl Config {
                     let fix = format!("declare it with [vm.{stranger}], or remove it from `{key}s`");
                     return Err(Problem::new(
                         place,
-                        format!("{key} {stranger:?} is no VM of this file"),
+                        format!("{key} {stranger:?} is not a VM of this file"),
                         fix,
                     ));
                 }
@@ -462,7 +461,7 @@ impl Config {
         if let Some(qmp) = &vm.qmp {
             let place = format!("{place}.qmp");
             if !qmp.is_absolute() {
-                let what = format!("{:?} is no full path", qmp.display().to_string());
+                let what = format!("{:?} is not a full path", qmp.display().to_string());
                 return Err(Problem::new(place, what, "write one, like qmp = \"/run/ginnel/VM.qmp\""));
             }
             check_socket_path(qmp, &place, SHORTER)?;
@@ -503,17 +502,17 @@ impl Config {
             return Err(Problem::new(
                 place,
                 "it has no members",
-                "write who shares it: members = [\"host\", \"VM\"]",
+                "name its members: members = [\"host\", \"VM\"]",
             ));
         }
         let members = names(&spec.members, "member", place)?;
         let readers = names(&spec.readers, "reader", place)?;
         if let Some(both) = members.intersection(&readers).next() {
-            let what = format!("{both:?} stands in `members` and in `readers`");
+            let what = format!("{both:?} is in `members` and in `readers`");
             return Err(Problem::new(
                 place,
                 what,
-                "leave it in `members` if it shall write, else in `readers`",
+                "leave it in `members` if it must write, otherwise in `readers`",
             ));
         }
         let of_vm = members.union(&readers).any(|member| member.as_str() != HOST);
@@ -617,7 +616,7 @@ fn names(list: &[String], what: &str, place: &str) -> Result<BTreeSet<Name>, Pro
     let mut names = BTreeSet::new();
     for name in list {
         if !names.insert(checked_name(name, place)?) {
-            return Err(Problem::new(place, format!("{what} {name:?} stands there twice"), "remove one"));
+            return Err(Problem::new(place, format!("{what} {name:?} is listed twice"), "remove one"));
         }
     }
     Ok(names)

@@ -1,4 +1,4 @@
-//! Members and segments come and go: from the configuration at the start, and at run time.
+//! Declares and removes members and segments: from the configuration at the start, and at run time.
 
 use super::books;
 use super::config::{self, MAX_MEMBER, MemoryKind, SegmentSpec, VmSpec};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
-/// How soon what is out of service is tried again.
+/// The time between two attempts to bring back what is out of service.
 const RETRY: Duration = Duration::from_secs(5);
 
 fn vectors_name(member: u32) -> String {
@@ -35,13 +35,13 @@ fn control_name(member: u32) -> String {
 }
 
 impl Server {
-    /// The host itself, as a member.
+    /// Declares the host itself as a member.
     pub(super) fn declare_host(&mut self) -> anyhow::Result<()> {
         let name = Text(Name::new(config::HOST)?);
         if !self.broker.books().members.contains_key(&HOST_MEMBER) {
             self.broker.note(Record::Member { number: HOST_MEMBER, name, runtime: None, retired: false });
         }
-        // Those of its programs come with their segments.
+        // The vectors for the host's programs are added with their segments.
         let vectors = self.vectors(HOST_MEMBER, 1)?;
         self.members.insert(HOST_MEMBER, MemberFds { vectors, control: None });
         if let Some(event) = self.members.event(HOST_MEMBER, DAEMON_VECTOR) {
@@ -50,7 +50,7 @@ impl Server {
         Ok(())
     }
 
-    /// A VM, with the number that was chosen for it. `lenient` if it is to be there even without its socket.
+    /// Declares a VM with the number that was chosen for it. With `lenient` it is declared even if its socket cannot be made.
     pub(super) fn declare_vm(
         &mut self,
         vm: &config::Vm,
@@ -83,7 +83,7 @@ impl Server {
         Ok(())
     }
 
-    /// The socket for the QEMU of a VM.
+    /// Makes the socket for the QEMU of a VM.
     fn listen_for(&self, vm: &config::Vm, number: u32, place: &str) -> Result<OwnedFd, Problem> {
         let path = self.config.vm_socket(&vm.name);
         let failed = |error: std::io::Error| {
@@ -100,7 +100,7 @@ impl Server {
         Ok(listener)
     }
 
-    /// How long until what is out of service is to be tried again.
+    /// Returns the time until the next attempt to bring back what is out of service.
     pub(super) fn until_retry(&self) -> Option<Duration> {
         let any = !self.out_of_service.is_empty() || self.vms.values().any(|vm| vm.listener().is_none());
         any.then(|| self.retry_at.saturating_duration_since(Instant::now()))
@@ -119,7 +119,7 @@ impl Server {
                 && let Some(vm) = self.vms.get_mut(&number)
             {
                 vm.set_listener(listener);
-                info!(vm = %config.name, "its socket is there now");
+                info!(vm = %config.name, "its socket exists now");
             }
         }
         if self.out_of_service.is_empty() || !self.journal.takes() {
@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Tries a segment again that is out of service. False if it stays so.
+    /// Tries again to open a segment that is out of service. Returns false if it stays so.
     pub(super) fn retry_segment(&mut self, name: &Name) -> bool {
         let Some((segment, runtime, place)) = self.out_of_service.get(name).cloned() else { return true };
         if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
@@ -147,14 +147,14 @@ impl Server {
         true
     }
 
-    /// Eventfds of a member: those that the keeper has, or new ones.
+    /// Returns the eventfds of a member: those that the keeper has, or new ones.
     fn vectors(&mut self, member: u32, n: u32) -> anyhow::Result<BTreeMap<u32, Arc<OwnedFd>>> {
         let numbered = |fds: Vec<OwnedFd>| (0..).zip(fds.into_iter().map(Arc::new)).collect();
         let books = self.broker.books();
         let in_use = books.members.values().any(|m| m.qemu.is_some()) || !books.endpoints.is_empty();
         match self.held.remove(&vectors_name(member)) {
             Some(held) if held.len() == n as usize => return Ok(numbered(held)),
-            // An earlier release kept all doorbells of the host here. The first one is the daemon's, then as now.
+            // An earlier release stored all doorbells of the host under this name. The first one is the daemon's, then as now.
             Some(mut held) if member == HOST_MEMBER && !held.is_empty() => {
                 held.truncate(n as usize);
                 self.keeper.store(&vectors_name(member), &held)?;
@@ -162,7 +162,7 @@ impl Server {
             }
             Some(held) if in_use => {
                 let what = format!("{n} vectors, and {} are in use by running VMs and programs", held.len());
-                let fix = "write the old number, or stop them all before the daemon is started anew";
+                let fix = "write the old number, or stop them all before the daemon is restarted";
                 return Err(Problem::new(
                     format!("{}: daemon.vectors", self.config.file.display()),
                     what,
@@ -187,7 +187,7 @@ impl Server {
         Ok(numbered(vectors))
     }
 
-    /// Control memory of a VM: what the keeper has, or new.
+    /// Returns the control memory of a VM: the one that the keeper has, or a new one.
     fn control(&mut self, member: u32) -> anyhow::Result<Arc<OwnedFd>> {
         let held = self.held.remove(&control_name(member)).and_then(|mut held| held.pop());
         if let Some(control) = held.filter(is_control) {
@@ -198,7 +198,7 @@ impl Server {
         Ok(control)
     }
 
-    /// The keeper has died: another one gets everything that this daemon has.
+    /// Starts another keeper after one has died, and gives it everything that this daemon has.
     pub(super) fn replace_keeper(&mut self) {
         if let Some(connection) = self.keeper.connection() {
             self.poller.remove(connection);
@@ -219,7 +219,7 @@ impl Server {
         }
         for member in std::iter::once(HOST_MEMBER).chain(self.vms.keys().copied()) {
             let Some(fds) = self.members.get(member) else { continue };
-            // The host's others go with their segments.
+            // The host's other vectors are stored with their segments.
             let own =
                 fds.vectors.iter().filter(|(vector, _)| member != HOST_MEMBER || **vector == DAEMON_VECTOR);
             let own: Vec<&Arc<OwnedFd>> = own.map(|(_, fd)| fd).collect();
@@ -231,7 +231,7 @@ impl Server {
         self.store_doorbells()
     }
 
-    /// A VM is not declared any more. Its number is remembered.
+    /// Removes the declaration of a VM. Its number is remembered.
     pub(super) fn retire_vm(&mut self, number: u32) {
         let Some(member) = self.broker.books().members.get(&number) else { return };
         let name = member.name;
@@ -256,13 +256,17 @@ impl Server {
         for name in [vectors_name(number), control_name(number)] {
             self.held.remove(&name);
             if let Err(error) = self.keeper.remove(&name) {
-                warn!(error = format!("{error:#}"), "the keeper keeps what nobody needs");
+                warn!(
+                    error = format!("{error:#}"),
+                    "the keeper still holds descriptors that are not needed any more"
+                );
             }
         }
         info!(vm = %name, member = number, "VM is not declared any more");
     }
 
-    /// A number for a VM; wished, or the daemon's choice. `taken` are the numbers that others have wished for.
+    /// Chooses a number for a VM: the requested one, or one of the daemon's choice. `taken` are the numbers that others have
+    /// requested.
     pub(super) fn choose_number(
         &mut self,
         vm: &config::Vm,
@@ -290,13 +294,13 @@ impl Server {
         if let Some(old) = old {
             if !idle(&old) {
                 let what = format!("its number is {old} while it runs, and cannot become {number}");
-                return Err(Problem::new(place, what, "stop the VM first, or leave its number alone"));
+                return Err(Problem::new(place, what, "stop the VM first, or keep its number"));
             }
             forget.push(old);
         }
         if let Some(other) = books.members.get(&number) {
             if !idle(&number) || self.vms.contains_key(&number) {
-                let what = format!("number {number} is {}'s", other.name);
+                let what = format!("number {number} belongs to {}", other.name);
                 return Err(Problem::new(place, what, "choose another, or stop and remove that VM first"));
             }
             forget.push(number);
@@ -309,8 +313,8 @@ impl Server {
         Ok(number)
     }
 
-    /// A segment. All of its members are declared. `lenient` if it is to be there even when its file cannot be used: it is out
-    /// of service then, and tried again.
+    /// Declares a segment. All of its members must be declared already. With `lenient` it is declared even if its file cannot be
+    /// used: then it is out of service, and the daemon tries again.
     pub(super) fn declare_segment(
         &mut self,
         segment: &config::Segment,
@@ -331,15 +335,15 @@ impl Server {
         }
         let books = self.broker.books();
         let known = books.segments.get(&name).cloned();
-        // Somebody has the file's memory: another file would not be shared with them.
+        // Somebody has the file's memory, and would not share another file with this daemon.
         let in_use = known.as_ref().is_some_and(|known| {
             let running = |n: &u32| books.members.get(n).is_some_and(|m| m.qemu.is_some());
             known.members.iter().any(running)
                 || known.arena.used() > 0
                 || books.endpoints.values().any(|e| e.segment == name)
         });
-        // While it is in use it may be smaller than what a VM takes by DAX: an earlier release made it, or the host alone
-        // shared it.
+        // While the segment is in use, it may be smaller than what a VM accepts by DAX: an earlier release made it, or only the
+        // host shared it.
         let small = segment::usable_size(segment.wished, segment.memory == MemoryKind::Bar);
         let size = match &known {
             Some(known) if in_use && small == Some(known.size) => known.size,
@@ -365,7 +369,7 @@ impl Server {
                     error!(segment = %name, "segment out of service: {why}");
                 }
                 self.segments.open_broken(segment, why);
-                // Who has the memory of a file that is gone must end first.
+                // The programs that have the memory of a missing file must end first.
                 if !in_use {
                     self.out_of_service.insert(name, (segment.clone(), runtime.clone(), place.to_owned()));
                 }
@@ -376,7 +380,7 @@ impl Server {
         let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
         let size = match (&known, in_use) {
             (Some(known), true) => known.size,
-            // There is nothing to give out, and books of what is far too large are large themselves.
+            // There is nothing to allocate, and the books of a segment that is far too large are large themselves.
             _ if self.out_of_service.contains_key(&name) => 2 * segment::RESERVED,
             _ => segment.size,
         };
@@ -385,7 +389,7 @@ impl Server {
             && in_use
             && (known.memory, known.page) != (memory, page)
         {
-            // Who runs has it as it was, and must not be told otherwise.
+            // The running VMs have the segment as it was, and must not be told otherwise.
             (memory, page) = (known.memory, known.page);
             warn!(segment = %name, memory = memory.word(), page, "{place}: `memory` and `page` stay as they are while programs or VMs use it: stop them all, then restart the daemon");
         }
@@ -397,7 +401,7 @@ impl Server {
             .as_ref()
             .is_some_and(|k| !new && k.members == members && k.readers == readers && k.runtime == runtime);
         if let Some(known) = &known {
-            // Endpoints of members that have no share any more.
+            // The endpoints of members that have no share in the segment any more.
             let strangers: Vec<(u32, u32)> = self
                 .broker
                 .books()
@@ -445,8 +449,8 @@ impl Server {
         Ok(())
     }
 
-    /// A segment with the place that it has or gets in a file that it shares with other slices. `known` is what the books
-    /// say of it, and whether it is in use.
+    /// Returns the segment with its place in the file that it shares with other slices. `known` is the segment in the books, and
+    /// whether it is in use.
     fn located(
         &self,
         segment: &config::Segment,
@@ -455,7 +459,7 @@ impl Server {
     ) -> Result<config::Segment, Problem> {
         let part = known.and_then(|(known, _)| known.part.as_ref());
         match (known, part, &segment.shared_file) {
-            // Who runs has it where it was.
+            // The running VMs have the slice where it was.
             (Some((known, true)), Some(part), _) => {
                 if known.size == segment.size {
                     return Ok(segment.at(&part.file, part.offset));
@@ -464,7 +468,7 @@ impl Server {
                 Err(Problem::new(
                     place,
                     what,
-                    "write that size, or stop all who use it, then restart the daemon",
+                    "write that size, or stop all its users, then restart the daemon",
                 ))
             }
             (Some((_, true)), None, _) | (_, _, None) => Ok(segment.clone()),
@@ -483,11 +487,11 @@ impl Server {
         }
     }
 
-    /// A segment is not declared any more. Its file is removed if `with_file`.
+    /// Removes a segment from the books, and its file too if `with_file`.
     pub(super) fn end_segment(&mut self, name: &Name, with_file: bool) {
         self.out_of_service.remove(name);
         self.broker.segment_ends(name);
-        // Its endpoints are told through its memory, so that must still be there.
+        // The endpoints learn of this through the segment's memory, so it must still be mapped.
         self.run_effects();
         let members = self.broker.books().segments.get(name).map(|s| s.members.clone()).unwrap_or_default();
         self.drop_doorbells(name);
@@ -506,7 +510,7 @@ impl Server {
     }
 }
 
-/// A listening socket with this owner, group and mode.
+/// Makes a listening socket with this owner, group and mode.
 pub(super) fn listen_as(
     path: &Path,
     kind: SocketType,
@@ -516,7 +520,7 @@ pub(super) fn listen_as(
 ) -> std::io::Result<OwnedFd> {
     packet::listen_at_with(path, kind, |socket, path| {
         if kind == SocketType::SEQPACKET {
-            packet::ask_for_senders(socket)?; // The attach protocol needs to know.
+            packet::ask_for_senders(socket)?; // The attach protocol needs the sender of each packet.
         }
         std::os::unix::fs::chown(path, user, group)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))

@@ -1,15 +1,15 @@
 //! Doorbells: which vectors of a member serve which segment, and which of them each QEMU is told of.
 //!
-//! A program on the host holds the eventfd of its own vector and those of the peers that it rings, and can do to them what
-//! the kernel lets it: swallow rings, for example. So a vector serves the programs of one segment, and nobody outside that
-//! segment is given it: neither programs nor VMs.
+//! A program on the host holds the eventfd of its own vector and those of the peers that it rings, and can do to them whatever
+//! the kernel allows; for example, it can swallow rings. Therefore a vector serves the programs of one segment, and nobody
+//! outside that segment gets it: neither programs nor VMs.
 //!
-//! A VM's vectors are the MSI-X vectors of its control device, and are few. Its segments share them out, and a segment that
-//! comes late, when all are given away, has to share one. The host's vectors are eventfds and nothing else, so each segment
-//! gets new ones. They are numbered through all segments, because a lock's page names a doorbell by member and vector.
+//! A VM's vectors are the MSI-X vectors of its control device, of which there are few. Its segments divide them among themselves,
+//! and a segment that is declared when none is left has to share one. The host's vectors are plain eventfds, so each segment gets
+//! new ones. They are numbered across all segments, because a lock's page names a doorbell by member and vector.
 //!
-//! To QEMU a peer is a list of eventfds, and a guest rings the n-th of them. Each QEMU is told what it may ring and no more,
-//! so its lists differ from those of others; [`Books::position`] translates.
+//! For QEMU a peer is a list of eventfds, and a guest rings the n-th of them. Each QEMU is told of those that it may ring and of
+//! no others, so its lists differ from those of other QEMUs; [`Books::position`] translates.
 
 use super::books::{Books, InvalidRecord, Segment};
 use super::members::new_vectors;
@@ -23,29 +23,29 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::{error, info, warn};
 
-/// Vectors of the host for each segment. More of them mean fewer needless wake-ups of others in the segment, and a longer
+/// The vectors of the host for each segment. More of them mean fewer needless wake-ups of others in the segment, but a longer
 /// list for each VM that joins.
 const OF_HOST: usize = 8;
-/// Vectors of a VM for each segment, as long as there are many.
+/// The vectors of a VM for each segment, as long as enough are free.
 const OF_VM: usize = 4;
-/// A doorbell in a lock's page has 16 bits for the vector.
+/// The largest vector: a doorbell in a lock's page has 16 bits for it.
 const MAX_VECTOR: u32 = u16::MAX as u32;
 
-/// What a QEMU may ring: for each peer the vectors in the order in which the QEMU has heard of them.
+/// The doorbells that a QEMU may ring: for each peer the vectors, in the order in which the QEMU was told of them.
 pub type Told = BTreeMap<u32, Vec<u32>>;
 
-/// Under which name the keeper holds the host's doorbells of a segment.
+/// Returns the name under which the keeper holds the host's doorbells of a segment.
 fn keeper_name(segment: &Name) -> String {
     format!("doorbells-{segment}")
 }
 
 impl Books {
-    /// Whether a member can ring another's vector by itself.
+    /// Returns whether a member can ring another member's vector directly.
     pub(super) fn knows(&self, member: u32, peer: u32, vector: u32) -> bool {
         member == HOST_MEMBER || self.position(member, peer, vector).is_some()
     }
 
-    /// The vectors that serve a member's programs in a segment.
+    /// Returns the vectors that serve a member's programs in a segment.
     pub fn vectors_of(&self, segment: &Name, member: u32) -> &[u32] {
         self.segments.get(segment).and_then(|s| s.vectors.get(&member)).map_or(&[], Vec::as_slice)
     }
@@ -64,7 +64,7 @@ impl Books {
         Ok(())
     }
 
-    /// Vectors of a member for a segment. VMs have `vectors` each.
+    /// Chooses the vectors of a member for a segment. Each VM has `vectors` in all.
     pub(super) fn allot(&self, segment: &Name, member: u32, vectors: u32) -> Vec<u32> {
         match member {
             HOST_MEMBER => self.allot_of_host(segment),
@@ -72,7 +72,7 @@ impl Books {
         }
     }
 
-    /// How often each vector of a member is allotted, but for one segment.
+    /// Returns how often each vector of a member is allotted, not counting the segment `but`.
     fn allotted(&self, member: u32, but: &Name) -> BTreeMap<u32, u32> {
         let mut allotted = BTreeMap::new();
         let others = self.segments.values().filter(|s| s.name != *but);
@@ -82,7 +82,7 @@ impl Books {
         allotted
     }
 
-    /// Vectors of a VM, of `1..vectors`, for a segment that has none of them.
+    /// Chooses vectors of a VM from `1..vectors` for a segment that has none of them.
     fn allot_of_vm(&self, segment: &Name, member: u32, vectors: u32) -> Vec<u32> {
         let allotted = self.allotted(member, segment);
         let free: Vec<u32> = (1..vectors).filter(|vector| !allotted.contains_key(vector)).collect();
@@ -95,7 +95,8 @@ impl Books {
         }
     }
 
-    /// Numbers for new vectors of the host. A QEMU may have one of an earlier segment; that number is not used again.
+    /// Chooses numbers for new vectors of the host. A QEMU may still have a vector of an earlier segment, so its number is not
+    /// used again.
     fn allot_of_host(&self, segment: &Name) -> Vec<u32> {
         let mut taken: BTreeSet<u32> = self.allotted(HOST_MEMBER, segment).into_keys().collect();
         taken.extend(self.vectors_of(segment, HOST_MEMBER));
@@ -104,7 +105,8 @@ impl Books {
         (1..=MAX_VECTOR).filter(|vector| !taken.contains(vector)).take(OF_HOST).collect()
     }
 
-    /// What a QEMU of this member may ring beside what it was told already. `vectors` are as many as it takes of a peer.
+    /// Returns what a QEMU of this member may ring in addition to what it was told already. `vectors` is the most that it accepts
+    /// of a peer.
     pub fn untold(&self, member: u32, told: &Told, vectors: u32) -> Told {
         let mut untold = Told::new();
         for peer in self.neighbours(member) {
@@ -112,7 +114,7 @@ impl Books {
             let daemon = (peer == HOST_MEMBER).then_some(DAEMON_VECTOR);
             let shared = self.segments.values().filter(|s| s.members.contains(&member));
             let lists: Vec<&[u32]> = shared.filter_map(|s| s.vectors.get(&peer)).map(Vec::as_slice).collect();
-            // The first of each segment before the second of any, should there be more than it takes.
+            // If there are more vectors than it accepts, it gets the first one of each segment before the second one of any.
             let longest = lists.iter().map(|list| list.len()).max().unwrap_or(0);
             let turns = (0..longest).flat_map(|n| lists.iter().filter_map(move |list| list.get(n).copied()));
             let mut new = Vec::new();
@@ -131,7 +133,7 @@ impl Books {
         untold
     }
 
-    /// As what a member's programs ring a peer's vector; `None` if its QEMU was not told of it.
+    /// Returns the index at which a member's programs ring a peer's vector; `None` if its QEMU was not told of the vector.
     pub fn position(&self, member: u32, peer: u32, vector: u32) -> Option<u32> {
         if member == peer {
             return Some(vector);
@@ -140,9 +142,9 @@ impl Books {
         (0..).zip(told).find(|(_, told)| **told == vector).map(|(position, _)| position)
     }
 
-    /// The vector for another program of a member in a segment: the least used of those that serve the segment, and that all
-    /// VMs there can be told of.
-    pub fn quietest_vector(&self, segment: &Name, member: u32, vectors: u32) -> u32 {
+    /// Returns the vector for another program of a member in a segment: the least used of those that serve the segment and that
+    /// all of its VMs can be told of.
+    pub fn least_used_vector(&self, segment: &Name, member: u32, vectors: u32) -> u32 {
         let serving = self.vectors_of(segment, member);
         let known = match member {
             HOST_MEMBER => &serving[..serving.len().min(self.known_of_host(segment, vectors))],
@@ -152,7 +154,7 @@ impl Books {
         known.iter().copied().min_by_key(users).unwrap_or(DAEMON_VECTOR)
     }
 
-    /// How many of the host's vectors in a segment all of its VMs can be told of.
+    /// Returns how many of the host's vectors in a segment all of its VMs can be told of.
     fn known_of_host(&self, segment: &Name, vectors: u32) -> usize {
         let Some(members) = self.segments.get(segment).map(|s| &s.members) else { return 0 };
         let with_host = |member: &u32| {
@@ -165,7 +167,7 @@ impl Books {
 }
 
 impl Server {
-    /// Gives a segment vectors of each of its members.
+    /// Gives a segment its vectors of each of its members.
     pub(super) fn allot_vectors(&mut self, segment: &Name) -> anyhow::Result<()> {
         let Some(books) = self.broker.books().segments.get(segment) else { return Ok(()) };
         for member in books.members.clone() {
@@ -190,7 +192,7 @@ impl Server {
         self.broker.note(Record::Vectors { segment: Text(*segment), member, vectors: allotted });
     }
 
-    /// The eventfds are what the keeper has, or new ones.
+    /// Gives a segment its vectors of the host: the eventfds that the keeper has, or new ones.
     fn allot_of_host(&mut self, segment: &Name) -> anyhow::Result<()> {
         let name = keeper_name(segment);
         let known = self.broker.books().vectors_of(segment, HOST_MEMBER).to_vec();
@@ -229,7 +231,7 @@ impl Server {
         Ok(())
     }
 
-    /// A segment goes, and the host's doorbells with it.
+    /// Drops the host's doorbells of a segment that is being removed.
     pub(super) fn drop_doorbells(&mut self, segment: &Name) {
         let vectors = self.broker.books().vectors_of(segment, HOST_MEMBER).to_vec();
         if vectors.is_empty() {
@@ -237,11 +239,14 @@ impl Server {
         }
         self.members.drop_vectors(HOST_MEMBER, &vectors);
         if let Err(error) = self.keeper.remove(&keeper_name(segment)) {
-            warn!(error = format!("{error:#}"), "the keeper keeps what nobody needs");
+            warn!(
+                error = format!("{error:#}"),
+                "the keeper still holds descriptors that are not needed any more"
+            );
         }
     }
 
-    /// Tells a running VM of all that it may ring and has not heard of.
+    /// Tells a running VM of all doorbells that it may ring and has not been told of.
     pub(super) fn tell_doorbells(&mut self, member: u32) {
         let books = self.broker.books();
         let Some(qemu) = books.members.get(&member).and_then(|m| m.qemu.as_ref()) else { return };
@@ -252,7 +257,7 @@ impl Server {
             return;
         }
         if !vm.is_connected() {
-            info!(member, "its QEMU can be told of no new doorbells: rings go by way of the daemon");
+            info!(member, "its QEMU cannot be told of new doorbells: rings go through the daemon");
             return;
         }
         let mut told = told.clone();
@@ -267,8 +272,9 @@ impl Server {
         self.flush_vm(member);
     }
 
-    /// All that was to be said to a QEMU is in its socket, where the end of this daemon does not reach it: from now on the
-    /// books count on it. A daemon that ends before that leaves a QEMU whose guest rings by way of the next daemon.
+    /// Records that a QEMU has been told of doorbells: all messages are in its socket, where the end of this daemon does not
+    /// affect them. From now on the books rely on it. If a daemon ends before that, the guest rings through the next daemon
+    /// instead.
     pub(super) fn told(&mut self, member: u32) {
         let Some(told) = self.vms.get_mut(&member).and_then(|vm: &mut Vm| vm.telling.take()) else { return };
         let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) else {
@@ -287,7 +293,7 @@ mod tests {
         Name::new(text).unwrap()
     }
 
-    /// Members 0 (the host), 1 and 2, and segments with these members, all with their vectors.
+    /// Returns books with members 0 (the host), 1 and 2, and segments with these members and all their vectors.
     fn books(vectors: u32, segments: &[(&str, &[u32])]) -> Books {
         let mut books = Books::default();
         let members: BTreeSet<u32> =
@@ -349,7 +355,7 @@ mod tests {
         assert_eq!(told[&0], expected);
         assert_eq!(told[&2], books.vectors_of(&name("ab"), 2));
         assert!(books.untold(1, &told, 32).is_empty());
-        // A segment that comes later is told at the end of each list.
+        // A segment that is declared later is told of at the end of each list.
         let qemu = crate::pidwatch::Process { pid: 1, started: 1 };
         books.apply(&Record::joined(1, qemu, told.clone())).unwrap();
         add(&mut books, 32, "later", &[0, 1, 2]);
@@ -358,16 +364,16 @@ mod tests {
         let first = books.vectors_of(&name("ab"), 0)[0];
         assert_eq!(books.position(1, 0, first), Some(1));
         assert_eq!(books.position(1, 0, more[&0][0]), None, "not told yet");
-        assert_eq!(books.position(1, 0, books.vectors_of(&name("b"), 0)[0]), None, "not its business");
+        assert_eq!(books.position(1, 0, books.vectors_of(&name("b"), 0)[0]), None, "not shared with it");
     }
 
     #[test]
-    fn a_list_that_is_too_long_has_something_of_each_segment() {
+    fn a_list_that_is_cut_has_vectors_of_each_segment() {
         let books = books(8, &[("a", &[0, 1]), ("b", &[0, 1]), ("c", &[0, 1])]);
         let told = books.untold(1, &Told::new(), 8);
         assert_eq!(told[&0].len(), 8);
         for segment in ["a", "b", "c"] {
-            let vector = books.quietest_vector(&name(segment), 0, 8);
+            let vector = books.least_used_vector(&name(segment), 0, 8);
             assert!(told[&0].contains(&vector), "{segment}");
         }
     }

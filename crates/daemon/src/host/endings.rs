@@ -1,8 +1,9 @@
-//! The end of an endpoint that has much: it is worked through in parts, so that nobody waits for it.
+//! The end of an endpoint that owns many things is worked through in parts, so that no client has to wait for it.
 //!
-//! What ends within a turn is one record. An endpoint with more than that is recorded as ending: nobody can be it any more,
-//! or connect to it. Then its channels, locks, handles and names are given back one by one, each with its own record, so
-//! the journal says at each moment what the books say. A daemon that is killed meanwhile leaves the rest to the next one.
+//! If everything that the endpoint has can be given back within one turn, its end is one record. Otherwise the endpoint is first
+//! recorded as ending: nobody can attach as it any more, or connect to it. Then its channels, locks, handles and names are given
+//! back one by one, each with a record of its own, so that the journal and the books agree at every moment. If the daemon is
+//! killed meanwhile, its successor does the rest.
 
 use super::account::Tally;
 use super::books::{Books, InvalidRecord};
@@ -11,18 +12,18 @@ use super::objects::Change;
 use super::record::Record;
 use std::collections::VecDeque;
 
-/// Channels, locks, handles and names that are given back before others have their turn.
+/// The number of channels, locks, handles and names that one turn gives back.
 pub const TURN: usize = 512;
-/// How many of these may be of one endpoint, if others end as well.
+/// The number of these that one endpoint gets at a time if others are ending as well.
 const SHARE: usize = 64;
 
 /// The endpoints that are ending.
 #[derive(Debug)]
 pub struct Endings {
     queue: VecDeque<u32>,
-    /// What a turn can give back.
+    /// The number of things that a turn can give back.
     turn: usize,
-    /// What is left of this turn.
+    /// The part of the present turn that is left.
     rest: usize,
 }
 
@@ -33,13 +34,13 @@ impl Default for Endings {
 }
 
 impl Endings {
-    /// What an earlier daemon has left.
+    /// Starts with the endpoints whose ending an earlier daemon has not completed.
     pub fn of(books: &Books) -> Self {
         let queue = books.endpoints.values().filter(|e| e.is_ending).map(|e| e.number).collect();
         Self { queue, ..Self::default() }
     }
 
-    /// With turns of another length.
+    /// Sets the length of a turn.
     #[cfg(test)]
     pub fn set_turn(&mut self, turn: usize) {
         (self.turn, self.rest) = (turn, turn);
@@ -47,7 +48,7 @@ impl Endings {
 }
 
 impl Books {
-    /// Nobody can be this endpoint any more, or connect to it.
+    /// Marks an endpoint as ending, so that nobody can attach as it any more, or connect to it.
     pub(super) fn ending(&mut self, number: u32) -> Result<(), InvalidRecord> {
         let endpoint = self.endpoints.get_mut(&number).ok_or(InvalidRecord("an unknown endpoint ends"))?;
         endpoint.is_ending = true;
@@ -62,8 +63,8 @@ impl Books {
 }
 
 impl Broker {
-    /// Ends an endpoint at once if this turn has room for all that it gives back; tells everybody whom that concerns, but does
-    /// not change the books. Else false.
+    /// Returns true if this turn has room for everything that an endpoint gives back. Then tells all who are affected, but does
+    /// not change the books. Otherwise returns false.
     pub(super) fn ends_at_once(&mut self, endpoint: u32) -> bool {
         let most = self.endings.rest;
         let ends = self.ends(endpoint, most.saturating_add(1));
@@ -75,30 +76,30 @@ impl Broker {
         true
     }
 
-    /// At most so many of the changes that give back what an endpoint has.
+    /// Returns at most `most` of the changes that give back what an endpoint has.
     fn ends(&self, endpoint: u32, most: usize) -> Vec<Change> {
         let endpoint = self.books.endpoints.get(&endpoint);
         endpoint.map(|e| Change::ends(&self.books, e).take(most).collect()).unwrap_or_default()
     }
 
-    /// From now on an endpoint ends, turn by turn.
+    /// Starts to end an endpoint, turn by turn.
     pub(super) fn begin_ending(&mut self, endpoint: u32) {
         if self.record(Record::Ending { endpoint }).is_ok() {
             self.endings.queue.push_back(endpoint);
         }
     }
 
-    /// A turn: gives back a part of what endpoints had that are ending. True if there is more.
+    /// Runs one turn: gives back a part of what the ending endpoints had. Returns true if there is more.
     pub(super) fn end_some(&mut self) -> bool {
         let mut rest = self.endings.turn;
         while rest > 0
             && let Some(endpoint) = self.endings.queue.pop_front()
         {
             let share = SHARE.min(rest);
-            // The books log what they refuse.
+            // The books log the changes that they refuse.
             let given =
                 self.ends(endpoint, share).into_iter().take_while(|change| self.give_back(change)).count();
-            // One more than it gives back, so that endpoints that have nothing left end the turn, too.
+            // Each endpoint counts as one more than it gives back, so that endpoints that have nothing left use up the turn, too.
             rest = rest.saturating_sub(given + 1);
             if given == share {
                 self.endings.queue.push_back(endpoint);
@@ -110,7 +111,7 @@ impl Broker {
         !self.endings.queue.is_empty()
     }
 
-    /// Ends all that are ending.
+    /// Completes all endings.
     pub(super) fn end_all(&mut self) {
         while self.end_some() {}
     }

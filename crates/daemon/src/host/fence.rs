@@ -1,11 +1,11 @@
-//! A fence around a VM whose guest hangs: its programs are declared dead, and where the configuration names QEMU's control
-//! socket (`qmp`), the VM is stopped before anything of theirs is handed on.
+//! Fencing of a VM whose guest hangs: its programs are declared dead. If the configuration names QEMU's control socket (`qmp`),
+//! the VM is stopped before others get anything that its programs had.
 //!
-//! Stopping is what cuts a guest off: from QEMU's answer on, none of its processors and none of QEMU's devices writes to
-//! memory. Unplugging does not, because a device goes only when the guest lets it go. So the VM is stopped first, then its
-//! programs are declared dead, then the devices that can go are asked to, which a guest that hears of it when it goes on
-//! does at once. Without an answer in time the programs are declared dead all the same: who waits for their locks
-//! must not wait for ever. It stays stopped until somebody lets it go on.
+//! Only stopping cuts a guest off: once QEMU has answered, none of the VM's processors and none of QEMU's devices writes to
+//! memory. Unplugging does not, because a device is removed only when the guest releases it. So the VM is stopped first, and then
+//! its programs are declared dead. Then the devices that can be unplugged are asked to go, and a guest that sees this request
+//! when it continues releases them at once. If QEMU does not answer in time, the programs are declared dead all the same, because
+//! others that wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
 
 use super::qmp::{Command, Monitor, Said};
 use super::record::Record;
@@ -17,27 +17,27 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
-/// How long QEMU may take to stop a VM: it waits for its disks.
+/// The longest time that QEMU may take to stop a VM, which includes waiting for its disks.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
-/// Where QEMU keeps devices with and without names.
+/// The folders of QEMU's object model that contain devices with and without names.
 const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
-/// The only memory device that can go. QEMU keeps virtio-pmem for ever.
+/// The only kind of memory device that can be unplugged. QEMU never removes a virtio-pmem device.
 const UNPLUGGABLE: &str = "child<ivshmem-plain>";
 
-/// How far the fence around a VM is.
+/// The state of the fence around a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fence {
-    /// There is none.
+    /// There is no fence.
     #[default]
     Open,
-    /// QEMU is to stop the VM until then.
+    /// QEMU has been told to stop the VM, and must answer by this time.
     Stopping(Instant),
     /// The VM is stopped.
     Shut,
 }
 
 impl Server {
-    /// Connects to the control socket of a VM's QEMU, if there is one and it is not connected. False if that fails.
+    /// Connects to the control socket of a VM's QEMU, if it has one that is not connected. Returns false if that fails.
     pub(super) fn open_monitor(&mut self, member: u32) -> bool {
         let Some(vm) = self.vms.get_mut(&member) else { return false };
         let (Some(path), None) = (&vm.config.qmp, &vm.monitor) else { return true };
@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// QEMU says something on its control socket.
+    /// Handles what QEMU says on its control socket.
     pub(super) fn serve_monitor(&mut self, member: u32) {
         let Some(monitor) = self.vms.get_mut(&member).and_then(|vm| vm.monitor.as_mut()) else { return };
         match monitor.hear() {
@@ -82,24 +82,24 @@ impl Server {
     fn monitor_lost(&mut self, member: u32, error: &str) {
         self.close_monitor(member);
         let Some(vm) = self.vms.get(&member) else { return };
-        info!(vm = %vm.config.name, error, "QEMU's control socket has ended");
+        info!(vm = %vm.config.name, error, "the connection to QEMU's control socket has ended");
         if let Fence::Stopping(_) = vm.fence {
             self.not_stopped(member, error);
         }
     }
 
-    /// A guest hangs, and the configuration wants it fenced.
+    /// Fences a VM whose guest hangs.
     pub(super) fn fence(&mut self, member: u32) {
         let tally = self.broker.books().tally_of(member);
         let Some(vm) = self.vms.get_mut(&member) else { return };
         let name = vm.config.name;
         if tally.endpoints == 0 {
-            // As in a guest that shuts down. There is nothing to be cut off from.
+            // This may be a guest that is shutting down. There is nothing to cut it off from.
             info!(vm = %name, "none of its programs is attached");
             return;
         }
         if vm.config.qmp.is_none() {
-            warn!(vm = %name, member, "its programs are declared dead; they may store to their segments until they find out");
+            warn!(vm = %name, member, "its programs are declared dead; they may write to their segments until they notice");
             self.broker.member_died(member);
             return;
         }
@@ -127,16 +127,16 @@ impl Server {
                 self.guest_reset(member);
             }
             Said::Resumed if vm.fence == Fence::Shut => {
-                info!(vm = %name, member, "the fenced VM goes on");
+                info!(vm = %name, member, "the fenced VM continues");
                 vm.fence = Fence::Open;
             }
             Said::Resumed => {}
             Said::Answer(Command::Negotiate, Ok(_)) => debug!(vm = %name, "QEMU's control socket is ready"),
             Said::Answer(Command::Stop, Ok(_)) => {
-                warn!(vm = %name, member, "the VM is stopped, and its programs are declared dead: reset it or let it go on by other means");
+                warn!(vm = %name, member, "the VM is stopped, and its programs are declared dead: reset it, or let it continue by other means");
                 vm.fence = Fence::Shut;
                 self.broker.member_died(member);
-                // The locks go on before anything else is thought of.
+                // The locks are handed on before anything else happens.
                 self.run_effects();
                 for folder in DEVICES {
                     self.command(member, Command::List(folder));
@@ -157,18 +157,18 @@ impl Server {
                 }
             }
             Said::Answer(Command::Unplug { file, .. }, Ok(_)) => {
-                info!(vm = %name, file, "its memory device was asked to go, and does when the guest lets it");
+                info!(vm = %name, file, "its memory device is to be unplugged, which happens when the guest releases it");
             }
             Said::Answer(Command::Unplug { file, .. }, Err(error)) => {
-                info!(vm = %name, file, error, "its memory device stays");
+                info!(vm = %name, file, error, "its memory device cannot be unplugged");
             }
             Said::Answer(command, answer) => {
-                debug!(vm = %name, ?command, ?answer, "QEMU's answer is of no use");
+                debug!(vm = %name, ?command, ?answer, "QEMU's answer cannot be used");
             }
         }
     }
 
-    /// Whether a file is one of the segments of a member.
+    /// Returns whether a file is one of the segments of a member.
     fn has_file(&self, member: u32, file: &str) -> bool {
         let mine = self.broker.books().segments.values().filter(|s| s.members.contains(&member));
         let names: Vec<Name> = mine.map(|s| s.name).collect();
@@ -177,12 +177,12 @@ impl Server {
 
     fn not_stopped(&mut self, member: u32, error: &str) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
-        error!(vm = %vm.config.name, member, error, "the VM cannot be stopped; its programs are declared dead all the same, and may store to their segments until they find out");
+        error!(vm = %vm.config.name, member, error, "the VM cannot be stopped; its programs are declared dead all the same, and may write to their segments until they notice");
         vm.fence = Fence::Open;
         self.broker.member_died(member);
     }
 
-    /// How long it takes until [`Server::give_up_stopping`] has something to do.
+    /// Returns the time until [`Server::give_up_stopping`] has something to do.
     pub(super) fn until_given_up(&self) -> Option<Duration> {
         let deadlines = self.vms.values().filter_map(|vm| match vm.fence {
             Fence::Stopping(deadline) => Some(deadline),
@@ -191,7 +191,7 @@ impl Server {
         deadlines.min().map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits no longer for QEMUs that do not answer.
+    /// Stops waiting for QEMUs that do not answer in time.
     pub(super) fn give_up_stopping(&mut self) {
         let now = Instant::now();
         let late = |fence| matches!(fence, Fence::Stopping(deadline) if deadline <= now);
@@ -199,26 +199,26 @@ impl Server {
         for member in late {
             let monitor = self.vms.get(&member).and_then(|vm| vm.monitor.as_ref());
             if monitor.is_some_and(|monitor| !monitor.is_greeted()) {
-                // It would stop the VM when it greets, whenever that is.
+                // Otherwise QEMU would stop the VM when it greets, however late that is.
                 self.close_monitor(member);
             }
             self.not_stopped(member, &format!("QEMU does not answer within {} s", STOP_WITHIN.as_secs()));
         }
     }
 
-    /// The kernel of a guest is no more; its QEMU goes on with another.
+    /// Handles the end of a guest's kernel while its QEMU continues with another.
     fn guest_reset(&mut self, member: u32) {
         self.guest_gone(member);
         let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
             return;
         };
-        // The session has ended, and no record says only that.
+        // The session has ended, and there is no record for that alone.
         self.broker.note(Record::Left { member });
         self.broker.note(Record::joined(member, qemu.process, qemu.told));
     }
 }
 
-/// The devices of a list that can be unplugged.
+/// Returns the devices of a list that can be unplugged.
 fn devices(folder: &str, list: Value) -> Vec<String> {
     #[derive(Deserialize)]
     struct Entry {

@@ -1,6 +1,6 @@
-//! What the daemon writes in front of a segment's arena: the DAX info block for a guest's kernel, and the header for its
-//! daemon. Whoever shares a segment can spoil both, by intent or with a tool (`ndctl`, `daxctl`), so they are looked at
-//! before a guest does, and written again. What is found there is compared with the books, never believed.
+//! The part of a segment in front of its arena, which the daemon writes: the DAX info block for a guest's kernel, and the header
+//! for its daemon. Every member can damage both, on purpose or with a tool (`ndctl`, `daxctl`). So the daemon checks them before
+//! a guest reads them, and repairs them. It compares what it finds with the books and never believes it.
 
 use super::config::MemoryKind;
 use ginnel_layout::Name;
@@ -10,29 +10,29 @@ use ginnel_shmem::{Mapping, SharedMemory as _};
 use tracing::warn;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// What should stand there.
+/// The values that should stand there.
 #[derive(Clone, Copy, Debug)]
 pub struct Front {
-    /// Name of the segment.
+    /// The segment's name.
     pub name: Name,
-    /// Its uuid.
+    /// The uuid in the header and info block.
     pub uuid: [u8; 16],
-    /// Its bytes.
+    /// The size of the segment in bytes.
     pub size: u64,
-    /// By which kind of device it comes to VMs.
+    /// The kind of device by which the segment reaches VMs.
     pub memory: MemoryKind,
-    /// Unit in which it may be mapped.
+    /// The unit in which the segment can be mapped, in bytes.
     pub page: u32,
-    /// Counts the daemon's starts.
+    /// The number of starts of the daemon.
     pub generation: u64,
 }
 
-/// What was found damaged so far, and written again.
+/// The damage that has been found and repaired so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repairs {
-    /// How often the DAX info block.
+    /// The number of repairs of the DAX info block.
     pub info_block: u64,
-    /// How often the header.
+    /// The number of repairs of the header.
     pub header: u64,
 }
 
@@ -55,7 +55,7 @@ impl Front {
         InfoBlock::new(self.uuid, self.size, self.page)
     }
 
-    /// Writes the header, and the info block if it is `new`: an old one is looked at by [`Front::repair`].
+    /// Writes the header, and the info block if it is `new`: [`Front::repair`] checks an existing one.
     pub fn write(&self, mapping: &Mapping, new: bool) {
         if new {
             let none = InfoBlock::new_zeroed();
@@ -72,7 +72,7 @@ impl Front {
         mapping.store_release_u32(version, VERSION);
     }
 
-    /// Looks at both, and writes again what is not as it should be.
+    /// Checks both, and writes again what is wrong.
     pub fn repair(&self, mapping: &Mapping, repairs: &mut Repairs) {
         let segment = &self.name;
         if self.memory == MemoryKind::Dax {
@@ -81,7 +81,7 @@ impl Front {
             let block: InfoBlock = zerocopy::transmute!(bytes);
             if let Err(damage) = block.check(self.uuid, self.size, self.page) {
                 repairs.info_block += 1;
-                warn!(%segment, repairs = repairs.info_block, "its DAX info block was damaged and is written again: {damage}; somebody with power over a member's kernel has done this (ndctl, for one)");
+                warn!(%segment, repairs = repairs.info_block, "its DAX info block was damaged and has been repaired: {damage}; root on a member has done this (with ndctl, for example)");
                 write_info_block(mapping, self.info_block());
             }
         }
@@ -89,7 +89,7 @@ impl Front {
         mapping.read(RESERVED as usize, &mut bytes);
         if bytes != self.header().as_bytes() {
             repairs.header += 1;
-            warn!(%segment, repairs = repairs.header, "its header was damaged and is written again: a member has done this, or a guest has made RAM of its device (daxctl)");
+            warn!(%segment, repairs = repairs.header, "its header was damaged and has been repaired: a member has done this, or a guest has made RAM of its device (daxctl)");
             self.write_header(mapping);
         }
     }

@@ -1,7 +1,7 @@
-//! Guests that hang: their QEMU runs, and their daemon says nothing.
+//! Guests that hang: QEMU runs, but the guest's daemon does not answer.
 //!
-//! A VM that is paused, or whose debugger has stopped it, looks the same, so nothing is done unless the configuration asks for
-//! it. A guest that shuts down or reboots is silent too: by then it has no endpoints, or QEMU has told of the reset.
+//! A VM that is paused, or that a debugger has stopped, looks the same, so the daemon does nothing unless the configuration asks
+//! for it. A guest that shuts down or reboots is silent too; but then it has no endpoints, or QEMU has reported the reset.
 
 use super::config::OnHang;
 use super::fence::Fence;
@@ -11,38 +11,38 @@ use ginnel_layout::relay::RelayKind;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// When a guest was last heard of.
+/// The time at which a guest was last heard of.
 #[derive(Debug)]
 pub struct Pulse {
     heard: Instant,
     asked: bool,
-    /// Nothing was heard of it for as long as its configuration allows.
+    /// The guest has been silent for as long as its configuration allows.
     pub hangs: bool,
 }
 
 impl Pulse {
-    /// Of a guest that has just been heard of.
+    /// Starts with a guest that has just been heard of.
     pub fn new() -> Self {
         Self { heard: Instant::now(), asked: false, hangs: false }
     }
 }
 
-/// A guest that says nothing by itself is asked so many times sooner than it counts as hanging.
+/// A silent guest is asked for a sign of life after the time after which it counts as hanging, divided by this number.
 const SOONER: u32 = 3;
 
 impl Server {
-    /// A guest's daemon has said something.
+    /// Notes that a guest's daemon has sent something.
     pub(super) fn heard_of(&mut self, member: u32) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         if vm.fence == Fence::Shut && vm.monitor.is_none() {
-            vm.fence = Fence::Open; // No QEMU tells that it goes on.
+            vm.fence = Fence::Open; // No QEMU will report that the VM continues.
         }
         if std::mem::replace(&mut vm.pulse, Pulse::new()).hangs {
             info!(vm = %vm.config.name, member, "the VM's daemon answers again");
         }
     }
 
-    /// How long it takes until [`Server::beat`] has something to do.
+    /// Returns the time until [`Server::beat`] has something to do.
     pub(super) fn until_beat(&self) -> Option<Duration> {
         let waits = self.waited_for().map(|(_, vm, after)| {
             let next = if vm.pulse.asked { after } else { after / SOONER };
@@ -51,8 +51,8 @@ impl Server {
         waits.min()
     }
 
-    /// VMs whose daemon should say something, and for how long it may be silent. Also if it was another daemon of the host that
-    /// has last heard of it.
+    /// Returns the VMs whose daemon should send something, and how long each may be silent. This includes VMs that only an
+    /// earlier daemon of the host has heard of.
     fn waited_for(&self) -> impl Iterator<Item = (u32, &Vm, Duration)> {
         let members = &self.broker.books().members;
         self.vms.iter().filter_map(move |(number, vm)| {

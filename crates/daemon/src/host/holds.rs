@@ -1,20 +1,20 @@
 //! Holds: an endpoint lives for a bounded time without owners, so that another process can adopt it.
 //!
 //! A process that is about to execute another program, or to hand its connections to another process, asks for a hold with a
-//! token of its own choice, and passes the token on. Whoever attaches with it becomes an owner. A token is good for one process
-//! and for the time of its hold; the token of the endpoint itself never leaves those who own it.
+//! token of its own choice, and passes the token on. A process that attaches with the token becomes an owner. A token is valid
+//! for one process and for the duration of its hold. The token of the endpoint itself never leaves the processes that own it.
 //!
-//! | who ends, and when | what follows |
+//! | which process ends, and when | consequence |
 //! |---|---|
-//! | the holder, before anybody has the token | the hold ends with its time, and the endpoint with it, unless others own it |
-//! | the holder, later | nothing: that is what a hold is for |
-//! | the adopter, before it attaches | as if it had never been there: until the time is over, another process can adopt |
-//! | the adopter, later | it is an owner like others; as the last one it takes the endpoint along |
-//! | the daemon | the hold is in the journal, and its time begins anew with the next daemon: without one, nobody could adopt |
-//! | the VM, or its kernel | the endpoint, held or not |
+//! | the holder, before another process has the token | the hold ends after its time, and the endpoint with it, unless others own it |
+//! | the holder, later | none; this is the purpose of a hold |
+//! | the adopter, before it attaches | the same as without an adopter: until the time is over, another process can adopt |
+//! | the adopter, later | it is an owner like others; if it is the last one, the endpoint ends |
+//! | the daemon | the hold is in the journal, and its time begins anew with the next daemon, because nobody could adopt without a daemon |
+//! | the VM, or its kernel | the endpoint ends, held or not |
 //!
-//! An adopter whose daemon goes before it has answered asks again with the same token. So a hold that was used is remembered
-//! until its time is over, for this one process.
+//! If the daemon ends before it has answered an adopter, the adopter asks again with the same token. So the daemon remembers a
+//! used hold for this one process until its time is over.
 
 use super::account::Tally;
 use super::books::{Books, Endpoint, InvalidRecord};
@@ -35,19 +35,20 @@ use tracing::{debug, info};
 /// A hold of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// For how long, in milliseconds.
+    /// The duration in milliseconds.
     pub millis: u32,
-    /// Who has adopted the endpoint with its token. It keeps the endpoint no more then.
+    /// The process that has adopted the endpoint with the hold's token. The hold does not keep the endpoint alive after that.
     pub adopter: Option<Process>,
 }
 
 impl Endpoint {
-    /// Whether it lives without owners.
+    /// Returns whether a hold keeps the endpoint alive without owners.
     pub fn is_held(&self) -> bool {
         self.holds.values().any(|hold| hold.adopter.is_none())
     }
 
-    /// The hold whose token a process has shown, and may use. All tokens are compared, in a time that says nothing about them.
+    /// Returns the hold that matches a token and that this process may use. Compares all tokens, in a time that does not depend
+    /// on their contents.
     pub(super) fn hold_for(&self, token: &[u8; 16], process: &Process) -> Option<Hex16> {
         let mut found = None;
         for (ours, hold) in &self.holds {
@@ -68,7 +69,7 @@ impl Endpoint {
 }
 
 impl Books {
-    /// A hold begins, or its time is another.
+    /// Begins a hold, or changes its duration.
     pub(super) fn hold(&mut self, endpoint: u32, token: Hex16, millis: u32) -> Result<(), InvalidRecord> {
         let endpoint = self.endpoints.get_mut(&endpoint).filter(|endpoint| !endpoint.is_ending);
         let endpoint = endpoint.ok_or(InvalidRecord("an unknown endpoint was held"))?;
@@ -89,8 +90,8 @@ impl Books {
         let endpoint =
             self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("an unknown endpoint was adopted"))?;
         let hold = endpoint.holds.get_mut(token).filter(|hold| hold.adopter.is_none());
-        hold.ok_or(InvalidRecord("an endpoint adopted that nobody held"))?.adopter = Some(process);
-        // It may be the process that has had it before, with another program.
+        hold.ok_or(InvalidRecord("an endpoint adopted that was not held"))?.adopter = Some(process);
+        // The adopter may be the process that had the endpoint before, and now runs another program.
         self.boards.leave(endpoint.number, endpoint.epoch, process);
         Ok(())
     }
@@ -98,7 +99,7 @@ impl Books {
     pub(super) fn hold_ended(&mut self, endpoint: u32, token: &Hex16) -> Result<(), InvalidRecord> {
         let endpoint =
             self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("an unknown endpoint was held"))?;
-        endpoint.holds.remove(token).ok_or(InvalidRecord("a hold ended that was none"))?;
+        endpoint.holds.remove(token).ok_or(InvalidRecord("an unknown hold ended"))?;
         let account = endpoint.account();
         self.discharge(account, Tally::holds(1));
         Ok(())
@@ -106,12 +107,12 @@ impl Books {
 }
 
 impl Broker {
-    /// An owner asks for a hold, for more time, or for the end of one.
+    /// Handles an owner's request for a hold, for more time, or for the end of a hold.
     pub(super) fn hold(&mut self, caller: &Caller, wish: &wire::Hold) -> Result<(), Refusal> {
         let (number, token) = (caller.endpoint, Hex16(wish.token));
         let known = self.endpoint_of(caller)?.holds.get(&token).copied();
         if wish.millis == 0 {
-            // Asked again, or too late: it has ended, which is what was wished for.
+            // The request is a repetition, or comes too late: the hold has ended, which is what the owner asked for.
             if known.is_some() {
                 self.end_hold(number, token)?;
             }
@@ -147,7 +148,7 @@ impl Broker {
         self.ok(caller)
     }
 
-    /// Refused if there are enough holds.
+    /// Refuses a hold if the endpoint or its account has enough of them.
     fn may_hold(&self, caller: &Caller) -> Result<(), Refusal> {
         if self.endpoint_of(caller)?.holds.len() >= MAX_HOLDS {
             let text = format!(
@@ -166,8 +167,8 @@ impl Broker {
         Ok(())
     }
 
-    /// Refused if a process of another user wants to own an endpoint whose segment it may not use. A guest's users are its own
-    /// affair.
+    /// Refuses a process that wants to own an endpoint, if its user differs and may not use the segment. Inside a guest, the
+    /// guest itself is responsible for its users.
     pub(super) fn may_adopt(&self, endpoint: &Endpoint, who: &Who) -> Result<(), Refusal> {
         let segment = endpoint.segment;
         if who.member != HOST_MEMBER
@@ -185,21 +186,21 @@ impl Broker {
         Err(Refusal::new(ErrorCode::DENIED, text))
     }
 
-    /// A process that has shown the token of a hold owns the endpoint now.
+    /// Makes a process that has shown the token of a hold an owner of the endpoint.
     pub(super) fn adopted(&mut self, endpoint: u32, token: Hex16, process: Process) -> Result<(), Refusal> {
         let hold = self.books.endpoints.get(&endpoint).and_then(|endpoint| endpoint.holds.get(&token));
         if hold.is_none_or(|hold| hold.adopter.is_some()) {
-            return Ok(()); // It asks again.
+            return Ok(()); // The process repeats its request.
         }
         info!(endpoint, pid = process.pid, "a process adopted the endpoint");
         self.record(Record::Adopted { endpoint, token, process })
     }
 
-    /// The time of a hold is over.
+    /// Ends a hold whose time is over.
     pub fn hold_over(&mut self, endpoint: u32, epoch: u32, token: Hex16) {
         let there = self.books.endpoints.get(&endpoint).filter(|e| e.epoch == epoch);
         if there.is_some_and(|endpoint| endpoint.holds.contains_key(&token)) {
-            // Known to be there, so this cannot be refused.
+            // The hold is in the books, so they cannot refuse its end.
             let _ = self.end_hold(endpoint, token);
         }
     }
@@ -212,7 +213,8 @@ impl Broker {
         Ok(())
     }
 
-    /// Counts the time of all holds that an earlier daemon has left, from the beginning: nobody could adopt without a daemon.
+    /// Starts the timers of all holds that an earlier daemon has left, with their full duration: without a daemon nobody could
+    /// adopt.
     pub fn time_holds(&mut self) {
         let holds = self.books.endpoints.values().flat_map(|e| e.holds.iter().map(move |hold| (e, hold)));
         let effects = holds.map(|(e, (&token, hold))| Effect::TimeHold {
@@ -225,33 +227,33 @@ impl Broker {
     }
 }
 
-/// An endpoint, and the token of a hold of it.
+/// An endpoint, and the token of one of its holds.
 type Key = (u32, Hex16);
 
-/// When holds end.
+/// The times at which holds end.
 #[derive(Debug, Default)]
 pub struct Timers {
-    /// With the epoch of the endpoint.
+    /// The time of each hold, and the epoch of its endpoint.
     all: BTreeMap<Key, (Instant, u32)>,
     in_order: BTreeSet<(Instant, Key)>,
 }
 
 impl Timers {
-    /// From now on, or anew.
+    /// Starts or restarts the timer of a hold.
     pub fn set(&mut self, key: Key, epoch: u32, at: Instant) {
         self.forget(key);
         self.all.insert(key, (at, epoch));
         self.in_order.insert((at, key));
     }
 
-    /// The hold has ended otherwise.
+    /// Stops the timer of a hold that has ended for another reason.
     pub fn forget(&mut self, key: Key) {
         if let Some((at, _)) = self.all.remove(&key) {
             self.in_order.remove(&(at, key));
         }
     }
 
-    /// The next whose time is over: endpoint, epoch and token.
+    /// Removes and returns the next hold whose time is over: endpoint, epoch and token.
     fn take_over(&mut self, now: Instant) -> Option<(u32, u32, Hex16)> {
         let &(at, key) = self.in_order.first()?;
         if at > now {
@@ -268,7 +270,7 @@ impl Timers {
 }
 
 impl Server {
-    /// How long it takes until [`Server::end_holds`] has something to do.
+    /// Returns the time until [`Server::end_holds`] has something to do.
     pub(super) fn until_hold_ends(&self) -> Option<Duration> {
         self.holds.until_next()
     }

@@ -1,21 +1,21 @@
-//! What endpoints are looked up by, beside their number. All of it follows from the endpoints in the books, and changes
+//! Indexes of the endpoints by other keys than their number. They follow from the endpoints in the books, and change
 //! with them.
 
 use super::books::Endpoint;
 use ginnel_layout::Name;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The endpoints in other orders.
+/// The endpoints by other keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Index {
     members: BTreeSet<(u32, u32)>,
     segments: BTreeSet<(Name, u32)>,
-    /// How many endpoints in a segment use a vector of a member.
+    /// The number of endpoints in a segment that use a vector of a member: segment, member, vector.
     vectors: BTreeMap<(Name, u32, u32), u32>,
 }
 
 impl Index {
-    /// The index of these endpoints.
+    /// Makes the index of these endpoints.
     #[cfg(test)]
     pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>) -> Self {
         let mut index = Self::default();
@@ -41,17 +41,17 @@ impl Index {
         }
     }
 
-    /// Endpoints of a member.
+    /// Returns the endpoints of a member.
     pub fn of_member(&self, member: u32) -> impl Iterator<Item = u32> {
         self.members.range((member, 0)..=(member, u32::MAX)).map(|(_, endpoint)| *endpoint)
     }
 
-    /// Endpoints in a segment.
+    /// Returns the endpoints in a segment.
     pub fn of_segment(&self, segment: &Name) -> impl Iterator<Item = u32> {
         self.segments.range((*segment, 0)..=(*segment, u32::MAX)).map(|(_, endpoint)| *endpoint)
     }
 
-    /// How many endpoints of a member in a segment use a vector.
+    /// Returns how many endpoints of a member in a segment use a vector.
     pub fn users_of(&self, segment: &Name, member: u32, vector: u32) -> u32 {
         self.vectors.get(&(*segment, member, vector)).copied().unwrap_or(0)
     }

@@ -1,8 +1,9 @@
-//! What the daemon knows, as JSON, in pages.
+//! The daemon's state as JSON, in pages.
 //!
-//! The whole is one JSON object, which may be long. It is given out in pages of about a packet each: a client asks for the next
-//! when it has read the last, and says where that ended. So the daemon keeps nothing of an answer, whatever a client does, and
-//! looks at a bounded number of entries for each request. What changes between two pages may be seen by half.
+//! The whole state is one JSON object, which may be long. The daemon sends it in pages of about one packet each: a client asks
+//! for the next page when it has read the last one, and says where that ended. So the daemon keeps no state for an answer,
+//! whatever a client does, and looks at a bounded number of entries for each request. A change between two pages may appear only
+//! in part.
 
 use super::books::{Books, Member};
 use super::config::MemoryKind;
@@ -22,15 +23,15 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Bytes of a page, unless its only entry is longer.
+/// The bytes of a page, unless its only entry is longer.
 const PAGE: usize = wire::MAX_PACKET - size_of::<wire::Header>() - size_of::<wire::Inspect>();
-/// Entries that are looked at for a page, most of which the viewer may not see perhaps.
+/// The number of entries that the daemon looks at for one page. Perhaps the viewer may not see most of them.
 const LOOKS: usize = 1000;
 
-/// Most processes of an endpoint, and most handles and grants of a block, that are shown one by one.
+/// The most processes of an endpoint, and the most handles and grants of a block, that are shown individually.
 pub(super) const MOST: usize = 64;
 
-/// The object's keys, in their order. A cursor's `section` counts them from 1.
+/// The keys of the object, in their order. A cursor's `section` counts them from 1.
 const SECTIONS: [&str; 10] = [
     "blocks",
     "channels",
@@ -48,7 +49,7 @@ const SECTIONS: [&str; 10] = [
 struct Page {
     text: String,
     looked: usize,
-    /// Where it ends.
+    /// The position at which the page ends.
     at: wire::Inspect,
 }
 
@@ -72,13 +73,14 @@ impl Page {
         }
     }
 
-    /// Adds a value that is no entry of a list.
+    /// Adds a value that is not an entry of a list.
     fn add(&mut self, value: &impl Serialize) -> bool {
         self.text += &json(value);
         true
     }
 
-    /// Adds entries that have come after the cursor, each with its number or name; `None` is not shown. False if the page is full.
+    /// Adds the entries that follow the cursor, each with its number or name; an entry that is `None` is not shown. Returns false
+    /// if the page is full.
     fn fill(&mut self, entries: impl Iterator<Item = (u64, Name, Option<impl Serialize>)>) -> bool {
         for (after, name, entry) in entries {
             if self.looked == LOOKS {
@@ -87,7 +89,7 @@ impl Page {
             self.looked += 1;
             if let Some(entry) = entry {
                 let entry = json(&entry);
-                // An entry that is too long for any page is one by itself.
+                // An entry that is too long for any page gets a page of its own.
                 if !self.text.is_empty() && self.text.len() + 1 + entry.len() > PAGE {
                     return false;
                 }
@@ -104,7 +106,7 @@ impl Page {
 }
 
 impl Server {
-    /// The page behind `from`, of what `viewer` may see, and where it ends.
+    /// Returns the page that follows `from`, with what `viewer` may see, and the position at which it ends.
     pub(super) fn inspect(
         &self,
         viewer: &Viewer,
@@ -128,11 +130,11 @@ impl Server {
         Ok((page.at, page.text))
     }
 
-    /// Writes the rest of a section. False if the page is full.
+    /// Writes the rest of a section. Returns false if the page is full.
     fn section(&self, viewer: &Viewer, page: &mut Page) -> bool {
         let books = self.broker.books();
         let (after, after_name) = (page.at.after, page.at.name);
-        // Those with numbers of 32 bits.
+        // This is for the sections whose numbers have 32 bits.
         let after_32 = u32::try_from(after).unwrap_or(u32::MAX);
         match SECTIONS[(page.at.section as usize).saturating_sub(1)] {
             "blocks" => page.fill(books.blocks.range((Excluded(after), Unbounded)).map(|(number, block)| {
@@ -179,7 +181,7 @@ impl Server {
             "limits" => page.add(&self.config.limits),
             "listeners" => {
                 page.fill(books.listeners.range((Excluded(after_32), Unbounded)).map(|(number, listener)| {
-                    // Whoever knows the name of a connection's listener can take the connection over.
+                    // A program that knows the name of a connection's listener could take the connection over.
                     let seen = viewer.sees(&listener.segment) && listener.kind != ChannelKind::SOCKET;
                     (u64::from(*number), Name::NONE, seen.then(|| listener.inspect()))
                 }))
@@ -189,7 +191,7 @@ impl Server {
                 (*number, Name::NONE, seen.then(|| self.inspect_lock(viewer, object)))
             })),
             "members" => {
-                // The host's number is 0, as is the cursor at the beginning.
+                // The host's number is 0, and so is the cursor at the beginning.
                 let first = if page.at.entries == 0 && after == 0 { Unbounded } else { Excluded(after_32) };
                 page.fill(books.members.range((first, Unbounded)).map(|(number, member)| {
                     let shown = !member.retired && viewer.sees_member(*number);
@@ -283,9 +285,9 @@ impl Server {
     }
 }
 
-/// A value as it goes into a page.
+/// Serialises a value for a page.
 fn json(value: &impl Serialize) -> String {
-    // Only maps with keys that are no strings, and serializers that fail, have none; there are no such in a status.
+    // Serialising fails only for maps whose keys are not strings, and in serializers that fail; a status has neither.
     serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
 }
 
@@ -293,12 +295,12 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The name of a member; empty if there is none.
+/// Returns the name of a member; empty if there is no such member.
 pub(super) fn member_name(books: &Books, number: u32) -> String {
     books.members.get(&number).map_or_else(String::new, |member| member.name.to_string())
 }
 
-/// An endpoint, as it is named to people.
+/// Returns an endpoint in the form in which it is shown to people.
 pub(super) fn user_of(books: &Books, viewer: &Viewer, number: u32) -> User {
     let endpoint = books.endpoints.get(&number);
     let known = endpoint.filter(|e| viewer.knows(e.member, e.uid));
@@ -311,7 +313,7 @@ pub(super) fn user_of(books: &Books, viewer: &Viewer, number: u32) -> User {
     }
 }
 
-/// Time since 1970.
+/// Returns the time since 1970.
 pub(super) fn since_1970() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

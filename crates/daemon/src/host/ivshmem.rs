@@ -1,25 +1,25 @@
-//! QEMU's ivshmem server protocol, version 0: what a joining VM is told on its socket.
+//! QEMU's ivshmem server protocol, version 0: the messages that a VM gets on its socket when it joins.
 //!
-//! Each message is a 64-bit number, little-endian, some with a descriptor (QEMU, "Device Specification for
-//! Inter-VM shared memory device", section "ivshmem Client-Server Protocol"). The server says all that this VM may know
-//! at once, because doorbells exist before their owners do:
+//! Each message is a 64-bit number, little-endian, and some carry a descriptor (QEMU, "Device Specification for Inter-VM shared
+//! memory device", section "ivshmem Client-Server Protocol"). The server sends everything at once that this VM may know, because
+//! doorbells exist before their owners do:
 //!
 //! | number | descriptor | meaning |
 //! |---|---|---|
 //! | 0 | | version |
 //! | own id | | this VM's member number |
 //! | -1 | control memory | becomes BAR2 |
-//! | own id | eventfd | own next vector; repeated for each |
-//! | id of another member | eventfd | a vector of it that serves a segment which both share; repeated for each, and for each member |
+//! | own id | eventfd | the next vector of its own; repeated for each |
+//! | id of another member | eventfd | a vector of that member that serves a segment which both share; repeated for each, and for each member |
 //!
-//! The own vectors come first, and fit into an empty socket together with what is before them. Whatever happens to the
-//! server then, this VM has its interrupts.
+//! The VM's own vectors come first, and fit into an empty socket together with the messages before them. So the VM has its
+//! interrupts whatever happens to the server after that.
 //!
-//! A QEMU that is refused is told version -1: it says that this is not version 0, and ends. Without a word it would wait
-//! for ever, even for a connection that has ended.
+//! To refuse a QEMU, the server sends version -1: QEMU reports that this is not version 0, and ends. Without any message it would
+//! wait for ever, even on a connection that has ended.
 //!
-//! Later further vectors are told as above, and a member that is gone by its id without a descriptor. QEMU says
-//! nothing; the end of the connection is the end of QEMU.
+//! Later, further vectors are sent in the same way, and a member that has gone is reported by its id without a descriptor. QEMU
+//! sends nothing; the end of the connection means the end of QEMU.
 
 use super::members::MemberFds;
 use crate::packet::{self, Gone};
@@ -28,23 +28,23 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Version of the protocol.
+/// The version of the protocol.
 const VERSION: i64 = 0;
-/// A version that no QEMU takes.
+/// A version that no QEMU accepts.
 const NO_VERSION: i64 = -1;
-/// "Here is the shared memory."
+/// The number that announces the control memory.
 const MEMORY: i64 = -1;
 
 /// One message.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// What it says.
+    /// The number: a version, an id, or -1.
     pub number: i64,
-    /// What goes along.
+    /// The descriptor that goes along.
     pub fd: Option<Arc<OwnedFd>>,
 }
 
-/// What a joining VM is told of itself.
+/// Returns the messages that tell a joining VM about itself.
 pub fn greeting(own: u32, fds: &MemberFds) -> Vec<Message> {
     let mut messages = vec![
         Message { number: VERSION, fd: None },
@@ -55,17 +55,17 @@ pub fn greeting(own: u32, fds: &MemberFds) -> Vec<Message> {
     messages
 }
 
-/// What a QEMU is told that is not welcome.
+/// Returns the message that refuses a QEMU.
 pub fn refusal() -> Message {
     Message { number: NO_VERSION, fd: None }
 }
 
-/// A member has these vectors, beside those that were told before.
+/// Returns the messages that tell of vectors of a member, in addition to earlier ones.
 pub fn joined(id: u32, vectors: impl IntoIterator<Item = Arc<OwnedFd>>) -> impl Iterator<Item = Message> {
     vectors.into_iter().map(move |fd| Message { number: id.into(), fd: Some(fd) })
 }
 
-/// A member is there no more.
+/// Returns the message that a member has gone.
 pub fn left(id: u32) -> Message {
     Message { number: id.into(), fd: None }
 }
@@ -78,14 +78,14 @@ pub struct Connection {
     talked: bool,
 }
 
-/// What there was to read.
+/// The result of reading from the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// Nothing.
+    /// There was nothing to read.
     Nothing,
-    /// Something, for the first time.
+    /// QEMU has sent something, for the first time. It should not.
     Noise,
-    /// The end.
+    /// The connection has ended.
     End,
 }
 
@@ -95,15 +95,15 @@ impl Connection {
         Self { fd, queue: VecDeque::new(), talked: false }
     }
 
-    /// Says something, now or when the socket has room.
+    /// Queues messages, which [`Connection::flush`] sends.
     pub fn say(&mut self, messages: impl IntoIterator<Item = Message>) {
         self.queue.extend(messages);
     }
 
-    /// Sends as much as the socket takes. True if something is left.
+    /// Sends as much as the socket takes. Returns true if something is left.
     pub fn flush(&mut self) -> Result<bool, Gone> {
         while let Some(message) = self.queue.front() {
-            // Eight bytes go as a whole or not at all.
+            // The socket takes eight bytes as a whole or not at all.
             match packet::send(self.fd.as_fd(), &message.number.to_le_bytes(), message.fd.as_slice()) {
                 Ok(()) => drop(self.queue.pop_front()),
                 Err(Errno::AGAIN) => return Ok(true),
@@ -114,12 +114,12 @@ impl Connection {
         Ok(false)
     }
 
-    /// Whether something waits for room.
+    /// Returns whether messages wait for room.
     pub fn is_blocked(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Looks whether QEMU is still there. Whatever it says is thrown away, a bounded amount at a time.
+    /// Checks whether QEMU is still there. Drops whatever it sends, a bounded amount at a time.
     pub fn hear(&mut self) -> Heard {
         match rustix::io::read(&self.fd, &mut [0u8; 4096]) {
             Ok(0) => Heard::End,

@@ -1,8 +1,7 @@
 //! The journal: the books on disk, as records in the order in which the changes happened.
 //!
 //! Each record is one line: the CRC-32 of the rest in hexadecimal, a space, and JSON. A record is written with one system call
-//! before
-//! the answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
+//! before the answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
 //! because after a reboot nobody is attached any more. Rewriting does sync, in a thread beside the running daemon (`rewrite.rs`).
 //!
 //! # When the disk is full
@@ -17,11 +16,10 @@
 //! # Records of other versions
 //!
 //! `Start`, the first record, contains the [`FORMAT`]. A daemon does not start on a journal of a later format. It skips a record
-//! of an
-//! unknown kind with a warning if the record's object has the member `"optional": true` beside the kind. Otherwise the
-//! daemon does not start, because it would forget what it does not understand. It ignores unknown members of known records.
-//! So a developer who adds a kind of record decides whether an older daemon may continue without it, and one who
-//! changes the meaning of something that exists must raise the format.
+//! of an unknown kind with a warning if the record's object has the member `"optional": true` beside the kind. Otherwise the
+//! daemon does not start, because it would forget what it does not understand. It ignores unknown members of known records. So a
+//! developer who adds a kind of record decides whether an older daemon may continue without it, and one who changes the meaning
+//! of something that exists must raise the format.
 
 use super::books::Books;
 use super::record::Record;
@@ -122,7 +120,7 @@ impl Replayed {
                     self.too_new(format!("format {format} (this one knows formats up to {FORMAT})"));
                 }
                 if let Err(error) = self.books.apply(&record) {
-                    warn!(%error, ?record, "journal: a record does not fit and is left out");
+                    warn!(%error, ?record, "journal: a record does not fit the books and is ignored");
                     self.invalid_records += 1;
                 }
             }
@@ -214,10 +212,10 @@ impl Journal {
         }
         info!(path = %path.display(), records = replayed.records, "journal read");
         if replayed.dropped > 0 {
-            warn!(path = %path.display(), bytes = replayed.dropped, "journal: its end is torn or damaged and is left out");
+            warn!(path = %path.display(), bytes = replayed.dropped, "journal: its end is torn or damaged and is ignored");
         }
         if replayed.damaged > 0 {
-            error!(path = %path.display(), lines = replayed.damaged, "journal: damaged lines are left out, and what they said is forgotten; no crash does this: check the disk, then stop all VMs and programs and remove the journal");
+            error!(path = %path.display(), lines = replayed.damaged, "journal: damaged lines are ignored, and their records are lost; a crash does not do this: check the disk, then stop all VMs and programs and remove the journal");
         }
         Ok(replayed)
     }
@@ -235,8 +233,7 @@ impl Journal {
     }
 
     /// Makes a journal that cannot be written now. It accepts nothing until there is room for all of `books` beside the old file,
-    /// which
-    /// stays meanwhile.
+    /// which stays meanwhile.
     pub fn behind(dir: &Path) -> io::Result<Self> {
         // Nothing is written to this file.
         let mut journal = Self::of(dir.join("journal"), File::open(dir)?);
@@ -279,7 +276,7 @@ impl Journal {
             match takes {
                 true => info!(path = %self.path.display(), "the journal takes records again"),
                 false => {
-                    error!(path = %self.path.display(), "the journal has no room: nothing is given to anybody until there is; make room there");
+                    error!(path = %self.path.display(), "the journal has no room: requests for anything new are refused until there is; make room there");
                 }
             }
         }
@@ -312,7 +309,7 @@ impl Journal {
             match self.write(&line) {
                 Ok(()) => return true,
                 Err((n, error)) => {
-                    error!(path = %self.path.display(), %error, "the journal cannot be written: nothing is given to anybody until it can; make room there, or see what the disk lacks");
+                    error!(path = %self.path.display(), %error, "the journal cannot be written: requests for anything new are refused until it can; make room there, or check the disk");
                     self.unwritten.extend_from_slice(&line[n..]);
                     self.retry_at = Instant::now() + RETRY;
                 }
@@ -350,8 +347,7 @@ impl Journal {
     }
 
     /// Writes what was not written before, and rewrites a journal that has grown long. Must be called when the books and the
-    /// journal should
-    /// agree. It takes longer than writing a few records only if records were lost.
+    /// journal should agree. It takes longer than writing a few records only if records were lost.
     pub fn settle(&mut self, books: &Books) {
         if !self.is_whole() && Instant::now() >= self.retry_at {
             let begun = Instant::now();
@@ -364,7 +360,7 @@ impl Journal {
                 }
             }
             if self.is_whole() {
-                info!(path = %self.path.display(), "the journal is whole again");
+                info!(path = %self.path.display(), "the journal is complete again");
             }
             self.retry_at = Instant::now() + RETRY.max(begun.elapsed() * REST);
         }
@@ -405,7 +401,7 @@ impl Journal {
     }
 
     fn not_rewritten(&mut self, error: &io::Error) {
-        warn!(path = %self.path.display(), %error, "the journal cannot be rewritten, and grows on; make room there");
+        warn!(path = %self.path.display(), %error, "the journal cannot be rewritten, and keeps growing; make room there");
         let _ = std::fs::remove_file(rewrite::new_path(&self.path)); // This frees the room that it has taken.
         self.rewrite_at = self.len + self.len / 2 + GROWTH;
     }

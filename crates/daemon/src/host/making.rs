@@ -1,8 +1,8 @@
 //! Files of segments that are made while the daemon serves.
 //!
-//! A file gets all its memory when it is made, and zeroing gigabytes takes seconds. A thread does that for a segment that is
-//! added at run time; the daemon declares the segment when the file is there, and then answers who has asked for it. A daemon
-//! that ends before that leaves a file without a name of its own, which the next attempt removes.
+//! A file gets all its memory when it is made, and zeroing gigabytes takes seconds. For a segment that is added at run time, a
+//! thread does this. The daemon declares the segment when the file is there, and then answers the client that asked for it. If
+//! the daemon ends before that, it leaves a file under a temporary name, which the next attempt removes.
 
 use super::broker::ClientId;
 use super::config::{self, SegmentSpec};
@@ -18,9 +18,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
-/// A segment that somebody has asked for.
+/// A segment that a client has asked for.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct PendingSegment {
     pub client: ClientId,
     pub request: u32,
     pub name: String,
@@ -28,8 +28,8 @@ pub(super) struct Wish {
     pub segment: config::Segment,
 }
 
-/// Whether a file was made or was there, or why there is none.
-type Made = (Wish, Result<bool, Problem>);
+/// The request, and whether its file was made (true) or existed already; or why there is none.
+type Made = (PendingSegment, Result<bool, Problem>);
 
 /// The files that threads are making.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct Making {
     names: BTreeSet<Name>,
     sender: Sender<Made>,
     receiver: Receiver<Made>,
-    /// Readable when a file was made.
+    /// An eventfd that is readable when a file has been made.
     done: Arc<OwnedFd>,
 }
 
@@ -49,18 +49,18 @@ impl Making {
         Ok(Self { names: BTreeSet::new(), sender, receiver, done: Arc::new(done) })
     }
 
-    /// Whether the file of a segment of this name is being made.
+    /// Returns whether the file of a segment of this name is being made.
     pub fn contains(&self, name: &Name) -> bool {
         self.names.contains(name)
     }
 
-    /// Has a thread make the file of a segment.
-    pub fn begin(&mut self, wish: Wish, place: String) -> io::Result<()> {
-        let (sender, done, name) = (self.sender.clone(), self.done.clone(), wish.segment.name);
+    /// Starts a thread that makes the file of a segment.
+    pub fn begin(&mut self, pending: PendingSegment, place: String) -> io::Result<()> {
+        let (sender, done, name) = (self.sender.clone(), self.done.clone(), pending.segment.name);
         let make = move || {
-            let made = segments::make(&wish.segment, &place);
+            let made = segments::make(&pending.segment, &place);
             // The daemon holds the other end for as long as it lives, and reads the eventfd.
-            let _ = sender.send((wish, made));
+            let _ = sender.send((pending, made));
             let _ = rustix::io::write(&done, &1u64.to_ne_bytes());
         };
         std::thread::Builder::new().name("segment".into()).spawn(make)?;
@@ -76,20 +76,21 @@ impl Making {
 }
 
 impl Server {
-    /// Files were made: their segments are declared, and those who have asked for them are answered.
+    /// Declares the segments whose files have been made, and answers the clients that asked for them.
     pub(super) fn segments_made(&mut self) {
         let _ = rustix::io::read(&self.making.done, &mut [0u8; 8]);
-        while let Some((wish, made)) = self.making.next() {
-            let path = wish.segment.path.clone();
+        while let Some((pending, made)) = self.making.next() {
+            let path = pending.segment.path.clone();
             if let Ok(true) = made {
                 self.segments.was_made(&path);
             }
-            let result = made.map_err(Into::into).and_then(|_| self.segment_declare(&wish.name, wish.spec));
-            // A file that somebody else has made meanwhile stays.
+            let result =
+                made.map_err(Into::into).and_then(|_| self.segment_declare(&pending.name, pending.spec));
+            // If another program has made the file meanwhile, it stays.
             if result.is_err() && self.segments.forget_made(&path) {
                 let _ = std::fs::remove_file(&path);
             }
-            self.answer_admin(wish.client, wish.request, result);
+            self.answer_admin(pending.client, pending.request, result);
         }
     }
 }

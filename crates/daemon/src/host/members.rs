@@ -1,4 +1,4 @@
-//! What belongs to a member and outlives the daemon: its doorbells, and a VM's control memory.
+//! The descriptors of members that outlive the daemon: doorbells, and the control memory of VMs.
 
 use ginnel_config::Problem;
 use ginnel_layout::control;
@@ -10,55 +10,55 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Descriptors of one member.
+/// The descriptors of one member.
 #[derive(Debug)]
 pub struct MemberFds {
     /// An eventfd for each doorbell vector.
     pub vectors: BTreeMap<u32, Arc<OwnedFd>>,
-    /// Control memory, of a VM.
+    /// The control memory, if the member is a VM.
     pub control: Option<Arc<OwnedFd>>,
 }
 
-/// Descriptors of all members.
+/// The descriptors of all members.
 #[derive(Debug, Default)]
 pub struct Members(BTreeMap<u32, MemberFds>);
 
 impl Members {
-    /// Remembers the descriptors of a member.
+    /// Adds the descriptors of a member.
     pub fn insert(&mut self, member: u32, fds: MemberFds) {
         self.0.insert(member, fds);
     }
 
-    /// Forgets them.
+    /// Drops the descriptors of a member.
     pub fn remove(&mut self, member: u32) {
         self.0.remove(&member);
     }
 
-    /// Remembers more vectors of a member.
+    /// Adds more vectors of a member.
     pub fn add(&mut self, member: u32, vectors: impl IntoIterator<Item = (u32, Arc<OwnedFd>)>) {
         if let Some(fds) = self.0.get_mut(&member) {
             fds.vectors.extend(vectors);
         }
     }
 
-    /// Forgets some of them.
+    /// Drops some vectors of a member.
     pub fn drop_vectors(&mut self, member: u32, vectors: &[u32]) {
         if let Some(fds) = self.0.get_mut(&member) {
             fds.vectors.retain(|vector, _| !vectors.contains(vector));
         }
     }
 
-    /// Descriptors of a member.
+    /// Returns the descriptors of a member.
     pub fn get(&self, member: u32) -> Option<&MemberFds> {
         self.0.get(&member)
     }
 
-    /// The eventfd of a vector.
+    /// Returns the eventfd of a vector.
     pub fn event(&self, member: u32, vector: u32) -> Option<Arc<OwnedFd>> {
         self.0.get(&member)?.vectors.get(&vector).cloned()
     }
 
-    /// Rings a vector. Programs hold its eventfd too; whatever they do to it, this does not block (where
+    /// Rings a vector. Programs hold its eventfd too; whatever they do to it, this does not block (if
     /// [`ginnel_doorbell::is_safe`]).
     pub fn ring(&self, member: u32, vector: u32) {
         if let Some(event) = self.event(member, vector) {
@@ -67,7 +67,7 @@ impl Members {
     }
 }
 
-/// New eventfds.
+/// Makes new eventfds.
 pub fn new_vectors(n: u32) -> Result<Vec<OwnedFd>, Problem> {
     let one = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     (0..n).map(|_| one()).collect::<Result<_, _>>().map_err(|errno| {
@@ -76,7 +76,7 @@ pub fn new_vectors(n: u32) -> Result<Vec<OwnedFd>, Problem> {
     })
 }
 
-/// New control memory, sealed: no member can truncate it under the daemon.
+/// Makes new control memory, sealed so that no member can truncate it while the daemon uses it.
 pub fn new_control() -> Result<OwnedFd, Problem> {
     let make = || {
         let file = memfd_create("ginnel-control", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -85,11 +85,15 @@ pub fn new_control() -> Result<OwnedFd, Problem> {
         Ok(file)
     };
     make().map_err(|errno: Errno| {
-        Problem::new("control memory", format!("it cannot be made: {errno}"), "see what the system lacks")
+        Problem::new(
+            "control memory",
+            format!("it cannot be made: {errno}"),
+            "see which resource of the system is used up",
+        )
     })
 }
 
-/// Whether this is control memory that [`new_control`] has made.
+/// Returns whether this is control memory that [`new_control`] has made.
 pub fn is_control(file: &OwnedFd) -> bool {
     fstat(file).is_ok_and(|stat| stat.st_size == control::SIZE as i64)
         && fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::SEAL))
@@ -98,6 +102,10 @@ pub fn is_control(file: &OwnedFd) -> bool {
 /// Maps control memory.
 pub fn map_control(file: &OwnedFd) -> Result<Mapping, Problem> {
     Mapping::of_file(file, 0, control::SIZE, Protection::ReadWrite).map_err(|error| {
-        Problem::new("control memory", format!("it cannot be mapped: {error}"), "see what the system lacks")
+        Problem::new(
+            "control memory",
+            format!("it cannot be mapped: {error}"),
+            "see which resource of the system is used up",
+        )
     })
 }

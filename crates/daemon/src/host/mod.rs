@@ -1,19 +1,19 @@
-//! The host role: the authority over members, segments, endpoints and channels of this machine.
+//! The host role, which decides about the members, segments, endpoints and channels of this machine.
 //!
 //! | part | what it is |
 //! |---|---|
-//! | [`config`], `accepted` | the configuration file, and the last one that was good |
+//! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
 //! | [`broker`], [`caller`], `session`, `owners`, `holds`, `endings` | the state machine of the attach protocol |
-//! | [`objects`] | channels, blocks and what else endpoints make, each in a room of its own |
-//! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | its state, and the changes that lead there |
+//! | [`objects`] | the things that endpoints make, such as channels and blocks, each kind in its own module |
+//! | [`books`], [`record`], [`arena`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
 //! | [`journal`] | these changes on disk |
-//! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
+//! | [`segments`], `front`, [`members`] | files and mappings, what stands in front of the arenas, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
-//! | `doorbells`, [`relayed`] | which vectors serve which segment, and who is told of them; those that are passed on |
-//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
-//! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what is done about them |
-//! | `declare`, `admin`, `inspect`, `viewer` | members and segments come and go, and are shown |
-//! | `startup` | from a configuration and a journal to a running daemon |
+//! | `doorbells`, [`relayed`] | which vectors serve which segment and who is told of them; rings that the daemon relays |
+//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
+//! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
+//! | `declare`, `admin`, `inspect`, `viewer` | declaring, removing and showing members and segments |
+//! | `startup` | the way from a configuration and a journal to a running daemon |
 
 mod accepted;
 mod account;
@@ -28,8 +28,8 @@ mod declare;
 mod doorbells;
 mod endings;
 mod fence;
+mod fixed_size;
 mod front;
-mod handed;
 mod heartbeat;
 mod holds;
 mod index;
@@ -38,6 +38,7 @@ pub mod ivshmem;
 pub mod journal;
 mod making;
 pub mod members;
+mod number_set;
 mod numbers;
 pub mod objects;
 mod owners;
@@ -50,7 +51,6 @@ pub mod segments;
 pub mod server;
 mod session;
 mod sockets;
-mod starts;
 mod startup;
 mod viewer;
 mod vms;
@@ -63,37 +63,37 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How often a configuration with a mistake is read again while VMs run.
-const MENDED: Duration = Duration::from_secs(1);
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Arguments of `ginneld host`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The configuration.
+    /// The configuration file.
     #[arg(long, value_name = "FILE", default_value = "/etc/ginnel/ginneld.toml")]
     pub config: PathBuf,
-    /// Only look whether the configuration is good.
+    /// Only check whether the configuration is good.
     #[arg(long)]
     pub check: bool,
-    /// At the end, end the keeper too. Running VMs and programs must then be started anew.
+    /// When the daemon ends, also end the keeper. Running VMs and programs must then be restarted.
     #[arg(long)]
     pub stop_keeper: bool,
 }
 
-/// Runs until it is told to end.
+/// Runs until the daemon is told to end.
 pub fn run(args: Args) -> anyhow::Result<()> {
     if args.check {
         return startup::check(&Config::read(&args.config)?);
     }
     let chosen = read_config(&args.config)?;
     crate::logging::start(&chosen.config.log, chosen.config.log_format == LogFormat::Json);
-    // From here on a failure is not told as a configuration that makes no sense: the service manager must start this daemon
-    // again, and keep its descriptors until then.
+    // From here on a failure is not reported as a mistake in the configuration: the service manager must restart this daemon
+    // and keep its descriptors until then.
     startup::run(chosen, args.stop_keeper).map_err(|error| anyhow::anyhow!("{error:#}"))
 }
 
-/// Reads the configuration. A daemon that holds the descriptors of running VMs does not give up because of a mistake in it:
-/// systemd would drop them, and the VMs would have to be started anew. It serves by what was accepted last; without a copy of
-/// that, it waits until the mistake is mended.
+/// Reads the configuration. A daemon that holds the descriptors of running VMs does not give up because of a mistake in the file:
+/// systemd would drop the descriptors, and the VMs would have to be restarted. It uses the last configuration that was accepted
+/// instead; without a copy of that, it waits until the mistake is fixed.
 fn read_config(path: &Path) -> Result<Chosen, Problem> {
     let mut said = None;
     loop {
@@ -103,11 +103,11 @@ fn read_config(path: &Path) -> Result<Chosen, Problem> {
         };
         if said.as_ref() != Some(&problem) {
             eprintln!(
-                "ginneld: {problem}; waiting until this is mended, because running VMs need what systemd holds for this daemon"
+                "ginneld: {problem}; waiting until this is fixed, because running VMs need what systemd holds for this daemon"
             );
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Status(&problem)]);
             said = Some(problem);
         }
-        std::thread::sleep(MENDED);
+        std::thread::sleep(REREAD_INTERVAL);
     }
 }

@@ -1,25 +1,25 @@
 //! Numbers of endpoints, and their epochs.
 //!
-//! A number is used again when its endpoint has ended, each time with a later epoch, so that nobody takes an endpoint for one
+//! A number is used again when its endpoint has ended, each time with a later epoch, so that nobody confuses an endpoint with one
 //! that had its number before. Each number counts its own epochs. A number whose epochs are used up is not given out any more,
-//! and the next one takes its place, so there is no end to endpoints.
+//! and the next number takes its place, so endpoints never run out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// No epoch: the number that has it next is used up.
+/// The value in place of the next epoch of a number whose epochs are used up.
 const USED_UP: u32 = u32::MAX;
 
-/// Which numbers were used, and how often.
+/// The numbers that were used, and how often.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Numbers {
-    /// The epoch that the next endpoint of each number has.
+    /// The epoch that the next endpoint of each number gets.
     next: BTreeMap<u32, u32>,
-    /// Numbers in `next` that nobody has and that are not used up.
+    /// The numbers in `next` that no endpoint has now and that are not used up.
     free: BTreeSet<u32>,
 }
 
 impl Numbers {
-    /// Those that a journal says, of which some are `taken`.
+    /// Restores the numbers from a journal. Endpoints have the `taken` ones.
     pub fn restore(next: &[(u32, u32)], taken: impl Iterator<Item = u32>) -> Self {
         let next: BTreeMap<u32, u32> = next.iter().copied().collect();
         let usable = next.iter().filter(|(_, epoch)| **epoch != USED_UP);
@@ -30,12 +30,12 @@ impl Numbers {
         Self { next, free }
     }
 
-    /// What [`Numbers::restore`] needs.
+    /// Returns what [`Numbers::restore`] needs.
     pub fn dump(&self) -> Vec<(u32, u32)> {
         self.next.iter().map(|(number, epoch)| (*number, *epoch)).collect()
     }
 
-    /// A number and epoch that no endpoint has had. `None` if there are none at all.
+    /// Returns a number and epoch that no endpoint has had; `None` if there are none at all.
     pub fn vacant(&self) -> Option<(u32, u32)> {
         let Some(&number) = self.free.first() else {
             let highest = self.next.last_key_value().map_or(0, |(number, _)| *number);
@@ -44,21 +44,21 @@ impl Numbers {
         Some((number, self.next.get(&number).copied().unwrap_or(1)))
     }
 
-    /// An endpoint has this number and epoch.
+    /// Notes that an endpoint has this number and epoch.
     pub fn take(&mut self, number: u32, epoch: u32) {
         self.raise(number, epoch);
         self.free.remove(&number);
     }
 
-    /// The endpoint of this number has ended.
+    /// Notes that the endpoint with this number has ended.
     pub fn give(&mut self, number: u32) {
         if self.next.get(&number).is_some_and(|&epoch| epoch != USED_UP) {
             self.free.insert(number);
         }
     }
 
-    /// Something refers to an endpoint, perhaps one that has ended: another must not be taken for it. Journals that were written
-    /// before each number had its own epochs say no more of their numbers than this.
+    /// Notes that something refers to an endpoint, perhaps one that has ended, so that no other endpoint gets its number and
+    /// epoch. In journals from before each number had its own epochs, such references are all that is known about numbers.
     pub fn refer(&mut self, number: u32, epoch: u32) {
         if number != 0 && !self.next.contains_key(&number) {
             self.next.insert(number, 1);
@@ -77,19 +77,19 @@ impl Numbers {
         }
     }
 
-    /// An epoch that none has had yet: for older releases, which have one count for all numbers.
+    /// Returns an epoch that no endpoint has had yet, for older releases, which have one counter for all numbers.
     pub fn latest(&self) -> u32 {
         self.next.values().copied().max().unwrap_or(1)
     }
 }
 
-/// The listener number after this one. They go round, and none is 0.
+/// Returns the listener number after this one. Numbers wrap around, and none is 0.
 pub fn following_listener(number: u32) -> u32 {
     number.checked_add(1).unwrap_or(1)
 }
 
-/// Whether a listener number was given out later than `next`, the next one to be given out: numbers that go round are later
-/// when they are ahead by less than half of all.
+/// Returns whether a listener number is `next`, the next one to be given out, or later. Numbers wrap around, so a number is later
+/// if it is ahead by less than half of all numbers.
 pub fn is_ahead(number: u32, next: u32) -> bool {
     number.wrapping_sub(next) < 1 << 31
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_referred_to_is_not_given_out_again() {
+    fn a_number_and_epoch_in_use_by_a_reference_is_not_given_out_again() {
         let mut numbers = Numbers::default();
         numbers.refer(1, 70);
         numbers.refer(2, USED_UP - 1);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn listener_numbers_go_round() {
+    fn listener_numbers_wrap_around() {
         assert_eq!((following_listener(1), following_listener(u32::MAX)), (2, 1));
         assert!(
             is_ahead(7, 7)

@@ -1,9 +1,10 @@
-//! QEMU's control socket, as far as a fence needs it: QMP, the QEMU Machine Protocol.
+//! A client for QEMU's control socket, with as much of QMP (the QEMU Machine Protocol) as a fence needs.
 //!
-//! JSON objects, a line each (QEMU, `docs/interop/qmp-spec`). QEMU speaks to one client at a time; whoever connects beside
-//! it waits, and is greeted when the other has gone. So nothing is sent before the greeting: a command that lay in the
-//! socket would be done then. Afterwards commands are sent without waiting for answers, because QEMU takes them in their
-//! order. Nothing here blocks: a socket that does not take a hundred bytes is one that nobody reads, and is given up.
+//! QMP consists of JSON objects, one per line (QEMU, `docs/interop/qmp-spec`). QEMU speaks to one client at a time; another
+//! client that connects waits, and is greeted when the first one has gone. So this client sends nothing before the greeting,
+//! because QEMU would execute a command that lay in the socket. Afterwards it sends commands without waiting for answers, because
+//! QEMU executes them in order. Nothing here blocks: if a socket does not take a hundred bytes, nobody reads from it, and the
+//! connection is given up.
 
 use crate::packet;
 use rustix::io::Errno;
@@ -18,37 +19,37 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Bytes that are read before others have their turn.
+/// The bytes that are read before others get their turn.
 const READ: usize = 64 << 10;
 /// The longest line: a list of devices has some 80 bytes for each.
 const LONGEST: usize = 256 << 10;
 
-/// A command. Devices and objects are paths in QEMU's object model.
+/// A command. Devices and memory objects are paths in QEMU's object model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Speak QMP at all.
+    /// Enter command mode, which QMP requires first.
     Negotiate,
     /// Stop the VM's processors and devices.
     Stop,
-    /// List what is in a folder of the object model.
+    /// List the contents of a folder of the object model.
     List(&'static str),
-    /// Name the memory object of a device.
+    /// Ask for the memory object of a device.
     MemoryOf {
-        /// The device.
+        /// The path of the device.
         device: String,
     },
-    /// Name the file of a device's memory.
+    /// Ask for the file of a device's memory.
     FileOf {
-        /// The memory object.
+        /// The path of the memory object.
         memory: String,
-        /// The device.
+        /// The path of the device.
         device: String,
     },
-    /// Unplug a device, or ask the guest to let it go.
+    /// Unplug a device, or ask the guest to release it.
     Unplug {
-        /// The device.
+        /// The path of the device.
         device: String,
-        /// The file of its memory.
+        /// The file of the device's memory.
         file: String,
     },
 }
@@ -67,14 +68,14 @@ impl Command {
     }
 }
 
-/// What QEMU says.
+/// A message from QEMU.
 #[derive(Debug, PartialEq)]
 pub enum Said {
-    /// A command was done, or refused for a reason.
+    /// The result of a command, or the reason why QEMU refused it.
     Answer(Command, Result<Value, String>),
     /// The VM was reset: the guest's kernel is gone.
     Reset,
-    /// The VM goes on after it was stopped.
+    /// The VM continues after it was stopped.
     Resumed,
 }
 
@@ -82,23 +83,23 @@ pub enum Said {
 #[derive(Debug)]
 pub struct Monitor {
     fd: OwnedFd,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of a line whose end has not arrived yet.
     line: Vec<u8>,
     greeted: bool,
-    /// Commands for when QEMU has greeted.
+    /// The commands to send when QEMU has greeted.
     waiting: Vec<Command>,
     unanswered: BTreeMap<u64, Command>,
     next: u64,
 }
 
 impl Monitor {
-    /// Connects, and begins to speak. Whoever listens there must be process `qemu`.
+    /// Connects and starts the protocol. Fails unless the process that listens there is `qemu`.
     pub fn open(path: &Path, qemu: u32) -> Result<Self, String> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .and_then(|fd| connect(&fd, &SocketAddrUnix::new(path)?).map(|()| fd))
             .map_err(|errno| match errno {
-                Errno::AGAIN => "it is taken: somebody else is connected".to_owned(),
+                Errno::AGAIN => "another client is connected to it".to_owned(),
                 errno => errno.to_string(),
             })?;
         let listener = packet::peer(fd.as_fd()).map_err(|error| error.to_string())?.pid;
@@ -115,12 +116,12 @@ impl Monitor {
         })
     }
 
-    /// Whether QEMU has greeted: it is with us that it speaks.
+    /// Returns whether QEMU has greeted, so that this is the client that it speaks to.
     pub fn is_greeted(&self) -> bool {
         self.greeted
     }
 
-    /// Gives a command, at once or after QEMU's greeting. The answer is [`Said`] later.
+    /// Sends a command, at once or after QEMU's greeting. The answer comes later as [`Said`].
     pub fn command(&mut self, command: Command) -> io::Result<()> {
         if self.greeted {
             return self.send(command);
@@ -142,7 +143,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// What there is to hear, a bounded amount at a time. An error is the end of the connection.
+    /// Returns the messages that have arrived, a bounded amount at a time. An error means the end of the connection.
     pub fn hear(&mut self) -> io::Result<Vec<Said>> {
         let mut bytes = vec![0; READ];
         let n = match rustix::io::read(&self.fd, &mut bytes) {
@@ -155,7 +156,7 @@ impl Monitor {
         for part in bytes[..n].split_inclusive(|&byte| byte == b'\n') {
             self.line.extend_from_slice(part);
             if self.line.len() > LONGEST {
-                return Err(io::Error::other("a line without end comes from it"));
+                return Err(io::Error::other("it sends a line without end"));
             }
             if part.ends_with(b"\n") {
                 said.extend(self.parse()?);
@@ -165,7 +166,7 @@ impl Monitor {
         Ok(said)
     }
 
-    /// What the line says, if it is of interest.
+    /// Parses the line, and returns the message if it is of interest.
     fn parse(&mut self) -> io::Result<Option<Said>> {
         #[derive(Deserialize)]
         struct Message {
@@ -182,7 +183,7 @@ impl Monitor {
             desc: String,
         }
         let message: Message = serde_json::from_slice(&self.line)
-            .map_err(|error| io::Error::other(format!("what comes from it is no QMP: {error}")))?;
+            .map_err(|error| io::Error::other(format!("what it sends is not QMP: {error}")))?;
         if message.greeting.is_some() && !std::mem::replace(&mut self.greeted, true) {
             std::mem::take(&mut self.waiting).into_iter().try_for_each(|command| self.send(command))?;
         }
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_the_vms_own_qemu_is_spoken_to() {
+    fn a_process_other_than_the_vms_qemu_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         assert!(Monitor::open(&path, 1).unwrap_err().contains("No such file"));
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_does_not_block() {
+    fn a_qemu_that_does_not_read_does_not_block_the_daemon() {
         let (mut monitor, mut qemu, _dir) = pair();
         qemu.write_all(GREETING).unwrap();
         assert_eq!(monitor.hear().unwrap(), []);
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_the_end() {
+    fn a_line_without_end_ends_the_connection() {
         let (mut monitor, mut qemu, _dir) = pair();
         let write = std::thread::spawn(move || qemu.write_all(&vec![b' '; LONGEST + READ]));
         assert!((0..1 << 20).any(|_| {
@@ -297,7 +298,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_heard(bytes in prop::collection::vec(any::<u8>(), 1..300), json in ".{0,100}") {
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 1..300), json in ".{0,100}") {
             let (mut monitor, mut qemu, _dir) = pair();
             for text in [&bytes[..], json.as_bytes(), b"\n", format!("{{\"id\":{json:?}}}\n").as_bytes()] {
                 qemu.write_all(text).unwrap();

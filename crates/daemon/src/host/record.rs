@@ -1,6 +1,5 @@
 //! The records of the journal: each change of the books is one record. [`super::journal`] says what a daemon does with a record
-//! that
-//! it does not know.
+//! that it does not know.
 
 use super::config::{MemoryKind, SegmentSpec, VmSpec};
 use super::doorbells::Told;
@@ -194,9 +193,8 @@ impl Record {
     }
 
     /// Returns whether the record gives somebody something. A successor that does not know of it could give the same to somebody
-    /// else, so
-    /// the record must be in the journal before anybody learns of it. The other records end something or change a detail: a
-    /// successor that does not know of them believes that more is in use than really is, which is safe.
+    /// else, so the record must be in the journal before anybody learns of it. The other records end something or change a
+    /// detail: a successor that does not know of them believes that more is in use than really is, which is safe.
     pub fn gives(&self) -> bool {
         match self {
             Self::Member { .. }

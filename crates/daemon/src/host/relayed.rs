@@ -1,28 +1,28 @@
-//! Doorbells that the daemon passes on: where a VM's program cannot ring a peer by itself, it rings the host's daemon
-//! vector, which does not say who is meant.
+//! Doorbells that the daemon relays. A VM's program that cannot ring a peer directly rings the host's daemon vector, which does
+//! not say which peer is meant.
 
 use super::broker::{Broker, Effect};
 use super::objects::Change;
 use super::record::Record;
 use std::collections::BTreeMap;
 
-/// Why a doorbell may be meant: a side of a channel, or a user of a synchronisation object.
+/// The reason why a doorbell is relayed: a side of a channel, or a user of a synchronisation object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Number of the channel, and whether its initiator is meant.
+    /// The number of the channel, and whether its initiator is to be rung.
     Channel(u64, bool),
-    /// Number of the object, and the user's slot.
+    /// The number of the object, and the user's slot.
     Sync(u64, u32),
 }
 
-/// The doorbells (member and vector) that somebody may mean who rings the daemon's vector.
+/// The doorbells (member and vector) that a program may mean when it rings the daemon's vector.
 ///
-/// A reason lasts as long as the channel's side or the object's user: a program that was told to ring by way of the daemon goes
-/// on with that.
+/// A reason lasts as long as the channel's side or the object's user: a program that was told to ring through the daemon
+/// continues to do so.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Relayed {
     reasons: BTreeMap<Reason, (u32, u32)>,
-    /// How many reasons there are for each.
+    /// The number of reasons for each doorbell.
     bells: BTreeMap<(u32, u32), u32>,
 }
 
@@ -43,25 +43,25 @@ impl Relayed {
         }
     }
 
-    /// The reasons.
+    /// Returns the reasons.
     #[cfg(test)]
     pub fn reasons(&self) -> &BTreeMap<Reason, (u32, u32)> {
         &self.reasons
     }
 
-    /// The doorbells, each once.
+    /// Returns the doorbells, each once.
     pub fn bells(&self) -> impl Iterator<Item = (u32, u32)> {
         self.bells.keys().copied()
     }
 }
 
 impl Broker {
-    /// Makes the index of what the books of an earlier daemon say.
+    /// Makes the index from the books of an earlier daemon.
     pub(super) fn index_relayed(&mut self) {
         Change::relay_all(&self.books, &mut self.relayed_bells);
     }
 
-    /// What a record that is about to be applied ends.
+    /// Removes the reasons that a record ends. Must be called before the record is applied.
     pub(super) fn unrelay(&mut self, record: &Record) {
         match record {
             Record::Object(change) => change.unrelay(&mut self.relayed_bells),
@@ -73,14 +73,14 @@ impl Broker {
         }
     }
 
-    /// What a record that was applied brings.
+    /// Adds the reasons that a record creates. Must be called after the record was applied.
     pub(super) fn relay(&mut self, record: &Record) {
         if let Record::Object(change) = record {
             change.relay(&self.books, &mut self.relayed_bells);
         }
     }
 
-    /// The host's daemon vector was rung: who rings by way of the daemon has meant somebody of these.
+    /// Rings all relayed doorbells, because the host's daemon vector was rung and any of them may be meant.
     pub fn relay_rings(&mut self) {
         for (member, vector) in self.relayed_bells.bells().collect::<Vec<_>>() {
             self.effect(Effect::Ring { member, vector });

@@ -1,26 +1,26 @@
-//! Packets of the attach protocol, written and read.
+//! Writes and reads packets of the attach protocol.
 
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Why a request is refused, with a text that says what, where and what helps.
+/// The refusal of a request, with a text that says what is wrong, where, and what helps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// For programs.
+    /// The code, for programs.
     pub code: ErrorCode,
-    /// For people.
+    /// The text, for people.
     pub text: String,
 }
 
 impl Refusal {
-    /// A refusal.
+    /// Makes a refusal.
     pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
 }
 
-/// The segment's memory is gone.
+/// Makes the refusal for a segment whose memory is lost.
 pub fn broken(segment: &Name) -> Refusal {
     let text = format!(
         "the memory of segment {segment} is broken (its file was truncated or replaced): stop its VMs, remove the \
@@ -29,7 +29,7 @@ pub fn broken(segment: &Name) -> Refusal {
     Refusal::new(ErrorCode::BROKEN, text)
 }
 
-/// A name that somebody has sent, if it is one.
+/// Checks a name that a client has sent.
 pub fn checked(name: &Name, what: &str) -> Result<Name, Refusal> {
     match name.checked() {
         Ok(_) => Ok(*name),
@@ -37,7 +37,7 @@ pub fn checked(name: &Name, what: &str) -> Result<Name, Refusal> {
     }
 }
 
-/// The body of a request.
+/// Parses the body of a request.
 pub fn body<T: FromBytes>(bytes: &[u8]) -> Result<T, Refusal> {
     wire::body(bytes).ok_or_else(|| {
         let text = match size_of::<T>() {
@@ -51,14 +51,14 @@ pub fn body<T: FromBytes>(bytes: &[u8]) -> Result<T, Refusal> {
     })
 }
 
-/// A packet.
+/// Makes a packet.
 pub fn packet(kind: Kind, request: u32, body: &[u8]) -> Vec<u8> {
     let mut packet = Header { kind, flags: 0, request }.as_bytes().to_vec();
     packet.extend_from_slice(body);
     packet
 }
 
-/// An `ERROR` packet.
+/// Makes an `ERROR` packet.
 pub fn refusal(request: u32, refusal: &Refusal) -> Vec<u8> {
     let mut packet = packet(Kind::ERROR, request, wire::Error { code: refusal.code, reserved: 0 }.as_bytes());
     let room = wire::MAX_PACKET - packet.len();
@@ -66,7 +66,7 @@ pub fn refusal(request: u32, refusal: &Refusal) -> Vec<u8> {
     packet
 }
 
-/// `TEXT` packets that together carry `text`. Each is UTF-8 of its own.
+/// Makes `TEXT` packets that together carry `text`. Each is valid UTF-8 by itself.
 pub fn text(request: u32, mut text: &str) -> Vec<Vec<u8>> {
     let room = wire::MAX_PACKET - size_of::<Header>();
     let mut packets = Vec::new();
@@ -83,7 +83,7 @@ pub fn text(request: u32, mut text: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// `TEXT` packets and a last one, `PAGE`, that together carry a page of a status.
+/// Makes `TEXT` packets and a final `PAGE` packet that together carry a page of a status.
 pub fn page(request: u32, next: &wire::Inspect, text: &str) -> Vec<Vec<u8>> {
     let room = wire::MAX_PACKET - size_of::<Header>();
     let (mut packets, mut rest) = (Vec::new(), text);
@@ -100,7 +100,7 @@ pub fn page(request: u32, next: &wire::Inspect, text: &str) -> Vec<Vec<u8>> {
     packets
 }
 
-/// The last place between two characters that is not behind `most`.
+/// Returns the last boundary between two characters that is not behind `most`.
 fn boundary(text: &str, most: usize) -> usize {
     (0..=most.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }

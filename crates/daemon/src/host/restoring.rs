@@ -1,9 +1,10 @@
-//! Files that somebody truncates get their size back.
+//! Restores the size of files that somebody truncates.
 //!
-//! Who maps a file that is cut dies of the missing pages (SIGBUS), unless it handles that, which QEMU does not. So files are
-//! watched: inotify reports a truncation, and not what is stored through mappings. A thread grows the file again and then
-//! gives it its memory, because either may wait for a lock of the file, which whoever has a descriptor of it can hold for
-//! as long as an allocation takes. What was cut off is gone: the pages are zeros, and the segment stays broken.
+//! A program that maps a truncated file dies when it touches the missing pages (SIGBUS), unless it handles the signal, which QEMU
+//! does not. So the files are watched: inotify reports a truncation, but not stores through mappings. A thread makes the file
+//! longer again and then allocates its memory. Either may wait for a lock of the file, which any process with a descriptor of the
+//! file can hold for as long as an allocation takes. The truncated contents are lost: the pages are zeros, and the segment stays
+//! broken.
 
 use super::server::Token;
 use crate::poller::{Interest, Poller};
@@ -18,31 +19,31 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use tracing::{error, warn};
 
-/// A file is given its memory in pieces of this, so that its lock is free in between. A multiple of all huge pages that
-/// segments can have.
+/// The memory of a file is allocated in pieces of this size, so that the file's lock is free in between. A multiple of all huge
+/// pages that segments can have.
 const PIECE: u64 = 16 << 20;
-/// Events that are fetched at once: they have no names.
+/// The bytes of the events that are fetched at once. These events have no names.
 const EVENTS: usize = 64 * size_of::<[u32; 4]>();
 
-/// Device and inode.
+/// The device and inode of a file.
 pub type Identity = (u64, u64);
 
-/// What a thread tells.
+/// A message from a thread.
 #[derive(Debug)]
 enum News {
-    /// The file has its size.
+    /// The file has its size again.
     Size(Identity),
-    /// The thread is done, and why it could do no more.
+    /// The thread is done; an error says why it could do no more.
     End(Identity, Result<(), Errno>),
 }
 
 #[derive(Debug)]
 struct Watched {
     file: Arc<OwnedFd>,
-    /// How long it is, at least.
+    /// The size that the file must have at least, in bytes.
     size: u64,
     watch: Option<i32>,
-    /// A thread works on it.
+    /// A thread is working on the file.
     at_work: bool,
 }
 
@@ -50,7 +51,7 @@ struct Watched {
 #[derive(Debug)]
 pub struct Files {
     inotify: Option<OwnedFd>,
-    /// Readable when a thread has news.
+    /// An eventfd that is readable when a thread has news.
     bell: Option<Arc<OwnedFd>>,
     sender: Sender<News>,
     receiver: Receiver<News>,
@@ -58,7 +59,7 @@ pub struct Files {
 }
 
 impl Default for Files {
-    /// Files that nobody watches.
+    /// Makes a set of files that are not watched.
     fn default() -> Self {
         let (sender, receiver) = mpsc::channel();
         Self { inotify: None, bell: None, sender, receiver, all: BTreeMap::new() }
@@ -66,7 +67,7 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Files that are watched, with tokens in this poller.
+    /// Makes a set of files that are watched, with tokens in this poller.
     pub fn new(poller: &Poller) -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         poller.add(&bell, Token::Restored.into(), Interest::READ)?;
@@ -76,12 +77,12 @@ impl Files {
             Ok::<_, io::Error>(inotify)
         };
         let inotify = watch().inspect_err(|error| {
-            warn!(%error, "files of segments cannot be watched: that one was truncated is seen within a second; raise fs.inotify.max_user_instances");
+            warn!(%error, "files of segments cannot be watched: a truncation is noticed within a second; raise fs.inotify.max_user_instances");
         });
         Ok(Self { inotify: inotify.ok(), bell: Some(Arc::new(bell)), ..Self::default() })
     }
 
-    /// Watches a file. It is as long as it should be.
+    /// Watches a file, which has its proper size now.
     pub fn watch(&mut self, identity: Identity, file: &Arc<OwnedFd>) {
         let size = length_of(file);
         if let Some(known) = self.all.get_mut(&identity) {
@@ -91,31 +92,31 @@ impl Files {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let add = |inotify| inotify::add_watch(inotify, &path, inotify::WatchFlags::MODIFY);
         let watch = self.inotify.as_ref().map(add).transpose().unwrap_or_else(|error| {
-            warn!(%error, "a segment's file cannot be watched: that it was truncated is seen within a second; raise fs.inotify.max_user_watches");
+            warn!(%error, "a segment's file cannot be watched: a truncation is noticed within a second; raise fs.inotify.max_user_watches");
             None
         });
         self.all.insert(identity, Watched { file: file.clone(), size, watch, at_work: false });
     }
 
-    /// Forgets the files that are not needed any more.
+    /// Forgets the files for which `needed` returns false.
     pub fn keep(&mut self, needed: impl Fn(Identity) -> bool) {
         self.all.retain(|identity, file| {
             let needed = needed(*identity);
             if let (false, Some(inotify), Some(watch)) = (needed, &self.inotify, file.watch) {
-                // Fails if the file is gone, and the watch with it.
+                // This fails if the file is gone, and the watch with it.
                 let _ = inotify::remove_watch(inotify, watch);
             }
             needed
         });
     }
 
-    /// Files that were modified since the last call, other than through mappings.
+    /// Returns the files that were modified since the last call, other than through mappings.
     pub fn take_modified(&mut self) -> Vec<Identity> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
         let mut buffer = [MaybeUninit::uninit(); EVENTS];
         let mut events = inotify::Reader::new(inotify, &mut buffer);
         let mut modified = Vec::new();
-        // What comes meanwhile can wait.
+        // Files that are modified meanwhile can wait.
         while let Ok(event) = events.next() {
             let lost = event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW);
             let of_event = |file: &Watched| lost || file.watch == Some(event.wd());
@@ -129,17 +130,17 @@ impl Files {
         modified
     }
 
-    /// All files.
+    /// Returns all files.
     pub fn all(&self) -> Vec<Identity> {
         self.all.keys().copied().collect()
     }
 
-    /// Whether it is shorter than it should be.
+    /// Returns whether a file is shorter than it should be.
     pub fn is_short(&self, identity: Identity) -> bool {
         self.all.get(&identity).is_some_and(|file| length_of(&file.file) < file.size)
     }
 
-    /// Has a thread give a file its size and its memory back, unless one does.
+    /// Starts a thread that restores the size and the memory of a file, unless one is running.
     pub fn restore(&mut self, identity: Identity) {
         let (Some(watched), Some(bell)) = (self.all.get_mut(&identity), &self.bell) else { return };
         if watched.at_work {
@@ -164,7 +165,7 @@ impl Files {
         }
     }
 
-    /// Files that have got their size back since the last call.
+    /// Returns the files that have got their size back since the last call.
     pub fn take_restored(&mut self) -> Vec<Identity> {
         if let Some(bell) = &self.bell {
             let _ = rustix::io::read(bell, &mut [0u8; 8]);
@@ -178,9 +179,9 @@ impl Files {
                         file.at_work = false;
                     }
                     if let Err(errno) = done {
-                        error!(%errno, "the truncated file of a segment cannot be given its memory again: a QEMU that touches what is missing may die");
+                        error!(%errno, "the memory of a truncated file cannot be allocated again: a QEMU that touches the missing part may die");
                     }
-                    // It was cut again after the thread's last look.
+                    // The file was truncated again after the thread's last check.
                     if self.is_short(identity) && done.is_ok() {
                         self.restore(identity);
                     }
@@ -196,7 +197,7 @@ fn length_of(file: &OwnedFd) -> u64 {
     fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Gives a file its size back, says so, and then its memory, as long as others go on cutting it.
+/// Restores the size of a file, calls `has_size`, and then allocates its memory; repeats this as long as others truncate it.
 fn restore(file: &OwnedFd, size: u64, has_size: impl Fn()) -> Result<(), Errno> {
     let (mut told, mut at) = (false, 0);
     while !told || at < size || length_of(file) < size {
@@ -234,7 +235,7 @@ mod tests {
         (file, (stat.dev(), stat.ino()), watched)
     }
 
-    /// Waits until something is readable, and returns what.
+    /// Waits until something is readable, and returns its tokens.
     fn wait(poller: &Poller) -> Vec<u64> {
         let mut ready = Vec::new();
         poller.wait(&mut ready, Some(Duration::from_secs(20))).unwrap();
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_reported_and_a_store_is_not() {
+    fn a_truncation_is_reported_and_a_store_is_not() {
         let poller = Poller::new().unwrap();
         let mut files = Files::new(&poller).unwrap();
         let (cut, identity, watched) = file();
@@ -255,14 +256,14 @@ mod tests {
         assert_eq!(wait(&poller), [u64::from(Token::Files)]);
         assert_eq!(files.take_modified(), [identity]);
         assert!(files.is_short(identity));
-        // Nobody needs it: it is heard of no more.
+        // The file is not needed any more, so there are no more events for it.
         files.keep(|_| false);
         cut.set_len(0).unwrap();
         assert_eq!((files.take_modified(), files.is_short(identity)), (vec![], false));
     }
 
     #[test]
-    fn a_file_that_is_cut_gets_size_and_memory_back() {
+    fn a_truncated_file_gets_its_size_and_memory_back() {
         let poller = Poller::new().unwrap();
         let mut files = Files::new(&poller).unwrap();
         let (cut, identity, watched) = file();
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_meanwhile_is_given_back_too() {
+    fn a_file_truncated_meanwhile_is_restored_too() {
         let (cut, _, watched) = file();
         let cuts = std::cell::Cell::new(0);
         cut.set_len(0).unwrap();

@@ -2,8 +2,8 @@
 
 use super::broker::World;
 use super::config;
+use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
-use super::handed::without_truncation;
 use super::objects::sync::SyncUser;
 use super::restoring::{Files, Identity};
 use ginnel_config::{Bytes, Problem};
@@ -41,7 +41,7 @@ struct Open {
     /// The file and its mapping; `None` if the file could not be opened.
     memory: Option<(Arc<OwnedFd>, Mapping)>,
     /// The same file for programs that may write but must not truncate it. `None` if the kernel cannot separate the two rights.
-    handed: Option<Arc<OwnedFd>>,
+    for_writers: Option<Arc<OwnedFd>>,
     /// The same file, open for reading only.
     read_only: Option<Arc<OwnedFd>>,
     /// What should stand in front of the arena, once that is known.
@@ -98,7 +98,7 @@ impl Segments {
                 let grows = size_of_file(&file) < config.end();
                 if grows && !may_create {
                     let what = format!("{} was truncated", config.path.display());
-                    return Err(Problem::new(place, what, "stop all who use it and remove the file"));
+                    return Err(Problem::new(place, what, "stop all its users and remove the file"));
                 }
                 allocate(&file, config, place)?;
                 own_and_permit(&file, config, place)?;
@@ -117,10 +117,10 @@ impl Segments {
         };
         let system = |what: &'static str| {
             move |error: std::io::Error| {
-                Problem::new(place, format!("{what}: {error}"), "see what the system lacks")
+                Problem::new(place, format!("{what}: {error}"), "see which resource of the system is used up")
             }
         };
-        let stat = fs::fstat(&file).map_err(|e| system("its file cannot be looked at")(e.into()))?;
+        let stat = fs::fstat(&file).map_err(|e| system("its file cannot be examined")(e.into()))?;
         let len = usize::try_from(config.size).map_err(|_| {
             Problem::new(
                 place,
@@ -134,7 +134,7 @@ impl Segments {
         let open = Open {
             path: config.path.clone(),
             end: config.end(),
-            handed: without_truncation(&file).map(Arc::new),
+            for_writers: without_truncation(&file).map(Arc::new),
             read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
             memory: Some((file.clone(), mapping)),
             front: None,
@@ -156,7 +156,7 @@ impl Segments {
             path: config.path.clone(),
             end: config.end(),
             memory: None,
-            handed: None,
+            for_writers: None,
             read_only: None,
             front: None,
             repairs: Repairs::default(),
@@ -229,7 +229,7 @@ impl Segments {
     /// Returns a segment's file, open for a program that may write.
     pub fn file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
         let open = self.open.get(name)?;
-        open.handed.clone().or_else(|| open.memory.as_ref().map(|(file, _)| file.clone()))
+        open.for_writers.clone().or_else(|| open.memory.as_ref().map(|(file, _)| file.clone()))
     }
 
     /// Returns a segment's file, open for reading only.
@@ -294,8 +294,7 @@ impl Segments {
     }
 
     /// Gives truncated files their size back, if `needed` returns true for one of the segments in the file. The truncated
-    /// contents stay
-    /// lost, and the segment stays broken.
+    /// contents stay lost, and the segment stays broken.
     pub fn restore(&mut self, needed: impl Fn(&Name) -> bool) {
         for identity in self.files.all() {
             if self.files.is_short(identity) && self.in_file(identity).iter().any(&needed) {
@@ -311,8 +310,7 @@ impl Segments {
     }
 
     /// Prepares to tell all users of a segment that its file was truncated and has its size again. Returns false if the file was
-    /// not
-    /// truncated, or is still short, or if the users were told just now. In the last case they are told again later.
+    /// not truncated, or is still short, or if the users were told just now. In the last case they are told again later.
     pub fn begin_telling(&mut self, name: &Name) -> bool {
         let Some(open) = self.open.get_mut(name).filter(|open| open.cut) else { return false };
         let Some((file, mapping)) = &mut open.memory else { return false };
@@ -392,8 +390,7 @@ impl Segments {
     }
 
     /// Wakes those who sleep at these wake words, through a lane of one of these boards. The members can write the words beside
-    /// the wake
-    /// words, which name the lane, so this uses them only if they lie in one of the boards.
+    /// the wake words, which name the lane, so this uses them only if they lie in one of the boards.
     pub fn post(&self, name: &Name, words: [u64; 2], boards: &[u64]) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         for word in words {
@@ -436,8 +433,7 @@ impl Segments {
     }
 
     /// Writes the state of a side. If the side has written before its death that it was done, this stays. Another member that can
-    /// write
-    /// this word deceives only those who share the segment with it, and could have written it later as well.
+    /// write this word deceives only those who share the segment with it, and could have written it later as well.
     pub fn mark(&self, name: &Name, at: u64, state: SideState) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         // The word has a cache line to itself.
@@ -504,8 +500,7 @@ fn size_of_file(file: &OwnedFd) -> u64 {
 }
 
 /// Returns the offset of a new slice in a file that slices share: behind everything that was ever in it. An offset is not used
-/// again
-/// as long as the file exists, because a VM that is not declared any more may still have that part mapped.
+/// again as long as the file exists, because a VM that is not declared any more may still have that part mapped.
 pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
     let size = fs::lstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)
@@ -527,9 +522,9 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
         }
     };
     let stat = fs::fstat(&file)
-        .map_err(|e| Problem::new(place, format!("{path} cannot be looked at: {e}"), "remove it"))?;
+        .map_err(|e| Problem::new(place, format!("{path} cannot be examined: {e}"), "remove it"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Problem::new(place, format!("{path} is no regular file"), "remove it"));
+        return Err(Problem::new(place, format!("{path} is not a regular file"), "remove it"));
     }
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != own && Some(stat.st_uid) != config.owner {
@@ -540,7 +535,7 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     if config.offset.is_none() && size != config.size {
         let what = format!("{path} has {} bytes, the configuration says {}", Bytes(size), Bytes(config.size));
-        let fix = "write its size into the configuration, or stop all who use it and remove the file";
+        let fix = "write its size into the configuration, or stop all its users and remove the file";
         return Err(Problem::new(place, what, fix));
     }
     Ok(Some(file))
@@ -557,7 +552,7 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
     let failed = |what: &str, errno: Errno| {
         let fix = match errno {
             Errno::ACCESS | Errno::PERM | Errno::ROFS => "let the daemon's user write there",
-            _ => "see what the system lacks",
+            _ => "see which resource of the system is used up",
         };
         Problem::new(place, format!("{path} cannot be {what}: {errno}"), fix)
     };
@@ -638,7 +633,8 @@ fn check_room(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(
     let Ok(stat) = fs::fstatfs(file) else { return Ok(()) };
     let page = u64::try_from(stat.f_bsize).unwrap_or(0).max(1);
     if !config.size.is_multiple_of(page) {
-        let what = format!("its size {} is no multiple of the huge page {}", Bytes(config.size), Bytes(page));
+        let what =
+            format!("its size {} is not a multiple of the huge page {}", Bytes(config.size), Bytes(page));
         return Err(Problem::new(place, what, "choose a multiple, or a hugetlbfs with smaller pages"));
     }
     // A tmpfs without a limit reports 0 blocks.
@@ -675,7 +671,7 @@ fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(),
                 return Err(no_room(config, place, &errno.to_string()));
             }
             Err(errno) => {
-                let what = format!("{} cannot be given its memory: {errno}", config.path.display());
+                let what = format!("the memory of {} cannot be allocated: {errno}", config.path.display());
                 return Err(Problem::new(place, what, "use a tmpfs or hugetlbfs of a current kernel"));
             }
         }
@@ -706,7 +702,7 @@ mod tests {
     use crate::host::config::Config;
 
     #[test]
-    fn what_was_there_is_not_called_made() {
+    fn an_existing_file_does_not_count_as_made() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let text = format!(
             "[daemon]\nshm_dir = {:?}\n[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\n",

@@ -1,4 +1,4 @@
-//! The event loop: what is ready is handed to its part, and what the broker decides is done.
+//! The event loop. It passes each ready descriptor to the part that handles it, and performs what the broker decides.
 
 use super::books::Books;
 use super::broker::{Broker, ClientId, Effect, FdRef, Recording};
@@ -15,7 +15,7 @@ use super::segments::Segments;
 use super::vms::Vm;
 use crate::closer::Closer;
 use crate::keeper::{Held, Keeper};
-use crate::pidwatch::{Doubts, Process};
+use crate::pidwatch::{ExecChecks, Process};
 use crate::poller::{Interest, Poller, Ready};
 use ginnel_layout::wire::MAX_PACKET;
 use ginnel_layout::{Name, sync, wire};
@@ -26,36 +26,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// How often the files of segments in use are looked at, in case they were truncated.
+/// How often the files of segments in use are checked, in case they were truncated.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What a descriptor in the poller belongs to.
+/// The owner of a descriptor in the poller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
     /// The attach socket.
     Listener,
-    /// A connection to it.
+    /// A connection to the attach socket.
     Client(ClientId),
     /// A process that is watched. The number of a watch is never used again, so an event that was fetched before its watch
-    /// ended is nobody's.
+    /// ended matches nothing.
     Process(u64),
     /// The socket of a VM.
     VmListener(u32),
-    /// The connection to its QEMU. An event of an earlier one leads to a needless look at the present one.
+    /// The connection to a VM's QEMU. An event of an earlier connection only causes a needless look at the present one.
     VmConnection(u32),
-    /// The control socket of its QEMU. The same holds for it.
+    /// The control socket of a VM's QEMU. Here, too, an event of an earlier connection is harmless.
     VmMonitor(u32),
     /// The host's daemon vector.
     HostVector,
-    /// The keeper.
+    /// The connection to the keeper.
     Keeper,
-    /// The file of a segment was made.
+    /// The eventfd that says that the file of a segment has been made.
     Made,
-    /// The file of a segment was modified, other than through a mapping.
+    /// The inotify descriptor that says that the file of a segment was modified other than through a mapping.
     Files,
-    /// The file of a segment that was truncated has its size again.
+    /// The eventfd that says that a truncated file of a segment has its size again.
     Restored,
-    /// A signal has come.
+    /// The descriptor that becomes readable when a signal has come.
     Signal,
 }
 
@@ -102,14 +102,14 @@ impl Token {
     }
 }
 
-/// Whose end a watch tells.
+/// The process whose end a watch reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
     /// An owner of an endpoint.
     Owner {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// Its epoch.
+        /// The epoch of the endpoint.
         epoch: u32,
         /// The owner.
         process: Process,
@@ -118,11 +118,11 @@ pub enum Watched {
     Qemu(u32),
 }
 
-/// Processes that are watched, by numbers that are never used again.
+/// The processes that are watched, by numbers that are never used again.
 #[derive(Debug, Default)]
 struct Watches {
     all: BTreeMap<u64, (Watched, OwnedFd)>,
-    /// Those of owners, by endpoint.
+    /// The watches of owners, by endpoint and process.
     owners: BTreeMap<(u32, Process), u64>,
     last: u64,
 }
@@ -160,36 +160,37 @@ pub struct Server {
     pub(super) segments: Segments,
     pub(super) members: Members,
     pub(super) clients: Clients,
-    /// Closes their connections, and what they send.
+    /// Closes the clients' connections, and the files that they send.
     pub(super) closer: Closer,
     pub(super) vms: BTreeMap<u32, Vm>,
-    /// Programs in VMs: the VM, and the number that its daemon has given them.
+    /// The programs in VMs: the VM, and the number that its daemon has given to the program.
     pub(super) relayed: BTreeMap<ClientId, (u32, u32)>,
     pub(super) poller: Poller,
     pub(super) keeper: Keeper,
-    /// What the keeper held when the daemon started, until its owner is declared.
+    /// The descriptors that the keeper held when the daemon started, until their member or segment is declared.
     pub(super) held: Held,
     pub(super) started: Instant,
-    /// A link has more messages than were taken at once.
+    /// A control link has more messages than one look at it handles.
     pub(super) more: bool,
-    /// The broker has work that waits for nothing but its turn.
+    /// The broker has background work left.
     busy: bool,
     watches: Watches,
-    /// Owners of endpoints (number and epoch) that may run another program now.
-    doubts: Doubts<(u32, u32, Process)>,
-    /// When holds of endpoints end.
+    /// The owners of endpoints (number and epoch) that may run another program now.
+    exec_checks: ExecChecks<(u32, u32, Process)>,
+    /// The times at which holds of endpoints end.
     pub(super) holds: Timers,
-    /// The journal has taken all records of the effects that are being performed: what follows may depend on them.
+    /// The journal has accepted all records of the effects that are being performed, so the following effects may depend on them.
     recorded: bool,
-    /// Answers that depend on a record which the journal has not taken.
+    /// Answers that depend on a record which the journal has not accepted.
     withheld: Vec<Effect>,
-    /// For packets of clients.
+    /// A buffer for packets of clients.
     pub(super) packet: Vec<u8>,
-    /// Files of segments that are being made.
+    /// The files of segments that are being made.
     pub(super) making: Making,
-    /// Segments whose files cannot be used and that nobody uses: how they are declared, and where.
+    /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any,
+    /// and where it was declared, for messages.
     pub(super) out_of_service: BTreeMap<Name, (config::Segment, Option<SegmentSpec>, String)>,
-    /// When that is tried again.
+    /// The time at which to try again to serve these.
     pub(super) retry_at: Instant,
     /// Files of segments may have been truncated.
     restore: bool,
@@ -198,7 +199,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Puts the parts together. Nobody is served yet.
+    /// Makes the server. It does not serve anyone yet.
     pub fn new(
         config: Config,
         books: Books,
@@ -232,7 +233,7 @@ impl Server {
             more: true,
             busy: false,
             watches: Watches::default(),
-            doubts: Doubts::default(),
+            exec_checks: ExecChecks::default(),
             holds: Timers::default(),
             recorded: true,
             withheld: Vec::new(),
@@ -271,7 +272,7 @@ impl Server {
                 self.step_links();
             }
             self.look_after_segments();
-            for (endpoint, epoch, process) in self.doubts.take_changed() {
+            for (endpoint, epoch, process) in self.exec_checks.take_changed() {
                 self.broker.owner_ended(endpoint, epoch, process);
             }
             self.end_holds();
@@ -311,8 +312,8 @@ impl Server {
         }
     }
 
-    /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated, or
-    /// a guest is to be asked whether it is there, or a QEMU is to stop one.
+    /// Returns how long the loop may sleep without events. `None` means without limit: nobody uses memory that may be truncated,
+    /// no guest must be asked for a sign of life, no QEMU has been told to stop its VM, and nothing is to be tried again.
     fn timeout(&self) -> Option<Duration> {
         if self.more || self.busy {
             return Some(Duration::ZERO);
@@ -320,12 +321,13 @@ impl Server {
         let used = self.broker.books().is_memory_used();
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
         let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
-        let owners = [self.doubts.until_next(), self.until_hold_ends(), self.broker.until_sockets_settle()];
+        let owners =
+            [self.exec_checks.until_next(), self.until_hold_ends(), self.broker.until_sockets_settle()];
         let rest = [look, self.until_beat(), self.until_given_up(), retry];
         owners.into_iter().chain(rest).flatten().min()
     }
 
-    /// Does a bounded part of what no request waits for.
+    /// Does a bounded part of the background work.
     fn work(&mut self) {
         let limit = self.config.limits.queue as usize;
         let (clients, vms, relayed) = (&self.clients, &self.vms, &self.relayed);
@@ -350,12 +352,12 @@ impl Server {
             self.restore = true;
         }
         for (segment, cut) in self.segments.take_newly_broken() {
-            // Those who sleep wake up, touch the memory, and see.
+            // Sleeping programs wake up, touch the memory, and notice.
             for endpoint in self.broker.books().endpoints.values().filter(|e| e.segment == segment) {
                 self.members.ring(endpoint.member, endpoint.vector);
             }
             if cut {
-                // With its size the next daemon could not tell that anything is gone, so that is recorded before.
+                // Once the file has its size again, the next daemon cannot see that anything is lost, so this is recorded first.
                 self.broker.note(Record::SegmentCut { name: Text(segment), cut: true });
                 self.run_effects();
                 self.tell_cut(&segment);
@@ -367,15 +369,15 @@ impl Server {
         }
     }
 
-    /// Gives back the size of files that were truncated, where a QEMU runs that would die of it. Programs do not, and what
-    /// they touch while it is missing tells them.
+    /// Restores the size of truncated files if a QEMU is running that would die when it touches the missing memory. Programs do
+    /// not die of it, and learn of the truncation when they touch what is missing.
     fn restore_files(&mut self) {
         let books = self.broker.books();
         let runs = |member: &u32| books.members.get(member).is_some_and(|member| member.qemu.is_some());
         self.segments.restore(|name| books.segments.get(name).is_some_and(|s| s.members.iter().any(runs)));
     }
 
-    /// Tells all users of a segment that was truncated and is as long as before: nothing else shows it to them.
+    /// Tells all users of a segment that its file was truncated and is as long as before, which nothing else would show them.
     pub(super) fn tell_cut(&mut self, segment: &Name) {
         if self.segments.begin_telling(segment) {
             self.broker.segment_cut(segment);
@@ -383,8 +385,8 @@ impl Server {
         }
     }
 
-    /// Repairs what stands in front of the arenas of all segments, or of those that a member has a share in: whoever can
-    /// write a segment can spoil it, and a guest's kernel and daemon go by it when they start.
+    /// Repairs the info blocks and headers of all segments, or of those that a member shares. Every writer of a segment can
+    /// damage them, and a guest's kernel and daemon rely on them when they start.
     pub(super) fn check_fronts(&mut self, member: Option<u32>) {
         let segments = self.broker.books().segments.values();
         let of_member = segments.filter(|s| member.is_none_or(|member| s.members.contains(&member)));
@@ -393,7 +395,7 @@ impl Server {
         }
     }
 
-    /// Tells the broker what the journal takes. Called before each request.
+    /// Tells the broker which records the journal accepts. Must be called before each request.
     pub(super) fn ask_journal(&mut self) {
         let recording = match self.journal.takes() {
             true => Recording::Open,
@@ -403,7 +405,7 @@ impl Server {
         self.broker.set_recording(recording);
     }
 
-    /// Does what the broker has decided, in its order.
+    /// Performs the broker's effects in their order.
     pub(super) fn run_effects(&mut self) {
         loop {
             let effects = self.broker.take_effects();
@@ -462,7 +464,7 @@ impl Server {
             }
             Effect::Examine { endpoint, epoch, process, image } => {
                 if let Some((endpoint, epoch, process)) =
-                    self.doubts.add(process, image, (endpoint, epoch, process))
+                    self.exec_checks.add(process, image, (endpoint, epoch, process))
                 {
                     self.broker.owner_ended(endpoint, epoch, process);
                 }
@@ -473,9 +475,9 @@ impl Server {
             }
             Effect::ForgetHold { endpoint, token } => self.holds.forget((endpoint, token)),
             Effect::Recognize { endpoint, process } => {
-                self.doubts.settle(|(number, _, doubted)| (*number, *doubted) == (endpoint, process));
+                self.exec_checks.settle(|(number, _, checked)| (*number, *checked) == (endpoint, process));
             }
-            // To a VM, pages go when its ring has room.
+            // The pages for a program in a VM are sent when the VM's ring has room.
             Effect::Inspect { client, request, from } => {
                 if !self.inspect_later(client, request, from) {
                     self.send_page(client, request, from);
@@ -497,7 +499,7 @@ impl Server {
         self.send_packets(client, vec![(packet, fds)]);
     }
 
-    /// Sends packets that belong together, without descriptors to a program in a VM.
+    /// Sends packets that belong together. A program in a VM gets no descriptors.
     pub(super) fn send_packets(&mut self, client: ClientId, packets: Vec<(Vec<u8>, Vec<Arc<OwnedFd>>)>) {
         if self.relayed.contains_key(&client) {
             self.send_relayed(client, packets.into_iter().map(|(packet, _)| packet).collect());
@@ -510,7 +512,7 @@ impl Server {
     pub(super) fn send_page(&mut self, client: ClientId, request: u32, from: wire::Inspect) {
         let viewer = self.viewer(client);
         if from.section == 0 {
-            // Whoever asks wants to know what is, not what was known; and may be about to start a VM with it.
+            // The client wants the present state, and may be about to start a VM with it, so the files are checked now.
             for segment in viewer.segments() {
                 self.segments.check(segment);
                 if viewer.is_on_host() {
@@ -531,7 +533,7 @@ impl Server {
         self.send_packets(client, packets);
     }
 
-    /// Watches a process. `None` if it has ended already.
+    /// Watches a process. Returns `None` if it has ended already.
     pub(super) fn watch(&mut self, watched: Watched, process: Process) -> io::Result<Option<u64>> {
         let Some(pidfd) = process.watch()? else { return Ok(None) };
         self.watches.add(&self.poller, watched, pidfd).map(Some)
@@ -543,13 +545,13 @@ impl Server {
 
     pub(super) fn watch_owner(&mut self, endpoint: u32, epoch: u32, process: Process) {
         if process.pid == 0 {
-            return; // In a process namespace that cannot be seen from here; its connection has to do.
+            return; // The process is in a process namespace that is not visible from here, so only its connection counts.
         }
         match self.watch(Watched::Owner { endpoint, epoch, process }, process) {
             Ok(Some(_)) => {}
             Ok(None) => self.broker.owner_ended(endpoint, epoch, process),
             Err(error) => {
-                warn!(endpoint, pid = process.pid, %error, "its process cannot be watched, so the end of its connection will be taken for its end: raise LimitNOFILE=");
+                warn!(endpoint, pid = process.pid, %error, "its process cannot be watched, so the end of its connection will count as its end: raise LimitNOFILE=");
                 self.broker.owner_unwatched(endpoint, epoch, process);
             }
         }
@@ -561,7 +563,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_of_a_watch_that_has_ended_is_nobodys() {
+    fn an_event_of_an_ended_watch_matches_nothing() {
         let poller = Poller::new().unwrap();
         let mut watches = Watches::default();
         let process = Process::of(std::process::id()).unwrap();
@@ -569,7 +571,7 @@ mod tests {
         let pidfd = || process.watch().unwrap().unwrap();
         let stale = watches.add(&poller, owner(1), pidfd()).unwrap();
         assert_eq!(watches.remove(&poller, stale), Some(owner(1)));
-        // The next endpoint of that number, of the same process.
+        // This is the next endpoint with that number, of the same process.
         let watch = watches.add(&poller, owner(2), pidfd()).unwrap();
         assert_eq!(Token::parse(Token::Process(watch).into()), Some(Token::Process(watch)));
         assert_eq!(watches.remove(&poller, stale), None);

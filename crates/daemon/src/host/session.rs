@@ -1,4 +1,4 @@
-//! The requests by which a connection becomes an endpoint, and those that are about no object.
+//! The requests by which a connection becomes an endpoint, and the requests that do not concern an object.
 
 use super::account::Account;
 use super::broker::{Broker, ClientId, Effect, FdRef, World};
@@ -12,7 +12,7 @@ use ginnel_layout::{HOST_MEMBER, Name};
 use tracing::info;
 use zerocopy::IntoBytes;
 
-/// What endpoints may ask for that is about no object.
+/// The requests of endpoints that do not concern an object.
 pub(super) const REQUESTS: &[Request] = &[
     Request::new(Kind::BELL, |broker, _, caller, wish| broker.bell_request(caller, &body(wish)?)),
     Request::new(Kind::DETACH, |broker, _, caller, wish| {
@@ -77,13 +77,14 @@ impl Broker {
             map_offset: segment::RESERVED + books.file_offset(),
             fds: Fds(0),
             page: books.page,
-            // A guest's daemon says which device it has found instead.
+            // A guest's daemon replaces this by the kind of device that it has found.
             kind: MappingKind::FILE,
             access,
         };
         let mut fds = Vec::new();
         if member == HOST_MEMBER {
-            // Who comes back to a broken segment has its doorbell and its channels, but there is no memory to give.
+            // A process that comes back to a broken segment gets its doorbell and its channels, but there is no memory to give to
+            // it.
             if !world.is_broken(&segment) {
                 answer.fds.0 |= Fds::MEMORY;
                 fds.push(match access.is_read_only() {
@@ -107,7 +108,7 @@ impl Broker {
         Ok(())
     }
 
-    /// A new endpoint.
+    /// Makes a new endpoint.
     fn arriving(
         &mut self,
         world: &mut dyn World,
@@ -160,7 +161,7 @@ impl Broker {
             member: who.member,
             segment: Text(segment),
             name: Text(name),
-            vector: self.books.quietest_vector(&segment, who.member, self.vectors),
+            vector: self.books.least_used_vector(&segment, who.member, self.vectors),
             process: who.process,
             uid: who.uid,
         };
@@ -172,7 +173,7 @@ impl Broker {
         Ok(endpoint)
     }
 
-    /// An endpoint that is there: its process has lost the connection, or another process wants to own it too, or adopts it.
+    /// Returns an existing endpoint to a process that has lost its connection, or that becomes another owner, or that adopts it.
     fn returning(&mut self, id: ClientId, wish: &wire::Attach) -> Result<u32, Refusal> {
         let Some(client) = self.clients.get(&id) else { return Ok(0) };
         let number = wish.endpoint;
@@ -187,7 +188,7 @@ impl Broker {
         let process = client.who.process;
         let is_own = Self::token_matches(&endpoint.token, &wish.token);
         let hold = endpoint.hold_for(&wish.token, &process);
-        // One answer for all that is wrong: it tells a guesser nothing.
+        // All errors get the same answer, so that it tells nothing to a program that guesses.
         if endpoint.member != client.who.member
             || endpoint.segment != wish.segment
             || !(is_own || hold.is_some())
@@ -202,27 +203,27 @@ impl Broker {
         Ok(number)
     }
 
-    /// Whether a user of the host may attach to a segment.
+    /// Returns whether a user of the host may attach to a segment.
     pub(super) fn may_attach(&self, segment: &Name, uid: u32, groups: &[u32]) -> bool {
         let access = self.access.get(segment);
         self.is_root(uid)
             || access.is_some_and(|a| a.users.contains(&uid) || groups.iter().any(|g| a.groups.contains(g)))
     }
 
-    /// Whether a user of the host may attach everywhere.
+    /// Returns whether a user of the host may attach to every segment.
     pub(super) fn is_root(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own_uid
     }
 
     fn bell_request(&mut self, caller: &Caller, wish: &wire::BellOf) -> Result<(), Refusal> {
         let (member, vector) = (wish.bell >> 16, wish.bell & 0xffff);
-        // It stands in shared memory, where a neighbour may have written a doorbell of another segment.
+        // The program has read this number in shared memory, where another member may have written a doorbell of another segment.
         if !self.books.vectors_of(&caller.segment, member).contains(&vector) {
             let text = format!("segment {} has no doorbell {:#x}", caller.segment, wish.bell);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
         let (kind, bell) = self.bell(caller.member, member, vector);
-        // Whoever asks has to ring it, and does not wait for the answer.
+        // The caller asks because it must ring this doorbell, and need not wait for the answer.
         self.effect(Effect::Ring { member, vector });
         let (fds, bits) = match kind {
             BellKind::EVENT => (vec![FdRef::Event(member, vector)], Fds::PEER_EVENT),

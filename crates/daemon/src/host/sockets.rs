@@ -1,11 +1,11 @@
-//! Programs' TCP connections: their two ends are looked for, and told where to meet.
+//! TCP connections of programs: the daemon finds the two ends of a connection and tells them where to meet.
 //!
-//! A program on the host hands its socket to this daemon, which reads from it what the kernel knows; of a program in a VM that VM's
-//! daemon does so, and is believed for its own VM. Which two reports are the ends of one connection is judged by
-//! [`ginnel_tcp::Rendezvous`]. The two are told the name of a listener in a segment that both may use. Nobody else knows the name,
-//! so whoever connects there is the other end, and from there on their channel is one as any other.
+//! A program on the host sends its socket to this daemon, which reads from it what the kernel knows. For a program in a VM, that
+//! VM's daemon does so, and is believed for its own VM. [`ginnel_tcp::Rendezvous`] decides which two reports are the ends of one
+//! connection. Both ends are told the name of a listener in a segment that both may use. Nobody else knows the name, so a program
+//! that connects there is the other end, and from then on their channel is like any other.
 //!
-//! All of this is in private memory: programs report again to a daemon's successor.
+//! All of this is in private memory: after a restart of the daemon, programs report again.
 
 use super::broker::{Broker, ClientId, Who, World};
 use super::config::{Access, SocketsSpec};
@@ -26,48 +26,49 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How often all processes of a user of the host, or of a VM, may report.
+/// The rate at which all processes of a user of the host, or of a VM, may report.
 const REPORTS_OF_ALL: Rate = Rate { burst: 8000, interval: Duration::from_micros(250) };
-/// Between two looks for allowances that nobody needs to keep.
+/// The time between two searches for allowances that need not be kept.
 const TIDY: Duration = Duration::from_secs(1);
-/// SYNs that are kept, because the kernel tells each only once.
+/// The number of SYNs that are kept, because the kernel reports each only once.
 const SYNS: usize = 4096;
 
-/// Reports, and what is known of those who made them.
+/// Reports of TCP connections, and what is known about the programs that made them.
 #[derive(Debug)]
 pub struct Sockets {
     begun: Instant,
     rendezvous: Rendezvous<Waiting>,
-    /// The sockets of each session that wait for their other end, by its own numbers.
+    /// The sockets of each session that wait for their other end, by the keys that the program has chosen.
     sessions: BTreeMap<ClientId, Session>,
     syns: Syns,
     allowances: Allowances,
     policy: SocketsSpec,
 }
 
-/// How often each may still report.
+/// How often each reporter may still report.
 #[derive(Debug)]
 struct Allowances {
     of: BTreeMap<Reporter, Allowance>,
     tidied: Instant,
 }
 
-/// Who reports.
+/// A reporter for which an allowance is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reporter {
     /// A process of a member.
     Process(u32, Process),
-    /// All of a member that report at one account's expense ([`account`]).
+    /// All processes of a member that report on one account ([`account`]).
     All(u32, u32),
 }
 
-/// The user at whose expense a program reports. A VM's daemon is not believed about users, so a VM's programs have one account.
+/// Returns the user on whose account a program reports. A VM's daemon is not believed about users, so all programs of a VM have
+/// one account.
 fn account(who: &Who) -> u32 {
     if who.is_relayed() { 0 } else { who.uid }
 }
 
 impl Allowances {
-    /// Whether a program may report once more.
+    /// Returns whether a program may report once more, and counts that report.
     fn take(&mut self, who: &Who, now: Instant) -> bool {
         if now - self.tidied >= TIDY {
             self.tidied = now;
@@ -86,14 +87,14 @@ struct Session {
     waiting: HashMap<u64, Socket>,
 }
 
-/// Who waits for the other end of a socket.
+/// A report that waits for its other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting {
     client: ClientId,
     key: u64,
 }
 
-/// Timestamps of SYNs, by network namespace and cookie of the sockets that have received them.
+/// The timestamps of SYNs, by network namespace and cookie of the sockets that have received them.
 #[derive(Debug, Default)]
 struct Syns {
     of: HashMap<(u64, u64), SynTime>,
@@ -133,18 +134,18 @@ impl Default for Sockets {
 
 #[cfg(test)]
 impl Sockets {
-    /// Whether nobody waits.
+    /// Returns whether no report is waiting.
     pub fn rendezvous_is_empty(&self) -> bool {
         self.rendezvous.is_empty()
     }
 
-    /// Everybody may report as if nobody had.
+    /// Resets the allowances, as if nobody had reported.
     pub fn allow_more(&mut self) {
         self.allowances.of.clear();
     }
 }
 
-/// What the kernel says of a socket of this host.
+/// Reads what the kernel says about a socket of this host.
 fn read(syns: &mut Syns, user: u32, socket: &OwnedFd, report: &SocketReport) -> Result<Report, StaysReason> {
     let identity = Identity::of(socket).map_err(|why| match why {
         NotTcp::Kernel => StaysReason::KERNEL,
@@ -156,12 +157,12 @@ fn read(syns: &mut Syns, user: u32, socket: &OwnedFd, report: &SocketReport) -> 
         }
         _ => Side::Acceptor { syn: syns.get(socket, &identity) },
     };
-    // Whoever may not ask is not to be believed more for it.
+    // If the owner cannot be found out, the socket counts as an ordinary user's, because that is trusted least.
     let owner = Owner::of(socket).unwrap_or(Owner::User);
     Ok(Report { member: HOST_MEMBER, user, identity, owner, side })
 }
 
-/// What a VM's daemon says of a socket there. Its programs are its own affair.
+/// Converts what a VM's daemon says about a socket in the VM. Each VM is responsible for its own programs.
 fn believe(member: u32, facts: &SocketFacts) -> Report {
     let address =
         |bytes: [u8; 16], port| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(), port);
@@ -193,7 +194,7 @@ fn connecting(report: &SocketReport) -> Connecting {
 }
 
 impl Broker {
-    /// A program of this host has sent a report with its socket. What comes of it is an event.
+    /// Handles a report with a socket from a program of this host. The result is sent as an event.
     pub fn socket_packet(
         &mut self,
         world: &mut dyn World,
@@ -231,7 +232,7 @@ impl Broker {
         Ok(())
     }
 
-    /// The same in a VM, whose daemon has looked at the socket.
+    /// Handles a report of a socket in a VM, whose daemon has examined the socket.
     pub(super) fn socket_relayed(
         &mut self,
         world: &mut dyn World,
@@ -251,7 +252,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Nothing is to come of a report any more.
+    /// Withdraws a report.
     pub(super) fn socket_withdrawn(&mut self, client: ClientId, body: &[u8]) -> Result<(), Refusal> {
         let wire::SocketKey { key } = reply::body(body)?;
         let session = self.sockets.sessions.get_mut(&client);
@@ -261,7 +262,7 @@ impl Broker {
         Ok(())
     }
 
-    /// A session has ended, and with it all that it has reported.
+    /// Removes all reports of a session that has ended.
     pub(super) fn forget_sockets(&mut self, client: ClientId) {
         let session = self.sockets.sessions.remove(&client);
         for socket in session.into_iter().flat_map(|session| session.waiting.into_values()) {
@@ -269,7 +270,7 @@ impl Broker {
         }
     }
 
-    /// A kernel has gone, and its sockets with it.
+    /// Removes all reports of a member whose kernel has ended, and its sockets with it.
     pub(super) fn forget_sockets_of(&mut self, member: u32) {
         for Waiting { client, key } in self.sockets.rendezvous.withdraw_member(member) {
             if let Some(session) = self.sockets.sessions.get_mut(&client) {
@@ -278,23 +279,23 @@ impl Broker {
         }
     }
 
-    /// Whether programs may leave TCP, and which.
+    /// Sets whether programs may leave TCP, and which.
     pub fn set_sockets(&mut self, policy: SocketsSpec) {
         self.sockets.policy = policy;
     }
 
-    /// Reports whose other end has not come, behind the one with this number: its number, who has made it, and what it says.
+    /// Returns the waiting reports that follow the one with this number: the number, the program that made it, and its contents.
     pub(super) fn reports(&self, after: u64) -> impl Iterator<Item = (u64, &Who, &Report)> {
         let waiting = self.sockets.rendezvous.waiting(after);
         waiting.filter_map(|(number, report, who)| Some((number, self.who(who.client)?, report)))
     }
 
-    /// What this daemon does beyond what every daemon of its version does.
+    /// Returns the features of this daemon beyond those of every daemon of its version.
     pub(super) fn features(&self) -> u64 {
         if self.sockets.policy.enabled { wire::features::SOCKETS } else { 0 }
     }
 
-    /// Why a session's report is not looked at, if that is so. Which programs a VM leaves out is its own daemon's affair.
+    /// Returns why a session's report is refused, or `None`. In a VM, its own daemon decides which programs are excluded.
     fn turned_away(&mut self, client: ClientId) -> Option<StaysReason> {
         let who = self.clients.get(&client).map(|client| &client.who)?;
         if !self.sockets.allowances.take(who, Instant::now()) {
@@ -311,7 +312,8 @@ impl Broker {
     fn look_for_other_end(&mut self, world: &mut dyn World, client: ClientId, key: u64, report: Report) {
         let now = self.sockets.begun.elapsed();
         let waiting = Waiting { client, key };
-        // This report takes the place of an earlier one with its key, of its socket, or of a socket that had its addresses.
+        // This report replaces an earlier one with its key, an earlier one of its socket, and one of an earlier socket with the
+        // same addresses.
         let earlier =
             self.sockets.sessions.get(&client).and_then(|session| session.waiting.get(&key).copied());
         let predecessor = self.sockets.rendezvous.predecessor(&report);
@@ -336,13 +338,13 @@ impl Broker {
         }
     }
 
-    /// When sockets that have waited for others are to be joined, if there are some.
+    /// Returns the time until sockets that have waited for possible other matches can be joined; `None` if there are none.
     pub fn until_sockets_settle(&self) -> Option<Duration> {
         let at = self.sockets.rendezvous.settles_at()?;
         Some(at.saturating_sub(self.sockets.begun.elapsed()))
     }
 
-    /// Joins those that have waited for long enough.
+    /// Joins the sockets that have waited for long enough.
     pub fn settle_sockets(&mut self, world: &mut dyn World) {
         let now = self.sockets.begun.elapsed();
         while let Some((one, other)) = self.sockets.rendezvous.settle(now) {
@@ -350,7 +352,7 @@ impl Broker {
         }
     }
 
-    /// Two sockets are the two ends of a connection.
+    /// Tells the two ends of a connection where to meet.
     fn bring_together(&mut self, world: &mut dyn World, one: Waiting, other: Waiting) {
         for Waiting { client, key } in [one, other] {
             if let Some(session) = self.sockets.sessions.get_mut(&client) {
@@ -369,12 +371,12 @@ impl Broker {
         }
     }
 
-    /// The narrowest segment that allows sockets and that both may attach to and write. Of those of as few members, one that no further
-    /// users may attach to.
+    /// Returns the segment with the fewest members that allows sockets and that both may attach to and write. Among those with
+    /// equally few members, it prefers one that no further users may attach to.
     fn segment_for(&self, world: &mut dyn World, one: ClientId, other: ClientId) -> Option<Name> {
         let (one, other) = (self.who(one)?, self.who(other)?);
         let may = |who: &Who, name: &Name| who.is_relayed() || self.may_attach(name, who.uid, &who.groups);
-        // Root may attach everywhere, but others are not to see what its programs say to each other.
+        // Root may attach to every segment, but other users must not see what root's programs send to each other.
         let of_root = [one, other].iter().all(|who| !who.is_relayed() && self.is_root(who.uid));
         let mut segments: Vec<_> = self
             .books
@@ -394,7 +396,7 @@ impl Broker {
         segments.into_iter().map(|(.., name)| name).find(|name| !world.is_broken(name))
     }
 
-    /// Whether users of the host other than root may attach to a segment that is not said to be for sockets.
+    /// Returns whether users of the host other than root may attach to a segment, unless it is configured for sockets.
     fn others_see(&self, segment: &Name) -> bool {
         let seen = |access: &Access| {
             let others = access.users.iter().any(|uid| !self.is_root(*uid)) || !access.groups.is_empty();
@@ -403,7 +405,8 @@ impl Broker {
         self.access.get(segment).is_some_and(seen)
     }
 
-    /// Whether a segment of so many members is for sockets. Unless that is configured, it is if no third member sees the bytes.
+    /// Returns whether a segment with this number of members may carry TCP connections. Unless that is configured, it may if no
+    /// third member sees the bytes.
     fn allows_sockets(&self, segment: &Name, members: usize) -> bool {
         let configured = self.access.get(segment).and_then(|access| access.sockets);
         configured.unwrap_or(members <= 2)
@@ -432,7 +435,7 @@ fn check_role(role: SocketRole) -> Result<(), Refusal> {
     }
 }
 
-/// A name that nobody guesses.
+/// Makes a name that nobody can guess.
 fn secret(random: [u8; 16]) -> Option<Name> {
     let mut name = String::from(wire::SECRET);
     for byte in random {
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_and_all_of_an_account_report_so_often() {
+    fn the_reports_of_a_process_and_of_an_account_are_limited() {
         let now = Instant::now();
         let mut allowances = Allowances { of: BTreeMap::new(), tidied: now };
         let of_process = REPORTS_OF_PROCESS.burst as usize;
@@ -462,11 +465,11 @@ mod tests {
         }
         assert_eq!(taken(who(HOST_MEMBER, processes + 1, 1000), now), 0, "its user has reported enough");
         assert_eq!(taken(who(HOST_MEMBER, processes + 2, 1001), now), of_process, "another has not");
-        // A VM's daemon may say that its programs run as anybody.
+        // A VM's daemon may claim that its programs belong to any users.
         let vm: usize = (1..=2 * processes).map(|n| taken(who(3, n, n), now)).sum();
         assert_eq!(vm, of_all);
         let later = now + Duration::from_secs(3600);
         assert_eq!(taken(who(HOST_MEMBER, 1, 1000), later), of_process);
-        assert_eq!(allowances.of.len(), 2, "the others are as good as new");
+        assert_eq!(allowances.of.len(), 2, "the others are full again");
     }
 }

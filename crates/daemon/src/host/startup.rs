@@ -1,4 +1,4 @@
-//! From a configuration and a journal to a running daemon.
+//! The start: from a configuration and a journal to a running daemon.
 
 use super::accepted::Chosen;
 use super::books::Books;
@@ -24,7 +24,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use tracing::{error, info, warn};
 
-/// Whether the daemon could start with this configuration. Changes nothing.
+/// Checks whether the daemon could start with this configuration. Changes nothing.
 pub fn check(config: &Config) -> anyhow::Result<()> {
     for segment in config.segments.values() {
         segments::check(segment, &place(config, "segment", &segment.name))?;
@@ -54,7 +54,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
     begin(&mut books, boot_id()?);
     let journal = Journal::create(&config.state_dir, &books).or_else(|error| {
         let dir = config.state_dir.display();
-        error!(%dir, %error, "the journal cannot be written: what is there is served, and nothing more is given to anybody; make room there, and let the daemon's user write there");
+        error!(%dir, %error, "the journal cannot be written: what exists is served, and requests for anything new are refused; make room there, and let the daemon's user write there");
         Journal::behind(&config.state_dir)
     })?;
     let (keeper, held) = Keeper::open(&config.keeper_socket())?;
@@ -99,7 +99,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
     Ok(served?)
 }
 
-/// VMs that run have as many doorbells as they were given, whatever the configuration says now.
+/// Keeps the number of doorbells that running VMs were given, whatever the configuration says now.
 fn keep_vectors(config: &mut Config, books: &Books, held: &Held) {
     let running =
         books.members.values().filter(|m| m.qemu.is_some()).map(|m| format!("vectors-{}", m.number));
@@ -109,13 +109,13 @@ fn keep_vectors(config: &mut Config, books: &Books, held: &Held) {
         error!(
             wished = config.vectors,
             vectors = n,
-            "daemon.vectors stays as it is while VMs run: write the old number, or stop them all before the daemon is started anew"
+            "daemon.vectors stays as it is while VMs run: write the old number, or stop them all before the daemon is restarted"
         );
         config.vectors = n;
     }
 }
 
-/// A descriptor that becomes readable when the daemon is told to end.
+/// Returns a descriptor that becomes readable when the daemon is told to end.
 fn signals() -> std::io::Result<OwnedFd> {
     let (read, write) = std::os::unix::net::UnixStream::pair()?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
@@ -124,11 +124,11 @@ fn signals() -> std::io::Result<OwnedFd> {
     Ok(read.into())
 }
 
-/// Books for a new daemon. After a reboot of the host nobody of before is there any more.
+/// Prepares the books for a new daemon. After a reboot of the host, nothing of the earlier programs and VMs is left.
 fn begin(books: &mut Books, boot_id: Hex16) {
     let mut records = Vec::new();
     if books.boot_id != boot_id {
-        // Their memory was emptied.
+        // A reboot has emptied their memory.
         records.extend(Change::rebooted(books).map(Record::Object));
         records.extend(books.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
         records.extend(books.members.keys().map(|&member| Record::Left { member }));
@@ -145,12 +145,12 @@ fn begin(books: &mut Books, boot_id: Hex16) {
     });
     for record in records {
         if let Err(error) = books.apply(&record) {
-            warn!(%error, ?record, "the books do not take this; please report it");
+            warn!(%error, ?record, "the books do not accept this; please report it");
         }
     }
 }
 
-/// Boot identity of this machine.
+/// Returns the boot identity of this machine.
 fn boot_id() -> anyhow::Result<Hex16> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).context(path)?;
@@ -159,7 +159,7 @@ fn boot_id() -> anyhow::Result<Hex16> {
     Ok(Hex16(number.to_be_bytes()))
 }
 
-/// Keeps other daemons out of a folder as long as the file is open.
+/// Locks a folder against other daemons, as long as the file is open.
 fn lock(dir: &Path, name: &str) -> Result<File, Problem> {
     let path = dir.join(name);
     let failed = |error: std::io::Error| {
@@ -177,7 +177,7 @@ fn lock(dir: &Path, name: &str) -> Result<File, Problem> {
         let what = format!("another ginneld (process {}) serves {}", pid.trim(), dir.display());
         return Err(Problem::new(path.display(), what, "stop it, or give this one folders of its own"));
     }
-    // Only for people: a full disk is no reason not to serve.
+    // The process number in the file is only for people, so a full disk is no reason not to serve.
     if let Err(error) =
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()))
     {
@@ -194,7 +194,7 @@ fn make_dir(path: &Path, mode: u32, key: &str) -> Result<(), Problem> {
 }
 
 impl Server {
-    /// Makes members and segments what the configuration and the journal say, and goes on where the last daemon has
+    /// Declares the members and segments of the configuration and the journal, and continues where the last daemon has
     /// stopped.
     fn take_over(&mut self) -> anyhow::Result<()> {
         self.declare_host()?;
@@ -216,7 +216,7 @@ impl Server {
         for member in vms {
             self.tell_doorbells(member);
         }
-        // What nobody has claimed is of no more use.
+        // Descriptors that no member or segment has taken are not needed any more.
         for name in std::mem::take(&mut self.held).into_keys() {
             self.keeper.remove(&name)?;
         }
@@ -234,12 +234,12 @@ impl Server {
             let Some(spec) = &member.runtime else { continue };
             let place = format!("VM {}, declared at run time", member.name);
             if wanted.contains_key(&member.name) {
-                warn!(vm = %member.name, "{place}: the configuration file declares it too, and counts");
+                warn!(vm = %member.name, "{place}: the configuration file declares it too, and takes precedence");
                 continue;
             }
             match self.config.vm(member.name.as_str(), spec, &place) {
                 Ok((vm, _)) => drop(wanted.insert(member.name, (vm, Some(spec.clone()), place))),
-                Err(problem) => warn!("{problem}; it is left out"),
+                Err(problem) => warn!("{problem}; it is ignored"),
             }
         }
         let members = self.broker.books().members.values();
@@ -251,20 +251,20 @@ impl Server {
             self.retire_vm(number);
         }
         let taken: BTreeSet<u32> = wanted.values().filter_map(|(vm, ..)| vm.number).collect();
-        // Those who wish for a number come first, so that nobody else gets it.
+        // VMs with a configured number come first, so that no other VM gets it.
         let mut wanted: Vec<_> = wanted.into_values().collect();
         wanted.sort_by_key(|(vm, ..)| vm.number.is_none());
         for (vm, runtime, place) in wanted {
             let old = self.broker.books().member_named(&vm.name).map(|member| member.number);
             let number = match (self.choose_number(&vm, &taken, &place), old) {
                 (Ok(number), _) => number,
-                // It runs perhaps, and has that number.
+                // The VM may be running, with the number that it had.
                 (Err(problem), Some(old)) => {
                     error!(vm = %vm.name, number = old, "{problem}; it keeps the number that it has");
                     old
                 }
                 (Err(problem), None) => {
-                    error!(vm = %vm.name, "{problem}; this VM is left out");
+                    error!(vm = %vm.name, "{problem}; this VM is ignored");
                     continue;
                 }
             };
@@ -293,17 +293,17 @@ impl Server {
             let place = format!("segment {}, declared at run time", segment.name);
             match self.config.segment(segment.name.as_str(), spec, &place) {
                 Ok(config) => late.push((config, Some(spec.clone()), place)),
-                Err(problem) => warn!("{problem}; it is left out"),
+                Err(problem) => warn!("{problem}; it is ignored"),
             }
         }
         for (segment, runtime, place) in late {
             if wanted.contains_key(&segment.name) {
-                warn!(segment = %segment.name, "{place}: the configuration file declares it too, and counts");
+                warn!(segment = %segment.name, "{place}: the configuration file declares it too, and takes precedence");
                 continue;
             }
             let stranger = segment.sharers().find(|m| books.member_named(m).is_none_or(|m| m.retired));
             if let Some(stranger) = stranger {
-                warn!("{place}: there is no VM {stranger} any more; the segment is left out");
+                warn!("{place}: there is no VM {stranger} any more; the segment is ignored");
                 continue;
             }
             wanted.insert(segment.name, (segment, runtime, place));
@@ -317,13 +317,13 @@ impl Server {
         }
         for (segment, runtime, place) in wanted.into_values() {
             if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
-                error!(segment = %segment.name, error = format!("{error:#}"), "segment left out");
+                error!(segment = %segment.name, error = format!("{error:#}"), "segment ignored");
             }
         }
         Ok(())
     }
 
-    /// Opens a segment that is not declared any more once again, so that its endpoints can be told.
+    /// Opens a segment once more that is not declared any more, so that its endpoints can be told.
     fn open_abandoned(&mut self, name: &Name) {
         let Some(known) = self.broker.books().segments.get(name).filter(|s| s.arena.used() > 0) else {
             return;

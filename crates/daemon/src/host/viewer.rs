@@ -1,10 +1,10 @@
-//! Who may see what of the daemon's state.
+//! Access to the daemon's state: which client may see what.
 //!
-//! | who | sees |
+//! | client | sees |
 //! |---|---|
 //! | root, the daemon's user and the admin group, on the host | everything |
-//! | another user of the host | the segments that it may attach to, and those of the VMs whose sockets belong to it; who shares them; processes of its own |
-//! | a program in a VM | the VM's segments; who shares them; processes of its own user in that VM, or of all if it is root there |
+//! | another user of the host | the segments that it may attach to, and those of the VMs whose sockets belong to it; the members of these; its own processes |
+//! | a program in a VM | the VM's segments; their members; the processes of its own user in that VM, or all of the VM's if it is root there |
 //!
 //! Nobody sees secrets: tokens and uuids.
 
@@ -13,66 +13,66 @@ use super::server::Server;
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::collections::BTreeSet;
 
-/// What somebody may see.
+/// What one client may see.
 #[derive(Clone, Debug, Default)]
 pub struct Viewer {
     member: u32,
     uid: u32,
-    /// Everything.
+    /// The client may see everything.
     all: bool,
     segments: BTreeSet<Name>,
-    /// Members that share these segments.
+    /// The members that share these segments.
     members: BTreeSet<u32>,
-    /// VMs whose QEMU it may run.
+    /// The VMs whose QEMU the client may run.
     own_vms: BTreeSet<u32>,
 }
 
 impl Viewer {
-    /// Whether it is an administrator.
+    /// Returns whether the client is an administrator.
     pub fn is_administrator(&self) -> bool {
         self.all
     }
 
-    /// Whether it is on the host.
+    /// Returns whether the client is on the host.
     pub fn is_on_host(&self) -> bool {
         self.member == HOST_MEMBER
     }
 
-    /// The segments that it sees.
+    /// Returns the segments that the client may see.
     pub fn segments(&self) -> impl Iterator<Item = &Name> {
         self.segments.iter()
     }
 
-    /// Whether it sees this segment, and what is in it.
+    /// Returns whether the client may see this segment and what is in it.
     pub fn sees(&self, segment: &Name) -> bool {
         self.segments.contains(segment)
     }
 
-    /// Whether it sees this member.
+    /// Returns whether the client may see this member.
     pub fn sees_member(&self, member: u32) -> bool {
         self.all || self.members.contains(&member)
     }
 
-    /// Whether it sees which processes this user of a member has.
+    /// Returns whether the client may see which processes this user of a member has.
     pub fn knows(&self, member: u32, uid: u32) -> bool {
         self.all || self.member == member && (self.uid == uid || (self.uid == 0 && !self.is_on_host()))
     }
 
-    /// Whether it may run the QEMU of this VM.
+    /// Returns whether the client may run the QEMU of this VM.
     pub fn runs(&self, member: u32) -> bool {
         self.all || self.own_vms.contains(&member)
     }
 }
 
 impl Server {
-    /// Whether somebody may change the installation.
+    /// Returns whether a client may change members and segments.
     pub(super) fn is_administrator(&self, who: &Who) -> bool {
         let own = rustix::process::geteuid().as_raw();
         let in_group = self.config.admin_group.is_some_and(|group| who.groups.contains(&group));
         who.member == HOST_MEMBER && (who.uid == 0 || who.uid == own || in_group)
     }
 
-    /// What a client may see; nothing if it is not there.
+    /// Returns what a client may see; nothing if the client has gone.
     pub(super) fn viewer(&self, client: ClientId) -> Viewer {
         let Some(who) = self.broker.who(client) else { return Viewer::default() };
         let books = self.broker.books();

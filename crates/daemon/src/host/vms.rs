@@ -1,4 +1,4 @@
-//! VMs: the connection to their QEMU, the link to their daemon, and the programs that it speaks for.
+//! VMs: the connection to their QEMU, the control link to their daemon, and the programs for which that daemon speaks.
 
 use super::broker::{ClientId, Who};
 use super::config;
@@ -26,47 +26,47 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How often the fronts of a VM's segments are looked at because it misses one.
+/// How often the fronts of a VM's segments may be checked because the VM reports a segment as missing.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Messages of one guest that are handled before others have their turn.
+/// The messages of one guest that are handled before others get their turn.
 const TURN: usize = 64;
-/// Pages of the daemon's state that one guest is sent before others have their turn.
+/// The pages of the daemon's state that one guest is sent before others get their turn.
 const PAGES: usize = 4;
-/// Connections of a guest beside its endpoints: those that only ask.
+/// The connections of a guest in addition to its endpoints: those of programs that only ask for something.
 const SPARE_CLIENTS: usize = 64;
 
 /// A VM.
 pub struct Vm {
     pub(super) config: config::Vm,
-    /// None if it cannot be made now.
+    /// The socket for QEMU; `None` if it cannot be made now.
     listener: Option<OwnedFd>,
     connection: Option<Connection>,
     /// The watch of a QEMU that was connected to an earlier daemon.
     watch: Option<u64>,
-    /// The control socket of its QEMU.
+    /// The control socket of the VM's QEMU.
     pub(super) monitor: Option<Monitor>,
     pub(super) fence: Fence,
     memory: Mapping,
     link: HostLink,
-    /// What the link does not take now.
+    /// Messages that the link does not take now.
     queue: VecDeque<(RelayKind, u32, Vec<u8>)>,
     queued: usize,
-    /// Pages of the daemon's state that its programs have asked for. They are made when the link has taken all else.
+    /// Requests of the VM's programs for pages of the daemon's state. The pages are made when the link has taken everything else.
     asked: VecDeque<(ClientId, u32, wire::Inspect)>,
     clients: BTreeMap<u32, ClientId>,
     pub(super) up: bool,
     pub(super) pulse: Pulse,
     pub(super) mapped: BTreeMap<Name, relay::Mapped>,
-    /// When it last said that a segment is missing there, so that the segment's front was looked at.
+    /// The time at which the guest last reported a missing segment and the segment's front was therefore checked.
     missed: Option<Instant>,
     vectors: u32,
-    /// The doorbells that its QEMU has when all is sent that it was told.
+    /// The doorbells that the VM's QEMU will know once everything in its socket's queue has been sent.
     pub(super) telling: Option<Told>,
 }
 
 impl Vm {
-    /// A VM that is declared, with its sockets and memory ready.
+    /// Makes a VM from its declaration, with its sockets and memory ready.
     pub fn new(
         config: config::Vm,
         member: u32,
@@ -97,29 +97,30 @@ impl Vm {
         }
     }
 
-    /// Tells its QEMU of vectors of a member.
+    /// Tells the VM's QEMU of vectors of a member.
     pub(super) fn say_joined(&mut self, member: u32, vectors: impl IntoIterator<Item = Arc<OwnedFd>>) {
         if let Some(connection) = &mut self.connection {
             connection.say(ivshmem::joined(member, vectors));
         }
     }
 
-    /// The socket for its QEMU.
+    /// Returns the socket for the VM's QEMU.
     pub fn listener(&self) -> Option<&OwnedFd> {
         self.listener.as_ref()
     }
 
-    /// It has one now.
+    /// Sets the socket for the VM's QEMU.
     pub fn set_listener(&mut self, listener: OwnedFd) {
         self.listener = Some(listener);
     }
 
-    /// Whether much of what was sent to its daemon has not been taken. What can wait, should.
+    /// Returns whether there is no session, or whether the messages that the link has not taken exceed a quarter of `limit` bytes.
+    /// Messages that can wait should wait then.
     pub(super) fn is_backed_up(&self, limit: usize) -> bool {
         !self.up || self.queued > limit / 4
     }
 
-    /// Whether the connection to its QEMU is open.
+    /// Returns whether the connection to the VM's QEMU is open.
     pub fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
@@ -133,7 +134,7 @@ impl Vm {
 }
 
 impl Server {
-    /// Somebody connects to a VM's socket.
+    /// Handles a new connection to a VM's socket.
     pub(super) fn accept_vm(&mut self, member: u32) {
         let Some(vm) = self.vms.get(&member) else { return };
         let Some(listener) = &vm.listener else { return };
@@ -141,7 +142,7 @@ impl Server {
             Ok(Some(fd)) => fd,
             Ok(None) => return,
             Err(errno) => {
-                warn!(vm = %vm.config.name, %errno, "the connection of a QEMU cannot be taken");
+                warn!(vm = %vm.config.name, %errno, "the connection of a QEMU cannot be accepted");
                 return;
             }
         };
@@ -152,30 +153,30 @@ impl Server {
             let old = qemu.process;
             if old.is_alive() || (old.pid == 0 && vm.is_connected()) {
                 if old == process {
-                    // To QEMU the greeting would be nonsense in the middle of a session.
+                    // In the middle of a session, QEMU would misunderstand the greeting.
                     warn!(vm = %name, pid = process.pid, "QEMU connects a second time and is refused: leave out reconnect= on its ivshmem chardev");
                 } else {
                     warn!(vm = %name, pid = process.pid, other = old.pid, "a second QEMU is refused: this VM runs already");
                     let mut connection = Connection::new(fd);
                     connection.say([ivshmem::refusal()]);
-                    let _ = connection.flush(); // Eight bytes, into an empty socket.
+                    let _ = connection.flush(); // This is eight bytes, into an empty socket.
                 }
                 return;
             }
             self.vm_gone(member);
         }
         if process.pid == 0 {
-            warn!(vm = %name, "this QEMU is in a process namespace that cannot be seen from here: after a restart of the daemon its end is not noticed");
+            warn!(vm = %name, "this QEMU is in a process namespace that is not visible from here: after a restart of the daemon its end is not noticed");
         }
         if !self.journal.takes() {
-            // A successor would take the VM for one that does not run, and its memory for free.
-            error!(vm = %name, pid = process.pid, "its QEMU is refused, because the journal does not take that it runs; make room in daemon.state_dir and start the VM again");
+            // A successor would believe that the VM does not run, and that its memory is free.
+            error!(vm = %name, pid = process.pid, "its QEMU is refused, because the journal cannot record that it runs; make room in daemon.state_dir and start the VM again");
             let mut connection = Connection::new(fd);
             connection.say([ivshmem::refusal()]);
             let _ = connection.flush();
             return;
         }
-        // The guest's kernel is going to look at them.
+        // The guest's kernel is going to read them.
         self.check_fronts(Some(member));
         let Some(own) = self.members.get(member) else { return };
         let mut connection = Connection::new(fd);
@@ -189,14 +190,14 @@ impl Server {
         if let Some(vm) = self.vms.get_mut(&member) {
             (vm.connection, vm.telling) = (Some(connection), None);
         }
-        // In the journal before QEMU has any of it: whoever runs is known to run.
+        // The record must be in the journal before QEMU has any of its messages, so that a running VM is known to run.
         self.run_effects();
         self.flush_vm(member);
         self.tell_doorbells(member);
         self.open_monitor(member);
     }
 
-    /// The connection to a QEMU has news.
+    /// Handles events on the connection to a QEMU.
     pub(super) fn serve_vm(&mut self, member: u32, ready: Ready) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         let Some(connection) = &mut vm.connection else { return };
@@ -204,7 +205,7 @@ impl Server {
             match connection.hear() {
                 Heard::Nothing => {}
                 Heard::Noise => {
-                    warn!(vm = %vm.config.name, "its QEMU sends something, which no QEMU does; it is thrown away");
+                    warn!(vm = %vm.config.name, "its QEMU sends something, which no QEMU does; it is ignored");
                 }
                 Heard::End => {
                     self.vm_gone(member);
@@ -239,7 +240,7 @@ impl Server {
         }
     }
 
-    /// A VM's QEMU has ended: all of its endpoints are dead.
+    /// Handles the end of a VM's QEMU: all endpoints of the VM are dead.
     pub(super) fn vm_gone(&mut self, member: u32) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         info!(vm = %vm.config.name, member, "VM gone");
@@ -258,7 +259,7 @@ impl Server {
         }
     }
 
-    /// A guest's kernel is no more: all of its endpoints are dead, and its session is over.
+    /// Handles the end of a guest's kernel: all endpoints of the VM are dead, and its session is over.
     pub(super) fn guest_gone(&mut self, member: u32) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         let clients = std::mem::take(&mut vm.clients);
@@ -273,7 +274,7 @@ impl Server {
         self.broker.member_died(member);
     }
 
-    /// After a restart: finds out whether the QEMU that was there before is still there.
+    /// Finds out, after a restart of the daemon, whether the QEMU that was there before is still running.
     pub(super) fn resume_vm(&mut self, member: u32) {
         let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
             return;
@@ -297,7 +298,7 @@ impl Server {
         }
     }
 
-    /// Tells running VMs that a member is no more.
+    /// Tells running VMs that a member has gone.
     pub(super) fn farewell(&mut self, gone: u32) {
         let members: Vec<u32> = self.vms.keys().copied().collect();
         for member in members {
@@ -318,7 +319,7 @@ impl Server {
         }
     }
 
-    /// The host's daemon vector was rung.
+    /// Handles a ring of the host's daemon vector.
     pub(super) fn host_rung(&mut self) {
         let Some(event) = self.members.event(HOST_MEMBER, DAEMON_VECTOR) else { return };
         let _ = rustix::io::read(&event, &mut [0u8; 8]);
@@ -326,7 +327,7 @@ impl Server {
         self.step_links();
     }
 
-    /// Looks at all links. They may have more than is taken at once: then `more` is set.
+    /// Handles the messages on all links. Sets `more` if there are more messages than one call handles.
     pub(super) fn step_links(&mut self) {
         self.more = false;
         let members: Vec<u32> = self.vms.keys().copied().collect();
@@ -354,7 +355,7 @@ impl Server {
                 Event::Message { kind, client, body } => {
                     self.heard_of(member);
                     self.relay_message(member, kind, client, &body);
-                    // What it leads to is done before the next, so that answers keep their order.
+                    // Its effects are performed before the next message is handled, so that answers keep their order.
                     self.run_effects();
                 }
             }
@@ -383,7 +384,7 @@ impl Server {
             self.broker.note(Record::Session { member, boot_id, interrupts: guest.interrupts });
         }
         self.run_effects();
-        // Its kernel has looked; it does again when it reboots.
+        // The guest's kernel has read them; it reads them again when it reboots.
         self.check_fronts(Some(member));
         self.send_segments(member);
         let mut all = Vec::new();
@@ -397,7 +398,7 @@ impl Server {
             }
         }
         let most = wire::MAX_PACKET / size_of::<relay::Endpoint>() * size_of::<relay::Endpoint>();
-        // One message even if there are none: it says so.
+        // At least one message is sent, even if there are no segments, because it also says that.
         let mut rest = all.as_slice();
         loop {
             let (now, later) = rest.split_at(rest.len().min(most));
@@ -409,7 +410,7 @@ impl Server {
         }
     }
 
-    /// Tells a VM's daemon which segments it has.
+    /// Tells a VM's daemon which segments the VM has.
     pub(super) fn send_segments(&mut self, member: u32) {
         let mut body = Vec::new();
         for segment in self.broker.books().segments.values().filter(|s| s.members.contains(&member)) {
@@ -443,7 +444,7 @@ impl Server {
     fn relay_message(&mut self, member: u32, kind: RelayKind, number: u32, body: &[u8]) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         match kind {
-            // That it has come is all that it says.
+            // The message has no contents: its arrival is the sign of life.
             RelayKind::PONG => {}
             RelayKind::OPEN => {
                 if let Some(old) = vm.clients.remove(&number) {
@@ -454,7 +455,7 @@ impl Server {
                     debug!(member, "an OPEN of the wrong length");
                     return;
                 };
-                // As many endpoints as it may have, and some who only ask.
+                // The VM may have as many connections as endpoints, and some more for programs that only ask for something.
                 let segments = self.broker.books().segments.values();
                 let segments = segments.filter(|s| s.members.contains(&member)).count();
                 let endpoints = segments.saturating_mul(vm.config.limits.endpoints_per_member as usize);
@@ -488,7 +489,7 @@ impl Server {
             RelayKind::GONE | RelayKind::JOIN => {
                 let Ok(told) = relay::Endpoint::read_from_bytes(body) else { return };
                 let relay::Endpoint { endpoint, epoch, pid, started, .. } = told;
-                // A guest is believed about its own.
+                // A guest's daemon is believed only about its own VM.
                 if self.broker.books().endpoints.get(&endpoint).is_none_or(|e| e.member != member) {
                     return;
                 }
@@ -503,7 +504,8 @@ impl Server {
                 let segment = self.broker.books().segments.get(&mapped.name);
                 if segment.is_some_and(|s| s.members.contains(&member)) {
                     vm.mapped.insert(mapped.name, mapped);
-                    // Its info block may be why; the guest looks again. Each look may log a line.
+                    // A damaged info block may be the reason; if it is repaired, the guest looks again. The interval limits the
+                    // lines in the log.
                     let now = Instant::now();
                     if mapped.kind == MappingKind::NONE
                         && vm.missed.is_none_or(|last| now.saturating_duration_since(last) >= LOOK_AGAIN)
@@ -525,7 +527,7 @@ impl Server {
         }
     }
 
-    /// Ends the connection of a program in a VM. True if it is one.
+    /// Ends the connection of a program in a VM. Returns false if the client is not in a VM.
     pub(super) fn end_relayed(&mut self, id: ClientId) -> bool {
         let Some((member, number)) = self.relayed.remove(&id) else { return false };
         if let Some(vm) = self.vms.get_mut(&member) {
@@ -552,7 +554,7 @@ impl Server {
         self.ring_daemon(member);
     }
 
-    /// Remembers that a program in a VM has asked for a page of the daemon's state. False if it is on the host.
+    /// Queues the request of a program in a VM for a page of the daemon's state. Returns false if the client is on the host.
     pub(super) fn inspect_later(&mut self, id: ClientId, request: u32, from: wire::Inspect) -> bool {
         let Some(&(member, _)) = self.relayed.get(&id) else { return false };
         let Some(vm) = self.vms.get_mut(&member) else { return true };
@@ -567,7 +569,7 @@ impl Server {
         true
     }
 
-    /// Answers requests for pages, one whenever the link has taken all that there was to send: so one page waits at most,
+    /// Answers requests for pages, one whenever the link has taken everything that there was to send. So at most one page waits,
     /// however many programs have asked.
     fn send_pages(&mut self, member: u32) {
         for turn in 0.. {
@@ -592,7 +594,7 @@ impl Server {
                 Ok(()) => {}
                 Err(SendRefused::Full) => return,
                 Err(SendRefused::Down) => {
-                    // The session is about to end, which the next step tells.
+                    // The session is about to end, which the next step reports.
                     self.more |= vm.up;
                     return;
                 }

@@ -1,15 +1,15 @@
-//! Making a DAX device by hand, so that the kernel takes nothing on trust from the info block.
+//! Makes a DAX device through sysfs, so that the kernel does not trust the info block.
 //!
-//! The info block lies in memory that other members write. A kernel whose `nd_pmem` driver finds it does what it says,
-//! and with mode 2 it says: keep your page structures in here. So `nd_pmem` is held back, and this daemon fills in a
-//! *seed* instead, an empty device-dax instance that every region has: mode `ram`, the unit of mappings and the uuid of
-//! the segment as the host has told them over the private control device. When the driver `dax_pmem` gets this
-//! instance, it copies the info block once into memory of its own, compares it with these settings and refuses any
-//! other. What is left to the block is where the data begin and end, which is looked at here, before anybody maps them.
+//! The info block lies in memory that other members can write. If the kernel's `nd_pmem` driver finds it, the driver follows it;
+//! and in mode 2 the info block tells the kernel to keep its page structures in this memory. So `nd_pmem` is kept away, and this
+//! daemon fills in a *seed* instead, an empty device-dax instance that every region has: mode `ram`, and the mapping unit and the
+//! uuid of the segment, which the host has sent over the control device, where no other member can interfere. When the driver
+//! `dax_pmem` gets this instance, it copies the info block once into its own memory, compares it with these settings and refuses
+//! any other. The info block still decides where the data begin and end, and this daemon checks that before anybody maps them.
 //!
-//! The region is read-only meanwhile: where the kernel finds no block of this uuid it would write one, and the region
-//! may be something else altogether. So a region can be tried with each segment of its size, and nothing comes of it if
-//! it is another.
+//! The region is read-only meanwhile: if the kernel found no info block with this uuid, it would write one, and the region
+//! may be something else altogether. So a region can be tried with each segment of its size, and trying the wrong segment
+//! changes nothing.
 
 use super::{Kernel, children, driver, number, text};
 use anyhow::{Context, Result, bail, ensure};
@@ -23,14 +23,14 @@ use std::path::{Path, PathBuf};
 pub const DRIVER: &str = "bus/nd/drivers/dax_pmem";
 
 impl Kernel {
-    /// Makes a DAX device of a region that no driver has, if the info block of this segment stands there and asks for
-    /// what a segment needs. Else nothing changes.
+    /// Makes a DAX device of a region that has no driver, if it has the info block of this segment and the info block asks for
+    /// what a segment needs. Otherwise changes nothing.
     pub(super) fn claim(&self, region: &Path, segment: &relay::Segment) -> Result<()> {
         let namespace = children(region, "namespace")?.pop().context("the region has no namespace")?;
         if let Some(driver) = driver(&namespace) {
             bail!("its namespace belongs to the driver {driver}");
         }
-        // An attempt that did not come to an end, or an instance that was refused.
+        // This instance is left from an attempt that was interrupted, or was refused.
         for old in children(region, "dax")? {
             if driver(&old).is_none() && text(&old, "namespace").is_ok_and(|claimed| !claimed.is_empty()) {
                 reset(&old);
@@ -55,7 +55,7 @@ impl Kernel {
         write(path, "uuid", &format!("{}\n", uuid_text(&segment.uuid)))?;
         write(path, "namespace", &format!("{namespace}\n"))?;
         write(&self.sysfs.join(DRIVER), "bind", seed)?;
-        // The settings say nothing of where the data begin and end.
+        // The settings do not say where the data begin and end.
         let region = path.parent().context("an instance without a region")?;
         let front = number(path, "resource")?.wrapping_sub(number(region, "resource")?);
         let len = number(path, "size")?;
@@ -67,14 +67,14 @@ impl Kernel {
     }
 }
 
-/// Gives the namespace back. The instance may vanish with that.
+/// Releases the namespace. The instance may vanish because of that.
 fn reset(instance: &Path) {
     if let Err(error) = write(instance, "namespace", "\n") {
         tracing::debug!("{error:#}");
     }
 }
 
-/// Keeps the kernel from writing an info block, until it is dropped.
+/// Makes a region read-only until it is dropped, so that the kernel cannot write an info block.
 struct ReadOnly(Option<PathBuf>);
 
 impl ReadOnly {

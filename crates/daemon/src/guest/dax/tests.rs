@@ -1,4 +1,4 @@
-//! On trees of files that look like what Linux 6.1 shows; the real thing is tested in VMs (`tests/vm/tests/dax.rs`).
+//! Tests on trees of files that look like what Linux 6.1 shows. Real devices are tested in VMs (`tests/vm/tests/dax.rs`).
 
 use super::super::memory_device::tests::{header, segment as plain_segment};
 use super::super::memory_device::{MemoryDevices, Missing};
@@ -19,14 +19,14 @@ fn block(uuid: u8) -> InfoBlock {
     InfoBlock::new([uuid; 16], SIZE, dax::LARGE_PAGE)
 }
 
-/// As sysfs writes it.
+/// Returns a uuid in the form in which sysfs shows it.
 fn uuid_text(uuid: u8) -> String {
     let byte = format!("{uuid:02x}");
     let part = |n| byte.repeat(n);
     format!("{}-{}-{}-{}-{}\n", part(4), part(2), part(2), part(2), part(6))
 }
 
-/// One virtio-pmem device in a tree, as far as the drivers have come with it.
+/// A virtio-pmem device in a tree, at some stage of its way through the drivers.
 struct Device<'t> {
     tree: &'t Tree,
     n: u32,
@@ -52,7 +52,7 @@ impl<'t> Device<'t> {
         self.virtio().join(format!("ndbus{0}/region{0}", self.n))
     }
 
-    /// Where the bus lists it.
+    /// Adds a path to the list of a bus.
     fn list(&self, bus: &str, path: &Path) {
         let folder = self.tree.path().join(format!("bus/{bus}/devices"));
         fs::create_dir_all(&folder).unwrap();
@@ -65,12 +65,12 @@ impl<'t> Device<'t> {
         symlink(folder, path.join("driver")).unwrap();
     }
 
-    /// `virtio_pmem` has made a region and a namespace of it.
+    /// Adds a region and a namespace, as `virtio_pmem` makes them.
     fn with_region(self, len: u64, start: u64) -> Self {
         self.bind(&self.virtio(), "virtio", "virtio_pmem");
         let namespace = self.region().join(format!("namespace{}.0", self.n));
         fs::create_dir_all(&namespace).unwrap();
-        // Seeds, which are there always: they have no uuid.
+        // Seeds are always there, without a uuid.
         fs::create_dir_all(self.seed()).unwrap();
         for (file, text) in [("uuid", "\n"), ("mode", "none\n"), ("namespace", "\n")] {
             fs::write(self.seed().join(file), text).unwrap();
@@ -86,7 +86,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// Something has found an info block: `nd_pmem`, or an earlier daemon.
+    /// Adds the instance for an info block that `nd_pmem` or an earlier daemon has found.
     fn with_block(self, uuid: u8) -> Self {
         let made = self.made();
         fs::create_dir_all(&made).unwrap();
@@ -97,7 +97,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// What the kernel shows of the seed when `dax_pmem` has accepted it, with this much in front and as data.
+    /// Shows the seed as the kernel does when `dax_pmem` has accepted it, with this many bytes in front and of data.
     fn with_willing_seed(self, front: u64, len: u64) -> Self {
         self.nd_driver("dax_pmem");
         fs::write(self.seed().join("resource"), format!("{:#x}\n", START + front)).unwrap();
@@ -109,7 +109,7 @@ impl<'t> Device<'t> {
         self.region().join(format!("dax{}.0", self.n))
     }
 
-    /// `nd_pmem` has found none; this is what can be read there.
+    /// Adds a block device, because `nd_pmem` has found no info block; `block` can be read there.
     fn with_block_device(self, block: InfoBlock) -> Self {
         self.nd_driver("nd_pmem");
         let name = format!("pmem{}", self.n);
@@ -119,7 +119,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// `dax_pmem` has made a DAX device of what the block describes, and this driver has it.
+    /// Adds a DAX device that `dax_pmem` has made as the info block describes, and that this driver has.
     fn with_dax(self, driver: Option<&str>, page: u32, header: SegmentHeader) -> Self {
         self.bind(&self.made(), "nd", "dax_pmem");
         let name = format!("dax{}.0", self.n);
@@ -135,7 +135,7 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// What the info block has become on its bus.
+    /// Returns the instance that was made from the info block, on its bus.
     fn made(&self) -> PathBuf {
         self.region().join(format!("dax{}.1", self.n))
     }
@@ -155,7 +155,7 @@ impl<'t> Device<'t> {
 
 const START: u64 = 0x1_0000_0000;
 
-/// A device with which all is well.
+/// Returns a device without any problem.
 fn whole(tree: &Tree, n: u32, uuid: u8) -> Device<'_> {
     let device = Device::new(tree, n).with_region(SIZE, START).with_block(uuid);
     device.with_dax(Some("device_dax"), dax::LARGE_PAGE, header(uuid))
@@ -193,7 +193,7 @@ fn a_segment_is_found_by_the_uuid_of_its_info_block() {
 }
 
 #[test]
-fn a_reader_gets_a_file_that_cannot_be_mapped_for_stores() {
+fn a_reader_gets_a_file_that_can_only_be_mapped_for_reading() {
     let tree = Tree::new();
     let _one = whole(&tree, 1, 5);
     let segment = relay::Segment { access: Access::READ_ONLY, ..segment(5) };
@@ -210,7 +210,7 @@ fn two_devices_of_one_uuid_are_both_refused() {
     let _one = whole(&tree, 1, 5);
     let _two = whole(&tree, 2, 5);
     assert!(matches!(missing(&tree, &segment(5)), Missing::Ambiguous(places) if places.len() == 2));
-    // And so is one that comes both ways.
+    // A segment that comes as two kinds of device is refused, too.
     let tree = Tree::new();
     let _one = whole(&tree, 1, 5);
     super::super::memory_device::tests::add(&tree, "0000:00:05.0", SIZE, header(5));
@@ -218,7 +218,7 @@ fn two_devices_of_one_uuid_are_both_refused() {
 }
 
 #[test]
-fn a_bar_does_where_there_is_no_dax_device() {
+fn a_bar_is_used_if_there_is_no_dax_device() {
     let tree = Tree::new();
     super::super::memory_device::tests::add(&tree, "0000:00:05.0", SIZE, header(5));
     let devices = scan(&tree, &[segment(5)]);
@@ -239,7 +239,7 @@ fn a_vm_without_such_a_device_is_told_what_to_add() {
     let tree = Tree::new();
     let text = trouble(&tree, &segment(5)).to_string();
     assert!(text.contains("no virtio-pmem device") && text.contains("maxmem"), "{text}");
-    // That of another segment does not count.
+    // A device of another segment does not count.
     let _other = whole(&tree, 1, 6);
     assert_eq!(trouble(&tree, &segment(5)), Trouble::NoDevice);
 }
@@ -290,7 +290,7 @@ fn modules_are_loaded_in_order_if_there_is_a_use_for_them() {
 }
 
 #[test]
-fn a_damaged_info_block_is_told_from_a_repaired_one() {
+fn a_damaged_info_block_is_distinguished_from_a_repaired_one() {
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START).with_block_device(InfoBlock::new_zeroed());
     device.nd_driver("dax_pmem");
@@ -298,7 +298,7 @@ fn a_damaged_info_block_is_told_from_a_repaired_one() {
     assert!(text.contains("pmem1") && text.contains("0000:00:01.0") && text.contains("damaged"), "{text}");
     let unbind = tree.path().join("bus/nd/drivers/nd_pmem/unbind");
     assert!(!unbind.exists(), "it would become the same again");
-    // One of another size is somebody's disk.
+    // A device of another size is an ordinary disk.
     let other = relay::Segment { size: 2 * SIZE, ..segment(5) };
     assert_eq!(trouble(&tree, &other), Trouble::NoDevice);
 
@@ -314,7 +314,7 @@ fn a_damaged_info_block_is_told_from_a_repaired_one() {
 }
 
 #[test]
-fn what_became_of_the_device_is_said() {
+fn the_error_says_what_became_of_the_device() {
     let with_driver = |driver| {
         let tree = Tree::new();
         let device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
@@ -338,7 +338,7 @@ fn what_became_of_the_device_is_said() {
 }
 
 #[test]
-fn a_device_whose_header_says_something_else_is_refused() {
+fn a_device_with_the_header_of_another_segment_is_refused() {
     for other in [header(6), SegmentHeader::new_zeroed()] {
         let tree = Tree::new();
         let device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
@@ -354,7 +354,7 @@ fn a_device_whose_header_says_something_else_is_refused() {
 }
 
 #[test]
-fn rubbish_in_sysfs_hides_nothing() {
+fn invalid_entries_in_sysfs_do_not_hide_others() {
     let tree = Tree::new();
     let broken = whole(&tree, 1, 6);
     fs::write(broken.made().join("dax1.0/size"), "many\n").unwrap();
@@ -370,7 +370,7 @@ fn read(path: PathBuf) -> String {
 }
 
 #[test]
-fn a_device_is_made_by_hand_with_what_the_host_has_said() {
+fn a_device_is_made_with_the_settings_of_the_host() {
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START).with_willing_seed(RESERVED, SIZE - RESERVED);
     let small = relay::Segment { page: dax::SMALL_PAGE, ..segment(5) };
@@ -395,7 +395,7 @@ fn a_region_of_another_size_is_not_touched() {
 }
 
 #[test]
-fn a_device_that_lies_elsewhere_than_the_data_is_given_back() {
+fn a_device_with_misplaced_data_is_released() {
     for (front, len) in
         [(2 * RESERVED, SIZE - 2 * RESERVED), (RESERVED, SIZE - 2 * RESERVED), (0x2000, SIZE - 0x2000)]
     {
@@ -410,7 +410,7 @@ fn a_device_that_lies_elsewhere_than_the_data_is_given_back() {
 }
 
 #[test]
-fn an_attempt_that_did_not_come_to_an_end_is_cleared_away() {
+fn an_interrupted_attempt_is_cleaned_up() {
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
     let device = device.with_willing_seed(RESERVED, SIZE - RESERVED);
@@ -420,7 +420,7 @@ fn an_attempt_that_did_not_come_to_an_end_is_cleared_away() {
 }
 
 #[test]
-fn what_a_kernel_has_made_by_itself_is_looked_at() {
+fn a_device_that_the_kernel_made_by_itself_is_checked() {
     let tree = Tree::new();
     let device = whole(&tree, 1, 5);
     assert!(!tree.kernel().probes_by_itself());
@@ -439,7 +439,7 @@ fn what_a_kernel_has_made_by_itself_is_looked_at() {
 }
 
 #[test]
-fn a_segment_that_is_too_small_for_it_is_named() {
+fn the_error_names_a_segment_that_is_too_small() {
     let tree = Tree::new();
     let small = relay::Segment { size: 8 << 20, ..segment(5) };
     let device = Device::new(&tree, 1).with_region(8 << 20, START);

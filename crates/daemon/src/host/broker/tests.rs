@@ -1,4 +1,4 @@
-//! The state machine without sockets: a bench that asks, and checks what must always hold.
+//! Tests of the state machine without sockets. `Bench` sends requests, and checks what must always hold.
 
 use super::super::account::{Account, Tally};
 use super::super::config::{Limits, MAX_HOLDS, MAX_OWNERS, MemoryKind};
@@ -27,7 +27,7 @@ mod objects;
 mod owners;
 mod sockets;
 
-/// Segment `broken` is; the others are not. Random numbers count.
+/// A world in which only the segment `broken` is broken. Its random numbers are consecutive.
 struct TestWorld(u128);
 
 impl World for TestWorld {
@@ -51,23 +51,23 @@ fn name(text: &str) -> Name {
 }
 
 /// A request that is answered with a block.
-trait Wish {
+trait BlockRequest {
     fn packet(&self) -> (Kind, Vec<u8>);
 }
 
-impl Wish for wire::BlockCreate {
+impl BlockRequest for wire::BlockCreate {
     fn packet(&self) -> (Kind, Vec<u8>) {
         (Kind::BLOCK_CREATE, self.as_bytes().to_vec())
     }
 }
 
-impl Wish for wire::BlockOpen {
+impl BlockRequest for wire::BlockOpen {
     fn packet(&self) -> (Kind, Vec<u8>) {
         (Kind::BLOCK_OPEN, self.as_bytes().to_vec())
     }
 }
 
-impl Wish for wire::BlockResize {
+impl BlockRequest for wire::BlockResize {
     fn packet(&self) -> (Kind, Vec<u8>) {
         (Kind::BLOCK_RESIZE, self.as_bytes().to_vec())
     }
@@ -78,12 +78,12 @@ struct Bench {
     world: TestWorld,
     journal: Vec<u8>,
     next: u64,
-    /// The holds whose time the server counts, and the epochs of their endpoints.
+    /// The holds whose timers the server runs, with the epochs of their endpoints.
     timers: BTreeMap<(u32, Hex16), u32>,
 }
 
 impl Bench {
-    fn block(&mut self, id: ClientId, wish: &impl Wish) -> Result<wire::Block, ErrorCode> {
+    fn block(&mut self, id: ClientId, wish: &impl BlockRequest) -> Result<wire::Block, ErrorCode> {
         let (kind, body) = wish.packet();
         match self.ask_all(id, kind, &body) {
             (Kind::BLOCK, body, _) => Ok(wire::body(&body).unwrap()),
@@ -166,7 +166,7 @@ impl Bench {
         self.client_of(id, process, member, uid)
     }
 
-    /// A connection of a certain process.
+    /// Connects a particular process.
     fn client_as(&mut self, process: Process, member: u32) -> ClientId {
         self.next += 1;
         self.client_of(ClientId(self.next), process, member, 0)
@@ -181,7 +181,7 @@ impl Bench {
         id
     }
 
-    /// Sends a request; returns the kind of the answer.
+    /// Sends a request, and returns the kind of the answer.
     fn ask(&mut self, id: ClientId, kind: Kind, body: &[u8]) -> Kind {
         self.ask_all(id, kind, body).0
     }
@@ -212,7 +212,7 @@ impl Bench {
         (id, wire::body(&body).unwrap())
     }
 
-    /// The end of a process, with all of its connections, as the server tells it.
+    /// Ends a process with all of its connections, and reports it as the server does.
     fn process_ends(&mut self, process: Process) {
         let own = self.broker.clients.iter().filter(|(_, client)| client.who.process == process);
         for id in own.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -224,14 +224,14 @@ impl Bench {
         }
     }
 
-    /// The time of a hold is over, as the server tells it.
+    /// Reports the end of a hold's time as the server does.
     fn time_is_over(&mut self, key: (u32, Hex16)) {
         if let Some(epoch) = self.timers.remove(&key) {
             self.broker.hold_over(key.0, epoch, key.1);
         }
     }
 
-    /// The end of the process that has opened a connection.
+    /// Ends the process that has opened a connection.
     fn ends(&mut self, id: ClientId) {
         let process = self.process_of(id);
         self.process_ends(process);
@@ -257,10 +257,10 @@ impl Bench {
         }
     }
 
-    /// What must always hold.
+    /// Checks what must always hold.
     fn check(&self) {
         let books = self.broker.books();
-        // Channels lie apart, inside their segment, and nothing else is taken.
+        // Channels do not overlap and lie inside their segment, and nothing else is taken.
         for segment in books.segments.values() {
             let mut blocks: Vec<(u64, u64)> = books
                 .channels
@@ -309,7 +309,7 @@ impl Bench {
             for handle in block.handles.iter() {
                 assert_eq!(books.handles[&handle.number], block.number);
                 assert_eq!(books.endpoints[&handle.endpoint].handles[&handle.nonce], handle.number);
-                // Who has it for himself is the only one who writes, as far as mappings go.
+                // A holder with exclusive access has the only mapping that can write.
                 if handle.rights == Rights::WRITE_EXCLUSIVE.0 {
                     assert_eq!(block.handles.iter().filter(|h| Rights(h.rights).may_write()).count(), 1);
                 }
@@ -352,7 +352,7 @@ impl Bench {
         let holds =
             books.endpoints.values().flat_map(|e| e.holds.keys().map(|&token| ((e.number, token), e.epoch)));
         assert_eq!(self.timers, holds.collect(), "each hold ends at some time");
-        // Connections and endpoints know each other, and an endpoint that nobody owns has one or is held.
+        // Connections and endpoints refer to each other, and an endpoint without owners has a connection or is held.
         for (number, connections) in &self.broker.attached {
             assert!(!connections.is_empty() && books.endpoints.contains_key(number));
             assert!(connections.iter().all(|id| self.broker.clients[id].endpoint == Some(*number)));
@@ -389,7 +389,7 @@ impl Bench {
             assert_eq!(listener.waiting as usize, waiting);
         }
         assert_eq!(books.names.len(), books.listeners.len());
-        // Each account is charged with what is there, and with nothing else.
+        // Each account is charged for what exists, and for nothing else.
         let mut charges: BTreeMap<Account, Tally> = BTreeMap::new();
         for endpoint in books.endpoints.values() {
             charges.entry(endpoint.account()).or_default().endpoints += 1;
@@ -417,8 +417,8 @@ impl Bench {
         }
         let accounts = books.members.keys().flat_map(|member| books.accounts_of(*member)).count();
         assert_eq!(accounts, charges.len());
-        // Whoever rings by way of the daemon is heard: those who use an object with somebody who cannot ring them, and the sides
-        // of relayed channels.
+        // Every program that rings through the daemon is heard: those that use an object together with a program that cannot ring
+        // them, and the sides of relayed channels.
         let reasons = self.broker.relayed_bells.reasons();
         for object in books.syncs.values() {
             let bells: Vec<_> = object
@@ -455,7 +455,7 @@ impl Bench {
     }
 }
 
-/// A packet announces the descriptors that come with it, no more and no less.
+/// A packet announces exactly the descriptors that come with it.
 fn check_packet(effect: &Effect) {
     let Effect::Send { packet, fds, .. } = effect else { return };
     assert!(packet.len() <= wire::MAX_PACKET);
@@ -473,7 +473,7 @@ fn check_packet(effect: &Effect) {
     assert_eq!(announced.count_ones() as usize, fds.len(), "{:?}", header.kind);
 }
 
-/// How to come back as the endpoint that one is.
+/// Returns the request with which an endpoint attaches again.
 fn back(attached: &wire::Attached) -> wire::Attach {
     let &wire::Attached { endpoint, epoch, token, .. } = attached;
     wire::Attach { endpoint, epoch, token, ..attach("web") }

@@ -1,4 +1,5 @@
-//! Bounds: one table, from which the configuration is read, checked and shown, and with which the manual is compared.
+//! The limits. There is one table of them; the configuration is read, checked and shown by it, and a test compares the manual
+//! with it.
 
 use ginnel_config::{Bytes, Period, Problem};
 use ginnel_layout::ring;
@@ -8,26 +9,26 @@ use std::time::Duration;
 
 /// The largest member number; the doorbell register has 16 bits for it.
 pub const MAX_MEMBER: u32 = 0xffff;
-/// Most segments of one VM.
+/// The most segments of one VM.
 pub const MAX_SEGMENTS_PER_MEMBER: usize = ginnel_layout::relay::MAX_SEGMENTS;
-/// Most processes that own one endpoint.
+/// The most processes that own one endpoint.
 pub const MAX_OWNERS: usize = 64;
-/// Most holds of one endpoint: each of its processes may be about to hand it on.
+/// The most holds of one endpoint: each of its processes may be about to hand it on.
 pub const MAX_HOLDS: usize = MAX_OWNERS;
-/// Most readiness boards of an endpoint: as many slots as two sides of each of 65,536 channels need, and some.
+/// The most readiness boards of an endpoint: two sides of each of 65,536 channels need this many slots, and some are left.
 pub const MAX_BOARDS: usize = 8;
 
-/// What a limit counts, as it is written in the file.
+/// The type of a limit in the configuration file.
 pub trait Unit: Copy {
-    /// The same, in the checked configuration.
+    /// The type of the limit in the checked configuration.
     type Value: Copy + Into<u64>;
-    /// So many.
+    /// Returns the value for the checked configuration.
     fn value(self) -> Self::Value;
-    /// How so many are written.
+    /// Returns a value as it is written in the file.
     fn text(value: u64) -> String;
 }
 
-/// Things.
+/// A number of things.
 impl Unit for u32 {
     type Value = u32;
 
@@ -52,7 +53,7 @@ impl Unit for Bytes {
     }
 }
 
-/// In milliseconds.
+/// A time, in milliseconds when checked.
 impl Unit for Period {
     type Value = u64;
 
@@ -65,17 +66,18 @@ impl Unit for Period {
     }
 }
 
-/// A limit, for the check of the manual.
+/// One limit, for the comparison with the manual.
 #[cfg(test)]
 pub(super) struct Row {
     pub name: &'static str,
-    /// As it is written in the file.
+    /// The default as it is written in the file.
     pub default: String,
-    /// Whether a VM can have its own.
+    /// Whether a VM can have its own value.
     pub of_member: bool,
 }
 
-/// Makes all that follows of the table of limits: those of the daemon, then those that each VM can have of its own.
+/// Makes the types and functions below from the table of limits: first those of the daemon, then those that each VM can set for
+/// itself.
 macro_rules! table {
     (
         daemon {
@@ -85,15 +87,15 @@ macro_rules! table {
             $($(#[$member_doc:meta])* $member:ident: $MemberUnit:ident = $member_default:expr, $member_bounds:expr;)*
         }
     ) => {
-        /// Bounds of a member, in the file. What is not given is taken from the level above: `[limits]`, then the built-in
-        /// values.
+        /// The limits of a member as written in the file. A missing limit is taken from the level above: `[limits]`, then the
+        /// built-in values.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct LimitsSpec {
             $($member: Option<$MemberUnit>,)*
         }
 
-        /// The table `[limits]`. Serde cannot flatten and refuse unknown keys at once, so this has all keys.
+        /// The table `[limits]`. Serde cannot both flatten a structure and refuse unknown keys, so this has all keys.
         #[derive(Debug, Default, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub(super) struct AllLimitsSpec {
@@ -101,18 +103,18 @@ macro_rules! table {
             $($member: Option<$MemberUnit>,)*
         }
 
-        /// Bounds of endpoints, and of accounts: those that end in `per_member` hold for one user of the host, or for one
+        /// The limits of endpoints and of accounts. Those that end in `per_member` apply to one user of the host, or to one
         /// VM, in each segment.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
         pub struct MemberLimits {
             $($(#[$member_doc])* pub $member: <$MemberUnit as Unit>::Value,)*
         }
 
-        /// All bounds.
+        /// All limits.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
         pub struct Limits {
             $($(#[$doc])* pub $name: <$Unit as Unit>::Value,)*
-            /// Bounds of a member that has none of its own.
+            /// The limits of a member that has none of its own.
             #[serde(flatten)]
             pub member: MemberLimits,
         }
@@ -124,7 +126,7 @@ macro_rules! table {
         }
 
         impl MemberLimits {
-            /// These, but for what a table says.
+            /// Returns these limits with those that a table gives replaced.
             pub(super) fn with(self, spec: &LimitsSpec, place: &str) -> Result<Self, Problem> {
                 Ok(Self { $($member: chosen(spec.$member, self.$member, $member_bounds, place, stringify!($member))?,)* })
             }
@@ -141,7 +143,7 @@ macro_rules! table {
             }
         }
 
-        /// The table.
+        /// Returns the table.
         #[cfg(test)]
         pub(super) fn rows() -> Vec<Row> {
             vec![
@@ -156,9 +158,9 @@ macro_rules! table {
     };
 }
 
-/// As many as can be written.
+/// The range of a limit that can have any value.
 const ANY: RangeInclusive<u64> = 0..=u64::MAX;
-/// Of connections.
+/// The range of a limit of connections.
 const SOME: RangeInclusive<u64> = 1..=1 << 20;
 const RING: RangeInclusive<u64> = ring::MIN_CAPACITY as u64..=ring::MAX_CAPACITY as u64;
 
@@ -166,9 +168,9 @@ table! {
     daemon {
         /// Connections to the attach socket at a time.
         max_clients: u32 = 8192, SOME;
-        /// Of these, connections of one user (root excepted).
+        /// Of these, connections of one user (except root).
         clients_per_user: u32 = 6144, SOME;
-        /// Data bytes of a ring when nobody wishes anything.
+        /// Data bytes of a ring for which no size is requested.
         default_ring: Bytes = 256 << 10, RING;
         /// Data bytes of the largest ring.
         max_ring: Bytes = 16 << 20, RING;
@@ -184,7 +186,7 @@ table! {
         endpoints_per_member: u32 = 4096, ANY;
         /// Holds of the endpoints of an account at a time.
         holds_per_member: u32 = 4096, ANY;
-        /// Names that an endpoint may listen at.
+        /// Names at which an endpoint may listen.
         listeners_per_endpoint: u32 = 64, ANY;
         /// Channels that an endpoint may have, opened by either side.
         channels_per_endpoint: u32 = 1 << 16, ANY;
@@ -196,13 +198,13 @@ table! {
         bytes_per_member: Bytes = 1 << 30, ANY;
         /// Handles of blocks and synchronisation objects that an endpoint may have open.
         handles_per_endpoint: u32 = 1 << 16, ANY;
-        /// Handles that all endpoints of a member may have open.
+        /// Handles that all endpoints of an account may have open.
         handles_per_member: u32 = 1 << 17, ANY;
         /// Blocks that an endpoint may own.
         blocks_per_endpoint: u32 = 1 << 16, ANY;
         /// Blocks and synchronisation objects that the endpoints of an account may have made.
         blocks_per_member: u32 = 1 << 16, ANY;
-        /// Members and endpoints to which the rights of one block are granted.
+        /// Members and endpoints to which rights to one block may be granted.
         grants_per_block: u32 = 256, ANY;
         /// Bytes of the blocks that an endpoint owns.
         block_bytes_per_endpoint: Bytes = 1 << 40, ANY;
@@ -211,7 +213,7 @@ table! {
     }
 }
 
-/// What is given, if it is possible, or else the default.
+/// Returns the given value if it is in range, or the default if none is given.
 fn chosen<U: Unit>(
     given: Option<U>,
     default: U::Value,
@@ -229,7 +231,7 @@ fn chosen<U: Unit>(
     Err(Problem::new(format!("{place}.{name}"), what, fix))
 }
 
-/// Checks the table `[limits]`, and what its limits have to do with one another.
+/// Checks the table `[limits]`, including relations between its limits.
 pub(super) fn limits(spec: &AllLimitsSpec, place: &str) -> Result<Limits, Problem> {
     let mut limits = Limits::read(spec, place)?;
     if spec.clients_per_user.is_none() {

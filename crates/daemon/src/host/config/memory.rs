@@ -4,18 +4,18 @@ use ginnel_config::words;
 use ginnel_layout::segment::MappingKind;
 
 words! {
-    /// By which kind of device a segment comes to VMs.
+    /// The kind of device by which a segment reaches VMs.
     MemoryKind {
         /// `virtio-pmem-pci`: `/dev/dax*` in the guest, always cached.
         #[default]
         Dax = "dax",
-        /// `ivshmem-plain`: a PCI BAR. Can be unplugged, and needs nothing of the guest's kernel.
+        /// `ivshmem-plain`: a PCI BAR. It can be unplugged, and needs no support by the guest's kernel.
         Bar = "bar",
     }
 }
 
 impl MemoryKind {
-    /// The same on the wire.
+    /// Returns the number of this kind in the attach protocol.
     pub fn kind(self) -> MappingKind {
         match self {
             Self::Dax => MappingKind::DAX,

@@ -1,5 +1,5 @@
-//! Slices: a segment for each of several members that must not see each other's. They lie in one file where QEMU can
-//! take a part of one (`offset=`), so that a manager finds them side by side; else each has a file of its own.
+//! Slices: a segment for each of several members that must not see each other's. They lie in one file if QEMU can
+//! map a part of a file (`offset=`), so that a manager finds them side by side; otherwise each has a file of its own.
 
 use super::{Config, Segment, SegmentSpec};
 use ginnel_config::{Problem, words};
@@ -8,30 +8,30 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// The first QEMU whose `memory-backend-file` has `offset=`.
+/// The first version of QEMU whose `memory-backend-file` has `offset=`.
 const OFFSET_SINCE: Version = Version(8, 1);
-/// How long QEMU may take to tell its version.
+/// The longest time that QEMU may take to report its version.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 words! {
     /// Whether slices share a file.
     SliceFiles {
-        /// If QEMU can.
+        /// They share a file if QEMU supports that.
         #[default]
         Auto = "auto",
-        /// They do.
+        /// They share a file.
         One = "one",
-        /// Each has its own.
+        /// Each slice has a file of its own.
         Each = "each",
     }
 }
 
-/// Of QEMU: major and minor.
+/// A version of QEMU: major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version(u32, u32);
 
 impl Version {
-    /// From what `--version` says: `QEMU emulator version 7.2.22 (Debian ...)`.
+    /// Parses the output of `--version`, such as `QEMU emulator version 7.2.22 (Debian ...)`.
     fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
         Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -42,7 +42,7 @@ impl Version {
         command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| error.to_string())?;
         let deadline = Instant::now() + PATIENCE;
-        // It prints a few lines, which a pipe holds: it ends without being read.
+        // QEMU prints a few lines, which fit into a pipe, so it ends although nobody reads them yet.
         while child.try_wait().map_err(|error| error.to_string())?.is_none() {
             if Instant::now() >= deadline {
                 let _ = child.kill();
@@ -59,7 +59,7 @@ impl Version {
 }
 
 impl Config {
-    /// Checks a segment of the file: it, or its slices if it has some.
+    /// Checks a segment of the file: the segment itself, or its slices if it has some.
     pub(super) fn segments_of(
         &self,
         name: &str,
@@ -94,7 +94,7 @@ impl Config {
         Ok(slices)
     }
 
-    /// Asks QEMU, if there are slices for which that matters, and decides where they lie.
+    /// Asks QEMU for its version if that matters for some slices, and decides in which files the slices lie.
     pub(super) fn decide_slice_files(&mut self) -> Result<(), Problem> {
         if self.segments.values().all(|segment| segment.shared_file.is_none()) {
             return Ok(());
@@ -111,7 +111,7 @@ impl Config {
                     let fix = "write \"each\", or name a QEMU of version 8.1 or later in host.qemu";
                     return Err(Problem::new(place, what, fix));
                 }
-                // Somebody knows better: the QEMU may be in a container.
+                // The administrator has decided: the QEMU of the VMs may be in a container.
                 (Err(_), SliceFiles::One) => {}
                 (Ok(_), _) => segment.shared_file = None,
                 (Err(error), _) => {
@@ -125,12 +125,12 @@ impl Config {
 }
 
 impl Segment {
-    /// The same segment as a part of a file, at this offset.
+    /// Returns the same segment as a part of a file, at this offset.
     pub fn at(&self, file: &Path, offset: u64) -> Self {
         Self { path: file.to_owned(), offset: Some(offset), ..self.clone() }
     }
 
-    /// Where in its file it ends.
+    /// Returns the offset in its file at which it ends.
     pub fn end(&self) -> u64 {
         self.offset.unwrap_or(0).saturating_add(self.size)
     }
@@ -169,7 +169,7 @@ mod tests {
         for (text, says) in [
             ("members = [\"host\", \"w1\"]\nslices = [\"w1\"]", "\"w1\" shares all slices"),
             ("members = [\"host\"]\nslices = [\"w1\", \"w1\"]", "\"w1\" has two slices"),
-            ("members = [\"host\"]\nslices = [\"w3\"]", "\"w3\" is no VM"),
+            ("members = [\"host\"]\nslices = [\"w3\"]", "\"w3\" is not a VM"),
             ("members = [\"host\"]\nslice_files = \"one\"", "no slices"),
             ("members = [\"host\"]\nslices = [\"w1\"]\nslice_files = \"two\"", "two"),
             ("members = [\"host\"]\nslices = [\"w 1\"]", "w 1"),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qemu_that_is_not_there_is_no_version() {
+    fn a_missing_qemu_has_no_version() {
         assert!(Version::ask(Path::new("/nowhere/qemu")).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Which programs' TCP connections may leave TCP.
+//! The configuration of TCP connections: which programs may leave TCP.
 
 use super::{HOST, SegmentSpec};
 use crate::excluded::Excluded;
@@ -9,11 +9,11 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SocketsSpec {
-    /// Whether any may.
+    /// Whether any program may leave TCP.
     pub enabled: bool,
-    /// Programs of the host that may not.
+    /// The programs of the host that may not.
     pub exclude: Excluded,
-    /// Users of the host each of whom has a segment in which the user's own programs meet.
+    /// The users of the host that each get a segment in which the user's own programs meet.
     pub users: Vec<Account>,
     /// The size of such a segment.
     pub user_segment: Bytes,
@@ -26,7 +26,7 @@ impl Default for SocketsSpec {
 }
 
 impl SocketsSpec {
-    /// The segments of users, by name. Nobody but its user, and root, may attach to one.
+    /// Returns the names and declarations of these segments. Only its user, and root, may attach to one.
     pub(super) fn user_segments(&self) -> impl Iterator<Item = (String, SegmentSpec)> {
         self.users.iter().map(|user| {
             let name = match user {

@@ -1,10 +1,10 @@
-//! What is written about the configuration names every key, and none that is not there.
+//! The manual and the example of the configuration name every key, and no key that does not exist.
 
 use super::*;
 
 const MAN: &str = include_str!("../../../../../docs/man/ginneld.8");
 const EXAMPLE: &str = include_str!("../../../../../packaging/ginneld.toml");
-/// Tables as the manual calls them, and a text in which only the key `?` of one is wrong.
+/// The tables by their names in the manual, each with a text in which only the key `?` is wrong.
 const TABLES: [(&str, &str); 6] = [
     ("[daemon]", "[daemon]\n\"?\" = 1"),
     ("[host]", "[host]\n\"?\" = 1"),
@@ -14,14 +14,14 @@ const TABLES: [(&str, &str); 6] = [
     ("[segment.NAME]", "[segment.a]\n\"?\" = 1"),
 ];
 
-/// The keys that a table can have: serde names them all to whoever writes another.
+/// Returns the keys that a table can have: serde's error for an unknown key lists them all.
 fn keys(text: &str) -> BTreeSet<String> {
     let error = toml::from_str::<FileSpec>(text).unwrap_err().message().to_owned();
     let (_, keys) = error.split_once("expected ").unwrap();
     keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The keys of a section of the manual: those that begin an entry.
+/// Returns the keys of a section of the manual: those that begin an entry.
 fn described(section: &str) -> BTreeSet<String> {
     let (_, text) = MAN.split_once(&format!(".SS {section}\n")).expect(section);
     let text = text.split("\n.S").next().unwrap();
@@ -29,7 +29,7 @@ fn described(section: &str) -> BTreeSet<String> {
     entries.map(str::to_owned).collect()
 }
 
-/// The example with every key that stands in a comment.
+/// Returns the example with every key that is commented out.
 fn uncommented() -> String {
     let key = |line: &str| {
         let rest = line.strip_prefix('#')?.trim_start();
@@ -74,7 +74,7 @@ fn the_manual_has_every_limit_with_its_default() {
 }
 
 #[test]
-fn a_limit_that_is_impossible_is_refused_wherever_it_stands() {
+fn an_impossible_limit_is_refused_in_each_table() {
     for text in
         ["[limits]\nmax_clients = 0\n", "[limits]\nqueue = \"1K\"\n", "[limits]\ndefault_ring = \"1\"\n"]
     {
@@ -95,7 +95,7 @@ fn the_example_has_every_key_and_no_other() {
     assert!(toml::from_str::<FileSpec>(&text).is_ok());
     for (section, lone) in TABLES {
         let name = section.trim_matches(['[', ']']);
-        // All tables of the kind together: slices are shown in a segment of their own.
+        // All tables of the same kind are taken together: the example shows slices in a segment of their own.
         let there: BTreeSet<&String> = match name.strip_suffix(".NAME") {
             None => tables[name].as_table().unwrap().keys().collect(),
             Some(kind) => {
@@ -103,7 +103,7 @@ fn the_example_has_every_key_and_no_other() {
             }
         };
         let mut wanted = keys(lone);
-        wanted.remove("limits"); // Of a VM; the example says so.
+        wanted.remove("limits"); // This is a table of its own for a VM, and the example says so.
         assert_eq!(there, wanted.iter().collect(), "{section}");
     }
 }

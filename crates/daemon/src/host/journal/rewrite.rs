@@ -1,10 +1,9 @@
 //! Rewriting: while the daemon serves, a short journal is made with the same contents as a long one.
 //!
-//! The long file is the only input. A thread makes books from it, writes the records of these books into
-//! `journal.new`, and copies what was appended since, until little is left. The daemon appends to the old file all the
-//! while. In the end it copies the rest and puts the new file in its place; it stops serving only for this. If the daemon is
-//! killed
-//! at any moment, either the old journal or the new one is left, and both have the same contents.
+//! The long file is the only input. A thread makes books from it, writes the records of these books into `journal.new`, and
+//! copies what was appended since, until little is left. The daemon appends to the old file all the while. In the end it copies
+//! the rest and puts the new file in its place; it stops serving only for this. If the daemon is killed at any moment, either the
+//! old journal or the new one is left, and both have the same contents.
 
 use super::{Books, Replayed, line};
 use std::fs::{File, OpenOptions};
@@ -79,7 +78,7 @@ fn read(file: &File, len: u64) -> io::Result<Books> {
     while lines.read_until(b'\n', &mut text)? > 0 {
         // The daemon has written all of it and has made the same books of it, so every line must be good.
         if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.invalid_records > 0 {
-            return Err(io::Error::other("it does not say what the daemon knows; restart the daemon"));
+            return Err(io::Error::other("it differs from the daemon's books; restart the daemon"));
         }
         text.clear();
     }

@@ -92,7 +92,7 @@ fn a_long_journal_is_rewritten_while_it_grows() {
 }
 
 #[test]
-fn killed_anywhere_in_a_rewriting_it_has_lost_nothing() {
+fn a_kill_at_any_point_of_a_rewriting_loses_nothing() {
     let mut pair = Pair::new();
     pair.grow(150);
     let (path, new) = (pair.path(), new_path(&pair.path()));
@@ -118,7 +118,7 @@ fn killed_anywhere_in_a_rewriting_it_has_lost_nothing() {
 }
 
 #[test]
-fn a_full_disk_is_made_good_when_there_is_room() {
+fn records_are_written_when_a_full_disk_has_room_again() {
     let mut pair = Pair::new();
     pair.grow(10);
     let full = File::options().write(true).open("/dev/full").unwrap();
@@ -142,7 +142,7 @@ fn a_full_disk_is_made_good_when_there_is_room() {
 }
 
 #[test]
-fn more_than_is_kept_is_made_good_by_writing_all_anew() {
+fn lost_records_are_replaced_by_writing_everything_anew() {
     let mut pair = Pair::new();
     pair.journal.file = File::options().write(true).open("/dev/full").unwrap();
     pair.journal.unwritten = vec![b' '; KEPT];
@@ -161,7 +161,7 @@ fn more_than_is_kept_is_made_good_by_writing_all_anew() {
 }
 
 #[test]
-fn a_journal_that_does_not_say_what_is_known_is_left_alone() {
+fn a_damaged_journal_is_not_rewritten() {
     let mut pair = Pair::new();
     pair.grow(10);
     let mut bytes = std::fs::read(pair.path()).unwrap();
@@ -176,7 +176,7 @@ fn good(json: &str) -> Vec<u8> {
 }
 
 #[test]
-fn records_of_a_newer_daemon_are_skipped_if_they_say_so_and_refused_otherwise() {
+fn optional_records_of_a_newer_daemon_are_skipped_and_others_refused() {
     let with = |line: &[u8]| {
         let mut pair = Pair::new();
         pair.grow(3);
@@ -187,7 +187,7 @@ fn records_of_a_newer_daemon_are_skipped_if_they_say_so_and_refused_otherwise() 
     };
     let (pair, read) = with(&good(r#"{"coloured":{"block":7},"optional":true}"#));
     let read = read.unwrap();
-    assert!(read.books == pair.books, "what stands behind it counts");
+    assert!(read.books == pair.books, "the records behind it are read");
     assert_eq!((read.skipped, read.dropped, read.damaged), (1, 0, 0));
 
     for line in [r#"{"coloured":{"block":7}}"#, r#"{"coloured":{"block":7},"optional":false}"#] {
@@ -206,7 +206,7 @@ fn records_of_a_newer_daemon_are_skipped_if_they_say_so_and_refused_otherwise() 
 }
 
 #[test]
-fn what_stands_behind_a_damaged_line_counts() {
+fn records_behind_a_damaged_line_are_read() {
     let mut pair = Pair::new();
     pair.grow(3);
     pair.journal.file.write_all(b"01234567 {\"dead\":{\"endpoint\":1}}\n").unwrap();
@@ -226,7 +226,7 @@ fn a_journal_of_a_daemon_without_formats_is_read() {
 }
 
 #[test]
-fn what_ends_something_finds_room_when_nothing_is_given_any_more() {
+fn records_of_ends_find_room_when_requests_are_refused() {
     let mut pair = Pair::new();
     // All of the reserve is used up, except the part for ends, and it cannot be filled up: the file is full.
     pair.journal.space = Some(pair.journal.len + FOR_ENDS - 1);

@@ -1,8 +1,8 @@
-//! Readiness boards: pages by way of which endpoints are told which of their rings have something.
+//! Readiness boards: pages on which endpoints learn which of their rings have something.
 //!
-//! Whoever has something for an endpoint writes to its board, at any time until it has closed its channel with the endpoint. So
-//! a board outlives its endpoint until the last channel is gone that was ever the endpoint's: then nobody can be about
-//! to write to it any more, and its page may become something else.
+//! A peer that has something for an endpoint writes to the endpoint's board, at any time until it has closed its channel with the
+//! endpoint. So a board outlives its endpoint until the last channel is gone that ever belonged to the endpoint. After that
+//! nobody can still write to it, and its page may be used for something else.
 
 use super::{Class, Request};
 use crate::host::account::{Account, Tally};
@@ -26,17 +26,17 @@ use zerocopy::IntoBytes;
 pub enum Change {
     /// An endpoint has a readiness board.
     Board(Board),
-    /// Another process of the endpoint has a board that the one before has left.
+    /// Another process of the endpoint has taken over a board that the previous one has left.
     BoardTaken {
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// Its epoch.
+        /// The epoch of the endpoint.
         epoch: u32,
-        /// The number of the request by which the board was asked for first.
+        /// The nonce of the first request for the board.
         old: u64,
-        /// The number of this request.
+        /// The nonce of this request.
         nonce: u64,
-        /// The process.
+        /// The process that took the board over.
         process: Process,
     },
 }
@@ -44,24 +44,25 @@ pub enum Change {
 /// A readiness board: a page of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Board {
-    /// The endpoint whose it is, or was.
+    /// The number of the endpoint that has, or had, the board.
     pub endpoint: u32,
-    /// That endpoint's epoch.
+    /// The epoch of that endpoint.
     pub epoch: u32,
-    /// In which segment.
+    /// The segment's name.
     pub segment: Text,
-    /// The endpoint's member, ...
+    /// The number of the endpoint's member, for the account.
     pub member: u32,
-    /// ... and user, which are charged for it.
+    /// The number of the endpoint's user, for the account.
     pub uid: u32,
-    /// Where it lies.
+    /// The offset of the page in the segment.
     pub offset: u64,
-    /// The endpoint's own number for its request.
+    /// The nonce that the endpoint has chosen for its request.
     pub nonce: u64,
-    /// The process that waits by way of it. Journals of before this was written do not say.
+    /// The process that waits at the board. Older journals do not have this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
-    /// That process waits no more: it owns the endpoint no longer, or has begun again as another program.
+    /// That process does not wait at the board any more: it does not own the endpoint now, or has started anew as another
+    /// program.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_left: bool,
 }
@@ -106,19 +107,19 @@ impl Class for Change {
 /// The boards of all endpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Boards {
-    /// By endpoint and epoch, then by the nonce of the request.
+    /// The boards by endpoint and epoch, then by the nonce of the request.
     all: BTreeMap<(u32, u32), BTreeMap<u64, Board>>,
-    /// Endpoints that have ended, and how many sides of channels were theirs that are still there.
+    /// The endpoints that have ended, and the number of existing sides of channels that belonged to each.
     ended: BTreeMap<(u32, u32), u32>,
 }
 
 impl Boards {
-    /// Where the boards of an endpoint lie.
+    /// Returns the offsets of the boards of an endpoint.
     pub fn of(&self, endpoint: u32, epoch: u32) -> Vec<u64> {
         self.all.get(&(endpoint, epoch)).into_iter().flatten().map(|(_, board)| board.offset).collect()
     }
 
-    /// A process waits no more by way of the boards of an endpoint that it has asked for.
+    /// Marks the boards that a process has asked for as left by it.
     pub fn leave(&mut self, endpoint: u32, epoch: u32, process: Process) {
         let boards = self.all.get_mut(&(endpoint, epoch)).into_iter().flat_map(BTreeMap::values_mut);
         boards.filter(|board| board.process == Some(process)).for_each(|board| board.is_left = true);
@@ -131,18 +132,18 @@ impl Boards {
         nonce: u64,
         process: Process,
     ) -> Result<(), InvalidRecord> {
-        let boards = self.all.get_mut(&key).ok_or(InvalidRecord("a board of nobody was taken"))?;
+        let boards = self.all.get_mut(&key).ok_or(InvalidRecord("an unknown board was taken over"))?;
         if boards.contains_key(&nonce) {
             return Err(InvalidRecord("two boards of one request"));
         }
         let board = boards.get(&old).filter(|board| board.is_left);
-        let board = *board.ok_or(InvalidRecord("a board was taken that somebody has"))?;
+        let board = *board.ok_or(InvalidRecord("a board was taken over that is in use"))?;
         boards.remove(&old);
         boards.insert(nonce, Board { nonce, process: Some(process), is_left: false, ..board });
         Ok(())
     }
 
-    /// All of them.
+    /// Returns all boards.
     #[cfg(test)]
     pub fn all(&self) -> impl Iterator<Item = &Board> {
         self.all.values().flat_map(BTreeMap::values)
@@ -150,7 +151,7 @@ impl Boards {
 }
 
 impl Board {
-    /// Who is charged for it.
+    /// Returns the account that is charged for the board.
     pub fn account(&self) -> Account {
         Account::new(self.member, self.segment.0, self.uid)
     }
@@ -172,7 +173,7 @@ impl Books {
             None => self.sides_of(key),
         };
         if alive.is_none() && sides == 0 {
-            return Err(InvalidRecord("a board of nobody"));
+            return Err(InvalidRecord("a board of an unknown endpoint"));
         }
         let segment =
             self.segments.get_mut(&board.segment.0).ok_or(InvalidRecord("a board in no segment"))?;
@@ -187,7 +188,8 @@ impl Books {
         Ok(())
     }
 
-    /// Sides of channels that are or were of this endpoint. Looks at all channels: for the books of an earlier daemon.
+    /// Returns the number of sides of channels that are or were of this endpoint. Looks at all channels, for the books of an
+    /// earlier daemon.
     fn sides_of(&self, key: (u32, u32)) -> u32 {
         let sides = self.channels.values().flat_map(|c| [c.initiator, c.acceptor]);
         sides.filter(|side| (side.endpoint, side.epoch) == key).count() as u32
@@ -212,7 +214,7 @@ impl Books {
         }
     }
 
-    /// The endpoint has ended, and has been taken out of the books.
+    /// Handles the end of an endpoint, which has been taken out of the books.
     pub(crate) fn boards_of_dead(&mut self, endpoint: &Endpoint) {
         let key = (endpoint.number, endpoint.epoch);
         if endpoint.sides == 0 {
@@ -243,7 +245,7 @@ impl Broker {
         let Caller { endpoint: number, epoch, segment, member, uid, .. } = *caller;
         let boards = self.books.boards.all.get(&(number, epoch));
         let full = boards.filter(|boards| boards.len() >= MAX_BOARDS);
-        // Peers may still write to it, which costs its next process needless looks.
+        // Peers may still write to it, which costs the process that takes it over a few needless looks.
         let left = full.and_then(|boards| boards.values().find(|board| board.is_left)).copied();
         let (nonce, process) = (wish.nonce, caller.sender);
         let offset = match (boards.and_then(|boards| boards.get(&nonce)), left) {

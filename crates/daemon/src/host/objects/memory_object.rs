@@ -1,5 +1,5 @@
-//! What blocks and synchronisation objects have in common: memory in a segment, a name there, an account that pays for it, and
-//! users. It is entered into the books, used and removed in one way.
+//! The common part of blocks and synchronisation objects: memory in a segment, a name there, an account that is charged, and
+//! users. Objects of both kinds are entered into the books, used and removed in the same way.
 
 use crate::host::account::{Account, Tally};
 use crate::host::books::{Books, Endpoint, InvalidRecord};
@@ -9,42 +9,42 @@ use ginnel_layout::Name;
 use ginnel_layout::wire::ErrorCode;
 use std::collections::BTreeMap;
 
-/// All of one kind, by number, and their numbers by segment and name.
+/// All objects of one kind by number, and their numbers by segment and name.
 pub(crate) type Tables<'b, T> = (&'b mut BTreeMap<u64, T>, &'b mut BTreeMap<(Name, Name), u64>);
 
-/// A block, or a synchronisation object.
+/// A block or a synchronisation object.
 pub(crate) trait MemoryObject: Clone {
-    /// An open handle, or a slot.
+    /// A user of the object: an open handle or a slot.
     type User: Copy;
 
-    /// Its number.
+    /// Returns the object's number.
     fn number(&self) -> u64;
-    /// Its segment, and its name; none if it has none.
+    /// Returns its segment and its name, which may be empty.
     fn key(&self) -> (Name, Name);
-    /// Who pays.
+    /// Returns the account that is charged.
     fn account(&self) -> Account;
-    /// Where its memory begins, and its bytes.
+    /// Returns the offset and the length of its memory, in bytes.
     fn place(&self) -> (u64, u64);
-    /// Whether it makes sense by itself, and its users can be there at once.
+    /// Returns whether its fields are consistent, and all of its users can exist at the same time.
     fn is_possible(&self) -> bool;
-    /// Its users.
+    /// Returns its users.
     fn users(&self) -> impl Iterator<Item = Self::User>;
     /// Adds a user.
     fn add(&mut self, user: Self::User);
-    /// Whether another has the place of this user.
+    /// Returns whether another user has the place of this one.
     fn is_taken(&self, user: &Self::User) -> bool;
-    /// Whether there is somebody in the segment who can be this user.
+    /// Returns whether an endpoint in the segment can be this user.
     fn has_user(books: &Books, segment: &Name, user: &Self::User) -> bool;
-    /// Writes down at the user's endpoint what it uses.
+    /// Notes at the user's endpoint that it uses the object.
     fn used(books: &mut Books, number: u64, user: &Self::User);
-    /// All of them.
+    /// Returns all objects of the kind.
     fn all(books: &Books) -> &BTreeMap<u64, Self>;
-    /// The same, and their names.
+    /// Returns all objects of the kind, and their names.
     fn tables(books: &mut Books) -> Tables<'_, Self>;
 }
 
 impl Books {
-    /// A new one. On error nothing has changed.
+    /// Enters a new object into the books. On an error nothing has changed.
     pub(crate) fn enter<T: MemoryObject>(&mut self, new: &T) -> Result<(), InvalidRecord> {
         let (number, key, (offset, len)) = (new.number(), new.key(), new.place());
         let (all, names) = T::tables(self);
@@ -55,7 +55,7 @@ impl Books {
             return Err(InvalidRecord("an impossible object"));
         }
         if !self.members.contains_key(&new.account().member) {
-            return Err(InvalidRecord("an object of nobody"));
+            return Err(InvalidRecord("an object of an unknown member"));
         }
         for user in new.users() {
             self.may_use::<T>(&key.0, &user)?;
@@ -78,11 +78,11 @@ impl Books {
     fn may_use<T: MemoryObject>(&self, segment: &Name, user: &T::User) -> Result<(), InvalidRecord> {
         match T::has_user(self, segment, user) {
             true => Ok(()),
-            false => Err(InvalidRecord("an object used by nobody")),
+            false => Err(InvalidRecord("an object used by an unknown endpoint")),
         }
     }
 
-    /// One more user.
+    /// Adds a user of an object.
     pub(crate) fn open<T: MemoryObject>(&mut self, number: u64, user: T::User) -> Result<(), InvalidRecord> {
         let there = T::all(self).get(&number).ok_or(InvalidRecord("an unknown object opened"))?;
         if there.is_taken(&user) {
@@ -96,21 +96,21 @@ impl Books {
         Ok(())
     }
 
-    /// The endpoint has opened a handle, which its account is charged with.
+    /// Charges an account for a handle that the endpoint has opened.
     pub(crate) fn one_more_handle(&mut self, endpoint: u32) {
         if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
             self.charge(account, Tally::HANDLE);
         }
     }
 
-    /// It has closed one.
+    /// Removes the charge for a handle that the endpoint has closed.
     pub(crate) fn one_less_handle(&mut self, endpoint: u32) {
         if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
             self.discharge(account, Tally::HANDLE);
         }
     }
 
-    /// All in a segment are no more; nobody uses them.
+    /// Removes all objects of the kind in a segment; they must not have users any more.
     pub(crate) fn remove_all<T: MemoryObject>(&mut self, segment: &Name) {
         let there = T::all(self).values().filter(|there| there.key().0 == *segment);
         for number in there.map(T::number).collect::<Vec<_>>() {
@@ -118,7 +118,7 @@ impl Books {
         }
     }
 
-    /// It is no more; nobody uses it.
+    /// Removes an object; it must not have users any more.
     pub(crate) fn remove<T: MemoryObject>(&mut self, number: u64) -> Option<T> {
         let (all, names) = T::tables(self);
         let gone = all.remove(&number)?;
@@ -134,7 +134,7 @@ impl Books {
 }
 
 impl Broker {
-    /// Whether an endpoint may have one more handle.
+    /// Refuses one more handle if the endpoint or its account has as many as allowed.
     pub(crate) fn handle_quota(&self, endpoint: &Endpoint) -> Result<(), Refusal> {
         let limits = self.limits_of(endpoint.member);
         let own = endpoint.syncs.len() + endpoint.handles.len();
@@ -156,7 +156,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Whether an account may have so many more blocks and bytes of blocks.
+    /// Refuses this many more blocks and bytes of blocks if the account would exceed its limits.
     pub(crate) fn block_quota(&self, account: Account, blocks: u64, bytes: u64) -> Result<(), Refusal> {
         let limits = self.limits_of(account.member);
         let tally = self.books.tally(account);
@@ -175,7 +175,7 @@ impl Broker {
     }
 }
 
-/// The segment is full.
+/// Makes the refusal for a full segment.
 pub(crate) fn no_room(segment: &Name, len: u64, longest: u64) -> Refusal {
     let text = format!(
         "segment {segment} has no room for {len} bytes (its longest free run has {longest}): free blocks, close \

@@ -1,14 +1,14 @@
-//! The objects that endpoints make in segments. Each class of them has a folder of its own here: its part of the books, its
-//! records in the journal, the requests that it answers, what becomes of it when an endpoint ends, and how it is shown.
-//! `docs/adding-an-object.md` says how to add one.
+//! The objects that endpoints make in segments. Each class of objects has a folder of its own here, with its part of the books,
+//! its records in the journal, the requests that it answers, what becomes of its objects when an endpoint ends, and how they are
+//! shown. `docs/adding-an-object.md` says how to add a class.
 //!
-//! | module | its objects |
+//! | module | objects |
 //! |---|---|
 //! | `channel` | channels, and the listeners to which they are opened |
 //! | `board` | readiness boards |
-//! | `sync` | synchronisation objects: locks and what else has users that wait |
+//! | `sync` | synchronisation objects: locks and others with users that wait |
 //! | `block` | blocks of memory, their handles and the rights to them |
-//! | `memory_object` | what blocks and synchronisation objects have in common |
+//! | `memory_object` | the common part of blocks and synchronisation objects |
 
 pub mod block;
 pub mod board;
@@ -28,93 +28,96 @@ use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 use std::iter::empty;
 
-/// A request that endpoints may make.
+/// A kind of request that endpoints may send.
 pub struct Request {
-    /// Which.
+    /// The kind.
     pub kind: Kind,
-    /// Whether it can be answered with something that the client was not given before, or does not know of.
+    /// Whether the answer can contain something that the client did not have before, or does not know of.
     pub is_gift: bool,
-    /// Whether it is for those alone who may write to their segment.
+    /// Whether only members that may write to their segment may send it.
     pub is_write: bool,
-    /// Checks the body and everything else, then changes something.
+    /// The handler. It checks the body and everything else before it changes something.
     pub serve: Serve,
 }
 
 type Serve = fn(&mut Broker, &mut dyn World, &Caller, &[u8]) -> Result<(), Refusal>;
 
 impl Request {
-    /// One that ends something, or changes a detail.
+    /// A request that ends something, or changes a detail.
     pub const fn new(kind: Kind, serve: Serve) -> Self {
         Self { kind, is_gift: false, is_write: false, serve }
     }
 
-    /// One that can be answered with something new.
+    /// A request whose answer can contain something new.
     pub const fn gift(kind: Kind, serve: Serve) -> Self {
         Self { is_gift: true, ..Self::new(kind, serve) }
     }
 
-    /// The same, for those alone who may write to their segment.
+    /// The same as [`Request::gift`], only for members that may write to their segment.
     pub const fn write(kind: Kind, serve: Serve) -> Self {
         Self { is_write: true, ..Self::gift(kind, serve) }
     }
 }
 
-/// A class of objects, by the changes that happen to them. These are its records in the journal.
+/// A class of objects, represented by the changes of its objects. These changes are its records in the journal.
 pub trait Class: Sized {
-    /// How the journal calls its changes.
+    /// The names of its changes in the journal.
     const RECORDS: &'static [&'static str];
-    /// What endpoints may ask for.
+    /// The requests about its objects.
     const REQUESTS: &'static [Request];
 
-    /// Changes the books. On error nothing has changed.
+    /// Applies the change to the books. On an error nothing has changed.
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord>;
 
-    /// Whether it gives somebody something: see [`Record::gives`].
+    /// Returns whether the change gives somebody something: see [`Record::gives`].
     fn gives(&self) -> bool;
 
-    /// Changes that make what there is, once the endpoints and the classes before this one are there.
+    /// Returns changes that make all existing objects again, once the endpoints and the classes before this one have been
+    /// restored.
     fn dump(books: &Books) -> impl Iterator<Item = Self>;
 
-    /// What becomes of the things that an endpoint has when it ends: a change for each of them, in an order in which they can
-    /// be made. When all of them are made there are no more.
+    /// Returns the changes that end what an endpoint has, in an order in which they can be made. After all of them the endpoint
+    /// has nothing left.
     fn ends(_books: &Books, _endpoint: &Endpoint) -> impl Iterator<Item = Self> {
         empty()
     }
 
-    /// Writes into the segment that this change, one of [`Class::ends`], is about to happen, and wakes those whom it concerns.
+    /// Writes into the segment that this change, one of [`Class::ends`], is about to happen, and wakes the endpoints that it
+    /// concerns.
     fn mark_end(&self, _broker: &mut Broker) {}
 
-    /// An endpoint has ended and is not in the books any more: forgets what else they know of it.
+    /// Removes what the books still know of an endpoint that has ended and is not in the books any more.
     fn forget(_books: &mut Books, _endpoint: &Endpoint) {}
 
-    /// The change was made: doorbells that the daemon has to pass on because of it.
+    /// Adds the doorbells that the daemon must relay because of the change. The change has been made already.
     fn relay(&self, _books: &Books, _bells: &mut Relayed) {}
 
-    /// The same for all that there is, in the books of an earlier daemon.
+    /// Adds the doorbells that the daemon must relay because of all existing objects, in the books of an earlier daemon.
     fn relay_all(_books: &Books, _bells: &mut Relayed) {}
 
-    /// The change will be made: doorbells that need not be passed on any more.
+    /// Removes the doorbells that need not be relayed after the change. The change has not been made yet.
     fn unrelay(&self, _bells: &mut Relayed) {}
 
-    /// An endpoint has a new connection: tells it what it may have missed.
+    /// Tells an endpoint over a new connection what it may have missed.
     fn greet(_broker: &mut Broker, _endpoint: u32, _client: ClientId) {}
 
-    /// A segment's memory was lost: writes that where its users look.
+    /// Writes to all objects of a segment that its memory was lost, where their users look.
     fn lose(_broker: &mut Broker, _segment: &Name) {}
 
-    /// The host was rebooted, so all memory is empty: what must not outlive it beside that which endpoints have.
+    /// Returns changes for a reboot of the host, which has emptied all memory. They end what must not outlive it and is not ended
+    /// with the endpoints.
     fn rebooted(_books: &Books) -> impl Iterator<Item = Self> {
         empty()
     }
 
-    /// A segment goes away, and has no endpoints any more: forgets what has none in it.
+    /// Removes the remaining objects of a segment that is being removed and has no endpoints any more.
     fn clear(_books: &mut Books, _segment: &Name) {}
 }
 
-/// Makes of a list of classes one class that is all of them.
+/// Combines a list of classes into one class.
 macro_rules! classes {
     ($($Class:ident: $Change:ty,)*) => {
-        /// A change that happens to an object, of whatever class.
+        /// A change of an object, of whatever class.
         #[derive(Clone, Debug, PartialEq)]
         #[expect(missing_docs, reason = "each is a class")]
         pub enum Change {
@@ -122,17 +125,17 @@ macro_rules! classes {
         }
 
         impl Change {
-            /// The request of that kind.
+            /// Returns the request of that kind.
             pub fn request(kind: Kind) -> Option<&'static Request> {
                 [$(<$Change>::REQUESTS),*].into_iter().flatten().find(|request| request.kind == kind)
             }
 
-            /// Whether the journal calls a change by this name.
+            /// Returns whether a change has this name in the journal.
             pub fn is_known(record: &str) -> bool {
                 [$(<$Change>::RECORDS),*].into_iter().flatten().any(|known| *known == record)
             }
 
-            /// Reads a change that is called by this name.
+            /// Reads a change that has this name.
             pub fn read<'de, D: Deserializer<'de>>(record: &str, from: D) -> Result<Self, D::Error> {
                 $(if <$Change>::RECORDS.contains(&record) {
                     return <$Change>::deserialize(from).map(Self::$Class);
@@ -212,7 +215,7 @@ macro_rules! classes {
             }
         }
 
-        /// For each class its [`Class::RECORDS`], and the names that its changes have in the journal.
+        /// Returns for each class its [`Class::RECORDS`], and the names that its changes have in the journal.
         #[cfg(test)]
         fn names() -> Vec<[&'static [&'static str]; 2]> {
             vec![$([<$Change>::RECORDS, tests::variants(<$Change>::deserialize)]),*]
@@ -226,7 +229,7 @@ macro_rules! classes {
     };
 }
 
-// All classes. What one refers to comes before it: boards outlive endpoints because of channels.
+// All classes. A class comes after those that it refers to: boards outlive endpoints because of channels.
 classes! {
     Channel: channel::Change,
     Board: board::Change,
@@ -244,7 +247,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::rc::Rc;
 
-    /// Reads nothing, and notes the names of the variants of the enumeration that is asked for.
+    /// A deserializer that reads nothing, and notes the names of the variants of the requested enumeration.
     pub(super) struct Asked(Rc<Cell<&'static [&'static str]>>);
 
     impl<'de> Deserializer<'de> for Asked {
@@ -270,7 +273,7 @@ mod tests {
         }
     }
 
-    /// The names of all variants of an enumeration in the journal.
+    /// Returns the names of all variants of an enumeration in the journal.
     pub(super) fn variants<T>(read: fn(Asked) -> Result<T, Unread>) -> &'static [&'static str] {
         let variants = Rc::new(Cell::new([].as_slice()));
         assert!(read(Asked(Rc::clone(&variants))).is_err());
@@ -278,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn each_change_has_a_name_in_the_journal_that_is_known_and_its_own() {
+    fn each_change_has_a_known_and_unique_name_in_the_journal() {
         let mut all = BTreeSet::from(["optional"]);
         for [records, variants] in names() {
             assert!(!variants.is_empty());
             assert_eq!(records, variants, "RECORDS of a class, and the variants of its changes");
             all.extend(records);
         }
-        // The journal reads `optional` as a mark of records, and the others are beside the changes.
+        // The journal uses `optional` as a mark of records, and the other names are in use beside the changes.
         let others = variants(Record::deserialize);
         assert!(others.contains(&"dead"));
         all.extend(others);

@@ -1,11 +1,11 @@
-//! Limits hold for each user of the host, and for each VM, in each segment: what one takes is not missing to another.
+//! Limits apply to each user of the host, and to each VM, in each segment: what one takes is not missing to another.
 
 use super::*;
 
 const OTHER: u32 = 1001;
 const GREEDY: u32 = 1000;
 
-/// Two users may attach to both segments of the host.
+/// Returns a bench in which two users may attach to both segments of the host.
 fn bench(limits: Limits) -> Bench {
     let mut bench = Bench::new(limits);
     for segment in ["web", "own"] {
@@ -52,7 +52,7 @@ fn endpoints_of_one_user_leave_room_for_others_and_elsewhere() {
     attached(&mut bench, 0, OTHER, "web").unwrap();
     attached(&mut bench, 0, 0, "web").unwrap();
     let own = attached(&mut bench, 0, GREEDY, "own").unwrap();
-    // Whatever users a guest says it has, it is one VM.
+    // Whatever users a guest claims to have, it counts as one VM.
     assert_eq!(attached(&mut bench, VM, OTHER, "web").unwrap_err().0, ErrorCode::LIMIT);
     bench.check();
     bench.ends(own);
@@ -76,7 +76,7 @@ fn channels_blocks_and_locks_of_one_user_leave_room_for_others() {
     let channel = bench.connect(second, "x", 1).unwrap().channel;
     assert_eq!(bench.connect(greedy, "x", 2).unwrap_err(), ErrorCode::LIMIT);
     bench.connect(other, "x", 1).unwrap();
-    // A channel is charged to who has opened it as long as its memory is taken.
+    // A channel is charged to the endpoint that opened it, as long as its memory is taken.
     bench.ends(second);
     bench.effects();
     assert_eq!(bench.connect(greedy, "x", 2).unwrap_err(), ErrorCode::LIMIT);
@@ -101,7 +101,7 @@ fn channels_blocks_and_locks_of_one_user_leave_room_for_others() {
     bench.block(other, &block_create("d", 2 * 4096, Rights::NONE, 10)).unwrap();
     assert_eq!(bench.ask(other, Kind::SYNC_OPEN, sync_open("n", 1, 0, 13).as_bytes()), Kind::SYNC);
     bench.check();
-    // Both use it, and its maker ends: it stays, and so does the charge.
+    // Both use the object, and its maker ends: the object stays, and so does the charge.
     assert_eq!(bench.ask(other, Kind::SYNC_OPEN, sync_open("l", 1, 0, 14).as_bytes()), Kind::SYNC);
     bench.ends(greedy);
     bench.effects();
@@ -110,7 +110,7 @@ fn channels_blocks_and_locks_of_one_user_leave_room_for_others() {
 }
 
 #[test]
-fn what_an_older_journal_has_is_charged_to_root() {
+fn objects_of_an_older_journal_are_charged_to_root() {
     let old = r#"{"number":3,"segment":"web","name":"l","kind":1,"limit":0,"offset":4194304,"persistent":true,"member":0,
         "next_epoch":2,"users":[]}"#;
     let object: super::super::super::objects::sync::SyncObject = serde_json::from_str(old).unwrap();

@@ -1,4 +1,4 @@
-//! Readiness boards: whose they are, and for how long.
+//! Readiness boards: who has them, and for how long.
 
 use super::*;
 use ginnel_layout::ring;
@@ -9,7 +9,7 @@ fn open(bench: &mut Bench, id: ClientId, nonce: u64) -> Option<u64> {
 }
 
 #[test]
-fn a_request_asked_again_yields_the_same_board() {
+fn a_repeated_request_gets_the_same_board() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let first = open(&mut bench, a, 7).unwrap();
@@ -42,7 +42,7 @@ fn a_board_outlives_its_endpoint_until_nobody_can_write_to_it() {
     let (_, body, _) = bench.ask_all(b, Kind::CONNECT, connect("x", 0, 2).as_bytes());
     let second = wire::body::<wire::Channel>(&body).unwrap().channel;
     open(&mut bench, a, 1).unwrap();
-    // One is closed by the endpoint itself, but its peer may still be in the middle of a send.
+    // The endpoint itself closes one channel, but its peer may still be in the middle of a send.
     bench.ask(a, Kind::CLOSE, reference(first).as_bytes());
     bench.ends(a);
     bench.effects();
@@ -58,7 +58,7 @@ fn a_board_outlives_its_endpoint_until_nobody_can_write_to_it() {
 }
 
 #[test]
-fn the_survivor_of_a_channel_is_told_by_way_of_its_boards() {
+fn the_survivor_of_a_channel_is_woken_through_its_boards() {
     let mut bench = Bench::new(Limits::default());
     let ((a, _), (b, _)) = (bench.attach(0, "web"), bench.attach(0, "web"));
     bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
@@ -74,14 +74,14 @@ fn the_survivor_of_a_channel_is_told_by_way_of_its_boards() {
             _ => None,
         })
         .collect();
-    // The survivor has accepted: it consumes the first ring and produces in the second.
+    // The survivor is the acceptor: it consumes from the first ring and produces into the second.
     let second = ginnel_layout::channel::ring_stride(4096);
     let words = [ring::DATA_ARMED, second + ring::SPACE_ARMED].map(|word| channel.offset + word as u64);
     assert_eq!(posts, [(words, vec![board])]);
 }
 
 #[test]
-fn boards_that_a_process_has_left_are_given_to_the_next() {
+fn boards_that_a_process_has_left_are_given_to_the_next_process() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let process = bench.process_of(a);
@@ -118,7 +118,7 @@ fn boards_that_a_process_has_left_are_given_to_the_next() {
 }
 
 #[test]
-fn a_board_of_an_older_journal_is_taken_from_nobody() {
+fn a_board_of_an_older_journal_has_no_process() {
     let old = r#"{"endpoint":1,"epoch":1,"segment":"web","member":0,"uid":0,"offset":4096,"nonce":3}"#;
     let board: super::super::super::objects::board::Board = serde_json::from_str(old).unwrap();
     assert_eq!((board.process, board.is_left), (None, false));

@@ -1,4 +1,4 @@
-//! What one client has does not cost the others.
+//! The number of things that one client has does not make requests of others more expensive.
 
 use super::super::super::endings::TURN;
 use super::*;
@@ -19,7 +19,7 @@ fn with_handles(bench: &mut Bench, count: u64) -> ClientId {
 }
 
 #[test]
-fn a_handle_costs_the_same_beside_many() {
+fn a_handle_costs_the_same_beside_many_others() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     bench.block(a, &block_create("x", 1, Rights::READ, 1)).unwrap();
@@ -78,7 +78,7 @@ fn a_sudden_end_is_worked_through_in_turns() {
         let count = records(&mut bench, effects);
         assert!(count <= 4 * TURN, "{count} effects in a turn");
         turns += 1;
-        // The books and the journal agree in the middle of it, and a successor ends what is ending.
+        // The books and the journal agree in the middle of the ending, and a successor completes it.
         bench.check();
         let replayed = journal::replay(&bench.journal);
         let mut successor = Broker::new(replayed.books, Limits::default(), 4, 0);
@@ -122,7 +122,7 @@ fn a_grant_to_a_member_looks_at_no_endpoint_that_does_not_hold_the_block() {
 }
 
 #[test]
-fn what_was_granted_to_an_endpoint_is_given_back_in_turns() {
+fn grants_to_an_endpoint_are_given_back_in_turns() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, whom) = bench.attach(VM, "web");
@@ -132,7 +132,7 @@ fn what_was_granted_to_an_endpoint_is_given_back_in_turns() {
         let wish = wire::BlockGrant { block, member: VM, endpoint, rights: Rights::READ, reserved: 0 };
         assert_eq!(bench.code(a, Kind::BLOCK_GRANT, wish.as_bytes()), None);
     }
-    // The only handle of a block without a name: it goes with its holder, and the grants of it too.
+    // This is the only handle of a block without a name, so the block is removed with its holder, and its grants too.
     let own = bench.block(b, &block_create("", 1, Rights::NONE, 0)).unwrap();
     let wish = wire::BlockGrant {
         block: own.block,
@@ -159,7 +159,7 @@ fn what_was_granted_to_an_endpoint_is_given_back_in_turns() {
 }
 
 #[test]
-fn a_ring_of_the_daemon_looks_at_no_lock() {
+fn relaying_a_ring_does_not_look_at_locks() {
     let mut limits = Limits::default();
     limits.member.handles_per_member = 1 << 20;
     let mut bench = Bench::new(limits);
@@ -183,7 +183,7 @@ fn a_ring_of_the_daemon_looks_at_no_lock() {
 }
 
 #[test]
-fn coming_back_and_not_listening_any_more_cost_what_waits_and_not_what_is_there() {
+fn returning_and_unlistening_cost_only_what_waits() {
     const CHANNELS: u64 = 10_000;
     let mut limits = Limits::default();
     (limits.member.channels_per_endpoint, limits.member.channels_per_member) = (1 << 20, 1 << 20);
@@ -226,7 +226,7 @@ fn coming_back_and_not_listening_any_more_cost_what_waits_and_not_what_is_there(
             took
         };
         let best = (0..50).map(|_| round(bench)).min().unwrap();
-        // What waits is all that is touched when nobody listens there any more.
+        // When the listener ends, only the waiting channels are touched.
         let number = bench.broker.books.names[&(big, name(at))];
         let wish = wire::Listening { listener: number, reserved: 0 };
         assert_eq!(bench.ask(id, Kind::UNLISTEN, wish.as_bytes()), Kind::OK);

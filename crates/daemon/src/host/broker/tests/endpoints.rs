@@ -1,4 +1,4 @@
-//! Endpoints, listeners, channels and doorbells: who may what, how much of it, and what comes back.
+//! Endpoints, listeners, channels and doorbells: rights, limits, and what an endpoint gets when it returns.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn effects_come_in_the_order_that_survives_a_crash() {
 }
 
 #[test]
-fn who_may_not_is_told_why() {
+fn a_refusal_says_why() {
     let mut bench = Bench::new(Limits::default());
     bench.broker.set_access(
         name("own"),
@@ -53,7 +53,7 @@ fn who_may_not_is_told_why() {
 }
 
 #[test]
-fn limits_are_limits() {
+fn each_limit_is_enforced() {
     let mut limits = Limits { backlog: 2, ..Limits::default() };
     limits.member.endpoints_per_member = 3;
     limits.member.listeners_per_endpoint = 2;
@@ -87,7 +87,7 @@ fn limits_are_limits() {
 }
 
 #[test]
-fn a_name_at_a_member_is_that_members() {
+fn a_name_at_a_member_belongs_to_that_member() {
     let mut bench = Bench::new(Limits::default());
     let (host, _) = bench.attach(0, "web");
     let (vm, _) = bench.attach(VM, "web");
@@ -97,7 +97,7 @@ fn a_name_at_a_member_is_that_members() {
 }
 
 #[test]
-fn doorbells_are_named_as_the_caller_can_use_them() {
+fn doorbells_are_named_in_the_form_that_the_caller_can_use() {
     let mut bench = Bench::new(Limits::default());
     let qemu = Process { pid: 1, started: 1 };
     let told = bench.broker.books.untold(VM, &BTreeMap::new(), 4);
@@ -147,7 +147,7 @@ fn doorbells_are_named_as_the_caller_can_use_them() {
         })
         .collect();
     assert_eq!(rung, [(VM, v.vector), (2, l.vector)].into());
-    // A guest that only polls needs no bell.
+    // A guest that only polls needs no doorbell.
     assert!(bench.broker.note(Record::Session { member: 2, boot_id: Hex16([2; 16]), interrupts: false }));
     assert_eq!(bench.connect(host, "l", 2).unwrap().bell_kind, BellKind::NONE);
     bench.effects();
@@ -184,7 +184,7 @@ fn only_a_process_with_the_token_comes_back() {
 }
 
 #[test]
-fn a_reused_number_is_not_taken_for_its_predecessor() {
+fn an_endpoint_with_a_reused_number_is_not_confused_with_its_predecessor() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (b, old) = bench.attach(0, "web");
@@ -195,7 +195,7 @@ fn a_reused_number_is_not_taken_for_its_predecessor() {
     bench.ends(b);
     let (_, new) = bench.attach(0, "web");
     assert_eq!(new.endpoint, old.endpoint);
-    // Announced again, the channel is the dead one's, and there is nobody to ring.
+    // When the channel is announced again, it still belongs to the dead endpoint, and there is nobody to ring.
     let a = bench.client(0, 0);
     bench.broker.clients.get_mut(&a).unwrap().who.process = process;
     let back = wire::Attach {
@@ -212,7 +212,7 @@ fn a_reused_number_is_not_taken_for_its_predecessor() {
 }
 
 #[test]
-fn unlistening_refuses_those_who_wait() {
+fn unlistening_refuses_waiting_channels() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, attached) = bench.attach(0, "web");
@@ -229,7 +229,7 @@ fn unlistening_refuses_those_who_wait() {
 }
 
 #[test]
-fn what_the_journal_does_not_take_is_refused_and_changes_nothing() {
+fn a_request_that_the_journal_does_not_accept_is_refused_and_changes_nothing() {
     let mut bench = Bench::new(Limits::default());
     let ((a, own), (b, _)) = (bench.attach(0, "web"), bench.attach(VM, "web"));
     assert_eq!(bench.ask(a, Kind::LISTEN, listen("x").as_bytes()), Kind::LISTENING);
@@ -260,7 +260,7 @@ fn what_the_journal_does_not_take_is_refused_and_changes_nothing() {
     }
     assert_eq!(bench.journal.len(), before);
     bench.check();
-    // What is known can be asked for again, and whoever was away comes back.
+    // Known objects can be asked for again, and an endpoint that was away returns.
     assert_eq!(bench.connect(b, "x", 1).unwrap().channel, channel.channel);
     let back = wire::Attach { endpoint: own.endpoint, epoch: own.epoch, token: own.token, ..attach("web") };
     let id = ClientId(1000);
@@ -270,10 +270,14 @@ fn what_the_journal_does_not_take_is_refused_and_changes_nothing() {
     assert_eq!(bench.ask(id, Kind::HELLO, hello.as_bytes()), Kind::HELLO_OK);
     bench.broker.set_recording(Recording::Owing);
     assert_eq!(bench.code(id, Kind::ATTACH, back.as_bytes()), Some(ErrorCode::UNRECORDED));
-    assert_eq!(bench.connect(b, "x", 1).unwrap_err(), ErrorCode::UNRECORDED, "not even again");
+    assert_eq!(
+        bench.connect(b, "x", 1).unwrap_err(),
+        ErrorCode::UNRECORDED,
+        "not even when it is asked for again"
+    );
     bench.broker.set_recording(Recording::Closed);
     assert_eq!(bench.ask(id, Kind::ATTACH, back.as_bytes()), Kind::ATTACHED);
-    // What ends something happens, and is to be recorded.
+    // What ends something is done, and is recorded later.
     let end = wire::ChannelRef { channel: channel.channel };
     assert_eq!(bench.ask(b, Kind::CLOSE, end.as_bytes()), Kind::OK);
     bench.broker.hung_up(b);

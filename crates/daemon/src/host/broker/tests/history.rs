@@ -1,9 +1,9 @@
-//! Any requests of any clients: whatever they do, the books hold, and the journal makes them again.
+//! Random requests of random clients: whatever they do, the books stay consistent, and the journal makes the same books.
 
 use super::super::super::endings::TURN;
 use super::*;
 
-/// One step of a random history. Clients and channels are chosen by index among those that there are.
+/// One step of a random history. Clients and channels are chosen by index among the existing ones.
 #[derive(Clone, Debug)]
 enum Step {
     Attach(bool),
@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_clients_do_the_books_hold_and_the_journal_makes_them_again(
+    fn any_requests_leave_the_books_consistent_and_reproducible(
         steps in prop::collection::vec(step(), 1..120),
         cut in any::<prop::sample::Index>(),
         turn in prop_oneof![1..6usize, Just(TURN)],
@@ -108,7 +108,7 @@ proptest! {
         let mut bench = Bench::new(limits);
         bench.broker.endings.set_turn(turn);
         let mut clients: Vec<ClientId> = Vec::new();
-        // Books after each line of the journal, for looking at every point where it may be cut.
+        // The books after each line of the journal, to compare them at every point where the journal may be cut.
         let mut known: Vec<wire::Attached> = Vec::new();
         for step in steps {
             match step {
@@ -119,7 +119,7 @@ proptest! {
                 }
                 Step::Return(n, owner) => {
                     let Some(old) = pick(&known, n) else { continue };
-                    // As one of its processes, or as another.
+                    // The connection comes from one of the owners, or from another process.
                     let owner = owner.and_then(|n| pick(&owners(&bench, &old), n));
                     let id = match owner {
                         Some(process) => bench.client_as(process, old.member),
@@ -359,7 +359,7 @@ proptest! {
         prop_assert_eq!(torn.invalid_records, 0);
         prop_assert_eq!(torn.dropped, cut - whole);
         prop_assert_eq!(&torn.books, &clean.books);
-        // Rewritten at any moment, and appended to since, it makes the same books as all of it.
+        // A journal that is rewritten at any moment, and appended to since, makes the same books as the whole journal.
         let mut rewritten: Vec<u8> = clean.books.dump().flat_map(|record| journal::line(&record)).collect();
         rewritten.extend_from_slice(&bench.journal[whole..]);
         let rewritten = journal::replay(&rewritten);

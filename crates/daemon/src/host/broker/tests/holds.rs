@@ -9,7 +9,7 @@ fn hold(token: [u8; 16], millis: u32) -> wire::Hold {
     wire::Hold { token, millis, reserved: 0 }
 }
 
-/// How to adopt an endpoint.
+/// Returns the request that adopts an endpoint.
 fn adopt(attached: &wire::Attached, token: [u8; 16]) -> wire::Attach {
     wire::Attach { token, ..back(attached) }
 }
@@ -18,7 +18,7 @@ fn side(channel: u64, initiator: u32) -> wire::ChannelSide {
     wire::ChannelSide { channel, initiator, reserved: 0 }
 }
 
-/// An endpoint that is held, whose only process has ended.
+/// Returns an endpoint that is held, and whose only process has ended.
 fn orphan(bench: &mut Bench, member: u32, uid: u32) -> wire::Attached {
     let id = bench.client(member, uid);
     let (kind, body, _) = bench.ask_all(id, Kind::ATTACH, attach("web").as_bytes());
@@ -31,7 +31,7 @@ fn orphan(bench: &mut Bench, member: u32, uid: u32) -> wire::Attached {
     attached
 }
 
-/// A daemon that was killed, and its successor.
+/// Replaces a daemon that was killed by its successor.
 fn restart(bench: &mut Bench) {
     bench.broker = Broker::new(journal::replay(&bench.journal).books, Limits::default(), 4, 0);
     bench.timers.clear();
@@ -48,7 +48,7 @@ fn a_held_endpoint_waits_for_another_process() {
     bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
     let channel = bench.connect(b, "x", 1).unwrap().channel;
     assert_eq!(bench.ask(a, Kind::HOLD, hold(TOKEN, 5000).as_bytes()), Kind::OK);
-    // It goes, with a word or without one; nobody is told.
+    // The endpoint's process leaves, with `DETACH` or without it, and nobody is told.
     assert_eq!(bench.ask(a, Kind::DETACH, &[]), Kind::OK);
     bench.broker.hung_up(a);
     assert_eq!(bench.effects(), []);
@@ -63,7 +63,7 @@ fn a_held_endpoint_waits_for_another_process() {
     let &wire::Attached { endpoint, epoch, .. } = &attached;
     assert!(effects.contains(&Effect::Watch { endpoint, epoch, process }));
     bench.check();
-    // Its channel, from where the other one has stopped: that was never accepted, as far as the daemon knows.
+    // The channel continues where the first process stopped. As far as the daemon knows, it was never accepted.
     let (kind, body, _) = bench.ask_all(heir, Kind::RESUME, side(channel, 0).as_bytes());
     let resumed: wire::Channel = wire::body(&body).unwrap();
     assert_eq!((kind, resumed.channel, resumed.initiator), (Kind::CHANNEL, channel, 0));
@@ -71,7 +71,7 @@ fn a_held_endpoint_waits_for_another_process() {
     assert_eq!(bench.code(heir, Kind::RESUME, side(channel, 1).as_bytes()), Some(ErrorCode::NOT_FOUND));
     assert_eq!(bench.code(b, Kind::RESUME, side(channel, 0).as_bytes()), Some(ErrorCode::NOT_FOUND));
     assert_eq!(bench.ask(b, Kind::RESUME, side(channel, 1).as_bytes()), Kind::CHANNEL);
-    // It was adopted, so its owners alone keep it.
+    // The endpoint was adopted, so only its owners keep it now.
     bench.ends(heir);
     assert!(!bench.is_there(&attached));
     let effects = bench.effects();
@@ -84,7 +84,7 @@ fn a_hold_ends_with_its_time_or_when_it_is_released() {
     let mut bench = Bench::new(Limits::default());
     let attached = orphan(&mut bench, 0, 0);
     bench.check();
-    // The timer of an endpoint of before.
+    // This is the timer of an earlier endpoint.
     bench.broker.hold_over(attached.endpoint, attached.epoch + 1, Hex16(TOKEN));
     assert!(bench.is_there(&attached));
     bench.time_is_over((attached.endpoint, Hex16(TOKEN)));
@@ -122,14 +122,14 @@ fn a_token_is_good_for_one_process() {
     assert_eq!(bench.code(wrong, Kind::ATTACH, elsewhere.as_bytes()), Some(ErrorCode::STALE));
     let earlier = wire::Attach { epoch: attached.epoch + 1, ..adopt(&attached, TOKEN) };
     assert_eq!(bench.code(wrong, Kind::ATTACH, earlier.as_bytes()), Some(ErrorCode::STALE));
-    // A VM that has heard of it.
+    // A program in a VM knows the token.
     let vm = bench.client(VM, 0);
     assert_eq!(bench.code(vm, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Some(ErrorCode::STALE));
     let heir = bench.client(0, 0);
     let process = bench.process_of(heir);
     assert_eq!(bench.ask(heir, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Kind::ATTACHED);
     assert_eq!(bench.code(wrong, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Some(ErrorCode::STALE));
-    // The answer was lost: it asks again, also the next daemon.
+    // The answer was lost, so the process asks again, and asks the next daemon, too.
     for _ in 0..2 {
         let again = bench.client_as(process, 0);
         assert_eq!(bench.ask(again, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Kind::ATTACHED);
@@ -140,7 +140,7 @@ fn a_token_is_good_for_one_process() {
     }
     let wrong = bench.client(0, 0);
     assert_eq!(bench.code(wrong, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Some(ErrorCode::STALE));
-    // When its time is over the token is forgotten, and nothing else.
+    // When its time is over only the token is forgotten.
     bench.time_is_over((attached.endpoint, Hex16(TOKEN)));
     assert!(bench.is_there(&attached));
     let again = bench.client_as(process, 0);
@@ -150,7 +150,7 @@ fn a_token_is_good_for_one_process() {
 }
 
 #[test]
-fn another_user_needs_a_place_in_the_segment() {
+fn an_adopter_of_another_user_needs_access_to_the_segment() {
     let mut bench = Bench::new(Limits::default());
     bench.broker.set_access(
         name("web"),
@@ -170,10 +170,10 @@ fn another_user_needs_a_place_in_the_segment() {
         Access { users: [1000].into(), groups: [OTHER].into(), sockets: None, verbs: false },
     );
     assert_eq!(bench.ask(other, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Kind::ATTACHED);
-    // What it makes is charged to the user whose endpoint it is.
+    // What the adopter makes is charged to the endpoint's user.
     assert_eq!(bench.broker.books.endpoints[&attached.endpoint].uid, 1000);
     bench.check();
-    // The user itself may come without.
+    // The endpoint's own user needs no further rights.
     bench
         .broker
         .set_access(name("web"), Access { users: [].into(), groups: [].into(), sockets: None, verbs: false });
@@ -183,7 +183,7 @@ fn another_user_needs_a_place_in_the_segment() {
 }
 
 #[test]
-fn a_program_that_was_executed_is_the_endpoint_again() {
+fn an_executed_program_can_adopt_its_own_endpoint() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let me = Process::of(std::process::id()).unwrap();
@@ -192,7 +192,7 @@ fn a_program_that_was_executed_is_the_endpoint_again() {
     let child = reply::packet(Kind::JOIN, 9, &[]);
     bench.broker.packet_from(&mut bench.world, a, Process { pid: 50, started: 7 }, &child);
     assert_eq!(bench.ask(a, Kind::HOLD, hold(TOKEN, 5000).as_bytes()), Kind::OK);
-    // The new program comes before the end of the old one's connection was looked at; a child has that open, too.
+    // The new program attaches before the end of the old one's connection was handled; a child has that connection open, too.
     let again = bench.client_as(owner, 0);
     let (kind, _, effects) = bench.ask_all(again, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes());
     assert_eq!(kind, Kind::ATTACHED);
@@ -205,7 +205,7 @@ fn a_program_that_was_executed_is_the_endpoint_again() {
 }
 
 #[test]
-fn holds_are_bounded() {
+fn holds_are_limited() {
     let mut limits = Limits::default();
     limits.member.holds_per_member = 100;
     let mut bench = Bench::new(limits);
@@ -248,7 +248,7 @@ fn holds_are_bounded() {
 }
 
 #[test]
-fn the_next_daemon_counts_the_time_anew() {
+fn the_next_daemon_restarts_the_time_of_holds() {
     let mut bench = Bench::new(Limits::default());
     let attached = orphan(&mut bench, 0, 0);
     restart(&mut bench);
@@ -257,7 +257,7 @@ fn the_next_daemon_counts_the_time_anew() {
     let heir = bench.client(0, 0);
     assert_eq!(bench.ask(heir, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Kind::ATTACHED);
     bench.check();
-    // An end that takes several turns: nobody adopts what ends.
+    // This ending takes several turns; nobody can adopt an endpoint that is ending.
     let attached = orphan(&mut bench, 0, 0);
     bench.broker.endings.set_turn(0);
     bench.broker.endpoint_ends(attached.endpoint, attached.epoch);
@@ -268,14 +268,14 @@ fn the_next_daemon_counts_the_time_anew() {
 }
 
 #[test]
-fn no_hold_is_promised_that_the_journal_does_not_take() {
+fn a_hold_that_the_journal_does_not_accept_is_refused() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     assert_eq!(bench.ask(a, Kind::HOLD, hold(TOKEN, 5000).as_bytes()), Kind::OK);
     bench.broker.set_recording(Recording::Closed);
     let code = bench.code(a, Kind::HOLD, hold([1; 16], 5000).as_bytes());
     assert_eq!(code, Some(ErrorCode::UNRECORDED));
-    // One that was promised is kept.
+    // A hold that was promised is kept.
     bench.ends(a);
     let heir = bench.client(0, 0);
     assert_eq!(bench.ask(heir, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Kind::ATTACHED);

@@ -1,8 +1,8 @@
-//! Numbers that are used again: nothing runs out, and nobody is taken for a predecessor.
+//! Numbers are used again, so they do not run out; and nobody is confused with a predecessor.
 
 use super::*;
 
-/// A broker that goes on with the books of a journal, whose records have these texts.
+/// Returns a broker that continues with the books of a journal with these records.
 fn resumed(records: &[&str]) -> Bench {
     let mut text = Vec::new();
     for record in records {
@@ -22,12 +22,12 @@ fn resumed(records: &[&str]) -> Bench {
 const HOST: &str = r#"{"member":{"number":0,"name":"host","runtime":null,"retired":false}}"#;
 const WEB: &str = r#"{"segment":{"name":"web","uuid":"07070707070707070707070707070707","size":4194304,"members":[0],
     "memory":"dax","page":4096,"runtime":null}}"#;
-/// What a release wrote that had one count of epochs for all numbers, and that count is at its end.
+/// A journal of a release that had one counter of epochs for all numbers; the counter has reached its end.
 const USED_UP: &str = r#"{"start":{"boot_id":"01010101010101010101010101010101","generation":7,"next_epoch":4294967295,
     "next_listener":4294967295,"next_channel":5,"next_object":20}}"#;
 
 #[test]
-fn an_installation_that_had_used_up_its_numbers_goes_on() {
+fn a_journal_with_used_up_epochs_can_be_continued() {
     let mut bench = resumed(&[USED_UP, HOST, WEB]);
     let mut seen = BTreeSet::new();
     for _ in 0..5 {
@@ -48,7 +48,7 @@ fn an_installation_that_had_used_up_its_numbers_goes_on() {
 }
 
 #[test]
-fn a_listener_number_comes_again_only_when_it_is_free() {
+fn a_listener_number_is_reused_only_when_it_is_free() {
     let mut bench = resumed(&[
         &USED_UP.replace("\"next_listener\":4294967295", "\"next_listener\":4294967294"),
         HOST,
@@ -60,14 +60,14 @@ fn a_listener_number_comes_again_only_when_it_is_free() {
         wire::body::<wire::Listening>(&body).unwrap().listener
     };
     assert_eq!([number("a"), number("b"), number("c")], [u32::MAX - 1, u32::MAX, 1]);
-    // The next daemon does not begin anew with 1, which is taken.
+    // The next daemon does not start again with 1, which is taken.
     let dump: Vec<u8> = bench.broker.books().dump().flat_map(|record| journal::line(&record)).collect();
     let books = journal::replay(&dump).books;
     assert_eq!(books.free_listener(), 2);
 }
 
 #[test]
-fn a_number_whose_epochs_are_used_up_is_given_to_nobody() {
+fn a_number_whose_epochs_are_used_up_is_not_given_out() {
     let start = USED_UP.replace("\"next_object\":20", "\"next_object\":20,\"epochs\":[[1,4294967293],[2,9]]");
     let mut bench = resumed(&[&start, HOST, WEB]);
     let mut got = Vec::new();
@@ -82,10 +82,10 @@ fn a_number_whose_epochs_are_used_up_is_given_to_nobody() {
     assert_eq!(got, [(1, u32::MAX - 2), (1, u32::MAX - 1), (2, 9), (2, 10)]);
 }
 
-/// What an endpoint has left does not go to who has its number next, also if the daemon that gave it out knew nothing of
-/// epochs that each number counts for itself.
+/// What an endpoint has left is not given to the endpoint that has its number next, even if the daemon that gave out the number
+/// did not count epochs for each number separately.
 #[test]
-fn nobody_is_taken_for_a_predecessor() {
+fn an_endpoint_is_not_confused_with_its_predecessor() {
     let block = r#"{"block":{"number":20,"segment":"web","name":"left","owner":1,"owner_epoch":41,"member":0,"uid":1000,
         "offset":2162688,"size":4096,"span":4096,"persistent":true,"made":1,"others":0,
         "grants":[{"member":0,"epoch":55,"rights":2},{"member":0,"epoch":56,"rights":1}],"handles":[]}}"#;
@@ -96,7 +96,7 @@ fn nobody_is_taken_for_a_predecessor() {
     assert_eq!(
         grants.iter().map(|g| (g.endpoint, g.epoch)).collect::<Vec<_>>(),
         [(3, 56)],
-        "of those who live"
+        "of the living endpoints"
     );
     bench.broker.set_access(
         name("web"),
@@ -113,9 +113,9 @@ fn nobody_is_taken_for_a_predecessor() {
     }
 }
 
-/// The daemon is killed when a listener has ended, and the connection that waited there has not.
+/// The daemon is killed when a listener has ended and the connection that waited there has not.
 #[test]
-fn a_connection_that_waits_where_nobody_listens_is_closed_at_the_start() {
+fn a_connection_waiting_at_an_ended_listener_is_closed_at_the_start() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, _) = bench.attach(0, "web");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
+fn a_slot_is_written_before_the_answer_and_taken_back_when_its_user_dies() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (b, other) = bench.attach(VM, "web");
@@ -18,7 +18,7 @@ fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
         &effects[..],
         [Effect::NewSync { .. }, Effect::Seat { bell, .. }, Effect::Send { .. }] if *bell == attached.vector
     ));
-    // Asked again it is the same; asked anew, by anybody, another slot.
+    // A repeated request gets the same slot; a new one, of any endpoint, gets another slot.
     let (_, body, _) = bench.ask_all(a, Kind::SYNC_OPEN, open.as_bytes());
     assert_eq!(wire::body::<wire::Sync>(&body).unwrap().slot, 0);
     let (_, body, _) = bench.ask_all(b, Kind::SYNC_OPEN, sync_open("m", 1, 0, 1).as_bytes());
@@ -26,7 +26,7 @@ fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
     assert_eq!((second.object, second.slot, second.epoch, second.created), (first.object, 1, 2, 0));
     assert_eq!(second.bell, VM << 16 | other.vector);
     assert_eq!(bench.broker.books.sync_bell(first.object, 1), Some((VM, other.vector)));
-    // Refused, and each for a reason of its own.
+    // Each of these is refused, for a different reason.
     let wishes = [
         (sync_open("m", 2, 0, 9), ErrorCode::KIND),
         (sync_open("m", 9, 0, 9), ErrorCode::INVALID),
@@ -58,7 +58,7 @@ fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
 }
 
 #[test]
-fn an_object_has_sixty_three_users_and_an_endpoint_its_handles() {
+fn users_of_an_object_and_handles_of_an_endpoint_are_limited() {
     let mut limits = Limits::default();
     limits.member.handles_per_endpoint = 64;
     limits.member.blocks_per_member = 2;
@@ -81,13 +81,13 @@ fn an_object_has_sixty_three_users_and_an_endpoint_its_handles() {
 }
 
 #[test]
-fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
+fn only_doorbells_of_the_segments_members_are_rung() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (own, _) = bench.attach(0, "own");
     let bell = |member: u32, vector: u32| wire::BellOf { bell: member << 16 | vector, reserved: 0 };
     let (kind, body, effects) = bench.ask_all(a, Kind::BELL, bell(VM, 1).as_bytes());
-    assert!(effects.contains(&Effect::Ring { member: VM, vector: 1 }), "whoever asks does not wait");
+    assert!(effects.contains(&Effect::Ring { member: VM, vector: 1 }), "the caller need not wait");
     let answer: wire::BellOk = wire::body(&body).unwrap();
     assert_eq!((kind, answer.kind, answer.fds), (Kind::BELL_OK, BellKind::EVENT, Fds(Fds::PEER_EVENT)));
     let theirs = bench.broker.books.vectors_of(&name("own"), 0)[0];
@@ -102,7 +102,7 @@ fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
 }
 
 #[test]
-fn a_block_is_opened_with_what_its_owner_grants() {
+fn a_block_is_opened_with_the_rights_that_its_owner_grants() {
     use Rights as R;
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
@@ -117,7 +117,7 @@ fn a_block_is_opened_with_what_its_owner_grants() {
     assert_eq!(bench.block(b, &block_open("x", R::READ_WRITE, 1)).unwrap_err(), ErrorCode::DENIED);
     let read = bench.block(b, &block_open("x", R::READ, 1)).unwrap();
     assert_eq!((read.offset, read.rights), (made.offset, R::READ));
-    // Granted to one endpoint, to its member, and taken back.
+    // A right is granted to one endpoint, then to its member, and then revoked.
     let grant =
         |endpoint, rights| wire::BlockGrant { block: made.block, member: VM, endpoint, rights, reserved: 0 };
     assert_eq!(bench.code(b, Kind::BLOCK_GRANT, grant(0, R::READ_WRITE).as_bytes()), Some(ErrorCode::DENIED));
@@ -138,7 +138,7 @@ fn a_block_is_opened_with_what_its_owner_grants() {
     let left: wire::BlockRights = wire::body(body).unwrap();
     assert_eq!((header.kind, left.handle, left.rights), (Kind::BLOCK_REVOKED, write.handle, R::READ));
     bench.check();
-    // Nobody is alone before the holder has heard of it.
+    // Nobody gets exclusive access before the holder has acknowledged the revocation.
     let close = wire::BlockRights { handle: made.handle, rights: R::NONE, reserved: 0 };
     assert_eq!(bench.code(b, Kind::BLOCK_CLOSE, close.as_bytes()), Some(ErrorCode::CLOSED), "another's");
     assert_eq!(bench.code(a, Kind::BLOCK_CLOSE, close.as_bytes()), None);
@@ -147,7 +147,7 @@ fn a_block_is_opened_with_what_its_owner_grants() {
     assert_eq!(bench.code(b, Kind::BLOCK_ACK, left.as_bytes()), None);
     let alone = bench.block(a, &block_open("x", R::WRITE_EXCLUSIVE, 4)).unwrap();
     assert_eq!(bench.block(a, &block_open("x", R::READ_WRITE, 5)).unwrap_err(), ErrorCode::BUSY);
-    // Longer where there is room, shorter when nobody else has it.
+    // A block can grow where there is room, and can shrink when nobody else has it open.
     assert_eq!(bench.block(a, &wire::BlockResize { handle: alone.handle, size: 9000 }).unwrap().span, 12288);
     assert_eq!(
         bench.block(a, &wire::BlockResize { handle: alone.handle, size: 1 }).unwrap_err(),
@@ -161,7 +161,7 @@ fn a_block_is_opened_with_what_its_owner_grants() {
     let more = wire::BlockResize { handle: alone.handle, size: 20000 };
     assert_eq!(bench.block(a, &more).unwrap_err(), ErrorCode::NO_MEMORY);
     bench.check();
-    // The owner's end takes the names along, and the memory stays for who has it open.
+    // The owner's end removes the names, and the memory stays for those who have it open.
     bench.ends(a);
     bench.effects();
     bench.check();
@@ -197,7 +197,7 @@ fn a_persistent_block_stays_and_its_user_owns_it_again() {
 }
 
 #[test]
-fn each_quota_of_blocks_is_one() {
+fn each_quota_of_blocks_is_enforced() {
     let mut limits = Limits::default();
     limits.member.blocks_per_endpoint = 2;
     limits.member.blocks_per_member = 3;
@@ -222,7 +222,7 @@ fn each_quota_of_blocks_is_one() {
 }
 
 #[test]
-fn a_block_has_its_grants() {
+fn the_grants_of_a_block_are_limited() {
     let mut limits = Limits::default();
     limits.member.grants_per_block = 2;
     let mut bench = Bench::new(limits);
@@ -237,7 +237,7 @@ fn a_block_has_its_grants() {
     assert_eq!(grant(&mut bench, 0, Rights::READ), None);
     assert_eq!(grant(&mut bench, first.endpoint, Rights::READ), None);
     assert_eq!(grant(&mut bench, second.endpoint, Rights::READ), Some(ErrorCode::QUOTA));
-    // Another right in place of one that was granted is no more than before.
+    // A right that replaces a granted one does not count as another grant.
     assert_eq!(grant(&mut bench, first.endpoint, Rights::NONE), None);
     assert_eq!(grant(&mut bench, 0, Rights::READ_WRITE), None);
     // A grant ends with its endpoint.
@@ -248,7 +248,7 @@ fn a_block_has_its_grants() {
 }
 
 #[test]
-fn who_comes_back_is_told_again_what_it_has_lost() {
+fn an_endpoint_that_returns_is_told_again_of_its_revocations() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, attached) = bench.attach(0, "web");
@@ -283,7 +283,7 @@ fn who_comes_back_is_told_again_what_it_has_lost() {
 }
 
 #[test]
-fn a_holder_that_does_not_answer_is_told_of_few_revocations_and_of_each_once() {
+fn a_silent_holder_gets_few_revocations_and_each_only_once() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let (b, attached) = bench.attach(VM, "web");
@@ -311,8 +311,8 @@ fn a_holder_that_does_not_answer_is_told_of_few_revocations_and_of_each_once() {
     let first = told(&mut bench, 0, Rights::READ);
     assert_eq!(first.iter().filter(|(client, _)| *client == c).count(), 1);
     let first: Vec<_> = first.into_iter().filter(|(client, _)| *client == b).map(|(_, left)| left).collect();
-    assert!(first.len() < 100, "{} revocations for who has answered none", first.len());
-    // The same again revokes nothing, and so does a grant.
+    assert!(first.len() < 100, "{} revocations for a holder that has answered none", first.len());
+    // The same grant again revokes nothing, and neither does a grant of more.
     assert!(told(&mut bench, 0, Rights::READ).is_empty());
     assert!(told(&mut bench, attached.endpoint, Rights::READ_WRITE).is_empty());
     bench.check();
@@ -332,9 +332,9 @@ fn a_holder_that_does_not_answer_is_told_of_few_revocations_and_of_each_once() {
     bench.check();
 }
 
-/// What an endpoint was not told of when it ended is not taken for a revocation of the next one that has its number.
+/// A revocation that an endpoint did not learn of before it ended is not sent to the next endpoint with its number.
 #[test]
-fn nothing_is_revoked_that_is_ending() {
+fn revocations_of_an_ending_endpoint_do_not_reach_its_successor() {
     const HANDLES: u64 = 600;
     let mut bench = Bench::new(Limits::default());
     let (owner, _) = bench.attach(0, "web");
@@ -361,7 +361,7 @@ fn nothing_is_revoked_that_is_ending() {
         if whole_member {
             assert_eq!(bench.code(owner, Kind::BLOCK_GRANT, grant(0, Rights::READ).as_bytes()), None);
         }
-        // Who has the number next is told of what it has lost itself.
+        // The next endpoint with the number is told of its own revocations.
         let (heir, attached) = bench.attach(0, "web");
         assert_eq!(attached.endpoint, number);
         let open = bench.block(heir, &block_open("x", Rights::READ, 0)).unwrap();
@@ -371,7 +371,7 @@ fn nothing_is_revoked_that_is_ending() {
         bench.effects();
         bench.check();
     }
-    // The same for a daemon that is started in the middle of it.
+    // The same holds for a daemon that is started in the middle of this.
     let (holder, number) = ending(&mut bench);
     assert_eq!(bench.code(owner, Kind::BLOCK_GRANT, grant(number, Rights::NONE).as_bytes()), None);
     assert_eq!(bench.broker.revocations.all().len() as u64, HANDLES);
@@ -386,7 +386,7 @@ fn nothing_is_revoked_that_is_ending() {
 }
 
 #[test]
-fn a_member_has_its_handles() {
+fn the_handles_of_a_member_are_limited() {
     let mut limits = Limits::default();
     limits.member.handles_per_member = 3;
     let mut bench = Bench::new(limits);
@@ -414,17 +414,17 @@ fn a_member_has_its_handles() {
 }
 
 #[test]
-fn who_cannot_ring_another_user_of_an_object_is_passed_on_also_by_the_next_daemon() {
+fn rings_between_users_of_an_object_are_relayed_by_the_next_daemon_too() {
     let mut bench = Bench::new(Limits::default());
     let (vm, _) = bench.attach(VM, "web");
     let (host, _) = bench.attach(0, "web");
-    // No QEMU has told that it has the VM's doorbells, so the VM can ring nobody by itself.
+    // QEMU has not been told of any doorbells, so the VM cannot ring anybody directly.
     assert_eq!(bench.ask(vm, Kind::SYNC_OPEN, sync_open("lock", 1, 0, 1).as_bytes()), Kind::SYNC);
     let relayed = |bench: &Bench| bench.broker.relayed_bells.reasons().len();
     assert_eq!(relayed(&bench), 0, "a VM rings its own programs by itself");
     assert_eq!(bench.ask(host, Kind::SYNC_OPEN, sync_open("lock", 1, 0, 2).as_bytes()), Kind::SYNC);
-    assert_eq!(relayed(&bench), 1, "the VM rings the host by way of the daemon");
-    // A channel, of which one side is closed, and one between programs that need no help.
+    assert_eq!(relayed(&bench), 1, "the VM rings the host through the daemon");
+    // These are a channel of which one side is closed, and one between programs that need no relaying.
     assert_eq!(bench.ask(host, Kind::LISTEN, listen("x").as_bytes()), Kind::LISTENING);
     let channels: Vec<u64> = (1..3).map(|nonce| bench.connect(vm, "x", nonce).unwrap().channel).collect();
     bench.connect(host, "x", 3).unwrap();
@@ -433,5 +433,5 @@ fn who_cannot_ring_another_user_of_an_object_is_passed_on_also_by_the_next_daemo
     assert_eq!(relayed(&bench), 1 + 2 + 1);
     bench.check();
     let again = Broker::new(bench.broker.books.clone(), Limits::default(), 4, 0);
-    assert_eq!(again.relayed_bells, bench.broker.relayed_bells, "another daemon passes on the same");
+    assert_eq!(again.relayed_bells, bench.broker.relayed_bells, "the next daemon relays the same");
 }

@@ -1,4 +1,4 @@
-//! Processes that own an endpoint: how they come and go, and when it ends.
+//! Processes that own an endpoint: how they come and go, and when the endpoint ends.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn process(pid: u32) -> Process {
     Process { pid, started: 7 }
 }
 
-/// Two endpoints with a channel: what one sees of the death of the other.
+/// Returns two endpoints with a channel: one sees the death of the other.
 fn pair(bench: &mut Bench) -> (ClientId, wire::Attached, ClientId) {
     let (a, attached) = bench.attach(0, "web");
     let (b, _) = bench.attach(0, "web");
@@ -33,7 +33,7 @@ fn the_end_of_a_connection_is_not_the_end_of_a_process() {
     bench.broker.hung_up(a);
     assert_eq!(bench.effects(), [], "nobody is told anything");
     assert!(bench.is_there(&attached));
-    // Its peers go on, and it hears of them when it is back.
+    // Its peers continue, and it learns of their requests when it is back.
     assert_eq!(bench.connect(b, "x", 2).unwrap().channel, 2);
     let again = bench.client_as(parent, 0);
     let (kind, _, effects) = bench.ask_all(again, Kind::ATTACH, back(&attached).as_bytes());
@@ -74,7 +74,7 @@ fn a_process_that_comes_back_replaces_its_own_connection_and_no_other() {
 }
 
 #[test]
-fn a_connection_that_was_inherited_holds_an_endpoint_whose_owners_have_ended() {
+fn an_inherited_connection_keeps_an_endpoint_without_owners() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached, _) = pair(&mut bench);
     let (number, epoch, parent) = (attached.endpoint, attached.epoch, bench.process_of(a));
@@ -82,7 +82,7 @@ fn a_connection_that_was_inherited_holds_an_endpoint_whose_owners_have_ended() {
     assert!(bench.is_there(&attached), "a child may have it");
     bench.effects();
     bench.check();
-    // It joins, and stays when the connection ends after it has one of its own.
+    // The child joins, and stays an owner when the connection ends after it has one of its own.
     join(&mut bench, a, process(50));
     let own = bench.client_as(process(50), 0);
     assert_eq!(bench.ask(own, Kind::ATTACH, back(&attached).as_bytes()), Kind::ATTACHED);
@@ -92,7 +92,7 @@ fn a_connection_that_was_inherited_holds_an_endpoint_whose_owners_have_ended() {
     bench.broker.owner_ended(number, epoch, process(50));
     assert!(!bench.is_there(&attached));
 
-    // A child that never joins holds it until it closes the connection.
+    // A child that never joins keeps the endpoint alive until it closes the connection.
     let (a, attached, _) = {
         bench.effects();
         let (a, attached) = bench.attach(0, "web");
@@ -108,7 +108,7 @@ fn a_connection_that_was_inherited_holds_an_endpoint_whose_owners_have_ended() {
 }
 
 #[test]
-fn a_child_that_has_only_joined_goes_with_the_connection() {
+fn a_child_that_has_only_joined_is_an_owner_until_the_connection_ends() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached, _) = pair(&mut bench);
     let parent = bench.process_of(a);
@@ -116,7 +116,7 @@ fn a_child_that_has_only_joined_goes_with_the_connection() {
     join(&mut bench, a, process(50));
     bench.broker.owner_ended(attached.endpoint, attached.epoch, parent);
     assert!(bench.is_there(&attached));
-    // Its copy was closed too: it runs another program.
+    // The copy was closed too, because the child runs another program.
     bench.broker.hung_up(a);
     assert!(!bench.is_there(&attached));
     bench.effects();
@@ -128,29 +128,29 @@ fn detaching_ends_the_ownership_of_the_sender() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached, b) = pair(&mut bench);
     join(&mut bench, a, process(50));
-    // The parent goes; the connection is the child's now.
+    // The parent leaves; the connection belongs to the child now.
     assert_eq!(bench.ask(a, Kind::DETACH, &[]), Kind::OK);
     assert!(bench.is_there(&attached));
     bench.check();
-    // A stranger that has inherited the connection owns nothing.
+    // A process that has inherited the connection without joining owns nothing.
     let packet = reply::packet(Kind::DETACH, 9, &[]);
     bench.broker.packet_from(&mut bench.world, a, process(51), &packet);
     assert!(bench.is_there(&attached));
-    // The last owner: death at once, whatever is open.
+    // When the last owner leaves, the endpoint dies at once, whatever connections are open.
     bench.broker.packet_from(&mut bench.world, a, process(50), &packet);
     assert!(!bench.is_there(&attached));
     let effects = bench.effects();
     assert!(effects.iter().any(|e| matches!(e, Effect::Mark { state: SideState::DEAD, .. })));
     assert_eq!(bench.ask(b, Kind::DETACH, &[]), Kind::OK);
-    assert_eq!(bench.code(b, Kind::DETACH, &[]), Some(ErrorCode::PROTOCOL), "it is no endpoint any more");
+    assert_eq!(bench.code(b, Kind::DETACH, &[]), Some(ErrorCode::PROTOCOL), "it is not an endpoint any more");
     assert!(bench.broker.books.endpoints.is_empty());
     bench.check();
 }
 
 #[test]
-fn one_that_cannot_be_watched_ends_with_its_last_connection() {
+fn an_owner_that_cannot_be_watched_ends_with_its_last_connection() {
     let mut bench = Bench::new(Limits::default());
-    // Of another process namespace.
+    // This process belongs to another process namespace.
     let unseen = Process { pid: 0, started: 0 };
     let first = bench.client_as(unseen, 0);
     let (_, body, _) = bench.ask_all(first, Kind::ATTACH, attach("web").as_bytes());
@@ -161,7 +161,7 @@ fn one_that_cannot_be_watched_ends_with_its_last_connection() {
     assert!(bench.is_there(&attached), "they may be two processes");
     bench.broker.hung_up(second);
     assert!(!bench.is_there(&attached));
-    // One for whose watch no descriptor was left.
+    // No descriptor was left for the watch of this process.
     let (a, attached) = bench.attach(0, "web");
     let process = bench.process_of(a);
     bench.broker.owner_unwatched(attached.endpoint, attached.epoch, process);
@@ -172,7 +172,7 @@ fn one_that_cannot_be_watched_ends_with_its_last_connection() {
 }
 
 #[test]
-fn a_program_that_was_replaced_is_looked_for_when_its_connection_ends() {
+fn a_replaced_program_is_noticed_when_its_connection_ends() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let me = Process::of(std::process::id()).unwrap();
@@ -188,7 +188,7 @@ fn a_program_that_was_replaced_is_looked_for_when_its_connection_ends() {
 }
 
 #[test]
-fn a_request_without_a_body_says_so() {
+fn a_needless_body_is_refused() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     for kind in [Kind::JOIN, Kind::DETACH] {
@@ -204,7 +204,7 @@ fn a_request_without_a_body_says_so() {
 }
 
 #[test]
-fn owners_are_bounded() {
+fn owners_of_an_endpoint_are_limited() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (vm, in_vm) = bench.attach(VM, "web");
@@ -217,7 +217,7 @@ fn owners_are_bounded() {
     }
     let other = bench.client_as(process(5), 0);
     assert_eq!(bench.code(other, Kind::ATTACH, back(&attached).as_bytes()), Some(ErrorCode::LIMIT));
-    // An epoch of before is nobody's.
+    // An earlier epoch matches no endpoint.
     bench.broker.owner_joined(in_vm.endpoint, in_vm.epoch + 1, process(1));
     bench.broker.owner_ended(in_vm.endpoint, in_vm.epoch + 1, process(1001));
     assert!(bench.broker.books.endpoints[&in_vm.endpoint].owners.contains(&process(1001)));
@@ -228,7 +228,7 @@ fn owners_are_bounded() {
 }
 
 #[test]
-fn after_a_restart_an_endpoint_without_known_owner_is_dead() {
+fn an_endpoint_without_known_owners_ends_after_a_restart() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
     let (_, other) = bench.attach(0, "web");

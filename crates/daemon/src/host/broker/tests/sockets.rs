@@ -1,4 +1,4 @@
-//! Programs' TCP connections.
+//! TCP connections of programs.
 
 use super::*;
 use ginnel_layout::wire::{
@@ -19,7 +19,7 @@ fn body(role: SocketRole, key: u64) -> SocketReport {
     SocketReport { key, role, ..FromZeros::new_zeroed() }
 }
 
-/// What a session is told.
+/// An event that a session gets.
 #[derive(Debug, PartialEq)]
 enum Told {
     Matched(u64, String, String),
@@ -68,7 +68,7 @@ impl Bench {
     }
 }
 
-/// A connection between two VMs' addresses, as one end's daemon tells of it.
+/// Returns the facts about a connection between two VMs' addresses, as the daemon of one end reports them.
 fn facts(role: SocketRole, key: u64, clock: u32) -> SocketFacts {
     let address = |last| Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets();
     let (local, remote, local_port, remote_port) = match role {
@@ -105,10 +105,10 @@ fn the_two_ends_of_a_connection_of_this_host_are_told_where_to_meet() {
         panic!("{told:?}");
     };
     assert_eq!((*first, *second), (other, one));
-    // The narrowest one that both may use.
+    // This is the segment with the fewest members that both may use.
     assert_eq!((segment.as_str(), segment, listener), ("own", same, place));
     assert!(listener.starts_with(wire::SECRET) && listener.len() == wire::SECRET.len() + 32);
-    // Another connection meets elsewhere.
+    // Another connection meets at another name.
     let (connector, acceptor) = pair();
     bench.report(one, &connector, SocketRole::CONNECTOR, 7);
     let again = bench.report(other, &acceptor, SocketRole::ACCEPTOR, 8);
@@ -116,13 +116,13 @@ fn the_two_ends_of_a_connection_of_this_host_are_told_where_to_meet() {
 }
 
 #[test]
-fn a_name_where_two_meet_is_told_to_them_alone() {
+fn only_the_two_ends_learn_the_name_where_they_meet() {
     let mut bench = Bench::new(Limits::default());
     let (id, _) = bench.attach(HOST_MEMBER, "own");
     let wish =
         wire::Listen { kind: 3, ..wire::Listen { name: name("tcp.secret"), ..FromZeros::new_zeroed() } };
     assert_eq!(bench.ask(id, Kind::LISTEN, wish.as_bytes()), Kind::LISTENING);
-    // Who connects for something else is not the other end.
+    // A program that connects for another purpose is not the other end.
     let (other, _) = bench.attach(HOST_MEMBER, "own");
     let wish = wire::Connect { kind: 2, ..connect("tcp.secret", 0, 1) };
     assert!(bench.code(other, Kind::CONNECT, wish.as_bytes()).is_some());
@@ -131,7 +131,7 @@ fn a_name_where_two_meet_is_told_to_them_alone() {
 }
 
 #[test]
-fn what_is_no_connection_stays_and_what_is_no_report_is_refused() {
+fn sockets_without_connection_stay_on_tcp_and_invalid_reports_are_refused() {
     let mut bench = Bench::new(Limits::default());
     let id = bench.client(HOST_MEMBER, 0);
     let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -139,7 +139,7 @@ fn what_is_no_connection_stays_and_what_is_no_report_is_refused() {
     assert_eq!(bench.report(id, &file, SocketRole::ACCEPTOR, 1), stays(1, StaysReason::NOT_TCP));
     let (connector, _acceptor) = pair();
     assert_eq!(bench.report(id, &connector, SocketRole(9), 2), [(id, Told::Refused(ErrorCode::INVALID))]);
-    // A program of the host cannot tell facts.
+    // A program of the host cannot state facts itself.
     assert_eq!(
         bench.relay(id, &facts(SocketRole::CONNECTOR, 3, 7)),
         [(id, Told::Refused(ErrorCode::PROTOCOL))]
@@ -148,7 +148,7 @@ fn what_is_no_connection_stays_and_what_is_no_report_is_refused() {
 }
 
 #[test]
-fn who_may_use_no_segment_together_stays_on_tcp() {
+fn a_connection_without_a_common_segment_stays_on_tcp() {
     let mut bench = Bench::new(Limits::default());
     let (one, other) = (bench.client(HOST_MEMBER, 0), bench.client(HOST_MEMBER, 1000));
     let meet = |bench: &mut Bench| {
@@ -167,14 +167,14 @@ fn who_may_use_no_segment_together_stays_on_tcp() {
 }
 
 #[test]
-fn what_a_vm_says_holds_for_that_vm() {
+fn facts_from_a_vm_are_believed_only_for_that_vm() {
     let mut bench = Bench::new(Limits::default());
     let guest = bench.client(VM, 0);
-    // Both ends in one VM, whose daemon is believed.
+    // Both ends are in one VM, whose daemon is believed.
     assert_eq!(bench.relay(guest, &facts(SocketRole::CONNECTOR, 1, 777)), []);
     let told = bench.relay(guest, &facts(SocketRole::ACCEPTOR, 2, 777));
     assert!(matches!(&told[0].1, Told::Matched(2, segment, _) if segment == "web"), "{told:?}");
-    // A VM that claims an end of the host's connection is not believed without a proof: loopback is another there.
+    // A VM that claims an end of the host's connection is not believed without a proof, because it has another loopback.
     let host = bench.client(HOST_MEMBER, 0);
     let (connector, _acceptor) = pair();
     assert_eq!(bench.report(host, &connector, SocketRole::CONNECTOR, 3), []);
@@ -219,7 +219,7 @@ fn a_report_ends_with_its_session_or_when_it_is_withdrawn() {
 }
 
 #[test]
-fn a_report_ends_with_the_kernel_that_has_the_socket_and_with_a_lost_session() {
+fn a_report_ends_with_its_kernel_or_with_a_lost_session() {
     let mut bench = Bench::new(Limits::default());
     let guest = bench.client(VM, 0);
     bench.relay(guest, &facts(SocketRole::CONNECTOR, 1, 777));
@@ -231,15 +231,15 @@ fn a_report_ends_with_the_kernel_that_has_the_socket_and_with_a_lost_session() {
 }
 
 #[test]
-fn a_report_takes_the_place_of_an_earlier_one() {
+fn a_report_replaces_an_earlier_one() {
     let mut bench = Bench::new(Limits::default());
     let (one, other) = (bench.client(HOST_MEMBER, 0), bench.client(HOST_MEMBER, 0));
     let ((first, _first_peer), (second, _second_peer)) = (pair(), pair());
-    // Another socket with the same key; then the same socket again, about which nobody is told anything.
+    // Another socket comes with the same key; then the same socket again, about which nobody is told anything.
     for socket in [&first, &second, &second] {
         assert_eq!(bench.report(one, socket, SocketRole::CONNECTOR, 1), []);
     }
-    // By another process, which has inherited it.
+    // Another process, which has inherited the socket, reports it.
     let told = bench.report(other, &second, SocketRole::CONNECTOR, 2);
     assert_eq!(told, [(one, Told::Stays(1, StaysReason::TOO_MANY))]);
     bench.ends(one);
@@ -249,24 +249,24 @@ fn a_report_takes_the_place_of_an_earlier_one() {
 }
 
 #[test]
-fn a_socket_with_the_addresses_of_another_takes_its_place() {
+fn a_socket_with_the_addresses_of_another_replaces_it() {
     let mut bench = Bench::new(Limits::default());
     let guest = bench.client(VM, 0);
-    // One that has ended without a word. Its port was given to the next one.
+    // This socket has ended without a message, and its port was given to the next one.
     let ended = facts(SocketRole::CONNECTOR, 1, 777);
     assert_eq!(bench.relay(guest, &ended), []);
     let next = SocketFacts { cookie: 5_000, ..facts(SocketRole::CONNECTOR, 2, 777) };
     assert_eq!(bench.relay(guest, &next), [(guest, Told::Stays(1, StaysReason::TOO_MANY))]);
     let told = bench.relay(guest, &facts(SocketRole::ACCEPTOR, 3, 777));
     assert!(matches!(&told[..], [(_, Told::Matched(3, ..)), (_, Told::Matched(2, ..))]), "{told:?}");
-    // In another namespace it may be there at the same time.
+    // In another namespace a socket with these addresses may exist at the same time.
     assert_eq!(bench.relay(guest, &ended), []);
     let elsewhere = SocketFacts { namespace: 2, ..next };
     assert_eq!(bench.relay(guest, &elsewhere), []);
 }
 
 #[test]
-fn names_for_sockets_are_for_nothing_else() {
+fn names_for_sockets_cannot_be_used_otherwise() {
     let mut bench = Bench::new(Limits::default());
     let (id, _) = bench.attach(HOST_MEMBER, "own");
     for (kind, refused) in [(1, true), (2, true), (3, false)] {
@@ -277,11 +277,11 @@ fn names_for_sockets_are_for_nothing_else() {
 }
 
 #[test]
-fn a_flood_of_reports_is_not_looked_at() {
+fn a_flood_of_reports_is_refused() {
     let mut bench = Bench::new(Limits::default());
     let id = bench.client(HOST_MEMBER, 0);
     let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-    // However slowly they come, some are too many within a second, or none is.
+    // However slowly the reports come, either some are too many within a second, or none is.
     let begun = std::time::Instant::now();
     let told: Vec<_> = (0..5000).flat_map(|key| bench.report(id, &file, SocketRole::ACCEPTOR, key)).collect();
     let seconds = begun.elapsed().as_secs() as usize + 1;
@@ -291,7 +291,7 @@ fn a_flood_of_reports_is_not_looked_at() {
 }
 
 #[test]
-fn connections_of_root_do_not_go_where_other_users_see_them() {
+fn connections_of_root_do_not_use_segments_of_other_users() {
     let mut bench = Bench::new(Limits::default());
     let names: Vec<_> = bench.broker.books().segments.keys().copied().collect();
     let mut meet = |one: u32, other: u32, access: &Access| {

@@ -10,12 +10,12 @@ use ginnel_layout::wire::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Block {
-    /// Whether nothing holds it any more.
+    /// Returns whether the block must be removed: nobody has it open, and it has no name.
     fn is_over(&self) -> bool {
         self.handles.is_empty() && self.name.0.is_none()
     }
 
-    /// Whether an endpoint has made it, or stands in for who has.
+    /// Returns whether an endpoint owns the block, or has the owner's rights because the owner has ended.
     pub(super) fn is_of(&self, endpoint: &Endpoint, owner_lives: bool) -> bool {
         match owner_lives {
             true => (endpoint.number, endpoint.epoch) == (self.owner, self.owner_epoch),
@@ -85,12 +85,12 @@ impl MemoryObject for Block {
 }
 
 impl Books {
-    /// The endpoint that owns a block, if it lives.
+    /// Returns the endpoint that owns a block, if it is alive.
     pub fn owner_of(&self, block: &Block) -> Option<&Endpoint> {
         self.endpoints.get(&block.owner).filter(|e| e.epoch == block.owner_epoch)
     }
 
-    /// The most that an endpoint may do with a block.
+    /// Returns the most rights that an endpoint may have.
     pub(super) fn rights(&self, block: &Block, endpoint: &Endpoint) -> Rights {
         if block.is_of(endpoint, self.owner_of(block).is_some()) {
             return Rights::WRITE_EXCLUSIVE;
@@ -99,7 +99,7 @@ impl Books {
         Rights(granted(endpoint.number).or_else(|| granted(0)).unwrap_or(block.others))
     }
 
-    /// The holders that a grant is about, and what each of them may do with the block once it is granted.
+    /// Returns the holders that a grant concerns, and the rights that each of them has once the grant is made.
     pub(crate) fn rights_after(&self, block: &Block, grant: &BlockGrant) -> Vec<(u32, Rights)> {
         let owner_lives = self.owner_of(block).is_some();
         let after = |endpoint: &Endpoint| {
@@ -114,12 +114,12 @@ impl Books {
             0 => block.handles.holders().collect(),
             endpoint => vec![endpoint],
         };
-        // One that is ending gives its handles back by itself.
+        // An endpoint that is ending gives its handles back itself.
         let endpoints = whom.iter().filter_map(|number| self.endpoints.get(number)).filter(|e| !e.is_ending);
         endpoints.filter(|e| e.member == grant.member).map(|e| (e.number, after(e))).collect()
     }
 
-    /// The handles that a grant leaves less than they have: endpoint and number.
+    /// Returns the handles whose rights a grant reduces: endpoint and number.
     pub(crate) fn revoked_by(&self, block: u64, grant: &BlockGrant) -> Vec<(u32, u64)> {
         let Some(block) = self.blocks.get(&block) else { return Vec::new() };
         let after = self.rights_after(block, grant).into_iter();
@@ -130,7 +130,7 @@ impl Books {
             .collect()
     }
 
-    /// A grant with the number of its endpoint, which older journals leave out; `None` if that endpoint has ended.
+    /// Returns a grant with the number of its endpoint, which older journals leave out; `None` if that endpoint has ended.
     fn whole(&self, grant: BlockGrant) -> Option<BlockGrant> {
         if grant.epoch == 0 {
             return Some(grant);
@@ -139,7 +139,7 @@ impl Books {
             let whom = self.endpoints.get(&grant.endpoint);
             return whom.filter(|e| (e.member, e.epoch) == (grant.member, grant.epoch)).map(|_| grant);
         }
-        // There, no two endpoints had the same epoch.
+        // In those journals, no two endpoints have the same epoch.
         let whom = self.endpoints.values().find(|e| (e.member, e.epoch) == (grant.member, grant.epoch))?;
         Some(BlockGrant { endpoint: whom.number, ..grant })
     }

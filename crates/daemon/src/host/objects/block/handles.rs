@@ -1,4 +1,4 @@
-//! Who has a block open, and what was granted, in the orders in which requests look for them. In the journal both are
+//! The open handles of a block, and its grants, in the orders in which requests look for them. In the journal both are
 //! lists.
 
 use super::{BlockGrant, BlockHandle};
@@ -6,46 +6,47 @@ use ginnel_layout::wire::Rights;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The open handles of a block. No operation costs more than a logarithm of their number for each handle that it changes.
+/// The open handles of a block. Each operation costs at most the logarithm of their number for each handle that it changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<BlockHandle>", into = "Vec<BlockHandle>")]
 pub struct Handles {
     by_number: BTreeMap<u64, BlockHandle>,
-    /// Rights of the holder's mapping, and number.
+    /// The handles by the rights of the holder's mapping, and number.
     by_rights: BTreeSet<(u32, u64)>,
-    /// Endpoint, the rights that it still has through the handle, and number.
+    /// The handles by endpoint, the rights that it still has through the handle, and number.
     by_holder: BTreeSet<(u32, u32, u64)>,
 }
 
 impl BlockHandle {
-    /// The rights that the holder still has: less than its mapping allows, until it has acknowledged a revocation.
+    /// Returns the rights that the holder still has. After a revocation they are less than its mapping allows, until it has
+    /// acknowledged the revocation.
     pub fn remaining(&self) -> u32 {
         self.left.unwrap_or(self.rights)
     }
 }
 
 impl Handles {
-    /// How many there are.
+    /// Returns the number of handles.
     pub fn len(&self) -> usize {
         self.by_number.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no handles.
     pub fn is_empty(&self) -> bool {
         self.by_number.is_empty()
     }
 
-    /// All of them, by number.
+    /// Returns all handles, by number.
     pub fn iter(&self) -> impl Iterator<Item = &BlockHandle> {
         self.by_number.values()
     }
 
-    /// The handle of that number.
+    /// Returns the handle with that number.
     pub fn get(&self, number: u64) -> Option<&BlockHandle> {
         self.by_number.get(&number)
     }
 
-    /// Adds a handle. False if its number is taken.
+    /// Adds a handle. Returns false if its number is taken.
     pub fn insert(&mut self, handle: BlockHandle) -> bool {
         if self.by_number.contains_key(&handle.number) {
             return false;
@@ -64,27 +65,27 @@ impl Handles {
         Some(handle)
     }
 
-    /// A handle because of which nobody can open the block for writing now; if `exclusive`, because of which nobody can
-    /// have it alone.
+    /// Returns a handle that prevents others from opening the block for writing now; if `exclusive`, one that prevents exclusive
+    /// access.
     pub fn in_the_way_of_writing(&self, exclusive: bool) -> Option<&BlockHandle> {
         let least = if exclusive { Rights::READ_WRITE } else { Rights::WRITE_EXCLUSIVE };
         let (_, number) = self.by_rights.range((least.0, 0)..).next()?;
         self.get(*number)
     }
 
-    /// The endpoints that have one or more, each once.
+    /// Returns the endpoints that have one or more handles, each once.
     pub fn holders(&self) -> impl Iterator<Item = u32> {
         let first_from = |endpoint| self.by_holder.range((endpoint, 0, 0)..).next().map(|entry| entry.0);
         std::iter::successors(first_from(0), move |last| first_from(last.checked_add(1)?))
     }
 
-    /// The handles through which an endpoint has more than `rights`.
+    /// Returns the handles through which an endpoint has more than `rights`.
     pub fn above(&self, endpoint: u32, rights: u32) -> impl Iterator<Item = u64> {
         let least = rights.saturating_add(1);
         self.by_holder.range((endpoint, least, 0)..=(endpoint, u32::MAX, u64::MAX)).map(|entry| entry.2)
     }
 
-    /// Leaves an endpoint no more than `rights`.
+    /// Reduces all handles of an endpoint to at most `rights`.
     pub fn revoke(&mut self, endpoint: u32, rights: u32) {
         for number in self.above(endpoint, rights).collect::<Vec<_>>() {
             let Some(mut handle) = self.remove(number) else { continue };
@@ -93,7 +94,7 @@ impl Handles {
         }
     }
 
-    /// The holder has acknowledged what it was left. Returns the rights that it has from now on.
+    /// Handles a holder's acknowledgement of a revocation. Returns the rights that it has from now on.
     pub fn acknowledge(&mut self, number: u64) -> Option<u32> {
         let mut handle = self.remove(number)?;
         handle.rights = handle.remaining();
@@ -121,39 +122,39 @@ impl TryFrom<Vec<BlockHandle>> for Handles {
     }
 }
 
-/// What members and endpoints may do with a block, by member and endpoint (0 for the member).
+/// The rights that are granted to members and endpoints, by member and endpoint (0 for all endpoints of the member).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<BlockGrant>", into = "Vec<BlockGrant>")]
 pub struct Grants(BTreeMap<(u32, u32, u32), BlockGrant>);
 
 impl Grants {
-    /// Whether there are none.
+    /// Returns whether there are no grants.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many there are.
+    /// Returns the number of grants.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// All of them.
+    /// Returns all grants.
     pub fn iter(&self) -> impl Iterator<Item = BlockGrant> {
         self.0.values().copied()
     }
 
-    /// The rights that were granted to an endpoint, or to its member (0).
+    /// Returns the rights that were granted to an endpoint, or to its member (0).
     pub fn get(&self, member: u32, endpoint: u32) -> Option<u32> {
         let (first, last) = ((member, endpoint, 0), (member, endpoint, u32::MAX));
         self.0.range(first..=last).next_back().map(|(_, grant)| grant.rights)
     }
 
-    /// Adds a grant, in place of an earlier one to the same.
+    /// Adds a grant, in place of an earlier one for the same member and endpoint.
     pub fn set(&mut self, grant: BlockGrant) {
         self.0.insert((grant.member, grant.endpoint, grant.epoch), grant);
     }
 
-    /// Removes what was granted to an endpoint that has ended.
+    /// Removes the grant to an endpoint that has ended.
     pub fn remove(&mut self, member: u32, endpoint: u32) {
         let (first, last) = ((member, endpoint, 0), (member, endpoint, u32::MAX));
         while let Some(key) = self.0.range(first..=last).next().map(|(key, _)| *key) {

@@ -1,4 +1,4 @@
-//! Blocks, as they are told of.
+//! Blocks in the form in which they are shown.
 
 use super::{Block, BlockHandle};
 use crate::host::inspect::{MOST, member_name, since_1970, user_of};
@@ -8,7 +8,7 @@ use ginnel_layout::wire::Rights;
 use ginnel_status::{self as status, Grant, User};
 
 impl Server {
-    /// A block.
+    /// Returns a block in the form in which it is shown.
     pub(crate) fn inspect_block(&self, viewer: &Viewer, block: &Block) -> status::Block {
         let books = self.broker.books();
         let rights = |rights| Rights(rights).name().to_owned();

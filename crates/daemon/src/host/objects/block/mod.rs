@@ -1,11 +1,12 @@
-//! Blocks: memory of a segment by name, and who may do what with it.
+//! Blocks: memory of a segment with a name, and the rights to it.
 //!
-//! As with POSIX shared memory, a block lives as long as it has a name or somebody has it open. Its owner is the endpoint
-//! that has made it; when that ends, the name goes too, unless the block is persistent. Then whoever is of the same member
-//! and user has the owner's rights.
+//! Like POSIX shared memory, a block lives as long as it has a name or somebody has it open. Its owner is the endpoint that has
+//! made it. When the owner ends, the name is removed too, unless the block is persistent. In that case every endpoint of the same
+//! member and user has the owner's rights.
 //!
-//! Rights that are taken back are gone from the books at once, but the holder's mapping is as it was until its library
-//! has heard of it ([`BlockHandle::left`]); so long the handle counts as what it was, and nobody is told that he is alone.
+//! Revoked rights are removed from the books at once, but the holder keeps its mapping until its library
+//! has learnt of the revocation ([`BlockHandle::left`]). Until then the handle keeps its old rights, and nobody gets exclusive
+//! access.
 
 mod books;
 mod handles;
@@ -78,8 +79,8 @@ impl Class for Change {
         books.blocks.values().map(|block| Self::Made(Box::new(block.clone())))
     }
 
-    /// What was granted to it alone, handles, and names that do not outlive it. A block can be gone with its last handle, and
-    /// its grants with it: so these come first.
+    /// The changes remove the grants to this endpoint alone, its handles, and the names that do not outlive it. A block, and its
+    /// grants with it, may be removed with its last handle, so the grants come first.
     fn ends(_: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
         let number = endpoint.number;
         let grants = endpoint.granted.iter().map(move |&block| Self::GrantEnded { block, endpoint: number });

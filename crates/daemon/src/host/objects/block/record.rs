@@ -7,67 +7,67 @@ use serde::{Deserialize, Serialize};
 /// One change, as [`crate::host::record::Record`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Change {
-    /// A block.
+    /// A block was made.
     #[serde(rename = "block")]
     Made(Box<Block>),
-    /// It has got a name.
+    /// A block has got a name.
     #[serde(rename = "block_linked")]
     Linked {
-        /// Number of the block.
+        /// The number of the block.
         block: u64,
-        /// The name.
+        /// The new name.
         name: Text,
     },
-    /// Its name is gone, and the block if nobody has it open.
+    /// The name of a block was removed, and the block too if nobody has it open.
     #[serde(rename = "block_unlinked")]
     Unlinked {
-        /// Number of the block.
+        /// The number of the block.
         block: u64,
     },
-    /// Somebody has opened it.
+    /// An endpoint has opened a block.
     #[serde(rename = "block_opened")]
     Opened {
-        /// Number of the block.
+        /// The number of the block.
         block: u64,
-        /// The handle.
+        /// The new handle.
         handle: BlockHandle,
     },
-    /// A handle is closed, and with the last one a block without a name is gone.
+    /// A handle was closed. If it was the last one of a block without a name, the block was removed.
     #[serde(rename = "block_closed")]
     Closed {
-        /// Number of the handle.
+        /// The number of the handle.
         handle: u64,
     },
-    /// It is longer, or shorter.
+    /// A block has become longer or shorter.
     #[serde(rename = "block_resized")]
     Resized {
-        /// Number of the block.
+        /// The number of the block.
         block: u64,
-        /// Bytes wished for.
+        /// The requested size in bytes.
         size: u64,
-        /// Bytes that it has.
+        /// The size in whole pages, in bytes.
         span: u64,
     },
-    /// Somebody may do something else with it.
+    /// The rights of a member or an endpoint have changed.
     #[serde(rename = "block_granted")]
     Granted {
-        /// Number of the block.
+        /// The number of the block.
         block: u64,
-        /// Who, and what.
+        /// The member or endpoint, and its rights.
         grant: BlockGrant,
     },
-    /// What was granted to an endpoint alone ends with it.
+    /// A grant to an endpoint has ended with the endpoint.
     #[serde(rename = "block_grant_ended")]
     GrantEnded {
-        /// Number of the block.
+        /// The number of the block.
         block: u64,
-        /// The endpoint.
+        /// The number of the endpoint.
         endpoint: u32,
     },
-    /// Whoever has a handle knows that it has been left less.
+    /// A holder has acknowledged that its rights were reduced.
     #[serde(rename = "block_acked")]
     Acked {
-        /// Number of the handle.
+        /// The number of the handle.
         handle: u64,
     },
 }
@@ -75,65 +75,65 @@ pub enum Change {
 /// A block of a segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// Its number.
+    /// The block's number.
     pub number: u64,
-    /// In which segment.
+    /// The segment's name.
     pub segment: Text,
-    /// Its name, if it has one.
+    /// The block's name; empty if it has none.
     pub name: Text,
-    /// The endpoint that has made it.
+    /// The number of the endpoint that made it.
     pub owner: u32,
-    /// That endpoint's epoch.
+    /// The epoch of that endpoint.
     pub owner_epoch: u32,
-    /// Its member, which pays for the block.
+    /// The number of that endpoint's member, which is charged for the block.
     pub member: u32,
-    /// Its user.
+    /// The user number of that endpoint.
     pub uid: u32,
-    /// Where it lies.
+    /// The offset in the segment, in bytes.
     pub offset: u64,
-    /// Bytes wished for.
+    /// The requested size in bytes.
     pub size: u64,
-    /// Bytes that it has.
+    /// The size in whole pages, in bytes.
     pub span: u64,
-    /// Its name outlives the endpoint.
+    /// The name outlives the endpoint.
     pub persistent: bool,
-    /// When it was made, in seconds since 1970.
+    /// The time at which it was made, in seconds since 1970.
     pub made: u64,
-    /// What those may ([`ginnel_layout::wire::Rights`]) who are not in `grants`.
+    /// The rights ([`ginnel_layout::wire::Rights`]) of everybody who is not in `grants`.
     pub others: u32,
-    /// What some may.
+    /// The rights of particular members and endpoints.
     #[serde(default, skip_serializing_if = "Grants::is_empty")]
     pub grants: Grants,
-    /// Who has it open.
+    /// The open handles.
     pub handles: Handles,
 }
 
-/// What a member or an endpoint may do with a block.
+/// The rights of a member or an endpoint to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockGrant {
-    /// The member.
+    /// The member number.
     pub member: u32,
-    /// Number of one of its endpoints. Journals of before this was written have none: there, the epoch tells which.
+    /// The number of one of the member's endpoints. Older journals do not have it; there, the epoch identifies the endpoint.
     #[serde(default)]
     pub endpoint: u32,
-    /// Epoch of that endpoint; 0 if the grant is to all others of the member.
+    /// The epoch of that endpoint; 0 if the grant is for all other endpoints of the member.
     pub epoch: u32,
-    /// What it may do.
+    /// The rights.
     pub rights: u32,
 }
 
 /// An open handle of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockHandle {
-    /// Its number.
+    /// The handle's number.
     pub number: u64,
-    /// Whose it is.
+    /// The number of the endpoint that has it.
     pub endpoint: u32,
-    /// What it can do: what its library has mapped.
+    /// The rights with which the library has mapped the block.
     pub rights: u32,
-    /// What it has been left, until its library says that it has heard of it.
+    /// The rights that a revocation has left, until the library acknowledges it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<u32>,
-    /// The endpoint's own number for its request.
+    /// The nonce that the endpoint has chosen for its request.
     pub nonce: u64,
 }

@@ -1,4 +1,4 @@
-//! What endpoints ask for: to make, open, name, grant, resize and free.
+//! The requests about blocks: to make, open, name, grant, resize and free them.
 
 use super::handles::{Grants, Handles};
 use super::{Block, BlockGrant, BlockHandle, Change};
@@ -28,7 +28,7 @@ impl Broker {
             return self.send_block(caller, handle);
         }
         if !wish.rights.may_write() || !wish.rights.is_known() || !wish.others.is_known() {
-            let text = "whoever makes a block opens it for writing; others may have rights from 0 to 3";
+            let text = "the maker of a block opens it for writing; others may have rights from 0 to 3";
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
         if world.is_broken(&segment) {
@@ -41,7 +41,7 @@ impl Broker {
         let span = wish.size.checked_next_multiple_of(page).filter(|&span| span > 0);
         let (Some(span), true) = (span, align.is_power_of_two()) else {
             let text = format!(
-                "a block of {} bytes aligned to {}: it has at least 1, and alignments are powers of two",
+                "a block of {} bytes aligned to {}: a block has at least 1, and alignments are powers of two",
                 wish.size, wish.align
             );
             return Err(Refusal::new(ErrorCode::INVALID, text));
@@ -168,7 +168,7 @@ impl Broker {
         })
     }
 
-    /// A block of an endpoint's own.
+    /// Returns a block if the endpoint owns it or has the owner's rights.
     fn own_block<'a>(&'a self, endpoint: &Endpoint, block: Option<&'a Block>) -> Result<&'a Block, Refusal> {
         let block = block.filter(|b| b.segment.0 == endpoint.segment).ok_or_else(|| {
             Refusal::new(
@@ -182,7 +182,7 @@ impl Broker {
         }
         let text = match owner {
             Some(owner) => format!(
-                "block {} {} belongs to endpoint {} ({}): only that can do this",
+                "block {} {} belongs to endpoint {} ({}): only that endpoint can do this",
                 block.number, block.name.0, owner.number, owner.name
             ),
             None => format!(
@@ -193,7 +193,7 @@ impl Broker {
         Err(Refusal::new(ErrorCode::DENIED, text))
     }
 
-    /// The block of an endpoint's handle, and the handle.
+    /// Returns the block of an endpoint's handle, and the handle.
     pub(crate) fn held(&self, endpoint: u32, handle: u64) -> Result<(&Block, BlockHandle), Refusal> {
         let block = self.books.handles.get(&handle).and_then(|block| self.books.blocks.get(block));
         let held = block.and_then(|b| Some((b, *b.handles.get(handle).filter(|h| h.endpoint == endpoint)?)));
@@ -207,14 +207,14 @@ impl Broker {
         let endpoint = self.endpoint_of(caller)?;
         let name = checked(&wish.name, "block")?;
         let block = self.own_block(endpoint, self.books.blocks.get(&wish.block))?;
-        // The same request again is no other.
+        // A repetition of the same request is not a second one.
         if block.name.0 != name {
             if !block.name.0.is_none() {
                 let text =
                     format!("block {} has the name {} already: unlink it first", block.number, block.name.0);
                 return Err(Refusal::new(ErrorCode::INVALID, text));
             }
-            // A name ends with the owner, or with an unlink of a persistent one. Nobody would end this one.
+            // A name ends with the owner, or with an unlink of a persistent one. Without an owner nobody would end this name.
             if !block.persistent && self.books.owner_of(block).is_none() {
                 let text =
                     format!("the owner of block {} has ended: copy it into one of your own", block.number);
@@ -255,7 +255,7 @@ impl Broker {
         };
         if span < block.span && block.handles.len() > 1 {
             let text = format!(
-                "block {} {} is open {} times, and whoever has it mapped would keep what is cut off: shorten it when \
+                "block {} {} is open {} times, and programs that have it mapped would keep what is cut off: shorten it when \
                  nobody else has it open",
                 block.number,
                 block.name.0,
@@ -325,7 +325,8 @@ impl Broker {
     pub(crate) fn block_ack(&mut self, caller: &Caller, wish: &wire::BlockRights) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let (_, held) = self.held(number, wish.handle)?;
-        // It may have been left even less since; then this is the answer to the earlier word, and another follows.
+        // The rights may have been reduced further since. Then this acknowledges the earlier revocation, and another
+        // acknowledgement will follow.
         if held.left.is_some_and(|left| wish.rights.0 <= left) {
             self.record(Change::Acked { handle: wish.handle })?;
             self.revocations.settle(number, wish.handle);

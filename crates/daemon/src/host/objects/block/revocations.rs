@@ -1,7 +1,7 @@
-//! Telling holders of blocks that a right was taken from them.
+//! Tells holders of blocks that rights were revoked.
 //!
-//! One grant may revoke the rights of any number of handles, of endpoints that do not read or do not answer. So a
-//! revocation is not sent when it happens: it is remembered, once for each handle, and sent when the holder can take it.
+//! One grant may revoke rights of any number of handles, whose endpoints may not read or not answer. So a
+//! revocation is not sent when it happens: it is remembered, once for each handle, and sent when the holder can receive it.
 //! At most [`WINDOW`] revocations of an endpoint are sent and not acknowledged.
 
 use crate::host::books::Books;
@@ -11,16 +11,16 @@ use ginnel_layout::wire::{self, Kind, Rights};
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
 
-/// Revocations that an endpoint may have received and not acknowledged.
+/// The most revocations that an endpoint may have been sent and not acknowledged.
 const WINDOW: usize = 64;
-/// Revocations that are sent before others have their turn.
+/// The revocations that are sent before others get their turn.
 const TURN: usize = 256;
 
 /// The revocations that have not been acknowledged.
 #[derive(Debug, Default, PartialEq)]
 pub struct Revocations {
     endpoints: BTreeMap<u32, Telling>,
-    /// Endpoints to which something can be sent.
+    /// The endpoints to which something can be sent.
     open: BTreeSet<u32>,
 }
 
@@ -31,7 +31,7 @@ struct Telling {
 }
 
 impl Revocations {
-    /// What the books of an earlier daemon say. Who has been told is not known.
+    /// Takes the revocations from the books of an earlier daemon. It is not known which have been sent.
     pub fn of(books: &Books) -> Self {
         let mut all = Self::default();
         let left = books.blocks.values().flat_map(|block| block.handles.iter()).filter(|h| h.left.is_some());
@@ -42,7 +42,7 @@ impl Revocations {
         all
     }
 
-    /// A handle has less rights than before.
+    /// Adds a handle whose rights were reduced.
     pub fn add(&mut self, endpoint: u32, handle: u64) {
         let telling = self.endpoints.entry(endpoint).or_default();
         telling.told.remove(&handle);
@@ -50,7 +50,7 @@ impl Revocations {
         self.look_at(endpoint);
     }
 
-    /// A handle is closed, or its holder has acknowledged what it has left.
+    /// Removes a handle that is closed, or whose holder has acknowledged the rights that are left.
     pub fn settle(&mut self, endpoint: u32, handle: u64) {
         let Some(telling) = self.endpoints.get_mut(&endpoint) else { return };
         telling.told.remove(&handle);
@@ -58,7 +58,7 @@ impl Revocations {
         self.look_at(endpoint);
     }
 
-    /// An endpoint has a new connection, and may not have read what came over the old one.
+    /// Marks all revocations of an endpoint as not sent, because it has a new connection and may not have read the old one.
     pub fn tell_again(&mut self, endpoint: u32) {
         let Some(telling) = self.endpoints.get_mut(&endpoint) else { return };
         let told = std::mem::take(&mut telling.told);
@@ -66,7 +66,7 @@ impl Revocations {
         self.look_at(endpoint);
     }
 
-    /// All of them: endpoint and handle.
+    /// Returns all of them: endpoint and handle.
     #[cfg(test)]
     pub fn all(&self) -> BTreeSet<(u32, u64)> {
         let all = self.endpoints.iter().flat_map(|(endpoint, telling)| {
@@ -75,7 +75,7 @@ impl Revocations {
         all.collect()
     }
 
-    /// An endpoint is gone.
+    /// Forgets an endpoint that has ended.
     pub fn forget(&mut self, endpoint: u32) {
         self.endpoints.remove(&endpoint);
         self.open.remove(&endpoint);
@@ -93,7 +93,7 @@ impl Revocations {
         }
     }
 
-    /// The next handle that an endpoint is to be told of; it counts as told from now on.
+    /// Returns the next handle that an endpoint must be told of; it counts as told from now on.
     fn next(&mut self, endpoint: u32) -> Option<u64> {
         let telling = self.endpoints.get_mut(&endpoint).filter(|telling| telling.told.len() < WINDOW)?;
         let handle = telling.untold.pop_first()?;
@@ -104,8 +104,8 @@ impl Revocations {
 }
 
 impl Broker {
-    /// Sends a bounded number of revocations, to those with a connection that is `ready` for more, over all of their
-    /// connections: one that is never read must not keep the others waiting, and is given up. True if there are others
+    /// Sends a bounded number of revocations to the endpoints that have a connection that is `ready` for more. Sends over all of
+    /// their connections: one that is never read must not keep the others waiting, and is ended. Returns true if there are others
     /// that can be sent at once.
     pub(crate) fn tell_revoked(&mut self, ready: impl Fn(ClientId) -> bool) -> bool {
         let mut budget = TURN;
@@ -114,7 +114,7 @@ impl Broker {
             if !connections.iter().any(|client| ready(*client)) {
                 continue;
             }
-            // No endpoint keeps all others waiting.
+            // The limit keeps one endpoint from making all others wait.
             for _ in 0..WINDOW {
                 if budget == 0 {
                     return true;
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_acknowledged_is_bounded_and_told_once() {
+    fn unacknowledged_revocations_are_bounded_and_sent_once() {
         let mut revocations = Revocations::default();
         (0..1000).for_each(|handle| revocations.add(1, handle));
         let first: Vec<u64> = std::iter::from_fn(|| revocations.next(1)).collect();
@@ -150,7 +150,7 @@ mod tests {
         assert!(revocations.open.is_empty(), "nothing more before an answer");
         revocations.settle(1, 0);
         assert_eq!((revocations.next(1), revocations.next(1)), (Some(WINDOW as u64), None));
-        // Less was left of one that was told already.
+        // The rights were reduced further on a handle whose holder was told already.
         revocations.add(1, 5);
         assert_eq!((revocations.next(1), revocations.next(1)), (Some(5), None));
         revocations.tell_again(1);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_settled_leaves_nothing_behind() {
+    fn settled_revocations_leave_nothing_behind() {
         let mut revocations = Revocations::default();
         (0..10).for_each(|handle| revocations.add(1, handle));
         revocations.next(1);

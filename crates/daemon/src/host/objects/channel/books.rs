@@ -11,21 +11,21 @@ use ginnel_layout::channel::{Capacities, ChannelKind};
 /// A name at which an endpoint listens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listener {
-    /// Its number.
+    /// The listener's number.
     pub number: u32,
-    /// Whose it is.
+    /// The number of the endpoint that listens.
     pub endpoint: u32,
-    /// In which segment.
+    /// The segment's name.
     pub segment: Name,
-    /// At which name.
+    /// The name of the listener.
     pub name: Name,
-    /// Kind of its channels.
+    /// The kind of its channels.
     pub kind: ChannelKind,
-    /// How many may wait.
+    /// The most channels that may wait to be accepted.
     pub backlog: u32,
-    /// Its wishes: the smallest rings.
+    /// The smallest rings that the listener has requested.
     pub wishes: Capacities,
-    /// How many wait.
+    /// The number of channels that wait to be accepted now.
     pub waiting: u32,
 }
 
@@ -53,7 +53,8 @@ impl Books {
         backlog: u32,
         wishes: Capacities,
     ) -> Result<(), InvalidRecord> {
-        let owner = self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a listener of nobody"))?;
+        let owner =
+            self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a listener of an unknown endpoint"))?;
         let segment = owner.segment;
         if self.names.contains_key(&(segment, name)) || self.listeners.contains_key(&number) {
             return Err(InvalidRecord("two listeners at one name"));
@@ -86,9 +87,12 @@ impl Books {
         }
         let open = [channel.initiator, channel.acceptor].into_iter().filter(|side| !side.closed);
         for side in open.clone() {
-            let endpoint = self.endpoints.get(&side.endpoint).ok_or(InvalidRecord("a channel of nobody"))?;
+            let endpoint = self
+                .endpoints
+                .get(&side.endpoint)
+                .ok_or(InvalidRecord("a channel of an unknown endpoint"))?;
             if endpoint.epoch != side.epoch || endpoint.segment != segment {
-                return Err(InvalidRecord("a channel of somebody else"));
+                return Err(InvalidRecord("a channel of another endpoint"));
             }
         }
         let opener = self.endpoints.get(&channel.initiator.endpoint).filter(|_| !channel.initiator.closed);
@@ -96,7 +100,7 @@ impl Books {
             return Err(InvalidRecord("two channels of one request"));
         }
         if open.clone().count() == 0 || !self.members.contains_key(&channel.initiator.member) {
-            return Err(InvalidRecord("a channel of nobody"));
+            return Err(InvalidRecord("a channel of an unknown endpoint"));
         }
         let len = channel.block_len();
         let arena =
@@ -149,7 +153,7 @@ impl Books {
         Ok(())
     }
 
-    /// Closes a side that is open; the memory is free when both are closed.
+    /// Closes a side that is open. The memory becomes free when both sides are closed.
     pub(super) fn close(&mut self, number: u64, initiator: bool) -> Result<(), InvalidRecord> {
         let channel = self.channels.get_mut(&number).filter(|channel| !channel.side(initiator).closed);
         let channel = channel.ok_or(InvalidRecord("a channel closed twice"))?;
@@ -166,7 +170,7 @@ impl Books {
         }
         let ends_here = other.closed;
         if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint).filter(|e| e.epoch == side.epoch) {
-            // Both sides may be one endpoint.
+            // Both sides may belong to one endpoint.
             if side.endpoint != other.endpoint || ends_here {
                 endpoint.channels.remove(&number);
             }
@@ -189,7 +193,7 @@ impl Books {
         Ok(())
     }
 
-    /// A channel does not wait any more for its acceptor.
+    /// Notes that a channel does not wait for its acceptor any more.
     fn one_less_waits(&mut self, listener: u32, endpoint: u32, channel: u64) {
         if let Some(endpoint) = self.endpoints.get_mut(&endpoint) {
             endpoint.waiting.remove(&(listener, channel));
@@ -199,7 +203,7 @@ impl Books {
         }
     }
 
-    /// A number for a listener that nobody has. All numbers have been used before one is used again.
+    /// Returns a number for a listener that no listener has. All numbers are used before one is used again.
     pub fn free_listener(&self) -> u32 {
         let mut number = self.next_listener.max(1);
         while self.listeners.contains_key(&number) {

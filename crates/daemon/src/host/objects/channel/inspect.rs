@@ -1,4 +1,4 @@
-//! Channels and listeners, as they are told of.
+//! Channels and listeners in the form in which they are shown.
 
 use super::{Channel, Listener, Side};
 use crate::host::books::Books;
@@ -7,7 +7,7 @@ use ginnel_layout::channel::ChannelKind;
 use ginnel_status as status;
 
 impl Channel {
-    /// How it is shown.
+    /// Returns the channel in the form in which it is shown.
     pub fn inspect(&self, books: &Books) -> status::Channel {
         let side = |side: &Side| status::Side {
             endpoint: side.endpoint,
@@ -35,7 +35,7 @@ impl Channel {
 }
 
 impl Listener {
-    /// How it is shown.
+    /// Returns the listener in the form in which it is shown.
     pub fn inspect(&self) -> status::Listener {
         status::Listener {
             number: self.number,
@@ -49,7 +49,7 @@ impl Listener {
     }
 }
 
-/// For people.
+/// Returns the name of a kind of channel, for people.
 pub(super) fn kind_name(kind: ChannelKind) -> &'static str {
     match kind {
         ChannelKind::MESSAGE => "message",

@@ -57,7 +57,7 @@ impl Class for Change {
 
     fn ends(books: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
         let listeners = endpoint.listeners.iter().map(|&listener| Self::Unlisten { listener });
-        // It may be both sides of one.
+        // The endpoint may be both sides of a channel.
         let sides = endpoint.channels.iter().flat_map(|&channel| [(channel, true), (channel, false)]);
         let own = sides.filter(|(channel, initiator)| {
             let side = books.channels.get(channel).map(|channel| channel.side(*initiator));
@@ -89,7 +89,7 @@ impl Class for Change {
         }
     }
 
-    /// What it has not accepted yet is announced again.
+    /// Announces again the channels that the endpoint has not accepted yet.
     fn greet(broker: &mut Broker, endpoint: u32, client: ClientId) {
         let waiting = broker.books.endpoints.get(&endpoint).map(|e| e.waiting.clone()).unwrap_or_default();
         for (_, channel) in waiting {
@@ -116,7 +116,7 @@ impl Class for Change {
 }
 
 impl Channel {
-    /// Doorbells that the daemon has to pass on because of it.
+    /// Adds the doorbells that the daemon must relay because of the channel.
     fn relay(&self, books: &Books, bells: &mut Relayed) {
         for (initiator, side) in [(true, self.initiator), (false, self.acceptor)] {
             let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);

@@ -9,109 +9,109 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// Somebody listens.
+    /// An endpoint listens at a name.
     Listen {
-        /// Number of the listener.
+        /// The number of the listener.
         listener: u32,
-        /// Whose it is.
+        /// The number of the endpoint.
         endpoint: u32,
-        /// At which name.
+        /// The name.
         name: Text,
-        /// Kind of its channels.
+        /// The kind of its channels.
         kind: u32,
-        /// How many may wait.
+        /// The most channels that may wait to be accepted.
         backlog: u32,
-        /// The smallest ring from it; and to it, if nothing else is said.
+        /// The smallest ring from the listener, in data bytes; also the smallest ring to it, if `input_capacity` is missing.
         capacity: u64,
-        /// The smallest ring to it.
+        /// The smallest ring to the listener, in data bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input_capacity: Option<u64>,
     },
-    /// Nobody listens there any more.
+    /// A listener has ended.
     Unlisten {
-        /// Number of the listener.
+        /// The number of the listener.
         listener: u32,
     },
-    /// A channel.
+    /// A channel was opened.
     #[serde(rename = "channel")]
     Opened(Channel),
     /// The acceptor has taken a channel.
     Accepted {
-        /// Its number.
+        /// The number of the channel.
         channel: u64,
     },
     /// One side has closed a channel.
     Closed {
-        /// Its number.
+        /// The number of the channel.
         channel: u64,
-        /// Which side.
+        /// Whether the side is the initiator.
         initiator: bool,
     },
 }
 
-/// A channel, as long as a side of it may touch its memory.
+/// A channel, as long as one of its sides may touch its memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Channel {
-    /// Its number.
+    /// The channel's number.
     pub number: u64,
-    /// In which segment.
+    /// The segment's name.
     pub segment: Text,
-    /// The listener that it was opened to.
+    /// The number of the listener to which it was opened.
     pub listener: u32,
-    /// Who has opened it.
+    /// The side that opened it.
     pub initiator: Side,
-    /// Who was listening.
+    /// The side that listened.
     pub acceptor: Side,
-    /// Where its block lies.
+    /// The offset of its block in the segment.
     pub offset: u64,
-    /// Data bytes of the ring that the initiator writes; and of the other, if nothing else is said.
+    /// Data bytes of the ring that the initiator writes; also of the other ring, if `acceptor_capacity` is missing.
     pub capacity: u64,
     /// Data bytes of the ring that the acceptor writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acceptor_capacity: Option<u64>,
-    /// Kind of its rings.
+    /// The kind of its rings.
     pub kind: u32,
-    /// The initiator's own number for its request.
+    /// The nonce that the initiator has chosen for its request.
     pub nonce: u64,
-    /// The initiator's user, who pays for it. Journals of before this was written have none; it is root's then.
+    /// The number of the initiator's user, for the account. Older journals do not have it; there it counts as root's.
     #[serde(default)]
     pub uid: u32,
-    /// The acceptor has taken it.
+    /// The acceptor has taken the channel.
     pub accepted: bool,
-    /// A side cannot ring the other itself: the daemon passes on.
+    /// One side cannot ring the other directly, so the daemon relays the ring.
     pub relayed: bool,
 }
 
 /// One side of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
-    /// The endpoint.
+    /// The number of the endpoint.
     pub endpoint: u32,
-    /// Its epoch.
+    /// The epoch of the endpoint.
     pub epoch: u32,
-    /// Its member.
+    /// The number of its member.
     pub member: u32,
-    /// It has closed the channel, or has died.
+    /// The endpoint has closed the channel, or has died.
     pub closed: bool,
 }
 
 impl Channel {
-    /// Data bytes of its rings. They are valid in all channels of the books.
+    /// Returns the data bytes of its rings. They are valid in all channels of the books.
     pub fn capacities(&self) -> Capacities {
         Capacities { initiator: self.capacity, acceptor: self.acceptor_capacity.unwrap_or(self.capacity) }
     }
 
-    /// Bytes of its block.
+    /// Returns the bytes of its block.
     pub fn block_len(&self) -> u64 {
         self.capacities().footprint() as u64
     }
 
-    /// One side.
+    /// Returns one side.
     pub fn side(&self, initiator: bool) -> &Side {
         if initiator { &self.initiator } else { &self.acceptor }
     }
 
-    /// Who is charged for it: whoever has opened it.
+    /// Returns the account that is charged for the channel: the initiator's.
     pub fn account(&self) -> Account {
         Account::new(self.initiator.member, self.segment.0, self.uid)
     }

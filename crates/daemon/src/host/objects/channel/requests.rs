@@ -1,4 +1,4 @@
-//! What endpoints ask for: to listen, connect, accept and close. Everything is checked before anything is changed.
+//! The requests to listen, connect, accept and close. Everything is checked before anything is changed.
 
 use super::inspect::kind_name;
 use super::{Change, Channel, Side};
@@ -48,7 +48,7 @@ impl Broker {
         }
         let taken = self.books.names.get(&(segment, name)).and_then(|n| self.books.listeners.get(n));
         let listener = match taken {
-            // The same request again, because the daemon had gone before it answered.
+            // The same request was repeated because the daemon ended before it had answered.
             Some(old) if old.endpoint == number && old.kind == kind && caller.returned => old.number,
             Some(old) => {
                 let text = format!(
@@ -84,15 +84,15 @@ impl Broker {
         self.answer(caller, Kind::LISTENING, answer.as_bytes(), vec![])
     }
 
-    /// Closes channels that wait where nobody listens any more: the last daemon has ended between the end of their listener
-    /// and theirs. A later listener of the same number must not be taken for it.
+    /// Closes channels that wait at a listener that has ended: the last daemon has ended between the end of the listener
+    /// and the end of these channels. They must not be accepted by a later listener with the same number.
     pub(crate) fn close_unheard(&mut self) {
         let heard = |c: &Channel| {
             self.books.listeners.get(&c.listener).is_some_and(|l| l.endpoint == c.acceptor.endpoint)
         };
         let unheard = self.books.channels.values().filter(|c| !c.accepted && !c.acceptor.closed && !heard(c));
         for channel in unheard.map(|c| c.number).collect::<Vec<_>>() {
-            // Known to be open, so this cannot be refused.
+            // The channel is open in the books, so they cannot refuse this record.
             let _ = self.close_side(channel, false);
         }
     }
@@ -188,7 +188,7 @@ impl Broker {
             if used.saturating_add(len) > limit {
                 let text = format!(
                     "{whom} has channels of {used} bytes, and {len} more are over the limit of {}: close channels, \
-                     wish for smaller rings, or raise {key}",
+                     request smaller rings, or raise {key}",
                     Bytes(limit)
                 );
                 return Err(Refusal::new(ErrorCode::LIMIT, text));
@@ -198,14 +198,14 @@ impl Broker {
         let Some(offset) = arena.and_then(|arena| arena.find(len, PAGE as u64)) else {
             let text = format!(
                 "segment {segment} has no room for a channel of {len} bytes (its longest free run has {}): close \
-                 channels, wish for smaller rings, or make the segment larger",
+                 channels, request smaller rings, or make the segment larger",
                 arena.map_or(0, |arena| arena.longest())
             );
             return Err(Refusal::new(ErrorCode::NO_MEMORY, text));
         };
         let needs_daemon = |from: u32, to: &Endpoint| {
             let (kind, bell) = self.bell(from, to.member, to.vector);
-            // The daemon's own vector is nobody else's.
+            // Only the daemon itself has this vector.
             kind == wire::BellKind::REGISTER && bell == 0
         };
         let side =
@@ -248,13 +248,13 @@ impl Broker {
         self.ok(caller)
     }
 
-    /// Another process of the endpoint goes on with a channel.
+    /// Lets another process of the endpoint continue with a channel.
     pub(crate) fn resume(&mut self, caller: &Caller, wish: &wire::ChannelSide) -> Result<(), Refusal> {
         let (number, initiator) = (caller.endpoint, wish.initiator == 1);
         let channel = self.books.channels.get(&wish.channel);
         let own = |c: &&Channel| c.side(initiator).endpoint == number && !c.side(initiator).closed;
         let Some(channel) = channel.filter(own) else { return Err(no_channel(number, wish.channel)) };
-        // Its earlier process may have accepted it, and not have come to say so.
+        // Its earlier process may have accepted the channel, and ended before it could say so.
         if !initiator && !channel.accepted {
             self.record(Change::Accepted { channel: wish.channel })?;
         }
@@ -281,7 +281,8 @@ impl Broker {
     }
 
     fn close_side(&mut self, number: u64, initiator: bool) -> Result<(), Refusal> {
-        // Who is connected to itself has said so in the rings already, and we cannot know which side is meant.
+        // An endpoint that is connected to itself has written into the rings already which side it closes, which is not known
+        // here.
         let alone =
             self.books.channels.get(&number).is_some_and(|c| c.initiator.endpoint == c.acceptor.endpoint);
         if !alone {
@@ -291,7 +292,7 @@ impl Broker {
         self.record(Change::Closed { channel: number, initiator })
     }
 
-    /// Wished capacities as rings can have them; 0 stays 0.
+    /// Rounds requested capacities to those that rings can have; 0 stays 0.
     fn rounded(&self, wishes: Capacities) -> Result<Capacities, Refusal> {
         Ok(Capacities { initiator: self.round(wishes.initiator)?, acceptor: self.round(wishes.acceptor)? })
     }
@@ -311,7 +312,7 @@ impl Broker {
         }
     }
 
-    /// Writes into both rings of a channel what has become of one side, and wakes the other.
+    /// Writes the state of one side into both rings of a channel, and wakes the other side.
     pub(crate) fn mark(&mut self, channel: u64, initiator: bool, state: SideState) {
         let Some(channel) = self.books.channels.get(&channel) else { return };
         if channel.side(initiator).closed {
@@ -324,7 +325,7 @@ impl Broker {
         }
         let peer = channel.side(!initiator);
         if !peer.closed {
-            // The peer may consume the one and produce in the other.
+            // The peer may consume from the one and produce into the other.
             let words = [output + ring::DATA_ARMED, input + ring::SPACE_ARMED];
             let words = words.map(|word| channel.offset + word as u64);
             let boards = self.books.boards.of(peer.endpoint, peer.epoch);
@@ -339,7 +340,7 @@ impl Broker {
         }
     }
 
-    /// A channel as one of its sides sees it, for `CHANNEL` and `INCOMING`.
+    /// Sends a channel as one of its sides sees it, for `CHANNEL` and `INCOMING`.
     pub(crate) fn send_channel(
         &mut self,
         client: ClientId,
@@ -351,7 +352,7 @@ impl Broker {
         let Some(channel) = self.books.channels.get(&channel) else { return };
         let peer = channel.side(!initiator);
         let Some(endpoint) = self.books.endpoints.get(&channel.side(initiator).endpoint) else { return };
-        // It may have died since, and its number may be another's.
+        // The peer may have died since, and another endpoint may have its number.
         let there = self.books.endpoints.get(&peer.endpoint).filter(|e| e.epoch == peer.epoch);
         let (bell_kind, bell) =
             there.map_or((BellKind::NONE, 0), |t| self.bell(endpoint.member, t.member, t.vector));

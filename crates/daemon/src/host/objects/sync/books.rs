@@ -18,7 +18,7 @@ impl SyncObject {
         (0..sync::SLOTS as u32).find(|&slot| self.user(slot).is_none())
     }
 
-    /// Whether nothing holds it any more.
+    /// Returns whether the object must be removed.
     fn is_over(&self) -> bool {
         self.users.is_empty() && (self.name.0.is_none() || !(self.persistent || self.bereaved))
     }
@@ -89,7 +89,7 @@ impl MemoryObject for SyncObject {
 }
 
 impl Books {
-    /// A user is gone. If it has died and was the last, the object stays for the next.
+    /// Removes a user. If it has died and was the last one, the object stays for the next user.
     pub(crate) fn sync_left(&mut self, object: u64, slot: u32, left: Left) -> Result<(), InvalidRecord> {
         let there =
             self.syncs.get_mut(&object).ok_or(InvalidRecord("an unknown synchronisation object closed"))?;
@@ -120,7 +120,7 @@ impl Books {
         Ok(())
     }
 
-    /// The doorbell of a user: member and vector.
+    /// Returns the doorbell of a user: member and vector.
     pub fn sync_bell(&self, object: u64, slot: u32) -> Option<(u32, u32)> {
         let user = self.syncs.get(&object)?.user(slot)?;
         self.endpoints.get(&user.endpoint).map(|endpoint| (endpoint.member, endpoint.vector))

@@ -1,4 +1,4 @@
-//! Synchronisation objects, as they are told of.
+//! Synchronisation objects in the form in which they are shown.
 
 use super::{SyncObject, kind_of};
 use crate::host::inspect::{since_1970, user_of};
@@ -10,7 +10,7 @@ use ginnel_sync::authority;
 use std::time::Duration;
 
 impl Server {
-    /// A synchronisation object, as its words are just now. Users may have written anything there.
+    /// Returns a synchronisation object with the present contents of its words. Users may have written anything there.
     pub(crate) fn inspect_lock(&self, viewer: &Viewer, object: &SyncObject) -> Lock {
         let books = self.broker.books();
         let kind = kind_of(object);

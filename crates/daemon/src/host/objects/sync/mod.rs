@@ -1,7 +1,7 @@
-//! Synchronisation objects: who uses which, and what is left to do when a user goes.
+//! Synchronisation objects: their users, and what remains to be done when a user leaves.
 //!
-//! What an object's words say is between its users; the daemon gives out the page and its slots, writes whose each slot
-//! is, and takes back a slot as [`ginnel_sync::authority::reclaim`] does it, however its user has ended.
+//! The contents of an object's words are a matter of its users. The daemon gives out the page and its slots, and writes who has
+//! each slot. It takes back a slot with [`ginnel_sync::authority::reclaim`], however its user has ended.
 
 mod books;
 mod inspect;
@@ -77,7 +77,7 @@ impl Class for Change {
         }
     }
 
-    /// Without a name they go with their users.
+    /// Objects without a name are removed with their users.
     fn rebooted(books: &Books) -> impl Iterator<Item = Self> {
         let named = books.syncs.values().filter(|object| !object.name.0.is_none());
         named.map(|object| Self::Unlinked { object: object.number })
@@ -88,8 +88,8 @@ impl Class for Change {
     }
 }
 
-/// Doorbells that the daemon has to pass on because of some users of an object. Users ring one another; those of one member
-/// always can. An object has few users.
+/// Adds the doorbells that the daemon must relay because of some users of an object. All users ring one another, and users of one
+/// member always can. An object has few users.
 fn relay(books: &Books, object: u64, users: &[SyncUser], bells: &mut Relayed) {
     let Some(others) = books.syncs.get(&object).map(|object| &object.users) else { return };
     let pairs = users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)));
@@ -105,12 +105,12 @@ fn relay(books: &Books, object: u64, users: &[SyncUser], bells: &mut Relayed) {
     }
 }
 
-/// The epoch after this one. They go round; 0 is for slots that are free.
+/// Returns the epoch after this one. Epochs wrap around; 0 is for slots that are free.
 fn following(epoch: u16) -> u16 {
     epoch.checked_add(1).filter(|&next| next != u16::MAX).unwrap_or(1)
 }
 
-/// How a doorbell stands in a slot.
+/// Returns a doorbell in the form in which a slot contains it.
 fn bell_word(endpoint: &Endpoint) -> u32 {
     endpoint.member << 16 | endpoint.vector
 }

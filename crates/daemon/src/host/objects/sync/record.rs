@@ -6,76 +6,77 @@ use serde::{Deserialize, Serialize};
 /// One change, as [`crate::host::record::Record`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Change {
-    /// A synchronisation object.
+    /// A synchronisation object was made.
     #[serde(rename = "sync")]
     Made(SyncObject),
-    /// It has another user.
+    /// The object has another user.
     #[serde(rename = "sync_opened")]
     Opened {
-        /// Number of the object.
+        /// The number of the object.
         object: u64,
-        /// The user.
+        /// The new user.
         user: SyncUser,
     },
-    /// A user has gone, and the object with its last one, unless it is persistent and has its name.
+    /// A user has left. If it was the last one, the object was removed, unless it is persistent and has its name.
     #[serde(rename = "sync_closed")]
     Closed {
-        /// Number of the object.
+        /// The number of the object.
         object: u64,
         /// The user's slot.
         slot: u32,
-        /// It has died. Left out by earlier daemons, which recorded the end of its endpoint as a whole.
+        /// The user has died. Earlier daemons leave this out, because they recorded the end of its endpoint as a whole.
         #[serde(default, skip_serializing_if = "is_false")]
         died: bool,
     },
-    /// Its name is gone.
+    /// The name of the object was removed.
     #[serde(rename = "sync_unlinked")]
     Unlinked {
-        /// Number of the object.
+        /// The number of the object.
         object: u64,
     },
 }
 
-/// A synchronisation object: a page of a segment, and who uses it.
+/// A synchronisation object: a page of a segment, and its users.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SyncObject {
-    /// Its number.
+    /// The object's number.
     pub number: u64,
-    /// In which segment.
+    /// The segment's name.
     pub segment: Text,
-    /// Its name; none once it is unlinked.
+    /// The object's name; empty once it is unlinked.
     pub name: Text,
-    /// [`ginnel_layout::sync::SyncKind`].
+    /// The kind: a [`ginnel_layout::sync::SyncKind`].
     pub kind: u32,
-    /// Most permits, or parties.
+    /// The most permits of a semaphore, or the parties of a barrier.
     pub limit: u32,
-    /// Where its page lies.
+    /// The offset of the page in the segment.
     pub offset: u64,
-    /// It stays without users.
+    /// The object stays without users.
     pub persistent: bool,
-    /// Its last user has died, so it stays until it was used again: what a lock says of its dead owner must not get lost.
+    /// The last user has died, so the object stays until it has been used again: what a lock says about its dead owner must not
+    /// get lost.
     #[serde(default)]
     pub bereaved: bool,
-    /// Member of who has made it, and pays for it.
+    /// The number of the member that made it, for the account.
     pub member: u32,
-    /// Its user. Journals of before this was written have none; it is root's then.
+    /// The number of the user that made it, for the account. Older journals do not have it; there it counts as root's.
     #[serde(default)]
     pub uid: u32,
-    /// Epoch of its next user.
+    /// The epoch of the next user.
     pub next_epoch: u16,
-    /// Its users, by slot.
+    /// The users by slot.
     pub users: Vec<SyncUser>,
 }
 
 /// A user of a synchronisation object: an open handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncUser {
-    /// Its slot.
+    /// The slot.
     pub slot: u32,
-    /// Epoch of the slot.
+    /// The epoch of the slot.
     pub epoch: u16,
-    /// Whose handle it is.
+    /// The number of the endpoint that has the handle.
     pub endpoint: u32,
-    /// The endpoint's own number for its request.
+    /// The nonce that the endpoint has chosen for its request.
     pub nonce: u64,
 }

@@ -1,4 +1,4 @@
-//! What endpoints ask for: to open, close and unlink.
+//! The requests to open, close and unlink synchronisation objects.
 
 use super::{Change, SyncObject, SyncUser, bell_word, kind_of};
 use crate::host::broker::{Broker, Effect, World};
@@ -132,7 +132,7 @@ impl Broker {
         self.send_sync(caller, number, user, bell, true)
     }
 
-    /// Says in the page whose a slot is.
+    /// Writes into the page who has a slot.
     fn seat(&mut self, segment: Name, offset: u64, user: SyncUser) {
         let Some(endpoint) = self.books.endpoints.get(&user.endpoint) else { return };
         let (endpoint_epoch, bell) = (endpoint.epoch, bell_word(endpoint));

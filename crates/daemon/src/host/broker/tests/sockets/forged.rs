@@ -2,17 +2,18 @@
 
 use super::*;
 
-/// Tries, of which half are whole reports with forged fields, and the others those with random bytes.
+/// The number of attempts. Half of them are complete reports with forged fields, the others have random bytes.
 const TRIES: u64 = 1_000_000;
-/// Wrong proofs after which a guest is not believed for a while. It starts again before, so that each try is judged by its proof.
+/// The number of wrong proofs after which a guest is not believed for a while. The test starts a new bench before that, so that
+/// each attempt is judged by its proof.
 const BELIEVED: u64 = 7;
-/// Tries of a session, fewer than it may make at once.
+/// The number of attempts in one session, fewer than it may make at once.
 const OF_A_SESSION: u64 = 1_500;
 
 const HOSTILE: u32 = 2;
 const SERVER: u32 = 3;
 
-/// What the kernels of the connection from `VM` to `SERVER` know.
+/// The facts that the kernels at both ends of the connection from `VM` to `SERVER` know.
 const CLOCK: u32 = 0x5eca_e700;
 
 struct Random(u64);
@@ -30,7 +31,7 @@ impl Random {
     }
 }
 
-/// A report as it would be right, but for what nobody else knows; that is random, or at the edge of what is possible.
+/// Returns a report that is right except for what nobody else knows, which is random or at the edge of what is possible.
 fn forged(random: &mut Random) -> SocketFacts {
     let role = random.one_of([SocketRole::CONNECTOR, SocketRole::ACCEPTOR]);
     let second = 1_000_000_000;
@@ -41,7 +42,7 @@ fn forged(random: &mut Random) -> SocketFacts {
     claim.cookie = random.one_of([1, claim.cookie, u64::from(claim.remote_port) + 1, numbers[1]]);
     claim.namespace = random.one_of([1, 2, numbers[2]]);
     claim.flags = random.one_of([SocketFacts::CLOCK | SocketFacts::SYN, bits]);
-    // Times that would have many values be right, if they were believed.
+    // These times would make many values right, if they were believed.
     let times = [0, second, 2 * second, second + 255_000_000, u64::MAX, numbers[3]];
     let [before, after, earlier, later] = [0; 4].map(|_: u8| random.one_of(times));
     claim.report.before = before;
@@ -55,7 +56,7 @@ fn forged(random: &mut Random) -> SocketFacts {
     claim
 }
 
-/// The same with some random bytes, of any length.
+/// Returns a report with some random bytes, of any length.
 fn garbled(random: &mut Random) -> Vec<u8> {
     let mut bytes = forged(random).as_bytes().to_vec();
     for _ in 0..=random.next() % 4 {
@@ -70,7 +71,7 @@ fn garbled(random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn a_million_forged_reports_join_nobody() {
+fn a_million_forged_reports_join_no_connection() {
     let mut bench = Bench::new(Limits::default());
     for (number, member) in [(HOSTILE, "hostile"), (SERVER, "server")] {
         let name = Text(name(member));
@@ -95,7 +96,7 @@ fn a_million_forged_reports_join_nobody() {
                 bench.effects();
             }
             if number % OF_A_SESSION == 0 {
-                // Else most of them would not be looked at.
+                // Otherwise most of the reports would not be examined.
                 bench.broker.sockets.allow_more();
                 bench.ends(hostile);
                 hostile = bench.client(HOSTILE, 0);
@@ -111,14 +112,14 @@ fn a_million_forged_reports_join_nobody() {
             }
         }
         bench.ends(hostile);
-        // Who is the other end is believed all the same.
+        // The real other end is believed all the same.
         let server = bench.client(other, 0);
         let opposite = match role {
             SocketRole::CONNECTOR => SocketRole::ACCEPTOR,
             _ => SocketRole::CONNECTOR,
         };
         let told = bench.relay(server, &facts(opposite, 2, CLOCK));
-        // They share no segment in this bench.
+        // The two share no segment in this bench.
         let matched = [(server, 2), (victim, 1)]
             .map(|(client, key)| (client, Told::Stays(key, StaysReason::NO_SEGMENT)));
         assert_eq!(told, matched);

@@ -1,10 +1,10 @@
-//! Descriptors of a segment's file for programs that are trusted with its bytes, and not with its size.
+//! Descriptors of a segment's file for programs that may write its bytes but must not change its size.
 //!
-//! Whoever maps a file for writing needs a descriptor that is open for writing, and with such a descriptor a file can be
-//! truncated, which kills each QEMU that touches the missing pages. No mode and no flag of a file on a tmpfs prevents that
-//! and lets it be mapped: immutable files can be truncated through descriptors, and append-only ones cannot be mapped. But a
-//! descriptor that was opened under Landlock without the right to truncate never has it, whoever holds it (Linux 6.2). So
-//! a thread that gives up this right opens the file, and ends.
+//! A program that maps a file for writing needs a descriptor that is open for writing. With such a descriptor it can truncate the
+//! file, which kills each QEMU that touches the missing pages. No mode and no flag of a file on a tmpfs prevents that and still
+//! allows mapping: immutable files can be truncated through descriptors, and append-only files cannot be mapped. But a descriptor
+//! that was opened under Landlock without the right to truncate never has that right, in whichever process (Linux 6.2). So a
+//! thread that has given up this right opens the file, and then ends.
 
 use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreated, RulesetStatus,
@@ -13,8 +13,8 @@ use rustix::fs::{Mode, OFlags, open};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 
-/// Another descriptor of a file, with which it can be read, written and mapped, and not truncated. None if the kernel has no
-/// such thing.
+/// Opens a file again so that it can be read, written and mapped, but not truncated. Returns `None` if the kernel does not
+/// support that.
 pub fn without_truncation(file: &OwnedFd) -> Option<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let open = move || {
@@ -30,7 +30,7 @@ pub fn without_truncation(file: &OwnedFd) -> Option<OwnedFd> {
         }
         open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()
     };
-    // What a thread gives up it never gets back.
+    // A thread never gets a right back that it has given up.
     thread::scope(|scope| thread::Builder::new().spawn_scoped(scope, open).ok()?.join().ok()?)
 }
 
@@ -42,7 +42,7 @@ mod tests {
     use std::fs::File;
 
     #[test]
-    fn it_maps_and_does_not_truncate() -> Result<(), Errno> {
+    fn a_handed_descriptor_can_map_and_cannot_truncate() -> Result<(), Errno> {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(1 << 20).unwrap();
         let handed = without_truncation(&file.try_clone().unwrap().into());
@@ -53,7 +53,7 @@ mod tests {
         let handed = File::from(handed);
         assert!(handed.set_len(0).is_err() && handed.set_len(2 << 20).is_err());
         assert_eq!(file.metadata().unwrap().len(), 1 << 20);
-        // This thread, and the daemon's own descriptor, have lost nothing.
+        // This thread and the daemon's own descriptor have kept all rights.
         file.set_len(4096).unwrap();
         Ok(())
     }

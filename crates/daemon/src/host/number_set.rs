@@ -1,14 +1,14 @@
-//! A set of small numbers that finds the nearest below in constant time.
+//! A set of small numbers that finds the largest number below a bound in constant time.
 
-/// Bits of a tree with 64 branches: a bit of the lowest level is a number, one above says that a word below is not
-/// empty. Six levels hold all numbers of 32 bits.
+/// The words of a tree with 64 branches per node. A bit of the lowest level stands for a number; a bit of a higher level says
+/// that a word below it is not empty. Six levels hold all numbers of 32 bits.
 #[derive(Clone, Debug)]
-pub struct Starts {
+pub struct NumberSet {
     levels: Vec<Vec<u64>>,
 }
 
-impl Starts {
-    /// The empty set of numbers below `bound`.
+impl NumberSet {
+    /// Makes the empty set of numbers below `bound`.
     pub fn new(bound: u32) -> Self {
         let mut levels = Vec::new();
         let mut words = bound as usize + 1; // `below` takes the bound itself.
@@ -30,7 +30,7 @@ impl Starts {
         }
     }
 
-    /// Takes a number out.
+    /// Removes a number.
     pub fn remove(&mut self, number: u32) {
         let mut at = number as usize;
         for level in &mut self.levels {
@@ -42,7 +42,7 @@ impl Starts {
         }
     }
 
-    /// The largest number of the set below `bound`.
+    /// Returns the largest number of the set below `bound`.
     pub fn below(&self, bound: u32) -> Option<u32> {
         let mut at = bound as usize;
         for (height, level) in self.levels.iter().enumerate() {
@@ -72,7 +72,7 @@ mod tests {
             bound in prop::sample::select(vec![1u32, 64, 65, 4096, 300_000]),
             steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200),
         ) {
-            let (mut starts, mut model) = (Starts::new(bound), BTreeSet::new());
+            let (mut starts, mut model) = (NumberSet::new(bound), BTreeSet::new());
             for (add, index) in steps {
                 let number = index.index(bound as usize) as u32;
                 if add { starts.insert(number); model.insert(number); } else { starts.remove(number); model.remove(&number); }
