@@ -1,5 +1,6 @@
-//! Each malformed thing that a neighbour can write, named by the rule it breaks: the exact error, and nothing else
-//! happens. "Nothing else" is checked byte by byte: refusing a lie writes nowhere, rings nobody and stays refused.
+//! One test for each malformed value that a hostile peer can write, named by the rule that the value breaks. The test expects
+//! the exact error, and that nothing else happens, which is checked byte by byte: a side that refuses a lie writes nothing,
+//! rings no doorbell and continues to refuse.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::{
@@ -16,7 +17,7 @@ const CAPACITY: usize = 4096;
 const MAX: usize = max_message(CAPACITY);
 const GUARD: usize = 4096;
 
-/// A ring in the middle of a page on each side, and the neighbour's hand on it.
+/// A ring in the middle of a segment with other pages on each side, and the access of a hostile peer to it.
 struct Neighbour {
     whole: Mapping,
     ring: Mapping,
@@ -41,7 +42,7 @@ impl Neighbour {
         (n, stream::Producer::new(p, CAPACITY), stream::Consumer::new(c, CAPACITY))
     }
 
-    /// Writes a header for `position` where that lies.
+    /// Writes a header for `position` at its place in the ring.
     fn header(&self, position: u64, header: RecordHeader) {
         self.ring.store_release_u64(HEADER + position as usize % CAPACITY, header.0);
     }
@@ -60,7 +61,7 @@ impl Neighbour {
         bytes
     }
 
-    /// The consumer says `error`, writes nothing, and says it again whatever the neighbour mends.
+    /// Checks that the consumer returns `error`, writes nothing, and returns the same error again, whatever the peer repairs.
     fn refused_by(&self, consumer: &mut message::Consumer<Mapping>, error: impl Into<RecvError>) {
         let (error, before) = (error.into(), self.everything());
         assert_eq!(consumer.poll(), Err(error));
@@ -166,7 +167,7 @@ mod record {
         for span in [1024, 1024, 1024, 960] {
             pass(&mut p, &mut c, span);
         }
-        // One line is left in front of the end; 56 bytes fill it, 57 do not fit.
+        // One line is left before the end of the ring; 56 bytes fill it, 57 do not fit.
         n.record(1, 4032, 57);
         n.refused_by(&mut c, Corrupt::Length { len: 57, position: 4032 });
     }
@@ -184,7 +185,7 @@ mod record {
     #[test]
     fn forged_in_old_payload_is_not_taken_for_one() {
         let (_n, mut p, mut c) = Neighbour::messages();
-        // Every line of the first round's payload begins with a header that would be right in the second.
+        // Every line of the first lap's payload begins with a header that would be right in the second lap.
         for _ in 0..4 {
             let claim = p.claim(MAX).unwrap();
             for line in 1..16 {
@@ -241,7 +242,7 @@ mod padding {
 
     #[test]
     fn ends_where_the_ring_ends() {
-        // 1024 bytes are left, so the payload of the padding is 1016 and nothing else.
+        // 1024 bytes are left, so only a padding payload of 1016 bytes is right.
         for len in [0, 1015, 1017, 1016 + 64, 1016 - 64, (1 << 28) - 1] {
             let (n, mut p, mut c) = Neighbour::messages();
             (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
@@ -256,7 +257,7 @@ mod padding {
         (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
         n.record(2, 3072, 1016);
         n.record(2, 4096, CAPACITY - 8);
-        // The first of the two is in order, and its room goes back.
+        // The first of the two is valid, and its room is returned.
         assert_eq!(c.poll(), Err(Corrupt::Padding { len: CAPACITY - 8, position: 4096 }.into()));
         n.refused_by(&mut c, Corrupt::Padding { len: CAPACITY - 8, position: 4096 });
     }
@@ -274,7 +275,7 @@ mod padding {
 mod head {
     use super::*;
 
-    /// A producer in front of a full ring, which has seen `seen` bytes come back.
+    /// A producer whose ring is full, and which has seen `seen` bytes released.
     fn full(seen: usize) -> (Neighbour, message::Producer<Mapping>) {
         let (n, mut p, mut c) = Neighbour::messages();
         let mut sent = 0;
@@ -356,7 +357,7 @@ mod tail {
         p.write(&[0; 100], || {}).unwrap();
         c.read(&mut [0; 100], || {}).unwrap();
         n.ring.store_release_u64(TAIL, 99);
-        // Emptiness returns the room first; only then is there nothing left to write.
+        // An empty ring first returns the room; only then is there nothing left to write.
         let _ = c.poll();
         n.refused_by_reader(&mut c, Corrupt::Tail { tail: 99, seen: 100, head: 100 });
     }
@@ -486,7 +487,7 @@ mod state {
         }
         pass(&mut p, &mut c, 128);
         n.state(PRODUCER_STATE, 99);
-        // Nobody looks at the producer's state while messages come, but for whether it has aborted.
+        // The consumer does not look at the producer's state while messages come, except for an abort.
         let _ = p.send(&[1; 8]).unwrap();
         assert_eq!(c.recv(&mut [0; 8]), Ok(8));
         n.state(PRODUCER_STATE, SideState::OPEN.0);
@@ -544,7 +545,7 @@ mod wake {
 
     #[test]
     fn without_end_is_bounded_by_the_timeout() {
-        // A neighbour who rings all the time: every sleep returns at once, for nothing.
+        // A peer that rings all the time: every sleep returns at once, without a reason.
         struct Restless(u32);
         impl Sleeper for Restless {
             fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
@@ -568,7 +569,7 @@ mod wake {
     }
 }
 
-/// Sleeps to the deadline, as nobody rings.
+/// Sleeps to the deadline, since no one rings.
 struct Timed(u32);
 
 impl Sleeper for Timed {
@@ -579,7 +580,7 @@ impl Sleeper for Timed {
     }
 }
 
-/// Waits for a short time in each mode; whether something came, and how many sleeps that took.
+/// Waits for a short time in each mode. Returns whether something came, and how many sleeps that took.
 fn waits(what: &mut impl ginnel_ring::wait::Waitable) -> (bool, u32) {
     let mut sleeper = Timed(0);
     let mut came = false;
@@ -591,7 +592,7 @@ fn waits(what: &mut impl ginnel_ring::wait::Waitable) -> (bool, u32) {
     (came, sleeper.0)
 }
 
-/// What is ours cannot be changed under us: each side keeps its own position in private memory.
+/// A peer cannot change a side's own position, which is in private memory.
 mod own_words {
     use super::*;
 
@@ -599,11 +600,11 @@ mod own_words {
     fn are_not_read_back() {
         let (n, mut p, mut c) = Neighbour::messages();
         for round in 0..100u64 {
-            // The consumer is told that it has released other bytes than it has, the stream's counter is moved about.
+            // The peer changes the consumer's released bytes, and moves the stream's counter about.
             n.ring.store_release_u64(HEAD, 0);
             n.ring.store_release_u64(TAIL, round);
             if let Err(error) = p.send(&[0; 56]) {
-                // The head that the neighbour sets back to 0 fills the ring in the end, or is found out.
+                // The head that the peer sets back to 0 makes the ring full in the end, or is detected.
                 assert!(matches!(error, SendError::Full | SendError::Corrupt(Corrupt::Head { head: 0, .. })));
                 break;
             }
@@ -613,7 +614,7 @@ mod own_words {
     }
 }
 
-/// The file under the ring is truncated: the memory is [`RecvError::Broken`], and the peer is not called corrupt.
+/// The file under the ring is truncated: the memory is [`RecvError::Broken`], and the peer is not reported as corrupt.
 mod truncated {
     use super::*;
 
@@ -645,13 +646,13 @@ mod truncated {
         assert_eq!(c.recv(&mut [0; 100]), Err(RecvError::Broken), "zeros are not the message");
     }
 
-    /// The header is on a page that is still there, the rest of the message is not.
+    /// The header is on a page that is still there; the rest of the message is not.
     #[test]
     fn in_the_middle_of_a_message() {
         let (file, m) = file();
         let mut p = message::Producer::new(m.clone(), CAPACITY);
         let mut c = message::Consumer::new(m, CAPACITY);
-        // The page ends 3584 bytes into the data. By the last two no space goes back: that way is another.
+        // The page ends 3584 bytes into the data. The last two messages return no space, since that takes another code path.
         for span in [1024, 1024, 640, 512, 320] {
             pass(&mut p, &mut c, span);
         }
@@ -672,7 +673,7 @@ mod truncated {
         assert_eq!(c.read(&mut [0; 100], || {}), Err(RecvError::Broken), "zeros are not the stream");
     }
 
-    /// No end says yes to what goes nowhere: neither the short way of a send nor the long one.
+    /// Neither the fast path of a send nor the slow one may succeed if the message goes nowhere.
     #[test]
     fn under_a_send() {
         let (file, m) = file();
@@ -686,7 +687,7 @@ mod truncated {
         assert_eq!(fresh.claim(8).err(), Some(SendError::Broken));
     }
 
-    /// The ring's words are on a page that is still there, the place of the message is not.
+    /// The ring's words are on a page that is still there; the place of the message is not.
     #[test]
     fn under_the_place_of_a_message() {
         let (file, m) = file();
@@ -719,7 +720,7 @@ mod truncated {
         assert_eq!(p.write(&[7; 8], || {}), Err(SendError::Broken));
         assert_eq!(fresh.claim(8).err(), Some(SendError::Broken));
 
-        // The counters are still there, the place of the bytes is not.
+        // The counters are still there; the place of the bytes is not.
         let (file, m) = self::file();
         let mut p = stream::Producer::new(m, CAPACITY);
         p.write(&[7; 3500], || {}).unwrap();
@@ -733,7 +734,7 @@ mod truncated {
         let (file, m) = file();
         let mut p = message::Producer::new(m.clone(), CAPACITY);
         let mut c = message::Consumer::new(m, CAPACITY);
-        // The producer has seen a head that zero would be a step back from.
+        // The producer has seen a head from which zero would be a step back.
         for _ in 0..6 {
             pass(&mut p, &mut c, 1024);
         }
@@ -754,7 +755,7 @@ mod truncated {
         assert_eq!(p.write(&[0; 1], || {}), Err(SendError::Broken), "the consumer is not to blame");
     }
 
-    /// The file was cut, and has its size again: all is zeros, but for what the daemon has written.
+    /// The file was truncated, and has its size again: all bytes are zero, except what the daemon has written.
     #[test]
     fn and_made_longer_again() {
         let lose = |m: &Mapping| {
@@ -770,10 +771,10 @@ mod truncated {
         assert_eq!(c.recv(&mut [0; MAX]), Err(RecvError::Broken));
         assert_eq!(p.put(&[7; 8]), None);
         assert_eq!(p.send(&[7; 8]), Err(SendError::Broken));
-        // A side that ends does not say that all is well.
+        // A side that ends does not hide the loss.
         let _ = p.finish();
         let _ = c.finish();
-        // A side that begins only now.
+        // A side that begins only now sees the loss too.
         assert_eq!(message::Producer::new(m.clone(), CAPACITY).send(&[7; 8]), Err(SendError::Broken));
         assert_eq!(message::Consumer::new(m, CAPACITY).poll(), Err(RecvError::Broken));
 

@@ -1,4 +1,4 @@
-//! What a consumer of bytes is told that looks before it receives.
+//! The result of a consumer of bytes that polls before it receives.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::footprint;

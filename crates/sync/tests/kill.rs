@@ -29,7 +29,7 @@ fn main() {
 #[cfg(not(loom))]
 mod test {
     use super::stepper::{Stepper, Toll, Way, fork, leave, reap, start, until};
-    use super::world::{Bed, Bells, Sound, WATCHDOG, user};
+    use super::world::{EventSleeper, Bells, Sound, WATCHDOG, user};
     use ginnel_layout::sync::{ARMED, OwnerWord, SIZE, STATE, SyncKind, TURN};
     use ginnel_ring::wait::{Sleeper, WaitMode};
     use ginnel_shmem::{Mapping, Protection, SharedMemory};
@@ -127,8 +127,8 @@ mod test {
         }
     }
 
-    fn bed(stage: &Stage, k: usize) -> Sound {
-        Sound(Bed::new(&stage.bells, k))
+    fn sleeper(stage: &Stage, k: usize) -> Sound {
+        Sound(EventSleeper::new(&stage.bells, k))
     }
 
     /// The victim's: it does not sleep but looks again, and after a few times has been asleep long enough to be killed.
@@ -175,23 +175,23 @@ mod test {
     fn mutex_works(stage: &Stage) {
         lock_and_work(stage, HEIR);
         let mut mutex = stage.mutex(HEIR);
-        assert_eq!(mutex.lock(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
-        mutex.unlock(&mut bed(stage, HEIR)).unwrap();
+        assert_eq!(mutex.lock(&mut sleeper(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        mutex.unlock(&mut sleeper(stage, HEIR)).unwrap();
     }
 
     fn lock_and_work(stage: &Stage, k: usize) {
-        let (mut mutex, mut bed) = (stage.mutex(k), bed(stage, k));
-        let locked = mutex.lock(&mut bed, ASLEEP).unwrap();
+        let (mut mutex, mut sleeper) = (stage.mutex(k), sleeper(stage, k));
+        let locked = mutex.lock(&mut sleeper, ASLEEP).unwrap();
         stage.check(locked);
         if locked == Locked::OwnerDied {
             mutex.make_consistent().unwrap();
         }
         stage.work();
-        mutex.unlock(&mut bed).unwrap();
+        mutex.unlock(&mut sleeper).unwrap();
     }
 
     fn lock(stage: &Stage, k: usize) {
-        let _ = stage.mutex(k).lock(&mut bed(stage, k), ASLEEP).unwrap();
+        let _ = stage.mutex(k).lock(&mut sleeper(stage, k), ASLEEP).unwrap();
     }
 
     fn wait_for_flag(stage: &Stage, k: usize, world: &mut impl World, again: &mut impl World) {
@@ -210,7 +210,7 @@ mod test {
     }
 
     fn sleep_for_flag(stage: &Stage) {
-        wait_for_flag(stage, SLEEPER, &mut bed(stage, SLEEPER), &mut bed(stage, SLEEPER));
+        wait_for_flag(stage, SLEEPER, &mut sleeper(stage, SLEEPER), &mut sleeper(stage, SLEEPER));
     }
 
     fn raise_flag(stage: &Stage, k: usize, world: &mut impl World) {
@@ -224,22 +224,22 @@ mod test {
     }
 
     fn write(stage: &Stage, k: usize) {
-        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
-        let locked = lock.write(&mut bed, ASLEEP).unwrap();
+        let (mut lock, mut sleeper) = (stage.rwlock(k), sleeper(stage, k));
+        let locked = lock.write(&mut sleeper, ASLEEP).unwrap();
         stage.check(locked);
         if locked == Locked::OwnerDied {
             lock.make_consistent().unwrap();
         }
         stage.work();
-        lock.unlock(&mut bed).unwrap();
+        lock.unlock(&mut sleeper).unwrap();
     }
 
     fn read(stage: &Stage, k: usize) {
-        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
-        match lock.read(&mut bed, ASLEEP) {
+        let (mut lock, mut sleeper) = (stage.rwlock(k), sleeper(stage, k));
+        match lock.read(&mut sleeper, ASLEEP) {
             Ok(()) => {
                 stage.check(Locked::Clean);
-                lock.unlock(&mut bed).unwrap();
+                lock.unlock(&mut sleeper).unwrap();
             }
             Err(error) => assert!(matches!(error, SyncError::OwnerDied), "{error}"),
         }
@@ -256,22 +256,22 @@ mod test {
 
     fn heir_reads(stage: &Stage) {
         let mut lock = stage.rwlock(HEIR);
-        lock.read(&mut bed(stage, HEIR), ASLEEP).unwrap();
+        lock.read(&mut sleeper(stage, HEIR), ASLEEP).unwrap();
         *stage.held.borrow_mut() = Some(lock);
     }
 
     fn heir_writes(stage: &Stage) {
         let mut lock = stage.rwlock(HEIR);
-        assert_eq!(lock.write(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        assert_eq!(lock.write(&mut sleeper(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
         *stage.held.borrow_mut() = Some(lock);
     }
 
     fn heir_leaves(stage: &Stage) {
-        stage.held.take().unwrap().unlock(&mut bed(stage, HEIR)).unwrap();
+        stage.held.take().unwrap().unlock(&mut sleeper(stage, HEIR)).unwrap();
     }
 
     fn heir_unlocks(stage: &Stage) {
-        stage.mutex(HEIR).unlock(&mut bed(stage, HEIR)).unwrap();
+        stage.mutex(HEIR).unlock(&mut sleeper(stage, HEIR)).unwrap();
     }
 
     fn mutexes() -> Vec<Case> {
@@ -337,7 +337,7 @@ mod test {
                     mutex.unlock(world).unwrap();
                 },
                 sleeper: Some((
-                    |stage| match stage.mutex(SLEEPER).lock(&mut bed(stage, SLEEPER), ASLEEP) {
+                    |stage| match stage.mutex(SLEEPER).lock(&mut sleeper(stage, SLEEPER), ASLEEP) {
                         Ok(Locked::OwnerDied) | Err(SyncError::NotRecoverable) => {}
                         other => panic!("{other:?}"),
                     },
@@ -353,7 +353,7 @@ mod test {
                     raise_flag(stage, VICTIM, world);
                 },
                 sleeper: Some((sleep_for_flag, 1)),
-                after: |stage| raise_flag(stage, HEIR, &mut bed(stage, HEIR)),
+                after: |stage| raise_flag(stage, HEIR, &mut sleeper(stage, HEIR)),
                 ..mutex
             },
             Case {
@@ -366,7 +366,7 @@ mod test {
                 meanwhile: |stage| {
                     // Without the mutex, which the victim may have. The signal is for one of the two.
                     stage.data.store_relaxed_u64(0, 1);
-                    stage.condvar(HEIR).notify_one(&mut bed(stage, HEIR));
+                    stage.condvar(HEIR).notify_one(&mut sleeper(stage, HEIR));
                 },
                 after: nothing,
                 ..mutex
@@ -459,7 +459,7 @@ mod test {
 
     fn others() -> Vec<Case> {
         let acquire: Act =
-            |stage| stage.semaphore(SLEEPER).acquire(&mut bed(stage, SLEEPER), ASLEEP).unwrap();
+            |stage| stage.semaphore(SLEEPER).acquire(&mut sleeper(stage, SLEEPER), ASLEEP).unwrap();
         let semaphore = Case {
             name: "semaphore: release with a sleeper",
             kinds: (SyncKind::SEMAPHORE, SyncKind::CONDVAR),
@@ -474,7 +474,7 @@ mod test {
             after: |stage| {
                 // Died before it gave the permit (or the sleeper has it already): somebody else gives one.
                 if stage.semaphore(HEIR).permits().unwrap() == 0 {
-                    stage.semaphore(HEIR).release(&mut bed(stage, HEIR), 1).unwrap();
+                    stage.semaphore(HEIR).release(&mut sleeper(stage, HEIR), 1).unwrap();
                 }
             },
         };
@@ -486,9 +486,9 @@ mod test {
                     let _ = stage.semaphore(VICTIM).acquire(world, ASLEEP);
                 },
                 meanwhile: |stage| {
-                    let mut bed = bed(stage, HEIR);
-                    stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
-                    stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
+                    let mut sleeper = sleeper(stage, HEIR);
+                    stage.semaphore(HEIR).release(&mut sleeper, 1).unwrap();
+                    stage.semaphore(HEIR).release(&mut sleeper, 1).unwrap();
                 },
                 after: nothing,
                 ..semaphore
@@ -502,7 +502,7 @@ mod test {
                     assert!(stage.barrier(VICTIM).wait(world, ASLEEP).unwrap());
                 },
                 sleeper: Some((
-                    |stage| match stage.barrier(SLEEPER).wait(&mut bed(stage, SLEEPER), ASLEEP) {
+                    |stage| match stage.barrier(SLEEPER).wait(&mut sleeper(stage, SLEEPER), ASLEEP) {
                         Ok(false) | Err(SyncError::BarrierBroken) => {}
                         other => panic!("{other:?}"),
                     },
@@ -522,8 +522,8 @@ mod test {
                     stage.work();
                     once.complete(world).unwrap();
                 },
-                sleeper: Some((|stage| do_once(stage, SLEEPER, &mut bed(stage, SLEEPER)), 0)),
-                after: |stage| do_once(stage, HEIR, &mut bed(stage, HEIR)),
+                sleeper: Some((|stage| do_once(stage, SLEEPER, &mut sleeper(stage, SLEEPER)), 0)),
+                after: |stage| do_once(stage, HEIR, &mut sleeper(stage, HEIR)),
                 ..semaphore
             },
             semaphore,
@@ -577,7 +577,7 @@ mod test {
                     start();
                     let _ = stage.once(VICTIM).begin(world, ASLEEP);
                 },
-                after: |stage| do_once(stage, HEIR, &mut bed(stage, HEIR)),
+                after: |stage| do_once(stage, HEIR, &mut sleeper(stage, HEIR)),
                 ..mutex
             },
             mutex,

@@ -14,7 +14,7 @@ use ginnel_sync::{Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semap
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use world::{Bed, Bells, Sound, page, user};
+use world::{EventSleeper, Bells, Sound, page, user};
 
 const TESTS: [(&str, fn()); 6] = [
     ("mutex", mutex),
@@ -76,8 +76,8 @@ fn all(body: impl Fn(usize, &mut Sound, &mut Sound, Patience) + Send + Sync + 's
         let threads: Vec<_> = (0..USERS)
             .map(|k| {
                 let body = body.clone();
-                let (mut bed, mut other) = (Sound(Bed::new(&bells, k)), Sound(Bed::new(&others, k)));
-                thread::spawn(move || body(k, &mut bed, &mut other, Patience { mode, timeout: None }))
+                let (mut sleeper, mut other) = (Sound(EventSleeper::new(&bells, k)), Sound(EventSleeper::new(&others, k)));
+                thread::spawn(move || body(k, &mut sleeper, &mut other, Patience { mode, timeout: None }))
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -87,12 +87,12 @@ fn all(body: impl Fn(usize, &mut Sound, &mut Sound, Patience) + Send + Sync + 's
 fn mutex() {
     let (object, data) = (page(SyncKind::MUTEX, 0, 0, USERS), data());
     let guarded = data.clone();
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut mutex = Mutex::new(object.clone(), user(k));
         for n in 0..5_000 {
             // Some give up at once, and must hand on a wake that they were given.
             let brief = Patience { timeout: Some(Duration::ZERO), ..how };
-            match mutex.lock(bed, if n % 3 == 0 { brief } else { how }) {
+            match mutex.lock(sleeper, if n % 3 == 0 { brief } else { how }) {
                 Ok(locked) => assert_eq!(locked, Locked::Clean),
                 Err(SyncError::TimedOut) => continue,
                 Err(error) => panic!("{error}"),
@@ -101,7 +101,7 @@ fn mutex() {
             if n % 7 == 0 {
                 thread::yield_now();
             }
-            mutex.unlock(bed).unwrap();
+            mutex.unlock(sleeper).unwrap();
             guarded.store_relaxed_u64(128 * (k + 1), guarded.load_relaxed_u64(128 * (k + 1)) + 1);
         }
     });
@@ -112,15 +112,15 @@ fn mutex() {
 fn rwlock() {
     let (object, data) = (page(SyncKind::RWLOCK, 0, 0, USERS), data());
     let guarded = data.clone();
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut lock = RwLock::new(object.clone(), user(k));
         let mut seen = 0;
         for n in 0..3_000 {
             if (n + k) % 3 == 0 {
-                assert_eq!(lock.write(bed, how).unwrap(), Locked::Clean);
+                assert_eq!(lock.write(sleeper, how).unwrap(), Locked::Clean);
                 add(&guarded);
             } else {
-                lock.read(bed, how).unwrap();
+                lock.read(sleeper, how).unwrap();
                 let now = value(&guarded, 0);
                 assert!(now >= seen, "an old value");
                 seen = now;
@@ -128,7 +128,7 @@ fn rwlock() {
             if n % 5 == 0 {
                 thread::yield_now();
             }
-            lock.unlock(bed).unwrap();
+            lock.unlock(sleeper).unwrap();
         }
     });
     assert_eq!(value(&data, 0), (MODES.len() * USERS * 1_000) as u64);
@@ -138,17 +138,17 @@ fn condvar() {
     // Turns in a ring: each signal is for whoever may go on, so all are woken.
     let (object, signal, data) =
         (page(SyncKind::MUTEX, 0, 0, USERS), page(SyncKind::CONDVAR, 0, 0, USERS), data());
-    all(move |k, bed, other, how| {
+    all(move |k, sleeper, other, how| {
         let (mut mutex, mut condvar) =
             (Mutex::new(object.clone(), user(k)), Condvar::new(signal.clone(), user(k)));
         for _ in 0..500 {
-            assert_eq!(mutex.lock(bed, how).unwrap(), Locked::Clean);
+            assert_eq!(mutex.lock(sleeper, how).unwrap(), Locked::Clean);
             while value(&data, 0) % USERS as u64 != k as u64 {
-                assert!(condvar.wait(other, how, &mut mutex, bed, how).unwrap().signalled);
+                assert!(condvar.wait(other, how, &mut mutex, sleeper, how).unwrap().signalled);
             }
             add(&data);
             condvar.notify_all(other);
-            mutex.unlock(bed).unwrap();
+            mutex.unlock(sleeper).unwrap();
         }
     });
 }
@@ -158,17 +158,17 @@ fn semaphore() {
     let (full, empty) = (page(SyncKind::SEMAPHORE, 2, 0, USERS), page(SyncKind::SEMAPHORE, 2, 2, USERS));
     let (lock, data) = (page(SyncKind::SEMAPHORE, 1, 1, USERS), data());
     let (guarded, bells) = (data.clone(), Bells::new(USERS));
-    all(move |k, bed, other, how| {
+    all(move |k, sleeper, other, how| {
         let mut full = Semaphore::new(full.clone(), user(k), 2);
         let mut empty = Semaphore::new(empty.clone(), user(k), 2);
         let mut lock = Semaphore::new(lock.clone(), user(k), 1);
-        let mut third = Sound(Bed::new(&bells, k));
+        let mut third = Sound(EventSleeper::new(&bells, k));
         for _ in 0..2_000 {
             if k % 2 == 0 {
                 empty.acquire(other, how).unwrap();
-                full.release(bed, 1).unwrap();
+                full.release(sleeper, 1).unwrap();
             } else {
-                full.acquire(bed, how).unwrap();
+                full.acquire(sleeper, how).unwrap();
                 empty.release(other, 1).unwrap();
             }
             lock.acquire(&mut third, how).unwrap();
@@ -181,13 +181,13 @@ fn semaphore() {
 
 fn barrier() {
     let (object, data) = (page(SyncKind::BARRIER, USERS as u32, 0, USERS), data());
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut barrier = Barrier::new(object.clone(), user(k), USERS as u32);
         for round in 0..1_000 {
             set(&data, 128 * k, round);
-            barrier.wait(bed, how).unwrap();
+            barrier.wait(sleeper, how).unwrap();
             assert!((0..USERS).all(|other| value(&data, 128 * other) == round));
-            barrier.wait(bed, how).unwrap();
+            barrier.wait(sleeper, how).unwrap();
         }
     });
 }
@@ -195,12 +195,12 @@ fn barrier() {
 fn once() {
     for _ in 0..50 {
         let (object, data) = (page(SyncKind::ONCE, 0, 0, USERS), data());
-        all(move |k, bed, _, how| {
+        all(move |k, sleeper, _, how| {
             let mut once = Once::new(object.clone(), user(k));
-            if let Turn::Mine { again } = once.begin(bed, how).unwrap() {
+            if let Turn::Mine { again } = once.begin(sleeper, how).unwrap() {
                 assert!(!again);
                 add(&data);
-                once.complete(bed).unwrap();
+                once.complete(sleeper).unwrap();
             }
             assert_eq!(value(&data, 0), 1);
         });
@@ -211,16 +211,16 @@ fn once() {
 /// wants it to be reported.
 fn planted_race() {
     let (object, data) = (page(SyncKind::MUTEX, 0, 0, USERS), data());
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut mutex = Mutex::new(object.clone(), user(k));
         for _ in 0..1_000 {
             if k > 0 {
-                assert_eq!(mutex.lock(bed, how).unwrap(), Locked::Clean);
+                assert_eq!(mutex.lock(sleeper, how).unwrap(), Locked::Clean);
             }
             data.read(0, &mut [0; 8 * WORDS]);
             data.write(0, &[1; 8 * WORDS]);
             if k > 0 {
-                mutex.unlock(bed).unwrap();
+                mutex.unlock(sleeper).unwrap();
             }
         }
     });

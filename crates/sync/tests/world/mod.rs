@@ -62,13 +62,13 @@ impl Bells {
     }
 }
 
-/// One user's bed: an edge-triggered epoll on its eventfd.
-pub struct Bed {
+/// A way to sleep for one user: an edge-triggered epoll on its eventfd.
+pub struct EventSleeper {
     pub bells: Bells,
     epoll: OwnedFd,
 }
 
-impl Bed {
+impl EventSleeper {
     pub fn new(bells: &Bells, own: usize) -> Self {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -77,7 +77,7 @@ impl Bed {
     }
 }
 
-impl Sleeper for Bed {
+impl Sleeper for EventSleeper {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let left = deadline.unwrap().saturating_duration_since(Instant::now());
         let left = rustix::event::Timespec::try_from(left).unwrap();
@@ -90,14 +90,14 @@ impl Sleeper for Bed {
     }
 }
 
-impl World for Bed {
+impl World for EventSleeper {
     fn ring(&mut self, slot: usize) {
         self.bells.ring(slot);
     }
 }
 
-/// A bed without the look every 100 ms: what only that would have saved is a lost wake-up, and fails.
-pub struct Sound(pub Bed);
+/// A sleeper without the look every 100 ms: what only that would have saved is a lost wake-up, and fails.
+pub struct Sound(pub EventSleeper);
 
 /// Far longer than anything takes; a sleeper that is not woken by then never is.
 pub const WATCHDOG: Duration = Duration::from_secs(20);
