@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_block_is_right_for_its_segment_alone() {
+    fn a_block_is_right_for_its_own_segment_only() {
         assert_eq!(block().check(UUID, SIZE, LARGE_PAGE), Ok(()));
         let field = |uuid, size, page| block().check(uuid, size, page).unwrap_err().field;
         assert_eq!(field([1; 16], SIZE, LARGE_PAGE), "uuid");

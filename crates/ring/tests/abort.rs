@@ -82,7 +82,7 @@ fn a_sender_hears_of_a_receiver_that_aborts() {
 }
 
 #[test]
-fn who_has_aborted_does_not_finish_afterwards_and_who_has_finished_may_abort() {
+fn a_side_may_abort_after_finish_but_not_finish_after_abort() {
     let (ring, mut producer, mut consumer) = messages();
     let _ = (producer.abort(), producer.finish(), consumer.abort(), consumer.finish());
     for state in [PRODUCER_STATE, CONSUMER_STATE] {

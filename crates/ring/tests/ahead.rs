@@ -57,7 +57,7 @@ fn what_is_not_released_stays() {
 
 /// Between short messages there is a claim, which fills lines beyond what is committed and leaves the bytes there.
 #[test]
-fn what_a_claim_leaves_behind_is_no_header() {
+fn bytes_left_by_a_claim_are_not_taken_for_a_header() {
     for between in 0..12 {
         for committed in [0, 8, 100, 500] {
             let (mut producer, mut consumer) = pair();

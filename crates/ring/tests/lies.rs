@@ -18,12 +18,12 @@ const MAX: usize = max_message(CAPACITY);
 const GUARD: usize = 4096;
 
 /// A ring in the middle of a segment with other pages on each side, and the access of a hostile peer to it.
-struct Neighbour {
+struct HostilePeer {
     whole: Mapping,
     ring: Mapping,
 }
 
-impl Neighbour {
+impl HostilePeer {
     fn new() -> Self {
         let whole = Mapping::anonymous(footprint(CAPACITY) + 2 * GUARD).unwrap();
         let ring = whole.part(GUARD, footprint(CAPACITY)).unwrap();
@@ -121,7 +121,7 @@ mod record {
 
     #[test]
     fn is_stamped_with_its_position() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         let header = RecordHeader::new(RecordKind::DATA, 64, 8);
         n.header(0, header);
         n.refused_by(&mut c, Corrupt::Stamp { header: header.0, position: 0 });
@@ -129,7 +129,7 @@ mod record {
 
     #[test]
     fn of_an_earlier_round_is_stale() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         (0..4).for_each(|_| pass(&mut p, &mut c, 1024));
         let header = RecordHeader::new(RecordKind::DATA, 0, 8);
         n.header(4096, header);
@@ -138,7 +138,7 @@ mod record {
 
     #[test]
     fn without_the_top_bit_is_no_record() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         n.header(0, RecordHeader(1));
         n.refused_by(&mut c, Corrupt::Stamp { header: 1, position: 0 });
     }
@@ -146,7 +146,7 @@ mod record {
     #[test]
     fn has_a_known_kind() {
         for kind in (0..16).filter(|kind| ![1, 2].contains(kind)) {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.record(kind, 0, 8);
             n.refused_by(&mut c, Corrupt::Kind(kind));
         }
@@ -155,7 +155,7 @@ mod record {
     #[test]
     fn is_no_longer_than_the_longest_message() {
         for len in [MAX + 1, CAPACITY, (1 << 28) - 1] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.record(1, 0, len);
             n.refused_by(&mut c, Corrupt::Length { len, position: 0 });
         }
@@ -163,7 +163,7 @@ mod record {
 
     #[test]
     fn ends_within_the_ring() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for span in [1024, 1024, 1024, 960] {
             pass(&mut p, &mut c, span);
         }
@@ -174,7 +174,7 @@ mod record {
 
     #[test]
     fn that_ends_with_the_ring_is_no_lie() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for span in [1024, 1024, 1024, 960] {
             pass(&mut p, &mut c, span);
         }
@@ -184,7 +184,7 @@ mod record {
 
     #[test]
     fn forged_in_old_payload_is_not_taken_for_one() {
-        let (_n, mut p, mut c) = Neighbour::messages();
+        let (_n, mut p, mut c) = HostilePeer::messages();
         // Every line of the first lap's payload begins with a header that would be right in the second lap.
         for _ in 0..4 {
             let claim = p.claim(MAX).unwrap();
@@ -203,7 +203,7 @@ mod record {
 
     #[test]
     fn that_changes_after_the_look_is_what_it_was() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         let _ = p.send(&[7; 100]).unwrap();
         assert_eq!(c.poll(), Ok(()));
         n.record(1, 0, MAX);
@@ -217,7 +217,7 @@ mod record {
 
     #[test]
     fn that_never_comes_is_not_an_error_and_not_a_hang() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         let before = n.everything();
         for _ in 0..1000 {
             assert_eq!(c.poll(), Err(RecvError::Empty));
@@ -234,7 +234,7 @@ mod padding {
     #[test]
     fn is_never_at_the_start() {
         for len in [0, 8, CAPACITY - 8] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.record(2, 0, len);
             n.refused_by(&mut c, Corrupt::Padding { len, position: 0 });
         }
@@ -244,7 +244,7 @@ mod padding {
     fn ends_where_the_ring_ends() {
         // 1024 bytes are left, so only a padding payload of 1016 bytes is right.
         for len in [0, 1015, 1017, 1016 + 64, 1016 - 64, (1 << 28) - 1] {
-            let (n, mut p, mut c) = Neighbour::messages();
+            let (n, mut p, mut c) = HostilePeer::messages();
             (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
             n.record(2, 3072, len);
             n.refused_by(&mut c, Corrupt::Padding { len, position: 3072 });
@@ -253,7 +253,7 @@ mod padding {
 
     #[test]
     fn is_not_followed_by_padding() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
         n.record(2, 3072, 1016);
         n.record(2, 4096, CAPACITY - 8);
@@ -264,7 +264,7 @@ mod padding {
 
     #[test]
     fn alone_is_no_message() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
         n.header(4096, RecordHeader(0));
         n.record(2, 3072, 1016);
@@ -276,8 +276,8 @@ mod head {
     use super::*;
 
     /// A producer whose ring is full, and which has seen `seen` bytes released.
-    fn full(seen: usize) -> (Neighbour, message::Producer<Mapping>) {
-        let (n, mut p, mut c) = Neighbour::messages();
+    fn full(seen: usize) -> (HostilePeer, message::Producer<Mapping>) {
+        let (n, mut p, mut c) = HostilePeer::messages();
         let mut sent = 0;
         while p.send(&[0; MAX]).is_ok() {
             sent += 1024;
@@ -329,7 +329,7 @@ mod head {
 
     #[test]
     fn of_a_stream_never_goes_back() {
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         p.write(&[0; CAPACITY], || {}).unwrap();
         c.read(&mut [0; 1024], || {}).unwrap();
         p.write(&[0; CAPACITY], || {}).unwrap();
@@ -340,7 +340,7 @@ mod head {
     #[test]
     fn of_a_stream_is_not_beyond_the_tail() {
         for head in [CAPACITY as u64 + 1, u64::MAX] {
-            let (n, mut p, _c) = Neighbour::stream();
+            let (n, mut p, _c) = HostilePeer::stream();
             p.write(&[0; CAPACITY], || {}).unwrap();
             n.ring.store_release_u64(HEAD, head);
             n.refused_by_writer(&mut p, Corrupt::Head { head, seen: 0, tail: 4096 });
@@ -353,7 +353,7 @@ mod tail {
 
     #[test]
     fn never_goes_back() {
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         p.write(&[0; 100], || {}).unwrap();
         c.read(&mut [0; 100], || {}).unwrap();
         n.ring.store_release_u64(TAIL, 99);
@@ -365,7 +365,7 @@ mod tail {
     #[test]
     fn is_not_further_ahead_than_the_ring_is_long() {
         for tail in [CAPACITY as u64 + 1, 1 << 63, u64::MAX] {
-            let (n, _p, mut c) = Neighbour::stream();
+            let (n, _p, mut c) = HostilePeer::stream();
             n.ring.store_release_u64(TAIL, tail);
             n.refused_by_reader(&mut c, Corrupt::Tail { tail, seen: 0, head: 0 });
         }
@@ -373,14 +373,14 @@ mod tail {
 
     #[test]
     fn of_a_full_ring_is_no_lie() {
-        let (n, _p, mut c) = Neighbour::stream();
+        let (n, _p, mut c) = HostilePeer::stream();
         n.ring.store_release_u64(TAIL, CAPACITY as u64);
         assert_eq!(c.poll(), Ok(CAPACITY));
     }
 
     #[test]
     fn that_changes_after_the_look_is_what_it_was() {
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         p.write(&[5; 100], || {}).unwrap();
         assert_eq!(c.poll(), Ok(100));
         n.ring.store_release_u64(TAIL, u64::MAX);
@@ -392,7 +392,7 @@ mod tail {
 
     #[test]
     fn means_nothing_to_messages() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         n.ring.store_release_u64(TAIL, u64::MAX);
         pass(&mut p, &mut c, 64);
     }
@@ -404,10 +404,10 @@ mod state {
     #[test]
     fn of_a_producer_is_known() {
         for state in [6, 77, u32::MAX] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.state(PRODUCER_STATE, state);
             n.refused_by(&mut c, Corrupt::State(state));
-            let (n, _p, mut c) = Neighbour::stream();
+            let (n, _p, mut c) = HostilePeer::stream();
             n.state(PRODUCER_STATE, state);
             n.refused_by_reader(&mut c, Corrupt::State(state));
         }
@@ -416,10 +416,10 @@ mod state {
     #[test]
     fn of_a_consumer_is_known() {
         for state in [6, 77, u32::MAX] {
-            let (n, mut p, _c) = Neighbour::messages();
+            let (n, mut p, _c) = HostilePeer::messages();
             n.state(CONSUMER_STATE, state);
             n.refused_by_producer(&mut p, Corrupt::State(state));
-            let (n, mut p, _c) = Neighbour::stream();
+            let (n, mut p, _c) = HostilePeer::stream();
             n.state(CONSUMER_STATE, state);
             n.refused_by_writer(&mut p, Corrupt::State(state));
         }
@@ -427,7 +427,7 @@ mod state {
 
     #[test]
     fn comes_after_what_was_published() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         let _ = p.send(&[1; 8]).unwrap();
         n.state(PRODUCER_STATE, 99);
         assert_eq!(c.recv(&mut [0; 8]), Ok(8));
@@ -442,10 +442,10 @@ mod state {
             (SideState::ABORTED, RecvError::Aborted),
             (SideState::LOST, RecvError::Broken),
         ] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.state(PRODUCER_STATE, state.0);
             n.refused_by(&mut c, end);
-            let (n, _p, mut c) = Neighbour::stream();
+            let (n, _p, mut c) = HostilePeer::stream();
             n.state(PRODUCER_STATE, state.0);
             n.refused_by_reader(&mut c, end);
         }
@@ -455,10 +455,10 @@ mod state {
             (SideState::ABORTED, SendError::Aborted),
             (SideState::LOST, SendError::Broken),
         ] {
-            let (n, mut p, _c) = Neighbour::messages();
+            let (n, mut p, _c) = HostilePeer::messages();
             n.state(CONSUMER_STATE, state.0);
             n.refused_by_producer(&mut p, end);
-            let (n, mut p, _c) = Neighbour::stream();
+            let (n, mut p, _c) = HostilePeer::stream();
             n.state(CONSUMER_STATE, state.0);
             n.refused_by_writer(&mut p, end);
         }
@@ -466,12 +466,12 @@ mod state {
 
     #[test]
     fn finished_is_not_followed_by_data() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         n.state(PRODUCER_STATE, SideState::FINISHED.0);
         assert_eq!(c.poll(), Err(RecvError::Finished));
         let _ = p.send(&[1; 8]).unwrap();
         assert_eq!(c.poll(), Err(RecvError::Finished));
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         n.state(PRODUCER_STATE, SideState::FINISHED.0);
         assert_eq!(c.poll(), Err(RecvError::Finished));
         p.write(&[1; 8], || {}).unwrap();
@@ -480,7 +480,7 @@ mod state {
 
     #[test]
     fn that_flaps_unseen_changes_nothing() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for state in [0, 1, 2, 3, 99, 1] {
             n.state(PRODUCER_STATE, state);
             n.state(CONSUMER_STATE, state);
@@ -496,7 +496,7 @@ mod state {
 
     #[test]
     fn dead_survives_a_new_owner() {
-        let n = Neighbour::new();
+        let n = HostilePeer::new();
         n.state(PRODUCER_STATE, SideState::DEAD.0);
         n.state(CONSUMER_STATE, SideState::DEAD.0);
         let mut p = message::Producer::new(n.ring.clone(), CAPACITY);
@@ -511,7 +511,7 @@ mod wake {
 
     #[test]
     fn tokens_ring_once_each_whatever_they_are() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for token in [1, 7, 3, u32::MAX, 1] {
             n.ring.store_release_u32(DATA_ARMED, token);
             assert_eq!(p.send(&[0; 8]), Ok(true));
@@ -524,7 +524,7 @@ mod wake {
 
     #[test]
     fn of_a_producer_rings_once_each() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for token in [5, 4, u32::MAX] {
             n.ring.store_release_u32(SPACE_ARMED, token);
             let _ = p.send(&[0; MAX]).unwrap();
@@ -536,7 +536,7 @@ mod wake {
 
     #[test]
     fn tokens_that_are_overwritten_do_not_hold_a_side_longer_than_its_timeout() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         n.ring.store_release_u32(DATA_ARMED, u32::MAX);
         let (ready, sleeps) = waits(&mut c);
         assert!(!ready && sleeps > 0);
@@ -546,15 +546,15 @@ mod wake {
     #[test]
     fn without_end_is_bounded_by_the_timeout() {
         // A peer that rings all the time: every sleep returns at once, without a reason.
-        struct Restless(u32);
-        impl Sleeper for Restless {
+        struct ReturnsAtOnce(u32);
+        impl Sleeper for ReturnsAtOnce {
             fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
                 self.0 += 1;
                 Ok(())
             }
         }
-        let (_n, _p, mut c) = Neighbour::messages();
-        let mut sleeper = Restless(0);
+        let (_n, _p, mut c) = HostilePeer::messages();
+        let mut sleeper = ReturnsAtOnce(0);
         let deadline = Instant::now() + Duration::from_millis(20);
         assert!(!wait(&mut c, WaitMode::Interrupt, &mut sleeper, Some(deadline)).unwrap());
         assert!(sleeper.0 > 1 && Instant::now() >= deadline);
@@ -562,17 +562,17 @@ mod wake {
 
     #[test]
     fn budgets_beyond_the_clock_end_with_the_deadline() {
-        let (_n, _p, mut c) = Neighbour::messages();
+        let (_n, _p, mut c) = HostilePeer::messages();
         let mode = WaitMode::Adaptive { budget: Duration::MAX };
         let deadline = Instant::now() + Duration::from_millis(5);
-        assert!(!wait(&mut c, mode, &mut Timed(0), Some(deadline)).unwrap());
+        assert!(!wait(&mut c, mode, &mut SleepToDeadline(0), Some(deadline)).unwrap());
     }
 }
 
 /// Sleeps to the deadline, since no one rings.
-struct Timed(u32);
+struct SleepToDeadline(u32);
 
-impl Sleeper for Timed {
+impl Sleeper for SleepToDeadline {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.0 += 1;
         std::thread::sleep(deadline.unwrap().saturating_duration_since(Instant::now()));
@@ -582,7 +582,7 @@ impl Sleeper for Timed {
 
 /// Waits for a short time in each mode. Returns whether something came, and how many sleeps that took.
 fn waits(what: &mut impl ginnel_ring::wait::Waitable) -> (bool, u32) {
-    let mut sleeper = Timed(0);
+    let mut sleeper = SleepToDeadline(0);
     let mut came = false;
     for mode in [WaitMode::Poll, WaitMode::Interrupt, WaitMode::default()] {
         let deadline = Instant::now() + Duration::from_millis(5);
@@ -598,7 +598,7 @@ mod own_words {
 
     #[test]
     fn are_not_read_back() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for round in 0..100u64 {
             // The peer changes the consumer's released bytes, and moves the stream's counter about.
             n.ring.store_release_u64(HEAD, 0);
@@ -791,7 +791,7 @@ mod truncated {
 
 #[test]
 fn a_ring_that_takes_over_at_a_byte_that_has_come() {
-    let n = Neighbour::new();
+    let n = HostilePeer::new();
     for (base, received, expected) in [
         (0, 7, Ok(None)),
         (8, 7, Ok(Some(0))),

@@ -46,7 +46,7 @@ proptest! {
     }
 
     #[test]
-    fn scribbles_on_a_change_over_spoil_only_that(ops in vec(mostly_operations(), 0..200)) {
+    fn scribbles_on_a_change_over_spoil_only_the_change_over(ops in vec(mostly_operations(), 0..200)) {
         carrier::run(ops);
     }
 

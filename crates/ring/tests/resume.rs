@@ -170,7 +170,7 @@ fn impossible_cursors_are_refused_and_nothing_is_written() {
 
 /// The earlier producer has published, and died before it could ring. One doorbell too many does no harm.
 #[test]
-fn a_doorbell_that_may_be_owed_is_told() {
+fn a_doorbell_that_may_be_owed_is_reported() {
     let ring = memory();
     let mut producer = message::Producer::new(ring.clone(), CAPACITY);
     message::Consumer::new(ring.clone(), CAPACITY).arm();

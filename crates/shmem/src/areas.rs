@@ -302,7 +302,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn the_query_and_the_text_say_the_same() {
+    fn the_query_and_the_text_of_maps_agree() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(64 << 10).unwrap();
         let m = Mapping::of_file(&file, 8192, 32 << 10, Protection::ReadWrite).unwrap();
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_an_error() {
+    fn an_invalid_line_is_an_error() {
         for line in ["", "x", "1000-2000", "1000-2000 rw-p 0 0:0", "1-2 rwp 0 0:0 0", "1-2 rw-p 0 00 0"] {
             assert!(parse_line(line).is_none(), "{line}");
         }

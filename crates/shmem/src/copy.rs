@@ -242,7 +242,7 @@ mod tests {
 
     /// A copy that contains the new last word contains all the new bytes.
     #[test]
-    fn what_is_read_with_the_last_word_is_whole() {
+    fn a_copy_with_the_new_last_word_is_complete() {
         let m = Arc::new(Mapping::anonymous(4096).unwrap());
         let writer = m.clone();
         let len = 72;

@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_again_before_the_other_has_left_is_found() {
+    fn a_range_entered_before_the_old_one_is_removed_is_found() {
         let table = table!();
         let stale = watch(table, GIB, 2 << 20, PAGE);
         let again = watch(table, GIB + PAGE, PAGE, PAGE);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn invalid_ranges_are_refused() {
         let table = table!();
         for (start, len) in [(GIB, 0), (usize::MAX - 7, 8), (usize::MAX, 2), (1 << 57, PAGE), (0, usize::MAX)]
         {

@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn mutexes_stay_locked_by_whom_they_were() {
+    fn mutexes_keep_their_owners() {
         let _alone = alone();
         for reach in reaches() {
             let pages = Pages::new(1500);
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn another_threads_child_is_held_by_nobody() {
+    fn another_threads_child_is_not_held() {
         let _alone = alone();
         for reach in reaches() {
             let pages = Pages::new(1500);

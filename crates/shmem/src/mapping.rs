@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn what_many_add_is_all_there() {
+    fn no_addition_is_lost() {
         let m = Mapping::anonymous(4096).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -698,7 +698,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forbidden_store_goes_nowhere_and_is_told() {
+    fn a_forbidden_store_has_no_effect_and_is_reported() {
         let file = file(3 * 4096);
         let owner = Mapping::of_file(&file, 0, 3 * 4096, Protection::ReadWrite).unwrap();
         owner.store_relaxed_u64(4096, 7);

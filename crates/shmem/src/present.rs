@@ -51,7 +51,7 @@ mod tests {
     use std::ptr;
 
     #[test]
-    fn what_is_mapped_is_known() {
+    fn mapped_memory_is_recognised() {
         let (len, rights) = (4 * PAGE, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: new pages, at an address of the kernel's choice.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, rights, MapFlags::SHARED) }.unwrap();

@@ -168,7 +168,7 @@ mod tests {
     /// Memory of the program may follow a stack. (If another stack follows, its guard page is between them, and is not part
     /// of either.)
     #[test]
-    fn what_follows_a_stack_is_not_part_of_it() {
+    fn memory_after_a_stack_is_not_part_of_it() {
         let (sender, receiver) = mpsc::channel();
         let (end, wait) = mpsc::channel::<()>();
         let thread = thread::spawn(move || {
@@ -185,7 +185,7 @@ mod tests {
 
     /// Nor does memory count that precedes the thread-local memory of the first thread, whose stack is elsewhere.
     #[test]
-    fn nothing_is_taken_for_thread_local_memory_that_is_not() {
+    fn memory_before_thread_local_memory_is_not_part_of_it() {
         let process = rustix::process::getpid();
         let list = robust_list(process).unwrap().unwrap();
         let before = descriptor_before_list().unwrap();

@@ -30,7 +30,7 @@ fn last_word_is_polled(forgets: Option<Order>) {
 }
 
 #[test]
-fn whoever_sees_the_last_word_sees_all() {
+fn a_reader_that_sees_the_last_word_sees_all_words() {
     last_word_is_polled(None);
 }
 

@@ -145,7 +145,7 @@ fn the_protection_is_kept_in_both_directions() {
 }
 
 #[test]
-fn what_cannot_be_placed_stays_as_it_is() {
+fn memory_that_cannot_be_placed_stays_unchanged() {
     let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     for (offset, at, len) in [(0, 8, PAGE), (8, 0, PAGE), (0, 0, PAGE + 8), (0, 0, 0), (0, 0, usize::MAX)] {
@@ -175,7 +175,7 @@ fn what_cannot_be_placed_stays_as_it_is() {
 }
 
 #[test]
-fn what_the_program_has_mapped_meanwhile_is_its_own() {
+fn memory_that_the_program_has_mapped_meanwhile_stays() {
     let _alone = alone();
     let (pages, arena, other) = (Pages::new(), arena(), arena());
     let placed = pages.place(&arena, 0, 0, 8 * PAGE).unwrap();

@@ -163,8 +163,8 @@ fn a_handler_that_the_program_installs_later_is_put_below_ours() {
 }
 
 #[test]
-fn a_handler_that_hands_on_to_ours_makes_no_circle() {
-    let status = in_a_child("a_handler_that_hands_on_to_ours_makes_no_circle", || {
+fn a_handler_that_passes_on_to_ours_makes_no_endless_loop() {
+    let status = in_a_child("a_handler_that_passes_on_to_ours_makes_no_endless_loop", || {
         let file = file();
         let m = map(&file);
         install(hands_on);
@@ -175,8 +175,8 @@ fn a_handler_that_hands_on_to_ours_makes_no_circle() {
 }
 
 #[test]
-fn a_handler_that_was_there_first_is_the_last_to_be_asked() {
-    let status = in_a_child("a_handler_that_was_there_first_is_the_last_to_be_asked", || {
+fn the_first_handler_is_called_last() {
+    let status = in_a_child("the_first_handler_is_called_last", || {
         install(ends_with_7);
         let file = file();
         let m = map(&file);

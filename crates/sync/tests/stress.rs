@@ -1,8 +1,9 @@
-//! Threads at full speed on one object, asleep on real eventfds whenever they have to wait, without the look every 100 ms: a
-//! lost wake-up is a sleep that ends with the watchdog, and fails. What the objects guard is read and written by `memcpy`.
+//! Threads at full speed on one object, which sleep on real eventfds whenever they have to wait, without the regular look
+//! every 100 ms. If a wake-up is lost, a sleep ends with the watchdog, and the test fails. The data that the objects guard
+//! are read and written by `memcpy`.
 //!
-//! `scripts/sanitize` runs these under ThreadSanitizer, which knows of an order only what acquire and release make. So there
-//! is a `main` of our own, as in `crates/ring/tests/threads.rs` (and for the reasons given there); it runs the tests whose
+//! `scripts/sanitize` runs these tests under ThreadSanitizer, which derives an order only from acquire and release. Like
+//! `crates/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
 //! names contain one of its arguments, or all.
 
 mod world;
@@ -14,7 +15,7 @@ use ginnel_sync::{Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semap
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use world::{EventSleeper, Bells, Sound, page, user};
+use world::{Bells, EventSleeper, StrictSleeper, page, user};
 
 const TESTS: [(&str, fn()); 6] = [
     ("mutex", mutex),
@@ -34,7 +35,7 @@ fn main() {
             println!("test {name} ... ok ({:.1} s)", start.elapsed().as_secs_f64());
         }
     }
-    // Only by its full name.
+    // This runs only if it is named in full.
     if wanted.iter().any(|w| w == "planted_race") {
         planted_race();
         println!("nobody has noticed planted_race");
@@ -44,14 +45,14 @@ fn main() {
 const USERS: usize = 4;
 const MODES: [WaitMode; 2] = [WaitMode::Interrupt, WaitMode::Adaptive { budget: Duration::from_micros(5) }];
 
-/// What is guarded: nine equal words, too many to be copied one by one. Nothing but the lock orders the copies.
+/// The guarded data: nine equal words, too many to be copied word by word. Only the lock orders the copies.
 const WORDS: usize = 9;
 
 fn data() -> Mapping {
     Mapping::anonymous(4096).unwrap()
 }
 
-/// What all words of a place say.
+/// Returns the value that all words of a place have.
 fn value(data: &Mapping, at: usize) -> u64 {
     let mut bytes = [0; 8 * WORDS];
     data.read(at, &mut bytes);
@@ -68,15 +69,18 @@ fn add(data: &Mapping) {
     set(data, 0, value(data, 0) + 1);
 }
 
-/// Each user in a thread of its own, once in each mode, with beds for two objects.
-fn all(body: impl Fn(usize, &mut Sound, &mut Sound, Patience) + Send + Sync + 'static) {
+/// Runs `body` for each user in a thread of its own, once in each mode, with sleepers for two objects.
+fn all(body: impl Fn(usize, &mut StrictSleeper, &mut StrictSleeper, Patience) + Send + Sync + 'static) {
     let body = Arc::new(body);
     for mode in MODES {
         let (bells, others) = (Bells::new(USERS), Bells::new(USERS));
         let threads: Vec<_> = (0..USERS)
             .map(|k| {
                 let body = body.clone();
-                let (mut sleeper, mut other) = (Sound(EventSleeper::new(&bells, k)), Sound(EventSleeper::new(&others, k)));
+                let (mut sleeper, mut other) = (
+                    StrictSleeper(EventSleeper::new(&bells, k)),
+                    StrictSleeper(EventSleeper::new(&others, k)),
+                );
                 thread::spawn(move || body(k, &mut sleeper, &mut other, Patience { mode, timeout: None }))
             })
             .collect();
@@ -90,7 +94,7 @@ fn mutex() {
     all(move |k, sleeper, _, how| {
         let mut mutex = Mutex::new(object.clone(), user(k));
         for n in 0..5_000 {
-            // Some give up at once, and must hand on a wake that they were given.
+            // Some give up at once, and must pass on a wake that they were given.
             let brief = Patience { timeout: Some(Duration::ZERO), ..how };
             match mutex.lock(sleeper, if n % 3 == 0 { brief } else { how }) {
                 Ok(locked) => assert_eq!(locked, Locked::Clean),
@@ -135,7 +139,7 @@ fn rwlock() {
 }
 
 fn condvar() {
-    // Turns in a ring: each signal is for whoever may go on, so all are woken.
+    // The users take turns in a ring: each signal is for the one that can go on, so all are woken.
     let (object, signal, data) =
         (page(SyncKind::MUTEX, 0, 0, USERS), page(SyncKind::CONDVAR, 0, 0, USERS), data());
     all(move |k, sleeper, other, how| {
@@ -154,7 +158,8 @@ fn condvar() {
 }
 
 fn semaphore() {
-    // Two give, two take; each side waits for the other. A permit of a third is a lock, and orders what it guards.
+    // Two users give and two take; each side waits for the other. A permit of a third semaphore serves as a lock, and orders
+    // the data that it guards.
     let (full, empty) = (page(SyncKind::SEMAPHORE, 2, 0, USERS), page(SyncKind::SEMAPHORE, 2, 2, USERS));
     let (lock, data) = (page(SyncKind::SEMAPHORE, 1, 1, USERS), data());
     let (guarded, bells) = (data.clone(), Bells::new(USERS));
@@ -162,7 +167,7 @@ fn semaphore() {
         let mut full = Semaphore::new(full.clone(), user(k), 2);
         let mut empty = Semaphore::new(empty.clone(), user(k), 2);
         let mut lock = Semaphore::new(lock.clone(), user(k), 1);
-        let mut third = Sound(EventSleeper::new(&bells, k));
+        let mut third = StrictSleeper(EventSleeper::new(&bells, k));
         for _ in 0..2_000 {
             if k % 2 == 0 {
                 empty.acquire(other, how).unwrap();
@@ -207,8 +212,8 @@ fn once() {
     }
 }
 
-/// Shows that ThreadSanitizer sees what locks guard: one user does not lock. Without it nothing happens; `scripts/sanitize`
-/// wants it to be reported.
+/// Shows that ThreadSanitizer sees the data that locks guard: one user does not lock. Without a sanitizer nothing happens;
+/// `scripts/sanitize` requires that this is reported.
 fn planted_race() {
     let (object, data) = (page(SyncKind::MUTEX, 0, 0, USERS), data());
     all(move |k, sleeper, _, how| {

@@ -22,7 +22,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_queue_is_what_its_books_say(choice in any::<u8>(), ops in vec(op(), 0..400)) {
+    fn a_queue_agrees_with_simple_records(choice in any::<u8>(), ops in vec(op(), 0..400)) {
         model::run(choice, ops);
     }
 

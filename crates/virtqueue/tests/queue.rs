@@ -147,7 +147,7 @@ fn requests_come_back_in_any_order() {
 }
 
 #[test]
-fn nobody_is_notified_who_is_awake_and_everybody_who_sleeps() {
+fn only_a_sleeping_side_is_notified() {
     for kind in KINDS {
         for event_idx in [false, true] {
             let mut p = Pair::new(kind, 8, event_idx);
@@ -256,7 +256,7 @@ fn a_base_of_zero_after_a_chain_went_past_the_end_is_not_the_beginning() {
 }
 
 #[test]
-fn what_is_there_is_known_before_it_is_taken() {
+fn the_number_of_visible_requests_is_right_before_they_are_taken() {
     for kind in KINDS {
         let mut p = Pair::new(kind, 16, true);
         // More than once around the ring.

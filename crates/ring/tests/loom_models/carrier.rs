@@ -170,13 +170,13 @@ fn change(count: u64, count_at: u64, careless: bool, producer: &LoomMemory, cons
         in_ring: false,
         careless,
     };
-    let (mut bed, mut ring) = (kernel.clone(), stream::Producer::new(producer.clone(), CAPACITY));
+    let (mut sleeper, mut ring) = (kernel.clone(), stream::Producer::new(producer.clone(), CAPACITY));
     let sender = thread::spawn(move || send(count, &kernel, &mut ring));
     let mut next = 1;
     while next <= count {
         let words = receiver.recv().unwrap();
         if words.is_empty() {
-            assert!(wait(&mut receiver, WaitMode::Interrupt, &mut bed, None).unwrap());
+            assert!(wait(&mut receiver, WaitMode::Interrupt, &mut sleeper, None).unwrap());
         }
         for word in words {
             assert_eq!(word, next, "out of order");
@@ -205,7 +205,7 @@ fn a_stream_changes_over_at_any_word() {
 }
 
 #[test]
-fn who_does_not_look_again_takes_a_wake_for_data() {
+fn a_consumer_that_does_not_look_again_mistakes_a_wake_word_for_data() {
     must_fail(&["out of order"], || {
         let memory = memory();
         change(2, 0, true, &memory, &memory);
@@ -296,7 +296,7 @@ fn grow(count: u64, count_at: u64, wakes: bool) {
     let consumer = |memory: &LoomMemory| stream::Consumer::new(memory.clone(), CAPACITY);
     let mut grower =
         Grower { kernel: kernel.clone(), rings: [consumer(&small), consumer(&large)], at: 0, armed: false };
-    let mut bed = kernel.clone();
+    let mut sleeper = kernel.clone();
     let mut producers = [&small, &large].map(|memory| stream::Producer::new(memory.clone(), CAPACITY));
     let sender = thread::spawn(move || {
         let mut at = 0;
@@ -326,7 +326,7 @@ fn grow(count: u64, count_at: u64, wakes: bool) {
                 assert_eq!(word, next, "out of order");
                 next += 1;
             }
-            None => assert!(wait(&mut grower, WaitMode::Interrupt, &mut bed, None).unwrap()),
+            None => assert!(wait(&mut grower, WaitMode::Interrupt, &mut sleeper, None).unwrap()),
         }
     }
     sender.join().unwrap();
@@ -341,7 +341,7 @@ fn a_stream_leaves_a_ring_for_another_at_any_word() {
 }
 
 #[test]
-fn who_begins_another_ring_and_wakes_nobody_is_not_heard() {
+fn a_producer_that_begins_another_ring_without_a_wake_is_not_noticed() {
     must_fail(ASLEEP, || grow(2, 0, false));
 }
 
@@ -460,7 +460,7 @@ fn give_back(count: u64, back_at: u64, again: Again, careless: bool, memory: &Lo
         in_kernel: false,
         careless,
     };
-    let (mut bed, mut ring) = (kernel.clone(), stream::Producer::new(memory.clone(), CAPACITY));
+    let (mut sleeper, mut ring) = (kernel.clone(), stream::Producer::new(memory.clone(), CAPACITY));
     let sender = thread::spawn(move || {
         let mut sent = 0;
         for word in 1..=count {
@@ -498,7 +498,7 @@ fn give_back(count: u64, back_at: u64, again: Again, careless: bool, memory: &Lo
                 assert_eq!(word, next, "out of order");
                 next += 1;
             }
-            None => assert!(wait(&mut returner, WaitMode::Interrupt, &mut bed, None).unwrap()),
+            None => assert!(wait(&mut returner, WaitMode::Interrupt, &mut sleeper, None).unwrap()),
         }
     }
     sender.join().unwrap();
@@ -513,14 +513,14 @@ fn a_stream_goes_back_to_the_kernel_at_any_word() {
 }
 
 #[test]
-fn what_comes_once_more_is_received_once() {
+fn bytes_that_are_sent_once_more_are_received_once() {
     for (count, back_at, again) in [(2, 2, Again::All), (3, 3, Again::One)] {
         explore(2, move || give_back(count, back_at, again, false, &memory()));
     }
 }
 
 #[test]
-fn who_takes_what_comes_for_wakes_loses_words() {
+fn a_consumer_that_drops_too_much_as_wake_words_loses_words() {
     must_fail(&["a word was taken for a wake"], || give_back(2, 2, Again::None, true, &memory()));
 }
 
@@ -553,7 +553,7 @@ fn recall(producer: &LoomMemory, consumer: &LoomMemory) {
 }
 
 #[test]
-fn who_recalls_a_producer_knows_whether_it_has_begun() {
+fn a_consumer_that_recalls_the_producer_knows_whether_it_has_begun() {
     explore(3, || {
         let memory = memory();
         recall(&memory, &memory);

@@ -136,7 +136,7 @@ fn a_range_is_whole_when_it_is_found() {
 }
 
 #[test]
-fn what_could_not_be_freed_is_freed_later() {
+fn an_entry_that_could_not_be_freed_is_freed_later() {
     explore(|| {
         let index = new();
         let second = index.enter(PAGE, PAGE, Canary::new(2)).unwrap();
