@@ -257,7 +257,7 @@ fn text(maps: &OwnedFd) -> io::Result<String> {
 
 /// Parses the lines of `/proc/self/maps`: `start-end rwxp offset major:minor inode name`.
 fn parse(text: &str) -> io::Result<Vec<Area>> {
-    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps is not understood");
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps has an unknown format");
     text.lines().map(|line| parse_line(line).ok_or_else(wrong)).collect()
 }
 

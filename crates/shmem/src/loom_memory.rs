@@ -78,7 +78,7 @@ impl LoomMemory {
     fn at(&self, at: usize) -> &Word {
         match self.words.get(&at) {
             Some(word) => word,
-            None => panic!("the model touches the word at {at:#x}, which it does not have"),
+            None => panic!("the model accesses the word at {at:#x}, which it does not have"),
         }
     }
 

@@ -141,7 +141,7 @@ impl Mapping {
         let whole = (at | len).is_multiple_of(page) && offset.is_multiple_of(page as u64);
         let range = match at.checked_add(len) {
             Some(end) if len > 0 && page > 0 && page.is_multiple_of(4096) && whole => at..end,
-            _ => return Err(invalid("the range is not of whole pages")),
+            _ => return Err(invalid("the range does not consist of whole pages")),
         };
         let maps = Maps::open()?;
         let prot = private_protection(&maps, &range)?;
@@ -173,7 +173,7 @@ impl Mapping {
         drop(signals);
         exchanged?;
         if broken.load(Ordering::Relaxed) {
-            return Err(invalid("the file ends before the pages"));
+            return Err(invalid("the file ends before the end of the pages"));
         }
         drop(watch);
         Ok(Placed { start, len, file: area.file, offset, watch: Some(placed_watch), arena: self.clone() })
@@ -299,7 +299,7 @@ impl Placed {
     unsafe fn put_back(&self) -> io::Result<()> {
         let areas = self.present(self.range())?;
         if areas.iter().any(|area| !area.prot.contains(ProtFlags::READ)) {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the pages must not be read"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the pages are not readable"));
         }
         guard::attend();
         for area in areas {
@@ -377,7 +377,7 @@ fn private_protection(maps: &Maps, range: &Range<usize>) -> io::Result<ProtFlags
         return Err(invalid("the range is shared memory already"));
     }
     if areas.iter().any(|area| area.prot != prot) || !prot.contains(ProtFlags::READ) {
-        return Err(invalid("the range is not of one protection, or must not be read"));
+        return Err(invalid("the range has more than one protection, or is not readable"));
     }
     Ok(prot)
 }

@@ -35,7 +35,7 @@ pub struct Setup<M> {
 
 /// A request that the device has taken. The device must give it back exactly once, to the queue that it came from. A request
 /// whose ticket is dropped stays in flight for ever, which is right only if the queue itself is dropped.
-#[must_use = "each request is given back by `push`"]
+#[must_use = "each request must be given back with `push`"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ticket {
     /// Split: head of the chain. Packed: id of the buffer.
@@ -118,7 +118,7 @@ impl<M: SharedMemory> DeviceQueue<M> {
 
     /// Asks the driver for kicks. Returns `true` if there is something to take already; then the device must not sleep.
     #[inline]
-    #[must_use = "who sleeps on `true` may sleep for ever"]
+    #[must_use = "a caller that sleeps although it got `true` may sleep for ever"]
     pub fn arm(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.arm())
     }

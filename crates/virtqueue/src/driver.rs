@@ -137,7 +137,7 @@ impl<M: SharedMemory> DriverQueue<M> {
 
     /// Asks the device for calls. Returns `true` if there is something to poll already; then the driver must not sleep.
     #[inline]
-    #[must_use = "who sleeps on `true` may sleep for ever"]
+    #[must_use = "a caller that sleeps although it got `true` may sleep for ever"]
     pub fn arm(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.arm())
     }

@@ -61,7 +61,7 @@ pub enum Corrupt {
     IndirectLength(u32),
     /// An indirect descriptor whose chain continues, or that is itself in an indirect table (2.7.5.3.1), or that is one of
     /// several of a packed chain (2.8.8).
-    #[error("an indirect descriptor where none may be")]
+    #[error("an indirect descriptor where none is allowed")]
     IndirectPlace,
     /// The used index is further ahead than there are outstanding chains (found by a driver).
     #[error("the used index is {index}: {ahead} entries ahead, with {outstanding} outstanding")]
@@ -77,7 +77,7 @@ pub enum Corrupt {
     #[error("a used element with id {0}, which is not outstanding")]
     UsedId(u32),
     /// A used element with more bytes than the chain had room for (found by a driver).
-    #[error("{written} bytes were written, it is said, to a chain with room for {room}")]
+    #[error("the device claims to have written {written} bytes to a chain with room for {room}")]
     UsedLength {
         /// Bytes in the used element.
         written: u32,
@@ -91,7 +91,7 @@ pub enum Corrupt {
 #[non_exhaustive]
 pub enum SetupError {
     /// An impossible size. Valid sizes are 1 to 32768, and powers of two for a split queue.
-    #[error("a queue of {0} entries: it is 1 to 32768, a power of two if split")]
+    #[error("a queue of {0} entries: allowed are 1 to 32768, powers of two if split")]
     Size(u16),
     /// An area that is misaligned, or shorter than the queue's size needs.
     #[error(
@@ -130,7 +130,7 @@ pub enum MemoryError {
     #[error("memory regions overlap at {0:#x}")]
     Overlap(u64),
     /// A region extends beyond the end of the address space.
-    #[error("the memory region at {0:#x} passes the end of the address space")]
+    #[error("the memory region at {0:#x} extends beyond the end of the address space")]
     TooLong(u64),
     /// There are more regions than can be numbered.
     #[error("{0} memory regions: at most 65535 are possible")]
@@ -145,7 +145,7 @@ pub enum AddError {
     #[error("the queue is full")]
     Full,
     /// Never: there are no buffers, or more than the queue or an indirect table holds.
-    #[error("a chain of {count} buffers: it is 1 to {limit}")]
+    #[error("a chain of {count} buffers: allowed are 1 to {limit}")]
     Count {
         /// Number of buffers.
         count: usize,

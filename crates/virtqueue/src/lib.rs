@@ -5,7 +5,7 @@
 //! suppressed by flag or by event index, in-flight tracking for a device that may be killed (vhost-user specification,
 //! "Inflight I/O tracking"), and the log of dirty pages for a guest that migrates.
 //!
-//! All access goes through [`ginnel_shmem::Memory`], so the tests model, fuzz and sanitize the same code that runs in the
+//! All access goes through [`ginnel_shmem::SharedMemory`], so the tests model, fuzz and sanitize the same code that runs in the
 //! product. The other side may be hostile: each value is read once, checked, then used. A broken ring is [`Corrupt`], never a
 //! panic. No function blocks, allocates in steady state, or calls the kernel. A queue has one owner at a time (it is `Send`
 //! if the memory is).
@@ -13,11 +13,11 @@
 //! # The device's side
 //!
 //! ```
-//! use ginnel_shmem::Memory;
+//! use ginnel_shmem::SharedMemory;
 //! use ginnel_virtqueue::{Chain, Corrupt, DeviceQueue, GuestMemory};
 //!
 //! /// Answers all requests that are there with one byte. Returns whether the driver must be called.
-//! fn turn<M: Memory>(
+//! fn turn<M: SharedMemory>(
 //!     queue: &mut DeviceQueue<M>, memory: &GuestMemory<M>, chain: &mut Chain,
 //! ) -> Result<bool, Corrupt> {
 //!     while let Some(ticket) = queue.pop(memory, chain)? {

@@ -147,7 +147,10 @@ mod tests {
         let here = Position::START;
         assert!(here.wanted(packed::event(0, packed::ENABLE), true, 1, 8));
         assert!(!here.wanted(packed::event(0, packed::DISABLE), true, 1, 8));
-        assert!(here.wanted(packed::event(5, packed::DESC), false, 1, 8), "not negotiated: no harm in it");
+        assert!(
+            here.wanted(packed::event(5, packed::DESC), false, 1, 8),
+            "not negotiated, so it has no effect"
+        );
         assert!(here.wanted(packed::event(0, 3), true, 1, 8), "reserved");
     }
 }

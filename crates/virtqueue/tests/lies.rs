@@ -641,8 +641,8 @@ fn a_packed_region_stays_in_its_queue() {
         let error = region(Packed, 128, change).expect_err(why);
         assert!(error.to_string().contains(why), "{error}");
     };
-    refused("not of this ring", |r| r.store_relaxed_u64(USED, 8));
-    refused("not of this ring", |r| r.store_relaxed_u64(USED, 8 << 16));
+    refused("outside this ring", |r| r.store_relaxed_u64(USED, 8));
+    refused("outside this ring", |r| r.store_relaxed_u64(USED, 8 << 16));
     refused("loop", |r| r.store_relaxed_u16(entry(5) + ENTRY_NEXT, 2));
     refused("neither free", |r| r.store_relaxed_u16(entry(5) + ENTRY_NEXT, 7));
     refused("without a descriptor", |r| one(r, 0, 0));

@@ -123,7 +123,7 @@ impl<T: Clone> Index<T> {
     pub fn enter(&self, start: usize, len: usize, value: T) -> io::Result<Entered<T>> {
         let range = Range { start, len, value };
         let Some((first, end)) = range.pages() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no range of addresses to watch"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a valid range of addresses"));
         };
         let entry = Box::into_raw(Box::new(Entry { range, next: ptr::null_mut() }));
         // ORDER index.range: the range is visible before its address. Pairs with: `find`.

@@ -79,7 +79,7 @@ impl<M: SharedMemory> Packed<M> {
                 None
             }
             VERSION => Some(tracker.recover(size, ring)?),
-            _ => return Err(SetupError::Inflight("it has another version than 1")),
+            _ => return Err(SetupError::Inflight("its version is not 1")),
         };
         Ok((tracker, recovered))
     }
@@ -118,7 +118,7 @@ impl<M: SharedMemory> Packed<M> {
         self.used = Position { index: word as u16, wrap: word >> 32 & 1 != 0 };
         self.old_used = Position { index: (word >> 16) as u16, wrap: word >> 40 & 1 != 0 };
         if self.used.index >= size || self.old_used.index >= size {
-            return Err(SetupError::Inflight("its used index is not of this ring"));
+            return Err(SetupError::Inflight("its used index is outside this ring"));
         }
         // A batch was being published. If its first descriptor is not as the driver made it, the device had published it, and
         // with it the rest of the batch.

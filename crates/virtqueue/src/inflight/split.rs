@@ -39,7 +39,7 @@ impl<M: SharedMemory> Split<M> {
                 None
             }
             VERSION => Some(tracker.recover(entries, size, used)?),
-            _ => return Err(SetupError::Inflight("it has another version than 1")),
+            _ => return Err(SetupError::Inflight("its version is not 1")),
         };
         Ok((tracker, recovered))
     }
@@ -63,7 +63,7 @@ impl<M: SharedMemory> Split<M> {
         // A batch may have been published although its entries still say that they are in flight.
         let batch = used.wrapping_sub(self.area.load_relaxed_u16(USED_IDX));
         if batch > size {
-            return Err(SetupError::Inflight("its used index is not of this ring"));
+            return Err(SetupError::Inflight("its used index is outside this ring"));
         }
         let mut head = self.last_batch_head;
         for _ in 0..batch {
