@@ -23,7 +23,7 @@
 //! - An honest peer never races with us on the bulk bytes of a ring: its release/acquire pairs order the accesses, which loom
 //!   and ThreadSanitizer check. [`SharedMemory::read_acquire`] is for memory that others, also honest ones, may write at the
 //!   same time: the assumption above holds for it, and its last word says whether the rest is complete.
-#![allow(unsafe_code)] // Raw access to mapped memory is what this crate is for; nobody above has any.
+#![allow(unsafe_code)] // Raw access to mapped memory is the purpose of this crate; the crates above it have none.
 
 mod areas;
 mod copy;
