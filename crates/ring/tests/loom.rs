@@ -306,7 +306,7 @@ fn trickle(
         let _ = room.publish(piece);
     }
     for _ in 0..2 {
-        assert!(!consumer.peek().unwrap().release(part), "nobody waits yet");
+        assert!(!consumer.peek().unwrap().release(part), "no side waits yet");
     }
     let (mut awake_producer, mut awake_consumer) = (Parker::new(), Parker::new());
     let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
@@ -344,14 +344,14 @@ fn reuse((mut producer, mut consumer): MessagePair) {
     for len in LENS {
         let _ = producer.claim(len).unwrap().publish(len);
     }
-    let (mut awake_producer, nobody) = (Parker::new(), Parker::new());
+    let (mut awake_producer, no_sleeper) = (Parker::new(), Parker::new());
     let to_producer = awake_producer.clone();
     let sender = thread::spawn(move || {
         // Padding of one line, then the beginning of the ring, from which the first two messages must have been released.
         sleep_until(producer.want(LONG), &mut awake_producer);
         let claim = producer.claim(LONG).unwrap();
         claim.slice().write(512, &1u64.to_ne_bytes());
-        nobody.ring_if(claim.publish(LONG));
+        no_sleeper.ring_if(claim.publish(LONG));
     });
     for _ in 0..2 {
         let message = consumer.peek().unwrap();
@@ -434,7 +434,7 @@ fn old_payload_is_never_a_header() {
 fn last_message(state: SideState, producer: LoomMemory, consumer: LoomMemory) {
     let (mut producer, mut consumer) = messages(producer, consumer);
     let mut parker = Parker::new();
-    let (to_consumer, nobody) = (parker.clone(), Parker::new());
+    let (to_consumer, no_sleeper) = (parker.clone(), Parker::new());
     let sender = thread::spawn(move || {
         let woken = producer.send(&7u64.to_ne_bytes()).unwrap();
         if state == SideState::DEAD {
@@ -446,8 +446,8 @@ fn last_message(state: SideState, producer: LoomMemory, consumer: LoomMemory) {
         }
     });
     let end = if state == SideState::DEAD { RecvError::PeerDead } else { RecvError::Finished };
-    assert_eq!(recv(&mut consumer, &mut parker, &nobody), Ok((8, 7)));
-    assert_eq!(recv(&mut consumer, &mut parker, &nobody), Err(end));
+    assert_eq!(recv(&mut consumer, &mut parker, &no_sleeper), Ok((8, 7)));
+    assert_eq!(recv(&mut consumer, &mut parker, &no_sleeper), Err(end));
     sender.join().unwrap();
 }
 
@@ -458,14 +458,14 @@ fn a_message_that_is_aborted_is_received_before_or_never() {
         let (p, c) = both(ring(&[0, 64]));
         let (mut producer, mut consumer) = messages(p, c);
         let mut parker = Parker::new();
-        let (to_consumer, nobody) = (parker.clone(), Parker::new());
+        let (to_consumer, no_sleeper) = (parker.clone(), Parker::new());
         let sender = thread::spawn(move || {
             to_consumer.ring_if(producer.send(&7u64.to_ne_bytes()).unwrap());
             to_consumer.ring_if(producer.abort());
         });
-        let first = recv(&mut consumer, &mut parker, &nobody);
+        let first = recv(&mut consumer, &mut parker, &no_sleeper);
         if first == Ok((8, 7)) {
-            assert_eq!(recv(&mut consumer, &mut parker, &nobody), Err(RecvError::Aborted));
+            assert_eq!(recv(&mut consumer, &mut parker, &no_sleeper), Err(RecvError::Aborted));
         } else {
             assert_eq!(first, Err(RecvError::Aborted));
         }
@@ -499,11 +499,11 @@ fn the_last_bytes_of_a_stream_come_before_its_end() {
 
 /// A producer sleeps for room in a full ring while the consumer closes its side.
 fn close((mut producer, mut consumer): MessagePair) {
-    let (mut parker, nobody) = (Parker::new(), Parker::new());
+    let (mut parker, no_sleeper) = (Parker::new(), Parker::new());
     let to_producer = parker.clone();
     let sender = thread::spawn(move || {
         for value in 0..4 {
-            match send(&mut producer, LONG, value, &mut parker, &nobody) {
+            match send(&mut producer, LONG, value, &mut parker, &no_sleeper) {
                 Ok(()) => assert!(value < 3, "the fourth never fits"),
                 Err(error) => return assert_eq!(error, SendError::Closed),
             }

@@ -308,7 +308,7 @@ fn tokens_go_on() {
     consumer.arm();
     assert_eq!(producer.send(&[2]), Ok(true), "the second sleep is a new one");
     let mut producer = message::Producer::resume(ring.clone(), CAPACITY, producer.cursor()).unwrap();
-    assert_eq!(producer.send(&[3]), Ok(false), "one doorbell for each sleep, whoever rings it");
+    assert_eq!(producer.send(&[3]), Ok(false), "one doorbell for each sleep, whichever producer rings it");
 }
 
 #[test]

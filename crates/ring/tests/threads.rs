@@ -35,7 +35,7 @@ fn main() {
     for (name, plant) in PLANTED {
         if wanted.iter().any(|w| w == name) {
             plant();
-            println!("nobody has noticed {name}");
+            println!("{name} was not noticed");
         }
     }
 }

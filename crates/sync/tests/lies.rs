@@ -46,8 +46,8 @@ fn impossible() -> Vec<u64> {
         owned | 1 << 12,                      // an unknown flag
         owned | 1 << 15,                      // another
         owned | OwnerWord::NOT_RECOVERABLE,   // ended, and owned
-        owned | OwnerWord::DONE,              // likewise
-        OwnerWord::DONE | OwnerWord::WAITERS, // nobody waits for what has ended
+        owned | OwnerWord::DONE,              // the same
+        OwnerWord::DONE | OwnerWord::WAITERS, // a lock that has ended has no waiters
         OwnerWord::DONE | OwnerWord::NOT_RECOVERABLE,
         u64::MAX,
     ]
@@ -93,7 +93,7 @@ fn an_owner_that_does_not_exist_has_died() {
         OwnerWord::owned(62, 5, 9).0,                     // a slot without user
         OwnerWord::owned(1, 2, 7).0,                      // another epoch of the slot
         OwnerWord::owned(1, 1, 8).0,                      // another endpoint
-        OwnerWord::owned(1, 2, 7).0 | OwnerWord::WAITERS, // somebody has slept for it
+        OwnerWord::owned(1, 2, 7).0 | OwnerWord::WAITERS, // another user has slept for it
     ];
     for word in gone {
         let page = |kind| {
@@ -231,7 +231,7 @@ fn forged_arrivals_do_not_hold_a_barrier_for_ever() {
     page.swap_u64(STATE, BARRIER_BROKEN);
     barrier.reset().unwrap();
     assert!(matches!(barrier.wait(&mut NoDoorbells, short(WaitMode::Interrupt)), Err(SyncError::TimedOut)));
-    assert_eq!(page.load_relaxed_u64(STATE), 0, "who gives up has not arrived");
+    assert_eq!(page.load_relaxed_u64(STATE), 0, "a party that gives up has not arrived");
 }
 
 /// A party that was declared dead arrives after its slot was taken back.
@@ -301,7 +301,7 @@ fn the_daemon_takes_back_a_slot_of_any_page() {
             page.swap_u64(SEATED, u64::MAX);
             page.swap_u64(STATE, page.load_relaxed_u64(STATE) & !0xff | (k as u64 + 1));
             let rung = reclaim(&page, kind, k, Left::Died);
-            assert_eq!(rung & (1 << k | 1 << 63), 0, "neither the dead nor nobody");
+            assert_eq!(rung & (1 << k | 1 << 63), 0, "neither the dead user nor a slot that does not exist");
             assert_eq!(page.load_relaxed_u64(ARMED) & 1 << k, 0);
             assert_eq!(page.load_relaxed_u32(slot(k) + SLOT_EPOCH), 0);
             if matches!(kind, SyncKind::MUTEX | SyncKind::RWLOCK | SyncKind::ONCE) {

@@ -233,7 +233,7 @@ fn taken_by_the_dead(
         // If it has come after its heir, no user has noticed it so far.
         let left = OwnerWord(memory.load_relaxed_u64(STATE));
         let heard = locked == Locked::OwnerDied || left != OwnerWord::FREE;
-        assert!(heard || !taken, "it died in the lock, and nobody is told");
+        assert!(heard || !taken, "it died in the lock, and no user is told");
     });
 }
 

@@ -38,7 +38,7 @@ fn main() {
     // This runs only if it is named in full.
     if wanted.iter().any(|w| w == "planted_race") {
         planted_race();
-        println!("nobody has noticed planted_race");
+        println!("planted_race was not noticed");
     }
 }
 

@@ -179,7 +179,7 @@ fn a_user_that_times_out_passes_on_the_wake_for_a_mutex() {
         Err(SyncError::TimedOut)
     ));
     assert_eq!(script.rung, [], "the word is not free");
-    assert!(OwnerWord(page.load_relaxed_u64(STATE)).has(OwnerWord::WAITERS), "its owner will wake somebody");
+    assert!(OwnerWord(page.load_relaxed_u64(STATE)).has(OwnerWord::WAITERS), "its owner will wake a sleeper");
 }
 
 #[test]

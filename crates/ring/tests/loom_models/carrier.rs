@@ -62,7 +62,7 @@ fn send(count: u64, kernel: &Kernel, producer: &mut stream::Producer<LoomMemory>
     let (mut sent, mut begun) = (0, false);
     for word in 1..=count {
         if !begun && carrier::is_counted(producer.memory(), Earlier::Kernel) {
-            assert!(carrier::begin(producer.memory(), sent), "recalled by nobody");
+            assert!(carrier::begin(producer.memory(), sent), "recalled, but no consumer has done so");
             begun = true;
         }
         if begun {
@@ -548,7 +548,7 @@ fn recall(producer: &LoomMemory, consumer: &LoomMemory) {
     sender.join().unwrap();
     // Either the producer has begun and must go back, or it has not begun and never will.
     let in_ring = from_ring.poll() == Ok(8);
-    assert!(has_begun || !in_ring, "a word in a ring that nobody looks at");
+    assert!(has_begun || !in_ring, "a word in a ring at which no side looks");
     assert_eq!(in_ring, kernel.recv(1).is_empty(), "a word that is nowhere, or twice");
 }
 

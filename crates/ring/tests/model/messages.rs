@@ -283,7 +283,7 @@ impl Model {
     /// Checks whether the consumer said that the producer's doorbell must be rung.
     fn owed(&mut self, owed: bool) {
         if owed {
-            assert!(self.space.look(), "a doorbell for nobody");
+            assert!(self.space.look(), "a doorbell, but the producer does not sleep");
         }
         let since = self.head - self.head_when_armed.min(self.head);
         assert!(

@@ -205,7 +205,7 @@ impl Model {
     /// Checks whether the consumer said that the producer's doorbell must be rung.
     fn owed(&mut self, owed: bool) {
         if owed {
-            assert!(self.space.look(), "a doorbell for nobody");
+            assert!(self.space.look(), "a doorbell, but the producer does not sleep");
         }
         let since = self.read - self.read_when_armed.min(self.read);
         assert!(
