@@ -73,7 +73,7 @@ impl HostilePeer {
             self.record(1, position * 64, 8);
         }
         self.state(PRODUCER_STATE, SideState::OPEN.0);
-        assert_eq!(consumer.poll(), Err(error), "the neighbour has talked itself back into order");
+        assert_eq!(consumer.poll(), Err(error), "a corrupt peer became valid again");
     }
 
     fn refused_by_producer(&self, producer: &mut message::Producer<Mapping>, error: impl Into<SendError>) {
@@ -83,7 +83,7 @@ impl HostilePeer {
         assert!(self.everything() == before, "refusing {error} wrote something");
         self.ring.store_release_u64(HEAD, 0);
         self.state(CONSUMER_STATE, SideState::OPEN.0);
-        assert_eq!(producer.send(&[0; 8]), Err(error), "the neighbour has talked itself back into order");
+        assert_eq!(producer.send(&[0; 8]), Err(error), "a corrupt peer became valid again");
     }
 
     fn refused_by_reader(&self, consumer: &mut stream::Consumer<Mapping>, error: impl Into<RecvError>) {
@@ -95,7 +95,7 @@ impl HostilePeer {
         assert!(self.everything() == before, "refusing {error} wrote something");
         self.ring.store_release_u64(TAIL, 1000);
         self.state(PRODUCER_STATE, SideState::OPEN.0);
-        assert_eq!(consumer.poll(), Err(error), "the neighbour has talked itself back into order");
+        assert_eq!(consumer.poll(), Err(error), "a corrupt peer became valid again");
     }
 
     fn refused_by_writer(&self, producer: &mut stream::Producer<Mapping>, error: impl Into<SendError>) {
@@ -707,7 +707,7 @@ mod truncated {
         }
         file.set_len(4096).unwrap();
         assert_eq!(long.send(&[7; 120]), Err(SendError::Broken));
-        assert_eq!(long.claim(8).err(), Some(SendError::Broken), "and it stays so");
+        assert_eq!(long.claim(8).err(), Some(SendError::Broken), "and stays broken");
     }
 
     #[test]
@@ -726,7 +726,7 @@ mod truncated {
         p.write(&[7; 3500], || {}).unwrap();
         file.set_len(4096).unwrap();
         assert_eq!(p.write(&[7; 200], || {}), Err(SendError::Broken));
-        assert_eq!(p.claim(8).err(), Some(SendError::Broken), "and it stays so");
+        assert_eq!(p.claim(8).err(), Some(SendError::Broken), "and stays broken");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::ops::Range;
 const PAGE: usize = 4096;
 /// Maximum bytes of a stack that a call of this library uses.
 const DEPTH: usize = 32 << 10;
-/// More bytes than the C library keeps for a thread after its list of robust locks, and therefore after its thread-local
-/// memory.
+/// An upper bound for the bytes that the C library keeps for a thread, counted from the end of its thread-local memory, and
+/// therefore also from its list of robust locks.
 const DESCRIPTOR: usize = 4096;
 
 /// Information about the threads of this process at one moment.

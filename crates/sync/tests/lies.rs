@@ -166,7 +166,7 @@ fn impossible_readers_are_corrupt() {
     }
     let outcome = RwLock::new(page.clone(), user(0)).read(&mut Scribble(&page), patient());
     assert!(matches!(outcome, Err(SyncError::Corrupt(Corrupt::Reader(77)))), "{outcome:?}");
-    assert_eq!(page.load_relaxed_u64(slot(0) + SLOT_READER), 0, "and says no more that it wants");
+    assert_eq!(page.load_relaxed_u64(slot(0) + SLOT_READER), 0, "and does not wait for the lock any more");
 }
 
 #[test]
@@ -224,10 +224,10 @@ fn forged_arrivals_do_not_hold_a_barrier_for_ever() {
     let page = page(SyncKind::BARRIER, 2, 0, 2);
     let mut barrier = Barrier::new(page.clone(), user(0), 2);
     page.swap_u64(STATE, u64::MAX >> 1);
-    assert!(barrier.wait(&mut NoDoorbells, patient()).unwrap(), "more than all have come");
+    assert!(barrier.wait(&mut NoDoorbells, patient()).unwrap(), "more parties than there are have arrived");
     page.swap_u64(STATE, BARRIER_BROKEN | 2);
     assert!(matches!(barrier.wait(&mut NoDoorbells, patient()), Err(SyncError::BarrierBroken)));
-    assert!(matches!(barrier.reset(), Err(SyncError::Busy)), "one has not found out");
+    assert!(matches!(barrier.reset(), Err(SyncError::Busy)), "one party has not noticed");
     page.swap_u64(STATE, BARRIER_BROKEN);
     barrier.reset().unwrap();
     assert!(matches!(barrier.wait(&mut NoDoorbells, short(WaitMode::Interrupt)), Err(SyncError::TimedOut)));

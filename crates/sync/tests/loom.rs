@@ -189,7 +189,11 @@ fn an_owner_dies_while_two_come() {
             .into();
         bury(&memory, SyncKind::MUTEX, &mut parkers);
         threads.into_iter().for_each(|t| t.join().unwrap());
-        assert_eq!((done(&memory), *told.lock().unwrap()), (2, 1), "one is told, and both have worked");
+        assert_eq!(
+            (done(&memory), *told.lock().unwrap()),
+            (2, 1),
+            "one user is told of the death, and both have worked"
+        );
     });
 }
 

@@ -34,7 +34,7 @@ impl Waitable for Sleep {
 /// Each of two peers has something for its own slot. The sleeper must find all of it.
 fn both_arrive(slots: [usize; 2], times: u64, posters: &LoomMemory, sleeper: LoomMemory) {
     let mut parker = Parker::new();
-    let neighbours: Vec<_> = slots
+    let peers: Vec<_> = slots
         .into_iter()
         .enumerate()
         .map(|(i, slot)| {
@@ -62,8 +62,8 @@ fn both_arrive(slots: [usize; 2], times: u64, posters: &LoomMemory, sleeper: Loo
             }
         });
     }
-    for neighbour in neighbours {
-        neighbour.join().unwrap();
+    for peer in peers {
+        peer.join().unwrap();
     }
 }
 
