@@ -20,7 +20,7 @@
 //! 0x020  key        u64 x 2  the key with which keys of items are hashed
 //! 0x030  id         u64 x 2  unique to this cache; all its servers use the same
 //! 0x040  clock      u64  milliseconds since the cache was made; stands still while no server lives
-//! 0x048  boot time  u64  CLOCK_BOOTTIME of the server's machine at that moment, in milliseconds
+//! 0x048  boot time  u64  CLOCK_BOOTTIME of the server's machine when `clock` was set, in milliseconds
 //! 0x050  flushed    u64  items whose version is not above this have ended
 //! 0x058  versions   u64  an upper bound for the versions that the server has given out
 //! 0x060  server     u64  how many servers there have been, including the current one
@@ -126,7 +126,7 @@ pub mod log {
     pub const STATE: usize = 0x00;
     /// Bytes that contain items.
     pub const USED: usize = 0x08;
-    /// Position among the segments of its queue: a number that no other use of a segment has had.
+    /// Position among the segments of its queue: a number that no other use of this segment has had.
     pub const SEQUENCE: usize = 0x40;
 }
 

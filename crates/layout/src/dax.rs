@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(
             fletcher64(&[0xff; 8]),
             0xffff_fffd_ffff_fffe,
-            "the lower half wraps, the upper counts on"
+            "the lower half wraps, the upper half does not"
         );
         // Computed by another program, from the table in docs/segment-format.md.
         assert_eq!(block().checksum, 0x3dc7_b09f_0ac5_946b);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_block_is_right_for_its_segment_alone() {
+    fn a_block_is_right_for_its_own_segment_only() {
         assert_eq!(block().check(UUID, SIZE, LARGE_PAGE), Ok(()));
         let field = |uuid, size, page| block().check(uuid, size, page).unwrap_err().field;
         assert_eq!(field([1; 16], SIZE, LARGE_PAGE), "uuid");
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(
             block.check(UUID, SIZE, LARGE_PAGE).unwrap_err().field,
             "mode",
-            "a right sum saves nobody"
+            "a right checksum does not hide other damage"
         );
     }
 

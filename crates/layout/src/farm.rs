@@ -21,7 +21,7 @@ pub const VERSION: u32 = 1;
 #[repr(transparent)]
 pub struct Kind(pub u32);
 
-#[expect(missing_docs, reason = "the table on top of the module says what each is")]
+#[expect(missing_docs, reason = "the table at the head of the module describes each")]
 impl Kind {
     pub const JOB: Self = Self(1);
     pub const PIECE: Self = Self(2);

@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(transparent)]
 pub struct RelayKind(pub u32);
 
-#[expect(missing_docs, reason = "the table on top of the module says what each is")]
+#[expect(missing_docs, reason = "the table at the head of the module describes each")]
 impl RelayKind {
     pub const SEGMENTS: Self = Self(1);
     pub const ENDPOINTS: Self = Self(2);

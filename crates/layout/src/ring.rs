@@ -10,14 +10,11 @@
 //! 0x0c8    consumer   data_notify u64  where the consumer sleeps (board::Place), 0 = at its doorbell
 //! 0x100    producer*  producer_state u32 (SideState)
 //! 0x140    consumer*  consumer_state u32 (SideState)
-//! 0x180    producer   base     u64  sockets only: bytes carried before this ring by the previous carrier, + 1; 0 = not known
-//! yet
+//! 0x180    producer   base     u64  sockets only: bytes carried by the previous carrier, + 1; 0 = not known yet
 //! 0x188    producer   wanted   u32  sockets only: 1 = the producer wants a larger ring; 0 = it does not
-//! 0x190    producer   end      u64  sockets only: bytes carried by this ring before the kernel carries again, + 1; 0 = it
-//! does not
+//! 0x190    producer   end      u64  sockets only: bytes of this ring before the kernel carries again, + 1; 0 = it does not
 //! 0x198    producer   resume   u64  sockets only: bytes that the kernel has carried until then, wake bytes included
-//! 0x1a0    producer   repeated u64  sockets only: how many of the ring's last bytes the kernel carries once more from there
-//! on
+//! 0x1a0    producer   repeated u64  sockets only: how many of the ring's last bytes the kernel then carries once more
 //! 0x1c0    consumer   ready    u32  sockets only: the consumer counts the bytes of the previous carrier, and looks at base:
 //!                                   1 = that carrier is the kernel, 2 = it is a ring; 0 = the consumer does not do so yet
 //! 0x1c8    consumer   recall   u32  sockets only: 1 = asks the producer to go back to the kernel; 0 = does not

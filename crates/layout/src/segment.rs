@@ -53,7 +53,7 @@ pub struct SegmentHeader {
     /// Unit of rights to blocks and of mappings of this segment, in bytes.
     pub page: u32,
     /// Unique identifier of the segment. It is a secret of its members: a guest recognises its memory devices by it, and a
-    /// member of other segments only cannot forge it.
+    /// VM that is not a member cannot forge it.
     pub uuid: [u8; 16],
     /// Bytes of the whole segment.
     pub size: u64,

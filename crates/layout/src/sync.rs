@@ -6,9 +6,8 @@
 //! 0x000           daemon   kind      u32  SyncKind: a copy for readers; users know it from the daemon's answer
 //! 0x004           daemon   limit     u32  semaphore: maximum permits; barrier: parties; else 0. Also a copy
 //! 0x008           users*   state     u64  the object itself, see below
-//! 0x010           users*   armed     u64  bit k: slot k sleeps and wants to be rung. A user that clears another's bit rings
-//! it
-//! 0x018           users*   waiting   u64  condvar: bit k: slot k waits. A user that clears another's bit has signalled it
+//! 0x010           users*   armed     u64  bit k: slot k sleeps and wants to be rung. A waker clears the bit, then rings
+//! 0x018           users*   waiting   u64  condvar: bit k: slot k waits. Another user signals it by clearing the bit
 //! 0x020           users    turn      u64  the slot that was woken last: a hint for fairness, for which any value is allowed
 //! 0x028           daemon   seated    u64  bit k: slot k has a user. Users ignore other slots
 //! 0x030                    reserved, zero
@@ -16,9 +15,8 @@
 //! 0x040 * (k + 1)          slot k of 63: one user, that is, one open handle
 //!     + 0x00      daemon   endpoint  u32  number of the user's endpoint
 //!     + 0x04      daemon   endpoint_epoch u32
-//!     + 0x08      daemon   epoch     u32  epoch of the slot: 1 to 0xffff, another one for each user; 0 while the slot is
-//!     free
-//!                                         (the other words still tell who had it last)
+//!     + 0x08      daemon   epoch     u32  epoch of the slot: 1 to 0xffff, new for each user; 0 while the slot is free
+//!                                         (the other words then still tell who had it last)
 //!     + 0x0c      daemon   bell      u32  the user's doorbell: member << 16 | vector. A hint that the ringer checks
 //!     + 0x10      users*   reader    u64  rwlock: ReaderState
 //!     + 0x18      user     since     u64  when the user began to wait, in ns of CLOCK_REALTIME; 0 while it does not wait

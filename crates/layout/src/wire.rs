@@ -96,7 +96,7 @@ pub const SOCKET: &str = "/run/ginnel/ginnel.sock";
 #[repr(transparent)]
 pub struct Kind(pub u16);
 
-#[expect(missing_docs, reason = "the table on top of the module says what each is")]
+#[expect(missing_docs, reason = "the table at the head of the module describes each")]
 impl Kind {
     pub const HELLO: Self = Self(1);
     pub const ATTACH: Self = Self(2);

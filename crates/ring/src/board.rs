@@ -124,7 +124,7 @@ mod tests {
         let (lane, mut poster) = (Lane::new(memory.clone()), Poster::default());
         assert_eq!(taken(&lane), []);
         for slot in [4095, 0, 63, 64, 63] {
-            assert!(!poster.post(&memory, slot), "nobody sleeps");
+            assert!(!poster.post(&memory, slot), "no side sleeps");
         }
         assert!(lane.has_any());
         assert_eq!(taken(&lane), [0, 63, 64, 4095]);

@@ -63,7 +63,7 @@ pub enum Corrupt {
     },
     /// A ring whose first byte in the stream, according to its producer, has been received already.
     #[error(
-        "the ring claims to carry the stream from byte {base} on, and {received} were received before it"
+        "the ring claims to carry the stream from byte {base} on, but {received} bytes were received already"
     )]
     Base {
         /// The position that the producer names.

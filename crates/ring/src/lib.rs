@@ -15,7 +15,7 @@
 //! panic, a hang or an access outside the ring. "Not now" ([`RecvError::Empty`], [`SendError::Full`]) is a different variant
 //! from "the peer is broken".
 //!
-//! This crate contains no unsafe code: all access to shared memory goes through [`ginnel_shmem::Memory`].
+//! This crate contains no unsafe code: all access to shared memory goes through [`ginnel_shmem::SharedMemory`].
 #![forbid(unsafe_code)]
 
 pub mod board;

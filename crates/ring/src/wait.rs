@@ -376,7 +376,7 @@ impl ArmedSet {
 
     /// Takes the bits of sleepers that the caller wants to ring. Returns those that were still set: the caller must ring
     /// exactly these.
-    #[must_use = "whoever takes a bit has to ring"]
+    #[must_use = "a caller that takes a bit must ring"]
     pub fn take<M: SharedMemory>(&self, memory: &M, bits: u64) -> u64 {
         memory.fetch_and_u64(self.at, !bits) & bits
     }

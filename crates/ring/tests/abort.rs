@@ -1,4 +1,4 @@
-//! Sides that abort: what was on its way is void, and the other side is told at once.
+//! Sides that abort: data on its way is void, and the other side is told at once.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::{CONSUMER_STATE, PRODUCER_STATE, SideState, footprint};
@@ -26,7 +26,7 @@ fn streams() -> (Mapping, stream::Producer<Mapping>, stream::Consumer<Mapping>) 
 
 #[test]
 fn messages_that_were_not_received_are_void() {
-    // By each way to receive: the short one, a look, and one that had looked before.
+    // Receives in three ways: by the fast path, by a look, and after an earlier look.
     for way in 0..3 {
         let (ring, mut producer, mut consumer) = messages();
         for _ in 0..3 {
@@ -46,7 +46,7 @@ fn messages_that_were_not_received_are_void() {
             _ => assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted)),
         }
         assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted));
-        // Nobody talks himself back into order.
+        // A corrupt peer cannot become valid again.
         ring.store_relaxed_u32(PRODUCER_STATE, SideState::OPEN.0);
         assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted));
         assert_eq!(producer.send(&[1]), Err(SendError::AfterFinish));
@@ -82,7 +82,7 @@ fn a_sender_hears_of_a_receiver_that_aborts() {
 }
 
 #[test]
-fn who_has_aborted_does_not_finish_afterwards_and_who_has_finished_may_abort() {
+fn a_side_may_abort_after_finish_but_not_finish_after_abort() {
     let (ring, mut producer, mut consumer) = messages();
     let _ = (producer.abort(), producer.finish(), consumer.abort(), consumer.finish());
     for state in [PRODUCER_STATE, CONSUMER_STATE] {
@@ -92,7 +92,7 @@ fn who_has_aborted_does_not_finish_afterwards_and_who_has_finished_may_abort() {
     let _ = producer.send(&[7; 8]).unwrap();
     let _ = (producer.finish(), producer.abort());
     assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted), "what has not been received yet");
-    // What was lost is lost whatever a side says.
+    // Lost memory is lost, whatever a side says.
     let (ring, mut producer, _) = streams();
     ring.store_relaxed_u32(PRODUCER_STATE, SideState::LOST.0);
     let _ = producer.abort();

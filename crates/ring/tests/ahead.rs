@@ -1,5 +1,5 @@
-//! The headers that a producer of short messages zeroes ahead of its tail: nothing that the consumer has not released is touched,
-//! and no old payload is ever taken for a header.
+//! The headers that a producer of short messages zeroes ahead of its tail: the producer must not touch bytes that the
+//! consumer has not released, and the consumer must never mistake an old payload for a header.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::footprint;
@@ -13,7 +13,7 @@ fn pair() -> (message::Producer<Mapping>, message::Consumer<Mapping>) {
     (message::Producer::new(memory.clone(), CAPACITY), message::Consumer::new(memory, CAPACITY))
 }
 
-/// Bytes that would be a bad header wherever they were taken for one.
+/// Returns bytes that would be an invalid header at any position.
 fn message(number: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (number * 31 + i) as u8 | 1).collect()
 }
@@ -24,7 +24,7 @@ fn receive(consumer: &mut message::Consumer<Mapping>, expected: &[u8]) {
     assert_eq!(&bytes[..len], expected);
 }
 
-/// The ring is filled until it is full, and emptied by so many messages at a time, for several laps.
+/// Fills the ring until it is full, and empties it by a number of messages at a time, for several laps.
 #[test]
 fn what_is_not_released_stays() {
     for len in [0, 8, 56, 57, 120, 121, 248, 249, 600] {
@@ -55,9 +55,9 @@ fn what_is_not_released_stays() {
     }
 }
 
-/// Between short messages there is a claim, whose bytes fill lines beyond what is committed, and are left there.
+/// Between short messages there is a claim, which fills lines beyond what is committed and leaves the bytes there.
 #[test]
-fn what_a_claim_leaves_behind_is_no_header() {
+fn bytes_left_by_a_claim_are_not_taken_for_a_header() {
     for between in 0..12 {
         for committed in [0, 8, 100, 500] {
             let (mut producer, mut consumer) = pair();

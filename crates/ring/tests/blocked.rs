@@ -1,5 +1,5 @@
-//! Threads that block all signals, as many programs' threads do, meet a truncated file in each operation of a ring. A thread
-//! that was not prepared for it is killed, and the process with it; so this runs in a child.
+//! Threads that block all signals, as threads of many programs do, meet a truncated file in each operation of a ring. A
+//! thread that was not prepared for this is killed, and the process with it; therefore the test runs in a child.
 #![cfg(not(loom))]
 #![allow(unsafe_code)] // Signals are blocked by hand.
 
@@ -24,8 +24,8 @@ fn block_all_signals() {
     }
 }
 
-/// Runs `operation` as the first one of a thread that blocks all signals, on a ring whose file has just been truncated; a
-/// message and a byte had been sent and not been received.
+/// Runs `operation` as the first operation of a thread that blocks all signals, on a ring whose file has just been truncated.
+/// A message and a byte have been sent and not received.
 fn meet(operation: fn(&mut MessageEnds, &mut StreamEnds)) {
     let ring = |file: &std::fs::File| {
         file.set_len(footprint(CAPACITY) as u64).unwrap();

@@ -1,9 +1,9 @@
-//! A side of a ring that is killed at each of its stores, and its successor: every message comes once and in order, and whoever
-//! sleeps is rung.
+//! A side of a ring is killed at each of its stores, and another process continues: every message must arrive once and in
+//! order, and a sleeping peer must be rung.
 //!
-//! A killed process has done all its stores up to some point and none behind it; saving its cursor and ringing a doorbell count
-//! as stores. So a side runs over a memory that takes no more after the k-th, for every k until its work is done. The other side,
-//! the ring and the saved cursor live on.
+//! A killed process has done all its stores up to some point and none after it; saving its cursor and ringing a doorbell
+//! count as stores. Therefore a side runs on a memory that accepts no more stores after the k-th, for every k until its work
+//! is done. The other side, the ring and the saved cursor survive.
 #![cfg(not(loom))]
 
 #[path = "../../shmem/tests/mortal/mod.rs"]
@@ -17,17 +17,17 @@ use mortal::Mortal;
 
 const CAPACITY: usize = MIN_CAPACITY;
 const MAX: usize = max_message(CAPACITY);
-/// Several times around the ring, with padding at its end.
+/// Message lengths that go around the ring several times, with padding at its end.
 const LENGTHS: [usize; 24] = [
     MAX, 0, 700, MAX, MAX, 1, MAX, 500, 56, 57, MAX, MAX, 0, 900, MAX, MAX, 8, 64, MAX, 333, MAX, 800, MAX,
     MAX,
 ];
 
-/// What a side keeps where it outlives its process: its cursor, and what belongs to it.
+/// What a side saves outside of its process: its cursor, and what belongs to it.
 #[derive(Clone, Copy, Default)]
 struct Saved {
     cursor: Cursor,
-    /// The message that is about to be published, or the first that is not worked off.
+    /// Number of the message that is about to be published, or of the first that is not processed.
     number: usize,
 }
 
@@ -39,7 +39,7 @@ fn content(number: usize) -> Vec<u8> {
     vec![number as u8 + 1; LENGTHS[number]]
 }
 
-/// A consumer that lives on: sleeps whenever there is nothing, and expects to be woken.
+/// A consumer that survives. It sleeps whenever there is nothing, and expects to be woken.
 struct Reader {
     consumer: message::Consumer<Mapping>,
     got: usize,
@@ -47,7 +47,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Works off what is there; then sleeps. A message that comes while it sleeps rings.
+    /// Processes what is there; then sleeps. A message that comes while it sleeps must ring.
     fn works(&mut self, lost: &str) {
         let mut into = [0; MAX];
         loop {
@@ -69,7 +69,7 @@ impl Reader {
     }
 }
 
-/// A process that sends what is still to be sent, until it is done or dead.
+/// A process that sends the remaining messages, until it is done or dead.
 fn send_all(
     ring: &Mapping,
     left: u64,
@@ -89,7 +89,7 @@ fn send_all(
         if producer.take_owed() {
             reader.rung = true;
         }
-        // What was about to be published has been.
+        // The message that was about to be published was published.
         let done = was.pending > 0 && now.position != was.position;
         *saved = Saved { cursor: now, number: saved.number + usize::from(done) };
         reader.works(lost);
@@ -120,7 +120,7 @@ fn send_all(
         if memory.is_dead() {
             return false;
         }
-        // Known to be published: what is saved next is about the next message.
+        // The message is known to be published, so the next save is about the next message.
         *saved = Saved { cursor: producer.cursor(), number: number + 1 };
         if number.is_multiple_of(3) {
             reader.works(lost);
@@ -141,9 +141,9 @@ fn a_producer_that_dies_anywhere_is_succeeded_without_loss_or_repetition() {
         let lost = format!("killed at store {first}");
         if !send_all(&ring, first, &mut saved, true, &mut reader, &lost) {
             kills += 1;
-            // The first words are its own to write: before they are there, a successor begins anew.
+            // The first words belong to the producer: until they are written, the next process begins anew.
             let begins = first <= 3;
-            // And its successor dies, too, a little later.
+            // The next process dies too, a little later.
             let next = 1 + first % 7;
             if !send_all(&ring, next, &mut saved, begins, &mut reader, &lost) {
                 let begins = begins && next <= 3;
@@ -159,7 +159,8 @@ fn a_producer_that_dies_anywhere_is_succeeded_without_loss_or_repetition() {
     assert!(kills > 100, "{kills} kills are not many");
 }
 
-/// A process that works off what comes, until it has all or is dead. What it makes of a message it keeps together with its cursor.
+/// A process that processes what comes, until it has everything or is dead. It saves the result of each message together with
+/// its cursor.
 fn receive_all(
     ring: &Mapping,
     left: u64,
@@ -220,7 +221,7 @@ fn a_consumer_that_dies_anywhere_is_succeeded_without_loss_or_repetition() {
     assert!(kills > 20, "{kills} kills are not many");
 }
 
-/// The same of a stream, whose pieces are saved before they are published, and before they are released.
+/// Does the same with a stream, whose pieces are saved before they are published, and before they are released.
 #[test]
 fn both_ends_of_a_stream_that_die_anywhere_are_succeeded() {
     const LEN: u64 = 3 * CAPACITY as u64;
@@ -277,7 +278,7 @@ fn both_ends_of_a_stream_that_die_anywhere_are_succeeded() {
     }
 }
 
-/// What is not published of the stream.
+/// Returns how many bytes of the stream are not published.
 fn producer_left(to: Cursor, len: u64) -> u64 {
     len - to.position
 }

@@ -1,5 +1,6 @@
-//! Each malformed thing that a neighbour can write, named by the rule it breaks: the exact error, and nothing else
-//! happens. "Nothing else" is checked byte by byte: refusing a lie writes nowhere, rings nobody and stays refused.
+//! One test for each malformed value that a hostile peer can write, named by the rule that the value breaks. The test expects
+//! the exact error, and that nothing else happens, which is checked byte by byte: a side that refuses a lie writes nothing,
+//! rings no doorbell and continues to refuse.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::{
@@ -16,13 +17,13 @@ const CAPACITY: usize = 4096;
 const MAX: usize = max_message(CAPACITY);
 const GUARD: usize = 4096;
 
-/// A ring in the middle of a page on each side, and the neighbour's hand on it.
-struct Neighbour {
+/// A ring in the middle of a segment with other pages on each side, and the access of a hostile peer to it.
+struct HostilePeer {
     whole: Mapping,
     ring: Mapping,
 }
 
-impl Neighbour {
+impl HostilePeer {
     fn new() -> Self {
         let whole = Mapping::anonymous(footprint(CAPACITY) + 2 * GUARD).unwrap();
         let ring = whole.part(GUARD, footprint(CAPACITY)).unwrap();
@@ -41,7 +42,7 @@ impl Neighbour {
         (n, stream::Producer::new(p, CAPACITY), stream::Consumer::new(c, CAPACITY))
     }
 
-    /// Writes a header for `position` where that lies.
+    /// Writes a header for `position` at its place in the ring.
     fn header(&self, position: u64, header: RecordHeader) {
         self.ring.store_release_u64(HEADER + position as usize % CAPACITY, header.0);
     }
@@ -60,7 +61,7 @@ impl Neighbour {
         bytes
     }
 
-    /// The consumer says `error`, writes nothing, and says it again whatever the neighbour mends.
+    /// Checks that the consumer returns `error`, writes nothing, and returns the same error again, whatever the peer repairs.
     fn refused_by(&self, consumer: &mut message::Consumer<Mapping>, error: impl Into<RecvError>) {
         let (error, before) = (error.into(), self.everything());
         assert_eq!(consumer.poll(), Err(error));
@@ -72,7 +73,7 @@ impl Neighbour {
             self.record(1, position * 64, 8);
         }
         self.state(PRODUCER_STATE, SideState::OPEN.0);
-        assert_eq!(consumer.poll(), Err(error), "the neighbour has talked itself back into order");
+        assert_eq!(consumer.poll(), Err(error), "a corrupt peer became valid again");
     }
 
     fn refused_by_producer(&self, producer: &mut message::Producer<Mapping>, error: impl Into<SendError>) {
@@ -82,7 +83,7 @@ impl Neighbour {
         assert!(self.everything() == before, "refusing {error} wrote something");
         self.ring.store_release_u64(HEAD, 0);
         self.state(CONSUMER_STATE, SideState::OPEN.0);
-        assert_eq!(producer.send(&[0; 8]), Err(error), "the neighbour has talked itself back into order");
+        assert_eq!(producer.send(&[0; 8]), Err(error), "a corrupt peer became valid again");
     }
 
     fn refused_by_reader(&self, consumer: &mut stream::Consumer<Mapping>, error: impl Into<RecvError>) {
@@ -94,7 +95,7 @@ impl Neighbour {
         assert!(self.everything() == before, "refusing {error} wrote something");
         self.ring.store_release_u64(TAIL, 1000);
         self.state(PRODUCER_STATE, SideState::OPEN.0);
-        assert_eq!(consumer.poll(), Err(error), "the neighbour has talked itself back into order");
+        assert_eq!(consumer.poll(), Err(error), "a corrupt peer became valid again");
     }
 
     fn refused_by_writer(&self, producer: &mut stream::Producer<Mapping>, error: impl Into<SendError>) {
@@ -120,7 +121,7 @@ mod record {
 
     #[test]
     fn is_stamped_with_its_position() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         let header = RecordHeader::new(RecordKind::DATA, 64, 8);
         n.header(0, header);
         n.refused_by(&mut c, Corrupt::Stamp { header: header.0, position: 0 });
@@ -128,7 +129,7 @@ mod record {
 
     #[test]
     fn of_an_earlier_round_is_stale() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         (0..4).for_each(|_| pass(&mut p, &mut c, 1024));
         let header = RecordHeader::new(RecordKind::DATA, 0, 8);
         n.header(4096, header);
@@ -137,7 +138,7 @@ mod record {
 
     #[test]
     fn without_the_top_bit_is_no_record() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         n.header(0, RecordHeader(1));
         n.refused_by(&mut c, Corrupt::Stamp { header: 1, position: 0 });
     }
@@ -145,7 +146,7 @@ mod record {
     #[test]
     fn has_a_known_kind() {
         for kind in (0..16).filter(|kind| ![1, 2].contains(kind)) {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.record(kind, 0, 8);
             n.refused_by(&mut c, Corrupt::Kind(kind));
         }
@@ -154,7 +155,7 @@ mod record {
     #[test]
     fn is_no_longer_than_the_longest_message() {
         for len in [MAX + 1, CAPACITY, (1 << 28) - 1] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.record(1, 0, len);
             n.refused_by(&mut c, Corrupt::Length { len, position: 0 });
         }
@@ -162,18 +163,18 @@ mod record {
 
     #[test]
     fn ends_within_the_ring() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for span in [1024, 1024, 1024, 960] {
             pass(&mut p, &mut c, span);
         }
-        // One line is left in front of the end; 56 bytes fill it, 57 do not fit.
+        // One line is left before the end of the ring; 56 bytes fill it, 57 do not fit.
         n.record(1, 4032, 57);
         n.refused_by(&mut c, Corrupt::Length { len: 57, position: 4032 });
     }
 
     #[test]
     fn that_ends_with_the_ring_is_no_lie() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for span in [1024, 1024, 1024, 960] {
             pass(&mut p, &mut c, span);
         }
@@ -183,8 +184,8 @@ mod record {
 
     #[test]
     fn forged_in_old_payload_is_not_taken_for_one() {
-        let (_n, mut p, mut c) = Neighbour::messages();
-        // Every line of the first round's payload begins with a header that would be right in the second.
+        let (_n, mut p, mut c) = HostilePeer::messages();
+        // Every line of the first lap's payload begins with a header that would be right in the second lap.
         for _ in 0..4 {
             let claim = p.claim(MAX).unwrap();
             for line in 1..16 {
@@ -202,7 +203,7 @@ mod record {
 
     #[test]
     fn that_changes_after_the_look_is_what_it_was() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         let _ = p.send(&[7; 100]).unwrap();
         assert_eq!(c.poll(), Ok(()));
         n.record(1, 0, MAX);
@@ -216,7 +217,7 @@ mod record {
 
     #[test]
     fn that_never_comes_is_not_an_error_and_not_a_hang() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         let before = n.everything();
         for _ in 0..1000 {
             assert_eq!(c.poll(), Err(RecvError::Empty));
@@ -233,7 +234,7 @@ mod padding {
     #[test]
     fn is_never_at_the_start() {
         for len in [0, 8, CAPACITY - 8] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.record(2, 0, len);
             n.refused_by(&mut c, Corrupt::Padding { len, position: 0 });
         }
@@ -241,9 +242,9 @@ mod padding {
 
     #[test]
     fn ends_where_the_ring_ends() {
-        // 1024 bytes are left, so the payload of the padding is 1016 and nothing else.
+        // 1024 bytes are left, so only a padding payload of 1016 bytes is right.
         for len in [0, 1015, 1017, 1016 + 64, 1016 - 64, (1 << 28) - 1] {
-            let (n, mut p, mut c) = Neighbour::messages();
+            let (n, mut p, mut c) = HostilePeer::messages();
             (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
             n.record(2, 3072, len);
             n.refused_by(&mut c, Corrupt::Padding { len, position: 3072 });
@@ -252,18 +253,18 @@ mod padding {
 
     #[test]
     fn is_not_followed_by_padding() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
         n.record(2, 3072, 1016);
         n.record(2, 4096, CAPACITY - 8);
-        // The first of the two is in order, and its room goes back.
+        // The first of the two is valid, and its room is returned.
         assert_eq!(c.poll(), Err(Corrupt::Padding { len: CAPACITY - 8, position: 4096 }.into()));
         n.refused_by(&mut c, Corrupt::Padding { len: CAPACITY - 8, position: 4096 });
     }
 
     #[test]
     fn alone_is_no_message() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         (0..3).for_each(|_| pass(&mut p, &mut c, 1024));
         n.header(4096, RecordHeader(0));
         n.record(2, 3072, 1016);
@@ -274,9 +275,9 @@ mod padding {
 mod head {
     use super::*;
 
-    /// A producer in front of a full ring, which has seen `seen` bytes come back.
-    fn full(seen: usize) -> (Neighbour, message::Producer<Mapping>) {
-        let (n, mut p, mut c) = Neighbour::messages();
+    /// A producer whose ring is full, and which has seen `seen` bytes released.
+    fn full(seen: usize) -> (HostilePeer, message::Producer<Mapping>) {
+        let (n, mut p, mut c) = HostilePeer::messages();
         let mut sent = 0;
         while p.send(&[0; MAX]).is_ok() {
             sent += 1024;
@@ -328,7 +329,7 @@ mod head {
 
     #[test]
     fn of_a_stream_never_goes_back() {
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         p.write(&[0; CAPACITY], || {}).unwrap();
         c.read(&mut [0; 1024], || {}).unwrap();
         p.write(&[0; CAPACITY], || {}).unwrap();
@@ -339,7 +340,7 @@ mod head {
     #[test]
     fn of_a_stream_is_not_beyond_the_tail() {
         for head in [CAPACITY as u64 + 1, u64::MAX] {
-            let (n, mut p, _c) = Neighbour::stream();
+            let (n, mut p, _c) = HostilePeer::stream();
             p.write(&[0; CAPACITY], || {}).unwrap();
             n.ring.store_release_u64(HEAD, head);
             n.refused_by_writer(&mut p, Corrupt::Head { head, seen: 0, tail: 4096 });
@@ -352,11 +353,11 @@ mod tail {
 
     #[test]
     fn never_goes_back() {
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         p.write(&[0; 100], || {}).unwrap();
         c.read(&mut [0; 100], || {}).unwrap();
         n.ring.store_release_u64(TAIL, 99);
-        // Emptiness returns the room first; only then is there nothing left to write.
+        // An empty ring first returns the room; only then is there nothing left to write.
         let _ = c.poll();
         n.refused_by_reader(&mut c, Corrupt::Tail { tail: 99, seen: 100, head: 100 });
     }
@@ -364,7 +365,7 @@ mod tail {
     #[test]
     fn is_not_further_ahead_than_the_ring_is_long() {
         for tail in [CAPACITY as u64 + 1, 1 << 63, u64::MAX] {
-            let (n, _p, mut c) = Neighbour::stream();
+            let (n, _p, mut c) = HostilePeer::stream();
             n.ring.store_release_u64(TAIL, tail);
             n.refused_by_reader(&mut c, Corrupt::Tail { tail, seen: 0, head: 0 });
         }
@@ -372,14 +373,14 @@ mod tail {
 
     #[test]
     fn of_a_full_ring_is_no_lie() {
-        let (n, _p, mut c) = Neighbour::stream();
+        let (n, _p, mut c) = HostilePeer::stream();
         n.ring.store_release_u64(TAIL, CAPACITY as u64);
         assert_eq!(c.poll(), Ok(CAPACITY));
     }
 
     #[test]
     fn that_changes_after_the_look_is_what_it_was() {
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         p.write(&[5; 100], || {}).unwrap();
         assert_eq!(c.poll(), Ok(100));
         n.ring.store_release_u64(TAIL, u64::MAX);
@@ -391,7 +392,7 @@ mod tail {
 
     #[test]
     fn means_nothing_to_messages() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         n.ring.store_release_u64(TAIL, u64::MAX);
         pass(&mut p, &mut c, 64);
     }
@@ -403,10 +404,10 @@ mod state {
     #[test]
     fn of_a_producer_is_known() {
         for state in [6, 77, u32::MAX] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.state(PRODUCER_STATE, state);
             n.refused_by(&mut c, Corrupt::State(state));
-            let (n, _p, mut c) = Neighbour::stream();
+            let (n, _p, mut c) = HostilePeer::stream();
             n.state(PRODUCER_STATE, state);
             n.refused_by_reader(&mut c, Corrupt::State(state));
         }
@@ -415,10 +416,10 @@ mod state {
     #[test]
     fn of_a_consumer_is_known() {
         for state in [6, 77, u32::MAX] {
-            let (n, mut p, _c) = Neighbour::messages();
+            let (n, mut p, _c) = HostilePeer::messages();
             n.state(CONSUMER_STATE, state);
             n.refused_by_producer(&mut p, Corrupt::State(state));
-            let (n, mut p, _c) = Neighbour::stream();
+            let (n, mut p, _c) = HostilePeer::stream();
             n.state(CONSUMER_STATE, state);
             n.refused_by_writer(&mut p, Corrupt::State(state));
         }
@@ -426,7 +427,7 @@ mod state {
 
     #[test]
     fn comes_after_what_was_published() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         let _ = p.send(&[1; 8]).unwrap();
         n.state(PRODUCER_STATE, 99);
         assert_eq!(c.recv(&mut [0; 8]), Ok(8));
@@ -441,10 +442,10 @@ mod state {
             (SideState::ABORTED, RecvError::Aborted),
             (SideState::LOST, RecvError::Broken),
         ] {
-            let (n, _p, mut c) = Neighbour::messages();
+            let (n, _p, mut c) = HostilePeer::messages();
             n.state(PRODUCER_STATE, state.0);
             n.refused_by(&mut c, end);
-            let (n, _p, mut c) = Neighbour::stream();
+            let (n, _p, mut c) = HostilePeer::stream();
             n.state(PRODUCER_STATE, state.0);
             n.refused_by_reader(&mut c, end);
         }
@@ -454,10 +455,10 @@ mod state {
             (SideState::ABORTED, SendError::Aborted),
             (SideState::LOST, SendError::Broken),
         ] {
-            let (n, mut p, _c) = Neighbour::messages();
+            let (n, mut p, _c) = HostilePeer::messages();
             n.state(CONSUMER_STATE, state.0);
             n.refused_by_producer(&mut p, end);
-            let (n, mut p, _c) = Neighbour::stream();
+            let (n, mut p, _c) = HostilePeer::stream();
             n.state(CONSUMER_STATE, state.0);
             n.refused_by_writer(&mut p, end);
         }
@@ -465,12 +466,12 @@ mod state {
 
     #[test]
     fn finished_is_not_followed_by_data() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         n.state(PRODUCER_STATE, SideState::FINISHED.0);
         assert_eq!(c.poll(), Err(RecvError::Finished));
         let _ = p.send(&[1; 8]).unwrap();
         assert_eq!(c.poll(), Err(RecvError::Finished));
-        let (n, mut p, mut c) = Neighbour::stream();
+        let (n, mut p, mut c) = HostilePeer::stream();
         n.state(PRODUCER_STATE, SideState::FINISHED.0);
         assert_eq!(c.poll(), Err(RecvError::Finished));
         p.write(&[1; 8], || {}).unwrap();
@@ -479,14 +480,14 @@ mod state {
 
     #[test]
     fn that_flaps_unseen_changes_nothing() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for state in [0, 1, 2, 3, 99, 1] {
             n.state(PRODUCER_STATE, state);
             n.state(CONSUMER_STATE, state);
         }
         pass(&mut p, &mut c, 128);
         n.state(PRODUCER_STATE, 99);
-        // Nobody looks at the producer's state while messages come, but for whether it has aborted.
+        // The consumer does not look at the producer's state while messages come, except for an abort.
         let _ = p.send(&[1; 8]).unwrap();
         assert_eq!(c.recv(&mut [0; 8]), Ok(8));
         n.state(PRODUCER_STATE, SideState::OPEN.0);
@@ -495,7 +496,7 @@ mod state {
 
     #[test]
     fn dead_survives_a_new_owner() {
-        let n = Neighbour::new();
+        let n = HostilePeer::new();
         n.state(PRODUCER_STATE, SideState::DEAD.0);
         n.state(CONSUMER_STATE, SideState::DEAD.0);
         let mut p = message::Producer::new(n.ring.clone(), CAPACITY);
@@ -510,7 +511,7 @@ mod wake {
 
     #[test]
     fn tokens_ring_once_each_whatever_they_are() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for token in [1, 7, 3, u32::MAX, 1] {
             n.ring.store_release_u32(DATA_ARMED, token);
             assert_eq!(p.send(&[0; 8]), Ok(true));
@@ -523,7 +524,7 @@ mod wake {
 
     #[test]
     fn of_a_producer_rings_once_each() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for token in [5, 4, u32::MAX] {
             n.ring.store_release_u32(SPACE_ARMED, token);
             let _ = p.send(&[0; MAX]).unwrap();
@@ -535,7 +536,7 @@ mod wake {
 
     #[test]
     fn tokens_that_are_overwritten_do_not_hold_a_side_longer_than_its_timeout() {
-        let (n, _p, mut c) = Neighbour::messages();
+        let (n, _p, mut c) = HostilePeer::messages();
         n.ring.store_release_u32(DATA_ARMED, u32::MAX);
         let (ready, sleeps) = waits(&mut c);
         assert!(!ready && sleeps > 0);
@@ -544,16 +545,16 @@ mod wake {
 
     #[test]
     fn without_end_is_bounded_by_the_timeout() {
-        // A neighbour who rings all the time: every sleep returns at once, for nothing.
-        struct Restless(u32);
-        impl Sleeper for Restless {
+        // A peer that rings all the time: every sleep returns at once, without a reason.
+        struct ReturnsAtOnce(u32);
+        impl Sleeper for ReturnsAtOnce {
             fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
                 self.0 += 1;
                 Ok(())
             }
         }
-        let (_n, _p, mut c) = Neighbour::messages();
-        let mut sleeper = Restless(0);
+        let (_n, _p, mut c) = HostilePeer::messages();
+        let mut sleeper = ReturnsAtOnce(0);
         let deadline = Instant::now() + Duration::from_millis(20);
         assert!(!wait(&mut c, WaitMode::Interrupt, &mut sleeper, Some(deadline)).unwrap());
         assert!(sleeper.0 > 1 && Instant::now() >= deadline);
@@ -561,17 +562,17 @@ mod wake {
 
     #[test]
     fn budgets_beyond_the_clock_end_with_the_deadline() {
-        let (_n, _p, mut c) = Neighbour::messages();
+        let (_n, _p, mut c) = HostilePeer::messages();
         let mode = WaitMode::Adaptive { budget: Duration::MAX };
         let deadline = Instant::now() + Duration::from_millis(5);
-        assert!(!wait(&mut c, mode, &mut Timed(0), Some(deadline)).unwrap());
+        assert!(!wait(&mut c, mode, &mut SleepToDeadline(0), Some(deadline)).unwrap());
     }
 }
 
-/// Sleeps to the deadline, as nobody rings.
-struct Timed(u32);
+/// Sleeps to the deadline, since no one rings.
+struct SleepToDeadline(u32);
 
-impl Sleeper for Timed {
+impl Sleeper for SleepToDeadline {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.0 += 1;
         std::thread::sleep(deadline.unwrap().saturating_duration_since(Instant::now()));
@@ -579,9 +580,9 @@ impl Sleeper for Timed {
     }
 }
 
-/// Waits for a short time in each mode; whether something came, and how many sleeps that took.
+/// Waits for a short time in each mode. Returns whether something came, and how many sleeps that took.
 fn waits(what: &mut impl ginnel_ring::wait::Waitable) -> (bool, u32) {
-    let mut sleeper = Timed(0);
+    let mut sleeper = SleepToDeadline(0);
     let mut came = false;
     for mode in [WaitMode::Poll, WaitMode::Interrupt, WaitMode::default()] {
         let deadline = Instant::now() + Duration::from_millis(5);
@@ -591,19 +592,19 @@ fn waits(what: &mut impl ginnel_ring::wait::Waitable) -> (bool, u32) {
     (came, sleeper.0)
 }
 
-/// What is ours cannot be changed under us: each side keeps its own position in private memory.
+/// A peer cannot change a side's own position, which is in private memory.
 mod own_words {
     use super::*;
 
     #[test]
     fn are_not_read_back() {
-        let (n, mut p, mut c) = Neighbour::messages();
+        let (n, mut p, mut c) = HostilePeer::messages();
         for round in 0..100u64 {
-            // The consumer is told that it has released other bytes than it has, the stream's counter is moved about.
+            // The peer changes the consumer's released bytes, and moves the stream's counter about.
             n.ring.store_release_u64(HEAD, 0);
             n.ring.store_release_u64(TAIL, round);
             if let Err(error) = p.send(&[0; 56]) {
-                // The head that the neighbour sets back to 0 fills the ring in the end, or is found out.
+                // The head that the peer sets back to 0 makes the ring full in the end, or is detected.
                 assert!(matches!(error, SendError::Full | SendError::Corrupt(Corrupt::Head { head: 0, .. })));
                 break;
             }
@@ -613,7 +614,7 @@ mod own_words {
     }
 }
 
-/// The file under the ring is truncated: the memory is [`RecvError::Broken`], and the peer is not called corrupt.
+/// The file under the ring is truncated: the memory is [`RecvError::Broken`], and the peer is not reported as corrupt.
 mod truncated {
     use super::*;
 
@@ -645,13 +646,13 @@ mod truncated {
         assert_eq!(c.recv(&mut [0; 100]), Err(RecvError::Broken), "zeros are not the message");
     }
 
-    /// The header is on a page that is still there, the rest of the message is not.
+    /// The header is on a page that is still there; the rest of the message is not.
     #[test]
     fn in_the_middle_of_a_message() {
         let (file, m) = file();
         let mut p = message::Producer::new(m.clone(), CAPACITY);
         let mut c = message::Consumer::new(m, CAPACITY);
-        // The page ends 3584 bytes into the data. By the last two no space goes back: that way is another.
+        // The page ends 3584 bytes into the data. The last two messages return no space, since that takes another code path.
         for span in [1024, 1024, 640, 512, 320] {
             pass(&mut p, &mut c, span);
         }
@@ -672,7 +673,7 @@ mod truncated {
         assert_eq!(c.read(&mut [0; 100], || {}), Err(RecvError::Broken), "zeros are not the stream");
     }
 
-    /// No end says yes to what goes nowhere: neither the short way of a send nor the long one.
+    /// Neither the fast path of a send nor the slow one may succeed if the message goes nowhere.
     #[test]
     fn under_a_send() {
         let (file, m) = file();
@@ -686,7 +687,7 @@ mod truncated {
         assert_eq!(fresh.claim(8).err(), Some(SendError::Broken));
     }
 
-    /// The ring's words are on a page that is still there, the place of the message is not.
+    /// The ring's words are on a page that is still there; the place of the message is not.
     #[test]
     fn under_the_place_of_a_message() {
         let (file, m) = file();
@@ -706,7 +707,7 @@ mod truncated {
         }
         file.set_len(4096).unwrap();
         assert_eq!(long.send(&[7; 120]), Err(SendError::Broken));
-        assert_eq!(long.claim(8).err(), Some(SendError::Broken), "and it stays so");
+        assert_eq!(long.claim(8).err(), Some(SendError::Broken), "and stays broken");
     }
 
     #[test]
@@ -719,13 +720,13 @@ mod truncated {
         assert_eq!(p.write(&[7; 8], || {}), Err(SendError::Broken));
         assert_eq!(fresh.claim(8).err(), Some(SendError::Broken));
 
-        // The counters are still there, the place of the bytes is not.
+        // The counters are still there; the place of the bytes is not.
         let (file, m) = self::file();
         let mut p = stream::Producer::new(m, CAPACITY);
         p.write(&[7; 3500], || {}).unwrap();
         file.set_len(4096).unwrap();
         assert_eq!(p.write(&[7; 200], || {}), Err(SendError::Broken));
-        assert_eq!(p.claim(8).err(), Some(SendError::Broken), "and it stays so");
+        assert_eq!(p.claim(8).err(), Some(SendError::Broken), "and stays broken");
     }
 
     #[test]
@@ -733,7 +734,7 @@ mod truncated {
         let (file, m) = file();
         let mut p = message::Producer::new(m.clone(), CAPACITY);
         let mut c = message::Consumer::new(m, CAPACITY);
-        // The producer has seen a head that zero would be a step back from.
+        // The producer has seen a head from which zero would be a step back.
         for _ in 0..6 {
             pass(&mut p, &mut c, 1024);
         }
@@ -754,7 +755,7 @@ mod truncated {
         assert_eq!(p.write(&[0; 1], || {}), Err(SendError::Broken), "the consumer is not to blame");
     }
 
-    /// The file was cut, and has its size again: all is zeros, but for what the daemon has written.
+    /// The file was truncated, and has its size again: all bytes are zero, except what the daemon has written.
     #[test]
     fn and_made_longer_again() {
         let lose = |m: &Mapping| {
@@ -770,10 +771,10 @@ mod truncated {
         assert_eq!(c.recv(&mut [0; MAX]), Err(RecvError::Broken));
         assert_eq!(p.put(&[7; 8]), None);
         assert_eq!(p.send(&[7; 8]), Err(SendError::Broken));
-        // A side that ends does not say that all is well.
+        // A side that ends does not hide the loss.
         let _ = p.finish();
         let _ = c.finish();
-        // A side that begins only now.
+        // A side that begins only now sees the loss too.
         assert_eq!(message::Producer::new(m.clone(), CAPACITY).send(&[7; 8]), Err(SendError::Broken));
         assert_eq!(message::Consumer::new(m, CAPACITY).poll(), Err(RecvError::Broken));
 
@@ -790,7 +791,7 @@ mod truncated {
 
 #[test]
 fn a_ring_that_takes_over_at_a_byte_that_has_come() {
-    let n = Neighbour::new();
+    let n = HostilePeer::new();
     for (base, received, expected) in [
         (0, 7, Ok(None)),
         (8, 7, Ok(Some(0))),

@@ -1,13 +1,13 @@
-//! Models of the rings and of the wait protocol: loom runs the real code in every order of threads, and with every old
-//! value that the stated orderings let a load return.
+//! Models of the rings and of the wait protocol: loom runs the real code in every order of threads, and with every old value
+//! that the stated orderings allow a load to return.
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-ring --test loom        (or: scripts/loom)
 //!
-//! A side that sleeps when it should not is a deadlock, which loom reports. Messages are of the greatest length, so that
-//! five of them go around the smallest ring, but only one word of each is written and read.
+//! A side that sleeps when it should not is a deadlock, which loom reports. Messages have the maximum length, so that five of
+//! them go around the smallest ring, but only one word of each is written and read.
 //!
-//! The last part shows that the models can fail: the same models over a memory in which one side lacks one ordering.
-//! `scripts/loom mutants` does the same with one line of the rings' source removed at a time.
+//! The last part shows that the models can fail: it runs them on a memory in which one side lacks one ordering. `scripts/loom
+//! mutants` does the same with one line of the rings' source changed at a time.
 #![cfg(loom)]
 
 use ginnel_layout::ring::{
@@ -28,32 +28,32 @@ mod board;
 mod carrier;
 
 const CAPACITY: usize = 4096;
-/// The longest message; four of them fill the ring.
+/// Length of the longest message; four of them fill the ring.
 const LONG: usize = max_message(CAPACITY);
 const _: () = assert!(record_span(LONG) * 4 == CAPACITY);
 
-/// Explores `model` with at most this many preemptions, or as many as LOOM_MAX_PREEMPTIONS says.
+/// Explores `model` with at most this many preemptions, or the number in LOOM_MAX_PREEMPTIONS.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
     builder.check(model);
 }
 
-/// A ring's memory: all its control words, and the first two words of the lines at these offsets of the data.
+/// Returns a ring's memory: all its control words, and the first two words of the lines at these offsets of the data.
 fn ring(lines: &[usize]) -> LoomMemory {
     let control = [TAIL, SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE];
     let data = lines.iter().flat_map(|at| [HEADER + at, HEADER + at + 8]);
     LoomMemory::new(footprint(CAPACITY), control.into_iter().chain(data))
 }
 
-/// Lines at which records begin when all of them are long.
+/// Offsets of records when all messages have the maximum length.
 const LONG_LINES: [usize; 4] = [0, 1024, 2048, 3072];
 
-/// Where one side sleeps; the other has a clone to wake it with.
+/// A parking place, where one side sleeps. The other side has a clone, with which it wakes the first.
 #[derive(Clone)]
-struct Bed(Arc<(Mutex<bool>, Condvar)>);
+struct Parker(Arc<(Mutex<bool>, Condvar)>);
 
-impl Bed {
+impl Parker {
     fn new() -> Self {
         Self(Arc::new((Mutex::new(false), Condvar::new())))
     }
@@ -65,7 +65,7 @@ impl Bed {
     }
 }
 
-impl Sleeper for Bed {
+impl Sleeper for Parker {
     fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
         let mut rung = self.0.0.lock().unwrap();
         while !*rung {
@@ -76,17 +76,17 @@ impl Sleeper for Bed {
     }
 }
 
-fn sleep_until(what: &mut impl Waitable, bed: &mut Bed) {
-    assert!(wait(what, WaitMode::Interrupt, bed, None).unwrap());
+fn sleep_until(what: &mut impl Waitable, parker: &mut Parker) {
+    assert!(wait(what, WaitMode::Interrupt, parker, None).unwrap());
 }
 
-/// Sends a message of `len` bytes that begins with `value`; sleeps where there is no room.
+/// Sends a message of `len` bytes that begins with `value`. Sleeps if there is no room.
 fn send(
     producer: &mut message::Producer<LoomMemory>,
     len: usize,
     value: u64,
-    own: &mut Bed,
-    peer: &Bed,
+    own: &mut Parker,
+    peer: &Parker,
 ) -> Result<(), SendError> {
     loop {
         match producer.claim(len) {
@@ -101,11 +101,11 @@ fn send(
     }
 }
 
-/// Receives a message, sleeping where there is none; returns its length and first word.
+/// Receives a message, and sleeps if there is none. Returns its length and first word.
 fn recv(
     consumer: &mut message::Consumer<LoomMemory>,
-    own: &mut Bed,
-    peer: &Bed,
+    own: &mut Parker,
+    peer: &Parker,
 ) -> Result<(usize, u64), RecvError> {
     loop {
         match consumer.peek() {
@@ -127,7 +127,7 @@ fn recv(
 
 type MessagePair = (message::Producer<LoomMemory>, message::Consumer<LoomMemory>);
 
-/// Both ends of a ring; each may see the memory in its own way.
+/// Returns both ends of a ring; each may see the memory in its own way.
 fn messages(producer: LoomMemory, consumer: LoomMemory) -> MessagePair {
     (message::Producer::new(producer, CAPACITY), message::Consumer::new(consumer, CAPACITY))
 }
@@ -136,9 +136,9 @@ fn both(memory: LoomMemory) -> (LoomMemory, LoomMemory) {
     (memory.clone(), memory)
 }
 
-/// The messages of the given lengths arrive, in order and whole, then the end.
+/// The messages of the given lengths must arrive, in order and complete, then the end.
 fn deliver(lens: &'static [usize], (mut producer, mut consumer): MessagePair) {
-    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (mut awake_producer, mut awake_consumer) = (Parker::new(), Parker::new());
     let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
     let sender = thread::spawn(move || {
         for (i, &len) in lens.iter().enumerate() {
@@ -153,9 +153,9 @@ fn deliver(lens: &'static [usize], (mut producer, mut consumer): MessagePair) {
     sender.join().unwrap();
 }
 
-/// Each side has a new owner after each message, which may have slept before.
+/// Each side has a new owner after each message; the earlier owner may have slept.
 fn hand_over(count: u64, (producer, consumer): MessagePair) {
-    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (mut awake_producer, mut awake_consumer) = (Parker::new(), Parker::new());
     let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
     let sender = thread::spawn(move || {
         let mut producer = producer;
@@ -185,21 +185,21 @@ fn messages_arrive_although_each_side_has_a_new_owner_after_each() {
     });
 }
 
-/// The same over a stream: as many runs of `RUN` bytes, each of which begins with its number.
+/// Length of a run. The model does the same with a stream: as many runs of `RUN` bytes, each of which begins with its number.
 const RUN: usize = 1024;
 
 fn pour(
     runs: usize,
     (mut producer, mut consumer): (stream::Producer<LoomMemory>, stream::Consumer<LoomMemory>),
 ) {
-    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (mut awake_producer, mut awake_consumer) = (Parker::new(), Parker::new());
     let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
     let writer = thread::spawn(move || {
         let mut written = 0;
         while written < runs * RUN {
             match producer.claim(RUN) {
                 Ok(room) => {
-                    // The reader returns whole runs, so there is room for a whole run or none.
+                    // The reader returns whole runs, so there is room for a whole run or for none.
                     assert_eq!(room.slice().len(), RUN);
                     room.slice().write(0, &(100 + written as u64).to_ne_bytes());
                     to_consumer.ring_if(room.publish(RUN));
@@ -247,10 +247,10 @@ fn messages_arrive_over_the_wrap_with_both_sides_sleeping() {
     });
 }
 
-/// Short messages by the short ways: the first of a lap goes by a claim, the others do not. The second finds no header zeroed ahead,
-/// the third does. They are received at the first look or at a later one.
+/// Short messages take the fast path: the first of a lap is sent by a claim, the others are not. For the second, no header is
+/// zeroed ahead; for the third, one is. They are received at the first look or at a later one.
 fn deliver_shortly(count: u64, (mut producer, mut consumer): MessagePair) {
-    let mut awake_consumer = Bed::new();
+    let mut awake_consumer = Parker::new();
     let to_consumer = awake_consumer.clone();
     let sender = thread::spawn(move || {
         for i in 0..count {
@@ -277,7 +277,7 @@ fn short_messages_arrive_by_the_short_ways() {
 
 #[test]
 fn messages_arrive_over_padding() {
-    // The fourth leaves half a message's room in front of the end of the ring, so padding goes before the fifth.
+    // The fourth leaves half a message's room before the end of the ring, so padding precedes the fifth.
     explore(2, || {
         let (p, c) = both(ring(&[0, 1024, 2048, 3072, 3584]));
         deliver(&[LONG, LONG, LONG, 504, LONG, LONG], messages(p, c));
@@ -292,13 +292,13 @@ fn a_stream_arrives_over_the_wrap_with_both_sides_sleeping() {
     });
 }
 
-/// A writer waits in front of a full ring while the reader takes the bytes in parts that are shorter than what it returns at
-/// a time, until it finds none; the reader may still keep the last part back when it goes to sleep.
+/// A writer waits for room in a full ring while the reader takes the bytes in parts that are shorter than what it returns at
+/// a time, until it finds none. The reader may still hold back the last part when it goes to sleep.
 fn trickle(
     part: usize,
     (mut producer, mut consumer): (stream::Producer<LoomMemory>, stream::Consumer<LoomMemory>),
 ) {
-    // Two parts have been read and not been returned, and the rest of the ring is full.
+    // Two parts have been read and not returned, and the rest of the ring is full.
     let owed = 2 * part;
     for piece in [part, part, RUN, RUN, RUN, CAPACITY - 3 * RUN - owed] {
         let room = producer.claim(piece).unwrap();
@@ -306,9 +306,9 @@ fn trickle(
         let _ = room.publish(piece);
     }
     for _ in 0..2 {
-        assert!(!consumer.peek().unwrap().release(part), "nobody waits yet");
+        assert!(!consumer.peek().unwrap().release(part), "no side waits yet");
     }
-    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (mut awake_producer, mut awake_consumer) = (Parker::new(), Parker::new());
     let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
     let writer = thread::spawn(move || {
         sleep_until(&mut producer, &mut awake_producer);
@@ -344,14 +344,14 @@ fn reuse((mut producer, mut consumer): MessagePair) {
     for len in LENS {
         let _ = producer.claim(len).unwrap().publish(len);
     }
-    let (mut awake_producer, nobody) = (Bed::new(), Bed::new());
+    let (mut awake_producer, no_sleeper) = (Parker::new(), Parker::new());
     let to_producer = awake_producer.clone();
     let sender = thread::spawn(move || {
-        // Padding of one line, then the beginning of the ring, which the first two messages have to leave.
+        // Padding of one line, then the beginning of the ring, from which the first two messages must have been released.
         sleep_until(producer.want(LONG), &mut awake_producer);
         let claim = producer.claim(LONG).unwrap();
         claim.slice().write(512, &1u64.to_ne_bytes());
-        nobody.ring_if(claim.publish(LONG));
+        no_sleeper.ring_if(claim.publish(LONG));
     });
     for _ in 0..2 {
         let message = consumer.peek().unwrap();
@@ -369,10 +369,10 @@ fn room_comes_back_after_the_copy() {
     });
 }
 
-/// Three messages committed, one publish: whoever sees the first has all three.
+/// Three messages are committed with one publish: a consumer that sees the first must have all three.
 fn batch((mut producer, mut consumer): MessagePair) {
-    let mut bed = Bed::new();
-    let to_consumer = bed.clone();
+    let mut parker = Parker::new();
+    let to_consumer = parker.clone();
     let sender = thread::spawn(move || {
         for value in 0..3u64 {
             let claim = producer.claim(8).unwrap();
@@ -381,7 +381,7 @@ fn batch((mut producer, mut consumer): MessagePair) {
         }
         to_consumer.ring_if(producer.publish());
     });
-    sleep_until(&mut consumer, &mut bed);
+    sleep_until(&mut consumer, &mut parker);
     for value in 0..3u64 {
         let mut word = [0; 8];
         assert_eq!(consumer.recv(&mut word), Ok(8), "message {value} of the batch");
@@ -399,24 +399,24 @@ fn a_batch_is_seen_whole() {
     });
 }
 
-/// A payload of the first round is a perfect header for a record of the second. The consumer must find the zero that
-/// is laid over it, never the payload.
+/// A payload of the first lap is a perfect header for a record of the second lap. The consumer must find the zero that is
+/// written over it, never the payload.
 fn old_payload((mut producer, mut consumer): MessagePair) {
     let second = CAPACITY as u64 + 64;
     let forged = RecordHeader::new(RecordKind::DATA, second, 8);
     for i in 0..4 {
         let claim = producer.claim(LONG).unwrap();
         if i == 0 {
-            // Offset 64 of the ring, behind the header of 8 bytes.
+            // Offset 64 of the ring, after the header of 8 bytes.
             claim.slice().write(56, &forged.0.to_ne_bytes());
         }
         let _ = claim.publish(LONG);
         consumer.peek().unwrap().release();
     }
-    let mut bed = Bed::new();
-    let to_consumer = bed.clone();
+    let mut parker = Parker::new();
+    let to_consumer = parker.clone();
     let sender = thread::spawn(move || to_consumer.ring_if(producer.send(&7u64.to_ne_bytes()).unwrap()));
-    sleep_until(&mut consumer, &mut bed);
+    sleep_until(&mut consumer, &mut parker);
     assert_eq!(consumer.recv(&mut [0; 8]), Ok(8));
     assert_eq!(consumer.poll(), Err(RecvError::Empty), "the forged header was taken for one");
     sender.join().unwrap();
@@ -430,15 +430,15 @@ fn old_payload_is_never_a_header() {
     });
 }
 
-/// The last message and the end come in this order, whether the end is said by the producer or by the daemon.
+/// The last message and the end must come in this order, whether the producer or the daemon marks the end.
 fn last_message(state: SideState, producer: LoomMemory, consumer: LoomMemory) {
     let (mut producer, mut consumer) = messages(producer, consumer);
-    let mut bed = Bed::new();
-    let (to_consumer, nobody) = (bed.clone(), Bed::new());
+    let mut parker = Parker::new();
+    let (to_consumer, no_sleeper) = (parker.clone(), Parker::new());
     let sender = thread::spawn(move || {
         let woken = producer.send(&7u64.to_ne_bytes()).unwrap();
         if state == SideState::DEAD {
-            // What the daemon does, whose knowledge of the death comes after it: state, then a ring without asking.
+            // The daemon learns of the death after it has happened; it writes the state and then rings without asking.
             producer.memory().store_release_u32(PRODUCER_STATE, state.0);
             to_consumer.ring_if(true);
         } else {
@@ -446,26 +446,26 @@ fn last_message(state: SideState, producer: LoomMemory, consumer: LoomMemory) {
         }
     });
     let end = if state == SideState::DEAD { RecvError::PeerDead } else { RecvError::Finished };
-    assert_eq!(recv(&mut consumer, &mut bed, &nobody), Ok((8, 7)));
-    assert_eq!(recv(&mut consumer, &mut bed, &nobody), Err(end));
+    assert_eq!(recv(&mut consumer, &mut parker, &no_sleeper), Ok((8, 7)));
+    assert_eq!(recv(&mut consumer, &mut parker, &no_sleeper), Err(end));
     sender.join().unwrap();
 }
 
-/// A producer sends and aborts: the consumer has the message or not, hears of the end, and never sleeps through it.
+/// A producer sends and aborts. The consumer gets the message or not, learns of the end, and never sleeps through it.
 #[test]
 fn a_message_that_is_aborted_is_received_before_or_never() {
     explore(3, || {
         let (p, c) = both(ring(&[0, 64]));
         let (mut producer, mut consumer) = messages(p, c);
-        let mut bed = Bed::new();
-        let (to_consumer, nobody) = (bed.clone(), Bed::new());
+        let mut parker = Parker::new();
+        let (to_consumer, no_sleeper) = (parker.clone(), Parker::new());
         let sender = thread::spawn(move || {
             to_consumer.ring_if(producer.send(&7u64.to_ne_bytes()).unwrap());
             to_consumer.ring_if(producer.abort());
         });
-        let first = recv(&mut consumer, &mut bed, &nobody);
+        let first = recv(&mut consumer, &mut parker, &no_sleeper);
         if first == Ok((8, 7)) {
-            assert_eq!(recv(&mut consumer, &mut bed, &nobody), Err(RecvError::Aborted));
+            assert_eq!(recv(&mut consumer, &mut parker, &no_sleeper), Err(RecvError::Aborted));
         } else {
             assert_eq!(first, Err(RecvError::Aborted));
         }
@@ -497,13 +497,13 @@ fn the_last_bytes_of_a_stream_come_before_its_end() {
     });
 }
 
-/// A producer sleeps in front of a full ring while the consumer closes its side.
+/// A producer sleeps for room in a full ring while the consumer closes its side.
 fn close((mut producer, mut consumer): MessagePair) {
-    let (mut bed, nobody) = (Bed::new(), Bed::new());
-    let to_producer = bed.clone();
+    let (mut parker, no_sleeper) = (Parker::new(), Parker::new());
+    let to_producer = parker.clone();
     let sender = thread::spawn(move || {
         for value in 0..4 {
-            match send(&mut producer, LONG, value, &mut bed, &nobody) {
+            match send(&mut producer, LONG, value, &mut parker, &no_sleeper) {
                 Ok(()) => assert!(value < 3, "the fourth never fits"),
                 Err(error) => return assert_eq!(error, SendError::Closed),
             }
@@ -521,12 +521,12 @@ fn closing_wakes_a_producer_that_waits_for_room() {
     });
 }
 
-// What follows must fail. Each test takes one ordering away from one side; loom must find the history in which that
-// loses a wake-up (a deadlock) or shows an old value (an assertion of the model).
+// The following tests must fail. Each takes one ordering away from one side; loom must find the execution in which that loses
+// a wake-up (a deadlock) or shows an old value (an assertion of the model).
 
-/// A sleeper that nobody wakes.
+/// A sleeper that is never woken.
 const ASLEEP: &[&str] = &["deadlock"];
-/// A copy that is not ordered with another party's copy of the same bytes, or what comes of it.
+/// A copy that is not ordered with another party's copy of the same bytes, or a consequence of it.
 const RACE: &[&str] = &["Causality violation", "assertion"];
 
 /// Runs `model`, which must fail with a panic whose message contains one of `how`.

@@ -1,4 +1,4 @@
-//! What a consumer of bytes is told that looks before it receives.
+//! The result of a consumer of bytes that polls before it receives.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::footprint;
@@ -8,7 +8,7 @@ use ginnel_shmem::Mapping;
 const CAPACITY: usize = 4096;
 
 #[test]
-fn what_comes_behind_bytes_that_were_seen_is_counted_too() {
+fn bytes_that_come_after_those_seen_are_counted_too() {
     let memory = Mapping::anonymous(footprint(CAPACITY)).unwrap();
     let mut producer = stream::Producer::new(memory.clone(), CAPACITY);
     let mut consumer = stream::Consumer::new(memory, CAPACITY);
@@ -24,7 +24,7 @@ fn what_comes_behind_bytes_that_were_seen_is_counted_too() {
 }
 
 #[test]
-fn an_abort_takes_away_what_was_seen() {
+fn bytes_that_were_seen_are_void_after_an_abort() {
     let memory = Mapping::anonymous(footprint(CAPACITY)).unwrap();
     let mut producer = stream::Producer::new(memory.clone(), CAPACITY);
     let mut consumer = stream::Consumer::new(memory, CAPACITY);

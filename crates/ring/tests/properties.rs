@@ -1,4 +1,4 @@
-//! Any list of operations gives what a queue gives; and no scribble does more than spoil the ring.
+//! Any list of operations must behave as with a queue, and no scribble may do more harm than to spoil the ring.
 #![cfg(not(loom))]
 
 mod model;
@@ -11,7 +11,8 @@ fn op() -> impl Strategy<Value = Op> {
     any::<(u8, u16, u16)>().prop_map(|(code, a, b)| Op { code, a, b })
 }
 
-/// Scribbles are the codes with the top bit; without this there would be as many of them as of operations.
+/// Selects mostly operations. Scribbles are the codes with the top bit; without this selection, half of all codes would be
+/// scribbles.
 fn mostly_operations() -> impl Strategy<Value = Op> {
     (op(), 0..8u8).prop_map(|(op, n)| Op { code: if n == 0 { op.code | 0x80 } else { op.code & 0x7f }, ..op })
 }
@@ -45,7 +46,7 @@ proptest! {
     }
 
     #[test]
-    fn scribbles_on_a_change_over_spoil_only_that(ops in vec(mostly_operations(), 0..200)) {
+    fn scribbles_on_a_change_over_spoil_only_the_change_over(ops in vec(mostly_operations(), 0..200)) {
         carrier::run(ops);
     }
 

@@ -1,4 +1,4 @@
-//! Sides that are given up and resumed from their cursors, at any moment.
+//! Sides that are abandoned and resumed from their cursors, at any moment.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::{CONSUMER_STATE, HEAD, PRODUCER_STATE, SideState, footprint, max_message};
@@ -22,7 +22,7 @@ fn everything(memory: &Mapping) -> Vec<u8> {
 }
 
 proptest! {
-    /// Whichever side changes hands before whichever message: all arrive, once and in order.
+    /// Whichever side changes its owner before whichever message, all messages arrive, once and in order.
     #[test]
     fn messages_pass_from_owner_to_owner(ops in prop::collection::vec((0..6u8, 0..=MAX), 1..200)) {
         let memory = memory();
@@ -47,7 +47,7 @@ proptest! {
                     prop_assert_eq!(got, expected.ok_or(RecvError::Empty));
                 }
                 4 => {
-                    // What is committed and not published goes with its owner.
+                    // A message that is committed and not published is lost with its owner.
                     if let Ok(claim) = producer.claim(len) {
                         claim.commit(len);
                     }
@@ -98,7 +98,7 @@ proptest! {
         }
     }
 
-    /// A cursor may be anything: it is refused, or leads to an error or a message, and never to a panic.
+    /// A cursor may have any value: it is refused, or leads to an error or a message, and never to a panic.
     #[test]
     fn a_forged_cursor_breaks_no_more_than_the_ring(
         position in prop_oneof![any::<u64>(), 0..16384u64, (0..256u64).prop_map(|n| n * 64)],
@@ -148,7 +148,7 @@ fn impossible_cursors_are_refused_and_nothing_is_written() {
         assert_eq!(stream::Producer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
         assert_eq!(stream::Consumer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
     }
-    // Also two that are misaligned by the same amount.
+    // Also two positions that are misaligned by the same amount.
     let like_position = Cursor { pending: 100, ..at(100, 64) };
     let like_released = Cursor { pending: 100, ..at(128, 100) };
     for cursor in [at(100, 64), at(128, 100), at(100, 100), like_position, like_released] {
@@ -168,9 +168,9 @@ fn impossible_cursors_are_refused_and_nothing_is_written() {
     assert!(everything(&memory) == before);
 }
 
-/// The earlier producer has published, and died before it could ring. Ringing once more than needed does no harm.
+/// The earlier producer has published, and died before it could ring. One doorbell too many does no harm.
 #[test]
-fn a_doorbell_that_may_be_owed_is_told() {
+fn a_doorbell_that_may_be_owed_is_reported() {
     let ring = memory();
     let mut producer = message::Producer::new(ring.clone(), CAPACITY);
     message::Consumer::new(ring.clone(), CAPACITY).arm();
@@ -210,10 +210,11 @@ fn sleeps_that_were_not_saved_cost_no_wake() {
     assert_eq!(producer.send(&[2]), Ok(true));
 }
 
-/// What the ring says, which the peer can write, is neither where the cursor is nor where it was about to be.
+/// The word in the ring, which the peer can write, is neither the position of the cursor nor the one that it was about to
+/// reach.
 #[test]
 fn a_ring_that_does_not_agree_with_the_cursor_is_corrupt() {
-    // Two publishes, of which only the first was announced; and one that was not.
+    // Two publishes of which only the first was announced, and one that was not announced.
     let ring = memory();
     let mut producer = message::Producer::new(ring.clone(), CAPACITY);
     producer.claim(8).unwrap().commit(8);
@@ -241,7 +242,7 @@ fn a_ring_that_does_not_agree_with_the_cursor_is_corrupt() {
         assert_eq!(resumed.err(), Some(Corrupt::Tail { tail: 100, seen: position, head: 0 }));
     }
 
-    // What a consumer has released may have been overwritten.
+    // Bytes that a consumer has released may have been overwritten.
     let ring = memory();
     ring.store_relaxed_u64(HEAD, 128);
     let error = Corrupt::Head { head: 128, seen: 0, tail: 64 };
@@ -253,7 +254,7 @@ fn a_ring_that_does_not_agree_with_the_cursor_is_corrupt() {
     assert_eq!(stream::Consumer::resume(ring, CAPACITY, cursor).err(), Some(error));
 }
 
-/// The words in the ring are the peer's to look at meanwhile, so resuming resets none of them.
+/// The peer may look at the words in the ring meanwhile, so resuming must not reset any of them.
 #[test]
 fn to_resume_writes_nothing() {
     let memory = memory();
@@ -307,7 +308,7 @@ fn tokens_go_on() {
     consumer.arm();
     assert_eq!(producer.send(&[2]), Ok(true), "the second sleep is a new one");
     let mut producer = message::Producer::resume(ring.clone(), CAPACITY, producer.cursor()).unwrap();
-    assert_eq!(producer.send(&[3]), Ok(false), "one doorbell for each sleep, whoever rings it");
+    assert_eq!(producer.send(&[3]), Ok(false), "one doorbell for each sleep, whichever producer rings it");
 }
 
 #[test]

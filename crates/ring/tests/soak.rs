@@ -8,12 +8,12 @@
 //! `GINNEL_SOAK=n` with n > 1 runs n messages of each size. The sizes lie around the boundaries of a record: the header takes
 //! 8 bytes of the first cache line, so 56 and 120 bytes are the most that fit into one and into two.
 //!
-//! Each game runs three times: with both processes free to run anywhere; with a third process that is always busy, so that on two
-//! processors each side is preempted at any instruction; and with both processes on one processor, where a side that polls
-//! without giving way would keep the other from running.
+//! Each game runs three times: with both processes free to run anywhere; with a third process that is always busy, so that on
+//! two processors each side is preempted at any instruction; and with both processes on one processor, where a side that
+//! polls without yielding would keep the other from running.
 //!
-//! A side that waits for [`STALL`] without progress prints its cursors, the ring's words, and how long the kernel has let each
-//! process wait for a processor, has the other side print the same, and fails.
+//! A side that makes no progress for [`STALL`] prints its cursors, the ring's words, and how long the kernel has let each
+//! process wait for a processor. It makes the other side print the same, and fails.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 use ginnel_layout::ring::{
@@ -32,22 +32,22 @@ use std::time::{Duration, Instant};
 
 const CAPACITY: usize = 4096;
 const SIZES: [usize; 11] = [0, 1, 55, 56, 57, 63, 64, 65, 119, 120, 121];
-/// The longest message that a side has a buffer for.
+/// Length of the longest message that a side has a buffer for.
 const LONGEST: usize = 128;
-/// No side is kept from running for so long, whatever else the machine does.
+/// Longer than a side is ever kept from running, whatever else the machine does.
 const STALL: Duration = Duration::from_secs(20);
-/// How long a side waits before it looks after itself and the other.
+/// Time after which a waiting side checks itself and the other.
 const TURN: Duration = Duration::from_millis(100);
 
-/// The file: a page for the two processes, then a ring in each direction.
+/// The file has a page for the two processes, then a ring in each direction.
 const PAGE: usize = 4096;
 const STALLED: usize = 0;
 const READY: usize = 64;
 
-/// What is played: who sends what to whom.
+/// Which data the processes send to each other.
 #[derive(Clone, Copy, PartialEq)]
 enum Game {
-    /// Messages in one direction, as fast as they go.
+    /// Messages in one direction, as fast as possible.
     Flood,
     /// A message there and back.
     Exchange,
@@ -59,13 +59,13 @@ enum Game {
 
 const GAMES: [(&str, Game, u64); 4] = [
     ("flood", Game::Flood, 1),
-    // So many times fewer messages, because each costs more.
+    // The number of messages is divided by this, because each costs more.
     ("exchange", Game::Exchange, 100),
     ("stream", Game::Stream, 10),
     ("stream-exchange", Game::StreamExchange, 100),
 ];
 
-/// Where the two processes run, and beside whom.
+/// Where the two processes run, and what else runs there.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Free,
@@ -119,7 +119,7 @@ fn main() {
             let mut all = Duration::ZERO;
             let count = (count / fewer / fewer_there).max(100);
             for &size in &sizes {
-                // There is no stream of empty writes.
+                // An empty write sends nothing in a stream.
                 if size > 0 || matches!(game, Game::Flood | Game::Exchange) {
                     all += near(game, place, size, count);
                 }
@@ -134,7 +134,7 @@ fn main() {
     }
 }
 
-/// Another process of this program, which ends with this value.
+/// Another process of this program, which ends when this is dropped.
 struct Helper(Child);
 
 impl Helper {
@@ -170,7 +170,7 @@ impl Pattern {
         Self(bytes)
     }
 
-    /// The `len` bytes at a position of an endless stream; `len` is at most the period.
+    /// Returns the `len` bytes at a position of an endless stream; `len` is at most the period.
     fn at(&self, position: u64, len: usize) -> &[u8] {
         let start = (position % Self::PERIOD as u64) as usize;
         &self.0[start..start + len]
@@ -181,14 +181,14 @@ impl Pattern {
     }
 }
 
-/// One process's view of the game.
+/// One process's state in the game.
 struct Side {
     name: &'static str,
     page: Mapping,
     there: Mapping,
     back: Mapping,
     pattern: Pattern,
-    /// The other process.
+    /// Process id of the other process.
     other: u32,
     longest: Duration,
 }
@@ -219,7 +219,7 @@ impl Side {
             if stalled || begin.elapsed() >= STALL || gone(self.other) {
                 self.page.store_relaxed_u32(STALLED, 1);
                 self.dump(what, done, begin.elapsed());
-                // For the other side's dump, which comes within a turn if it waits too.
+                // Waits for the other side's dump, which comes within a turn if that side waits too.
                 std::thread::sleep(2 * TURN);
                 std::process::exit(101);
             }
@@ -242,7 +242,7 @@ impl Side {
             eprintln!("    first words of the lines: {:x?}", lines.collect::<Vec<_>>());
         }
         for pid in [std::process::id(), self.other] {
-            // Time on a processor, time in wait for one, in nanoseconds, and how many slices.
+            // Time on a processor and time waiting for one, in nanoseconds, and the number of time slices.
             let schedule = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
             let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             let state = state.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
@@ -251,20 +251,20 @@ impl Side {
     }
 }
 
-/// Whether a process has ended.
+/// Returns whether a process has ended.
 fn gone(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with(['Z', 'X']) || rest.is_empty())
 }
 
-/// Runs the near end of a game, and the far end in a child.
+/// Runs the near side of a game, and the far side in a child.
 fn near(game: Game, place: Place, size: usize, count: u64) -> Duration {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     file.as_file().set_len((PAGE + 2 * footprint(CAPACITY)) as u64).unwrap();
     let (name, _, _) = GAMES.iter().find(|(_, g, _)| *g == game).unwrap();
     let own = rustix::thread::sched_getaffinity(None).unwrap();
     if place == Place::OneCpu {
-        // The child inherits it.
+        // The child inherits the CPU set.
         let mut one = CpuSet::new();
         one.set((0..CpuSet::MAX_CPU).find(|&cpu| own.is_set(cpu)).unwrap());
         rustix::thread::sched_setaffinity(None, &one).unwrap();
@@ -325,7 +325,7 @@ fn near(game: Game, place: Place, size: usize, count: u64) -> Duration {
     took
 }
 
-/// The far end, in a process of its own.
+/// Runs the far side, in a process of its own.
 fn far(args: &[String]) {
     let [name, path, size, count, near] = args else { panic!("far NAME PATH SIZE COUNT PID") };
     let (_, game, _) = GAMES.iter().find(|(n, _, _)| n == name).unwrap();
@@ -342,7 +342,7 @@ fn far(args: &[String]) {
         Game::Flood => {
             let mut output = message::Producer::new(side.there.clone(), CAPACITY);
             for number in 0..count {
-                // By all ways to send, in turns.
+                // The message is sent in each of the possible ways in turn.
                 match number >> 10 & 3 {
                     0 | 1 => send(&mut side, &mut output, number, size),
                     2 => claim(&mut side, &mut output, number, size, true),
@@ -390,7 +390,7 @@ fn send(side: &mut Side, output: &mut message::Producer<Mapping>, number: u64, s
     }
 }
 
-/// Sends by a claim; without `publish` the message goes out with one of the next.
+/// Sends by a claim. Without `publish`, the message is sent with one of the next.
 fn claim(side: &mut Side, output: &mut message::Producer<Mapping>, number: u64, size: usize, publish: bool) {
     loop {
         match output.claim(size) {
@@ -403,7 +403,7 @@ fn claim(side: &mut Side, output: &mut message::Producer<Mapping>, number: u64, 
                 return;
             }
             Err(SendError::Full) => {
-                // What is committed must go out first, or the consumer could never make room.
+                // Committed messages must be published first, or the consumer could never make room.
                 let _ = output.publish();
                 side.until(output.want(size), number);
             }
@@ -412,7 +412,7 @@ fn claim(side: &mut Side, output: &mut message::Producer<Mapping>, number: u64, 
     }
 }
 
-/// Receives all messages, by all ways to receive in turns.
+/// Receives all messages, in each of the possible ways in turn.
 fn receive(side: &mut Side, input: &mut message::Consumer<Mapping>, size: usize, count: u64) {
     let (mut number, mut buffer) = (0, [0; LONGEST]);
     loop {

@@ -1,5 +1,5 @@
-//! When a consumer returns space: in eighths of the ring, and not for each message. The producer's look at the counter then
-//! costs one cache line for many messages, and an exchange of short messages touches no line but those of the messages.
+//! When a consumer returns space: in eighths of the ring, and not for each message. Then the producer's look at the counter
+//! costs one cache line for many messages, and an exchange of short messages touches only the lines of the messages.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::{HEAD, footprint, max_message};
@@ -18,7 +18,7 @@ fn streams(memory: &Mapping) -> (stream::Producer<Mapping>, stream::Consumer<Map
     (stream::Producer::new(memory.clone(), CAPACITY), stream::Consumer::new(memory.clone(), CAPACITY))
 }
 
-/// Each exchange empties the ring, so the consumer finds nothing after each.
+/// Each exchange empties the ring, so the consumer finds nothing afterwards.
 #[test]
 fn a_drained_stream_returns_space_in_eighths() {
     let memory = memory();
@@ -53,14 +53,14 @@ fn a_drained_message_ring_returns_space_in_eighths() {
     assert_eq!(returns, 64 * 1000 / EIGHTH);
 }
 
-/// Whatever the consumer keeps back, a producer that was refused is rung before the ring is empty, and then finds seven
-/// eighths of it.
+/// Whatever the consumer holds back, a producer that was refused is rung before the ring is empty, and then finds seven
+/// eighths of it free.
 #[test]
 fn a_refused_writer_finds_room_whatever_is_kept_back() {
     for kept in 0..EIGHTH as usize {
         let memory = memory();
         let (mut producer, mut consumer) = streams(&memory);
-        // The consumer owes `kept` bytes of an empty ring.
+        // The consumer holds back `kept` bytes of an empty ring.
         producer.write(&vec![1; kept], || {}).unwrap();
         let _ = consumer.read(&mut vec![0; kept.max(1)], || {});
         let mut written = 0;
@@ -74,7 +74,7 @@ fn a_refused_writer_finds_room_whatever_is_kept_back() {
         producer.arm();
         assert!(!producer.ready());
         let (mut rings, mut read) = (0, 0);
-        // In pieces that are no divisor of anything.
+        // The length of the pieces divides neither the ring nor its eighths.
         while let Ok(n) = consumer.read(&mut [0; 77], || rings += 1) {
             read += n;
         }
@@ -84,7 +84,7 @@ fn a_refused_writer_finds_room_whatever_is_kept_back() {
     }
 }
 
-/// The longest message fits into an empty ring of which the consumer keeps back as much as it ever does.
+/// The longest message fits into an empty ring of which the consumer holds back as much as it ever does.
 #[test]
 fn the_longest_message_finds_room_whatever_is_kept_back() {
     for before in 0..2 * CAPACITY / 64 {

@@ -1,9 +1,9 @@
-//! Two threads at full speed over the smallest ring, asleep on real eventfds whenever it is full or empty. Every message
-//! carries its number and a checksum. A lost wake-up is a wait that ends with its deadline, and fails.
+//! Two threads at full speed over the smallest ring, which sleep on real eventfds whenever it is full or empty. Every message
+//! carries its number and a checksum. If a wake-up is lost, a wait ends with its deadline, and the test fails.
 //!
-//! `scripts/sanitize` runs these under ThreadSanitizer and AddressSanitizer. The usual test runner is precompiled, without
-//! instrumentation, and its own threads are reported as racing; hence a `main` of our own (`harness = false`), which
-//! runs the tests whose names contain one of its arguments, or all.
+//! `scripts/sanitize` runs these tests under ThreadSanitizer and AddressSanitizer. The usual test runner is precompiled,
+//! without instrumentation, and the sanitizer would report its threads as racing. Therefore this file has its own `main`
+//! (`harness = false`), which runs the tests whose names contain one of its arguments, or all.
 
 use ginnel_layout::ring::{HEADER, RECORD_HEADER, footprint, max_message};
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
@@ -31,23 +31,23 @@ fn main() {
             println!("test {name} ... ok ({:.1} s)", start.elapsed().as_secs_f64());
         }
     }
-    // Only by their full names.
+    // These run only if they are named in full.
     for (name, plant) in PLANTED {
         if wanted.iter().any(|w| w == name) {
             plant();
-            println!("nobody has noticed {name}");
+            println!("{name} was not noticed");
         }
     }
 }
 
 const CAPACITY: usize = 4096;
-/// Far longer than anything takes, sanitizers and a busy machine included.
+/// Far longer than any step takes, even with sanitizers and on a busy machine.
 const WATCHDOG: Duration = Duration::from_secs(60);
 const MODES: [WaitMode; 3] =
     [WaitMode::Interrupt, WaitMode::Adaptive { budget: Duration::from_micros(20) }, WaitMode::Poll];
 
-/// One side's bed: an edge-triggered epoll on an eventfd that nobody reads, as in the library.
-struct Bed {
+/// A way to sleep for one side: an edge-triggered epoll on an eventfd that is never read, as in the library.
+struct EventSleeper {
     event: Arc<OwnedFd>,
     epoll: OwnedFd,
     mode: WaitMode,
@@ -56,7 +56,7 @@ struct Bed {
 #[derive(Clone)]
 struct Doorbell(Arc<OwnedFd>);
 
-impl Bed {
+impl EventSleeper {
     fn new(mode: WaitMode) -> Self {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
@@ -83,7 +83,7 @@ impl Doorbell {
     }
 }
 
-impl Sleeper for Bed {
+impl Sleeper for EventSleeper {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let left = deadline.unwrap().saturating_duration_since(Instant::now());
         let left = rustix::event::Timespec::try_from(left).unwrap();
@@ -96,7 +96,7 @@ impl Sleeper for Bed {
     }
 }
 
-/// A small generator, so that both sides know what every message holds (xorshift64*).
+/// A small generator (xorshift64*), so that both sides know the content of every message.
 fn random(seed: u64) -> u64 {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     x ^= x >> 12;
@@ -109,7 +109,7 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Number, checksum of the rest, rest: mostly short, some of the greatest length.
+/// Returns a message: its number, a checksum of the rest, and the rest. Most are short, some of the greatest length.
 fn compose(number: u64) -> Vec<u8> {
     let longest = max_message(CAPACITY) - 16;
     let len = match random(number) % 8 {
@@ -133,7 +133,7 @@ fn messages() {
         let ring = Mapping::anonymous(footprint(CAPACITY)).unwrap();
         let mut producer = message::Producer::new(ring.clone(), CAPACITY);
         let mut consumer = message::Consumer::new(ring, CAPACITY);
-        let (mut sending, mut receiving) = (Bed::new(mode), Bed::new(mode));
+        let (mut sending, mut receiving) = (EventSleeper::new(mode), EventSleeper::new(mode));
         let (to_sender, to_receiver) = (sending.doorbell(), receiving.doorbell());
         let sender = thread::spawn(move || {
             for number in 0..COUNT {
@@ -150,7 +150,7 @@ fn messages() {
                 };
                 claim.slice().write(0, &message);
                 match number % 5 {
-                    // Published with one of the next, or before a sleep.
+                    // The message is published with one of the next, or before a sleep.
                     0..=2 => claim.commit(message.len()),
                     _ => to_receiver.ring_if(claim.publish(message.len())),
                 }
@@ -187,7 +187,7 @@ fn streams() {
         let ring = Mapping::anonymous(footprint(CAPACITY)).unwrap();
         let mut producer = stream::Producer::new(ring.clone(), CAPACITY);
         let mut consumer = stream::Consumer::new(ring, CAPACITY);
-        let (mut sending, mut receiving) = (Bed::new(mode), Bed::new(mode));
+        let (mut sending, mut receiving) = (EventSleeper::new(mode), EventSleeper::new(mode));
         let (to_sender, to_receiver) = (sending.doorbell(), receiving.doorbell());
         let sender = thread::spawn(move || {
             let mut at = 0;
@@ -241,7 +241,6 @@ fn streams() {
     }
 }
 
-/// One message there, one back: every step is a sleep and a wake-up, so the fence pair is all that matters.
 /// Programs expect to receive in one call what was sent in one, if it is short and there is room for it.
 fn whole_writes() {
     const ROUNDS: usize = 100_000;
@@ -275,6 +274,7 @@ fn whole_writes() {
     sender.join().unwrap();
 }
 
+/// One message there, one back: every step is a sleep and a wake-up, so everything depends on the fence pair.
 fn ping_pong() {
     const ROUNDS: u64 = 20_000;
     for mode in MODES {
@@ -282,8 +282,8 @@ fn ping_pong() {
             Mapping::anonymous(footprint(CAPACITY)).unwrap(),
             Mapping::anonymous(footprint(CAPACITY)).unwrap(),
         );
-        let mut here = Bed::new(mode);
-        let mut there = Bed::new(mode);
+        let mut here = EventSleeper::new(mode);
+        let mut there = EventSleeper::new(mode);
         let (to_here, to_there) = (here.doorbell(), there.doorbell());
         let side = |output: &Mapping, input: &Mapping| {
             (
@@ -314,8 +314,8 @@ fn ping_pong() {
     }
 }
 
-/// Shows that the sanitizer sees into mapped memory: a copy out that no header orders after the copy in. Without a
-/// sanitizer nothing happens; `scripts/sanitize` wants it to be reported.
+/// Shows that the sanitizer sees accesses to mapped memory: a copy out that no header orders after the copy in. Without a
+/// sanitizer nothing happens; `scripts/sanitize` requires that this is reported.
 fn planted_race() {
     use ginnel_shmem::SharedMemory;
     let ring = Mapping::anonymous(footprint(CAPACITY)).unwrap();
@@ -329,7 +329,7 @@ fn planted_race() {
     reader.join().unwrap();
 }
 
-/// The same for memory errors: the byte behind a buffer.
+/// Shows the same for memory errors: reads the byte after a buffer.
 #[allow(unsafe_code)] // The error itself.
 fn planted_overrun() {
     let bytes = Box::new([1u8; 64]);

@@ -1,4 +1,4 @@
-//! What is mapped where in this process, as the kernel knows it.
+//! This process's memory mappings, as the kernel reports them.
 
 use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use rustix::io::{Errno, read};
@@ -11,18 +11,18 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-/// A run of addresses that are mapped alike.
+/// A contiguous range of addresses that are mapped in the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Area {
     pub at: Range<usize>,
     pub prot: ProtFlags,
     pub shared: bool,
     pub file: FileId,
-    /// Where in the file `at.start` is.
+    /// Offset in the file of `at.start`.
     pub offset: u64,
 }
 
-/// A file, as the kernel names it in `/proc/self/maps`; all zero if there is none.
+/// Identity of a file, as in `/proc/self/maps`; all zero if there is no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileId {
     major: u32,
@@ -65,13 +65,13 @@ fn prot(read: bool, write: bool, execute: bool) -> ProtFlags {
     prot
 }
 
-/// What is mapped in a range, in order; no area reaches out of it. Another thread may change it at any time.
+/// Returns the mappings in a range, in order and cut to the range. Another thread may change them at any time.
 pub(crate) fn areas(range: Range<usize>) -> io::Result<Vec<Area>> {
     Maps::open()?.areas(range)
 }
 
 impl Maps {
-    /// As [`areas`].
+    /// Returns the same as the function [`areas`].
     pub fn areas(&self, range: Range<usize>) -> io::Result<Vec<Area>> {
         let mut areas = Vec::new();
         let mut from = range.start;
@@ -92,7 +92,7 @@ impl Maps {
         Ok(areas.into_iter().filter_map(|area| area.within(&range)).collect())
     }
 
-    /// The whole area that an address lies in, or else the next.
+    /// Returns the whole mapping that contains an address, or else the next one.
     pub fn area_at(&self, address: usize) -> io::Result<Option<Area>> {
         match ask(self, address) {
             Err(error) if is_too_old(error) => Ok(read_all()?.into_iter().find(|area| area.at.end > address)),
@@ -101,7 +101,7 @@ impl Maps {
     }
 }
 
-/// Linux before 6.11.
+/// Returns whether the error means that the kernel does not have the query (Linux before 6.11).
 fn is_too_old(error: Errno) -> bool {
     matches!(error, Errno::NOTTY | Errno::INVAL)
 }
@@ -114,33 +114,36 @@ fn read_all() -> io::Result<Vec<Area>> {
     parse(&text(&open_maps()?)?)
 }
 
-/// `/proc/self/maps`. To open it takes as long as several questions, so one descriptor stays open.
+/// `/proc/self/maps`. To open it takes as long as several queries, so one descriptor stays open.
 ///
-/// It is not ours alone: a program may close descriptors that it does not know (as daemons do when they start) and get the same number for
-/// another file. So its identity is looked at each time, and nobody here closes it.
+/// The descriptor is not safe from the program, which may close descriptors that it does not know (as daemons do when they
+/// start) and get the same number for another file. Therefore the identity of the open file is checked each time, and this
+/// library never closes the descriptor.
 pub(crate) enum Maps {
     Kept(BorrowedFd<'static>),
     Own(OwnedFd),
 }
 
-/// The kept one, in a page that a child finds empty after a fork: the descriptor that it inherits is of its parent's memory.
+/// The descriptor that stays open, in a page that a child finds empty after a fork: the inherited descriptor refers to the
+/// memory of the parent.
 struct Kept {
-    /// 0 while there is none, negative while one is being entered.
+    /// The descriptor plus one; 0 while there is none, negative while a thread stores one.
     fd_and_one: AtomicI32,
     device: AtomicU64,
     inode: AtomicU64,
 }
 
-/// Whether a range is mapped to a file from this offset on, as one area: one system call. If the answer is no, it may still be so.
+/// Returns whether a range is mapped to `file` from `offset` on, as one area. This takes one system call. A result of `false`
+/// is not certain.
 pub(crate) fn is_certainly(range: &Range<usize>, file: FileId, offset: u64) -> bool {
-    // Whether the descriptor still is what it was need not be known: no other file has such an answer. (Another process's maps would, if that
-    // had the same page of the same file at the same address.)
+    // The identity of the descriptor need not be checked, because no other file gives such an answer. (Only the maps of
+    // another process could, if it had the same page of the same file at the same address.)
     let Some(Some(kept)) = KEPT.get() else { return false };
     let number = kept.fd_and_one.load(Ordering::Acquire);
     if number <= 0 {
         return false;
     }
-    // SAFETY: if it is not open any more, or another file, the question fails.
+    // SAFETY: if it is not open any more, or refers to another file, the query fails.
     let maps = Maps::Kept(unsafe { BorrowedFd::borrow_raw(number - 1) });
     let Ok(Some(area)) = ask(&maps, range.start) else { return false };
     let is_around = area.at.start <= range.start && range.end <= area.at.end;
@@ -153,12 +156,12 @@ pub(crate) fn is_certainly(range: &Range<usize>, file: FileId, offset: u64) -> b
 static KEPT: OnceLock<Option<&'static Kept>> = OnceLock::new();
 
 impl Maps {
-    /// For a few questions.
+    /// Opens the maps for a few queries.
     pub fn open() -> io::Result<Self> {
         let Some(kept) = KEPT.get_or_init(Kept::new) else { return Ok(Self::Own(open_maps()?)) };
         let number = kept.fd_and_one.load(Ordering::Acquire);
         if number > 0 {
-            // SAFETY: if it is not open any more, or another file, the next line says so.
+            // SAFETY: if it is not open any more, or refers to another file, the next line finds that out.
             let fd = unsafe { BorrowedFd::borrow_raw(number - 1) };
             if fstat(fd).is_ok_and(|stat| kept.is(&stat)) {
                 return Ok(Self::Kept(fd));
@@ -166,7 +169,7 @@ impl Maps {
         }
         let own = open_maps()?;
         let stat = fstat(&own)?;
-        // Another thread may be here too, and then this one's is for once.
+        // If another thread is storing its descriptor too, this one is used only once.
         if number < 0
             || kept.fd_and_one.compare_exchange(number, -1, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
@@ -176,7 +179,7 @@ impl Maps {
         kept.inode.store(stat.st_ino, Ordering::Relaxed);
         let fd = own.into_raw_fd();
         kept.fd_and_one.store(fd + 1, Ordering::Release);
-        // SAFETY: it has just been opened.
+        // SAFETY: it has just been opened, and is never closed here.
         Ok(Self::Kept(unsafe { BorrowedFd::borrow_raw(fd) }))
     }
 }
@@ -184,7 +187,8 @@ impl Maps {
 impl Kept {
     fn new() -> Option<&'static Self> {
         const PAGE: usize = 4096;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody; it stays for ever, and zeros are a `Kept`.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory. It is never unmapped, and zeros
+        // are a valid `Kept`.
         unsafe {
             let rights = ProtFlags::READ | ProtFlags::WRITE;
             let page = mmap_anonymous(ptr::null_mut(), PAGE, rights, MapFlags::PRIVATE).ok()?;
@@ -211,7 +215,7 @@ impl AsFd for Maps {
     }
 }
 
-/// The area that an address lies in, or else the next.
+/// Queries the area that contains an address, or else the next one.
 fn ask(maps: &Maps, address: usize) -> Result<Option<Area>, Errno> {
     let mut query = Query {
         size: size_of::<Query>() as u64,
@@ -219,7 +223,7 @@ fn ask(maps: &Maps, address: usize) -> Result<Option<Area>, Errno> {
         query_addr: address as u64,
         ..Query::default()
     };
-    // SAFETY: this request reads and writes a `procmap_query`, which this is; no pointer in it is set.
+    // SAFETY: this request reads and writes a `procmap_query`, and no pointer in this one is set.
     let asked = unsafe {
         let request = rustix::ioctl::Updater::<PROCMAP_QUERY, Query>::new(&mut query);
         rustix::ioctl::ioctl(maps, request)
@@ -244,16 +248,16 @@ fn text(maps: &OwnedFd) -> io::Result<String> {
     let mut bytes = vec![0; 64 << 10];
     loop {
         match read(maps, &mut bytes)? {
-            // Names of files need not be UTF-8; nobody looks at them here.
+            // Names of files need not be UTF-8; they are not used here.
             0 => return Ok(String::from_utf8_lossy(&text).into_owned()),
             n => text.extend_from_slice(&bytes[..n]),
         }
     }
 }
 
-/// The lines of `/proc/self/maps`: `start-end rwxp offset major:minor inode name`.
+/// Parses the lines of `/proc/self/maps`: `start-end rwxp offset major:minor inode name`.
 fn parse(text: &str) -> io::Result<Vec<Area>> {
-    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps is not understood");
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps has an unknown format");
     text.lines().map(|line| parse_line(line).ok_or_else(wrong)).collect()
 }
 
@@ -276,11 +280,11 @@ fn parse_line(line: &str) -> Option<Area> {
 }
 
 impl Area {
-    /// What of it lies in a range.
+    /// Returns the part of the area that lies in a range.
     fn within(self, range: &Range<usize>) -> Option<Self> {
         let at = self.at.start.max(range.start)..self.at.end.min(range.end);
         let offset = self.offset.wrapping_add((at.start - self.at.start) as u64);
-        // A private area without a file has an offset too, which says nothing.
+        // A private area without a file has an offset too, which has no meaning.
         let offset = if self.file.inode == 0 { 0 } else { offset };
         (!at.is_empty()).then_some(Self { at, offset, ..self })
     }
@@ -298,7 +302,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn the_query_and_the_text_say_the_same() {
+    fn the_query_and_the_text_of_maps_agree() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(64 << 10).unwrap();
         let m = Mapping::of_file(&file, 8192, 32 << 10, Protection::ReadWrite).unwrap();
@@ -314,7 +318,7 @@ mod tests {
 
     fn kept() -> BorrowedFd<'static> {
         loop {
-            // Unless another test opens it at this moment.
+            // Repeats if another test stores its descriptor at the same moment.
             if let Maps::Kept(fd) = Maps::open().unwrap() {
                 return fd;
             }
@@ -328,9 +332,9 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(areas(start..start + 4096).unwrap().len(), 1);
             let fd = kept();
-            // Another file under the same number.
+            // Another file gets the same number.
             let other = File::open("/dev/null").unwrap();
-            // SAFETY: the library must live with this, which programs do.
+            // SAFETY: programs do this, and the library must handle it.
             assert!(unsafe { libc::dup2(other.as_raw_fd(), fd.as_raw_fd()) } >= 0);
             let again = kept();
             assert_ne!(fd.as_raw_fd(), again.as_raw_fd());
@@ -343,7 +347,7 @@ mod tests {
         let memory = Mapping::anonymous(4096).unwrap();
         let start = memory.pointer(0, 0) as usize;
         assert_eq!(areas(start..start + 4096).unwrap().len(), 1);
-        // SAFETY: the child makes system calls, and allocates a little, which the C library allows it.
+        // SAFETY: the child makes system calls, and allocates a little, which the C library allows.
         unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -358,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_an_error() {
+    fn an_invalid_line_is_an_error() {
         for line in ["", "x", "1000-2000", "1000-2000 rw-p 0 0:0", "1-2 rwp 0 0:0 0", "1-2 rw-p 0 00 0"] {
             assert!(parse_line(line).is_none(), "{line}");
         }

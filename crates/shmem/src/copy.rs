@@ -1,24 +1,24 @@
-//! Copies of which the last word is the one that tells.
+//! Copies whose last word is ordered with the rest.
 //!
-//! A program that waits for an RDMA write polls the last byte of its buffer: when that byte has changed, all bytes before
-//! it must have changed too. An ordinary copy does not promise this (ours stores the last of a few words first, and libc's
-//! may store the tail early). So the copies in this file treat the last word apart: [`store_release`] stores it after
-//! everything else, with release; [`load_acquire`] loads it before everything else, with acquire.
+//! A program that waits for an RDMA write polls the last byte of its buffer: when that byte has changed, all bytes before it
+//! must have changed too. An ordinary copy does not guarantee this (this crate's stores the last of a few words first, and
+//! libc's may store the tail early). Therefore the copies in this file treat the last word separately: [`store_release`]
+//! stores it after everything else, with release; [`load_acquire`] loads it before everything else, with acquire.
 //!
-//! The last word is the largest naturally aligned one, of at most eight bytes, that ends where the copy ends and lies within it.
-//! No byte outside of the copy is touched. A copy that is no longer than this word is a single store, or load.
+//! The last word is the largest naturally aligned word, of at most eight bytes, that ends where the copy ends and lies within
+//! it. No byte outside of the copy is accessed. A copy that is no longer than this word is a single store or load.
 
 use crate::WORDWISE;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// Whether a copy is made word by word: its length, and its offset in shared memory.
+/// Returns whether a copy of `len` bytes at offset `at` of shared memory is made word by word.
 #[inline]
 pub(crate) fn wordwise(at: usize, len: usize) -> bool {
     ((at | len) & 7) | (WORDWISE.wrapping_sub(len) >> (usize::BITS - 1)) == 0
 }
 
-/// The size of the last word of a copy of `len` bytes, at least one, that ends at the address `end`.
+/// Returns the size of the last word of a copy of `len` bytes (at least one) that ends at the address `end`.
 #[inline]
 fn last_word(end: usize, len: usize) -> usize {
     let aligned = 1 << end.trailing_zeros().min(3);
@@ -30,8 +30,8 @@ fn last_word(end: usize, len: usize) -> usize {
 ///
 /// # Safety
 ///
-/// `from` must be valid for loads and `to` for stores of `len` bytes; what lies at `to` is accessed as shared memory only. Others
-/// may store to both meanwhile (see the assumption on top of the crate). The two may overlap.
+/// `from` must be valid for loads and `to` for stores of `len` bytes. The bytes at `to` must be accessed as shared memory
+/// only. Others may store to both during the copy (see the assumption in the crate's documentation). The two may overlap.
 #[inline]
 pub(crate) unsafe fn store_release(to: *mut u8, from: *const u8, len: usize) {
     if len == 0 {
@@ -39,16 +39,16 @@ pub(crate) unsafe fn store_release(to: *mut u8, from: *const u8, len: usize) {
     }
     let size = last_word(to as usize + len, len);
     let before = len - size;
-    // The last word is loaded first, because what precedes it may be stored over it if the two overlap.
+    // The last word is loaded first because, if the two overlap, the stores before it may overwrite it.
     macro_rules! with {
         ($word:ty, $atomic:ty) => {{
-            // SAFETY: the last `size` bytes of both runs, as the caller says; the one at `to` is aligned: `last_word` has
-            // seen to it.
+            // SAFETY: these are the last `size` bytes at `from` and at `to`, which are valid as the caller guarantees;
+            // `last_word` ensures that the word at `to` is aligned.
             unsafe {
                 let value = from.add(before).cast::<$word>().read_unaligned();
                 store(to, from, before);
-                // ORDER copy.last: the bytes before it must be seen before the last word. Pairs with: `load_acquire`, and
-                // with whoever polls the last byte.
+                // ORDER copy.last: the bytes before the last word are visible before it. Pairs with: `load_acquire`, and with
+                // programs that poll the last byte.
                 <$atomic>::from_ptr(to.add(before).cast()).store(value, Ordering::Release);
             }
         }};
@@ -77,7 +77,7 @@ pub(crate) unsafe fn load_acquire(to: *mut u8, from: *mut u8, len: usize) {
         ($word:ty, $atomic:ty) => {{
             // SAFETY: as in `store_release`; here the word at `from` is the aligned one.
             unsafe {
-                // ORDER copy.last: the last word before the bytes before it. Pairs with: `store_release`.
+                // ORDER copy.last: the last word is loaded before the bytes before it. Pairs with: `store_release`.
                 let value = <$atomic>::from_ptr(from.add(before).cast()).load(Ordering::Acquire);
                 load(to, from, before);
                 to.add(before).cast::<$word>().write_unaligned(value);
@@ -100,18 +100,18 @@ pub(crate) unsafe fn load_acquire(to: *mut u8, from: *mut u8, len: usize) {
 #[inline]
 unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
     if !wordwise(to as usize, len) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { ptr::copy(from, to, len) };
         return;
     }
-    // All words are loaded before the first is stored: the two runs may overlap.
+    // All words are loaded before the first is stored, because the two ranges may overlap.
     let mut words = [0; WORDWISE / 8];
     for (i, word) in words.iter_mut().enumerate().take(len / 8) {
-        // SAFETY: inside the run at `from`, as the caller says.
+        // SAFETY: inside the range at `from`, as the caller guarantees.
         *word = unsafe { from.cast::<u64>().add(i).read_unaligned() };
     }
     for (i, word) in words.iter().enumerate().take(len / 8) {
-        // SAFETY: inside the run at `to`, as the caller says, and aligned: `wordwise` has seen to it.
+        // SAFETY: inside the range at `to`, as the caller guarantees, and aligned, as `wordwise` has checked.
         unsafe { AtomicU64::from_ptr(to.cast::<u64>().add(i)).store(*word, Ordering::Relaxed) };
     }
 }
@@ -124,17 +124,17 @@ unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
 #[inline]
 unsafe fn load(to: *mut u8, from: *mut u8, len: usize) {
     if !wordwise(from as usize, len) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { ptr::copy(from, to, len) };
         return;
     }
     let mut words = [0; WORDWISE / 8];
     for (i, word) in words.iter_mut().enumerate().take(len / 8) {
-        // SAFETY: inside the run at `from`, as the caller says, and aligned: `wordwise` has seen to it.
+        // SAFETY: inside the range at `from`, as the caller guarantees, and aligned, as `wordwise` has checked.
         *word = unsafe { AtomicU64::from_ptr(from.cast::<u64>().add(i)).load(Ordering::Relaxed) };
     }
     for (i, word) in words.iter().enumerate().take(len / 8) {
-        // SAFETY: inside the run at `to`, as the caller says.
+        // SAFETY: inside the range at `to`, as the caller guarantees.
         unsafe { to.cast::<u64>().add(i).write_unaligned(*word) };
     }
 }
@@ -158,7 +158,8 @@ mod tests {
         }
     }
 
-    /// Every length around words and lines, at every alignment of both sides; what lies beside the copy stays as it is.
+    /// Copies every length around words and cache lines, at every alignment of both sides. Bytes beside the copy must not
+    /// change.
     #[test]
     fn all_lengths_and_alignments_are_copied_and_nothing_else() {
         let m = Mapping::anonymous(4096).unwrap();
@@ -205,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Whoever polls the last byte finds the others in their places.
+    /// A reader that polls the last byte finds the other bytes in their places.
     #[test]
     fn the_last_byte_comes_last() {
         for len in [2, 3, 8, 16, 24, 63, 64, 65, 72, 100, 4097] {
@@ -239,9 +240,9 @@ mod tests {
         }
     }
 
-    /// A copy that contains the new last word contains all that is new.
+    /// A copy that contains the new last word contains all the new bytes.
     #[test]
-    fn what_is_read_with_the_last_word_is_whole() {
+    fn a_copy_with_the_new_last_word_is_complete() {
         let m = Arc::new(Mapping::anonymous(4096).unwrap());
         let writer = m.clone();
         let len = 72;

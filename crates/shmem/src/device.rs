@@ -1,4 +1,4 @@
-//! Device registers: the doorbell of an ivshmem device.
+//! Device registers: the doorbell register of an ivshmem device.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -24,7 +24,7 @@ unsafe impl Sync for Registers {}
 impl Registers {
     /// Maps the first page of `bar0` (sysfs `resource0`).
     pub fn map(bar0: impl AsFd) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
         let page = unsafe {
             mmap(std::ptr::null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, bar0, 0)
         }?;
@@ -32,13 +32,13 @@ impl Registers {
         Ok(Self { page })
     }
 
-    /// Rings vector `value & 0xffff` of peer `value >> 16`.
+    /// Rings vector `value & 0xffff` of the peer `value >> 16`.
     pub fn ring(&self, value: u32) {
         // SAFETY: the register lies in the mapped page and is aligned.
         unsafe { self.page.as_ptr().add(DOORBELL).cast::<u32>().write_volatile(value) };
     }
 
-    /// This device's peer id. All ones until its server has sent one.
+    /// Returns this device's peer id. It is all ones until the ivshmem server has sent one.
     pub fn position(&self) -> u32 {
         // SAFETY: the register lies in the mapped page and is aligned.
         unsafe { self.page.as_ptr().add(IV_POSITION).cast::<u32>().read_volatile() }
@@ -47,7 +47,7 @@ impl Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, used by nobody any more.
+        // SAFETY: mapped by `map`, and not used any more.
         let _ = unsafe { munmap(self.page.as_ptr().cast(), PAGE) };
     }
 }

@@ -1,8 +1,9 @@
-//! Memory of DAX devices in processes without transparent huge pages.
+//! Mapping DAX devices in processes without transparent huge pages.
 //!
-//! The kernel maps a DAX device in pages of 2 MiB. A process that has asked for no such pages (`PR_SET_THP_DISABLE`; Redis does by
-//! default) gets SIGBUS for its first access to each of them (Linux 6.1, `hugepage_vma_check`). Pages that are mapped already stay. So
-//! all of them are touched once while the process has huge pages again.
+//! The kernel maps a DAX device in pages of 2 MiB. A process that has disabled such pages (`PR_SET_THP_DISABLE`; Redis does
+//! by default) gets SIGBUS for its first access to each of them (Linux 6.1, `hugepage_vma_check`). Pages that are already
+//! mapped stay. Therefore this module enables huge pages for the process, touches all pages of the mapping once, and disables
+//! huge pages again.
 
 use std::os::fd::AsFd;
 
@@ -13,7 +14,7 @@ use crate::{Mapping, SharedMemory};
 /// A page of a DAX device.
 const PAGE: usize = 2 << 20;
 
-/// Touches all pages of a new mapping of `file`, if that is needed.
+/// Touches all pages of a new mapping of `file`, if that is necessary.
 pub fn fault_in(mapping: &Mapping, file: impl AsFd) {
     let is_device = rustix::fs::fstat(file)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice);
@@ -22,10 +23,11 @@ pub fn fault_in(mapping: &Mapping, file: impl AsFd) {
     }
     disable(false);
     for at in (0..mapping.len()).step_by(PAGE) {
-        // The compiler must not leave out a load whose value nobody needs.
+        // `black_box` keeps the compiler from leaving out a load whose value is not used.
         let word = std::hint::black_box(mapping.load_relaxed_u64(at));
         if !mapping.is_read_only() {
-            // A store that changes nothing, whoever else writes there. (An addition of zero would be left out.)
+            // A store that changes nothing, even if others write there at the same time. (The compiler would leave out an
+            // addition of zero.)
             let _ = mapping.compare_exchange_u64(at, word, word);
         }
     }
@@ -33,11 +35,11 @@ pub fn fault_in(mapping: &Mapping, file: impl AsFd) {
 }
 
 fn is_disabled() -> bool {
-    // SAFETY: it takes no pointers, and says 0 or 1.
+    // SAFETY: the call takes no pointers. It returns 0 or 1.
     unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0_u64, 0_u64, 0_u64, 0_u64) == 1 }
 }
 
 fn disable(on: bool) {
-    // SAFETY: it takes no pointers.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, u64::from(on), 0_u64, 0_u64, 0_u64) };
 }

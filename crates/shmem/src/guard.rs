@@ -1,34 +1,36 @@
 //! Surviving faults in mappings.
 //!
-//! *SIGBUS*: a file that is truncated under its mappings takes nobody along. The handler looks whether the fault lies in a
-//! mapping that we watch. If so it lays anonymous zero pages over the whole of it and sets its flag; the faulting
-//! instruction then goes on, on zeros, and the library reports the segment as broken at its next look.
+//! *SIGBUS*: the process survives if a mapped file is truncated. The handler checks whether the fault is in a mapping that is
+//! watched. If so, it maps anonymous zero pages over the whole mapping and sets its flag. The faulting instruction then
+//! continues, on zeros, and the library reports the segment as broken at its next look.
 //!
-//! *SIGSEGV*, for mappings that ask for it: a store without the right goes nowhere. The handler lays a private copy over
-//! the page that was to be written and sets the flag; the store then goes into the copy, and the library reports it.
+//! *SIGSEGV*, for mappings that ask for it: a forbidden store has no effect. The handler maps a private copy over the page
+//! and sets the flag; the store then goes into the copy, and the library reports it.
 //!
-//! It also holds stores of other threads while pages are moved, where userfaultfd cannot: see [`hold`].
+//! The handler of SIGSEGV also holds stores of other threads while pages are moved, if userfaultfd cannot do so: see
+//! [`hold`].
 //!
-//! All else goes to whoever handled the signal before.
+//! All other faults go to the handler that the signal had before.
 //!
-//! # What this needs of the program
+//! # What this requires of the program
 //!
-//! The kernel kills a process that faults while the faulting thread blocks the signal, whatever the handler is. A thread
-//! that blocks SIGBUS (as threads do that block all signals) therefore has it unblocked by its first operation on a ring,
-//! a lock or a block: see [`attend`]. SIGSEGV likewise, once a mapping is watched for stores. A program that receives
-//! SIGBUS with `sigwait` or a signalfd must do so without our threads' help: there, it is not blocked any more.
+//! The kernel kills a process that faults while the faulting thread blocks the signal, whatever the handler is. Therefore the
+//! first operation of a thread on a ring, a lock or a block unblocks SIGBUS for this thread (some threads block all signals):
+//! see [`attend`]. The same holds for SIGSEGV, once a mapping is watched for stores. A program that receives SIGBUS with
+//! `sigwait` or a signalfd must not use the threads that work on segments for that, because they do not block it any more.
 //!
-//! A program that installs its own handler later replaces ours. That is noticed, and ours is put on top of it, when a file
-//! is mapped, by a thread's first operation, and before a side sleeps. A fault that is not ours then goes to the program's
-//! handler, and if that hands it on to us, to whoever handled the signal before both.
+//! A program that installs its own handler later replaces this library's handler. The library notices this, and installs its
+//! handler on top of the program's, when a file is mapped, at a thread's first operation, and before a side sleeps. Then a
+//! fault in other memory goes to the program's handler and, if that handler passes it on to this library, to the handler that
+//! the signal had before both.
 //!
-//! Not survived, because nobody tells a library of it:
+//! The process does not survive, because a library does not learn of these situations:
 //! - a fault in a thread that has blocked the signal again after its first operation;
 //! - a fault between the moment when another handler is installed and the next of the occasions above, unless that handler
-//!   hands on what it does not know. A program that only polls reaches none of them but the first two;
-//! - a fault of a raw pointer (`SharedSlice::as_ptr`) or of a slice in a thread that has done no operation.
+//!   passes on faults that it does not know. A program that only polls reaches only the first two occasions;
+//! - a fault through a raw pointer (`SharedSlice::as_ptr`) or a slice, in a thread that has done no operation.
 //!
-//! The ranges are looked up inside a signal handler: without locks or allocation, and in the same time for one as for a hundred
+//! The handler looks the ranges up without locks or allocation, and takes the same time for one range as for a hundred
 //! thousand (see `index`). A mapping is one range, whatever parts of it there are.
 
 mod index;
@@ -46,15 +48,15 @@ use std::ptr;
 use std::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The index covers addresses of 57 bits, which is what processors have.
+/// The index covers addresses of 57 bits, which is the maximum of processors.
 const BITS: u32 = 9;
 const LEVELS: u32 = 5;
 const PAGE_BITS: u32 = 12;
 
-/// What a handler needs to know of a range.
+/// What a handler needs to know about a range.
 #[derive(Clone, Copy)]
 struct Watched {
-    /// What is replaced at a time: all of it, or the page that an address lies in.
+    /// Bytes that are replaced at a time: the whole range, or the page that contains an address.
     unit: usize,
     prot: ProtFlags,
     flag: *const AtomicBool,
@@ -62,13 +64,13 @@ struct Watched {
 
 type Range = index::Range<Watched>;
 
-// SAFETY: the flag is only ever used as an atomic, and lives as long as its range is watched.
+// SAFETY: the flag is only used as an atomic, and lives as long as its range is watched.
 unsafe impl Send for Watched {}
 // SAFETY: as above.
 unsafe impl Sync for Watched {}
 
 impl Range {
-    /// The unit that an address lies in.
+    /// Returns start and length of the unit that contains an address.
     fn unit_at(&self, address: usize) -> (*mut c_void, usize) {
         let unit = self.value.unit;
         let at = (address - self.start) / unit * unit;
@@ -76,28 +78,28 @@ impl Range {
     }
 }
 
-/// Ranges of one kind, and who handled their signal before.
+/// The ranges of one kind, and the earlier handlers of their signal.
 pub(crate) struct Table {
     signal: libc::c_int,
     ranges: Index<Watched>,
-    /// Who handled the signal before us; null until we do.
+    /// The handler that the signal had before ours; null until ours is installed.
     first: AtomicPtr<libc::sigaction>,
-    /// Who handled it when we last put our handler on top.
+    /// The handler that the signal had when ours was last installed on top.
     latest: AtomicPtr<libc::sigaction>,
 }
 
-/// One handler is installed at a time.
+/// Only one handler is installed at a time.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-/// How many kinds of fault are handled: what a thread must have seen to be prepared for all.
+/// Number of the kinds of fault that are handled. A thread is prepared for all if it has seen this number.
 static KINDS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     static PREPARED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Prepares this thread for the faults that are watched: the signals must not be blocked. One comparison, but for a thread's
-/// first time.
+/// Prepares this thread for the watched faults: it must not block their signals. This is one comparison, except at a thread's
+/// first call.
 #[inline]
 pub(crate) fn attend() {
     let kinds = KINDS.load(Ordering::Relaxed);
@@ -117,23 +119,23 @@ fn prepare(kinds: u32) {
     }
 }
 
-/// The handlers stay as they are.
+/// If true, the signal handlers are not checked or replaced.
 static LEFT_ALONE: AtomicBool = AtomicBool::new(false);
 
-/// Says whether signal handlers are left alone from now on: nobody looks whether the program has replaced those of this library. For programs
-/// that may make no such calls any more, because of a seccomp filter.
+/// Sets whether signal handlers are left alone from now on. If so, the library does not check whether the program has
+/// replaced its handlers. This is for programs that may not make such system calls any more, because of a seccomp filter.
 pub fn leave_handlers_alone(leave: bool) {
     LEFT_ALONE.store(leave, Ordering::Relaxed);
 }
 
-/// Puts our handlers back where the program has replaced them.
+/// Installs this library's handlers again where the program has replaced them.
 pub(crate) fn look_after() {
     if LEFT_ALONE.load(Ordering::Relaxed) {
         return;
     }
     for table in [&TRUNCATION, &STORES] {
         if table.is_installed() {
-            // It has been done before, so it can be done; and if not, then this occasion has passed.
+            // It succeeded before, so it should succeed again. If it fails, this occasion is missed.
             let _ = table.install();
         }
     }
@@ -162,7 +164,7 @@ pub(crate) static STORES: Table = Table::of(libc::SIGSEGV);
 /// A range that is watched until this is dropped.
 pub(crate) struct Watch {
     table: &'static Table,
-    /// There until it is dropped.
+    /// Always there until this is dropped.
     entered: Option<Entered<Watched>>,
 }
 
@@ -181,8 +183,8 @@ impl Drop for Watch {
 }
 
 impl Table {
-    /// Watches a range until the answer is dropped. At a fault, the run of `unit` bytes that it lies in is replaced, by pages with
-    /// this protection. `flag` must live at least as long as the answer.
+    /// Watches a range until the result is dropped. At a fault, the unit of `unit` bytes that contains the address is
+    /// replaced by pages with this protection. `flag` must live at least as long as the result.
     pub fn watch(
         &'static self,
         start: usize,
@@ -200,7 +202,7 @@ impl Table {
         !self.first.load(Ordering::Relaxed).is_null()
     }
 
-    /// Makes our handler the one that the kernel calls, if it is not.
+    /// Makes the kernel call our handler, if it does not.
     pub fn install(&self) -> io::Result<()> {
         if self.replaced()?.is_none() {
             return Ok(());
@@ -208,7 +210,7 @@ impl Table {
         let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(present) = self.replaced()? else { return Ok(()) };
         let is_first = !self.is_installed();
-        // Leaked on purpose: a handler may look at it until the process ends. A program installs few.
+        // Leaked on purpose: a handler may read it until the process ends. A program installs few handlers.
         let present = Box::leak(Box::new(present));
         self.latest.store(present, Ordering::Release);
         if is_first {
@@ -229,7 +231,7 @@ impl Table {
         Ok(())
     }
 
-    /// What the kernel calls in place of our handler.
+    /// Returns the handler that the kernel calls instead of ours, if there is one.
     fn replaced(&self) -> io::Result<Option<libc::sigaction>> {
         // SAFETY: `sigaction` is a plain structure for which all zeros is a valid value.
         let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -255,7 +257,7 @@ impl Table {
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let table = if signal == STORES.signal { &STORES } else { &TRUNCATION };
-    // SAFETY: the kernel hands a SA_SIGINFO handler a valid siginfo.
+    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     if signal == STORES.signal && code == SEGV_ACCERR && hold::is_survived(address, is_store(context)) {
         return;
@@ -266,19 +268,19 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         false => lay(range, address),
     });
     match survived {
-        // SAFETY: the flag lives as long as the range is watched, and whoever faults in a mapping holds it.
+        // SAFETY: the flag lives as long as the range is watched, and code that faults in a mapping keeps the mapping alive.
         Some(range) => unsafe { (*range.value.flag).store(true, Ordering::Relaxed) },
         None => pass_on(table, signal, info, context),
     }
 }
 
-/// Whether a fault's instruction was to store, where the kernel says so.
+/// Returns whether the faulting instruction was a store, if the kernel says so.
 fn is_store(context: *mut libc::c_void) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         const WRITE: i64 = 2;
         let context = context.cast::<libc::ucontext_t>();
-        // SAFETY: the kernel hands a SA_SIGINFO handler a valid context of its own.
+        // SAFETY: the kernel passes a valid context of its own to a SA_SIGINFO handler.
         unsafe { (*context).uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE != 0 }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -288,21 +290,22 @@ fn is_store(context: *mut libc::c_void) -> bool {
     }
 }
 
-/// The mapping is there, and does not allow this.
+/// Fault code: the address is mapped, but the access is not allowed.
 const SEGV_ACCERR: libc::c_int = 2;
 
-/// Lays zero pages over the unit that an address lies in.
+/// Maps zero pages over the unit that contains an address.
 fn lay(range: &Range, address: usize) -> bool {
     let (at, len) = range.unit_at(address);
-    // SAFETY: the range is ours (it is not watched any more before it is unmapped); laying zero pages over it is what this
-    // handler is for. rustix makes the system call itself: not the program's `mmap`, and `errno` stays what it was.
+    // SAFETY: the range is ours (it is not watched any more before it is unmapped), and mapping zero pages over it is the
+    // purpose of this handler. rustix makes the system call itself: it does not call the program's `mmap`, and `errno` does
+    // not change.
     unsafe { mmap_anonymous(at, len, range.value.prot, FRESH | MapFlags::FIXED) }.is_ok()
 }
 
-/// Lays a private copy over the unit that an address lies in.
+/// Maps a private copy over the unit that contains an address.
 fn copy_page(range: &Range, address: usize) -> bool {
     let (at, len) = range.unit_at(address);
-    // SAFETY: as in `lay`; the copy reads a mapping that can be read, into one just made, which then takes its place.
+    // SAFETY: as in `lay`; the copy is made from a mapping that can be read into a new one, which then takes its place.
     unsafe {
         let Ok(copy) = mmap_anonymous(ptr::null_mut(), len, range.value.prot, FRESH) else { return false };
         ptr::copy_nonoverlapping(at.cast::<u8>().cast_const(), copy.cast::<u8>(), len);
@@ -314,21 +317,21 @@ fn copy_page(range: &Range, address: usize) -> bool {
     }
 }
 
-/// Zero pages that are nobody else's.
+/// Flags for private zero pages.
 const FRESH: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
-/// What we write into the `si_errno` of a fault (which the kernel leaves 0) while we hand it on: so we know it again when
-/// the program's handler hands it back to us, and do not go round in circles.
+/// Value that we write into the `si_errno` of a fault (which the kernel leaves 0) while we pass it on. It identifies the
+/// fault if the program's handler passes it back to us, and so prevents an endless loop.
 const HANDED_ON: libc::c_int = 0x676e;
 
-/// Not ours: do what would have happened without us.
+/// Does with a fault in other memory what would have happened without this library.
 fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a SA_SIGINFO handler a valid siginfo of its own, on this thread's stack.
+    // SAFETY: the kernel passes a valid siginfo of its own, on this thread's stack, to a SA_SIGINFO handler.
     let errno = unsafe { &raw mut (*info).si_errno };
     // SAFETY: as above.
     let again = unsafe { errno.read() } == HANDED_ON;
     let to = if again { &table.first } else { &table.latest };
-    // SAFETY: null or a leaked box of `install`.
+    // SAFETY: null, or a leaked box of `install`.
     if let Some(to) = unsafe { to.load(Ordering::Acquire).as_ref() }
         && to.sa_sigaction != libc::SIG_DFL
         && to.sa_sigaction != libc::SIG_IGN
@@ -349,8 +352,8 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
         }
         return;
     }
-    // SAFETY: restoring the default action; the instruction faults again at once and the process ends as it would
-    // have without us.
+    // SAFETY: this restores the default action. The instruction faults again at once, and the process ends as it would have
+    // without this library.
     unsafe {
         let mut default: libc::sigaction = std::mem::zeroed();
         default.sa_sigaction = libc::SIG_DFL;
@@ -365,7 +368,7 @@ mod tests {
     const PAGE: usize = 4096;
     const GIB: usize = 1 << 30;
 
-    /// A table of the test's own, for a signal that nobody raises.
+    /// Returns a table of the test's own, for a signal that is never raised.
     macro_rules! table {
         () => {{
             static TABLE: Table = Table::of(libc::SIGURG);
@@ -386,7 +389,7 @@ mod tests {
     fn a_hundred_thousand_ranges_are_told_apart() {
         let table = table!();
         let base = 0x7000_0000_0000;
-        // Of one to seven pages, with a hole behind each.
+        // Each range has one to seven pages, with a hole behind it.
         let place = |n: usize| (base + n * 8 * PAGE, (1 + n % 7) * PAGE);
         let mut watches: Vec<_> =
             (0..100_000).map(|n| Some(watch(table, place(n).0, place(n).1, PAGE))).collect();
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_again_before_the_other_has_left_is_found() {
+    fn a_range_entered_before_the_old_one_is_removed_is_found() {
         let table = table!();
         let stale = watch(table, GIB, 2 << 20, PAGE);
         let again = watch(table, GIB + PAGE, PAGE, PAGE);
@@ -440,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn invalid_ranges_are_refused() {
         let table = table!();
         for (start, len) in [(GIB, 0), (usize::MAX - 7, 8), (usize::MAX, 2), (1 << 57, PAGE), (0, usize::MAX)]
         {

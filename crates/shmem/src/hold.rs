@@ -1,28 +1,31 @@
 //! Holding the stores of other threads to a range for a moment, by write protection with userfaultfd.
 //!
-//! A thread that stores to a protected page sleeps in its fault until it is woken, looks at its page tables again, and then
-//! stores to whatever page is there by then. Loads go on. The kernel takes care that no store of another processor to the old
-//! page is under way any more once the call that protects has returned.
+//! A thread that stores to a protected page sleeps in its fault until it is woken. Then it looks at its page tables again,
+//! and stores to the page that is there by then. Loads continue. The kernel ensures that no store of another processor to the
+//! old page is still in progress when the call that protects has returned.
 //!
-//! - *Nobody reads the events.* A thread that faults lies in a queue, and the call that wakes a range takes all that lie there, whether
-//!   an event was read or not. None comes too late for it: a fault lies there before it lets go of the kernel's lock on the mapping, which the
-//!   exchange of the pages waits for; a later one finds the new pages, which nobody protects.
-//! - *Absent pages* are not protected by kernels before 6.4, so there they are made to be there first. They may be the page of zeros.
-//! - *System calls that store to the range* (`read`) sleep likewise, if this process may have that: root, `CAP_SYS_PTRACE`, who may open
-//!   `/dev/userfaultfd`, or everybody with `vm.unprivileged_userfaultfd = 1`. For all others, only user mode is held ([`Reach`]): the
-//!   kernel's own stores then fail (`EFAULT`, or fewer bytes than were wanted).
-//! - *The holder itself* must not store to the range, or it sleeps for ever. So its signals are blocked ([`SignalsBlocked`]), and it
-//!   allocates nothing.
-//! - *A child* that another thread forks meanwhile has the old pages, with what was there at that moment, and no protection.
+//! - *No one reads the events.* A thread that faults is put into a queue, and the call that wakes a range takes all threads
+//!   in it, whether or not their event was read. No thread comes too late for this call: a fault is in the queue before it
+//!   releases the kernel's lock on the mapping, for which the exchange of the pages waits; a later fault finds the new pages,
+//!   which are not protected.
+//! - *Absent pages* are not protected by kernels before 6.4, so there they are made present first. They may be the page of
+//!   zeros.
+//! - *System calls that store to the range* (`read`) sleep too, if this process is allowed to have that: root,
+//!   `CAP_SYS_PTRACE`, a user that may open `/dev/userfaultfd`, or every user with `vm.unprivileged_userfaultfd = 1`. For all
+//!   others, only user mode is held ([`Reach`]); then the kernel's own stores fail (`EFAULT`, or fewer bytes than requested).
+//! - *The holding thread itself* must not store to the range, or it sleeps for ever. Therefore its signals are blocked
+//!   ([`SignalsBlocked`]), and it allocates nothing.
+//! - *A child* that another thread forks meanwhile has the old pages, with their content at that moment, and no protection.
 //! - *Huge pages* are split by the kernel where the range ends.
-//! - *A range with a userfaultfd of somebody else's* is refused (`EBUSY`).
+//! - *A range that is registered with another userfaultfd* is refused (`EBUSY`).
 //!
 //! # Without userfaultfd
 //!
-//! Container engines refuse the system call, and private pages of a file (a program's initialized data) cannot be protected so. There, and on x86-64
-//! with Linux 5.14, the range is made read-only by `mprotect`, and the handler of SIGSEGV sleeps until the exchange is over ([`is_survived`]).
-//! This holds instructions only, as in user mode; and a thread that blocks SIGSEGV would be killed, so if one is there, it is an error. (One
-//! that blocks it in the few microseconds from that look to the exchange, and stores to the range there, is killed.)
+//! Container engines forbid the system call, and private pages of a file (a program's initialized data) cannot be protected
+//! with it. In these cases, on x86-64 with Linux 5.14, `mprotect` makes the range read-only, and the handler of SIGSEGV
+//! sleeps until the exchange is over ([`is_survived`]). This holds instructions only, as in user mode. A thread that blocks
+//! SIGSEGV would be killed, so the hold fails if there is such a thread. (A thread is killed if it blocks SIGSEGV in the few
+//! microseconds between this check and the exchange, and stores to the range then.)
 
 use crate::guard;
 use rustix::fs::{Mode, OFlags, open};
@@ -43,14 +46,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Whose stores are held.
+/// Which stores are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Those of system calls, too.
+    /// Stores of instructions and of system calls.
     All,
-    /// Those of instructions.
+    /// Stores of instructions.
     UserMode,
-    /// Those of instructions, without userfaultfd.
+    /// Stores of instructions, without userfaultfd.
     ByHandler,
 }
 
@@ -98,7 +101,7 @@ const UFFDIO_WRITEPROTECT: Opcode = 0xc018_aa06;
 /// `_IO(0xaa, 0)`, of `/dev/userfaultfd`.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 
-/// A range to which stores can be held. When it is dropped, they go on.
+/// A range to which stores can be held. When this is dropped, the held stores continue.
 #[derive(Debug)]
 pub(crate) struct Hold {
     how: How,
@@ -109,12 +112,13 @@ pub(crate) struct Hold {
 #[derive(Debug)]
 enum How {
     Userfaultfd(OwnedFd),
-    /// The protection that the range has.
+    /// The protection that the range has, and a lock.
     Handler(ProtFlags, #[allow(dead_code)] MutexGuard<'static, ()>), // One range at a time.
 }
 
 impl Hold {
-    /// Prepares to hold stores to a range of private pages of this protection, with the widest reach that this process may have.
+    /// Prepares to hold stores to a range of private pages with this protection, with the widest reach that this process may
+    /// have.
     pub fn widest(range: Range<usize>, prot: ProtFlags) -> io::Result<Self> {
         let with = |reach| Self::new(range.clone(), prot, reach);
         with(Reach::All).or_else(|_| with(Reach::UserMode)).or_else(|error| match error.raw_os_error() {
@@ -134,10 +138,11 @@ impl Hold {
         if !protects_absent {
             agree(&uffd, PAGEFAULT_FLAG_WP)?;
         }
-        // SAFETY: the request reads and writes such a structure, in which there are no pointers. What is registered goes on as before until
-        // it is protected.
+        // SAFETY: the request reads and writes such a structure, which contains no pointers. The registered range continues
+        // to work as before until it is protected.
         unsafe { ioctl(&uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register)) }?;
-        // Not before: kernels before 6.15 would unregister what another userfaultfd has registered.
+        // The value is made only now, because dropping it unregisters: kernels before 6.15 would unregister what another
+        // userfaultfd has registered.
         let hold = Self { how: How::Userfaultfd(uffd), range, is_replaced: false };
         if !protects_absent {
             hold.populate();
@@ -160,7 +165,7 @@ impl Hold {
         Ok(Self { how: How::Handler(prot, alone), range, is_replaced: false })
     }
 
-    /// Has all pages be there.
+    /// Makes all pages present.
     fn populate(&self) {
         let start = self.range.start as *mut c_void;
         // SAFETY: it loads from all pages, which changes nothing.
@@ -169,12 +174,14 @@ impl Hold {
         }
         // Linux before 5.14.
         for at in self.range.clone().step_by(4096) {
-            // SAFETY: the range can be read, as the caller of `Mapping::place` has made sure; the byte's value is nobody's concern.
+            // SAFETY: the range can be read, as the caller of `Mapping::place` has ensured; the value of the byte is not
+            // used.
             unsafe { ptr::read_volatile(at as *const u8) };
         }
     }
 
-    /// Holds the stores of all others from now on. The caller must not store to the range any more, and must have blocked its signals.
+    /// Holds the stores of all other threads from now on. The caller must not store to the range any more, and must have
+    /// blocked its signals.
     pub fn begin(&self, _: &SignalsBlocked) -> Result<(), Errno> {
         match &self.how {
             How::Userfaultfd(uffd) => write_protect(uffd, &self.range, WRITEPROTECT_MODE_WP),
@@ -187,11 +194,11 @@ impl Hold {
 
     fn protect(&self, prot: ProtFlags) -> Result<(), Errno> {
         let flags = MprotectFlags::from_bits_retain(prot.bits());
-        // SAFETY: a store waits in the handler until this is dropped; all else goes on as before.
+        // SAFETY: a store waits in the handler until this is dropped; everything else continues as before.
         unsafe { mprotect(self.range.start as *mut c_void, self.range.len(), flags) }
     }
 
-    /// Says that there are other pages in the place of the range.
+    /// Records that other pages have taken the place of the range.
     pub fn replaced(&mut self) {
         self.is_replaced = true;
     }
@@ -199,13 +206,13 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // The errors are those of a range that the program has unmapped meanwhile.
+        // Errors are ignored: they mean that the program has unmapped the range meanwhile.
         match &self.how {
             // Closing the descriptor would wake the sleepers too, but a child that was forked meanwhile has it as well.
             How::Userfaultfd(uffd) => {
                 if !self.is_replaced {
                     let _ = write_protect(uffd, &self.range, 0);
-                    // SAFETY: it takes a range.
+                    // SAFETY: the request takes a range.
                     let _ = unsafe { ioctl(uffd, Setter::<UFFDIO_UNREGISTER, Span>::new(span(&self.range))) };
                 }
                 // SAFETY: as above.
@@ -227,7 +234,7 @@ fn span(range: &Range<usize>) -> Span {
 
 fn agree(uffd: &OwnedFd, features: u64) -> Result<(), Errno> {
     let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-    // SAFETY: the request reads and writes such a structure, in which there are no pointers.
+    // SAFETY: the request reads and writes such a structure, which contains no pointers.
     unsafe { ioctl(uffd, Updater::<UFFDIO_API, Api>::new(&mut api)) }
 }
 
@@ -245,7 +252,7 @@ fn uffd(reach: Reach) -> io::Result<OwnedFd> {
         userfaultfd(flags | if reach == Reach::All { UserfaultfdFlags::empty() } else { user_mode })
     };
     match made {
-        // Who may not do this may have been given the device, of Linux 6.1.
+        // A process without this right may have access to the device, which exists since Linux 6.1.
         Err(Errno::PERM) if reach == Reach::All => uffd_of_device(flags).map_err(|_| Errno::PERM.into()),
         made => Ok(made?),
     }
@@ -253,7 +260,7 @@ fn uffd(reach: Reach) -> io::Result<OwnedFd> {
 
 fn uffd_of_device(flags: UserfaultfdFlags) -> io::Result<OwnedFd> {
     let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    // SAFETY: this request takes flags, and its answer is a descriptor of ours or negative.
+    // SAFETY: this request takes flags, and returns a new descriptor or a negative number.
     unsafe {
         match libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags.bits()) {
             fd @ 0.. => Ok(OwnedFd::from_raw_fd(fd)),
@@ -262,15 +269,15 @@ fn uffd_of_device(flags: UserfaultfdFlags) -> io::Result<OwnedFd> {
     }
 }
 
-/// The range whose stores are held by the handler, if there is one.
+/// The range whose stores the handler holds, if there is one.
 struct Held {
     start: AtomicUsize,
-    /// 0 if there is none.
+    /// 0 if there is no range.
     end: AtomicUsize,
     prot: AtomicU32,
-    /// Whose: a child has a copy of all this.
+    /// The process that holds: a child has a copy of all this.
     process: AtomicI32,
-    /// Counts beginnings and ends; odd while there is one.
+    /// Number of beginnings and ends; odd while there is a range.
     turn: AtomicU32,
 }
 
@@ -298,8 +305,8 @@ impl Held {
     }
 }
 
-/// Of the handler of SIGSEGV: whether a fault is a store that is held, or was, so that the instruction can be tried again. Returns when the
-/// hold is over.
+/// Returns whether a fault is a store that is held or was held, so that the instruction can be tried again. Waits until the
+/// hold is over. The handler of SIGSEGV calls this.
 pub(crate) fn is_survived(address: usize, is_store: bool) -> bool {
     let mut seen = HELD.turn.load(Ordering::SeqCst);
     if seen == 0 || !is_store {
@@ -311,10 +318,10 @@ pub(crate) fn is_survived(address: usize, is_store: bool) -> bool {
             let is_here = HELD.process.load(Ordering::SeqCst) == getpid().as_raw_nonzero().get();
             let patience = (!is_here).then_some(&futex::Timespec { tv_sec: 1, tv_nsec: 0 });
             let waited = futex::wait(&HELD.turn, futex::Flags::PRIVATE, seen, patience);
-            // A child that was forked meanwhile, whose pages nobody replaces. (One of vfork has been woken.)
+            // This is a child that was forked meanwhile, whose pages are not replaced. (A child of vfork has been woken.)
             if waited == Err(Errno::TIMEDOUT) {
                 let flags = MprotectFlags::from_bits_retain(HELD.prot.load(Ordering::SeqCst));
-                // SAFETY: it gives the range the protection that it had.
+                // SAFETY: it restores the protection that the range had.
                 return unsafe { mprotect(range.start as *mut c_void, range.len(), flags) }.is_ok();
             }
         } else {
@@ -332,17 +339,17 @@ pub(crate) fn is_survived(address: usize, is_store: bool) -> bool {
     }
 }
 
-/// How often a thread is looked at that wants a CPU, and blocks a signal: some seconds. On a busy machine it may have to wait so long for its
-/// turn. One that sleeps is looked at 300 times, for a quarter of a second.
+/// Number of looks at a thread that blocks a signal and wants a CPU: some seconds, since on a busy machine the thread may
+/// wait that long for its turn. A sleeping thread is looked at 300 times, for a quarter of a second.
 const PATIENCE: i32 = 6000;
 
-/// Whether any thread blocks the signal, and not for a moment only, as the C library does in some of its functions.
+/// Returns whether any thread blocks the signal, and not only for a moment, as the C library does in some of its functions.
 fn does_any_thread_block(signal: libc::c_int) -> io::Result<bool> {
     for thread in fs::read_dir("/proc/self/task")? {
         let status = thread?.path().join("status");
-        // `None`: it does not. Otherwise, whether it waits for something else than a CPU.
+        // `None`: the thread does not block the signal. Otherwise: whether it waits for something other than a CPU.
         let blocks = || {
-            // One that has ended meanwhile blocks nothing.
+            // A thread that has ended meanwhile blocks nothing.
             let status = fs::read_to_string(&status).ok()?;
             let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
             let blocked = field("SigBlk:").and_then(|set| u64::from_str_radix(set, 16).ok());
@@ -366,10 +373,10 @@ fn does_any_thread_block(signal: libc::c_int) -> io::Result<bool> {
     Ok(false)
 }
 
-/// This thread's signals wait until this is dropped, but for those that its own instructions cause.
+/// Blocks this thread's signals until it is dropped, except those that the thread's own instructions cause.
 pub(crate) struct SignalsBlocked {
     before: u64,
-    /// Of this thread.
+    /// The value belongs to this thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -387,10 +394,10 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// The kernel's call itself: the C library's leaves out the signals that it needs for itself, whose handlers store too.
+/// Calls the kernel directly: the C library's function leaves out the signals that it uses itself, whose handlers store too.
 fn change(how: libc::c_int, set: u64) -> u64 {
     let mut before = 0_u64;
-    // SAFETY: the kernel's sets are of 64 bits, which the pointers are to. It cannot fail.
+    // SAFETY: the kernel's signal sets have 64 bits, as the variables behind the pointers do. The call cannot fail.
     unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const set, &raw mut before, size_of::<u64>());
     }
@@ -411,19 +418,19 @@ mod tests {
     const PAGE: usize = 4096;
     const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-    /// One of these tests at a time: they are about moments, and one is about forks.
+    /// Runs only one of these tests at a time: they depend on timing, and one of them forks.
     fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this process may have.
+    /// Returns the reaches that this process may have.
     fn reaches() -> Vec<Reach> {
         let may = |reach: &Reach| *reach == Reach::ByHandler || uffd(*reach).is_ok();
         [Reach::All, Reach::UserMode, Reach::ByHandler].into_iter().filter(may).collect()
     }
 
-    /// Private pages which are moved one by one while threads store to those around the one whose turn it is.
+    /// Private pages which are moved one by one, while threads store to those around the page whose turn it is.
     struct Pages {
         start: NonNull<u8>,
         count: usize,
@@ -433,7 +440,7 @@ mod tests {
         is_over: AtomicBool,
     }
 
-    // SAFETY: the pages are only ever used as atomics, or as mutexes.
+    // SAFETY: the pages are only used as atomics, or as mutexes.
     unsafe impl Sync for Pages {}
 
     impl Pages {
@@ -441,7 +448,7 @@ mod tests {
             let file = tempfile::tempfile_in("/dev/shm").unwrap();
             file.set_len((count * PAGE) as u64).unwrap();
             let arena = Mapping::of_file(&file, 0, count * PAGE, Protection::ReadWrite).unwrap();
-            // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+            // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
             let start =
                 unsafe { mmap_anonymous(ptr::null_mut(), count * PAGE, READ_WRITE, MapFlags::PRIVATE) };
             let start = NonNull::new(start.unwrap().cast()).unwrap();
@@ -450,29 +457,29 @@ mod tests {
 
         fn page(&self, n: usize) -> NonNull<u8> {
             assert!(n < self.count);
-            // SAFETY: inside of the pages.
+            // SAFETY: inside the pages.
             unsafe { self.start.add(n * PAGE) }
         }
 
         fn word(&self, page: usize, word: usize) -> &AtomicU64 {
             assert!(word < PAGE / 8);
-            // SAFETY: inside of the pages, which stay mapped, aligned, and only ever used as atomics.
+            // SAFETY: inside the pages, which stay mapped, aligned, and only used as atomics.
             unsafe { AtomicU64::from_ptr(self.page(page).cast::<u64>().add(word).as_ptr()) }
         }
 
         fn place(&self, first: usize, count: usize, reach: Reach) -> io::Result<Placed> {
             let at = first * PAGE;
             let (file, start) = (self.file.as_fd(), self.page(first));
-            // SAFETY: the pages are the test's, and no part of a stack.
+            // SAFETY: the pages belong to the test, and are not part of a stack.
             unsafe { self.arena.exchange(file, at as u64, start, count * PAGE, PAGE, Some(reach)) }
         }
 
-        /// Moves all, so many at a time.
+        /// Moves all pages, `step` at a time.
         fn place_all(&self, step: usize, reach: Reach) -> Vec<Placed> {
             let place = |n| {
                 self.turn.store(n, Ordering::Relaxed);
                 let placed = self.place(n, step.min(self.count - n), reach);
-                // If it fails, the other threads end with the test.
+                // If this fails, the other threads end with the test.
                 self.is_over.store(placed.is_err(), Ordering::Relaxed);
                 placed.unwrap()
             };
@@ -482,7 +489,8 @@ mod tests {
             placed
         }
 
-        /// Does something for the pages around the one whose turn it is, until all have been moved; how often for each.
+        /// Calls `what` for the pages around the one whose turn it is, until all have been moved. Returns how often for each
+        /// page.
         fn around(&self, mut what: impl FnMut(usize)) -> Vec<u64> {
             let mut done = vec![0; self.count];
             while !self.is_over.load(Ordering::Relaxed) {
@@ -499,7 +507,7 @@ mod tests {
 
     impl Drop for Pages {
         fn drop(&mut self) {
-            // SAFETY: made by `new`, and used by nobody any more.
+            // SAFETY: made by `new`, and not used any more.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * PAGE) };
         }
     }
@@ -514,7 +522,7 @@ mod tests {
         for (reach, step) in reaches().into_iter().flat_map(|reach| [(reach, 1), (reach, 7)]) {
             let pages = Pages::new(if reach == Reach::ByHandler { 1000 } else { 3000 });
             thread::scope(|scope| {
-                // One word of each thread's own, one for all, and one of each thread for exchanges.
+                // Each thread has one word of its own and one for exchanges, and all threads share another.
                 let threads: Vec<_> = (0..3)
                     .map(|thread| {
                         let pages = &pages;
@@ -550,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn mutexes_stay_locked_by_whom_they_were() {
+    fn mutexes_keep_their_owners() {
         let _alone = alone();
         for reach in reaches() {
             let pages = Pages::new(1500);
@@ -562,12 +570,12 @@ mod tests {
                             pages.around(|n| {
                                 let mutex = pages.page(n).as_ptr().cast::<libc::pthread_mutex_t>();
                                 let count = pages.word(n, 64);
-                                // SAFETY: zeros are a mutex of the C library that is not locked.
+                                // SAFETY: zeros are an unlocked mutex of the C library.
                                 unsafe {
                                     assert_eq!(libc::pthread_mutex_lock(mutex), 0);
                                     let now = count.load(Ordering::Relaxed);
                                     if now.is_multiple_of(64) {
-                                        // Others sleep in a system call then, and are woken after the exchange.
+                                        // Other threads then sleep in a system call, and are woken after the exchange.
                                         thread::yield_now();
                                     }
                                     count.store(now + 1, Ordering::Relaxed);
@@ -632,15 +640,15 @@ mod tests {
         static AT: AtomicUsize = AtomicUsize::new(0);
         static RUNS: AtomicU64 = AtomicU64::new(0);
         extern "C" fn handler(_: libc::c_int) {
-            // SAFETY: a word of the page whose turn it is, as long as signals are sent.
+            // SAFETY: this is a word of the page whose turn it is, as long as signals are sent.
             unsafe { AtomicU64::from_ptr(AT.load(Ordering::Relaxed) as *mut u64) }
                 .fetch_add(1, Ordering::Relaxed);
             RUNS.fetch_add(1, Ordering::Relaxed);
         }
         let _alone = alone();
-        // SAFETY: the handler does what a handler may.
+        // SAFETY: the handler does only what a handler may do.
         unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
-        // Without a hold, too.
+        // Also without a hold.
         for reach in reaches().into_iter().map(Some).chain([None]) {
             let pages = Pages::new(1000);
             AT.store(pages.word(0, 3).as_ptr() as usize, Ordering::Relaxed);
@@ -675,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn another_threads_child_is_held_by_nobody() {
+    fn another_threads_child_is_not_held() {
         let _alone = alone();
         for reach in reaches() {
             let pages = Pages::new(1500);
@@ -683,16 +691,16 @@ mod tests {
                 let pages = &pages;
                 let forks = scope.spawn(move || {
                     pages.around(|n| {
-                        // SAFETY: the child does nothing but load, store and end.
+                        // SAFETY: the child only loads, stores and ends.
                         let child = unsafe { libc::fork() };
                         if child == 0 {
-                            // If the child's page is shared, then so is its store.
+                            // If the child shared the page with its parent, its store would be visible to the parent.
                             pages.word(n, 9).fetch_add(1, Ordering::Relaxed);
                             // SAFETY: as above.
                             unsafe { libc::_exit(0) };
                         }
                         let mut status = -1;
-                        // SAFETY: this thread's child.
+                        // SAFETY: the child is this thread's own.
                         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                         assert_eq!(status, 0);
                     })

@@ -7,37 +7,37 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A run of words that loom explores. A word is named by its offset and may be used with one size only; two of them must
-/// not overlap, which nothing checks. Bulk copies, of 64-bit words, go
-/// word by word without ordering, so a missing release or acquire shows as an old value; and they are also watched for
-/// data races, because loom never lets a load see a store that its execution has not done yet, which hides that a
-/// copy out must come before the next copy in. Copies whose last word has an order ([`SharedSharedMemory::write_release`],
-/// [`SharedSharedMemory::read_acquire`]) are not watched: that they meet is what they are for.
+/// A range of words that loom explores. A word is identified by its offset, and may be used with one size only; words must
+/// not overlap, which is not checked. Bulk copies, of 64-bit words, are done word by word without ordering, so that a missing
+/// release or acquire shows as an old value. They are also watched for data races: loom never lets a load see a store that
+/// its execution has not done yet, and so would not notice if a copy out did not come before the next copy in. Copies whose
+/// last word is ordered ([`SharedMemory::write_release`], [`SharedMemory::read_acquire`]) are not watched, since they are
+/// meant for memory that others access at the same time.
 ///
-/// Each word costs time in every execution, so a model names the words that it uses; touching another one panics.
+/// Each word costs time in every execution, so a model lists the words that it uses. An access to another word panics.
 ///
-/// A clone can be made to forget one kind of ordering ([`LoomMemory::without`]): a model that still passes then
-/// proves nothing.
+/// A clone can be made to leave out one kind of ordering ([`LoomMemory::without`]). A model that still passes then proves
+/// nothing.
 #[derive(Clone)]
 pub struct LoomMemory {
     len: usize,
     words: Arc<BTreeMap<usize, Word>>,
-    /// An ordering, and the words where it is missing.
+    /// An ordering that is left out, and the words where it is.
     forgets: Option<(Order, Range<usize>)>,
 }
 
 struct Word {
     value: AtomicU64,
-    /// Holds nothing; knows who has copied to or from the word, and in what order.
+    /// Contains nothing. It records which threads have copied to or from the word, and in which order.
     copies: UnsafeCell<()>,
 }
 
-// SAFETY: nothing lies in the cell; that threads meet there is what loom is asked to report.
+// SAFETY: the cell contains nothing; loom is asked to report threads that access it at the same time.
 unsafe impl Sync for Word {}
 // SAFETY: as above.
 unsafe impl Send for Word {}
 
-/// An ordering that [`LoomMemory::without`] takes away.
+/// An ordering that [`LoomMemory::without`] leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Acquire loads become relaxed, and a read-modify-write only releases.
@@ -55,18 +55,18 @@ impl Word {
 }
 
 impl LoomMemory {
-    /// `len` bytes, zero, of which the words at the given offsets exist. To be made inside the model.
+    /// Returns `len` zero bytes, of which only the words at the given offsets exist. To be called inside the model.
     pub fn new(len: usize, words: impl IntoIterator<Item = usize>) -> Self {
         let words = words.into_iter().inspect(|at| assert!(at % 2 == 0 && at + 2 <= len, "no word at {at}"));
         Self { len, words: Arc::new(words.map(|at| (at, Word::new())).collect()), forgets: None }
     }
 
-    /// The same memory, for a party whose code lacks an ordering.
+    /// Returns the same memory, for a party whose code lacks an ordering.
     pub fn without(&self, order: Order) -> Self {
         self.without_at(order, 0..self.len)
     }
 
-    /// The same memory, for a party whose code lacks an ordering of these words.
+    /// Returns the same memory, for a party whose code lacks an ordering of these words.
     pub fn without_at(&self, order: Order, words: Range<usize>) -> Self {
         Self { forgets: Some((order, words)), ..self.clone() }
     }
@@ -78,7 +78,7 @@ impl LoomMemory {
     fn at(&self, at: usize) -> &Word {
         match self.words.get(&at) {
             Some(word) => word,
-            None => panic!("the model touches the word at {at:#x}, which it does not have"),
+            None => panic!("the model accesses the word at {at:#x}, which it does not have"),
         }
     }
 
@@ -90,7 +90,7 @@ impl LoomMemory {
         if self.lacks(at) == Some(order) { Ordering::Relaxed } else { strong }
     }
 
-    /// The order of a read-modify-write.
+    /// Returns the order of a read-modify-write.
     fn both(&self, at: usize) -> Ordering {
         match self.lacks(at) {
             Some(Order::Acquire) => Ordering::Release,
@@ -158,7 +158,7 @@ impl SharedMemory for LoomMemory {
         self.word(at).fetch_and(bits, self.both(at))
     }
     fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
-        // What is carried out of the 32 bits is cut off by whoever loads them.
+        // A load of the word drops what is carried out of the 32 bits.
         self.fetch_add_u64(at, value.into()) as u32
     }
     fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
@@ -205,12 +205,12 @@ impl SharedMemory for LoomMemory {
     }
 }
 
-/// How many of `len` bytes lie before the last word, if there is one.
+/// Returns how many of `len` bytes lie before the last word, if there is one.
 fn before_last(len: usize) -> Option<usize> {
     Some(len.checked_sub(1)? / 8 * 8)
 }
 
-/// The word that begins with these bytes.
+/// Returns the word that begins with these bytes.
 fn word_of(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);

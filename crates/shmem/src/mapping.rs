@@ -1,4 +1,4 @@
-//! A real mapping: a file's pages, or anonymous ones.
+//! A real mapping, of a file's pages or of anonymous ones.
 
 use crate::copy::{self, wordwise};
 use crate::fault_in::fault_in;
@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Arc, OnceLock};
 
-/// What a mapping may be used for.
+/// The accesses for which a mapping may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// Loads only; a store would fault.
@@ -21,12 +21,12 @@ pub enum Protection {
     ReadWrite,
 }
 
-/// Mapped memory, or a part of it. Clones and parts share the mapping, which ends with the last of them.
+/// Mapped memory, or a part of it. Clones and parts share the mapping, which is unmapped when the last of them is dropped.
 #[derive(Clone)]
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    /// As `len`, or 0 if there must be no stores: so one comparison checks both.
+    /// Equal to `len`, or 0 if stores are forbidden, so that one comparison checks both.
     writable: usize,
     whole: Arc<Whole>,
 }
@@ -36,13 +36,13 @@ struct Whole {
     len: usize,
     broken: AtomicBool,
     guard: OnceLock<guard::Watch>,
-    /// A store was tried where there must be none.
+    /// A forbidden store was tried.
     denied: AtomicBool,
     stores: OnceLock<guard::Watch>,
 }
 
-// SAFETY: the pointer leads to a mapping that lives as long as `whole`; all access to it is through atomics and raw
-// copies, which any thread may do.
+// SAFETY: the pointer refers to a mapping that lives as long as `whole`; all access to it is through atomics and raw copies,
+// which any thread may do.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -53,33 +53,33 @@ unsafe impl Sync for Whole {}
 
 impl Drop for Whole {
     fn drop(&mut self) {
-        // The guard must stop knowing the range before the kernel can give it to somebody else.
+        // The guard must forget the range before the kernel can give it to another mapping.
         self.guard.take();
         self.stores.take();
-        // SAFETY: `start` and `len` are of a mapping that this value made and that nobody uses any more.
+        // SAFETY: `start` and `len` are of a mapping that this value made and that is not used any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, shared. If the file is truncated later, the process survives: see
-    /// [`SharedMemory::is_broken`]. The first such mapping installs a SIGBUS handler, which passes on what is not ours. A thread that has the
-    /// signal blocked must call [`SharedMemory::attend`] before it touches the mapping.
+    /// [`SharedMemory::is_broken`]. The first such mapping installs a SIGBUS handler, which passes on faults in other memory.
+    /// A thread that blocks the signal must call [`SharedMemory::attend`] before it accesses the mapping.
     pub fn of_file(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> io::Result<Self> {
         let prot = match protection {
             Protection::Read => ProtFlags::READ,
             Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
         let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, offset) }?;
         let mapping = Self::wrap(start.cast(), len, true, protection)?;
         fault_in(&mapping, file);
         Ok(mapping)
     }
 
-    /// Plain private memory, zeroed; for tests, and for rings within one process.
+    /// Returns private memory, zeroed; for tests, and for rings within one process.
     pub fn anonymous(len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }?;
@@ -105,7 +105,7 @@ impl Mapping {
         if guarded {
             let (at, prot) = (start.as_ptr() as usize, ProtFlags::READ | ProtFlags::WRITE);
             let watch = guard::TRUNCATION.watch(at, len, len, prot, &raw const whole.broken)?;
-            // Just made, so it is not set yet.
+            // The value is new, so the guard is not set yet.
             let _ = whole.guard.set(watch);
             guard::attend();
         }
@@ -113,7 +113,7 @@ impl Mapping {
         Ok(Self { start, len, writable, whole })
     }
 
-    /// The `len` bytes from `at`, or `None` if they are not all inside, or if `at` is no multiple of eight.
+    /// Returns the `len` bytes from `at` on. `None` if they are not all inside, or if `at` is not a multiple of eight.
     pub fn part(&self, at: usize, len: usize) -> Option<Self> {
         let end = at.checked_add(len)?;
         if end > self.len || !at.is_multiple_of(8) {
@@ -125,56 +125,58 @@ impl Mapping {
         Some(Self { start, len, writable, whole: self.whole.clone() })
     }
 
-    /// Whether this mapping takes no stores. One that is tried all the same is a bug of the caller, like an access outside of
-    /// it, and panics.
+    /// Returns whether this mapping forbids stores. To store nevertheless is a bug of the caller, like an access outside of
+    /// the mapping, and panics.
     pub fn is_read_only(&self) -> bool {
         self.writable == 0 && self.len > 0
     }
 
-    /// Zeroes `len` bytes from `at`.
+    /// Zeroes `len` bytes from `at` on.
     pub fn zero(&self, at: usize, len: usize) {
         let to = self.pointer_below(self.writable, at, len);
         // SAFETY: inside the mapping, as just checked.
         unsafe { std::ptr::write_bytes(to, 0, len) };
     }
 
-    /// Copies `len` bytes from `at` of this mapping to `to_at` of another, without a stop in private memory. A peer may write
-    /// either meanwhile; see the assumption on top of the crate.
+    /// Copies `len` bytes from `at` of this mapping to `to_at` of another, without an intermediate copy in private memory. A
+    /// peer may write to either meanwhile; see the assumption in the crate's documentation.
     #[inline]
     pub fn copy_to(&self, at: usize, to: &Self, to_at: usize, len: usize) {
         let (from, to) = (self.pointer(at, len), to.pointer_below(to.writable, to_at, len));
-        // SAFETY: both runs are inside their mappings, as just checked; they may overlap if the mappings are one.
+        // SAFETY: both ranges are inside their mappings, as just checked; they may overlap if the mappings are the same.
         unsafe { std::ptr::copy(from, to, len) };
     }
 
-    /// [`SharedSharedMemory::write_release`], from memory that may be shared too: the last word is stored after all else, with release.
+    /// Writes as [`SharedMemory::write_release`] does, from memory that may be shared too: the last word is stored after
+    /// everything else, with release.
     ///
     /// # Safety
     ///
-    /// `from` must be valid for loads of `len` bytes. Others may store to them meanwhile (see the assumption on top of the
-    /// crate). They may overlap with what is written.
+    /// `from` must be valid for loads of `len` bytes. Others may store to these bytes meanwhile (see the assumption in the
+    /// crate's documentation). They may overlap with what is written.
     #[inline]
     pub unsafe fn write_release_from(&self, at: usize, from: *const u8, len: usize) {
         let to = self.pointer_below(self.writable, at, len);
-        // SAFETY: `to` is inside the mapping, as just checked; the caller answers for `from`.
+        // SAFETY: `to` is inside the mapping, as just checked; the caller guarantees `from`.
         unsafe { copy::store_release(to, from, len) };
     }
 
-    /// [`SharedSharedMemory::read_acquire`], into memory that may be shared too: the last word is loaded before all else, with acquire.
+    /// Reads as [`SharedMemory::read_acquire`] does, into memory that may be shared too: the last word is loaded before
+    /// everything else, with acquire.
     ///
     /// # Safety
     ///
-    /// `into` must be valid for stores of `len` bytes, to which there is no reference. Others may access them meanwhile, if these
-    /// too take them for shared memory. They may overlap with what is read.
+    /// `into` must be valid for stores of `len` bytes, to which there is no reference. Others may access them meanwhile, if
+    /// they treat them as shared memory too. They may overlap with what is read.
     #[inline]
     pub unsafe fn read_acquire_to(&self, at: usize, into: *mut u8, len: usize) {
         let from = self.pointer(at, len);
-        // SAFETY: `from` is inside the mapping, as just checked; the caller answers for `into`.
+        // SAFETY: `from` is inside the mapping, as just checked; the caller guarantees `into`.
         unsafe { copy::load_acquire(into, from, len) };
     }
 
-    /// Copies out to memory that may be shared too, and stores the last word there after all else, with release: for whoever polls the
-    /// last byte there.
+    /// Copies out to memory that may be shared too, and stores the last word there after everything else, with release. This
+    /// is for a reader that polls the last byte there.
     ///
     /// # Safety
     ///
@@ -182,27 +184,27 @@ impl Mapping {
     #[inline]
     pub unsafe fn read_release_to(&self, at: usize, into: *mut u8, len: usize) {
         let from = self.pointer(at, len);
-        // SAFETY: `from` is inside the mapping, as just checked; the caller answers for `into`.
+        // SAFETY: `from` is inside the mapping, as just checked; the caller guarantees `into`.
         unsafe { copy::store_release(into, from, len) };
     }
 
-    /// Asks the kernel for huge pages, where it has them for this kind of memory. A wish: nothing else changes.
+    /// Asks the kernel for huge pages, if it has them for this kind of memory. This is a hint: nothing else changes.
     pub fn prefer_huge_pages(&self) {
-        // SAFETY: advice about a mapping of ours that changes nothing of what is in it.
+        // SAFETY: advice about our own mapping, which does not change its content.
         let _ = unsafe {
             rustix::mm::madvise(self.start.as_ptr().cast(), self.len, rustix::mm::Advice::LinuxHugepage)
         };
     }
 
-    /// Forbids stores to the whole mapping from now on, for all its users in this process: they fault.
+    /// Forbids stores to the whole mapping from now on, for all its users in this process: stores will fault.
     pub fn forbid_stores(&self) -> io::Result<()> {
         let whole = &self.whole;
-        // SAFETY: the range is a mapping of ours; nothing that Rust knows of refers to its bytes.
+        // SAFETY: the range is our own mapping, and there is no Rust reference to its bytes.
         unsafe { mprotect(whole.start.as_ptr().cast(), whole.len, MprotectFlags::READ) }?;
         Ok(())
     }
 
-    /// Takes the memory away from all users in this process: they find zeros, and what they store is nobody's.
+    /// Takes the memory away from all users in this process: they read zeros, and their stores reach no one else.
     pub fn detach(&self) -> io::Result<()> {
         let (whole, prot) = (&self.whole, ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -211,23 +213,23 @@ impl Mapping {
         Ok(())
     }
 
-    /// From now on, a store to the mapping where it must not be stored to is survived: it goes into a private copy of its
-    /// page (in units of `page` bytes, in which the mapping can be split), and [`Mapping::take_denied`] says so. The first
-    /// such mapping installs a SIGSEGV handler, which passes on what is not ours.
+    /// Makes the process survive forbidden stores to the mapping from now on. Such a store goes into a private copy of its
+    /// page (in units of `page` bytes, in which the mapping can be split), and [`Mapping::take_denied`] reports it. The first
+    /// such mapping installs a SIGSEGV handler, which passes on faults in other memory.
     pub fn guard_stores(&self, page: usize) -> io::Result<()> {
         let whole = &self.whole;
         if whole.stores.get().is_none() {
             let (at, prot) = (whole.start.as_ptr() as usize, ProtFlags::READ | ProtFlags::WRITE);
             let watch = guard::STORES.watch(at, whole.len, page, prot, &raw const whole.denied)?;
-            // If somebody else was faster, his is enough.
+            // If another thread was faster, its watch is enough.
             let _ = whole.stores.set(watch);
             guard::attend();
         }
         Ok(())
     }
 
-    /// Whether a forbidden store has been survived since the last call. The pages of `file` at `offset`, of which this is a
-    /// mapping, are then in their place again, for loads.
+    /// Returns whether the process has survived a forbidden store since the last call. If so, maps the pages of `file` at
+    /// `offset`, of which this is a mapping, again, for loads.
     pub fn take_denied(&self, file: impl AsFd, offset: u64) -> io::Result<bool> {
         let whole = &self.whole;
         if !whole.denied.load(Ordering::Relaxed) || !whole.denied.swap(false, Ordering::Relaxed) {
@@ -239,8 +241,8 @@ impl Mapping {
         Ok(true)
     }
 
-    /// Watches another range that has pages of the same file: if one of them has gone away, it is replaced, and the memory is
-    /// broken. The range must not be watched longer than this mapping is held.
+    /// Watches another range that contains pages of the same file: if one of them is lost, it is replaced, and the memory is
+    /// broken. The range must not be watched longer than this mapping lives.
     pub(crate) fn watch_also(
         &self,
         at: usize,
@@ -261,7 +263,7 @@ impl Mapping {
         self.pointer_below(self.len, at, len)
     }
 
-    /// `limit` is `len`, or `writable` for stores.
+    /// Returns the address of `len` bytes at offset `at`. `limit` is `len`, or `writable` for stores.
     #[inline]
     fn pointer_below(&self, limit: usize, at: usize, len: usize) -> *mut u8 {
         assert!(at.saturating_add(len) <= limit, "access outside the mapping, or a store to a read-only one");
@@ -281,14 +283,14 @@ impl Mapping {
 
     #[inline]
     fn word32(&self, limit: usize, at: usize) -> &AtomicU32 {
-        // One comparison, here and below: rotated, a misaligned offset is a huge one. Under emulation a branch costs more
-        // than what it guards.
+        // One comparison, here and below: after the rotation, a misaligned offset is a huge one. Under emulation, a branch
+        // costs more than what it protects.
         assert!(
             at.rotate_right(2) < limit / 4,
             "word outside the mapping, or misaligned, or a store to a read-only one"
         );
-        // SAFETY: inside the mapping (whose start and length are multiples of eight), aligned, and only ever accessed
-        // atomically by us; it lives while `self` does.
+        // SAFETY: inside the mapping (whose start and length are multiples of eight), aligned, and accessed by this crate
+        // only with atomics. It lives as long as `self`.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 
@@ -318,14 +320,14 @@ impl Mapping {
 
     pub(crate) fn write_to(&self, at: usize, len: usize, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let p = self.pointer(at, len);
-        // SAFETY: the kernel reads `len` bytes inside the mapping; if they have gone away it reports EFAULT.
+        // SAFETY: the kernel reads `len` bytes inside the mapping; if they are gone, it reports EFAULT.
         let n = unsafe { libc::write(fd.as_raw_fd(), p.cast(), len) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
     pub(crate) fn read_from(&self, at: usize, len: usize, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let p = self.pointer(at, len);
-        // SAFETY: the kernel writes at most `len` bytes inside the mapping; if they have gone away it reports EFAULT.
+        // SAFETY: the kernel writes at most `len` bytes inside the mapping; if they are gone, it reports EFAULT.
         let n = unsafe { libc::read(fd.as_raw_fd(), p.cast(), len) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
@@ -333,7 +335,7 @@ impl Mapping {
 
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not what is in it: that is others' too.
+        // The content is left out, since it belongs to others too.
         f.debug_struct("Mapping").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
     }
 }
@@ -390,7 +392,7 @@ impl SharedMemory for Mapping {
         loop {
             let value = word.load(Ordering::Acquire);
             left -= 1;
-            // One branch a look: the sign of what is left is all ones once nothing is.
+            // One branch per look: the sign bits are all ones once no look is left.
             if value | ((left - 1) >> 63) as u64 != 0 {
                 return value;
             }
@@ -452,7 +454,7 @@ impl SharedMemory for Mapping {
         #[cfg(target_arch = "x86_64")]
         if at < self.len {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: inside the mapping; a prefetch faults nowhere.
+            // SAFETY: inside the mapping; a prefetch never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.as_ptr().add(at).cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -463,9 +465,9 @@ impl SharedMemory for Mapping {
     fn prefetch_to_store(&self, at: usize) {
         #[cfg(target_arch = "x86_64")]
         if at < self.writable {
-            // The compiler's own intrinsic asks for the line to read it, unless it knows the processor.
-            // SAFETY: inside the mapping; the instruction faults nowhere, changes no byte, and does nothing on processors without it
-            // (AMD64 Architecture Programmer's Manual, volume 3, PREFETCHW).
+            // The compiler's own intrinsic fetches the line for reading, unless it knows the processor.
+            // SAFETY: inside the mapping; the instruction never faults, changes no byte, and does nothing on processors
+            // without it (AMD64 Architecture Programmer's Manual, volume 3, PREFETCHW).
             unsafe {
                 let line = self.start.as_ptr().add(at);
                 std::arch::asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags));
@@ -480,15 +482,15 @@ impl SharedMemory for Mapping {
         let from = self.pointer(at, into.len());
         if wordwise(at, into.len()) {
             for (i, chunk) in into.chunks_exact_mut(8).enumerate() {
-                // SAFETY: inside the mapping, as `pointer` has checked for the whole run; aligned, since the mapping's start
-                // and `at` are; accessed atomically.
+                // SAFETY: inside the mapping, as `pointer` has checked for the whole range; aligned, since the mapping's
+                // start and `at` are; accessed atomically.
                 let word = unsafe { AtomicU64::from_ptr(from.cast::<u64>().add(i)) };
                 chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
             }
             return;
         }
-        // SAFETY: both runs have `into.len()` bytes, and `into` is private memory, so they do not overlap. That a peer
-        // may write the source meanwhile is the assumption on top of the crate.
+        // SAFETY: both ranges have `into.len()` bytes, and `into` is private memory, so they do not overlap. That a peer may
+        // write to the source meanwhile is the assumption in the crate's documentation.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
@@ -515,13 +517,13 @@ impl SharedMemory for Mapping {
 
     #[inline]
     fn read_acquire(&self, at: usize, into: &mut [u8]) {
-        // SAFETY: `into` is valid for stores, and nobody else stores to it.
+        // SAFETY: `into` is valid for stores, and no one else stores to it.
         unsafe { self.read_acquire_to(at, into.as_mut_ptr(), into.len()) };
     }
 
     fn copy_into(&self, at: usize, to: &Self, to_at: usize, len: usize) {
         let from = self.pointer(at, len);
-        // SAFETY: `from` is inside the mapping, as just checked, and is taken for shared memory, as `to` is.
+        // SAFETY: `from` is inside the mapping, as just checked, and is treated as shared memory, as `to` is.
         unsafe { to.write_release_from(to_at, from, len) };
     }
 
@@ -601,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn what_many_add_is_all_there() {
+    fn no_addition_is_lost() {
         let m = Mapping::anonymous(4096).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -696,7 +698,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forbidden_store_goes_nowhere_and_is_told() {
+    fn a_forbidden_store_has_no_effect_and_is_reported() {
         let file = file(3 * 4096);
         let owner = Mapping::of_file(&file, 0, 3 * 4096, Protection::ReadWrite).unwrap();
         owner.store_relaxed_u64(4096, 7);

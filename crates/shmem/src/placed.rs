@@ -1,25 +1,27 @@
 //! Pages of the program that are moved into a file, in place.
 //!
-//! So a program shares memory that it has already, without another pointer to it: [`Mapping::place`] copies a range of the
-//! program's private pages to the pages of a file and puts these in their place, and [`Placed::lift`] puts private pages with what
-//! the range has then there again. Both keep the protection, and make their system calls themselves: a library that watches
-//! `mmap` (as MPI libraries do, to forget what is unmapped) is not told, since the program's range is there all the time.
+//! With this module, a program shares memory that it already has, and its pointers to the memory stay valid.
+//! [`Mapping::place`] copies a range of the program's private pages to the pages of a file, and puts these in their place.
+//! [`Placed::lift`] puts private pages with the range's content of that moment there again. Both keep the protection. They
+//! make their system calls directly: a library that intercepts `mmap` (as MPI libraries do, to forget what is unmapped) does
+//! not notice, and need not, since the program's range never disappears.
 //!
-//! # What other threads see
+//! # What other threads observe
 //!
-//! The new pages are filled somewhere else and then moved over the range by one `mremap`. To other threads the exchange is
-//! a single instant: no address of the range is ever unmapped, and a load finds the bytes that were there, before or after it.
+//! The new pages are filled elsewhere and then moved over the range by one `mremap`. For other threads, the exchange happens
+//! at a single instant: no address of the range is ever unmapped, and a load finds the same bytes before and after it.
 //!
-//! **A store between the copy and the exchange is lost**, because it goes to the page that is given up (of `place`), or to the
-//! file only (of `lift`). So nobody may store to the range during either call: no thread of this process, no system call that
-//! another thread is in (`read` into the range), no device that has been told to write there. The same goes for atomic
-//! operations, locks above all: what is locked or unlocked meanwhile is not any more, or is again. A thread that sleeps
-//! on a private futex in the range is not lost by the exchange, because those are known by their address alone.
-//! Neither call allocates between the copy and the exchange, so the range may be of the heap; and this thread's signals wait
-//! meanwhile, because their handlers may store.
+//! **A store between the copy and the exchange is lost**, because it goes to the old page (with `place`), or only to the file
+//! (with `lift`). Therefore nothing may store to the range during either call: no thread of this process, no system call of
+//! another thread (`read` into the range), and no device that was told to write there. The same holds for atomic operations,
+//! above all for locks: a lock that is taken meanwhile is free afterwards, and one that is released is taken again. A thread
+//! that sleeps on a private futex in the range is not lost by the exchange, because such futexes are identified by their
+//! address alone. Neither call allocates between the copy and the exchange, so the range may be part of the heap. This
+//! thread's signals are blocked meanwhile, because their handlers may store.
 //!
-//! [`Mapping::place_among_threads`] is for who cannot know that: it makes the threads that store to the range sleep from the copy to the
-//! exchange. Their stores go to the new pages then, and none is lost. What a device has been told to write there still is.
+//! [`Mapping::place_among_threads`] is for callers that cannot rule out stores of other threads: it makes the threads that
+//! store to the range sleep from the copy to the exchange. Then their stores go to the new pages, and none is lost. Writes by
+//! a device are still lost.
 
 use crate::areas::{self, Area, FileId, Maps, areas};
 use crate::guard::{self, Watch};
@@ -40,8 +42,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Pages of a file in the place of pages of the program. If this is dropped, they stay there, and are watched, until the
-/// process ends; a program that then unmaps them leaves a few bytes behind.
+/// Pages of a file in the place of pages of the program. If this is dropped, the pages stay there, and are watched, until the
+/// process ends; if the program unmaps them later, a few bytes are leaked.
 #[must_use = "the pages stay in the file unless they are lifted"]
 #[derive(Debug)]
 pub struct Placed {
@@ -49,36 +51,37 @@ pub struct Placed {
     len: usize,
     file: FileId,
     offset: u64,
-    /// There until the pages are not watched any more.
+    /// Present until the pages are not watched any more.
     watch: Option<Watch>,
     arena: Mapping,
 }
 
-// SAFETY: the pointer names a range of addresses; what is done there is up to the callers of unsafe functions.
+// SAFETY: the pointer refers to a range of addresses; the callers of unsafe functions are responsible for accesses to it.
 unsafe impl Send for Placed {}
 // SAFETY: as above.
 unsafe impl Sync for Placed {}
 
 impl Mapping {
-    /// Moves the pages at `start` into `file`, at `offset`: the range has the same bytes and the same protection as before, and
-    /// is shared with everybody who maps the file. What the file had there is overwritten. The range must be private memory
-    /// throughout, all of one protection, which allows loads; anything else is an error. `start`, `len` and `offset` are multiples
-    /// of `page`, in units of which the file can be mapped. This mapping, of the same file, is what [`SharedMemory::is_broken`] is
-    /// said of if the file is truncated; the bytes of pages that are touched afterwards are then zero.
+    /// Moves the pages at `start` into `file`, at `offset`. The range keeps its bytes and its protection, and is then shared
+    /// with all that map the file. What the file had there is overwritten. The whole range must be private memory of one
+    /// protection, which allows loads; anything else is an error. `start`, `len` and `offset` are multiples of `page`, the
+    /// unit in which the file can be mapped. This mapping must be of the same file. If the file is truncated, this mapping's
+    /// [`SharedMemory::is_broken`] returns true, and the bytes of pages that are accessed afterwards are zero.
     ///
-    /// After an error the range is what it was. (The kernel looks at all its limits first. If it then finds no memory for its own
-    /// books, in the middle of the exchange, the range is unmapped.)
+    /// After an error, the range is unchanged. (The kernel checks all its limits first. But if it then has no memory for its
+    /// own data, in the middle of the exchange, the range is unmapped.)
     ///
-    /// What was advised for the old pages (`madvise`, `mlock`, a policy) does not hold for the new ones, and after a fork the
-    /// child shares them with its parent.
+    /// Advice for the old pages (`madvise`, `mlock`, a policy) does not hold for the new ones. After a fork, the child shares
+    /// the new pages with its parent.
     ///
     /// # Safety
     ///
-    /// - The range is the caller's to replace, and stays mapped, with the same protection, during the call.
-    /// - During the call nobody stores to it: see the top of this file. So it has no part of the stack of a running thread, this
-    ///   one included, nor of this mapping's memory.
-    /// - From now on it is shared memory. Whoever uses it (through references, too) must hold with what others, who
-    ///   may map the file, do to its bytes; [the crate's documentation](crate) says what that means for Rust.
+    /// - The caller may replace the range, and the range stays mapped, with the same protection, during the call.
+    /// - During the call, nothing stores to the range: see the head of this file. Therefore the range has no part of the
+    ///   stack of a running thread, including this one, and no part of this mapping's memory.
+    /// - From now on, the range is shared memory. Code that uses it (also through references) must tolerate what other
+    ///   processes, which may map the file, do to its bytes; [the crate's documentation](crate) says what that means for
+    ///   Rust.
     pub unsafe fn place(
         &self,
         file: impl AsFd,
@@ -87,25 +90,27 @@ impl Mapping {
         len: usize,
         page: usize,
     ) -> io::Result<Placed> {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { self.exchange(file.as_fd(), offset, start, len, page, None) }
     }
 
-    /// As [`Mapping::place`], while other threads may load from the range and store to it: a thread that stores to it meanwhile sleeps
-    /// until the new pages are there, and then stores to these.
+    /// Moves pages as [`Mapping::place`] does, while other threads may load from the range and store to it. A thread that
+    /// stores to the range meanwhile sleeps until the new pages are there, and then stores to these.
     ///
-    /// That takes userfaultfd (Linux 5.11). Where it is refused (as container engines do), and for private pages of a file, the
-    /// handler of SIGSEGV holds the threads instead (Linux 5.14, x86-64); if a thread blocks that signal, this is an error.
+    /// This needs userfaultfd (Linux 5.11). If it is forbidden (as container engines do), and for private pages of a file,
+    /// the handler of SIGSEGV holds the threads instead (Linux 5.14, x86-64); then it is an error if a thread blocks that
+    /// signal.
     ///
-    /// The kernel's own stores are held only if this process may use userfaultfd for them: as root, with `CAP_SYS_PTRACE`, with rights to
-    /// `/dev/userfaultfd`, or with `vm.unprivileged_userfaultfd = 1`. For others, a system call of another thread that stores to
-    /// the range meanwhile, such as `read`, may fail with `EFAULT`.
+    /// The kernel's own stores are held only if this process may use userfaultfd for them: as root, with `CAP_SYS_PTRACE`,
+    /// with rights to `/dev/userfaultfd`, or with `vm.unprivileged_userfaultfd = 1`. Otherwise, a system call of another
+    /// thread that stores to the range meanwhile, such as `read`, may fail with `EFAULT`.
     ///
     /// # Safety
     ///
-    /// As [`Mapping::place`], but for stores by this process's threads. The range has no part of the stack of any thread (or of its signal
-    /// stack), nor of its thread-local memory: this thread would sleep for ever, and to others the kernel itself stores at moments when
-    /// it takes no error. Nobody unmaps pages of the range or gives up what is on them (`MADV_DONTNEED`) meanwhile.
+    /// As for [`Mapping::place`], except for stores by this process's threads. The range has no part of the stack of any
+    /// thread (or of its signal stack), nor of its thread-local memory: this thread would sleep for ever, and for other
+    /// threads the kernel itself stores there at moments when it cannot tolerate an error. No one unmaps pages of the range
+    /// or discards their content (`MADV_DONTNEED`) meanwhile.
     pub unsafe fn place_among_threads(
         &self,
         file: impl AsFd,
@@ -114,15 +119,15 @@ impl Mapping {
         len: usize,
         page: usize,
     ) -> io::Result<Placed> {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { self.exchange(file.as_fd(), offset, start, len, page, Some(Reach::All)) }
     }
 
-    /// Stores of other threads are held, as far as possible and not farther than wanted.
+    /// Exchanges the pages. Stores of other threads are held as far as possible, but not farther than `others` says.
     ///
     /// # Safety
     ///
-    /// As `place`, or as `place_among_threads` with others.
+    /// As for `place`, or with `others` as for `place_among_threads`.
     pub(crate) unsafe fn exchange(
         &self,
         file: BorrowedFd<'_>,
@@ -136,12 +141,12 @@ impl Mapping {
         let whole = (at | len).is_multiple_of(page) && offset.is_multiple_of(page as u64);
         let range = match at.checked_add(len) {
             Some(end) if len > 0 && page > 0 && page.is_multiple_of(4096) && whole => at..end,
-            _ => return Err(invalid("the range is not of whole pages")),
+            _ => return Err(invalid("the range does not consist of whole pages")),
         };
         let maps = Maps::open()?;
         let prot = private_protection(&maps, &range)?;
 
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
         let new = unsafe { mmap(ptr::null_mut(), len, READ_WRITE, MapFlags::SHARED, file, offset) }?;
         let new = Temporary { start: new, len };
         let broken = AtomicBool::new(false);
@@ -150,37 +155,38 @@ impl Mapping {
         let Some(area) = maps.areas(new_at..new_at + len)?.into_iter().next() else {
             return Err(io::Error::other("the kernel does not say what has been mapped"));
         };
-        // SAFETY: the pages are ours. It is so that others sleep less long; if it cannot be done, the copy finds out why.
+        // SAFETY: the pages are ours. Populating them shortens the sleep of others. If it fails, the copy finds out why.
         let _ = unsafe { madvise(new.start, len, Advice::LinuxPopulateWrite) };
-        // From before the exchange on, so that no fault is missed.
+        // The watch begins before the exchange, so that no fault is missed.
         let placed_watch = self.watch_also(at, len, page, prot)?;
         guard::attend();
 
         let signals = SignalsBlocked::new();
-        // A range that nobody can store to needs no hold.
+        // A range that cannot be stored to needs no hold.
         let hold = match others.filter(|_| prot.contains(ProtFlags::WRITE)) {
             None => None,
             Some(Reach::All) => Some(Hold::widest(range, prot)?),
             Some(reach) => Some(Hold::new(range, prot, reach)?),
         };
-        // SAFETY: the range can be read, as the kernel has just said, stays as it is, and is the caller's to replace.
+        // SAFETY: the kernel has just said that the range can be read; it stays as it is, and the caller may replace it.
         let exchanged = unsafe { copy_and_put(new, start, prot, hold, &signals, &broken) };
         drop(signals);
         exchanged?;
         if broken.load(Ordering::Relaxed) {
-            return Err(invalid("the file ends before the pages"));
+            return Err(invalid("the file ends before the end of the pages"));
         }
         drop(watch);
         Ok(Placed { start, len, file: area.file, offset, watch: Some(placed_watch), arena: self.clone() })
     }
 }
 
-/// Copies a range to new pages, and puts these in its place if their file has not turned out to be broken. Allocates and frees nothing: the
-/// allocator's own words may lie in the range, and with a hold, this thread would wait for itself.
+/// Copies a range to new pages, and puts these in its place, unless their file has turned out to be broken. Allocates and
+/// frees nothing: the allocator's own words may lie in the range, and with a hold, this thread would wait for itself.
 ///
 /// # Safety
 ///
-/// The range is as long as the new pages, can be read, and is the caller's to replace. Without a hold nobody stores to it.
+/// The range is as long as the new pages and can be read, and the caller may replace it. Without a hold, nothing stores to
+/// it.
 unsafe fn copy_and_put(
     new: Temporary,
     start: NonNull<u8>,
@@ -192,12 +198,12 @@ unsafe fn copy_and_put(
     if let Some(hold) = &hold {
         hold.begin(signals)?;
     }
-    // SAFETY: as the caller says; others only load from the range.
+    // SAFETY: as the caller guarantees; others only load from the range.
     unsafe { ptr::copy_nonoverlapping(start.as_ptr(), new.start.cast(), new.len) };
     if broken.load(Ordering::Relaxed) {
         return Ok(());
     }
-    // SAFETY: the range is the caller's to replace.
+    // SAFETY: the caller may replace the range.
     unsafe { new.put(start.as_ptr().cast(), prot) }?;
     if let Some(hold) = &mut hold {
         hold.replaced();
@@ -206,33 +212,34 @@ unsafe fn copy_and_put(
 }
 
 impl Placed {
-    /// Where the range begins.
+    /// Returns the start of the range.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes.
+    /// Returns the length of the range in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never.
+    /// Returns false, since a range is never empty.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Whether the file was truncated.
+    /// Returns whether the file was truncated.
     pub fn is_broken(&self) -> bool {
         self.arena.is_broken()
     }
 
-    /// Whether the whole range still is what was placed there. A program may have unmapped it, or mapped something else.
+    /// Returns whether the whole range still contains the pages that were placed there. A program may have unmapped it, or
+    /// mapped something else.
     pub fn is_in_place(&self) -> io::Result<bool> {
         Ok(self.in_place(self.range())?.iter().map(Range::len).sum::<usize>() == self.len)
     }
 
-    /// Which parts of a range, which may reach beyond these pages, map the same file at the same distance between address and offset:
-    /// what is still in place of these pages, and of others that were placed so.
+    /// Returns the parts of a range, which may extend beyond these pages, that map the same file at the same distance between
+    /// address and offset: that is, the pages of this and similar calls that are still in place.
     pub fn in_place(&self, range: Range<usize>) -> io::Result<Vec<Range<usize>>> {
         let offset = self.distance().wrapping_add(range.start as u64);
         if areas::is_certainly(&range, self.file, offset) {
@@ -241,7 +248,7 @@ impl Placed {
         Ok(self.present(range)?.into_iter().map(|area| area.at).collect())
     }
 
-    /// From an address to its offset.
+    /// Returns the distance from an address to its offset in the file.
     fn distance(&self) -> u64 {
         self.offset.wrapping_sub(self.start.as_ptr() as u64)
     }
@@ -251,16 +258,16 @@ impl Placed {
         start..start + self.len
     }
 
-    /// Puts private pages in the place of the file's, with the bytes that the range has. What the program has mapped there
-    /// itself meanwhile stays; the protection that it has set stays, too, but must allow loads. After an error some of the
-    /// pages may have been put there; it may be tried again.
+    /// Puts private pages in the place of the file's, with the present bytes of the range. Memory that the program itself has
+    /// mapped there meanwhile stays. The protection that the program has set stays too, but must allow loads. After an error,
+    /// some of the pages may have been replaced; the call may be repeated.
     ///
     /// # Safety
     ///
-    /// As [`Mapping::place`]: during the call the range is mapped and protected as it is, and nobody in this process stores
-    /// to it. What others store to the file meanwhile may or may not be seen.
+    /// As for [`Mapping::place`]: during the call, the mapping and the protection of the range do not change, and nothing in
+    /// this process stores to it. Stores of others to the file meanwhile may or may not be included.
     pub unsafe fn lift(mut self) -> Result<(), (Self, io::Error)> {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         match unsafe { self.put_back() } {
             Ok(()) => {
                 self.watch.take();
@@ -270,12 +277,12 @@ impl Placed {
         }
     }
 
-    /// Forgets the pages, which the program has unmapped or replaced: from now on a fault there is the program's.
+    /// Forgets the pages, which the program has unmapped or replaced: from now on, a fault there is the program's own.
     pub fn abandon(mut self) {
         self.watch.take();
     }
 
-    /// What of the file is still there.
+    /// Returns the areas of a range that still map the file.
     fn present(&self, range: Range<usize>) -> io::Result<Vec<Area>> {
         let distance = self.distance();
         let mut areas = areas(range)?;
@@ -288,22 +295,22 @@ impl Placed {
 
     /// # Safety
     ///
-    /// As [`Placed::lift`].
+    /// As for [`Placed::lift`].
     unsafe fn put_back(&self) -> io::Result<()> {
         let areas = self.present(self.range())?;
         if areas.iter().any(|area| !area.prot.contains(ProtFlags::READ)) {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the pages must not be read"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the pages are not readable"));
         }
         guard::attend();
         for area in areas {
             let len = area.at.len();
-            // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+            // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
             let new = unsafe { mmap_anonymous(ptr::null_mut(), len, READ_WRITE, MapFlags::PRIVATE) }?;
             let new = Temporary { start: new, len };
             let _signals = SignalsBlocked::new();
-            // SAFETY: the area can be read, as the kernel has just said, and stays mapped, as the caller says; it is watched, and
-            // others may store to it (see the assumption on top of the crate). The other was just made, and is replaced
-            // where the caller has said that it may be.
+            // SAFETY: the kernel has just said that the area can be read, and it stays mapped, as the caller guarantees; it
+            // is watched, and others may store to it (see the assumption in the crate's documentation). The other pages are
+            // new, and replace what the caller has allowed to be replaced.
             unsafe {
                 ptr::copy_nonoverlapping(area.start().cast::<u8>(), new.start.cast(), len);
                 new.put(area.start(), area.prot)?;
@@ -316,7 +323,7 @@ impl Placed {
 impl Drop for Placed {
     fn drop(&mut self) {
         if let Some(watch) = self.watch.take() {
-            // The pages are still there. What the handler sets at a fault must be there, too.
+            // The pages are still there. The flag that the handler sets at a fault must stay there, too.
             mem::forget(watch);
             mem::forget(self.arena.clone());
         }
@@ -330,21 +337,21 @@ struct Temporary {
 }
 
 impl Temporary {
-    /// Moves them over what is at `to`.
+    /// Moves the pages over what is at `to`.
     ///
     /// # Safety
     ///
-    /// As many bytes at `to` must be the caller's to replace.
+    /// The caller must be allowed to replace as many bytes at `to`.
     unsafe fn put(self, to: *mut c_void, prot: ProtFlags) -> Result<(), Errno> {
         let flags = MprotectFlags::from_bits_retain(prot.bits());
-        // SAFETY: these pages are nobody else's, and what they replace is the caller's.
+        // SAFETY: these pages are ours alone, and the caller may replace what they replace.
         unsafe {
             if prot != READ_WRITE {
                 mprotect(self.start, self.len, flags)?;
             }
             mremap_fixed(self.start, self.len, self.len, MremapFlags::MAYMOVE, to)?;
         }
-        // They are not where they were: others may be.
+        // The pages are not at the old address any more, where other memory may be by now.
         mem::forget(self);
         Ok(())
     }
@@ -352,12 +359,12 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // SAFETY: made by us, and nobody else knows of them.
+        // SAFETY: made by us, and not known to any other code.
         let _ = unsafe { munmap(self.start, self.len) };
     }
 }
 
-/// The protection of a range, if it is private memory throughout and of one protection, which allows loads.
+/// Returns the protection of a range. Fails unless the whole range is private memory of one protection, which allows loads.
 fn private_protection(maps: &Maps, range: &Range<usize>) -> io::Result<ProtFlags> {
     let areas = maps.areas(range.clone())?;
     let Some(prot) = areas.first().map(|area| area.prot) else {
@@ -370,7 +377,7 @@ fn private_protection(maps: &Maps, range: &Range<usize>) -> io::Result<ProtFlags
         return Err(invalid("the range is shared memory already"));
     }
     if areas.iter().any(|area| area.prot != prot) || !prot.contains(ProtFlags::READ) {
-        return Err(invalid("the range is not of one protection, or must not be read"));
+        return Err(invalid("the range has more than one protection, or is not readable"));
     }
     Ok(prot)
 }

@@ -1,4 +1,4 @@
-//! What the program has mapped, and what it may do there.
+//! Checks of whether memory of the program is mapped, and with which rights.
 
 use crate::areas::areas;
 use rustix::io::Errno;
@@ -8,12 +8,13 @@ use std::ops::Range;
 
 const PAGE: usize = 4096;
 
-/// The smallest run of pages that has all of a range.
+/// Returns the smallest range of whole pages that contains a range.
 fn pages(range: Range<usize>) -> Option<Range<usize>> {
     Some(range.start / PAGE * PAGE..range.end.checked_next_multiple_of(PAGE)?)
 }
 
-/// Whether all of a range is mapped, and can be read; and, if `is_written`, stored to. Another thread may change that at any time.
+/// Returns whether the whole range is mapped and can be read and, if `is_written`, be stored to. Another thread may change
+/// that at any time.
 pub fn is_mapped(range: Range<usize>, is_written: bool) -> io::Result<bool> {
     let Some(range) = pages(range) else { return Ok(false) };
     let wanted = if is_written { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -22,20 +23,21 @@ pub fn is_mapped(range: Range<usize>, is_written: bool) -> io::Result<bool> {
     Ok(mapped.sum::<usize>() == range.len())
 }
 
-/// Whether all of a range is mapped, and is this process's own memory.
+/// Returns whether the whole range is mapped, and is private memory of this process.
 pub fn is_private(range: Range<usize>) -> io::Result<bool> {
     let areas = areas(range.clone())?;
     Ok(areas.iter().filter(|area| !area.shared).map(|area| area.at.len()).sum::<usize>() == range.len())
 }
 
-/// As [`is_mapped`], right before an access: the pages are there afterwards, and an access faults only if the program changes something meanwhile.
+/// Checks the same as [`is_mapped`], directly before an access. Afterwards the pages are present, and an access faults only
+/// if the program changes something meanwhile.
 pub fn populate(range: Range<usize>, is_written: bool) -> bool {
     let Some(whole) = pages(range.clone()) else { return false };
     let advice = if is_written { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-    // SAFETY: it faults pages in, as an access would, and changes nothing that is on them.
+    // SAFETY: it faults pages in, as an access would, and does not change their content.
     match unsafe { madvise(std::ptr::with_exposed_provenance_mut(whole.start), whole.len(), advice) } {
         Ok(()) => true,
-        // An access would be answered with SIGBUS.
+        // An access would get SIGBUS.
         Err(Errno::FAULT | Errno::HWPOISON) => false,
         // Before Linux 5.14, and for memory of devices.
         Err(_) => is_mapped(range, is_written).unwrap_or(false),
@@ -49,7 +51,7 @@ mod tests {
     use std::ptr;
 
     #[test]
-    fn what_is_mapped_is_known() {
+    fn mapped_memory_is_recognised() {
         let (len, rights) = (4 * PAGE, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: new pages, at an address of the kernel's choice.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, rights, MapFlags::SHARED) }.unwrap();

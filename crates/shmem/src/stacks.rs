@@ -1,4 +1,4 @@
-//! Where threads have what they and the kernel use all the time: their stacks, and their thread-local memory.
+//! The memory that threads and the kernel use all the time: stacks, and thread-local memory.
 
 use crate::areas::{Area, Maps};
 use rustix::fs::{Dir, Mode, OFlags, open, stat};
@@ -9,33 +9,35 @@ use std::io;
 use std::ops::Range;
 
 const PAGE: usize = 4096;
-/// What a call of this library may use of a stack.
+/// Maximum bytes of a stack that a call of this library uses.
 const DEPTH: usize = 32 << 10;
-/// More than the C library keeps of a thread: from where its thread-local memory ends, and so from its list of robust locks on.
+/// An upper bound for the bytes that the C library keeps for a thread, counted from the end of its thread-local memory, and
+/// therefore also from its list of robust locks.
 const DESCRIPTOR: usize = 4096;
 
-/// What is known of the threads of this process at one moment.
+/// Information about the threads of this process at one moment.
 #[derive(Debug)]
 pub struct Threads {
-    /// Whether the caller is the only one: then there are no others until it makes them.
+    /// Whether the caller is the only thread. Then there are no others until it makes some.
     pub is_one: bool,
-    /// Addresses where stacks and thread-local memory of all threads lie, as far as can be known: of the thread that the process began with, of
-    /// the caller, and of those that the C library has made. It may be a little more than that.
+    /// Address ranges with the stacks and thread-local memory of all threads, as far as that can be known: of the first
+    /// thread of the process, of the caller, and of the threads that the C library has made. The ranges may be a little
+    /// larger.
     ///
-    /// Not known are stacks that a program has made itself for coroutines or signals, but for the one that the caller is on.
+    /// Stacks that a program has made itself for coroutines or signals are not known, except the one that the caller is on.
     pub stacks: Vec<Range<usize>>,
 }
 
 impl Threads {
-    /// Looks at the threads of this process.
+    /// Inspects the threads of this process.
     pub fn look() -> io::Result<Self> {
         let threads = threads()?;
         let maps = Maps::open()?;
         let mut stacks = Vec::with_capacity(2 + threads.len());
         let here = black_box(&stacks) as *const _ as usize;
         stacks.push(here.saturating_sub(DEPTH) / PAGE * PAGE..here.saturating_add(2 * PAGE) / PAGE * PAGE);
-        // The kernel has put that on the first stack.
-        // SAFETY: it takes no pointer.
+        // The kernel has put these random bytes on the first stack.
+        // SAFETY: the call takes no pointer.
         let random = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
         stacks.extend(maps.area_at(random)?.map(|area| area.at));
         let process = rustix::process::getpid();
@@ -43,8 +45,9 @@ impl Threads {
         for thread in &threads {
             let Some(list) = robust_list(*thread)? else { continue };
             let end = list.saturating_add(DESCRIPTOR).next_multiple_of(PAGE);
-            // The C library puts what it keeps of a thread behind the thread's local memory, and that behind the stack; not so for the first one.
-            // All of that is in one mapping. What begins where it ends is the program's.
+            // The C library puts its own data of a thread behind the thread's local memory, and that behind the stack; only
+            // the first thread is different. All of it is in one mapping. Memory that begins at the end of that mapping
+            // belongs to the program.
             stacks.push(match maps.area_at(list)? {
                 Some(Area { at, .. }) if at.contains(&list) && *thread != process => {
                     at.start..end.min(at.end)
@@ -57,7 +60,7 @@ impl Threads {
 }
 
 fn threads() -> io::Result<Vec<Pid>> {
-    // The folder, its parent, and a folder of each thread.
+    // The links are the directory's own, its parent's, and one of each thread.
     if stat(c"/proc/self/task")?.st_nlink == 3 {
         return Ok(vec![rustix::thread::gettid()]);
     }
@@ -72,11 +75,11 @@ fn threads() -> io::Result<Vec<Pid>> {
     Ok(threads)
 }
 
-/// Where a thread has its list of robust locks, which is beside all else that the C library keeps of it. A thread that has ended has none, and
-/// neither has one that the C library has not made.
+/// Returns the address of a thread's list of robust locks, which is beside all other data that the C library keeps for the
+/// thread. `None` for a thread that has ended, or that the C library has not made.
 fn robust_list(thread: Pid) -> io::Result<Option<usize>> {
     let (mut head, mut len) = (0_usize, 0_usize);
-    // SAFETY: the kernel stores a pointer and a length.
+    // SAFETY: the kernel stores a pointer and a length in these variables.
     let done = unsafe {
         let id = thread.as_raw_nonzero().get();
         libc::syscall(libc::SYS_get_robust_list, id, &raw mut head, &raw mut len)
@@ -88,22 +91,22 @@ fn robust_list(thread: Pid) -> io::Result<Option<usize>> {
     Ok((head != 0).then_some(head))
 }
 
-/// How much of what the C library keeps of a thread lies between its thread-local memory and its list of robust locks. It is the same for all
-/// threads.
+/// Returns how many bytes of the C library's data of a thread lie between its thread-local memory and its list of robust
+/// locks. The number is the same for all threads.
 fn descriptor_before_list() -> io::Result<usize> {
     // SAFETY: it has no arguments.
     let descriptor = unsafe { libc::pthread_self() } as usize;
     let list = robust_list(rustix::thread::gettid())?;
-    // Where thread-local memory ends at the descriptor (ELF Handling For Thread-Local Storage, variant II).
+    // On this architecture, thread-local memory ends at the descriptor (ELF Handling For Thread-Local Storage, variant II).
     let distance =
         list.filter(|_| cfg!(target_arch = "x86_64")).and_then(|list| list.checked_sub(descriptor));
     Ok(distance.map_or(DESCRIPTOR, |distance| distance.min(DESCRIPTOR)))
 }
 
-/// How much local memory each thread has at once.
+/// Returns how many bytes of thread-local memory each thread has from its start.
 fn thread_local_bytes() -> usize {
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, sum: *mut libc::c_void) -> c_int {
-        // SAFETY: the dynamic linker's own table of a library, and the sum below.
+        // SAFETY: the pointers are the dynamic linker's own table of a library, and the sum below.
         unsafe {
             for n in 0..usize::from((*info).dlpi_phnum) {
                 let header = (*info).dlpi_phdr.add(n).read();
@@ -115,7 +118,7 @@ fn thread_local_bytes() -> usize {
         0
     }
     let mut sum = 0_usize;
-    // SAFETY: the function takes what it is given here.
+    // SAFETY: the function gets the argument that it expects.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
     sum
 }
@@ -131,7 +134,7 @@ mod tests {
         static LOCAL: Cell<u64> = const { Cell::new(1) };
     }
 
-    /// Addresses on this thread's stack, far away from each other, and of its thread-local memory.
+    /// Returns addresses on this thread's stack, far away from each other, and of its thread-local memory.
     fn own() -> [usize; 4] {
         let far = [0_u8; 200 << 10];
         let near = 0_u8;
@@ -149,7 +152,7 @@ mod tests {
         ranges.iter().any(|range| range.contains(&address))
     }
 
-    /// The first address behind this thread's stack, thread-local memory and descriptor.
+    /// Returns the first address after this thread's stack, thread-local memory and descriptor.
     fn behind_own() -> usize {
         let mut attributes = std::mem::MaybeUninit::uninit();
         let (mut start, mut len) = (std::ptr::null_mut(), 0);
@@ -162,9 +165,10 @@ mod tests {
         start as usize + len
     }
 
-    /// Memory of the program may be there. (If another stack is, its guard is between them, and not part of it.)
+    /// Memory of the program may follow a stack. (If another stack follows, its guard page is between them, and is not part
+    /// of either.)
     #[test]
-    fn what_follows_a_stack_is_not_part_of_it() {
+    fn memory_after_a_stack_is_not_part_of_it() {
         let (sender, receiver) = mpsc::channel();
         let (end, wait) = mpsc::channel::<()>();
         let thread = thread::spawn(move || {
@@ -179,9 +183,9 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Nor is what precedes the thread-local memory of the first thread, which has no stack there.
+    /// Nor does memory count that precedes the thread-local memory of the first thread, whose stack is elsewhere.
     #[test]
-    fn nothing_is_taken_for_thread_local_memory_that_is_not() {
+    fn memory_before_thread_local_memory_is_not_part_of_it() {
         let process = rustix::process::getpid();
         let list = robust_list(process).unwrap().unwrap();
         let before = descriptor_before_list().unwrap();
@@ -211,10 +215,10 @@ mod tests {
         for address in theirs.into_iter().flatten().chain(own()) {
             assert!(is_in(&ranges, address), "{address:#x} in {ranges:x?}");
         }
-        // SAFETY: `environ` is on the first stack when a program begins, and AT_EXECFN always.
+        // SAFETY: `environ` is on the first stack when a program begins, and AT_EXECFN always is.
         let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
         assert!(is_in(&ranges, name) && !is_one);
-        // Large allocations are mappings, small ones are in the heap, and code is somewhere else.
+        // Large allocations are mappings, small ones are in the heap, and code is elsewhere.
         let large: Vec<_> = (0..20).map(|_| vec![1_u8; 1 << 20]).collect();
         let small: Vec<_> = (0..20).map(|_| vec![1_u8; 1 << 10]).collect();
         for vec in large.iter().chain(&small) {

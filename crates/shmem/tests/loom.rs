@@ -1,4 +1,4 @@
-//! Models of what the memory itself promises, on the memory that the models of rings and locks use.
+//! Models of the guarantees of shared memory itself, on the same memory that the models of rings and locks use.
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-shmem --test loom        (or: scripts/loom)
 #![cfg(loom)]
@@ -16,7 +16,7 @@ fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
 }
 
-/// One writes all words; another polls the last one, and then reads the others.
+/// One thread writes all words; another polls the last one, and then reads the others.
 fn last_word_is_polled(forgets: Option<Order>) {
     loom::model(move || {
         let memory = LoomMemory::new(24, WORDS);
@@ -30,7 +30,7 @@ fn last_word_is_polled(forgets: Option<Order>) {
 }
 
 #[test]
-fn whoever_sees_the_last_word_sees_all() {
+fn a_reader_that_sees_the_last_word_sees_all_words() {
     last_word_is_polled(None);
 }
 
@@ -40,7 +40,7 @@ fn without_release_the_last_word_says_nothing() {
     last_word_is_polled(Some(Order::Release));
 }
 
-/// One writes all words twice; another copies them out at any time.
+/// One thread writes all words twice; another copies them out at any time.
 fn copy_meets_copy(forgets: Option<Order>) {
     loom::model(move || {
         let memory = LoomMemory::new(24, WORDS);
@@ -68,7 +68,8 @@ fn without_acquire_a_copy_says_nothing() {
     copy_meets_copy(Some(Order::Acquire));
 }
 
-/// Two add, and each has first written a word of its own: whoever comes second sees the word of the first.
+/// Two threads add, and each has written a word of its own before. The thread that adds second must see the word of the
+/// first.
 fn adders(forgets: Option<Order>) {
     loom::model(move || {
         let memory = LoomMemory::new(24, WORDS);

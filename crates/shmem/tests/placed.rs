@@ -1,4 +1,4 @@
-//! A program's pages that are moved into a file and back, under its pointers.
+//! Moves a program's pages into a file and back, while the program's pointers stay the same.
 #![allow(unsafe_code)] // Pages are replaced under pointers.
 
 use ginnel_shmem::{Mapping, Placed, Protection, SharedMemory};
@@ -15,7 +15,8 @@ const PAGES: usize = 16;
 const LEN: usize = PAGES * PAGE;
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Some of these tests unmap a page of a range, and the whole range at their end. Meanwhile no other may map anything there.
+/// Runs only one of these tests at a time. Some unmap a page of a range, and the whole range at their end; meanwhile no other
+/// test may map anything there.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -28,15 +29,15 @@ fn arena() -> (File, Mapping) {
     (file, mapping)
 }
 
-/// Private pages of a program, each word of which has its number.
+/// Private pages of a program, each word of which contains its number.
 struct Pages(NonNull<u8>);
 
-// SAFETY: the pages are only ever used as atomics.
+// SAFETY: the pages are only used as atomics.
 unsafe impl Sync for Pages {}
 
 impl Pages {
     fn new() -> Self {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), LEN, READ_WRITE, MapFlags::PRIVATE) }.unwrap();
         let pages = Self(NonNull::new(start.cast()).unwrap());
         for n in 0..LEN / 8 {
@@ -46,12 +47,12 @@ impl Pages {
     }
 
     fn at(&self, at: usize) -> NonNull<u8> {
-        // SAFETY: inside of the pages.
+        // SAFETY: inside the pages.
         unsafe { self.0.add(at) }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: inside of the pages, which stay mapped, aligned, and only ever used as atomics.
+        // SAFETY: inside the pages, which stay mapped, aligned, and only used as atomics.
         unsafe { AtomicU64::from_ptr(self.at(at).as_ptr().cast()) }
     }
 
@@ -68,20 +69,20 @@ impl Pages {
     }
 
     fn protect(&self, at: usize, len: usize, flags: MprotectFlags) {
-        // SAFETY: the pages are the test's.
+        // SAFETY: the pages belong to the test.
         unsafe { mprotect(self.at(at).as_ptr().cast(), len, flags) }.unwrap();
     }
 
-    /// Places `len` bytes at `at` into a file at `offset`; no thread stores to them.
+    /// Places `len` bytes at `at` into a file at `offset`. No thread stores to them.
     fn place(&self, to: &(File, Mapping), offset: usize, at: usize, len: usize) -> io::Result<Placed> {
-        // SAFETY: the pages are the test's, which does not store to them meanwhile.
+        // SAFETY: the pages belong to the test, which does not store to them meanwhile.
         unsafe { to.1.place(&to.0, offset as u64, self.at(at), len, PAGE) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and used by nobody any more.
+        // SAFETY: made by `new`, and not used any more.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), LEN) };
     }
 }
@@ -118,7 +119,7 @@ fn the_protection_is_kept_in_both_directions() {
     let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     pages.protect(0, PAGE, MprotectFlags::READ);
-    // The kernel stores for us: where it must not, that is an error and no fault.
+    // The kernel stores on behalf of the test. If the memory is not writable, that is an error and not a fault.
     let is_writable = |at| {
         // SAFETY: the kernel checks the address itself.
         let n = unsafe { libc::getrandom(pages.at(at).as_ptr().cast(), 8, 0) };
@@ -129,7 +130,7 @@ fn the_protection_is_kept_in_both_directions() {
     lift(placed);
     assert!(!is_writable(0) && pages.is_as_made(0, LEN));
 
-    // What the program has set meanwhile is kept, too.
+    // Protection that the program has set meanwhile is kept too.
     let placed = pages.place(&arena, 0, 4 * PAGE, 4 * PAGE).unwrap();
     pages.protect(5 * PAGE, PAGE, MprotectFlags::READ);
     lift(placed);
@@ -144,7 +145,7 @@ fn the_protection_is_kept_in_both_directions() {
 }
 
 #[test]
-fn what_cannot_be_placed_stays_as_it_is() {
+fn memory_that_cannot_be_placed_stays_unchanged() {
     let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     for (offset, at, len) in [(0, 8, PAGE), (8, 0, PAGE), (0, 0, PAGE + 8), (0, 0, 0), (0, 0, usize::MAX)] {
@@ -166,7 +167,7 @@ fn what_cannot_be_placed_stays_as_it_is() {
     assert!(pages.place(&arena, PAGE, 0, PAGE).is_err(), "shared already");
     assert!(pages.place(&arena, PAGE, 0, 2 * PAGE).is_err(), "shared in part");
     lift(placed);
-    // SAFETY: the pages are the test's, which does not use this one any more.
+    // SAFETY: the pages belong to the test, which does not use this one any more.
     unsafe { munmap(pages.at(PAGE).as_ptr().cast(), PAGE) }.unwrap();
     assert!(pages.place(&arena, 0, PAGE, PAGE).is_err(), "not mapped");
     assert!(pages.place(&arena, 0, 0, 3 * PAGE).is_err(), "a hole");
@@ -174,12 +175,12 @@ fn what_cannot_be_placed_stays_as_it_is() {
 }
 
 #[test]
-fn what_the_program_has_mapped_meanwhile_is_its_own() {
+fn memory_that_the_program_has_mapped_meanwhile_stays() {
     let _alone = alone();
     let (pages, arena, other) = (Pages::new(), arena(), arena());
     let placed = pages.place(&arena, 0, 0, 8 * PAGE).unwrap();
     let fixed = MapFlags::FIXED;
-    // SAFETY: the pages are the test's.
+    // SAFETY: the pages belong to the test.
     unsafe {
         let at = pages.at(PAGE).as_ptr().cast();
         mmap_anonymous(at, PAGE, READ_WRITE, MapFlags::PRIVATE | fixed).unwrap();
@@ -229,7 +230,7 @@ fn pages_outlive_what_is_dropped() {
     assert!(pages.is_as_made(0, LEN));
     file.set_len(0).unwrap();
     assert_eq!(pages.get(8), 0, "still watched");
-    // So the addresses must not be used again.
+    // The addresses must not be used again.
     std::mem::forget(pages);
 }
 
@@ -266,7 +267,7 @@ fn many_pages_are_placed_one_by_one() {
     let start = ginnel_shmem::SharedSlice::new(&pages, 0, 2 * MANY * PAGE).as_ptr();
     let place = |n: usize| {
         pages.store_relaxed_u64(2 * n * PAGE, n as u64 + 1);
-        // SAFETY: inside of the mapping, which is the test's; nobody stores to it meanwhile.
+        // SAFETY: inside the mapping, which belongs to the test; nothing stores to it meanwhile.
         unsafe {
             let at = NonNull::new(start.add(2 * n * PAGE)).unwrap();
             arena.place(&file, (n * PAGE) as u64, at, PAGE, PAGE).unwrap()

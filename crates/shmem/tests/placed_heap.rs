@@ -1,4 +1,4 @@
-//! Pages of the heap are moved while the allocator's own words lie in them: moving them allocates nothing between the copy and the
+//! Moves pages of the heap that contain the allocator's own words. Moving them must not allocate between the copy and the
 //! exchange, or the allocator would lose what it has written meanwhile.
 #![allow(unsafe_code)] // An allocator.
 
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE: usize = 4096;
 
-/// A page in which an allocator keeps its books.
+/// A page in which an allocator keeps its data.
 #[repr(align(4096))]
 struct Page([AtomicU64; PAGE / 8]);
 
 static BOOKS: Page = Page([const { AtomicU64::new(0) }; PAGE / 8]);
-/// The same number, where nothing is moved.
+/// The number of calls while nothing is moved.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 struct Counting;
@@ -25,17 +25,17 @@ fn count() {
     CALLS.fetch_add(1, Ordering::Relaxed);
 }
 
-// SAFETY: it is the system's allocator, and counts.
+// SAFETY: it is the system's allocator, with a counter.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         count();
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A process that ends this one after a while. (A thread would allocate.)
+/// A process that kills this one after a while. (A thread would allocate.)
 struct Watchdog(libc::pid_t);
 
 impl Watchdog {
@@ -67,7 +67,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // SAFETY: the child, which nobody has waited for.
+        // SAFETY: the child has not been waited for yet.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -84,7 +84,7 @@ fn main() {
         let Ok(placed) = placed else { panic!("{what}: {placed:?}") };
         let after = (BOOKS.0[7].load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
         assert_eq!(after.0, after.1, "{what}: the allocator has lost what it had written");
-        // SAFETY: the page is a static, of atomics alone; this program has one thread.
+        // SAFETY: the page is a static that contains only atomics; this program has one thread.
         unsafe { placed.lift() }.map_err(|(_, error)| error).unwrap();
         let after = (BOOKS.0[7].load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
         assert_eq!(after.0, after.1, "{what}, back: the allocator has lost what it had written");
@@ -93,14 +93,14 @@ fn main() {
         // SAFETY: as above.
         round("alone", unsafe { mapping.place(&file, 0, start, PAGE, PAGE) });
     }
-    // Who allocates while its own stores are held waits for ever.
+    // A thread that allocates while its own stores are held would wait for ever.
     let watchdog = Watchdog::new();
     // SAFETY: as above.
     match unsafe { mapping.place_among_threads(&file, 0, start, PAGE, PAGE) } {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
         first => {
             round("among threads", first);
-            // An error is an allocation, too.
+            // An error allocates too.
             file.set_len(0).unwrap();
             // SAFETY: as above.
             assert!(unsafe { mapping.place_among_threads(&file, 0, start, PAGE, PAGE) }.is_err());

@@ -1,5 +1,5 @@
-//! What a program does with signals does not cost it its life: threads that block them, and handlers that it installs over
-//! ours. Each test runs in a child of its own, which may be killed.
+//! The library survives what programs do with signals: threads that block them, and handlers that replace the library's. Each
+//! test runs in a child process, which may be killed.
 #![allow(unsafe_code)] // Signals, and faults on purpose.
 
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
@@ -22,7 +22,7 @@ fn map(file: &File) -> Mapping {
     Mapping::of_file(file, 0, LEN, Protection::ReadWrite).unwrap()
 }
 
-/// How `test` ends, the name of which is `name`, in a child; in the child it does not return.
+/// Runs the test `test`, whose name is `name`, in a child, and returns how the child ends. In the child it does not return.
 fn in_a_child(name: &str, test: impl FnOnce()) -> ExitStatus {
     if std::env::var_os(CHILD).is_some() {
         test();
@@ -57,28 +57,29 @@ fn install(handler: Handler) {
     }
 }
 
-/// The next fault is not ours.
+/// The next fault is in memory that the library does not watch.
 static FOREIGN: AtomicBool = AtomicBool::new(false);
 
-/// Ends the process in its own way, as a crash reporter does: with 7, or 8 if the fault was ours to survive.
+/// Ends the process in its own way, as a crash reporter does: with 7, or with 8 if the library should have survived the
+/// fault.
 extern "C" fn ends_with_7(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: async-signal-safe.
     unsafe { libc::_exit(if FOREIGN.load(Ordering::Relaxed) { 7 } else { 8 }) }
 }
 
-/// Hands everything on to whoever was there before.
+/// Passes every fault on to the handler that was there before.
 extern "C" fn hands_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let old = OLD.load(Ordering::Relaxed);
-    // SAFETY: what `sigaction` has said was there, which in these tests is a handler of this signature.
+    // SAFETY: `sigaction` has returned this handler, which in these tests has this signature.
     let old: Handler = unsafe { std::mem::transmute(old) };
     old(signal, info, context);
 }
 
-/// Faults in a mapping that nobody watches.
+/// Faults in a mapping that is not watched.
 fn fault_elsewhere() {
     FOREIGN.store(true, Ordering::Relaxed);
     let foreign = file();
-    // SAFETY: a new mapping at an address of the kernel's choice, and a load from it, whose fault is the point.
+    // SAFETY: a new mapping at an address of the kernel's choice, and a load from it, which is meant to fault.
     unsafe {
         let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
         let p = rustix::mm::mmap(std::ptr::null_mut(), LEN, prot, flags, &foreign, 0).unwrap();
@@ -114,7 +115,7 @@ fn a_store_without_right_in_a_thread_that_blocks_all_signals_is_survived() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 block_all_signals();
-                // Prepared for one kind of fault; the other is watched from now on only.
+                // The thread is prepared for one kind of fault; the other is watched only from now on.
                 m.attend();
                 thread::scope(|scope| {
                     scope.spawn(|| m.guard_stores(4096).unwrap());
@@ -135,7 +136,7 @@ fn a_handler_that_the_program_installs_later_is_put_below_ours() {
     let status = in_a_child(name, || {
         let files = [file(), file(), file()];
         let (a, b) = (map(&files[0]), map(&files[1]));
-        // Noticed by the next mapping ...
+        // The library notices this at the next mapping ...
         install(ends_with_7);
         let c = map(&files[2]);
         files[0].set_len(0).unwrap();
@@ -155,15 +156,15 @@ fn a_handler_that_the_program_installs_later_is_put_below_ours() {
         files[2].set_len(0).unwrap();
         assert_eq!(c.load_relaxed_u64(0), 0);
         assert!(a.is_broken() && b.is_broken() && c.is_broken());
-        // What is not ours is the program's.
+        // A fault in other memory goes to the program's handler.
         fault_elsewhere();
     });
     assert_eq!(status.code(), Some(7), "{status}");
 }
 
 #[test]
-fn a_handler_that_hands_on_to_ours_makes_no_circle() {
-    let status = in_a_child("a_handler_that_hands_on_to_ours_makes_no_circle", || {
+fn a_handler_that_passes_on_to_ours_makes_no_endless_loop() {
+    let status = in_a_child("a_handler_that_passes_on_to_ours_makes_no_endless_loop", || {
         let file = file();
         let m = map(&file);
         install(hands_on);
@@ -174,8 +175,8 @@ fn a_handler_that_hands_on_to_ours_makes_no_circle() {
 }
 
 #[test]
-fn a_handler_that_was_there_first_is_the_last_to_be_asked() {
-    let status = in_a_child("a_handler_that_was_there_first_is_the_last_to_be_asked", || {
+fn the_first_handler_is_called_last() {
+    let status = in_a_child("the_first_handler_is_called_last", || {
         install(ends_with_7);
         let file = file();
         let m = map(&file);

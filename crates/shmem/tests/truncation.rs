@@ -1,5 +1,5 @@
-//! Files that are truncated under their mappings, while other mappings come and go: nobody falls, and only the mappings
-//! of truncated files are called broken.
+//! Files are truncated under their mappings, while other mappings come and go. No process dies, and only the mappings of
+//! truncated files are reported as broken.
 #![allow(unsafe_code)] // One test faults in a mapping that the crate knows nothing of.
 
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
@@ -19,7 +19,7 @@ fn file() -> File {
 fn truncation_while_mappings_come_and_go() {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        // Keeps the handler's table in motion, with ranges of changing lengths at addresses that are used again.
+        // Keeps the handler's table changing, with ranges of different lengths at addresses that are used again.
         for pages in [1, 3, 16] {
             let stop = &stop;
             scope.spawn(move || {
@@ -92,7 +92,7 @@ fn system_calls_report_what_has_gone() {
     assert_eq!(slice.read_from(sink.as_fd()).unwrap_err().raw_os_error(), Some(14), "EFAULT");
 }
 
-/// Runs in a child of its own, which it kills.
+/// Runs in a child process, which the test kills.
 #[test]
 fn a_fault_elsewhere_kills_as_it_always_did() {
     use std::os::unix::process::ExitStatusExt;
@@ -118,7 +118,7 @@ fn a_fault_elsewhere_kills_as_it_always_did() {
         )
     };
     foreign.set_len(0).unwrap();
-    // SAFETY: mapped above; the fault is the point.
+    // SAFETY: mapped above; the access is meant to fault.
     let byte = unsafe { p.unwrap().cast::<u8>().read_volatile() };
     unreachable!("read {byte} where there is nothing; the watched mapping is broken: {}", m.is_broken());
 }

@@ -54,7 +54,7 @@ pub enum Left {
 
 /// Takes back a slot and everything that its user had, at whichever instruction the user stopped. Returns the slots whose
 /// users the daemon must ring, one bit for each: all users that sleep. May be repeated.
-#[must_use = "the users of these slots sleep, perhaps for something that is theirs now"]
+#[must_use = "the users of these slots sleep, perhaps for something that they can have now"]
 pub fn reclaim<M: SharedMemory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> u64 {
     let (at, bit) = (slot(dead), 1u64 << dead);
     // First, the user must not take anything more, in case that it was only declared dead. It may have checked its slot

@@ -14,7 +14,7 @@ pub enum Corrupt {
     #[error("reader word {0:#x}")]
     Reader(u64),
     /// More permits than the semaphore's limit.
-    #[error("{permits} permits of a semaphore that has {limit} at most")]
+    #[error("{permits} permits in a semaphore with a limit of {limit}")]
     Permits {
         /// The number of permits that was found.
         permits: u64,
@@ -22,7 +22,7 @@ pub enum Corrupt {
         limit: u32,
     },
     /// The word kept changing during a bounded number of attempts.
-    #[error("a word that somebody keeps changing")]
+    #[error("a word that keeps changing")]
     Restless,
 }
 
@@ -31,16 +31,18 @@ pub enum Corrupt {
 #[non_exhaustive]
 pub enum SyncError {
     /// Another user has the lock now.
-    #[error("somebody else has the lock")]
+    #[error("another user has the lock")]
     Busy,
     /// The timeout came first.
     #[error("timed out")]
     TimedOut,
     /// A writer died while it held the lock: no user may read until a writer has declared the data consistent.
-    #[error("a writer died in the lock: take it for writing, repair the data, call them consistent")]
+    #[error(
+        "a writer died while it held the lock: lock it for writing, repair the data, and declare them consistent"
+    )]
     OwnerDied,
     /// The owner died, and the next owner unlocked without declaring the data consistent.
-    #[error("the lock was given up with its data inconsistent: remove it and create it anew")]
+    #[error("the lock was released while its data were inconsistent: remove it and create it again")]
     NotRecoverable,
     /// This handle has not locked what it unlocks, or no longer holds it, because it was declared dead.
     #[error("this handle does not have the lock")]
@@ -55,7 +57,7 @@ pub enum SyncError {
         limit: u32,
     },
     /// A party of the barrier has died.
-    #[error("a party of the barrier has died: reset it when the others know")]
+    #[error("a party of the barrier has died: reset the barrier when the other parties have noticed")]
     BarrierBroken,
     /// This handle's slot was taken back: its endpoint was declared dead.
     #[error("this handle is no longer valid: its endpoint was declared dead")]

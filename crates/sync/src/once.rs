@@ -14,7 +14,7 @@ pub struct Once<M> {
 
 /// Whether the caller has to do the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "whoever has the turn must end it"]
+#[must_use = "a user that has the turn must end it"]
 pub enum Turn {
     /// The work is done.
     Done,

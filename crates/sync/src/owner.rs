@@ -1,7 +1,7 @@
-//! A word that has one owner at a time: the mutex, the writer's side of the rwlock, the run of a once.
+//! A word that has one owner at a time. The mutex, the writer's side of the read-write lock and the run of a once use it.
 //!
-//! Taking it is one compare-exchange from 0, giving it back one to 0. A sleeper leaves the flag WAITERS in the owner's
-//! word, so that giving back fails the quick way and wakes one sleeper:
+//! To take the word is one compare-exchange from 0, and to give it back is one to 0. A sleeper sets the flag WAITERS in the
+//! owner's word, so that the owner's fast path of giving back fails and the owner wakes one sleeper:
 //!
 //! ```text
 //! sleeper                                     owner
@@ -11,24 +11,24 @@
 //!       else set WAITERS in it, sleep
 //! ```
 //!
-//! Either the owner sees the bit or the sleeper sees the word free ([`ginnel_ring::wait`]). Newcomers may take a free word
-//! before the one who was rung; that one then sets WAITERS again. The flag goes with the word when it becomes free, so
-//! whoever has slept and takes it sets the flag anew if others still sleep: those whose arming it does not see have yet
-//! to look at the word, and set it themselves.
+//! Either the owner sees the bit or the sleeper sees the word free ([`ginnel_ring::wait`]). Users that arrive may take a free
+//! word before the sleeper that was rung; the sleeper then sets WAITERS again. The flag vanishes when the word becomes free.
+//! Therefore a user that has slept and takes the word sets the flag again if others still sleep. It may not see the bits of
+//! users that arm just then; but those have yet to look at the word, and set the flag themselves.
 
 use crate::error::{Corrupt, SyncError};
 use crate::seat::{Look, Seat, TRIES, Term, Waited, World};
 use ginnel_layout::sync::{OwnerWord, SLOTS_MASK, STATE};
 use ginnel_shmem::SharedMemory;
 
-/// What the lock's data are like.
+/// The state of the data that a lock protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the data may be half-written if the last owner died"]
 pub enum Locked {
-    /// As the last owner left them.
+    /// The data are as the last owner left them.
     Clean,
-    /// As a dead owner left them: half-written, perhaps. Repair them and say so (`make_consistent`); unlocking without
-    /// makes the lock [`SyncError::NotRecoverable`].
+    /// The data are as a dead owner left them, perhaps half-written. The caller must repair them and declare so
+    /// (`make_consistent`); if it unlocks without that, the lock becomes [`SyncError::NotRecoverable`].
     OwnerDied,
 }
 
@@ -37,13 +37,13 @@ pub(crate) fn load<M: SharedMemory>(seat: &Seat<M>) -> Result<OwnerWord, SyncErr
     if word.is_valid() { Ok(word) } else { Err(Corrupt::Owner(word.0).into()) }
 }
 
-/// Whether the word might be free: a look without any promise.
+/// Returns whether the word may be free. This look guarantees nothing.
 #[inline]
 pub(crate) fn seems_free<M: SharedMemory>(seat: &Seat<M>) -> bool {
     seat.page.load_relaxed_u64(STATE) & 0xff == 0
 }
 
-/// One try to take the word. `None`: somebody else has it, and if we are armed, knows that we wait.
+/// Tries once to take the word. `None`: another user has it and, if the caller is armed, knows that a user waits.
 pub(crate) fn attempt<M: SharedMemory>(seat: &Seat<M>, look: Look) -> Option<Result<Locked, SyncError>> {
     for _ in 0..TRIES {
         let word = match load(seat) {
@@ -69,8 +69,8 @@ pub(crate) fn attempt<M: SharedMemory>(seat: &Seat<M>, look: Look) -> Option<Res
             }
             continue;
         }
-        // The fence in `others_asleep` stands between having seen the word free and the look at the bits: a sleeper that has
-        // seen the last owner's word has its bit seen here.
+        // `others_asleep` has a fence between the load of the word, which was free, and the look at the bits. Therefore a
+        // sleeper that has seen the last owner's word has its bit seen here.
         let others = look.slept && seat.others_asleep() != 0;
         let waiters = if others { OwnerWord::WAITERS } else { 0 };
         if seat.page.compare_exchange_u64(STATE, word.0, seat.own | word.flags() | waiters).is_ok() {
@@ -80,23 +80,23 @@ pub(crate) fn attempt<M: SharedMemory>(seat: &Seat<M>, look: Look) -> Option<Res
             }));
         }
     }
-    // Taken from under us again and again. Those who did are awake; but a sleeper must not rest on that.
+    // Other users took the word again and again. They are awake; but a caller that is about to sleep must not rely on them.
     look.armed.then_some(Err(Corrupt::Restless.into()))
 }
 
-/// Puts "its owner died" in the place of an owner that is not there, as the daemon does for the owners that it finds when it
-/// takes their slots back.
+/// Replaces an owner that does not exist any more by "its owner died", as the daemon does for the owners that it finds when
+/// it takes their slots back.
 pub(crate) fn disown<M: SharedMemory>(seat: &Seat<M>, word: OwnerWord) {
-    // If this fails, the daemon or somebody else was faster.
+    // If this fails, the daemon or another user was faster.
     let _ = seat.page.compare_exchange_u64(STATE, word.0, OwnerWord::OWNER_DIED);
 }
 
-/// Asks the owner to wake us. False if the word has changed meanwhile.
+/// Asks the owner to wake a sleeper. Returns false if the word has changed meanwhile.
 pub(crate) fn flag_waiters<M: SharedMemory>(seat: &Seat<M>, word: OwnerWord) -> bool {
     seat.page.compare_exchange_u64(STATE, word.0, word.0 | OwnerWord::WAITERS).is_ok()
 }
 
-/// Takes the word, waiting as `term` says.
+/// Takes the word, and waits for it with `term`.
 pub(crate) fn acquire<M: SharedMemory, W: World>(
     seat: &Seat<M>,
     world: &mut W,
@@ -114,8 +114,8 @@ pub(crate) fn acquire<M: SharedMemory, W: World>(
     outcome
 }
 
-/// A wake was spent on us that we do not use: the word is free, and somebody else may sleep for it; or it is taken, and
-/// its owner (which may be us) must know of the others.
+/// Passes on a wake that the caller got and does not use. Either the word is free, and another user may sleep for it; or it
+/// is taken, and its owner (which may be the caller) must know about the other sleepers.
 #[cold]
 pub(crate) fn hand_on<M: SharedMemory, W: World>(seat: &Seat<M>, world: &mut W) {
     for _ in 0..TRIES {
@@ -133,7 +133,8 @@ pub(crate) fn hand_on<M: SharedMemory, W: World>(seat: &Seat<M>, world: &mut W) 
     seat.wake_all(SLOTS_MASK, world);
 }
 
-/// Gives the word back where the quick way has failed: as what `last` says, given the word as it was. Returns that word.
+/// Gives the word back after the fast path has failed. `last` returns the word to leave, given the present one. Returns the
+/// word as it was.
 pub(crate) fn give_back<M: SharedMemory>(
     seat: &Seat<M>,
     last: impl Fn(OwnerWord) -> OwnerWord,
@@ -151,7 +152,7 @@ pub(crate) fn give_back<M: SharedMemory>(
     Err(Corrupt::Restless.into())
 }
 
-/// What an owner leaves: free, or of no more use if the data are still inconsistent.
+/// Returns the word that an owner leaves: free, or not recoverable if the data are still inconsistent.
 pub(crate) fn left_behind(word: OwnerWord) -> OwnerWord {
     match word.has(OwnerWord::OWNER_DIED) {
         true => OwnerWord(OwnerWord::NOT_RECOVERABLE),
@@ -159,7 +160,7 @@ pub(crate) fn left_behind(word: OwnerWord) -> OwnerWord {
     }
 }
 
-/// The owner calls the data consistent.
+/// Declares, as the owner, that the data are consistent.
 pub(crate) fn make_consistent<M: SharedMemory>(seat: &Seat<M>) -> Result<(), SyncError> {
     if load(seat)?.owner().0 != seat.own {
         seat.check_memory()?;
@@ -169,7 +170,7 @@ pub(crate) fn make_consistent<M: SharedMemory>(seat: &Seat<M>) -> Result<(), Syn
     Ok(())
 }
 
-/// Takes the word if nobody has it.
+/// Takes the word if no user has it.
 #[cold]
 pub(crate) fn try_acquire<M: SharedMemory>(seat: &Seat<M>) -> Result<Locked, SyncError> {
     seat.check()?;

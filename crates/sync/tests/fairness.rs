@@ -1,4 +1,5 @@
-//! Nobody starves: who waits is let in before who comes, where that is promised, and sleepers are woken in turns.
+//! No user starves: where that is promised, users that wait are let in before users that come later, and sleepers are woken
+//! in turn.
 #![cfg(not(loom))]
 
 mod world;
@@ -9,9 +10,9 @@ use ginnel_shmem::SharedMemory;
 use ginnel_sync::{Condvar, Locked, Patience, RwLock, Semaphore, SyncError, World};
 use std::io;
 use std::time::{Duration, Instant};
-use world::{Deaf, page, user};
+use world::{NoDoorbells, page, user};
 
-/// Notes who is rung.
+/// Records which users are rung.
 #[derive(Default)]
 struct Rung(Vec<usize>);
 
@@ -33,8 +34,8 @@ const HOW: Patience = Patience { mode: WaitMode::Interrupt, timeout: Some(Durati
 fn readers_that_wait_are_let_in_by_the_writer_that_ends() {
     let page = page(SyncKind::RWLOCK, 0, 0, 4);
     let mut writer = RwLock::new(page.clone(), user(0));
-    assert_eq!(writer.write(&mut Deaf, HOW).unwrap(), Locked::Clean);
-    // Two readers and a writer sleep: as they leave the page when they do.
+    assert_eq!(writer.write(&mut NoDoorbells, HOW).unwrap(), Locked::Clean);
+    // Two readers and a writer sleep: the page is as they leave it then.
     for k in [1, 2] {
         page.swap_u64(slot(k) + SLOT_READER, ReaderState::WANTED.0);
     }
@@ -47,23 +48,23 @@ fn readers_that_wait_are_let_in_by_the_writer_that_ends() {
     for k in [1, 2] {
         assert_eq!(page.load_relaxed_u64(slot(k) + SLOT_READER), ReaderState::HELD.0);
     }
-    // However quick the next writer is, it comes behind them.
-    assert!(matches!(writer.try_write(&mut Deaf), Err(SyncError::Busy)));
-    assert!(matches!(writer.write(&mut Deaf, HOW), Err(SyncError::TimedOut)));
+    // However quick the next writer is, it gets the lock after them.
+    assert!(matches!(writer.try_write(&mut NoDoorbells), Err(SyncError::Busy)));
+    assert!(matches!(writer.write(&mut NoDoorbells, HOW), Err(SyncError::TimedOut)));
 }
 
 #[test]
 fn readers_that_come_wait_behind_a_writer_that_waits() {
     let page = page(SyncKind::RWLOCK, 0, 0, 3);
     let mut reader = RwLock::new(page.clone(), user(0));
-    reader.read(&mut Deaf, HOW).unwrap();
+    reader.read(&mut NoDoorbells, HOW).unwrap();
     // A writer has the word and waits for the reader.
     page.swap_u64(STATE, OwnerWord::owned(1, 1, 7).0);
     let mut late = RwLock::new(page.clone(), user(2));
-    assert!(matches!(late.try_read(&mut Deaf), Err(SyncError::Busy)));
-    assert!(matches!(late.read(&mut Deaf, HOW), Err(SyncError::TimedOut)));
+    assert!(matches!(late.try_read(&mut NoDoorbells), Err(SyncError::Busy)));
+    assert!(matches!(late.read(&mut NoDoorbells, HOW), Err(SyncError::TimedOut)));
     assert_eq!(page.load_relaxed_u64(slot(2) + SLOT_READER), ReaderState::NONE.0);
-    reader.unlock(&mut Deaf).unwrap();
+    reader.unlock(&mut NoDoorbells).unwrap();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The file of the segment is truncated under objects in use. The page reads as zeros from then on, which is a free lock, a
-//! semaphore without permits and a barrier that has opened; no operation may take them for that.
+//! The segment's file is truncated under objects in use. From then on the page reads as zeros, which look like a free lock, a
+//! semaphore without permits and a barrier that has opened. No operation may mistake them for these.
 #![cfg(not(loom))]
 
 use ginnel_layout::sync::{SIZE, SLOT_EPOCH, slot};
@@ -14,22 +14,22 @@ const EPOCH: u16 = 3;
 const PATIENCE: Patience =
     Patience { mode: ginnel_ring::wait::WaitMode::Interrupt, timeout: Some(Duration::from_secs(10)) };
 
-/// Truncates the file when somebody sleeps.
-struct Earthquake<'a>(&'a File);
+/// Truncates the file when a user sleeps.
+struct TruncateOnSleep<'a>(&'a File);
 
-impl Sleeper for Earthquake<'_> {
+impl Sleeper for TruncateOnSleep<'_> {
     fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
         self.0.set_len(0)
     }
 }
 
-impl World for Earthquake<'_> {
+impl World for TruncateOnSleep<'_> {
     fn ring(&mut self, slot: usize) {
         panic!("slot {slot} is rung")
     }
 }
 
-/// A page in which the user has slot 0.
+/// Returns a page in which the user has slot 0.
 fn page() -> (File, Mapping, User) {
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(SIZE as u64).unwrap();
@@ -38,15 +38,15 @@ fn page() -> (File, Mapping, User) {
     (file, page, User::new(0, EPOCH, 1).unwrap())
 }
 
-/// The result of `operation` on an object that `make` has made in a page which is then truncated.
+/// Returns the result of `operation` on an object that `make` has made in a page which is then truncated.
 fn after<T, R>(
     make: impl FnOnce(Mapping, User) -> T,
-    operation: impl FnOnce(&mut T, &mut Earthquake<'_>) -> Result<R, SyncError>,
+    operation: impl FnOnce(&mut T, &mut TruncateOnSleep<'_>) -> Result<R, SyncError>,
 ) -> Option<SyncError> {
     let (file, page, user) = page();
     let mut object = make(page, user);
     file.set_len(0).unwrap();
-    operation(&mut object, &mut Earthquake(&file)).err()
+    operation(&mut object, &mut TruncateOnSleep(&file)).err()
 }
 
 macro_rules! gone {
@@ -67,13 +67,13 @@ fn a_semaphore_gives_and_takes_no_permits() {
 
 #[test]
 fn a_barrier_does_not_open() {
-    // One party, so that the first to come would be the last.
+    // The barrier has one party, so that the first to arrive would be the last.
     gone!(after(|page, user| Barrier::new(page, user, 1), |b, world| b.wait(world, PATIENCE)));
     gone!(after(|page, user| Barrier::new(page, user, 2), |b, world| b.wait(world, PATIENCE)));
     gone!(after(|page, user| Barrier::new(page, user, 2), |b, _| b.reset()));
-    // While it waits.
+    // The file is truncated during the wait.
     let (file, page, user) = page();
-    let waited = Barrier::new(page, user, 2).wait(&mut Earthquake(&file), PATIENCE);
+    let waited = Barrier::new(page, user, 2).wait(&mut TruncateOnSleep(&file), PATIENCE);
     assert!(matches!(waited, Err(SyncError::Gone)), "{waited:?}");
 }
 
@@ -86,10 +86,10 @@ fn a_lock_is_not_taken_or_given_back() {
     gone!(after(RwLock::new, |l, world| l.try_read(world)));
     gone!(after(RwLock::new, |l, world| l.try_write(world)));
     gone!(after(Once::new, |o, world| o.begin(world, PATIENCE)));
-    // Held when it happened.
+    // The lock was held when the file was truncated.
     for write in [true, false] {
         let (file, page, user) = page();
-        let mut world = Earthquake(&file);
+        let mut world = TruncateOnSleep(&file);
         let mut lock = RwLock::new(page, user);
         match write {
             true => _ = lock.write(&mut world, PATIENCE).unwrap(),
@@ -100,7 +100,7 @@ fn a_lock_is_not_taken_or_given_back() {
         assert!(matches!(unlocked, Err(SyncError::Gone)), "written: {write}: {unlocked:?}");
     }
     let (file, page, user) = page();
-    let mut world = Earthquake(&file);
+    let mut world = TruncateOnSleep(&file);
     let mut lock = Mutex::new(page, user);
     let _ = lock.lock(&mut world, PATIENCE).unwrap();
     file.set_len(0).unwrap();
@@ -114,7 +114,7 @@ fn a_wait_for_a_signal_ends() {
     let mutex_page = Mapping::anonymous(SIZE).unwrap();
     mutex_page.store_relaxed_u32(slot(0) + SLOT_EPOCH, EPOCH.into());
     let mut mutex = Mutex::new(mutex_page, user);
-    let (mut world, mut other) = (Earthquake(&file), Earthquake(&file));
+    let (mut world, mut other) = (TruncateOnSleep(&file), TruncateOnSleep(&file));
     let _ = mutex.lock(&mut other, PATIENCE).unwrap();
     let woken = Condvar::new(page, user).wait(&mut world, PATIENCE, &mut mutex, &mut other, PATIENCE);
     assert!(matches!(woken, Err(SyncError::Gone)), "{woken:?}");

@@ -1,16 +1,16 @@
-//! A user is killed at each instruction of an operation, while another sleeps on the same object. Then the daemon's
-//! `reclaim` runs and rings whom it names, and: nobody stays asleep, the object can be used, and data that may be
-//! half-written are said to be.
+//! A user is killed at each instruction of an operation, while another user sleeps on the same object. Then the daemon's
+//! `reclaim` runs, and the daemon rings the users that it returns. After that, no user may stay asleep, the object must be
+//! usable, and data that may be half-written must be reported as such.
 //!
 //! The victim is a process of its own that is single-stepped with ptrace. A first pass finds the instructions at which
-//! something changes that others can see: a word in shared memory, or a system call. A death between two of them is the
-//! same wherever it is, so the victim is killed before and after each, and then at others all over the operation, until it
-//! has been killed N times. In other operations it is declared dead there, goes on as one that does not know of it, and
-//! dies at the end:
+//! something changes that others can see: a word in shared memory, or a system call. Between two of them, the place of a
+//! death makes no difference. Therefore the victim is killed before and after each of them, and then at other instructions
+//! all over the operation, until it has been killed N times. In some operations it is instead declared dead there, continues
+//! without knowing of it, and dies at the end:
 //!
 //!     cargo test -p ginnel-sync --test kill -- [NAME] [--kills N]           (for each operation; default 100)
 //!
-//! The sleepers here do not look every 100 ms, so a wake-up that is lost shows.
+//! The sleepers here do not look every 100 ms, so a lost wake-up is noticed.
 #![allow(unsafe_code)] // fork, ptrace, kill.
 
 #[cfg(not(loom))]
@@ -28,8 +28,8 @@ fn main() {
 
 #[cfg(not(loom))]
 mod test {
-    use super::stepper::{Stepper, Toll, Way, fork, leave, reap, start, until};
-    use super::world::{Bed, Bells, Sound, WATCHDOG, user};
+    use super::stepper::{KillCount, Stepper, Trace, fork, leave, reap, start, until};
+    use super::world::{Bells, EventSleeper, StrictSleeper, WATCHDOG, user};
     use ginnel_layout::sync::{ARMED, OwnerWord, SIZE, STATE, SyncKind, TURN};
     use ginnel_ring::wait::{Sleeper, WaitMode};
     use ginnel_shmem::{Mapping, Protection, SharedMemory};
@@ -44,14 +44,14 @@ mod test {
     /// How often the victim of each operation is killed.
     const KILLS: usize = 100;
 
-    /// Users: who dies, who sleeps, and who is left to try.
+    /// The users: the victim, the sleeper, and the heir, which tries the object afterwards.
     const VICTIM: usize = 0;
     const SLEEPER: usize = 1;
     const HEIR: usize = 2;
 
     const ASLEEP: Patience = Patience { mode: WaitMode::Interrupt, timeout: None };
 
-    /// What all processes share: two objects, and two words that are equal where no one is at work on them.
+    /// The memory that all processes share: two objects, and two words that are equal while no user works on them.
     struct Stage {
         first: Mapping,
         second: Mapping,
@@ -59,7 +59,7 @@ mod test {
         whole: Mapping,
         bells: Bells,
         kinds: (SyncKind, SyncKind),
-        /// What the heir holds.
+        /// The lock that the heir holds.
         held: RefCell<Option<RwLock<Mapping>>>,
     }
 
@@ -111,7 +111,7 @@ mod test {
             Once::new(self.first.clone(), user(k))
         }
 
-        /// Half of it, then the other half.
+        /// Does half of the work, then the other half.
         fn work(&self) {
             for at in [0, 8] {
                 self.data.store_relaxed_u64(at, self.data.load_relaxed_u64(at) + 1);
@@ -127,11 +127,11 @@ mod test {
         }
     }
 
-    fn bed(stage: &Stage, k: usize) -> Sound {
-        Sound(Bed::new(&stage.bells, k))
+    fn sleeper(stage: &Stage, k: usize) -> StrictSleeper {
+        StrictSleeper(EventSleeper::new(&stage.bells, k))
     }
 
-    /// The victim's: it does not sleep but looks again, and after a few times has been asleep long enough to be killed.
+    /// The victim's sleeper: it does not sleep but looks again. After a few times it counts as asleep and may be killed.
     struct Restless<'a>(&'a Stage, u32);
 
     impl Sleeper for Restless<'_> {
@@ -152,46 +152,46 @@ mod test {
 
     type Act = fn(&Stage);
 
-    /// An operation in which somebody dies.
+    /// An operation in which a user dies.
     struct Case {
         name: &'static str,
         kinds: (SyncKind, SyncKind),
         limit: u32,
-        /// What somebody else has done before.
+        /// What another user has done before.
         before: Act,
-        /// What the victim does. It dies in what comes after [`start`].
+        /// What the victim does. It dies in the part after [`start`].
         victim: fn(&Stage, &mut Restless<'_>),
-        /// The sleeper, and in which of the two objects it sleeps when the victim starts.
+        /// What the sleeper does, and on which of the two objects it sleeps when the victim starts.
         sleeper: Option<(Act, usize)>,
-        /// What somebody else does just before it dies.
+        /// What another user does just before the victim dies.
         meanwhile: Act,
-        /// What somebody else does after the daemon has cleaned up. After this the sleeper must come to its end.
+        /// What another user does after the daemon has cleaned up. After this, the sleeper must come to its end.
         after: Act,
     }
 
     fn nothing(_: &Stage) {}
 
-    /// The mutex can be locked, by whoever comes, and says so if its data are half-written.
+    /// Checks that any user can lock the mutex, and is told if its data are half-written.
     fn mutex_works(stage: &Stage) {
         lock_and_work(stage, HEIR);
         let mut mutex = stage.mutex(HEIR);
-        assert_eq!(mutex.lock(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
-        mutex.unlock(&mut bed(stage, HEIR)).unwrap();
+        assert_eq!(mutex.lock(&mut sleeper(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        mutex.unlock(&mut sleeper(stage, HEIR)).unwrap();
     }
 
     fn lock_and_work(stage: &Stage, k: usize) {
-        let (mut mutex, mut bed) = (stage.mutex(k), bed(stage, k));
-        let locked = mutex.lock(&mut bed, ASLEEP).unwrap();
+        let (mut mutex, mut sleeper) = (stage.mutex(k), sleeper(stage, k));
+        let locked = mutex.lock(&mut sleeper, ASLEEP).unwrap();
         stage.check(locked);
         if locked == Locked::OwnerDied {
             mutex.make_consistent().unwrap();
         }
         stage.work();
-        mutex.unlock(&mut bed).unwrap();
+        mutex.unlock(&mut sleeper).unwrap();
     }
 
     fn lock(stage: &Stage, k: usize) {
-        let _ = stage.mutex(k).lock(&mut bed(stage, k), ASLEEP).unwrap();
+        let _ = stage.mutex(k).lock(&mut sleeper(stage, k), ASLEEP).unwrap();
     }
 
     fn wait_for_flag(stage: &Stage, k: usize, world: &mut impl World, again: &mut impl World) {
@@ -210,7 +210,7 @@ mod test {
     }
 
     fn sleep_for_flag(stage: &Stage) {
-        wait_for_flag(stage, SLEEPER, &mut bed(stage, SLEEPER), &mut bed(stage, SLEEPER));
+        wait_for_flag(stage, SLEEPER, &mut sleeper(stage, SLEEPER), &mut sleeper(stage, SLEEPER));
     }
 
     fn raise_flag(stage: &Stage, k: usize, world: &mut impl World) {
@@ -224,22 +224,22 @@ mod test {
     }
 
     fn write(stage: &Stage, k: usize) {
-        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
-        let locked = lock.write(&mut bed, ASLEEP).unwrap();
+        let (mut lock, mut sleeper) = (stage.rwlock(k), sleeper(stage, k));
+        let locked = lock.write(&mut sleeper, ASLEEP).unwrap();
         stage.check(locked);
         if locked == Locked::OwnerDied {
             lock.make_consistent().unwrap();
         }
         stage.work();
-        lock.unlock(&mut bed).unwrap();
+        lock.unlock(&mut sleeper).unwrap();
     }
 
     fn read(stage: &Stage, k: usize) {
-        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
-        match lock.read(&mut bed, ASLEEP) {
+        let (mut lock, mut sleeper) = (stage.rwlock(k), sleeper(stage, k));
+        match lock.read(&mut sleeper, ASLEEP) {
             Ok(()) => {
                 stage.check(Locked::Clean);
-                lock.unlock(&mut bed).unwrap();
+                lock.unlock(&mut sleeper).unwrap();
             }
             Err(error) => assert!(matches!(error, SyncError::OwnerDied), "{error}"),
         }
@@ -256,22 +256,22 @@ mod test {
 
     fn heir_reads(stage: &Stage) {
         let mut lock = stage.rwlock(HEIR);
-        lock.read(&mut bed(stage, HEIR), ASLEEP).unwrap();
+        lock.read(&mut sleeper(stage, HEIR), ASLEEP).unwrap();
         *stage.held.borrow_mut() = Some(lock);
     }
 
     fn heir_writes(stage: &Stage) {
         let mut lock = stage.rwlock(HEIR);
-        assert_eq!(lock.write(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        assert_eq!(lock.write(&mut sleeper(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
         *stage.held.borrow_mut() = Some(lock);
     }
 
     fn heir_leaves(stage: &Stage) {
-        stage.held.take().unwrap().unlock(&mut bed(stage, HEIR)).unwrap();
+        stage.held.take().unwrap().unlock(&mut sleeper(stage, HEIR)).unwrap();
     }
 
     fn heir_unlocks(stage: &Stage) {
-        stage.mutex(HEIR).unlock(&mut bed(stage, HEIR)).unwrap();
+        stage.mutex(HEIR).unlock(&mut sleeper(stage, HEIR)).unwrap();
     }
 
     fn mutexes() -> Vec<Case> {
@@ -337,7 +337,7 @@ mod test {
                     mutex.unlock(world).unwrap();
                 },
                 sleeper: Some((
-                    |stage| match stage.mutex(SLEEPER).lock(&mut bed(stage, SLEEPER), ASLEEP) {
+                    |stage| match stage.mutex(SLEEPER).lock(&mut sleeper(stage, SLEEPER), ASLEEP) {
                         Ok(Locked::OwnerDied) | Err(SyncError::NotRecoverable) => {}
                         other => panic!("{other:?}"),
                     },
@@ -353,7 +353,7 @@ mod test {
                     raise_flag(stage, VICTIM, world);
                 },
                 sleeper: Some((sleep_for_flag, 1)),
-                after: |stage| raise_flag(stage, HEIR, &mut bed(stage, HEIR)),
+                after: |stage| raise_flag(stage, HEIR, &mut sleeper(stage, HEIR)),
                 ..mutex
             },
             Case {
@@ -366,7 +366,7 @@ mod test {
                 meanwhile: |stage| {
                     // Without the mutex, which the victim may have. The signal is for one of the two.
                     stage.data.store_relaxed_u64(0, 1);
-                    stage.condvar(HEIR).notify_one(&mut bed(stage, HEIR));
+                    stage.condvar(HEIR).notify_one(&mut sleeper(stage, HEIR));
                 },
                 after: nothing,
                 ..mutex
@@ -459,7 +459,7 @@ mod test {
 
     fn others() -> Vec<Case> {
         let acquire: Act =
-            |stage| stage.semaphore(SLEEPER).acquire(&mut bed(stage, SLEEPER), ASLEEP).unwrap();
+            |stage| stage.semaphore(SLEEPER).acquire(&mut sleeper(stage, SLEEPER), ASLEEP).unwrap();
         let semaphore = Case {
             name: "semaphore: release with a sleeper",
             kinds: (SyncKind::SEMAPHORE, SyncKind::CONDVAR),
@@ -472,9 +472,9 @@ mod test {
             sleeper: Some((acquire, 0)),
             meanwhile: nothing,
             after: |stage| {
-                // Died before it gave the permit (or the sleeper has it already): somebody else gives one.
+                // If the victim died before it gave the permit (or the sleeper has it already), another user gives one.
                 if stage.semaphore(HEIR).permits().unwrap() == 0 {
-                    stage.semaphore(HEIR).release(&mut bed(stage, HEIR), 1).unwrap();
+                    stage.semaphore(HEIR).release(&mut sleeper(stage, HEIR), 1).unwrap();
                 }
             },
         };
@@ -486,9 +486,9 @@ mod test {
                     let _ = stage.semaphore(VICTIM).acquire(world, ASLEEP);
                 },
                 meanwhile: |stage| {
-                    let mut bed = bed(stage, HEIR);
-                    stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
-                    stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
+                    let mut sleeper = sleeper(stage, HEIR);
+                    stage.semaphore(HEIR).release(&mut sleeper, 1).unwrap();
+                    stage.semaphore(HEIR).release(&mut sleeper, 1).unwrap();
                 },
                 after: nothing,
                 ..semaphore
@@ -502,7 +502,7 @@ mod test {
                     assert!(stage.barrier(VICTIM).wait(world, ASLEEP).unwrap());
                 },
                 sleeper: Some((
-                    |stage| match stage.barrier(SLEEPER).wait(&mut bed(stage, SLEEPER), ASLEEP) {
+                    |stage| match stage.barrier(SLEEPER).wait(&mut sleeper(stage, SLEEPER), ASLEEP) {
                         Ok(false) | Err(SyncError::BarrierBroken) => {}
                         other => panic!("{other:?}"),
                     },
@@ -522,15 +522,15 @@ mod test {
                     stage.work();
                     once.complete(world).unwrap();
                 },
-                sleeper: Some((|stage| do_once(stage, SLEEPER, &mut bed(stage, SLEEPER)), 0)),
-                after: |stage| do_once(stage, HEIR, &mut bed(stage, HEIR)),
+                sleeper: Some((|stage| do_once(stage, SLEEPER, &mut sleeper(stage, SLEEPER)), 0)),
+                after: |stage| do_once(stage, HEIR, &mut sleeper(stage, HEIR)),
                 ..semaphore
             },
             semaphore,
         ]
     }
 
-    /// Operations at whose end the victim dies with the lock, unless it finds out that it was declared dead before.
+    /// Operations at whose end the victim dies with the lock, unless it finds out before that it was declared dead.
     fn taking() -> Vec<Case> {
         let mutex = Case {
             name: "mutex: declared dead while it locks",
@@ -577,14 +577,14 @@ mod test {
                     start();
                     let _ = stage.once(VICTIM).begin(world, ASLEEP);
                 },
-                after: |stage| do_once(stage, HEIR, &mut bed(stage, HEIR)),
+                after: |stage| do_once(stage, HEIR, &mut sleeper(stage, HEIR)),
                 ..mutex
             },
             mutex,
         ]
     }
 
-    /// A victim that stands before its first instruction, and what sleeps beside it.
+    /// A victim that is stopped before its first instruction, and the user that sleeps beside it.
     struct Scene<'a> {
         case: &'a Case,
         stage: &'a Stage,
@@ -608,8 +608,8 @@ mod test {
             Self { case, stage, victim, sleeper }
         }
 
-        /// Somebody does something, the victim dies, the daemon cleans up, and all must be well. True if it was killed, and
-        /// had not ended before.
+        /// Another user acts, the victim dies, the daemon cleans up, and then all must be well. Returns true if the victim
+        /// was killed, and had not ended before.
         fn close(mut self) -> bool {
             (self.case.meanwhile)(self.stage);
             let killed = self.victim.kill();
@@ -634,7 +634,7 @@ mod test {
             }
         }
 
-        /// The victim is declared dead, goes on, and dies at its end; then all must be well.
+        /// The victim is declared dead, continues, and dies at its end; then all must be well.
         fn outlive(mut self) {
             self.bury();
             (self.case.meanwhile)(self.stage);
@@ -643,17 +643,17 @@ mod test {
         }
     }
 
-    /// The instructions of a case.
-    fn pass(case: &Case, stage: &mut Stage) -> Way {
+    /// Finds the instructions of a case.
+    fn pass(case: &Case, stage: &mut Stage) -> Trace {
         let mut scene = Scene::open(case, stage);
         let whole = scene.stage.whole.clone();
-        let way = Way::of(&mut scene.victim, || {
+        let trace = Trace::of(&mut scene.victim, || {
             let mut bytes = vec![0; 3 * SIZE];
             whole.read(0, &mut bytes);
             bytes
         });
         scene.close();
-        way
+        trace
     }
 
     pub fn main() {
@@ -664,46 +664,46 @@ mod test {
         let wanted = args.first().filter(|a| !a.starts_with('-'));
         let mut stage = Stage::new();
         let cases: Vec<Case> = [mutexes(), rwlocks(), others()].into_iter().flatten().collect();
-        let (begin, mut toll) = (Instant::now(), Toll::default());
+        let (begin, mut kill_count) = (Instant::now(), KillCount::default());
         for case in cases.iter().filter(|c| wanted.is_none_or(|w| c.name.contains(w.as_str()))) {
-            let (begin, before) = (Instant::now(), toll.kills);
-            let way = pass(case, &mut stage);
-            for k in way.choose(kills.unwrap_or(KILLS)) {
+            let (begin, before) = (Instant::now(), kill_count.kills);
+            let trace = pass(case, &mut stage);
+            for k in trace.choose(kills.unwrap_or(KILLS)) {
                 let mut scene = Scene::open(case, &mut stage);
-                scene.victim.go_to(&way, k);
+                scene.victim.go_to(&trace, k);
                 let at = scene.victim.at();
                 if scene.close() {
-                    toll.kills += 1;
-                    toll.at.insert(at);
+                    kill_count.kills += 1;
+                    kill_count.at.insert(at);
                 }
             }
             println!(
                 "test {} ... ok: {} instructions, {} at which something is seen; {} kills ({:.1} s)",
                 case.name,
-                way.len(),
-                way.matters.len(),
-                toll.kills - before,
+                trace.len(),
+                trace.matters.len(),
+                kill_count.kills - before,
                 begin.elapsed().as_secs_f64()
             );
         }
         for case in taking().iter().filter(|c| wanted.is_none_or(|w| c.name.contains(w.as_str()))) {
-            let way = pass(case, &mut stage);
-            let chosen = way.choose(kills.unwrap_or(KILLS));
+            let trace = pass(case, &mut stage);
+            let chosen = trace.choose(kills.unwrap_or(KILLS));
             for &k in &chosen {
                 let mut scene = Scene::open(case, &mut stage);
-                scene.victim.go_to(&way, k);
+                scene.victim.go_to(&trace, k);
                 scene.outlive();
             }
-            println!("test {} ... ok: {} instructions, at {} of them", case.name, way.len(), chosen.len());
+            println!("test {} ... ok: {} instructions, at {} of them", case.name, trace.len(), chosen.len());
         }
         println!(
             "killed while it locks, unlocks, waits, signals: {} times, before {} different instructions ({:.1} s)",
-            toll.kills,
-            toll.at.len(),
+            kill_count.kills,
+            kill_count.at.len(),
             begin.elapsed().as_secs_f64()
         );
-        // Where the way depends on what others do at the time, a victim may come to its end before it can be killed.
+        // If its path depends on what others do at the time, a victim may come to its end before it can be killed.
         let least = cases.len() * KILLS * 9 / 10;
-        assert!(kills.is_some() || wanted.is_some() || toll.kills >= least, "fewer than {least} kills");
+        assert!(kills.is_some() || wanted.is_some() || kill_count.kills >= least, "fewer than {least} kills");
     }
 }

@@ -1,5 +1,5 @@
-//! Each malformed thing that a neighbour can write into an object, named by the rule it breaks: the exact error, within the
-//! caller's timeout, and the page is not changed by refusing it.
+//! One test for each malformed value that a hostile member can write into an object, named by the rule that the value breaks.
+//! The test expects the exact error, within the caller's timeout, and that refusing the value does not change the page.
 #![cfg(not(loom))]
 
 mod world;
@@ -15,7 +15,7 @@ use ginnel_sync::{
     Barrier, Condvar, Corrupt, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn,
 };
 use std::time::{Duration, Instant};
-use world::{Deaf, page, user};
+use world::{NoDoorbells, page, user};
 
 const MODES: [WaitMode; 3] =
     [WaitMode::Poll, WaitMode::Interrupt, WaitMode::Adaptive { budget: Duration::from_micros(10) }];
@@ -46,8 +46,8 @@ fn impossible() -> Vec<u64> {
         owned | 1 << 12,                      // an unknown flag
         owned | 1 << 15,                      // another
         owned | OwnerWord::NOT_RECOVERABLE,   // ended, and owned
-        owned | OwnerWord::DONE,              // likewise
-        OwnerWord::DONE | OwnerWord::WAITERS, // nobody waits for what has ended
+        owned | OwnerWord::DONE,              // the same
+        OwnerWord::DONE | OwnerWord::WAITERS, // a lock that has ended has no waiters
         OwnerWord::DONE | OwnerWord::NOT_RECOVERABLE,
         u64::MAX,
     ]
@@ -62,15 +62,15 @@ fn impossible_owners_are_corrupt() {
         let corrupt = |error: SyncError| matches!(error, SyncError::Corrupt(Corrupt::Owner(w)) if w == word);
         let mut mutex = Mutex::new(page.clone(), user(0));
         assert!(corrupt(mutex.try_lock().unwrap_err()), "{word:#x}");
-        assert!(corrupt(mutex.lock(&mut Deaf, patient()).unwrap_err()), "{word:#x}");
-        assert!(corrupt(mutex.unlock(&mut Deaf).unwrap_err()), "{word:#x}");
+        assert!(corrupt(mutex.lock(&mut NoDoorbells, patient()).unwrap_err()), "{word:#x}");
+        assert!(corrupt(mutex.unlock(&mut NoDoorbells).unwrap_err()), "{word:#x}");
         assert!(corrupt(mutex.make_consistent().unwrap_err()), "{word:#x}");
         let mut lock = RwLock::new(page.clone(), user(0));
-        assert!(corrupt(lock.write(&mut Deaf, patient()).unwrap_err()), "{word:#x}");
-        assert!(corrupt(lock.read(&mut Deaf, patient()).unwrap_err()), "{word:#x}");
-        assert!(corrupt(lock.try_read(&mut Deaf).unwrap_err()), "{word:#x}");
+        assert!(corrupt(lock.write(&mut NoDoorbells, patient()).unwrap_err()), "{word:#x}");
+        assert!(corrupt(lock.read(&mut NoDoorbells, patient()).unwrap_err()), "{word:#x}");
+        assert!(corrupt(lock.try_read(&mut NoDoorbells).unwrap_err()), "{word:#x}");
         assert!(
-            corrupt(Once::new(page.clone(), user(0)).begin(&mut Deaf, patient()).unwrap_err()),
+            corrupt(Once::new(page.clone(), user(0)).begin(&mut NoDoorbells, patient()).unwrap_err()),
             "{word:#x}"
         );
         assert_eq!(everything(&page), before, "{word:#x}");
@@ -81,18 +81,19 @@ fn impossible_owners_are_corrupt() {
 fn a_mutex_is_never_done() {
     let page = page(SyncKind::MUTEX, 0, 0, 1);
     page.swap_u64(STATE, OwnerWord::DONE);
-    let outcome = Mutex::new(page.clone(), user(0)).lock(&mut Deaf, patient());
+    let outcome = Mutex::new(page.clone(), user(0)).lock(&mut NoDoorbells, patient());
     assert!(matches!(outcome, Err(SyncError::Corrupt(Corrupt::Owner(_)))), "{outcome:?}");
 }
 
-/// Owners that do not have the slot which the word says: as the word of one that was declared dead before it wrote it.
+/// Owners that do not have the slot that the word names, as in the word of a user that was declared dead before it wrote the
+/// word.
 #[test]
 fn an_owner_that_does_not_exist_has_died() {
     let gone = [
         OwnerWord::owned(62, 5, 9).0,                     // a slot without user
         OwnerWord::owned(1, 2, 7).0,                      // another epoch of the slot
         OwnerWord::owned(1, 1, 8).0,                      // another endpoint
-        OwnerWord::owned(1, 2, 7).0 | OwnerWord::WAITERS, // somebody has slept for it
+        OwnerWord::owned(1, 2, 7).0 | OwnerWord::WAITERS, // another user has slept for it
     ];
     for word in gone {
         let page = |kind| {
@@ -103,15 +104,15 @@ fn an_owner_that_does_not_exist_has_died() {
         let mut mutex = Mutex::new(page(SyncKind::MUTEX), user(0));
         assert_eq!(mutex.try_lock().unwrap(), Locked::OwnerDied, "{word:#x}");
         let mut mutex = Mutex::new(page(SyncKind::MUTEX), user(0));
-        assert_eq!(mutex.lock(&mut Deaf, patient()).unwrap(), Locked::OwnerDied, "{word:#x}");
+        assert_eq!(mutex.lock(&mut NoDoorbells, patient()).unwrap(), Locked::OwnerDied, "{word:#x}");
         mutex.make_consistent().unwrap();
-        mutex.unlock(&mut Deaf).unwrap();
+        mutex.unlock(&mut NoDoorbells).unwrap();
         let mut lock = RwLock::new(page(SyncKind::RWLOCK), user(0));
-        assert!(matches!(lock.try_read(&mut Deaf), Err(SyncError::OwnerDied)), "{word:#x}");
-        assert!(matches!(lock.read(&mut Deaf, patient()), Err(SyncError::OwnerDied)), "{word:#x}");
-        assert_eq!(lock.write(&mut Deaf, patient()).unwrap(), Locked::OwnerDied, "{word:#x}");
+        assert!(matches!(lock.try_read(&mut NoDoorbells), Err(SyncError::OwnerDied)), "{word:#x}");
+        assert!(matches!(lock.read(&mut NoDoorbells, patient()), Err(SyncError::OwnerDied)), "{word:#x}");
+        assert_eq!(lock.write(&mut NoDoorbells, patient()).unwrap(), Locked::OwnerDied, "{word:#x}");
         let mut once = Once::new(page(SyncKind::ONCE), user(0));
-        assert_eq!(once.begin(&mut Deaf, patient()).unwrap(), Turn::Mine { again: true }, "{word:#x}");
+        assert_eq!(once.begin(&mut NoDoorbells, patient()).unwrap(), Turn::Mine { again: true }, "{word:#x}");
     }
 }
 
@@ -121,7 +122,7 @@ fn an_owner_that_has_not_taken_the_lock_costs_the_timeout() {
     page.swap_u64(STATE, OwnerWord::owned(1, 1, 7).0);
     for mode in MODES {
         let begin = Instant::now();
-        let outcome = Mutex::new(page.clone(), user(0)).lock(&mut Deaf, short(mode));
+        let outcome = Mutex::new(page.clone(), user(0)).lock(&mut NoDoorbells, short(mode));
         assert!(matches!(outcome, Err(SyncError::TimedOut)), "{outcome:?}");
         assert!(begin.elapsed() >= Duration::from_millis(5));
     }
@@ -135,23 +136,23 @@ fn locks_that_are_taken_away_are_not_unlocked() {
     for word in [0, OwnerWord::owned(1, 1, 7).0, OwnerWord::owned(0, 2, 7).0, OwnerWord::owned(0, 1, 8).0] {
         assert_eq!(mutex.try_lock().unwrap(), Locked::Clean);
         page.swap_u64(STATE, word);
-        assert!(matches!(mutex.unlock(&mut Deaf), Err(SyncError::NotOwner)));
+        assert!(matches!(mutex.unlock(&mut NoDoorbells), Err(SyncError::NotOwner)));
         assert!(matches!(mutex.make_consistent(), Err(SyncError::NotOwner)));
         assert_eq!(page.swap_u64(STATE, 0), word, "another's word stays");
     }
 }
 
 #[test]
-fn a_lock_said_to_be_ours_is_not_taken() {
+fn a_lock_that_already_names_us_is_not_taken() {
     let page = page(SyncKind::MUTEX, 0, 0, 1);
     page.swap_u64(STATE, OwnerWord::owned(0, 1, 7).0);
-    assert!(matches!(Mutex::new(page, user(0)).lock(&mut Deaf, patient()), Err(SyncError::Deadlock)));
+    assert!(matches!(Mutex::new(page, user(0)).lock(&mut NoDoorbells, patient()), Err(SyncError::Deadlock)));
 }
 
 #[test]
 fn impossible_readers_are_corrupt() {
     let page = page(SyncKind::RWLOCK, 0, 0, 2);
-    // A writer that never ends; and the own word is overwritten while we wait, with what no writer puts there.
+    // A writer that never ends. The reader's own word is overwritten while it waits, with a value that no writer stores.
     page.swap_u64(STATE, OwnerWord::owned(1, 1, 7).0);
     struct Scribble<'a>(&'a Mapping);
     impl ginnel_ring::wait::Sleeper for Scribble<'_> {
@@ -165,7 +166,7 @@ fn impossible_readers_are_corrupt() {
     }
     let outcome = RwLock::new(page.clone(), user(0)).read(&mut Scribble(&page), patient());
     assert!(matches!(outcome, Err(SyncError::Corrupt(Corrupt::Reader(77)))), "{outcome:?}");
-    assert_eq!(page.load_relaxed_u64(slot(0) + SLOT_READER), 0, "and says no more that it wants");
+    assert_eq!(page.load_relaxed_u64(slot(0) + SLOT_READER), 0, "and does not wait for the lock any more");
 }
 
 #[test]
@@ -173,7 +174,7 @@ fn a_reader_that_never_leaves_costs_the_writer_its_timeout() {
     for mode in MODES {
         let page = page(SyncKind::RWLOCK, 0, 0, 2);
         page.swap_u64(slot(1) + SLOT_READER, 1);
-        let outcome = RwLock::new(page.clone(), user(0)).write(&mut Deaf, short(mode));
+        let outcome = RwLock::new(page.clone(), user(0)).write(&mut NoDoorbells, short(mode));
         assert!(matches!(outcome, Err(SyncError::TimedOut)), "{outcome:?}");
         assert_eq!(page.load_relaxed_u64(STATE), 0, "the word is given back");
     }
@@ -183,9 +184,9 @@ fn a_reader_that_never_leaves_costs_the_writer_its_timeout() {
 fn a_read_lock_that_is_taken_away_is_not_unlocked() {
     let page = page(SyncKind::RWLOCK, 0, 0, 2);
     let mut lock = RwLock::new(page.clone(), user(0));
-    lock.read(&mut Deaf, patient()).unwrap();
+    lock.read(&mut NoDoorbells, patient()).unwrap();
     page.swap_u64(slot(0) + SLOT_READER, 0);
-    assert!(matches!(lock.unlock(&mut Deaf), Err(SyncError::NotOwner)));
+    assert!(matches!(lock.unlock(&mut NoDoorbells), Err(SyncError::NotOwner)));
 }
 
 #[test]
@@ -196,15 +197,15 @@ fn permits_beyond_the_limit_are_corrupt() {
         let mut semaphore = Semaphore::new(page.clone(), user(0), 3);
         let corrupt =
             |e| matches!(e, SyncError::Corrupt(Corrupt::Permits { limit: 3, permits: p }) if p == permits);
-        assert!(corrupt(semaphore.acquire(&mut Deaf, patient()).unwrap_err()));
+        assert!(corrupt(semaphore.acquire(&mut NoDoorbells, patient()).unwrap_err()));
         assert!(corrupt(semaphore.try_acquire().unwrap_err()));
-        assert!(corrupt(semaphore.release(&mut Deaf, 1).unwrap_err()));
+        assert!(corrupt(semaphore.release(&mut NoDoorbells, 1).unwrap_err()));
         assert_eq!(page.load_relaxed_u64(STATE), permits);
     }
 }
 
 #[test]
-fn bits_of_nobody_ring_nobody_who_is_not_there_and_end() {
+fn armed_bits_without_users_ring_no_one() {
     let page = page(SyncKind::CONDVAR, 0, 0, 1);
     for waiting in [u64::MAX, 1 << 63, 1 << 62, 2] {
         for turn in [0, 62, 63, 64, u64::MAX] {
@@ -212,36 +213,36 @@ fn bits_of_nobody_ring_nobody_who_is_not_there_and_end() {
             page.swap_u64(ARMED, u64::MAX);
             page.swap_u64(TURN, turn);
             let mut condvar = Condvar::new(page.clone(), user(0));
-            condvar.notify_one(&mut Deaf);
-            condvar.notify_all(&mut Deaf);
+            condvar.notify_one(&mut NoDoorbells);
+            condvar.notify_all(&mut NoDoorbells);
         }
     }
 }
 
 #[test]
-fn arrivals_that_nobody_made_do_not_hold_a_barrier_for_ever() {
+fn forged_arrivals_do_not_hold_a_barrier_for_ever() {
     let page = page(SyncKind::BARRIER, 2, 0, 2);
     let mut barrier = Barrier::new(page.clone(), user(0), 2);
     page.swap_u64(STATE, u64::MAX >> 1);
-    assert!(barrier.wait(&mut Deaf, patient()).unwrap(), "more than all have come");
+    assert!(barrier.wait(&mut NoDoorbells, patient()).unwrap(), "more parties than there are have arrived");
     page.swap_u64(STATE, BARRIER_BROKEN | 2);
-    assert!(matches!(barrier.wait(&mut Deaf, patient()), Err(SyncError::BarrierBroken)));
-    assert!(matches!(barrier.reset(), Err(SyncError::Busy)), "one has not found out");
+    assert!(matches!(barrier.wait(&mut NoDoorbells, patient()), Err(SyncError::BarrierBroken)));
+    assert!(matches!(barrier.reset(), Err(SyncError::Busy)), "one party has not noticed");
     page.swap_u64(STATE, BARRIER_BROKEN);
     barrier.reset().unwrap();
-    assert!(matches!(barrier.wait(&mut Deaf, short(WaitMode::Interrupt)), Err(SyncError::TimedOut)));
-    assert_eq!(page.load_relaxed_u64(STATE), 0, "who gives up has not arrived");
+    assert!(matches!(barrier.wait(&mut NoDoorbells, short(WaitMode::Interrupt)), Err(SyncError::TimedOut)));
+    assert_eq!(page.load_relaxed_u64(STATE), 0, "a party that gives up has not arrived");
 }
 
 /// A party that was declared dead arrives after its slot was taken back.
 #[test]
-fn arrivals_of_the_dead_do_not_count() {
+fn arrivals_of_dead_users_do_not_count() {
     let page = page(SyncKind::BARRIER, 2, 0, 1);
     let mut barrier = Barrier::new(page.clone(), user(0), 2);
     page.swap_u64(STATE, BARRIER_BROKEN | 2);
     barrier.reset().unwrap();
     page.swap_u64(STATE, 2);
-    let outcome = barrier.wait(&mut Deaf, short(WaitMode::Interrupt));
+    let outcome = barrier.wait(&mut NoDoorbells, short(WaitMode::Interrupt));
     assert!(matches!(outcome, Err(SyncError::TimedOut)), "{outcome:?}");
 }
 
@@ -253,19 +254,19 @@ fn a_handle_whose_slot_is_gone_takes_nothing() {
         let before = everything(&page);
         let stale =
             |outcome: Result<(), SyncError>| assert!(matches!(outcome, Err(SyncError::Stale)), "{outcome:?}");
-        stale(Mutex::new(page.clone(), user(0)).lock(&mut Deaf, patient()).map(|_| ()));
+        stale(Mutex::new(page.clone(), user(0)).lock(&mut NoDoorbells, patient()).map(|_| ()));
         stale(Mutex::new(page.clone(), user(0)).try_lock().map(|_| ()));
-        stale(RwLock::new(page.clone(), user(0)).read(&mut Deaf, patient()));
-        stale(RwLock::new(page.clone(), user(0)).write(&mut Deaf, patient()).map(|_| ()));
-        stale(Semaphore::new(page.clone(), user(0), 3).acquire(&mut Deaf, patient()));
-        stale(Barrier::new(page.clone(), user(0), 2).wait(&mut Deaf, patient()).map(|_| ()));
-        stale(Once::new(page.clone(), user(0)).begin(&mut Deaf, patient()).map(|_| ()));
+        stale(RwLock::new(page.clone(), user(0)).read(&mut NoDoorbells, patient()));
+        stale(RwLock::new(page.clone(), user(0)).write(&mut NoDoorbells, patient()).map(|_| ()));
+        stale(Semaphore::new(page.clone(), user(0), 3).acquire(&mut NoDoorbells, patient()));
+        stale(Barrier::new(page.clone(), user(0), 2).wait(&mut NoDoorbells, patient()).map(|_| ()));
+        stale(Once::new(page.clone(), user(0)).begin(&mut NoDoorbells, patient()).map(|_| ()));
         assert_eq!(everything(&page), before);
     }
 }
 
 #[test]
-fn memory_that_is_gone_is_said_to_be() {
+fn lost_memory_is_reported() {
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(SIZE as u64).unwrap();
     let page = Mapping::of_file(&file, 0, SIZE, Protection::ReadWrite).unwrap();
@@ -273,13 +274,13 @@ fn memory_that_is_gone_is_said_to_be() {
     authority::seat(&page, user(0), 1, 0);
     let mut mutex = Mutex::new(page.clone(), user(0));
     assert_eq!(mutex.try_lock().unwrap(), Locked::Clean);
-    mutex.unlock(&mut Deaf).unwrap();
+    mutex.unlock(&mut NoDoorbells).unwrap();
     file.set_len(0).unwrap();
-    assert!(matches!(mutex.lock(&mut Deaf, patient()), Err(SyncError::Gone)));
+    assert!(matches!(mutex.lock(&mut NoDoorbells, patient()), Err(SyncError::Gone)));
     assert!(matches!(mutex.try_lock(), Err(SyncError::Gone)));
 }
 
-/// What the daemon does with a page that is nothing but noise: it ends, and leaves no trace of the dead.
+/// The daemon's operations on a page of noise: they end, and leave no trace of the dead user.
 #[test]
 fn the_daemon_takes_back_a_slot_of_any_page() {
     let noise = |seed: u64| {
@@ -300,7 +301,7 @@ fn the_daemon_takes_back_a_slot_of_any_page() {
             page.swap_u64(SEATED, u64::MAX);
             page.swap_u64(STATE, page.load_relaxed_u64(STATE) & !0xff | (k as u64 + 1));
             let rung = reclaim(&page, kind, k, Left::Died);
-            assert_eq!(rung & (1 << k | 1 << 63), 0, "neither the dead nor nobody");
+            assert_eq!(rung & (1 << k | 1 << 63), 0, "neither the dead user nor a slot that does not exist");
             assert_eq!(page.load_relaxed_u64(ARMED) & 1 << k, 0);
             assert_eq!(page.load_relaxed_u32(slot(k) + SLOT_EPOCH), 0);
             if matches!(kind, SyncKind::MUTEX | SyncKind::RWLOCK | SyncKind::ONCE) {

@@ -1,4 +1,4 @@
-//! Any list of operations gives what the oracle gives; and no scribble does more than spoil the object.
+//! Any list of operations must give the oracle's results, and no scribble may do more harm than to spoil the object.
 #![cfg(not(loom))]
 
 mod model;
@@ -11,7 +11,8 @@ fn op() -> impl Strategy<Value = Op> {
     any::<(u8, u16, u16)>().prop_map(|(code, a, b)| Op { code, a, b })
 }
 
-/// Scribbles are the codes with the top bit; without this there would be as many of them as of operations.
+/// Selects mostly operations. Scribbles are the codes with the top bit; without this selection, half of all codes would be
+/// scribbles.
 fn mostly_operations() -> impl Strategy<Value = Op> {
     (op(), 0..6u8).prop_map(|(op, n)| Op { code: if n == 0 { op.code | 0x80 } else { op.code & 0x7f }, ..op })
 }

@@ -1,8 +1,9 @@
-//! Threads at full speed on one object, asleep on real eventfds whenever they have to wait, without the look every 100 ms: a
-//! lost wake-up is a sleep that ends with the watchdog, and fails. What the objects guard is read and written by `memcpy`.
+//! Threads at full speed on one object, which sleep on real eventfds whenever they have to wait, without the regular look
+//! every 100 ms. If a wake-up is lost, a sleep ends with the watchdog, and the test fails. The data that the objects guard
+//! are read and written by `memcpy`.
 //!
-//! `scripts/sanitize` runs these under ThreadSanitizer, which knows of an order only what acquire and release make. So there
-//! is a `main` of our own, as in `crates/ring/tests/threads.rs` (and for the reasons given there); it runs the tests whose
+//! `scripts/sanitize` runs these tests under ThreadSanitizer, which derives an order only from acquire and release. Like
+//! `crates/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
 //! names contain one of its arguments, or all.
 
 mod world;
@@ -14,7 +15,7 @@ use ginnel_sync::{Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semap
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use world::{Bed, Bells, Sound, page, user};
+use world::{Bells, EventSleeper, StrictSleeper, page, user};
 
 const TESTS: [(&str, fn()); 6] = [
     ("mutex", mutex),
@@ -34,24 +35,24 @@ fn main() {
             println!("test {name} ... ok ({:.1} s)", start.elapsed().as_secs_f64());
         }
     }
-    // Only by its full name.
+    // This runs only if it is named in full.
     if wanted.iter().any(|w| w == "planted_race") {
         planted_race();
-        println!("nobody has noticed planted_race");
+        println!("planted_race was not noticed");
     }
 }
 
 const USERS: usize = 4;
 const MODES: [WaitMode; 2] = [WaitMode::Interrupt, WaitMode::Adaptive { budget: Duration::from_micros(5) }];
 
-/// What is guarded: nine equal words, too many to be copied one by one. Nothing but the lock orders the copies.
+/// The guarded data: nine equal words, too many to be copied word by word. Only the lock orders the copies.
 const WORDS: usize = 9;
 
 fn data() -> Mapping {
     Mapping::anonymous(4096).unwrap()
 }
 
-/// What all words of a place say.
+/// Returns the value that all words of a place have.
 fn value(data: &Mapping, at: usize) -> u64 {
     let mut bytes = [0; 8 * WORDS];
     data.read(at, &mut bytes);
@@ -68,16 +69,19 @@ fn add(data: &Mapping) {
     set(data, 0, value(data, 0) + 1);
 }
 
-/// Each user in a thread of its own, once in each mode, with beds for two objects.
-fn all(body: impl Fn(usize, &mut Sound, &mut Sound, Patience) + Send + Sync + 'static) {
+/// Runs `body` for each user in a thread of its own, once in each mode, with sleepers for two objects.
+fn all(body: impl Fn(usize, &mut StrictSleeper, &mut StrictSleeper, Patience) + Send + Sync + 'static) {
     let body = Arc::new(body);
     for mode in MODES {
         let (bells, others) = (Bells::new(USERS), Bells::new(USERS));
         let threads: Vec<_> = (0..USERS)
             .map(|k| {
                 let body = body.clone();
-                let (mut bed, mut other) = (Sound(Bed::new(&bells, k)), Sound(Bed::new(&others, k)));
-                thread::spawn(move || body(k, &mut bed, &mut other, Patience { mode, timeout: None }))
+                let (mut sleeper, mut other) = (
+                    StrictSleeper(EventSleeper::new(&bells, k)),
+                    StrictSleeper(EventSleeper::new(&others, k)),
+                );
+                thread::spawn(move || body(k, &mut sleeper, &mut other, Patience { mode, timeout: None }))
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -87,12 +91,12 @@ fn all(body: impl Fn(usize, &mut Sound, &mut Sound, Patience) + Send + Sync + 's
 fn mutex() {
     let (object, data) = (page(SyncKind::MUTEX, 0, 0, USERS), data());
     let guarded = data.clone();
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut mutex = Mutex::new(object.clone(), user(k));
         for n in 0..5_000 {
-            // Some give up at once, and must hand on a wake that they were given.
+            // Some give up at once, and must pass on a wake that they were given.
             let brief = Patience { timeout: Some(Duration::ZERO), ..how };
-            match mutex.lock(bed, if n % 3 == 0 { brief } else { how }) {
+            match mutex.lock(sleeper, if n % 3 == 0 { brief } else { how }) {
                 Ok(locked) => assert_eq!(locked, Locked::Clean),
                 Err(SyncError::TimedOut) => continue,
                 Err(error) => panic!("{error}"),
@@ -101,7 +105,7 @@ fn mutex() {
             if n % 7 == 0 {
                 thread::yield_now();
             }
-            mutex.unlock(bed).unwrap();
+            mutex.unlock(sleeper).unwrap();
             guarded.store_relaxed_u64(128 * (k + 1), guarded.load_relaxed_u64(128 * (k + 1)) + 1);
         }
     });
@@ -112,15 +116,15 @@ fn mutex() {
 fn rwlock() {
     let (object, data) = (page(SyncKind::RWLOCK, 0, 0, USERS), data());
     let guarded = data.clone();
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut lock = RwLock::new(object.clone(), user(k));
         let mut seen = 0;
         for n in 0..3_000 {
             if (n + k) % 3 == 0 {
-                assert_eq!(lock.write(bed, how).unwrap(), Locked::Clean);
+                assert_eq!(lock.write(sleeper, how).unwrap(), Locked::Clean);
                 add(&guarded);
             } else {
-                lock.read(bed, how).unwrap();
+                lock.read(sleeper, how).unwrap();
                 let now = value(&guarded, 0);
                 assert!(now >= seen, "an old value");
                 seen = now;
@@ -128,47 +132,48 @@ fn rwlock() {
             if n % 5 == 0 {
                 thread::yield_now();
             }
-            lock.unlock(bed).unwrap();
+            lock.unlock(sleeper).unwrap();
         }
     });
     assert_eq!(value(&data, 0), (MODES.len() * USERS * 1_000) as u64);
 }
 
 fn condvar() {
-    // Turns in a ring: each signal is for whoever may go on, so all are woken.
+    // The users take turns in a ring: each signal is for the one that can go on, so all are woken.
     let (object, signal, data) =
         (page(SyncKind::MUTEX, 0, 0, USERS), page(SyncKind::CONDVAR, 0, 0, USERS), data());
-    all(move |k, bed, other, how| {
+    all(move |k, sleeper, other, how| {
         let (mut mutex, mut condvar) =
             (Mutex::new(object.clone(), user(k)), Condvar::new(signal.clone(), user(k)));
         for _ in 0..500 {
-            assert_eq!(mutex.lock(bed, how).unwrap(), Locked::Clean);
+            assert_eq!(mutex.lock(sleeper, how).unwrap(), Locked::Clean);
             while value(&data, 0) % USERS as u64 != k as u64 {
-                assert!(condvar.wait(other, how, &mut mutex, bed, how).unwrap().signalled);
+                assert!(condvar.wait(other, how, &mut mutex, sleeper, how).unwrap().signalled);
             }
             add(&data);
             condvar.notify_all(other);
-            mutex.unlock(bed).unwrap();
+            mutex.unlock(sleeper).unwrap();
         }
     });
 }
 
 fn semaphore() {
-    // Two give, two take; each side waits for the other. A permit of a third is a lock, and orders what it guards.
+    // Two users give and two take; each side waits for the other. A permit of a third semaphore serves as a lock, and orders
+    // the data that it guards.
     let (full, empty) = (page(SyncKind::SEMAPHORE, 2, 0, USERS), page(SyncKind::SEMAPHORE, 2, 2, USERS));
     let (lock, data) = (page(SyncKind::SEMAPHORE, 1, 1, USERS), data());
     let (guarded, bells) = (data.clone(), Bells::new(USERS));
-    all(move |k, bed, other, how| {
+    all(move |k, sleeper, other, how| {
         let mut full = Semaphore::new(full.clone(), user(k), 2);
         let mut empty = Semaphore::new(empty.clone(), user(k), 2);
         let mut lock = Semaphore::new(lock.clone(), user(k), 1);
-        let mut third = Sound(Bed::new(&bells, k));
+        let mut third = StrictSleeper(EventSleeper::new(&bells, k));
         for _ in 0..2_000 {
             if k % 2 == 0 {
                 empty.acquire(other, how).unwrap();
-                full.release(bed, 1).unwrap();
+                full.release(sleeper, 1).unwrap();
             } else {
-                full.acquire(bed, how).unwrap();
+                full.acquire(sleeper, how).unwrap();
                 empty.release(other, 1).unwrap();
             }
             lock.acquire(&mut third, how).unwrap();
@@ -181,13 +186,13 @@ fn semaphore() {
 
 fn barrier() {
     let (object, data) = (page(SyncKind::BARRIER, USERS as u32, 0, USERS), data());
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut barrier = Barrier::new(object.clone(), user(k), USERS as u32);
         for round in 0..1_000 {
             set(&data, 128 * k, round);
-            barrier.wait(bed, how).unwrap();
+            barrier.wait(sleeper, how).unwrap();
             assert!((0..USERS).all(|other| value(&data, 128 * other) == round));
-            barrier.wait(bed, how).unwrap();
+            barrier.wait(sleeper, how).unwrap();
         }
     });
 }
@@ -195,32 +200,32 @@ fn barrier() {
 fn once() {
     for _ in 0..50 {
         let (object, data) = (page(SyncKind::ONCE, 0, 0, USERS), data());
-        all(move |k, bed, _, how| {
+        all(move |k, sleeper, _, how| {
             let mut once = Once::new(object.clone(), user(k));
-            if let Turn::Mine { again } = once.begin(bed, how).unwrap() {
+            if let Turn::Mine { again } = once.begin(sleeper, how).unwrap() {
                 assert!(!again);
                 add(&data);
-                once.complete(bed).unwrap();
+                once.complete(sleeper).unwrap();
             }
             assert_eq!(value(&data, 0), 1);
         });
     }
 }
 
-/// Shows that ThreadSanitizer sees what locks guard: one user does not lock. Without it nothing happens; `scripts/sanitize`
-/// wants it to be reported.
+/// Shows that ThreadSanitizer sees the data that locks guard: one user does not lock. Without a sanitizer nothing happens;
+/// `scripts/sanitize` requires that this is reported.
 fn planted_race() {
     let (object, data) = (page(SyncKind::MUTEX, 0, 0, USERS), data());
-    all(move |k, bed, _, how| {
+    all(move |k, sleeper, _, how| {
         let mut mutex = Mutex::new(object.clone(), user(k));
         for _ in 0..1_000 {
             if k > 0 {
-                assert_eq!(mutex.lock(bed, how).unwrap(), Locked::Clean);
+                assert_eq!(mutex.lock(sleeper, how).unwrap(), Locked::Clean);
             }
             data.read(0, &mut [0; 8 * WORDS]);
             data.write(0, &[1; 8 * WORDS]);
             if k > 0 {
-                mutex.unlock(bed).unwrap();
+                mutex.unlock(sleeper).unwrap();
             }
         }
     });

@@ -1,9 +1,10 @@
-//! What a queue costs: a block read of three descriptors (header, data, status), in cache, and between two cores.
+//! Measures the cost of a queue: a block read of three descriptors (header, data, status), in cache, and between two cores.
 //!
 //!     cargo run --release -p ginnel-virtqueue --example speed
 //!
-//! *device*: look, take, read the header, write the status, give back, publish; *driver*: add, publish, poll. *turn* is one of each
-//! in one thread. *round trip*: driver and device on a core each, one request at a time, both polling; beside it the floor, a
+//! *device*: look, take, read the header, write the status, give back, publish; *driver*: add, publish, poll. *turn* is one
+//! of each in one thread. *round trip*: driver and device on one core each, one request at a time, both polling; beside it
+//! the floor, which is the time for a cache line there and back.
 //! cache line there and back.
 
 #[path = "../tests/rig/mod.rs"]
@@ -15,8 +16,8 @@ use rig::Rig;
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
 
-/// Requests of a run, and runs of a row. The machine may not be ours alone: the least is what the code costs, the median says how
-/// much to believe it.
+/// Requests of a run, and runs of a row. Other programs may use the machine too: the minimum is what the code costs, and the
+/// median says how reliable it is.
 const ROUNDS: u64 = 20_000;
 const RUNS: usize = 31;
 
@@ -47,7 +48,7 @@ fn request(rig: &Rig, n: usize) -> [Segment; 3] {
     ]
 }
 
-/// Serves what is there; how much it was.
+/// Serves the requests that are there. Returns how many there were.
 #[inline]
 fn serve(device: &mut DeviceQueue<Mapping>, guest: &GuestMemory<Mapping>, chain: &mut Chain) -> u64 {
     let mut count = 0;
@@ -67,11 +68,11 @@ fn serve(device: &mut DeviceQueue<Mapping>, guest: &GuestMemory<Mapping>, chain:
     count
 }
 
-/// Nanoseconds a request for the device alone, and for both.
+/// Returns the nanoseconds per request for the device alone, and for both sides.
 fn in_cache(kind: Kind, inflight: bool, batch: usize, indirect: bool) -> [f64; 2] {
     let Queue { rig, guest, mut driver, mut device, .. } = queue(kind, inflight);
     let mut chain = Chain::new();
-    // What the two looks at the clock cost by themselves.
+    // The cost of reading the clock twice.
     let clock = (0..1000).map(|_| Instant::now().elapsed()).min().unwrap_or_default();
     let rounds = ROUNDS / batch as u64;
     let mut alone = Duration::ZERO;
@@ -102,11 +103,11 @@ fn in_cache(kind: Kind, inflight: bool, batch: usize, indirect: bool) -> [f64; 2
 fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
-    // Without it the numbers are worse, and nothing else.
+    // If this fails, the numbers are worse, and nothing else happens.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// Nanoseconds for a request to a device on another core and back.
+/// Returns the nanoseconds for a request to a device on another core and back.
 fn between_cores(kind: Kind, inflight: bool) -> f64 {
     let Queue { rig, memory, guest, mut driver, mut device } = queue(kind, inflight);
     driver.disarm();
@@ -133,7 +134,7 @@ fn between_cores(kind: Kind, inflight: bool) -> f64 {
     time.as_nanos() as f64 / rounds as f64
 }
 
-/// Nanoseconds for a cache line to another core and back.
+/// Returns the nanoseconds for a cache line to another core and back.
 fn floor() -> f64 {
     let memory = Mapping::anonymous(4096).expect("memory");
     let theirs = memory.clone();
@@ -155,7 +156,7 @@ fn floor() -> f64 {
     time.as_nanos() as f64 / ROUNDS as f64
 }
 
-/// The least and the median of each figure.
+/// Returns the minimum and the median of each figure.
 fn runs<const N: usize>(mut run: impl FnMut() -> [f64; N]) -> [(f64, f64); N] {
     let runs: Vec<_> = (0..RUNS).map(|_| run()).collect();
     std::array::from_fn(|i| {

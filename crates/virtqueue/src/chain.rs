@@ -1,53 +1,53 @@
-//! A request's memory, as its descriptors say.
+//! The memory of a request, as its descriptors describe it.
 
 use crate::error::Corrupt;
 use crate::memory::{Buffer, GuestMemory};
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, PackedDescriptor};
 use ginnel_shmem::SharedMemory;
 
-/// The buffers of one request: those to read from, then those to write to. Kept by the caller and filled anew by each
-/// [`crate::DeviceQueue::pop`], so that nothing is allocated once it has grown to the longest request.
+/// The buffers of one request: first those that the device reads, then those that it writes. The caller keeps the value, and
+/// each [`crate::DeviceQueue::pop`] fills it anew, so that nothing is allocated once it has grown to the longest request.
 #[derive(Clone, Debug, Default)]
 pub struct Chain {
     readable: Vec<Buffer>,
     writable: Vec<Buffer>,
     readable_len: u32,
     writable_len: u32,
-    /// The region that the last buffer was in.
+    /// Index of the region that contained the last buffer.
     hint: u16,
 }
 
 impl Chain {
-    /// An empty one.
+    /// Returns an empty chain.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What the device reads.
+    /// Returns the buffers that the device reads.
     #[inline]
     pub fn readable(&self) -> &[Buffer] {
         &self.readable
     }
 
-    /// What the device writes.
+    /// Returns the buffers that the device writes.
     #[inline]
     pub fn writable(&self) -> &[Buffer] {
         &self.writable
     }
 
-    /// Bytes to read. With those to write they are less than 4 GiB.
+    /// Returns the bytes to read. Bytes to read and bytes to write are together less than 4 GiB.
     #[inline]
     pub fn readable_len(&self) -> u32 {
         self.readable_len
     }
 
-    /// Bytes to write.
+    /// Returns the bytes to write.
     #[inline]
     pub fn writable_len(&self) -> u32 {
         self.writable_len
     }
 
-    /// The region that the next buffer is in, as a rule.
+    /// Returns the index of the region that probably contains the next buffer.
     #[inline]
     pub(crate) fn hint(&self) -> u16 {
         self.hint
@@ -60,7 +60,7 @@ impl Chain {
         (self.readable_len, self.writable_len) = (0, 0);
     }
 
-    /// Adds what one descriptor says. An empty buffer adds nothing.
+    /// Adds the buffer of one descriptor. An empty buffer adds nothing.
     #[inline]
     pub(crate) fn add<M: SharedMemory>(
         &mut self,
@@ -73,7 +73,7 @@ impl Chain {
         if !writable && self.writable_len > 0 {
             return Err(Corrupt::Order);
         }
-        // The sum of the two is below 4 GiB already.
+        // The sum of the two is already known to be below 4 GiB.
         if self.readable_len.wrapping_add(self.writable_len).checked_add(len).is_none() {
             return Err(Corrupt::TooLong);
         }
@@ -86,7 +86,7 @@ impl Chain {
         self.push(piece, writable, limit)
     }
 
-    /// Adds one piece, if there is room.
+    /// Adds one piece, unless the request has too many.
     #[inline]
     fn push(&mut self, piece: Buffer, writable: bool, limit: u16) -> Result<(), Corrupt> {
         if self.readable.len() + self.writable.len() >= usize::from(limit) {
@@ -102,7 +102,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Adds a buffer that lies in another region than the last one, or in several.
+    /// Adds a buffer that lies in another region than the last one, or in several regions.
     #[cold]
     fn add_slowly<M: SharedMemory>(
         &mut self,
@@ -118,14 +118,14 @@ impl Chain {
             let piece = memory.piece(address, left).ok_or(outside)?;
             self.hint = piece.region;
             self.push(piece, writable, limit)?;
-            // A region ends within the address space, so at worst nothing follows.
+            // A region ends within the address space, so after an overflow no piece follows.
             address = address.wrapping_add(piece.len.into());
             left -= piece.len;
         }
         Ok(())
     }
 
-    /// Adds what an indirect table of a split queue says (2.7.5.3).
+    /// Adds the buffers of an indirect table of a split queue (2.7.5.3).
     pub(crate) fn add_split_table<M: SharedMemory>(
         &mut self,
         memory: &GuestMemory<M>,
@@ -159,7 +159,7 @@ impl Chain {
         }
     }
 
-    /// Adds what an indirect table of a packed queue says (2.8.7): all its entries, one after the other.
+    /// Adds the buffers of an indirect table of a packed queue (2.8.7): all its entries, one after the other.
     pub(crate) fn add_packed_table<M: SharedMemory>(
         &mut self,
         memory: &GuestMemory<M>,

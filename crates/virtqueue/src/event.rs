@@ -1,6 +1,7 @@
 //! Notification by event index (2.7.10, 2.8.14).
 
-/// Whether `event` is among the positions passed from `old` up to but not including `new` (2.7.7.2, `vring_need_event`).
+/// Returns whether `event` is among the positions passed from `old` up to but not including `new` (2.7.7.2,
+/// `vring_need_event`).
 #[inline]
 pub(crate) fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -1,9 +1,8 @@
-//! In-flight regions (vhost-user specification, "Inflight I/O tracking"): what a device notes down so that a successor knows
-//! which requests it had, and takes exactly those again.
+//! In-flight regions (vhost-user specification, "Inflight I/O tracking"): the device's record of its requests, from which the
+//! next device process learns which requests were in flight, and takes exactly those again.
 //!
-//! A process that is killed has done all its stores up to some instruction and none behind it. So the order of the
-//! stores is all that matters, and all here are release stores: the compiler keeps them in the order that the
-//! specification demands.
+//! A process that is killed has done all its stores up to some instruction and none after it. So only the order of the stores
+//! matters. All stores here are release stores: the compiler keeps them in the order that the specification demands.
 
 mod packed;
 mod split;
@@ -17,16 +16,16 @@ use ginnel_shmem::SharedMemory;
 pub(crate) use packed::{Again, Packed};
 pub(crate) use split::Split;
 
-/// One queue's part of an in-flight region.
+/// The part of one queue in an in-flight region.
 pub struct InflightQueue<M> {
     area: Area<M>,
-    /// Entries.
+    /// Number of entries.
     size: u16,
     kind: Kind,
 }
 
 impl<M: SharedMemory> InflightQueue<M> {
-    /// Bytes of the part of a queue of this size: a multiple of 64. The parts of a region follow one another.
+    /// Returns the bytes of the part of a queue of this size, a multiple of 64. The parts of a region follow one another.
     pub const fn len(kind: Kind, size: u16) -> usize {
         match kind {
             Kind::Split => layout::split::len(size),
@@ -34,8 +33,8 @@ impl<M: SharedMemory> InflightQueue<M> {
         }
     }
 
-    /// The part of queue number `queue`, in `memory` from `at`, where the region begins (at a multiple of 8), for queues of at
-    /// most `size` entries. A part of zeros has not been in use yet.
+    /// Returns the part of queue number `queue`. The region begins at offset `at` of `memory` (a multiple of 8), and its
+    /// queues have at most `size` entries. A part of zeros has not been in use yet.
     pub fn new(memory: M, at: usize, queue: u16, kind: Kind, size: u16) -> Result<Self, SetupError> {
         let len = Self::len(kind, size);
         let at = len.checked_mul(queue.into()).and_then(|offset| at.checked_add(offset));

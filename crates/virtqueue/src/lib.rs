@@ -1,22 +1,23 @@
-//! Virtqueues, both sides: the device's, which a volume serves, and the driver's, which the poll-mode client drives.
+//! Virtqueues, both sides: the device's side, which a volume uses to serve requests, and the driver's side, which the
+//! poll-mode client uses.
 //!
-//! Split and packed rings (virtio 1.2, sections 2.7 and 2.8), indirect descriptors, notifications suppressed by flag or by
-//! event index, in-flight tracking for a device that may be killed (vhost-user specification, "Inflight I/O tracking"),
-//! and the log of dirty pages for a guest that migrates.
+//! The crate supports split and packed rings (virtio 1.2, sections 2.7 and 2.8), indirect descriptors, notifications that are
+//! suppressed by flag or by event index, in-flight tracking for a device that may be killed (vhost-user specification,
+//! "Inflight I/O tracking"), and the log of dirty pages for a guest that migrates.
 //!
-//! Everything works over [`ginnel_shmem::Memory`], so the code of the product is the code that is modelled, fuzzed and
-//! sanitized. The other side is hostile: each value is read once, checked, then used; a broken ring is [`Corrupt`], never
-//! a panic. Nothing here blocks, allocates in steady state, or calls the kernel. A queue has one owner at a time (`Send`
+//! All access goes through [`ginnel_shmem::SharedMemory`], so the tests model, fuzz and sanitize the same code that runs in the
+//! product. The other side may be hostile: each value is read once, checked, then used. A broken ring is [`Corrupt`], never a
+//! panic. No function blocks, allocates in steady state, or calls the kernel. A queue has one owner at a time (it is `Send`
 //! if the memory is).
 //!
 //! # The device's side
 //!
 //! ```
-//! use ginnel_shmem::Memory;
+//! use ginnel_shmem::SharedMemory;
 //! use ginnel_virtqueue::{Chain, Corrupt, DeviceQueue, GuestMemory};
 //!
-//! /// Answers all requests that are there with one byte; says whether the driver is to be called.
-//! fn turn<M: Memory>(
+//! /// Answers all requests that are there with one byte. Returns whether the driver must be called.
+//! fn turn<M: SharedMemory>(
 //!     queue: &mut DeviceQueue<M>, memory: &GuestMemory<M>, chain: &mut Chain,
 //! ) -> Result<bool, Corrupt> {
 //!     while let Some(ticket) = queue.pop(memory, chain)? {
@@ -27,15 +28,15 @@
 //! }
 //! ```
 //!
-//! Before it sleeps on its kick eventfd the device calls [`DeviceQueue::arm`], and does not sleep if that says `true`. A new
-//! queue is looked at once without a kick, and published once without anything pushed: a predecessor may have died between
-//! the two halves of either.
+//! Before the device sleeps on its kick eventfd, it calls [`DeviceQueue::arm`], and does not sleep if that returns `true`.
+//! The device looks at a new queue once without a kick, and publishes once without having pushed anything: the previous
+//! device process may have died between the two halves of either.
 //!
-//! # Who is called, and the fence
+//! # Notifications and the fence
 //!
-//! Each side, after it has published an index or a descriptor, asks whether the other sleeps; each side, before it
-//! sleeps, says so and looks once more. Both have a full fence in between (store, fence, load), so at least one of them sees
-//! the other: a wake-up cannot be lost. `tests/loom.rs` has the models.
+//! After it has published an index or a descriptor, each side checks whether the other one sleeps. Before it sleeps, each
+//! side says so and looks once more. Both have a full fence in between (store, fence, load), so at least one of them sees the
+//! other, and no wake-up is lost. The models are in `tests/loom.rs`.
 
 mod chain;
 mod device;
@@ -60,8 +61,8 @@ pub use memory::{Area, Buffer, GuestMemory, Region};
 /// The two formats of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Virtio 1.2, section 2.7.
+    /// Split (virtio 1.2, section 2.7).
     Split,
-    /// Virtio 1.2, section 2.8 (feature `RING_PACKED`).
+    /// Packed (virtio 1.2, section 2.8; feature `RING_PACKED`).
     Packed,
 }

@@ -1,21 +1,22 @@
-//! The log of dirty pages (vhost-user specification, "Live migration"): a bit for each page of 4 KiB of the guest.
+//! The log of dirty pages (vhost-user specification, "Live migration"): one bit for each page of 4 KiB of the guest.
 
 use crate::memory::{Buffer, GuestMemory};
 use ginnel_shmem::SharedMemory;
 
-/// The bitmap. Any number of queues may mark at the same time. Clones name the same log.
+/// The bitmap. Any number of queues may mark pages in it at the same time. Clones refer to the same bitmap.
 #[derive(Clone)]
 pub struct DirtyLog<M> {
     memory: M,
     at: usize,
-    /// Pages that have a bit.
+    /// Number of pages that have a bit.
     pages: u64,
 }
 
 const PAGE: u64 = 4096;
 
 impl<M: SharedMemory> DirtyLog<M> {
-    /// The `len` bytes of `memory` from `at`, both in whole 64-bit words; `None` if they are not, or not inside.
+    /// Returns the log in the `len` bytes of `memory` from offset `at`. `None` if `at` or `len` is not a multiple of 8, or
+    /// the bytes are not inside `memory`.
     pub fn new(memory: M, at: usize, len: usize) -> Option<Self> {
         let end = at.checked_add(len)?;
         if end > memory.len() || !(at | len).is_multiple_of(8) {
@@ -25,7 +26,7 @@ impl<M: SharedMemory> DirtyLog<M> {
     }
 
     /// Marks the pages of `len` bytes at a guest's address, after they were written. Pages beyond the log have no bit: the
-    /// front end gives a log that covers all memory before it gives the memory.
+    /// front end provides a log that covers all memory before it provides the memory.
     pub fn mark(&self, address: u64, len: u64) {
         if len == 0 {
             return;
@@ -39,13 +40,13 @@ impl<M: SharedMemory> DirtyLog<M> {
             let (word, bit) = (page / 64, page % 64);
             let count = (last - page + 1).min(64 - bit);
             let bits = (u64::MAX >> (64 - count)) << bit;
-            // What was written is there for whoever sees the bit: this is a release.
+            // This is a release: a process that sees the bit also sees what was written.
             self.memory.fetch_or_u64(self.at + 8 * word as usize, bits);
             page += count;
         }
     }
 
-    /// Marks what the first `written` bytes of the buffers lie in.
+    /// Marks the pages that contain the first `written` bytes of the buffers.
     pub fn mark_buffers(&self, memory: &GuestMemory<M>, buffers: &[Buffer], mut written: u64) {
         for buffer in buffers {
             let len = written.min(u64::from(buffer.len));

@@ -1,34 +1,35 @@
-//! The guest's memory: which of its addresses lie where in ours.
+//! The guest's memory: the mapping of guest addresses to this process's memory.
 
 use crate::error::{Corrupt, MemoryError};
 use ginnel_shmem::{SharedMemory, SharedSlice};
 
-/// A run of the guest's memory.
+/// A contiguous region of the guest's memory.
 #[derive(Clone)]
 pub struct Region<M> {
-    /// Its address in the guest.
+    /// Guest physical address of the region.
     pub guest: u64,
-    /// Its address in the front end, by which rings are named (vhost-user specification, "Memory region description").
+    /// Address in the front end's process, in which ring addresses are given (vhost-user specification, "Memory region
+    /// description").
     pub user: u64,
-    /// The bytes; as many as the region has.
+    /// The bytes of the region, all of them.
     pub memory: M,
 }
 
-/// Part of a region: where a ring's area lies.
+/// A part of a region that contains an area of a ring.
 #[derive(Clone)]
 pub struct Area<M> {
-    /// The region's bytes.
+    /// The bytes of the region.
     pub memory: M,
-    /// Where the area begins in them.
+    /// Offset of the area in the region.
     pub at: usize,
-    /// Bytes of the area; what is behind the needed ones is ignored.
+    /// Bytes of the area. Bytes beyond the needed ones are ignored.
     pub len: usize,
-    /// Its address in the guest (for the log of dirty pages, and messages).
+    /// Guest physical address of the area (for the log of dirty pages, and for messages).
     pub guest: u64,
 }
 
-/// Words of an area, by their offset in it. As in [`SharedMemory`], an offset that is not inside, or misaligned, panics; the queues
-/// check sizes and alignment when they are made, and mask or check every index.
+/// Access to the words of an area, by their offset in it. As in [`SharedMemory`], an offset that is outside or misaligned
+/// panics; the queues check sizes and alignment when they are made, and mask or check every index.
 impl<M: SharedMemory> Area<M> {
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
@@ -76,26 +77,26 @@ impl<M: SharedMemory> Area<M> {
     }
 }
 
-/// A piece of a request's memory, contiguous in one region. Means something only to the [`GuestMemory`] that found it.
+/// A contiguous piece of a request's memory, in one region. It is meaningful only for the [`GuestMemory`] that found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Which region.
+    /// Index of the region.
     pub region: u16,
-    /// Bytes.
+    /// Bytes of the piece.
     pub len: u32,
-    /// Where in the region.
+    /// Offset in the region.
     pub at: usize,
 }
 
-/// All regions. Clones name the same memory.
+/// All regions of the guest. Clones refer to the same memory.
 #[derive(Clone)]
 pub struct GuestMemory<M: SharedMemory> {
-    /// By address in the guest.
+    /// The regions, sorted by guest address.
     regions: Vec<Region<M>>,
 }
 
 impl<M: SharedMemory> GuestMemory<M> {
-    /// Takes the regions in any order. Empty ones are left out.
+    /// Makes the guest's memory from regions in any order. Empty regions are ignored.
     pub fn new(mut regions: Vec<Region<M>>) -> Result<Self, MemoryError> {
         regions.retain(|region| !region.memory.is_empty());
         if regions.len() > usize::from(u16::MAX) {
@@ -108,22 +109,22 @@ impl<M: SharedMemory> GuestMemory<M> {
         Ok(Self { regions })
     }
 
-    /// The regions, by address in the guest.
+    /// Returns the regions, sorted by guest address.
     pub fn regions(&self) -> &[Region<M>] {
         &self.regions
     }
 
-    /// Whether one of the regions has gone away (see [`SharedMemory::is_broken`]).
+    /// Returns whether the memory of any region is gone (see [`SharedMemory::is_broken`]).
     pub fn is_broken(&self) -> bool {
         self.regions.iter().any(|region| region.memory.is_broken())
     }
 
-    /// The `len` bytes at an address of the front end, if one region has them all.
+    /// Returns the `len` bytes at an address of the front end. `None` if no single region has them all.
     pub fn at_user(&self, user: u64, len: usize) -> Option<Area<M>> {
         self.area(len, |region| user.checked_sub(region.user))
     }
 
-    /// The `len` bytes at an address of the guest, if one region has them all.
+    /// Returns the `len` bytes at a guest address. `None` if no single region has them all.
     pub fn at_guest(&self, guest: u64, len: usize) -> Option<Area<M>> {
         self.area(len, |region| guest.checked_sub(region.guest))
     }
@@ -138,29 +139,31 @@ impl<M: SharedMemory> GuestMemory<M> {
         })
     }
 
-    /// The bytes of a buffer. Panics if another `GuestMemory` has found it and there are no such bytes here.
+    /// Returns the bytes of a buffer. Panics if another `GuestMemory` has found the buffer and this one does not have such
+    /// bytes.
     #[inline]
     pub fn slice(&self, buffer: &Buffer) -> SharedSlice<'_, M> {
         SharedSlice::new(&self.regions[usize::from(buffer.region)].memory, buffer.at, buffer.len as usize)
     }
 
-    /// The address of a buffer in the guest.
+    /// Returns the guest address of a buffer.
     #[inline]
     pub fn guest_address(&self, buffer: &Buffer) -> u64 {
         self.regions[usize::from(buffer.region)].guest + buffer.at as u64
     }
 
-    /// The `len` bytes at a guest's address, if this region has them all. That is the case where the last buffer was, as a rule.
+    /// Returns the `len` bytes at a guest address. `None` if this region does not have them all. The region of the last
+    /// buffer usually has them.
     #[inline]
     pub(crate) fn whole(&self, address: u64, len: u32, region: u16) -> Option<Buffer> {
         let found = self.regions.get(usize::from(region))?;
         let at = address.wrapping_sub(found.guest);
         let bytes = found.memory.len() as u64;
-        // The sum cannot overflow once the first holds.
+        // The sum cannot overflow if the first comparison is true.
         (at < bytes && at + u64::from(len) <= bytes).then_some(Buffer { region, len, at: at as usize })
     }
 
-    /// Asks for the cache line at a guest's address, if that is in this region.
+    /// Prefetches the cache line at a guest address, if the address is in this region.
     #[inline]
     pub(crate) fn prefetch(&self, address: u64, region: u16) {
         if let Some(Buffer { at, .. }) = self.whole(address, 1, region) {
@@ -168,7 +171,7 @@ impl<M: SharedMemory> GuestMemory<M> {
         }
     }
 
-    /// The first piece of `len` bytes at a guest's address: less than all of them where regions meet.
+    /// Returns the first piece of `len` bytes at a guest address. It has fewer bytes if a region ends within them.
     pub(crate) fn piece(&self, address: u64, len: u32) -> Option<Buffer> {
         let region = self.regions.partition_point(|region| region.guest <= address).checked_sub(1)?;
         let at = address - self.regions[region].guest;
@@ -177,7 +180,7 @@ impl<M: SharedMemory> GuestMemory<M> {
         (room > 0).then_some(Buffer { region: region as u16, len, at: at as usize })
     }
 
-    /// Copies out what the buffers hold from byte `at` on; returns how many bytes there were.
+    /// Copies bytes out of the buffers, from byte `at` on. Returns how many bytes were copied.
     pub fn read(&self, from: &[Buffer], at: u64, into: &mut [u8]) -> usize {
         let mut done = 0;
         self.pieces(from, at, into.len(), |slice| {
@@ -187,7 +190,7 @@ impl<M: SharedMemory> GuestMemory<M> {
         })
     }
 
-    /// Copies into the buffers from byte `at` on; returns how many bytes found room.
+    /// Copies bytes into the buffers, from byte `at` on. Returns how many bytes were copied.
     pub fn write(&self, to: &[Buffer], at: u64, from: &[u8]) -> usize {
         let mut done = 0;
         self.pieces(to, at, from.len(), |slice| {
@@ -197,7 +200,7 @@ impl<M: SharedMemory> GuestMemory<M> {
         })
     }
 
-    /// Calls `f` with each piece of `len` bytes from byte `at` on; returns how many bytes there were.
+    /// Calls `f` with each piece of `len` bytes of the buffers, from byte `at` on. Returns how many bytes there were.
     pub fn pieces(
         &self,
         buffers: &[Buffer],
@@ -223,7 +226,7 @@ impl<M: SharedMemory> GuestMemory<M> {
         len - left
     }
 
-    /// Copies out a descriptor at a guest's address, which is in `region` as a rule.
+    /// Copies out a descriptor at a guest address, which is usually in `region`.
     #[inline]
     pub(crate) fn load(&self, address: u64, region: u16, into: &mut [u8; 16]) -> Result<(), Corrupt> {
         if let Some(Buffer { at, .. }) = self.whole(address, 16, region) {
@@ -242,7 +245,7 @@ impl<M: SharedMemory> GuestMemory<M> {
     }
 }
 
-/// Checks that sorted regions do not overlap, nor pass the end of the address space.
+/// Checks that sorted regions do not overlap, and do not extend beyond the end of the address space.
 fn apart<M: SharedMemory>(
     regions: &[Region<M>],
     start: impl Fn(&Region<M>) -> u64,
@@ -276,7 +279,7 @@ mod tests {
         len: u32,
     ) -> Result<Vec<(u16, usize, u32)>, Corrupt> {
         let mut chain = Chain::new();
-        // Wherever the buffer before was.
+        // The result does not depend on where the previous buffer was.
         for before in [0x1000, 0x4000, 0x9000] {
             chain.clear();
             chain.add(memory, before, 1, true, 99)?;

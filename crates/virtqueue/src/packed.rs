@@ -13,7 +13,7 @@ use ginnel_shmem::SharedMemory;
 pub(crate) use device::Device;
 pub(crate) use driver::Driver;
 
-/// The three areas, long enough for the size.
+/// The three areas of a queue, each long enough for the queue's size.
 pub(crate) struct Areas<M> {
     descriptors: Area<M>,
     driver: Area<M>,
@@ -28,19 +28,21 @@ impl<M: SharedMemory> Areas<M> {
         Ok(Self { descriptors, driver, device })
     }
 
-    /// Whether the device has gone through the whole ring at least once. A base of 0 says so: it is the first descriptor of a lap with both
-    /// wrap counters 0. But some front ends, such as the crate `virtio-driver`, also give 0 for a fresh ring.
+    /// Returns whether the device has gone through the whole ring at least once. It is called for a base of 0. Such a base
+    /// names the first descriptor of a lap with both wrap counters 0; but some front ends, such as the crate `virtio-driver`,
+    /// also use 0 for a new ring.
     ///
-    /// In every lap the device sets USED in at least one descriptor, and a driver that uses that one again in a lap with the wrap counter 0
-    /// sets USED too. In a fresh ring no descriptor has USED. Which one has it cannot be said: where a chain goes past the end of the ring,
-    /// its part at the beginning keeps the flags of the driver.
+    /// In every lap, the device sets USED in at least one descriptor. A driver that makes this descriptor available again in
+    /// a lap with the wrap counter 0 sets USED too. In a new ring, no descriptor has USED. All descriptors must be checked,
+    /// because any of them may be the one: if a chain extends beyond the end of the ring, its part at the beginning keeps the
+    /// flags of the driver.
     fn is_used_up(&self, size: u16) -> bool {
         (0..usize::from(size))
             .any(|i| flags(self.descriptors.load_relaxed_u64(i * DESCRIPTOR + 8)).has(DescriptorFlags::USED))
     }
 }
 
-/// A place in the ring, and the wrap counter under which it is passed (2.8.1).
+/// A position in the ring, and the wrap counter with which it is passed (2.8.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub index: u16,
@@ -48,21 +50,21 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Where a fresh ring begins.
+    /// The first position of a new ring.
     pub const START: Self = Self { index: 0, wrap: true };
 
-    /// From an index with the wrap counter in bit 15.
+    /// Decodes an index with the wrap counter in bit 15.
     pub fn from_word(word: u16) -> Self {
         Self { index: word & 0x7fff, wrap: word & 0x8000 != 0 }
     }
 
-    /// The index, with the wrap counter in bit 15.
+    /// Returns the index, with the wrap counter in bit 15.
     #[inline]
     pub fn word(self) -> u16 {
         self.index | u16::from(self.wrap) << 15
     }
 
-    /// `count`, at most `size`, places on.
+    /// Advances by `count` positions, which is at most `size`.
     #[inline]
     pub fn advance(&mut self, count: u16, size: u16) {
         self.index += count;
@@ -72,39 +74,40 @@ impl Position {
         }
     }
 
-    /// Offset of the descriptor's address; the rest is 8 bytes on.
+    /// Returns the offset of the descriptor's address. The second word is 8 bytes further.
     #[inline]
     pub fn at(self) -> usize {
         DESCRIPTOR * usize::from(self.index)
     }
 
-    /// Whether the second word of the descriptor here says that it is available.
+    /// Returns whether `rest`, the second word of the descriptor at this position, marks it as available.
     #[inline]
     pub fn is_available(self, rest: u64) -> bool {
         flags(rest).state() == DescriptorFlags::available(self.wrap)
     }
 
-    /// Whether the second word of the descriptor here says that it is used.
+    /// Returns whether `rest`, the second word of the descriptor at this position, marks it as used.
     #[inline]
     pub fn is_used(self, rest: u64) -> bool {
         flags(rest).state() == DescriptorFlags::used(self.wrap)
     }
 
-    /// What the other side is to read: notify when this place is passed, or at once.
+    /// Returns the event suppression word for the other side: notify when this position is passed (with event index), or at
+    /// once.
     #[inline]
     fn event(self, event_idx: bool) -> u32 {
         if event_idx { packed::event(self.word(), packed::DESC) } else { packed::event(0, packed::ENABLE) }
     }
 
-    /// Whether the other side, whose event suppression this is, wants to know that `passed` places up to this one have been
-    /// passed (2.8.14).
+    /// Returns whether the other side, whose event suppression word is given, wants a notification after the `passed`
+    /// positions before this one have been passed (2.8.14).
     #[inline]
     fn wanted(self, event: u32, event_idx: bool, count: u16, size: u16) -> bool {
         match (event >> 16) as u16 & 3 {
             packed::DISABLE => false,
             packed::DESC if event_idx => {
                 let place = Self::from_word(event as u16);
-                // In the lap before this one.
+                // The position is in the previous lap.
                 let back = if place.wrap == self.wrap { 0 } else { size };
                 passed(place.index.wrapping_sub(back), self.index, self.index.wrapping_sub(count))
             }
@@ -144,7 +147,10 @@ mod tests {
         let here = Position::START;
         assert!(here.wanted(packed::event(0, packed::ENABLE), true, 1, 8));
         assert!(!here.wanted(packed::event(0, packed::DISABLE), true, 1, 8));
-        assert!(here.wanted(packed::event(5, packed::DESC), false, 1, 8), "not negotiated: no harm in it");
+        assert!(
+            here.wanted(packed::event(5, packed::DESC), false, 1, 8),
+            "not negotiated, so it has no effect"
+        );
         assert!(here.wanted(packed::event(0, 3), true, 1, 8), "reserved");
     }
 }

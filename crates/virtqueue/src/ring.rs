@@ -1,11 +1,11 @@
-//! A ring is of either kind, on each side of a queue.
+//! The ring of a queue, of either format, for both sides.
 
 pub(crate) enum Ring<Split, Packed> {
     Split(Split),
     Packed(Packed),
 }
 
-/// `each!(&ring, it => CALL)`: the same call for both kinds.
+/// `each!(&ring, it => CALL)`: makes the same call for both formats.
 macro_rules! each {
     ($ring:expr, $it:ident => $call:expr) => {
         match $ring {

@@ -12,7 +12,7 @@ use ginnel_shmem::SharedMemory;
 pub(crate) use device::Device;
 pub(crate) use driver::Driver;
 
-/// The three areas, long enough for the size.
+/// The three areas of a queue, each long enough for the queue's size.
 pub(crate) struct Areas<M> {
     descriptors: Area<M>,
     driver: Area<M>,

@@ -1,9 +1,9 @@
-//! A device that is killed at each of its stores, and its successor: nothing acknowledged is done again, nothing is lost, and
-//! what is done again comes in its order (vhost-user specification, "Inflight I/O tracking").
+//! A device is killed at each of its stores, and another process takes over: no acknowledged request is done again, none is
+//! lost, and the requests that are done again come in their order (vhost-user specification, "Inflight I/O tracking").
 //!
-//! A killed process has done all its stores up to some point and none behind it. So the device runs over a memory that
-//! takes no more stores after the k-th, for every k until the run ends alive. The driver and its memory live on. In the longer
-//! runs successors die as well, also while they take over.
+//! A killed process has done all its stores up to some point and none after it. Therefore the device runs on a memory that
+//! accepts no more stores after the k-th, for every k until the run ends alive. The driver and its memory survive. In the
+//! longer runs, the later processes die as well, also while they take over.
 
 #![cfg(not(loom))]
 
@@ -17,7 +17,7 @@ use mortal::Mortal;
 use rig::Rig;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// xorshift64*; enough to choose what happens next.
+/// xorshift64*, which is good enough to choose what happens next.
 struct Random(u64);
 
 impl Random {
@@ -45,7 +45,7 @@ struct World {
     inflight: Mapping,
     driver: DriverQueue<Mapping>,
     device: Process,
-    /// Requests that the driver waits for, by id: their number, and their slot of the data.
+    /// Requests for which the driver waits, by id: their number, and their slot of the data.
     waiting: BTreeMap<u16, (u64, usize)>,
     slots: Vec<usize>,
     sent: u64,
@@ -86,7 +86,7 @@ impl World {
                 let guest = rig.guest(&memory);
                 Some(Process { memory, guest, queue, held: Vec::new(), last: None })
             }
-            // What it read does not fit what it wrote: it was dead by then.
+            // What the device read does not fit what it wrote: it was dead by then.
             Err(_) if memory.is_dead() => None,
             Err(error) => panic!("{rig:?}: {error}"),
         }
@@ -155,8 +155,8 @@ impl World {
         }
     }
 
-    /// Lets a successor take over. What was acknowledged is seen by the driver before the successor does anything, once
-    /// before and once after it has taken over.
+    /// Lets another process take over. The driver sees what was acknowledged before the new process does anything; it looks
+    /// once before and once after the takeover.
     fn succeed(&mut self, mut stores: u64) {
         self.deaths += 1;
         if self.random.below(2) == 0 {
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// The last successor lives: all that was sent is done in the end, and nothing stays behind.
+    /// The last process survives: all requests are done in the end, and nothing is left.
     fn finish(&mut self) {
         self.device.memory.live_on();
         let _ = self.driver.publish();
@@ -208,7 +208,7 @@ impl World {
     }
 }
 
-/// One death, at every store of a run.
+/// Kills the device once, at every store of a run.
 #[test]
 fn a_device_may_die_at_each_store() {
     for kind in [Kind::Split, Kind::Packed] {
@@ -236,7 +236,7 @@ fn a_device_may_die_at_each_store() {
     }
 }
 
-/// Many deaths, also of those who take over.
+/// Kills many devices, also while they take over.
 #[test]
 fn successors_may_die_as_well() {
     let mut deaths = 0;
@@ -259,7 +259,7 @@ fn successors_may_die_as_well() {
     assert!(deaths > 10_000, "{deaths}");
 }
 
-/// The region of a queue that is shorter than the longest possible, and of one of several.
+/// Uses the region of a queue that is shorter than the maximum, and that of one of several queues.
 #[test]
 fn a_region_has_a_part_for_each_queue() {
     for kind in [Kind::Split, Kind::Packed] {

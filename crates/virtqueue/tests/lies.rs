@@ -1,5 +1,5 @@
-//! Each malformed thing that a driver can write, and each that a device can write to our driver, one case each, named by the
-//! rule that it breaks. Wanted is the exact error, and that nothing was written but the answer.
+//! One test for each malformed value that a driver can write, and for each that a device can write for our driver, named by
+//! the rule that the value breaks. The test expects the exact error, and that nothing was written but the answer.
 
 #![cfg(not(loom))]
 
@@ -19,7 +19,7 @@ const WRITE: u16 = DescriptorFlags::WRITE.0;
 const INDIRECT: u16 = DescriptorFlags::INDIRECT.0;
 const AVAIL: u16 = DescriptorFlags::AVAIL.0;
 
-/// A driver that writes what it likes.
+/// A driver that writes arbitrary values.
 struct Liar {
     rig: Rig,
     memory: Mapping,
@@ -31,7 +31,7 @@ impl Liar {
         Self { rig, memory: rig.memory() }
     }
 
-    /// Writes a descriptor at a guest's address: of a table, or the ring.
+    /// Writes a descriptor at a guest address, in a table or in the ring.
     fn put(&self, at: usize, address: u64, len: u32, flags: u16, next_or_id: u16) {
         let flags = DescriptorFlags(flags);
         let rest = match self.rig.kind {
@@ -42,13 +42,13 @@ impl Liar {
         self.memory.store_relaxed_u64(at + 8, rest);
     }
 
-    /// Descriptor `i` of the ring, in the first lap.
+    /// Writes descriptor `i` of the ring, for the first lap.
     fn descriptor(&self, i: u16, address: u64, len: u32, flags: u16, next: u16) {
         let available = if self.rig.kind == Packed { AVAIL } else { 0 };
         self.put(16 * usize::from(i), address, len, flags | available, next);
     }
 
-    /// Entry `i` of the indirect table at the beginning of the data.
+    /// Writes entry `i` of the indirect table at the beginning of the data.
     fn entry(&self, i: u16, address: u64, len: u32, flags: u16, next: u16) {
         self.put(self.rig.data_at() + 16 * usize::from(i), address, len, flags, next);
     }
@@ -90,7 +90,7 @@ impl Liar {
     }
 }
 
-/// Runs `lie` for both kinds; descriptor 0 is made available if the kind needs that. The lie returns what is wanted.
+/// Runs `lie` for both formats. Descriptor 0 is made available if the format needs that. The lie returns the expected error.
 fn both(lie: impl Fn(&Liar) -> Corrupt) {
     for kind in [Split, Packed] {
         let liar = Liar::new(kind);
@@ -133,7 +133,7 @@ fn what_is_outstanding_counts() {
         l.head(0);
         let wanted = Corrupt::AvailableIndex { index: 9, ahead: 1, outstanding: 8, size: 8 };
         assert_eq!(device.pop(&guest, &mut Chain::new()), Err(wanted));
-        // One head eight times is the driver's own trouble: it gets it back as often.
+        // If a driver makes one head available eight times, it gets the head back as often; this harms only the driver.
         for ticket in tickets {
             device.push(ticket, 0);
         }
@@ -194,7 +194,7 @@ fn a_chain_has_no_loop() {
         l.head(3);
         Corrupt::ChainLength { limit: 8 }
     });
-    // Empty buffers take no room, and still come to an end.
+    // Empty buffers take no room, but their number is limited nevertheless.
     split_only(|l| {
         l.descriptor(3, GUEST, 0, NEXT, 3);
         l.head(3);
@@ -287,7 +287,7 @@ fn an_indirect_table_lies_in_the_guest() {
         l.descriptor(0, u64::MAX - 15, 32, INDIRECT, 0);
         Corrupt::Outside { address: u64::MAX - 15, len: 16 }
     });
-    // Its second descriptor is behind the end of the address space.
+    // The second descriptor is beyond the end of the address space.
     both(|l| {
         let end = GUEST + l.rig.len() as u64;
         l.put(l.rig.len() - 16, GUEST, 8, NEXT, 1);
@@ -351,7 +351,7 @@ fn an_indirect_table_has_no_loop() {
             Corrupt::ChainLength { limit: 2 }
         });
     }
-    // A long table does not buy a long walk.
+    // A long table does not allow a long walk.
     split_only(|l| {
         l.descriptor(0, l.rig.data(0), 16 * 4096, INDIRECT, 0);
         l.entry(0, GUEST, 0, NEXT, 0);
@@ -405,9 +405,9 @@ fn reserved_bits_do_no_harm() {
     }
 }
 
-// What a device can write to our driver.
+// Values that a device can write for our driver.
 
-/// A driver with one request of 100 writable bytes under way, and its memory.
+/// Returns a driver with one outstanding request of 100 writable bytes, and its memory.
 fn waiting(kind: Kind) -> (Rig, Mapping, ginnel_virtqueue::DriverQueue<Mapping>) {
     let rig = Rig::new(kind, 8, true);
     let memory = rig.memory();
@@ -421,7 +421,7 @@ fn waiting(kind: Kind) -> (Rig, Mapping, ginnel_virtqueue::DriverQueue<Mapping>)
     (rig, memory, driver)
 }
 
-/// Makes a used element as a device would, with any id and length.
+/// Writes a used element as a device would, with any id and length.
 fn used(rig: &Rig, memory: &Mapping, slot: u16, id: u32, len: u32) {
     match rig.kind {
         Split => {
@@ -500,7 +500,7 @@ fn a_link_in_shared_memory_is_never_read_back() {
     assert_eq!(ids, (0..8).collect::<Vec<_>>());
 }
 
-// Set-ups that cannot be.
+// Impossible parameters.
 
 fn setup_fails(kind: Kind, change: impl FnOnce(&mut ginnel_virtqueue::Setup<Mapping>)) -> SetupError {
     let rig = Rig::new(kind, 8, true);
@@ -535,7 +535,7 @@ fn areas_are_aligned_and_long_enough() {
         assert_eq!(area(|s| s.device.at = usize::MAX - 3), "device");
         assert_eq!(area(|s| s.descriptors.at = s.descriptors.memory.len()), "descriptor");
     }
-    // The event index needs two bytes more.
+    // The event index needs two more bytes.
     let rig = Rig::new(Split, 8, true);
     let mut setup = rig.setup(&rig.memory(), 0, None);
     (setup.driver.len, setup.device.len, setup.event_idx) = (4 + 16, 4 + 64, false);
@@ -562,9 +562,9 @@ fn regions_overlap_in_neither_address() {
     assert_eq!(overlap(region(0, 0), region(9999, 4095)), Some(MemoryError::Overlap(4095)));
 }
 
-// In-flight regions that nobody has left so.
+// In-flight regions that no correct device has left.
 
-/// What a queue of 8 says to a region for `entries`, in use, with these changes.
+/// Returns the result of a queue of 8 with a region for `entries` that is in use and has these changes.
 fn region(kind: Kind, entries: u16, change: impl FnOnce(&Mapping)) -> Result<u16, SetupError> {
     let rig = Rig::new(kind, 8, true);
     let memory = rig.memory();
@@ -612,7 +612,7 @@ fn a_split_region_stays_in_its_queue() {
         r.store_relaxed_u16(layout::split::LAST_BATCH_HEAD, 8);
     });
     refused(|r| r.store_relaxed_u16(layout::split::HEADER + layout::split::ENTRY * 8, 1));
-    // A batch that goes around, and padding that is not zero.
+    // A batch that wraps around, and padding that is not zero.
     let around = region(Split, 8, |r| {
         r.store_relaxed_u16(layout::split::USED_IDX, 0xfff8);
         r.store_relaxed_u16(entry(0), 1);
@@ -628,7 +628,7 @@ fn a_packed_region_stays_in_its_queue() {
     fn entry(i: usize) -> usize {
         HEADER + ENTRY * i
     }
-    /// Entry 0 is in flight, and not free.
+    /// Makes entry 0 in flight, and not free.
     fn one(r: &Mapping, num: u16, last: u16) {
         r.store_relaxed_u16(OLD_FREE_HEAD, 1);
         r.store_relaxed_u16(FREE_HEAD, 1);
@@ -641,8 +641,8 @@ fn a_packed_region_stays_in_its_queue() {
         let error = region(Packed, 128, change).expect_err(why);
         assert!(error.to_string().contains(why), "{error}");
     };
-    refused("not of this ring", |r| r.store_relaxed_u64(USED, 8));
-    refused("not of this ring", |r| r.store_relaxed_u64(USED, 8 << 16));
+    refused("outside this ring", |r| r.store_relaxed_u64(USED, 8));
+    refused("outside this ring", |r| r.store_relaxed_u64(USED, 8 << 16));
     refused("loop", |r| r.store_relaxed_u16(entry(5) + ENTRY_NEXT, 2));
     refused("neither free", |r| r.store_relaxed_u16(entry(5) + ENTRY_NEXT, 7));
     refused("without a descriptor", |r| one(r, 0, 0));

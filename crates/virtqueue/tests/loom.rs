@@ -1,10 +1,10 @@
 //! Models of both sides of a queue that sleep when there is nothing to do: loom runs the real code in every order of two
-//! threads, and with every old value that the stated orderings let a load return.
+//! threads, and with every old value that the stated orderings allow a load to return.
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-virtqueue --test loom        (or: scripts/loom)
 //!
-//! A lost kick or a lost call is a deadlock, which loom reports. The second half takes one ordering away from one side; the
-//! same models must fail then.
+//! A lost kick or a lost call is a deadlock, which loom reports. The second half takes one ordering away from one side; then
+//! the same models must fail.
 #![cfg(loom)]
 
 use ginnel_layout::virtio::split;
@@ -31,7 +31,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// The words of a queue of two, and one of data for each request.
+/// Returns the words of a queue of two, and one word of data for each request.
 fn memory(kind: Kind, requests: u64) -> LoomMemory {
     let mut words: Vec<usize> = (0..usize::from(SIZE)).flat_map(|i| [16 * i, 16 * i + 8]).collect();
     words.extend((0..requests as usize).map(|i| DATA + 8 * i));
@@ -78,12 +78,12 @@ fn device(memory: &LoomMemory, kind: Kind, event_idx: bool) -> DeviceQueue<LoomM
     .unwrap()
 }
 
-/// Where one side sleeps; the other has a clone to wake it with. Counted by the standard library: loom's `Arc` cannot be dropped
-/// while a deadlock is being reported.
+/// A parking place, where one side sleeps. The other side has a clone, with which it wakes the first. It uses the standard
+/// library's `Arc`, since loom's cannot be dropped while a deadlock is being reported.
 #[derive(Clone)]
-struct Bed(Arc<(Mutex<bool>, Condvar)>);
+struct Parker(Arc<(Mutex<bool>, Condvar)>);
 
-impl Bed {
+impl Parker {
     fn new() -> Self {
         Self(Arc::new((Mutex::new(false), Condvar::new())))
     }
@@ -102,7 +102,7 @@ impl Bed {
     }
 }
 
-/// As many requests go through the queue, `depth` at a time; each side sleeps when there is nothing to do. Each request is
+/// `requests` requests go through the queue, `depth` at a time. Each side sleeps when there is nothing to do. Each request is
 /// one word, which the device reads and writes.
 fn deliver(
     (kind, event_idx): (Kind, bool),
@@ -111,11 +111,11 @@ fn deliver(
     for_driver: LoomMemory,
     for_device: LoomMemory,
 ) {
-    let (kicks, calls) = (Bed::new(), Bed::new());
+    let (kicks, calls) = (Parker::new(), Parker::new());
     let (to_device, from_device) = (kicks.clone(), calls.clone());
     let mut driver = driver(&for_driver, kind, event_idx);
     let mut device = device(&for_device, kind, event_idx);
-    // Awake, both: what is not asked for is not done.
+    // Both sides are awake, so they do not ask for notifications.
     device.disarm();
     driver.disarm();
     let server = thread::spawn(move || {
@@ -125,7 +125,7 @@ fn deliver(
         while served < requests {
             while let Some(ticket) = device.pop(&guest, &mut chain).unwrap() {
                 let mut word = [0; 8];
-                // Both ways in one buffer, so that there are fewer words.
+                // Both directions use one buffer, so that there are fewer words.
                 guest.read(chain.writable(), 0, &mut word);
                 let answer = u64::from_le_bytes(word) + 1000;
                 guest.write(chain.writable(), 0, &answer.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Any list of operations gives what plain books give; and no scribble does more than spoil the queue.
+//! Any list of operations must agree with simple records, and no scribble may do more harm than to spoil the queue.
 #![cfg(not(loom))]
 
 mod model;
@@ -12,7 +12,8 @@ fn op() -> impl Strategy<Value = Op> {
     any::<(u8, u16, u16)>().prop_map(|(code, a, b)| Op { code, a, b })
 }
 
-/// Scribbles are the codes with the top bit; without this there would be as many of them as of operations.
+/// Selects mostly operations. Scribbles are the codes with the top bit; without this selection, half of all codes would be
+/// scribbles.
 fn mostly_operations() -> impl Strategy<Value = Op> {
     (op(), 0..6u8).prop_map(|(op, n)| Op { code: if n == 0 { op.code | 0x80 } else { op.code & 0x7f }, ..op })
 }
@@ -21,7 +22,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_queue_is_what_its_books_say(choice in any::<u8>(), ops in vec(op(), 0..400)) {
+    fn a_queue_agrees_with_simple_records(choice in any::<u8>(), ops in vec(op(), 0..400)) {
         model::run(choice, ops);
     }
 

@@ -1,4 +1,4 @@
-//! What a driver makes available its device gets, and the other way round; who is notified when.
+//! The device gets what a driver makes available, the driver gets it back, and each side is notified when it should be.
 
 #![cfg(not(loom))]
 
@@ -35,13 +35,13 @@ impl Pair {
         Segment { address: self.rig.data(at), len, writable }
     }
 
-    /// A block request: header, data, status.
+    /// Returns a block request: header, data, status.
     fn request(&self, n: usize) -> [Segment; 3] {
         let at = 512 * n;
         [self.segment(at, 16, false), self.segment(at + 16, 256, true), self.segment(at + 272, 1, true)]
     }
 
-    /// The device answers all that is there, with the id as the last byte written; how many there were.
+    /// The device answers all requests that are there, with the id as the last byte written. Returns how many there were.
     fn serve(&mut self) -> usize {
         let mut count = 0;
         while let Some(ticket) = self.device.pop(&self.guest, &mut self.chain).unwrap() {
@@ -147,13 +147,13 @@ fn requests_come_back_in_any_order() {
 }
 
 #[test]
-fn nobody_is_notified_who_is_awake_and_everybody_who_sleeps() {
+fn only_a_sleeping_side_is_notified() {
     for kind in KINDS {
         for event_idx in [false, true] {
             let mut p = Pair::new(kind, 8, event_idx);
             p.device.disarm();
             p.driver.disarm();
-            // With event index, what was asked for at the beginning is still to come.
+            // With event index, the notification that was asked for at the beginning is still to come.
             for n in 0..40 {
                 let id = p.driver.add(&p.request(0), false).unwrap();
                 let kick = p.driver.publish();
@@ -200,7 +200,7 @@ fn a_successor_goes_on_where_its_predecessor_stood() {
     }
 }
 
-/// Of a packed queue, 0 is also what front ends say that know nothing of wrap counters.
+/// For a packed queue, front ends that do not know wrap counters also use the base 0.
 #[test]
 fn a_base_of_zero_is_the_beginning_of_a_ring_that_was_never_used() {
     const SIZE: u16 = 4;
@@ -221,7 +221,7 @@ fn a_base_of_zero_is_the_beginning_of_a_ring_that_was_never_used() {
             assert_eq!(p.serve(), 1);
             let _ = p.device.publish();
             assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
-            // Every other lap begins with both wrap counters 0. There it means what it says.
+            // Every other lap begins with both wrap counters 0. There a base of 0 has its normal meaning.
             if p.device.base() == 0 {
                 at_zero += 1;
                 asked = asks_before.then(|| ask(&mut p));
@@ -239,7 +239,7 @@ fn a_base_of_zero_after_a_chain_went_past_the_end_is_not_the_beginning() {
     const SIZE: u16 = 4;
     let mut p = Pair::new(Kind::Packed, SIZE, false);
     let memory = p.guest.regions()[0].memory.clone();
-    // Chains of three descriptors in a ring of four: one is at the beginning of the ring after every third lap.
+    // Chains of three descriptors in a ring of four: after every third lap, one begins at the beginning of the ring.
     let mut at_zero = 0;
     for n in 0..12 * usize::from(SIZE) {
         let id = p.driver.add(&p.request(n % 100), false).unwrap();
@@ -256,7 +256,7 @@ fn a_base_of_zero_after_a_chain_went_past_the_end_is_not_the_beginning() {
 }
 
 #[test]
-fn what_is_there_is_known_before_it_is_taken() {
+fn the_number_of_visible_requests_is_right_before_they_are_taken() {
     for kind in KINDS {
         let mut p = Pair::new(kind, 16, true);
         // More than once around the ring.
@@ -270,7 +270,7 @@ fn what_is_there_is_known_before_it_is_taken() {
             }
             let _ = p.driver.publish();
             let all = before + p.device.visible();
-            // Behind those it shows more.
+            // The driver shows more requests behind these.
             let request = p.request(3);
             p.driver.add(&request, false).unwrap();
             let _ = p.driver.publish();
@@ -286,7 +286,7 @@ fn what_is_there_is_known_before_it_is_taken() {
     }
 }
 
-/// Virtio 1.2, section 2.8: who has a whole ring outstanding has no place for more, whatever the flags say.
+/// Virtio 1.2, section 2.8: a driver with a whole ring outstanding has no place for more, whatever the flags say.
 #[test]
 fn there_is_never_more_than_the_ring_has_room_for() {
     for kind in KINDS {

@@ -1,10 +1,10 @@
-//! A driver and a device in two threads on one queue, asleep on real eventfds whenever there is nothing to do: split and
-//! packed, with flags and with event index, indirect or not, and with devices that die and leave what they had to their
-//! successors. Each request carries its number and a checksum, and so does its answer. A lost kick or call is a sleep that
-//! ends with its deadline, and fails.
+//! A driver and a device in two threads on one queue, which sleep on real eventfds whenever there is nothing to do: split and
+//! packed, with flags and with event index, indirect or not, and with devices that die and leave their requests to the next
+//! device. Each request carries its number and a checksum, and so does its answer. If a kick or call is lost, a sleep ends
+//! with its deadline, and the test fails.
 //!
-//! `scripts/sanitize` runs these under ThreadSanitizer, which knows of an order only what acquire and release make. So there
-//! is a `main` of our own, as in `crates/ring/tests/threads.rs` (and for the reasons given there); it runs the tests whose
+//! `scripts/sanitize` runs these tests under ThreadSanitizer, which derives an order only from acquire and release. Like
+//! `crates/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
 //! names contain one of its arguments, or all.
 
 #[cfg(not(loom))]
@@ -44,43 +44,43 @@ mod two_threads {
                 println!("test {name} ... ok ({:.1} s)", start.elapsed().as_secs_f64());
             }
         }
-        // Only by its full name.
+        // This runs only if it is named in full.
         if wanted.iter().any(|w| w == "planted_race") {
             planted_race();
-            println!("nobody has noticed planted_race");
+            println!("planted_race was not noticed");
         }
     }
 
     const REQUESTS: u64 = 3000;
-    /// Far longer than anything takes, sanitizers and a busy machine included.
+    /// Far longer than any step takes, even with sanitizers and on a busy machine.
     const WATCHDOG: Duration = Duration::from_secs(60);
-    /// Bytes of the guest's data for each request on its way: the request's own half, and its answer's.
+    /// Bytes of the guest's data for each outstanding request: one half for the request, one for its answer.
     const SLOT: usize = 1024;
     const HALF: usize = SLOT / 2;
     const HEADER: usize = 16;
-    /// Requests that a device has at a time, and gives back in another order.
+    /// Number of requests that a device holds at a time, and gives back in another order.
     const HELD: usize = 3;
 
     /// How both sides wait.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Wait {
-        /// Never: they look again.
+        /// They never sleep, but look again.
         Poll,
-        /// At once.
+        /// They sleep at once.
         Sleep,
-        /// After so many looks.
+        /// They sleep after a number of looks.
         Adaptive,
     }
 
-    /// Where a side sleeps: an edge-triggered epoll on an eventfd that nobody reads, as in a volume.
-    struct Bed {
+    /// A way to sleep for one side: an edge-triggered epoll on an eventfd that is never read, as in a volume.
+    struct EventSleeper {
         epoll: OwnedFd,
         wait: Wait,
         looks: u32,
         begin: Instant,
     }
 
-    impl Bed {
+    impl EventSleeper {
         fn new(bell: &OwnedFd, wait: Wait) -> Self {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
             let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -88,8 +88,8 @@ mod two_threads {
             Self { epoll, wait, looks: 0, begin: Instant::now() }
         }
 
-        /// There was nothing to do. Says whether it is time to arm, and then to sleep.
-        fn is_tired(&mut self) -> bool {
+        /// Called when there was nothing to do. Returns whether it is time to arm, and then to sleep.
+        fn should_arm(&mut self) -> bool {
             assert!(self.begin.elapsed() < WATCHDOG, "the other side is no more");
             self.looks += 1;
             thread::yield_now();
@@ -117,7 +117,7 @@ mod two_threads {
         }
     }
 
-    /// xorshift64*, so that both sides know what each request holds.
+    /// xorshift64*, so that both sides know the content of each request.
     fn random(seed: u64) -> u64 {
         let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         x ^= x >> 12;
@@ -126,14 +126,15 @@ mod two_threads {
         x.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// The bytes of request `number` behind its header, or of its answer: seldom few enough to be copied word by word.
+    /// Returns the bytes of request `number` after its header, or of its answer. They are rarely few enough to be copied word
+    /// by word.
     fn bytes(number: u64, answer: bool) -> Vec<u8> {
         let seed = random(2 * number + u64::from(answer));
         let len = 1 + seed as usize % (HALF - HEADER);
         (0..len).map(|i| (seed >> (i % 57)) as u8 ^ i as u8).collect()
     }
 
-    /// Number and length of the rest.
+    /// Returns the header: number and length of the rest.
     fn header(number: u64) -> [u8; HEADER] {
         let len = bytes(number, false).len() as u64;
         let mut header = [0; HEADER];
@@ -146,9 +147,9 @@ mod two_threads {
         rig: Rig,
         memory: Mapping,
         queue: DriverQueue<Mapping>,
-        /// Slots of the data that are free.
+        /// Free slots of the data.
         free: Vec<usize>,
-        /// By id: the request's number and its slot.
+        /// The request's number and its slot, indexed by id.
         waiting: Vec<Option<(u64, usize)>>,
     }
 
@@ -164,7 +165,7 @@ mod two_threads {
             }
         }
 
-        /// Makes request `number`; false: there is no room for it now.
+        /// Makes request `number`. Returns false if there is no room for it now.
         fn add(&mut self, number: u64) -> bool {
             let Some(&slot) = self.free.last() else { return false };
             let (at, bytes) = (SLOT * slot, bytes(number, false));
@@ -207,12 +208,12 @@ mod two_threads {
         }
 
         /// Sends all requests, and takes all answers.
-        fn run(&mut self, bed: &mut Bed, kick: &OwnedFd) {
+        fn run(&mut self, sleeper: &mut EventSleeper, kick: &OwnedFd) {
             let (mut sent, mut done) = (0, 0);
             while done < REQUESTS {
                 while sent < REQUESTS && self.add(sent) {
                     sent += 1;
-                    // Alone, or with some of the next.
+                    // Published alone, or with some of the next.
                     if random(sent).is_multiple_of(3) {
                         ring_if(kick, self.queue.publish());
                     }
@@ -222,9 +223,9 @@ mod two_threads {
                 while self.poll() {
                     done += 1;
                 }
-                if done == before && bed.is_tired() {
+                if done == before && sleeper.should_arm() {
                     if !self.queue.arm() {
-                        bed.sleep();
+                        sleeper.sleep();
                     }
                     self.queue.disarm();
                 }
@@ -237,7 +238,7 @@ mod two_threads {
         guest: GuestMemory<Mapping>,
         queue: DeviceQueue<Mapping>,
         chain: Chain,
-        /// Taken and not given back, each with what is written of it.
+        /// Requests that are taken and not given back, with the bytes written to each.
         held: Vec<(Ticket, u32)>,
     }
 
@@ -270,10 +271,11 @@ mod two_threads {
             self.queue.push(ticket, written);
         }
 
-        /// Serves until it is over, or has served so many and dies with what it holds. Says whether it is over.
-        fn run(&mut self, bed: &mut Bed, call: &OwnedFd, over: &AtomicBool, life: u64) -> bool {
+        /// Serves until the test is over, or until it has served `life` requests and dies with those that it holds. Returns
+        /// whether the test is over.
+        fn run(&mut self, sleeper: &mut EventSleeper, call: &OwnedFd, over: &AtomicBool, life: u64) -> bool {
             let mut taken = 0;
-            // A predecessor may have died between its publishing and its call.
+            // An earlier device may have died between its publish and its call.
             ring_if(call, self.queue.publish());
             loop {
                 let mut worked = false;
@@ -299,9 +301,9 @@ mod two_threads {
                 if over.load(Ordering::Acquire) {
                     return true;
                 }
-                if bed.is_tired() {
+                if sleeper.should_arm() {
                     if !self.queue.arm() && !over.load(Ordering::Acquire) {
-                        bed.sleep();
+                        sleeper.sleep();
                     }
                     self.queue.disarm();
                 }
@@ -309,7 +311,8 @@ mod two_threads {
         }
     }
 
-    /// All requests through one queue. With a `life`, devices die after about so many; each has a thread of its own.
+    /// Sends all requests through one queue. With a `life`, devices die after about that many requests; each has a thread of
+    /// its own.
     fn both(rig: Rig, wait: Wait, life: Option<u64>) {
         let memory = rig.memory();
         let inflight = life.map(|_| rig.inflight_memory());
@@ -320,10 +323,10 @@ mod two_threads {
         let device = {
             let (kick, call, over, log) = (kick.clone(), call.clone(), over.clone(), log.clone());
             move |life: u64| {
-                let (mut bed, call, over) = (Bed::new(&kick, wait), call.clone(), over.clone());
+                let (mut sleeper, call, over) = (EventSleeper::new(&kick, wait), call.clone(), over.clone());
                 let mut device = Device::new(rig, &memory, inflight.as_ref());
                 device.queue.set_log(DirtyLog::new(log.clone(), 0, 4096));
-                thread::spawn(move || device.run(&mut bed, &call, &over, life))
+                thread::spawn(move || device.run(&mut sleeper, &call, &over, life))
             }
         };
         let process = thread::spawn(move || {
@@ -333,7 +336,7 @@ mod two_threads {
             }
             deaths
         });
-        driver.run(&mut Bed::new(&call, wait), &kick);
+        driver.run(&mut EventSleeper::new(&call, wait), &kick);
         over.store(true, Ordering::Release);
         ring_if(&kick, true);
         let deaths = process.join().unwrap();
@@ -359,15 +362,15 @@ mod two_threads {
         each(|rig, wait| both(rig, wait, Some(50)));
     }
 
-    /// Shows that ThreadSanitizer sees into the guest's memory: the device looks at what it was not given. Without it nothing
-    /// happens; `scripts/sanitize` wants it to be reported.
+    /// Shows that ThreadSanitizer sees accesses to the guest's memory: the device reads memory that it was not given. Without
+    /// a sanitizer nothing happens; `scripts/sanitize` requires that this is reported.
     fn planted_race() {
         let rig = Rig::new(Kind::Split, 8, true);
         let memory = rig.memory();
         let mut driver = Driver::new(rig, &memory);
         let device = Device::new(rig, &memory, None);
         let looks = thread::spawn(move || {
-            // All of the data: it is not copied word by word.
+            // The buffer is all the data, so that it is not copied word by word.
             let buffer = ginnel_virtqueue::Buffer { region: 0, at: rig.data_at(), len: 60_000 };
             let mut bytes = vec![0; 60_000];
             device.guest.read(&[buffer], 0, &mut bytes);

@@ -1,6 +1,6 @@
 //! Death in calls about blocks, in calls that make and open locks, and while the endpoint is held.
 
-use crate::stepper::{Stepper, Way, leave, start};
+use crate::stepper::{Stepper, Trace, leave, start};
 use crate::support::WATCHDOG;
 use crate::{OWN, PAGE, RAW, RUNNING, Stage, attach};
 use ginnel::{BlockOptions, Endpoint, ErrorCode, Rights, SharedMemory};
@@ -270,7 +270,7 @@ pub fn stepped(stage: &mut Stage, kills: usize, wanted: &dyn Fn(&str) -> bool) {
     for case in CASES.iter().filter(|case| wanted(case.name)) {
         let (begin, before) = (Instant::now(), stage.toll.kills);
         let mut victim = open(stage, case);
-        let way = Way::of(&mut victim, || ());
+        let way = Trace::of(&mut victim, || ());
         close(stage, case, &mut victim);
         for k in way.choose(kills) {
             let mut victim = open(stage, case);

@@ -21,7 +21,7 @@ use ginnel_layout::segment;
 use ginnel_shmem::Protection;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stepper::{Toll, kill, until};
+use stepper::{KillCount, kill, until};
 use support::{Client, Daemon, WATCHDOG};
 
 const SEGMENT: u64 = 8 << 20;
@@ -60,7 +60,7 @@ struct Stage {
     base: Seen,
     /// A page that all processes share.
     shared: Mapping,
-    toll: Toll,
+    toll: KillCount,
     random: u64,
 }
 
@@ -80,8 +80,15 @@ impl Stage {
         let shared = Mapping::of_file(&file, 0, PAGE, Protection::ReadWrite).unwrap();
         let base = Seen { used: 0, blocks: Vec::new(), locks: 0, endpoints: 0 };
         let admin = daemon.client();
-        let mut stage =
-            Self { daemon, admin, heir, base, shared, toll: Toll::default(), random: 0x9e37_79b9_7f4a_7c15 };
+        let mut stage = Self {
+            daemon,
+            admin,
+            heir,
+            base,
+            shared,
+            toll: KillCount::default(),
+            random: 0x9e37_79b9_7f4a_7c15,
+        };
         stage.base = stage.look();
         stage
     }
@@ -178,7 +185,7 @@ fn main() {
     ];
     for (what, part) in parts {
         let begin = Instant::now();
-        stage.toll = Toll::default();
+        stage.toll = KillCount::default();
         part(&mut stage, kills.unwrap_or(60), &wanted);
         let (toll, seconds) = (&stage.toll, begin.elapsed().as_secs_f64());
         let places = match toll.at.len() {

@@ -117,8 +117,8 @@ layout!(Block, 56 {
     reserved: 52,
 });
 
-/// Makes an open block longer or shorter. A block can grow only into free room behind it, and can shrink only if no other
-/// handle to it is open.
+/// Makes an open block of the caller's own longer or shorter. A block can grow only into free room behind it, and can shrink
+/// only if no other handle to it is open.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BlockResize {

@@ -144,11 +144,11 @@ impl StaysReason {
     /// Returns the reason in words.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::NOT_TCP => "it is no established TCP connection",
+            Self::NOT_TCP => "it is not an established TCP connection",
             Self::AMBIGUOUS => "more than one socket could be its other end",
             Self::TOO_MANY => "too many connections wait for their other end",
             Self::NO_SEGMENT => "both ends share no segment that allows sockets",
-            Self::EXCLUDED => "the configuration leaves this program out",
+            Self::EXCLUDED => "the configuration excludes this program",
             Self::DISABLED => "the daemon's configuration does not allow sockets",
             Self::KERNEL => "the kernel is older than Linux 5.14",
             _ => "the daemon says so",

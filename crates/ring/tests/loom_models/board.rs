@@ -1,13 +1,13 @@
-//! Lanes of a readiness board: a sleeper, and two who have something for it.
+//! Models of a lane of a readiness board: a sleeper, and two peers that have something for it.
 
-use super::{Bed, explore, must_fail};
+use super::{Parker, explore, must_fail};
 use ginnel_layout::board::{ARMED, BITS, LANE, SUMMARY};
 use ginnel_ring::board::{Lane, Poster};
 use ginnel_ring::wait::{WaitMode, Waitable, wait};
 use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use loom::thread;
 
-/// Words behind the lane that say how much there is for a slot.
+/// Words behind the lane with the number of things that there are for each slot.
 const DATA: usize = LANE;
 
 /// A lane with the words of two slots.
@@ -31,14 +31,14 @@ impl Waitable for Sleep {
     }
 }
 
-/// Each of two neighbours has something for a slot of its own; the sleeper finds all of it.
+/// Each of two peers has something for its own slot. The sleeper must find all of it.
 fn both_arrive(slots: [usize; 2], times: u64, posters: &LoomMemory, sleeper: LoomMemory) {
-    let mut bed = Bed::new();
-    let neighbours: Vec<_> = slots
+    let mut parker = Parker::new();
+    let peers: Vec<_> = slots
         .into_iter()
         .enumerate()
         .map(|(i, slot)| {
-            let (lane, bell) = (posters.clone(), bed.clone());
+            let (lane, bell) = (posters.clone(), parker.clone());
             thread::spawn(move || {
                 let mut poster = Poster::default();
                 for time in 1..=if i == 0 { times } else { 1 } {
@@ -51,7 +51,7 @@ fn both_arrive(slots: [usize; 2], times: u64, posters: &LoomMemory, sleeper: Loo
     let mut sleep = Sleep(Lane::new(sleeper.clone()));
     let mut seen = [0; 2];
     while seen != [times, 1] {
-        assert!(wait(&mut sleep, WaitMode::Interrupt, &mut bed, None).unwrap());
+        assert!(wait(&mut sleep, WaitMode::Interrupt, &mut parker, None).unwrap());
         sleep.0.take(|taken| {
             for (i, slot) in slots.iter().enumerate() {
                 if *slot == taken {
@@ -62,8 +62,8 @@ fn both_arrive(slots: [usize; 2], times: u64, posters: &LoomMemory, sleeper: Loo
             }
         });
     }
-    for neighbour in neighbours {
-        neighbour.join().unwrap();
+    for peer in peers {
+        peer.join().unwrap();
     }
 }
 
@@ -83,7 +83,7 @@ fn slots_of_two_words_arrive() {
     });
 }
 
-/// What comes for a slot while it is being taken is found afterwards.
+/// Something that comes for a slot while the slot is being taken is found afterwards.
 #[test]
 fn a_slot_that_is_set_again_arrives_again() {
     explore(2, || {

@@ -1,6 +1,6 @@
-//! A stream that leaves the kernel for a ring: one direction, with a consumer that sleeps at the kernel's socket.
+//! Models of a stream that leaves the kernel for a ring: one direction, with a consumer that sleeps at the kernel's socket.
 //!
-//! What the model sends is words, and so are the positions.
+//! In the model, words are sent instead of bytes, and positions count words.
 
 use super::{ASLEEP, CAPACITY, explore, must_fail};
 use ginnel_layout::ring::{
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
-/// A word that means nothing but "wake up".
+/// A wake word, which only wakes the consumer.
 const WAKE: u64 = u64::MAX;
 
 /// One direction of the kernel's connection.
@@ -34,7 +34,7 @@ impl Kernel {
         self.0.1.notify_one();
     }
 
-    /// What there is, up to so many.
+    /// Returns the words that are there, at most `most`.
     fn recv(&self, most: u64) -> Vec<u64> {
         let mut words = self.0.0.lock().unwrap();
         let n = most.min(words.len() as u64) as usize;
@@ -47,7 +47,7 @@ impl Kernel {
 }
 
 impl Sleeper for Kernel {
-    /// Until it is readable.
+    /// Waits until the connection is readable.
     fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
         let mut words = self.0.0.lock().unwrap();
         while words.is_empty() {
@@ -62,7 +62,7 @@ fn send(count: u64, kernel: &Kernel, producer: &mut stream::Producer<LoomMemory>
     let (mut sent, mut begun) = (0, false);
     for word in 1..=count {
         if !begun && carrier::is_counted(producer.memory(), Earlier::Kernel) {
-            assert!(carrier::begin(producer.memory(), sent), "recalled by nobody");
+            assert!(carrier::begin(producer.memory(), sent), "recalled, but no consumer has done so");
             begun = true;
         }
         if begun {
@@ -83,16 +83,16 @@ struct Receiver {
     kernel: Kernel,
     ring: stream::Consumer<LoomMemory>,
     received: u64,
-    /// Counts from when so many words have been received.
+    /// Number of received words after which the receiver begins to count.
     count_at: u64,
     counts: bool,
     in_ring: bool,
-    /// Looks at the base only before it receives, as it must not.
+    /// Looks at the base only before it receives, which is a mistake.
     careless: bool,
 }
 
 impl Receiver {
-    /// What there is.
+    /// Receives the words that are there.
     fn recv(&mut self) -> Result<Vec<u64>, Corrupt> {
         if !self.counts && self.received >= self.count_at {
             carrier::count(self.ring.memory(), Earlier::Kernel);
@@ -146,7 +146,7 @@ impl Waitable for Receiver {
     }
 
     fn arm(&mut self) {
-        // Earlier wakes have done their work. Who sleeps with them unread would not sleep.
+        // Earlier wake words have done their work. A receiver would not sleep while they are unread.
         if self.in_ring {
             self.kernel.recv(u64::MAX);
         }
@@ -158,7 +158,7 @@ impl Waitable for Receiver {
     }
 }
 
-/// All words arrive once and in order, wherever the change comes.
+/// All words must arrive once and in order, wherever the change comes.
 fn change(count: u64, count_at: u64, careless: bool, producer: &LoomMemory, consumer: &LoomMemory) {
     let kernel = Kernel::new();
     let mut receiver = Receiver {
@@ -170,13 +170,13 @@ fn change(count: u64, count_at: u64, careless: bool, producer: &LoomMemory, cons
         in_ring: false,
         careless,
     };
-    let (mut bed, mut ring) = (kernel.clone(), stream::Producer::new(producer.clone(), CAPACITY));
+    let (mut sleeper, mut ring) = (kernel.clone(), stream::Producer::new(producer.clone(), CAPACITY));
     let sender = thread::spawn(move || send(count, &kernel, &mut ring));
     let mut next = 1;
     while next <= count {
         let words = receiver.recv().unwrap();
         if words.is_empty() {
-            assert!(wait(&mut receiver, WaitMode::Interrupt, &mut bed, None).unwrap());
+            assert!(wait(&mut receiver, WaitMode::Interrupt, &mut sleeper, None).unwrap());
         }
         for word in words {
             assert_eq!(word, next, "out of order");
@@ -205,7 +205,7 @@ fn a_stream_changes_over_at_any_word() {
 }
 
 #[test]
-fn who_does_not_look_again_takes_a_wake_for_data() {
+fn a_consumer_that_does_not_look_again_mistakes_a_wake_word_for_data() {
     must_fail(&["out of order"], || {
         let memory = memory();
         change(2, 0, true, &memory, &memory);
@@ -224,7 +224,8 @@ fn without_a_fence_the_sleeper_at_the_kernel_is_forgotten() {
     });
 }
 
-/// The receiving side of a stream that leaves one ring for another. It sleeps at the kernel's connection, which carries wakes.
+/// The receiving side of a stream that leaves one ring for another. It sleeps at the kernel's connection, which carries wake
+/// words.
 struct Grower {
     kernel: Kernel,
     rings: [stream::Consumer<LoomMemory>; 2],
@@ -233,7 +234,7 @@ struct Grower {
 }
 
 impl Grower {
-    /// Goes on in the second ring, if that is due. True if it does.
+    /// Continues in the second ring, if it is time. Returns true if it does.
     fn step(&mut self) -> bool {
         let due = self.at == 0
             && carrier::left(self.rings[1].memory(), self.rings[0].cursor().position).unwrap() == Some(0);
@@ -246,7 +247,7 @@ impl Grower {
         due
     }
 
-    /// A word, or `None` if there is none now.
+    /// Returns a word, or `None` if there is none now.
     fn recv(&mut self) -> Option<u64> {
         loop {
             self.step();
@@ -261,7 +262,7 @@ impl Grower {
             };
             match error {
                 RecvError::Empty => return None,
-                // A ring that was left is finished: the other one has begun.
+                // A ring that was left is finished, and the other one has begun.
                 RecvError::Finished if self.step() => {}
                 error => panic!("{error}"),
             }
@@ -288,13 +289,14 @@ impl Waitable for Grower {
     }
 }
 
-/// Words 1 to `count` arrive once and in order, whichever ring carries them; the consumer counts from word `count_at` on.
+/// Words 1 to `count` must arrive once and in order, whichever ring carries them. The consumer counts from word `count_at`
+/// on.
 fn grow(count: u64, count_at: u64, wakes: bool) {
     let (small, large, kernel) = (memory(), memory(), Kernel::new());
     let consumer = |memory: &LoomMemory| stream::Consumer::new(memory.clone(), CAPACITY);
     let mut grower =
         Grower { kernel: kernel.clone(), rings: [consumer(&small), consumer(&large)], at: 0, armed: false };
-    let mut bed = kernel.clone();
+    let mut sleeper = kernel.clone();
     let mut producers = [&small, &large].map(|memory| stream::Producer::new(memory.clone(), CAPACITY));
     let sender = thread::spawn(move || {
         let mut at = 0;
@@ -324,7 +326,7 @@ fn grow(count: u64, count_at: u64, wakes: bool) {
                 assert_eq!(word, next, "out of order");
                 next += 1;
             }
-            None => assert!(wait(&mut grower, WaitMode::Interrupt, &mut bed, None).unwrap()),
+            None => assert!(wait(&mut grower, WaitMode::Interrupt, &mut sleeper, None).unwrap()),
         }
     }
     sender.join().unwrap();
@@ -339,31 +341,32 @@ fn a_stream_leaves_a_ring_for_another_at_any_word() {
 }
 
 #[test]
-fn who_begins_another_ring_and_wakes_nobody_is_not_heard() {
+fn a_producer_that_begins_another_ring_without_a_wake_is_not_noticed() {
     must_fail(ASLEEP, || grow(2, 0, false));
 }
 
-/// The receiving side of a stream that goes back to the kernel. It sleeps at the kernel's connection, which carries wakes until then.
+/// The receiving side of a stream that goes back to the kernel. It sleeps at the kernel's connection, which carries wake
+/// words until then.
 struct Returner {
     kernel: Kernel,
     ring: stream::Consumer<LoomMemory>,
-    /// Words that it has taken from the kernel, and how many of them come before the stream's.
+    /// Number of words that it has taken from the kernel, and how many of them come before the stream's.
     taken: u64,
     resume: Option<u64>,
-    /// Words of the stream that it has taken for wakes.
+    /// Words of the stream that it has mistaken for wake words.
     stash: VecDeque<u64>,
     sorted: u64,
     in_kernel: bool,
-    /// Takes whatever comes for wakes.
+    /// Treats every word that comes as a wake word, which is a mistake.
     careless: bool,
 }
 
 impl Returner {
-    /// Takes wakes away, and sorts out what is none.
+    /// Removes wake words, and keeps words that are not wake words.
     fn drain(&mut self) {
         let left = carrier::wakes_end(self.ring.memory()).map(|end| end.saturating_sub(self.taken));
         if left == Some(0) && carrier::given_back(self.ring.memory()).is_none() {
-            // The kernel has something, and the producer is about to say what.
+            // The kernel has something, and the producer is about to say what it is.
             thread::yield_now();
         }
         let words = self.kernel.recv(left.unwrap_or(u64::MAX));
@@ -375,7 +378,7 @@ impl Returner {
         self.stash.extend(words);
     }
 
-    /// Goes on with the kernel if the ring has nothing more. True if it does.
+    /// Continues with the kernel if the ring has nothing more. Returns true if it does.
     fn settle(&mut self) -> bool {
         let Some(resume) = self.resume else {
             let place = carrier::given_back(self.ring.memory());
@@ -394,7 +397,7 @@ impl Returner {
         true
     }
 
-    /// A word, or `None` if there is none now.
+    /// Returns a word, or `None` if there is none now.
     fn recv(&mut self) -> Option<u64> {
         if self.resume.is_none() {
             let mut word = [0; 8];
@@ -434,17 +437,17 @@ impl Waitable for Returner {
     }
 }
 
-/// Words that the kernel takes once more.
+/// Which words the kernel takes once more.
 #[derive(Clone, Copy, PartialEq)]
 enum Again {
     None,
-    /// All that were not received.
+    /// All words that were not received.
     All,
     /// One of them, if there are more.
     One,
 }
 
-/// Words 1 to `count` arrive once and in order; from word `back_at` on the kernel carries them again.
+/// Words 1 to `count` must arrive once and in order. From word `back_at` on, the kernel carries them again.
 fn give_back(count: u64, back_at: u64, again: Again, careless: bool, memory: &LoomMemory) {
     let kernel = Kernel::new();
     let mut returner = Returner {
@@ -457,7 +460,7 @@ fn give_back(count: u64, back_at: u64, again: Again, careless: bool, memory: &Lo
         in_kernel: false,
         careless,
     };
-    let (mut bed, mut ring) = (kernel.clone(), stream::Producer::new(memory.clone(), CAPACITY));
+    let (mut sleeper, mut ring) = (kernel.clone(), stream::Producer::new(memory.clone(), CAPACITY));
     let sender = thread::spawn(move || {
         let mut sent = 0;
         for word in 1..=count {
@@ -495,7 +498,7 @@ fn give_back(count: u64, back_at: u64, again: Again, careless: bool, memory: &Lo
                 assert_eq!(word, next, "out of order");
                 next += 1;
             }
-            None => assert!(wait(&mut returner, WaitMode::Interrupt, &mut bed, None).unwrap()),
+            None => assert!(wait(&mut returner, WaitMode::Interrupt, &mut sleeper, None).unwrap()),
         }
     }
     sender.join().unwrap();
@@ -510,18 +513,19 @@ fn a_stream_goes_back_to_the_kernel_at_any_word() {
 }
 
 #[test]
-fn what_comes_once_more_is_received_once() {
+fn bytes_that_are_sent_once_more_are_received_once() {
     for (count, back_at, again) in [(2, 2, Again::All), (3, 3, Again::One)] {
         explore(2, move || give_back(count, back_at, again, false, &memory()));
     }
 }
 
 #[test]
-fn who_takes_what_comes_for_wakes_loses_words() {
+fn a_consumer_that_drops_too_much_as_wake_words_loses_words() {
     must_fail(&["a word was taken for a wake"], || give_back(2, 2, Again::None, true, &memory()));
 }
 
-/// A word, sent while the consumer recalls the producer that may begin just then. Both agree on who carries it.
+/// One word is sent while the consumer recalls the producer, which may begin just then. Both must agree on who carries the
+/// word.
 fn recall(producer: &LoomMemory, consumer: &LoomMemory) {
     let kernel = Kernel::new();
     let mut from_ring = stream::Consumer::new(consumer.clone(), CAPACITY);
@@ -542,14 +546,14 @@ fn recall(producer: &LoomMemory, consumer: &LoomMemory) {
     carrier::recall(consumer);
     let has_begun = carrier::left(consumer, 0).unwrap().is_some();
     sender.join().unwrap();
-    // The producer has begun and is to go back, or it has not and never will.
+    // Either the producer has begun and must go back, or it has not begun and never will.
     let in_ring = from_ring.poll() == Ok(8);
-    assert!(has_begun || !in_ring, "a word in a ring that nobody looks at");
+    assert!(has_begun || !in_ring, "a word in a ring at which no side looks");
     assert_eq!(in_ring, kernel.recv(1).is_empty(), "a word that is nowhere, or twice");
 }
 
 #[test]
-fn who_recalls_a_producer_knows_whether_it_has_begun() {
+fn a_consumer_that_recalls_the_producer_knows_whether_it_has_begun() {
     explore(3, || {
         let memory = memory();
         recall(&memory, &memory);

@@ -1,8 +1,8 @@
-//! Rings whose consumers sleep by way of a readiness board, while somebody scribbles on the board and on their wake words.
+//! Rings whose consumers sleep on a readiness board, while a scribbler writes to the board and to their wake words.
 //!
-//! Anything may come out of a ring, and a wake-up may be missed. What must hold: every call returns; a lane names no slot that it
-//! does not have, and none twice in one look; nobody writes outside the segment; and once the scribbler is gone, a producer
-//! reaches the sleeper again.
+//! Anything may come out of a ring, and a wake-up may be missed. But every call must return; a lane must not name a slot that
+//! it does not have, nor the same slot twice in one look; nothing outside the segment may change; and once the scribbler is
+//! gone, a producer must reach the sleeper again.
 
 use super::{GUARD, Op};
 use ginnel_layout::board::{self, ARMED, BITS, Place, SUMMARY};
@@ -16,12 +16,12 @@ use std::collections::BTreeSet;
 
 const RINGS: usize = 3;
 const STRIDE: usize = footprint(MIN_CAPACITY).next_multiple_of(PAGE);
-/// No board lies at the start of a segment.
+/// Offset of the board. (No board lies at the start of a segment.)
 const BOARD: usize = PAGE;
 const FIRST_RING: usize = 2 * PAGE;
 const LEN: usize = FIRST_RING + RINGS * STRIDE;
 
-/// Operations of all sides, and scribbles (those whose code has the top bit) between them.
+/// Runs operations of all sides, and between them scribbles, which are the operations whose code has the top bit.
 pub fn run(ops: impl IntoIterator<Item = Op>) {
     let whole = Mapping::anonymous(LEN + 2 * GUARD).unwrap();
     for at in [0, GUARD + LEN] {
@@ -40,14 +40,14 @@ pub fn run(ops: impl IntoIterator<Item = Op>) {
     }
 }
 
-/// A ring, and how its producer wakes its consumer.
+/// A ring, and the means by which its producer wakes its consumer.
 struct Ring {
     memory: Mapping,
     slot: usize,
     producer: message::Producer<Mapping>,
     consumer: message::Consumer<Mapping>,
     rest: Option<Watch<Mapping>>,
-    /// The lane that the consumer has named last, and what is known of it.
+    /// The lane that the consumer has named last, and its memory.
     named: Option<(u64, Mapping)>,
     poster: Poster,
 }
@@ -61,7 +61,7 @@ struct World {
 
 impl World {
     fn new(segment: &Mapping) -> Self {
-        // Not the first, so that there is something on both sides of it.
+        // Not the first lane, so that there is another one on each side of it.
         let lane_at = BOARD + board::LANE;
         let lane = Lane::new(segment.part(lane_at, board::LANE).unwrap());
         let ring = |n: usize| {
@@ -104,8 +104,8 @@ impl World {
         taken
     }
 
-    /// The scribbler has gone: each message for a consumer that rests shows in its slot, and the sleeper is rung. The first time it
-    /// may not be, if the scribbler has said its token before.
+    /// Checks, after the scribbler is gone, that each message for a consumer that rests appears in its slot, and that the
+    /// sleeper is rung. The first message need not ring, since the scribbler may have used its token before.
     fn reaches_again(&mut self) {
         let memory = self.segment.part(BOARD, board::LEN).unwrap();
         memory.write(0, &[0; board::LEN]);
@@ -116,7 +116,7 @@ impl World {
             let producer = message::Producer::new(memory.clone(), MIN_CAPACITY);
             let mut consumer = message::Consumer::new(memory.clone(), MIN_CAPACITY);
             consumer.notify_at(Place::new(self.lane_at, slot));
-            // What is known of the lane and its words goes on.
+            // The lane's memory and the poster are kept.
             let (named, poster) = (ring.named.take(), std::mem::take(&mut ring.poster));
             *ring = Ring { memory, slot, producer, consumer, rest: None, named, poster };
             let mut rung = 0;
@@ -134,7 +134,7 @@ impl World {
 }
 
 impl Ring {
-    /// A message; true if a doorbell is rung for it.
+    /// Sends a message. Returns true if a doorbell is rung for it.
     fn send(&mut self, segment: &Mapping) -> bool {
         match self.producer.send(&[7; 8]) {
             Ok(true) => self.wake(segment),
@@ -142,7 +142,7 @@ impl Ring {
         }
     }
 
-    /// What a program does when it finds the other side armed: the place is that side's word, and checked.
+    /// Does what a program does when it finds the other side armed: it reads the place from that side's word, and checks it.
     fn wake(&mut self, segment: &Mapping) -> bool {
         let place = notified_at(&self.memory, DATA_ARMED);
         if self.named.as_ref().is_none_or(|(at, _)| *at != place.lane()) {
@@ -154,7 +154,7 @@ impl Ring {
         self.named.as_ref().is_none_or(|(_, lane)| self.poster.post(lane, place.slot()))
     }
 
-    /// The consumer rests if there is nothing for it.
+    /// Lets the consumer rest if there is nothing for it.
     fn rests(&mut self) {
         if self.rest.is_some() || self.consumer.poll() != Err(RecvError::Empty) {
             return;
@@ -168,13 +168,13 @@ impl Ring {
         self.rest = Some(watch);
     }
 
-    /// The consumer works off what is there.
+    /// Lets the consumer process what is there.
     fn works(&mut self) {
         if let Some(mut watch) = self.rest.take() {
             watch.disarm();
             self.consumer.unwatch(watch);
         }
-        // As many as there can be, whatever the scribbler says.
+        // At most as many messages as there can be, whatever the scribbler writes.
         for _ in 0..MIN_CAPACITY / CACHE_LINE {
             if self.consumer.recv(&mut [0; 8]).is_err() {
                 return;
@@ -183,7 +183,7 @@ impl Ring {
     }
 }
 
-/// Writes something into the board, or beside a ring's wake word, that no correct program writes.
+/// Writes something to the board, or beside a ring's wake word, that no correct program writes.
 fn scribble(segment: &Mapping, op: Op) {
     let (a, b) = (usize::from(op.a), u64::from(op.b));
     let value = (b << 48 | b).rotate_left(u32::from(op.a));

@@ -1,9 +1,9 @@
-//! A stream that leaves the kernel's connection for a ring, that for larger ones, and goes back to the kernel's connection in between,
-//! against a queue; and somebody who scribbles on the words of the change-over.
+//! A stream that leaves the kernel's connection for a ring, that ring for larger ones, and goes back to the kernel's
+//! connection in between, compared with a queue; and a scribbler that writes to the words of the change-over.
 //!
-//! Without scribbles each byte arrives once, in order, by whichever carrier. With them anything may arrive, but the receiver never takes
-//! more from the earlier carrier than the word allows at that moment, a position that has passed is [`Corrupt`], and nothing
-//! outside the rings changes.
+//! Without scribbles, each byte must arrive once, in order, by whichever carrier. With scribbles, anything may arrive, but
+//! the receiver must not take more from the earlier carrier than the word allows at that moment, a position that has passed
+//! must be [`Corrupt`], and nothing outside the rings may change.
 
 use super::{Arena, Op, size};
 use ginnel_layout::ring::{BASE, END, MIN_CAPACITY, READY, RECALL, REPEATED, RESUME};
@@ -13,12 +13,12 @@ use ginnel_shmem::{Mapping, SharedMemory};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Rings, one after the other.
+/// Number of rings, which are used one after the other.
 const RINGS: usize = 6;
-/// A byte that means nothing.
+/// A wake byte.
 const WAKE: u8 = 0xff;
 
-/// Operations of both sides, and scribbles (those whose code has the top bit) between them.
+/// Runs operations of both sides, and between them scribbles, which are the operations whose code has the top bit.
 pub fn run(ops: impl IntoIterator<Item = Op>) {
     let arenas: [Arena; RINGS] = std::array::from_fn(|i| Arena::new(MIN_CAPACITY << (i % 3)));
     let mut world = World::new(&arenas);
@@ -41,12 +41,12 @@ struct Ring {
     consumer: stream::Consumer<Mapping>,
 }
 
-/// How far a side has come.
+/// Progress of a side.
 #[derive(Default)]
 struct Side {
-    /// Rings that it has come to.
+    /// Number of rings that it has reached.
     rings: usize,
-    /// The last of them carries; if not, the kernel does.
+    /// Whether the last of them carries the stream; if not, the kernel does.
     in_ring: bool,
     /// Bytes that have gone through the kernel, wake bytes included.
     kernel: u64,
@@ -63,22 +63,24 @@ impl Side {
 }
 
 struct World {
-    /// The kernel's connection: bytes of the stream, and wake bytes.
+    /// Content of the kernel's connection: bytes of the stream, and wake bytes.
     kernel: VecDeque<u8>,
     rings: Vec<Ring>,
     producer: Side,
     consumer: Side,
-    /// It counts in this carrier, for the next ring.
+    /// The carrier in which the consumer counts, for the next ring.
     counts: Option<Earlier>,
-    /// It is about to receive from the kernel again, once so much has gone through it: wake bytes, and then what is repeated.
+    /// Set while the consumer is about to receive from the kernel again: bytes that must have gone through the kernel first,
+    /// which are wake bytes, and the number of repeated bytes that follow.
     resume: Option<(u64, u64)>,
-    /// Bytes that it has taken for wake bytes.
+    /// Bytes that the consumer has taken as wake bytes.
     stash: VecDeque<u8>,
-    /// The producer is about to leave its ring: what it had sent over the kernel's connection by then, and what comes there once more.
+    /// Set while the producer is about to leave its ring: bytes that it had sent over the kernel's connection by then, and
+    /// the bytes that it sends there once more.
     leaving: Option<(u64, VecDeque<u8>)>,
-    /// Where the kernel's connection has carried bytes once more, and not all that it was to.
+    /// Ranges of the kernel's connection in which bytes were sent once more, but not all of them.
     useless: Vec<Range<u64>>,
-    /// What has been sent and has not been received.
+    /// Bytes that have been sent and not received.
     under_way: VecDeque<u8>,
     next: u8,
     scribbled: bool,
@@ -137,7 +139,7 @@ impl World {
         }
     }
 
-    /// The producer goes on in the next ring.
+    /// The producer continues in the next ring.
     fn begin(&mut self, finishes: bool) {
         let at = self.producer.rings;
         if at >= RINGS
@@ -161,7 +163,7 @@ impl World {
         (self.producer.rings, self.producer.in_ring) = (at + 1, true);
     }
 
-    /// The consumer has the kernel go on, if the producer has not begun.
+    /// The consumer makes the kernel carry on, if the producer has not begun.
     fn recall(&mut self) -> Result<(), Corrupt> {
         if self.counts == Some(Earlier::Kernel) && !self.consumer.in_ring {
             let memory = &self.rings[self.consumer.rings].memory;
@@ -173,7 +175,7 @@ impl World {
         Ok(())
     }
 
-    /// The producer is about to go on over the kernel's connection.
+    /// The producer is about to continue over the kernel's connection.
     fn end_wakes(&mut self, repeats: bool) {
         let Some(at) = self.producer.ring().filter(|_| self.leaving.is_none()) else { return };
         let ring = &mut self.rings[at];
@@ -182,7 +184,7 @@ impl World {
         self.leaving = Some((self.producer.kernel, again.into()));
     }
 
-    /// The kernel takes so many bytes that come once more.
+    /// The kernel takes at most `most` of the bytes that come once more.
     fn send_again(&mut self, most: usize) {
         if let Some((_, again)) = &mut self.leaving {
             let n = most.min(again.len());
@@ -191,7 +193,7 @@ impl World {
         }
     }
 
-    /// It does, after the kernel has taken so many more of them.
+    /// The producer continues over the kernel's connection, after the kernel has taken at most `most` more of them.
     fn give_back(&mut self, finishes: bool, most: usize) {
         self.send_again(most);
         let Some((before, again)) = self.leaving.take() else { return };
@@ -233,7 +235,7 @@ impl World {
         self.next = self.next.wrapping_add(sent as u8);
     }
 
-    /// What the consumer has received from the carrier that it is at.
+    /// Returns the bytes that the consumer has received from its present carrier.
     fn received(&self) -> u64 {
         self.consumer.ring().map_or(self.consumer.kernel, |ring| self.rings[ring].consumer.cursor().position)
     }
@@ -244,14 +246,14 @@ impl World {
         self.kernel.drain(..n).collect()
     }
 
-    /// Where wake bytes end, if the producer leaves the ring that the consumer is at, or the next one, for the kernel.
+    /// Returns where wake bytes end, if the producer leaves the consumer's present ring, or the next one, for the kernel.
     fn wakes_end(&self) -> Option<u64> {
         let at = self.consumer.rings;
         let rings = self.rings[at.saturating_sub(1)..RINGS.min(at + 1)].iter();
         rings.filter_map(|ring| carrier::wakes_end(&ring.memory)).next()
     }
 
-    /// The last that were taken from the kernel are wake bytes, or of no use.
+    /// Checks that the last bytes that were taken from the kernel are wake bytes, or useless repeated ones.
     fn check_dropped(&self, bytes: &[u8], end: u64) {
         let of_no_use = |at: u64| self.useless.iter().any(|range| range.contains(&at));
         for (at, byte) in (end.wrapping_sub(bytes.len() as u64)..end).zip(bytes) {
@@ -259,7 +261,7 @@ impl World {
         }
     }
 
-    /// What the consumer has just taken, and takes for wake bytes.
+    /// Handles bytes that the consumer has just taken as wake bytes.
     fn sort(&mut self, bytes: &[u8]) {
         let beyond = self.wakes_end().map_or(0, |end| self.consumer.kernel.saturating_sub(end));
         let data = bytes.len().min(usize::try_from(beyond).unwrap_or(usize::MAX));
@@ -271,7 +273,7 @@ impl World {
     /// The consumer drops wake bytes.
     fn drain(&mut self, most: usize, takes_any: bool) {
         if self.consumer.in_ring && self.resume.is_none() {
-            // Whoever sleeps in a call that takes a byte takes whatever comes.
+            // A receiver that sleeps in a call that takes a byte takes whatever comes.
             let left = self.wakes_end().map(|end| end.saturating_sub(self.consumer.kernel));
             let left = left.and_then(|left| usize::try_from(left).ok()).unwrap_or(most);
             let bytes = self.take(if takes_any { 1 } else { most.min(left) });
@@ -294,7 +296,7 @@ impl World {
             self.arrived(&stash);
             (self.resume, self.consumer.in_ring) = (None, false);
         }
-        // The next ring goes on from here, if it was counted for this carrier.
+        // The next ring continues from here, if it was counted for this carrier.
         while self.counts == Some(self.consumer.earlier()) {
             let gone_back = self
                 .consumer
@@ -320,7 +322,8 @@ impl World {
         Ok(())
     }
 
-    /// The consumer leaves the ring for the kernel, if the producer has: perhaps with bytes unread, if they come again.
+    /// The consumer leaves the ring for the kernel, if the producer has done so; perhaps with unread bytes, if they come
+    /// again.
     fn leave(&mut self, may_be_unread: bool) {
         let Some(ring) = self.consumer.ring().filter(|_| self.resume.is_none()) else { return };
         let Some(place) = carrier::given_back(&self.rings[ring].memory) else { return };
@@ -370,7 +373,7 @@ impl World {
             6 => memory.store_relaxed_u32(RECALL, op.b.into()),
             _ => memory.store_relaxed_u64(BASE, 0),
         }
-        // What the words say now is what counts.
+        // The present value of the words decides.
         let base = memory.load_relaxed_u64(BASE);
         match carrier::left(memory, received) {
             Ok(None) => assert_eq!(base, 0),
@@ -384,14 +387,14 @@ impl World {
         assert_eq!(carrier::given_back(memory).map_or(0, |place| place.ring.wrapping_add(1)), end);
     }
 
-    /// All that is under way arrives.
+    /// Checks that all bytes that have been sent arrive.
     fn finish(&mut self) {
         self.give_back(false, 0);
         for _ in 0..2 * RINGS + 2 {
             if self.under_way.is_empty() {
                 return;
             }
-            // What is beyond the carriers' bounds comes with the next call.
+            // Bytes beyond a carrier's bounds come with the next call.
             for _ in 0..200 {
                 assert_eq!(self.receive(3000), Ok(()));
             }

@@ -1,4 +1,4 @@
-//! The message ring against a queue of messages.
+//! Compares the message ring with a queue of messages.
 
 use super::{Arena, Op, Wake, size};
 use ginnel_layout::ring::{RECORD_ALIGN, max_message, record_span};
@@ -7,7 +7,7 @@ use ginnel_ring::{RecvError, SendError, message};
 use ginnel_shmem::Mapping;
 use std::collections::VecDeque;
 
-/// The payload of the message with this number.
+/// Returns the payload of the message with this number.
 fn payload(number: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (number.wrapping_mul(0x9e37_79b9) ^ i.wrapping_mul(31)) as u8 ^ 0x5c).collect()
 }
@@ -20,15 +20,15 @@ struct Expected {
 
 struct Model {
     capacity: usize,
-    /// Committed and not published yet.
+    /// Messages that are committed and not published yet.
     staged: VecDeque<Expected>,
-    /// Published and not released.
+    /// Messages that are published and not released.
     queue: VecDeque<Expected>,
     number: u64,
     tail: u64,
-    /// How far the consumer has released.
+    /// Bytes that the consumer has released.
     head: u64,
-    /// Whether anything, be it padding, waits for the next publish.
+    /// Whether anything waits for the next publish, even if it is only padding.
     held: bool,
     send_ended: Option<SendError>,
     recv_ended: Option<RecvError>,
@@ -36,7 +36,7 @@ struct Model {
     consumer_finished: bool,
     data: Wake,
     space: Wake,
-    /// Where the consumer was when the producer armed itself.
+    /// Position of the consumer when the producer armed.
     head_when_armed: u64,
     /// Whether the look after arming found no room.
     refused_when_armed: bool,
@@ -76,13 +76,13 @@ impl Model {
         producer: &mut message::Producer<Mapping>,
         consumer: &mut message::Consumer<Mapping>,
     ) {
-        // A little more than the longest, so that too long ones come too.
+        // A little more than the maximum, so that messages that are too long come too.
         let len = size(op.a, max_message(self.capacity) + 3);
         match op.code % 16 {
             0 | 1 => self.send(producer, len),
             2 => drop(self.claim(producer, len, Some(size(op.b, len)), false)),
             3 => drop(self.claim(producer, len, Some(size(op.b, len)), true)),
-            // Beyond what was claimed: cut to it.
+            // A length beyond the claim, which is reduced to it.
             4 => drop(self.claim(producer, len, Some(len + usize::from(op.b)), op.b.is_multiple_of(2))),
             5 => drop(self.claim(producer, len, None, false)),
             6 => {
@@ -135,7 +135,7 @@ impl Model {
         self.owed(owed);
     }
 
-    /// Checks what a producer says of a claim; true if it was granted.
+    /// Checks a producer's answer to a claim. Returns true if it was granted.
     fn granted(&mut self, len: usize, claim: Result<(), SendError>) -> bool {
         let span = record_span(len);
         let to_end = self.capacity - self.tail as usize % self.capacity;
@@ -165,7 +165,7 @@ impl Model {
             }
             Err(error) => {
                 assert_eq!(error, SendError::Full);
-                // The consumer may keep less than an eighth back.
+                // The consumer may hold back less than an eighth.
                 assert!(need + self.capacity / 8 > free, "{len} bytes are refused although there is room");
                 false
             }
@@ -180,7 +180,7 @@ impl Model {
         self.number
     }
 
-    /// What publishing does to the queue; whether the doorbell must be rung.
+    /// Does to the queue what a publish does. Returns whether the doorbell must be rung.
     fn publish(&mut self) -> bool {
         if !std::mem::take(&mut self.held) {
             return false;
@@ -213,7 +213,7 @@ impl Model {
         let (Ok(claim), Some(commit)) = (claim, commit) else { return answer };
         let kept = commit.min(len);
         let number = self.commit(kept);
-        // In two parts, of which the second fills what is claimed beyond the message with rubbish.
+        // In two parts, of which the second fills the claim beyond the message with rubbish.
         let half = kept / 2;
         assert_eq!(claim.slice().len(), len);
         assert_eq!(claim.slice().write(0, &payload(number, kept)[..half]), half);
@@ -227,7 +227,8 @@ impl Model {
         answer
     }
 
-    /// What a look of the consumer changes: an end is noticed. Padding that is passed comes back with the next message.
+    /// Records the effect of a look by the consumer: it notices an end. Padding that it has passed is released with the next
+    /// message.
     fn observe(&mut self) {
         if self.queue.is_empty() && self.producer_finished {
             self.recv_ended = Some(RecvError::Finished);
@@ -279,10 +280,10 @@ impl Model {
         self.head = front.position + record_span(front.bytes.len()) as u64;
     }
 
-    /// The consumer has said whether the producer's doorbell is due.
+    /// Checks whether the consumer said that the producer's doorbell must be rung.
     fn owed(&mut self, owed: bool) {
         if owed {
-            assert!(self.space.look(), "a doorbell for nobody");
+            assert!(self.space.look(), "a doorbell, but the producer does not sleep");
         }
         let since = self.head - self.head_when_armed.min(self.head);
         assert!(
@@ -291,7 +292,7 @@ impl Model {
         );
     }
 
-    /// At the end everything comes out, and then there is room for the longest message.
+    /// Checks that in the end everything comes out, and that then there is room for the longest message.
     fn drain(
         &mut self,
         producer: &mut message::Producer<Mapping>,
@@ -302,7 +303,7 @@ impl Model {
             self.peek(consumer, true);
         }
         self.peek(consumer, true);
-        // Padding behind the last message comes back with the next.
+        // Padding after the last message is released with the next one.
         assert!(self.tail - self.head < record_span(max_message(self.capacity)) as u64);
         if self.refused_when_armed && !self.consumer_finished {
             assert!(!self.space.due(), "a producer that found no room is not rung although all came back");

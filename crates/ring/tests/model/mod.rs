@@ -1,8 +1,8 @@
-//! Lists of operations on a ring, each compared with a queue in private memory.
+//! Runs lists of operations on a ring, and compares each operation with a queue in private memory.
 //!
-//! One harness for the property tests (`properties.rs`) and for the fuzzer (`fuzz/`): both make [`Op`]s, and
-//! [`messages`] or [`stream`] panics at the first difference. [`scribble`], [`board`] and [`carrier`] have
-//! somebody write what he likes into a ring, a readiness board, or the words of a change-over meanwhile.
+//! The property tests (`properties.rs`) and the fuzzer (`fuzz/`) share this harness: both make [`Op`]s, and [`messages`] or
+//! [`stream`] panics at the first difference. In [`scribble`], [`board`] and [`carrier`], a scribbler writes arbitrary values
+//! to a ring, a readiness board, or the words of a change-over meanwhile.
 
 pub mod board;
 pub mod carrier;
@@ -13,7 +13,7 @@ pub mod stream;
 use ginnel_layout::ring::footprint;
 use ginnel_shmem::{Mapping, SharedMemory};
 
-/// One operation, of whichever ring: what to do, and two numbers to do it with.
+/// One operation on any ring: a code, and two numbers as arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
     pub code: u8,
@@ -25,7 +25,7 @@ pub fn capacity(choice: u8) -> usize {
     4096 << (choice % 5)
 }
 
-/// Spreads a number over 0..=max: the low values, the high ones, and those around cache lines come often.
+/// Spreads a number over 0..=max. Low values, high values, and those around cache lines come often.
 pub fn size(n: u16, max: usize) -> usize {
     let n = usize::from(n);
     match n % 4 {
@@ -38,7 +38,7 @@ pub fn size(n: u16, max: usize) -> usize {
 
 const GUARD: usize = 4096;
 
-/// A ring's memory with a fence of known bytes on both sides.
+/// A ring's memory with known bytes on both sides, which must not change.
 pub struct Arena {
     whole: Mapping,
     pub ring: Mapping,
@@ -69,7 +69,7 @@ impl Drop for Arena {
     }
 }
 
-/// What one side's wake word should make the other do.
+/// The expected effect of one side's wake word on the other.
 #[derive(Default)]
 pub struct Wake {
     armed: bool,
@@ -87,7 +87,7 @@ impl Wake {
     pub fn due(&self) -> bool {
         self.armed && !self.rung
     }
-    /// The other side looks: whether it must ring.
+    /// The other side looks. Returns whether it must ring.
     pub fn look(&mut self) -> bool {
         let due = self.due();
         self.rung |= due;

@@ -1,7 +1,7 @@
-//! Both sides of a ring at work while somebody scribbles on its memory.
+//! Runs both sides of a ring while a scribbler writes to its memory.
 //!
-//! There is no oracle here, because anything may come out. What must hold: every call returns, with data of a possible
-//! length or with one of its errors; an error that ends a side stays; and no byte outside the ring changes.
+//! Nothing is compared here, because anything may come out. But every call must return, with data of a possible length or
+//! with one of its errors; an error that ends a side must stay; and no byte outside the ring may change.
 
 use super::{Arena, Op, size};
 use ginnel_layout::ring::{
@@ -15,7 +15,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Operations of both sides, and scribbles between them.
+/// Runs operations of both sides, with scribbles between them.
 pub fn alone(capacity: usize, messages: bool, ops: impl IntoIterator<Item = Op>) {
     let arena = Arena::new(capacity);
     let mut sides = Sides::new(&arena.ring, capacity, messages);
@@ -28,7 +28,7 @@ pub fn alone(capacity: usize, messages: bool, ops: impl IntoIterator<Item = Op>)
     }
 }
 
-/// The same, while another thread scribbles, over and over, until both sides have done their operations.
+/// Does the same while another thread scribbles, again and again, until both sides have done their operations.
 pub fn beside(capacity: usize, messages: bool, ops: impl IntoIterator<Item = Op>, scribbles: &[Op]) {
     let arena = Arena::new(capacity);
     let done = AtomicBool::new(false);
@@ -48,7 +48,7 @@ pub fn beside(capacity: usize, messages: bool, ops: impl IntoIterator<Item = Op>
     });
 }
 
-/// Ends the scribbler also when the sides panic.
+/// Ends the scribbler, also if the sides panic.
 struct Done<'a>(&'a AtomicBool);
 impl Drop for Done<'_> {
     fn drop(&mut self) {
@@ -56,7 +56,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Writes something that no correct peer writes, or just something.
+/// Writes something that no correct peer writes, or an arbitrary value.
 fn scribble(memory: &Mapping, capacity: usize, op: Op) {
     let (a, b) = (usize::from(op.a), u64::from(op.b));
     let line = HEADER + a * RECORD_ALIGN % capacity;
@@ -91,7 +91,7 @@ enum Sides {
     Stream(stream::Producer<Mapping>, stream::Consumer<Mapping>, usize),
 }
 
-/// A side that cannot go on; its error, which must come again.
+/// Returns the error if it ends the sending side; then it must come again.
 fn ended_send(error: SendError) -> Option<SendError> {
     (!matches!(error, SendError::Full | SendError::TooLong { .. })).then_some(error)
 }
@@ -118,7 +118,7 @@ impl Sides {
     }
 }
 
-/// Waits that may not last: the deadline is now.
+/// Waits without any time: the deadline is now.
 fn look(what: &mut impl Waitable, choice: u16) {
     struct Sleepless;
     impl Sleeper for Sleepless {
@@ -206,7 +206,7 @@ fn bytes(
     op: Op,
 ) {
     let len = size(op.a, capacity * 2);
-    // A call may ring once for each piece that it hands over.
+    // A call may ring once for each piece that it publishes.
     let mut rings = 0;
     let sent = match op.code % 8 {
         0 => producer.write(&vec![op.b as u8; len], || rings += 1).map(|n| assert!(n <= len)).err(),
@@ -261,6 +261,6 @@ fn bytes(
         *consumer = stream::Consumer::new(consumer.memory().clone(), capacity);
     }
     let _ = consumer.take_owed();
-    // Between two pieces of a call the other side may have been let on by the scribbler, byte by byte at worst.
+    // Between two pieces of a call, the scribbler may have let the other side continue, byte by byte in the worst case.
     assert!(rings <= 2 * len + 1);
 }

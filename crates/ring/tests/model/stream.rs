@@ -1,4 +1,4 @@
-//! The stream ring against a queue of bytes.
+//! Compares the byte-stream ring with a queue of bytes.
 
 use super::{Arena, Op, Wake, size};
 use ginnel_ring::wait::Waitable;
@@ -111,7 +111,7 @@ impl Model {
             Some(end) => assert_eq!(error, end),
             None => {
                 assert_eq!(error, SendError::Full);
-                // The consumer may keep less than an eighth back.
+                // The consumer may hold back less than an eighth.
                 assert!(self.queue.len() > self.capacity - self.capacity / 8, "Full although there is room");
             }
         }
@@ -202,10 +202,10 @@ impl Model {
         }
     }
 
-    /// The consumer has said whether the producer's doorbell is due.
+    /// Checks whether the consumer said that the producer's doorbell must be rung.
     fn owed(&mut self, owed: bool) {
         if owed {
-            assert!(self.space.look(), "a doorbell for nobody");
+            assert!(self.space.look(), "a doorbell, but the producer does not sleep");
         }
         let since = self.read - self.read_when_armed.min(self.read);
         assert!(
@@ -223,7 +223,7 @@ impl Model {
             assert!(!self.space.due(), "a producer that found no room is not rung although all came back");
         }
         if self.send_ended.is_none() && !self.consumer_finished {
-            // A claim looks again only when it knows of less than an eighth.
+            // A claim loads the consumer's counter only if it knows of less than an eighth.
             let room = producer.claim(self.capacity).unwrap().slice().len();
             let to_end = self.capacity - self.written as usize % self.capacity;
             assert!(room >= to_end.min(self.capacity / 8), "an empty ring has room for {room} bytes only");

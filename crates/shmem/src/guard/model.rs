@@ -1,4 +1,4 @@
-//! Models of the index, with a tree of four pages: two nodes of two parts below a root.
+//! Loom models of the index, with a tree of four pages: two nodes of two parts below a root.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -14,7 +14,7 @@ const LEVELS: u32 = 2;
 const PAGE_BITS: u32 = 12;
 const PAGE: usize = 1 << PAGE_BITS;
 
-/// Notices if somebody makes a copy of it before it is made, or while it is dropped.
+/// A value that notices if a copy of it is made before it exists, or while it is dropped.
 struct Canary(usize, UnsafeCell<()>);
 
 impl Canary {
@@ -38,7 +38,7 @@ impl Drop for Canary {
     }
 }
 
-// SAFETY: nothing lies in the cell; that threads meet there is what loom is asked to report.
+// SAFETY: the cell contains nothing; loom is asked to report threads that access it at the same time.
 unsafe impl Sync for Canary {}
 // SAFETY: as above.
 unsafe impl Send for Canary {}
@@ -57,7 +57,7 @@ fn found(index: &Index, page: usize) -> Option<usize> {
     index.find(page * PAGE + 5).map(|range| range.value.0)
 }
 
-/// Explores `model` with at most three preemptions, or as many as LOOM_MAX_PREEMPTIONS says.
+/// Explores `model` with at most three preemptions, or the number in LOOM_MAX_PREEMPTIONS.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
@@ -121,7 +121,7 @@ fn addresses_are_used_again() {
 fn a_range_is_whole_when_it_is_found() {
     explore(|| {
         let index = new();
-        // So the nodes are there already, and say nothing of what is entered below.
+        // With this range, the nodes exist already, and do not order what is entered below.
         let neighbour = index.enter(0, PAGE, Canary::new(1)).unwrap();
         let reader = index.clone();
         let thread = thread::spawn(move || {
@@ -136,7 +136,7 @@ fn a_range_is_whole_when_it_is_found() {
 }
 
 #[test]
-fn what_could_not_be_freed_is_freed_later() {
+fn an_entry_that_could_not_be_freed_is_freed_later() {
     explore(|| {
         let index = new();
         let second = index.enter(PAGE, PAGE, Canary::new(2)).unwrap();

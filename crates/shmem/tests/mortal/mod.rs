@@ -1,46 +1,46 @@
-//! Memory of a process that is killed, for tests of several crates: they include this file by its path.
+//! The memory of a process that is killed, for tests of several crates, which include this file by its path.
 //!
-//! A killed process has done all its stores up to some point and none after it. So this memory takes a given number of
-//! stores, and ignores all later ones. What a process does elsewhere (it saves a cursor, rings a doorbell) can be counted
-//! as a store with [`Mortal::stores`].
+//! A killed process has done all its stores up to some point and none after it. Therefore this memory accepts a given number
+//! of stores, and ignores all later ones. Other actions of the process (it saves a cursor, rings a doorbell) can be counted
+//! as stores with [`Mortal::stores`].
 #![allow(dead_code)] // Each test uses its part.
 
 use ginnel_shmem::{Mapping, SharedMemory};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Memory of a process that dies.
+/// The memory of a process that will be killed.
 #[derive(Clone)]
 pub struct Mortal {
     memory: Mapping,
-    /// Stores that the process still does.
+    /// Number of stores that the process still does.
     left: Rc<Cell<u64>>,
-    /// What is called in the place of its death.
+    /// A function that is called instead of killing the process.
     then: Option<Rc<dyn Fn()>>,
 }
 
 impl Mortal {
-    /// Memory of a process that does so many stores.
+    /// Returns the memory of a process that is killed after `stores` stores.
     pub fn new(memory: &Mapping, stores: u64) -> Self {
         Self { memory: memory.clone(), left: Rc::new(Cell::new(stores)), then: None }
     }
 
-    /// Memory of a process that calls `then` before the store after so many, and lives on.
+    /// Returns the memory of a process that calls `then` after `stores` stores, and lives on.
     pub fn interrupted(memory: &Mapping, stores: u64, then: impl Fn() + 'static) -> Self {
         Self { then: Some(Rc::new(then)), ..Self::new(memory, stores) }
     }
 
-    /// Other memory of the same process.
+    /// Returns other memory of the same process.
     pub fn other(&self, memory: &Mapping) -> Self {
         Self { memory: memory.clone(), ..self.clone() }
     }
 
-    /// A part of it, or `None` if that is not inside.
+    /// Returns a part of the memory, or `None` if it is not inside.
     pub fn part(&self, at: usize, len: usize) -> Option<Self> {
         self.memory.part(at, len).map(|part| self.other(&part))
     }
 
-    /// Counts one store. Whether the process lives to do it.
+    /// Counts one store. Returns whether the process lives long enough to do it.
     pub fn stores(&self) -> bool {
         let mut left = self.left.get();
         if left == 0
@@ -53,12 +53,12 @@ impl Mortal {
         left > 0
     }
 
-    /// Whether the process has done its last store.
+    /// Returns whether the process has done its last store.
     pub fn is_dead(&self) -> bool {
         self.left.get() == 0
     }
 
-    /// From now on it does as many stores as it wants to.
+    /// Lets the process do any number of stores from now on.
     pub fn live_on(&self) {
         self.left.set(u64::MAX);
     }
@@ -77,7 +77,7 @@ macro_rules! words {
     )*};
 }
 
-// What a dead process finds does not matter, as long as it does not loop for ever.
+// The values that a dead process loads do not matter, as long as it does not loop for ever.
 impl SharedMemory for Mortal {
     fn len(&self) -> usize {
         self.memory.len()

@@ -1,5 +1,5 @@
-//! One harness for the property tests and the fuzzer: operations of a few users on one object, against an oracle; and the
-//! same without one, while a neighbour scribbles on the page.
+//! One harness for the property tests and the fuzzer: it runs operations of a few users on one object, and compares them with
+//! an oracle. It also runs them without an oracle, while a scribbler writes to the page.
 
 use ginnel_layout::sync::{SIZE, STATE, SyncKind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
@@ -12,12 +12,12 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Users of the object.
+/// Number of users of the object.
 const USERS: usize = 3;
-/// Permits of a semaphore, parties of a barrier.
+/// Maximum permits of a semaphore, or parties of a barrier.
 const LIMIT: u32 = 3;
 
-/// An operation: what (the low bits of the code; with the top bit a scribble), by whom, and a value.
+/// An operation: a code (the low bits say which; the top bit means a scribble), a user, and a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     pub code: u8,
@@ -29,7 +29,7 @@ pub fn kind(choice: u8) -> SyncKind {
     SyncKind(u32::from(choice) % 6 + 1)
 }
 
-/// Nobody rings anybody; nobody sleeps longer than it must.
+/// A world without other users: it rings no one, and does not sleep longer than it must.
 struct Alone;
 
 impl Sleeper for Alone {
@@ -46,7 +46,7 @@ impl World for Alone {
     }
 }
 
-/// Not at all, but by way of all the code that waits.
+/// Does not wait, but goes through all the code that waits.
 fn at_once(b: u16) -> Patience {
     let mode = match b % 3 {
         0 => WaitMode::Poll,
@@ -56,7 +56,7 @@ fn at_once(b: u16) -> Patience {
     Patience { mode, timeout: Some(Duration::ZERO) }
 }
 
-/// All handles of one user; of them only those of the object's kind are used, except under scribbles.
+/// All handles of one user. Only those of the object's kind are used, except under scribbles.
 struct Handles {
     mutex: Mutex<Mapping>,
     rwlock: RwLock<Mapping>,
@@ -105,7 +105,7 @@ impl Object {
     }
 }
 
-/// What a lock is, without memory.
+/// The state of a lock, without memory.
 #[derive(Debug, Default)]
 struct Oracle {
     owner: Option<usize>,
@@ -116,9 +116,9 @@ struct Oracle {
     permits: u32,
 }
 
-/// What an operation said, in words that fit all kinds.
+/// The result of an operation, in words that fit all kinds.
 #[derive(Debug, PartialEq)]
-enum Said {
+enum Outcome {
     Yes,
     AfterDeath,
     NotNow,
@@ -130,67 +130,67 @@ enum Said {
     Done,
 }
 
-fn said<T>(outcome: Result<T, SyncError>, yes: impl FnOnce(T) -> Said) -> Said {
+fn said<T>(outcome: Result<T, SyncError>, yes: impl FnOnce(T) -> Outcome) -> Outcome {
     match outcome {
         Ok(value) => yes(value),
-        Err(SyncError::Busy | SyncError::TimedOut) => Said::NotNow,
-        Err(SyncError::OwnerDied) => Said::OwnerDied,
-        Err(SyncError::NotRecoverable) => Said::Ended,
-        Err(SyncError::NotOwner) => Said::NotOwner,
-        Err(SyncError::Deadlock) => Said::Deadlock,
-        Err(SyncError::Overflow { limit: LIMIT }) => Said::Overflow,
+        Err(SyncError::Busy | SyncError::TimedOut) => Outcome::NotNow,
+        Err(SyncError::OwnerDied) => Outcome::OwnerDied,
+        Err(SyncError::NotRecoverable) => Outcome::Ended,
+        Err(SyncError::NotOwner) => Outcome::NotOwner,
+        Err(SyncError::Deadlock) => Outcome::Deadlock,
+        Err(SyncError::Overflow { limit: LIMIT }) => Outcome::Overflow,
         Err(error) => panic!("{error}"),
     }
 }
 
-fn locked(locked: Locked) -> Said {
-    if locked == Locked::Clean { Said::Yes } else { Said::AfterDeath }
+fn locked(locked: Locked) -> Outcome {
+    if locked == Locked::Clean { Outcome::Yes } else { Outcome::AfterDeath }
 }
 
 impl Oracle {
-    fn take(&mut self, k: usize) -> Said {
+    fn take(&mut self, k: usize) -> Outcome {
         if self.ended {
-            Said::Ended
+            Outcome::Ended
         } else if self.owner == Some(k) || self.readers[k] {
-            Said::Deadlock
+            Outcome::Deadlock
         } else if self.owner.is_some() || self.readers.contains(&true) {
-            Said::NotNow
+            Outcome::NotNow
         } else {
             self.owner = Some(k);
-            if self.died { Said::AfterDeath } else { Said::Yes }
+            if self.died { Outcome::AfterDeath } else { Outcome::Yes }
         }
     }
-    fn read(&mut self, k: usize) -> Said {
+    fn read(&mut self, k: usize) -> Outcome {
         if self.owner == Some(k) || self.readers[k] {
-            Said::Deadlock
+            Outcome::Deadlock
         } else if self.ended {
-            Said::Ended
+            Outcome::Ended
         } else if self.owner.is_some() {
-            Said::NotNow
+            Outcome::NotNow
         } else if self.died {
-            Said::OwnerDied
+            Outcome::OwnerDied
         } else {
             self.readers[k] = true;
-            Said::Yes
+            Outcome::Yes
         }
     }
-    fn leave(&mut self, k: usize) -> Said {
+    fn leave(&mut self, k: usize) -> Outcome {
         if std::mem::take(&mut self.readers[k]) {
-            return Said::Yes;
+            return Outcome::Yes;
         }
         if self.owner != Some(k) {
-            return Said::NotOwner;
+            return Outcome::NotOwner;
         }
         self.owner = None;
         self.ended = std::mem::take(&mut self.died);
-        Said::Yes
+        Outcome::Yes
     }
-    fn repair(&mut self, k: usize) -> Said {
+    fn repair(&mut self, k: usize) -> Outcome {
         if self.owner != Some(k) {
-            return Said::NotOwner;
+            return Outcome::NotOwner;
         }
         self.died = false;
-        Said::Yes
+        Outcome::Yes
     }
     fn bury(&mut self, k: usize) {
         self.readers[k] = false;
@@ -201,10 +201,10 @@ impl Oracle {
     }
 }
 
-/// Any list of operations on a mutex, a rwlock, a semaphore or a once gives what the oracle gives.
+/// Checks that any list of operations on a mutex, a rwlock, a semaphore or a once gives the oracle's results.
 pub fn run(kind: SyncKind, ops: &[Op]) {
     let (mut object, mut oracle) = (Object::new(kind), Oracle { permits: 1, ..Oracle::default() });
-    let yes = |()| Said::Yes;
+    let yes = |()| Outcome::Yes;
     for (n, op) in ops.iter().enumerate() {
         let k = usize::from(op.a) % USERS;
         let how = at_once(op.b);
@@ -227,29 +227,29 @@ pub fn run(kind: SyncKind, ops: &[Op]) {
             (SyncKind::RWLOCK, _) => (said(h.rwlock.make_consistent(), yes), oracle.repair(k)),
             (SyncKind::ONCE, 0..4) => {
                 let turn = |turn| match turn {
-                    Turn::Done => Said::Done,
-                    Turn::Mine { again: false } => Said::Yes,
-                    Turn::Mine { again: true } => Said::AfterDeath,
+                    Turn::Done => Outcome::Done,
+                    Turn::Mine { again: false } => Outcome::Yes,
+                    Turn::Mine { again: true } => Outcome::AfterDeath,
                 };
-                let model = if oracle.done { Said::Done } else { oracle.take(k) };
+                let model = if oracle.done { Outcome::Done } else { oracle.take(k) };
                 (said(h.once.begin(&mut Alone, how), turn), model)
             }
             (SyncKind::ONCE, 4) => {
                 let model = oracle.repair(k);
-                if model == Said::Yes {
+                if model == Outcome::Yes {
                     (oracle.done, oracle.owner) = (true, None);
                 }
                 (said(h.once.complete(&mut Alone), yes), model)
             }
             (SyncKind::ONCE, _) => {
                 let model = oracle.repair(k);
-                if model == Said::Yes {
+                if model == Outcome::Yes {
                     oracle.bury(k);
                 }
                 (said(h.once.give_up(&mut Alone), yes), model)
             }
             (SyncKind::SEMAPHORE, 0..4) => {
-                let model = if oracle.permits > 0 { Said::Yes } else { Said::NotNow };
+                let model = if oracle.permits > 0 { Outcome::Yes } else { Outcome::NotNow };
                 oracle.permits = oracle.permits.saturating_sub(1);
                 let real = match op.code % 2 {
                     0 => h.semaphore.acquire(&mut Alone, how),
@@ -259,8 +259,8 @@ pub fn run(kind: SyncKind, ops: &[Op]) {
             }
             (SyncKind::SEMAPHORE, _) => {
                 let count = u32::from(op.b % 4);
-                let model = if oracle.permits + count > LIMIT { Said::Overflow } else { Said::Yes };
-                oracle.permits += if model == Said::Yes { count } else { 0 };
+                let model = if oracle.permits + count > LIMIT { Outcome::Overflow } else { Outcome::Yes };
+                oracle.permits += if model == Outcome::Yes { count } else { 0 };
                 (said(h.semaphore.release(&mut Alone, count), yes), model)
             }
             _ => return,
@@ -270,13 +270,13 @@ pub fn run(kind: SyncKind, ops: &[Op]) {
 }
 
 impl Oracle {
-    /// A writer is told of readers before its own mistakes.
-    fn take_rw(&mut self, k: usize) -> Said {
-        if self.owner == Some(k) || self.readers[k] { Said::Deadlock } else { self.take(k) }
+    /// A writer is told about readers before its own mistakes.
+    fn take_rw(&mut self, k: usize) -> Outcome {
+        if self.owner == Some(k) || self.readers[k] { Outcome::Deadlock } else { self.take(k) }
     }
 }
 
-/// One operation of any kind, whatever comes of it.
+/// Runs one operation of any kind, whatever its result is.
 fn whatever(h: &mut Handles, op: Op) {
     let how = at_once(op.b);
     match op.code % 16 {
@@ -299,7 +299,7 @@ fn whatever(h: &mut Handles, op: Op) {
     }
 }
 
-/// Puts a value into a word: one that means something, or noise.
+/// Stores a value into a word: one that has a meaning, or noise.
 fn scribble(page: &Mapping, op: Op) {
     // Most often into the words that matter.
     let at = if op.a & 0x8000 == 0 { usize::from(op.a) % 48 } else { usize::from(op.a) % SIZE } & !7;
@@ -316,8 +316,8 @@ fn scribble(page: &Mapping, op: Op) {
     page.swap_u64(at, value);
 }
 
-/// Scribbles (codes with the top bit) between the operations. Nothing panics or hangs, and after the daemon has made the page
-/// anew the object works.
+/// Runs scribbles (codes with the top bit) between the operations. Nothing may panic or hang, and the object must work after
+/// the daemon has made the page anew.
 pub fn alone(kind: SyncKind, ops: &[Op]) {
     let mut object = Object::new(kind);
     for op in ops {
@@ -331,7 +331,7 @@ pub fn alone(kind: SyncKind, ops: &[Op]) {
     after(&mut object);
 }
 
-/// Scribbles at the same time, round and round, by a thread of their own.
+/// Runs scribbles at the same time, again and again, in a thread of their own.
 pub fn beside(kind: SyncKind, ops: &[Op], scribbles: &[Op]) {
     let mut object = Object::new(kind);
     let (page, over) = (object.page.clone(), AtomicBool::new(false));
@@ -353,7 +353,7 @@ pub fn beside(kind: SyncKind, ops: &[Op], scribbles: &[Op]) {
     after(&mut object);
 }
 
-/// The page is not beyond help: the daemon may give it to others.
+/// Checks that the daemon can make the page anew and give it to other users.
 fn after(object: &mut Object) {
     authority::format(&object.page, SyncKind::MUTEX, 0, 0);
     for k in 0..USERS {

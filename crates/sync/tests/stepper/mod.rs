@@ -1,8 +1,8 @@
-//! Processes that are stopped, and killed, at any of their instructions.
+//! Processes that can be stopped and killed at any of their instructions.
 //!
-//! One step with ptrace costs some 20 us, and an operation has thousands of instructions. So a first run goes step by step
-//! and notes the way; those after it run up to a breakpoint in a debug register of the CPU, and step only where a place
-//! cannot be told from others by its address. All are forks of one process, so addresses are the same in each.
+//! One step with ptrace costs some 20 us, and an operation has thousands of instructions. Therefore a first run goes step by
+//! step and records the trace. Later runs go to a breakpoint in a debug register of the CPU, and step only where the address
+//! alone does not identify a place. All are forks of one process, so addresses are the same in each.
 #![allow(dead_code)] // Each test uses some of it.
 
 use std::collections::{HashMap, HashSet};
@@ -14,13 +14,13 @@ pub fn leave(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Runs `body` in a process of its own. This process has one thread.
+/// Runs `body` in a process of its own. The calling process must have one thread.
 pub fn fork(body: impl FnOnce()) -> libc::pid_t {
-    // SAFETY: one thread, so the child is a whole copy.
+    // SAFETY: there is only one thread, so the child is a whole copy.
     match unsafe { libc::fork() } {
         0 => {
-            // Nothing outlives a driver that was killed, or has failed.
-            // SAFETY: takes a number.
+            // The child must not outlive a parent that was killed, or has failed.
+            // SAFETY: the call takes a number.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
             leave(if ended.is_ok() { 0 } else { 1 })
@@ -30,10 +30,10 @@ pub fn fork(body: impl FnOnce()) -> libc::pid_t {
     }
 }
 
-/// Waits for a child's end, or for its stop.
+/// Waits until a child ends or stops.
 pub fn reap(pid: libc::pid_t) -> i32 {
     let mut status = 0;
-    // SAFETY: a child of ours, and a valid pointer.
+    // SAFETY: the child is ours, and the pointer is valid.
     let n = unsafe { libc::waitpid(pid, &raw mut status, 0) };
     assert_eq!(n, pid, "waitpid: {}", io::Error::last_os_error());
     status
@@ -41,40 +41,40 @@ pub fn reap(pid: libc::pid_t) -> i32 {
 
 /// Kills a child that has not been reaped.
 pub fn kill(pid: libc::pid_t) {
-    // SAFETY: a child of ours.
+    // SAFETY: the child is ours.
     unsafe { libc::kill(pid, libc::SIGKILL) };
     assert!(libc::WIFSIGNALED(reap(pid)), "it had ended by itself");
 }
 
-/// In a child: from here on it goes as its parent wants.
+/// Called in a child: from here on, the parent controls it.
 pub fn start() {
     ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
-    // SAFETY: stops ourselves, until the tracer has us go on.
+    // SAFETY: this stops the process itself, until the tracer continues it.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
 fn ptrace(request: libc::c_uint, pid: libc::pid_t, address: u64, data: u64) {
-    // SAFETY: requests that take no memory of ours.
+    // SAFETY: these requests take no memory of this process.
     let n = unsafe { libc::ptrace(request, pid, address, data) };
     assert_eq!(n, 0, "ptrace: {}", io::Error::last_os_error());
 }
 
-/// A child that stands before an instruction.
+/// A child that is stopped before an instruction.
 pub struct Stepper {
     pub pid: libc::pid_t,
-    /// How it has ended, if it has.
+    /// How the child has ended, if it has.
     pub ended: Option<i32>,
 }
 
 impl Stepper {
-    /// A child that calls [`start`].
+    /// Returns a child that calls [`start`].
     pub fn fork(body: impl FnOnce()) -> Self {
         let pid = fork(body);
         assert!(libc::WIFSTOPPED(reap(pid)), "the victim has not come so far");
         Self { pid, ended: None }
     }
 
-    /// Goes on as `request` says. False if it has ended.
+    /// Continues as `request` says. Returns false if the child has ended.
     fn go(&mut self, request: libc::c_uint) -> bool {
         ptrace(request, self.pid, 0, 0);
         let status = reap(self.pid);
@@ -87,17 +87,17 @@ impl Stepper {
         true
     }
 
-    /// One instruction. False if it was the last.
+    /// Executes one instruction. Returns false if it was the last.
     pub fn step(&mut self) -> bool {
         self.go(libc::PTRACE_SINGLESTEP)
     }
 
-    /// Until it enters or leaves a system call. False if it has ended.
+    /// Continues until the child enters or leaves a system call. Returns false if it has ended.
     pub fn step_to_syscall(&mut self) -> bool {
         self.go(libc::PTRACE_SYSCALL)
     }
 
-    /// Lets it run to its end, and says how that was.
+    /// Lets the child run to its end, and returns how it ended.
     pub fn run(&mut self) -> i32 {
         while self.ended.is_none() {
             self.go(libc::PTRACE_CONT);
@@ -105,7 +105,7 @@ impl Stepper {
         self.ended.unwrap_or_default()
     }
 
-    /// True if it was still there to be killed.
+    /// Kills the child. Returns true if it was still there to be killed.
     pub fn kill(&mut self) -> bool {
         let alive = self.ended.is_none();
         if alive {
@@ -115,7 +115,7 @@ impl Stepper {
         alive
     }
 
-    /// Address of the next instruction.
+    /// Returns the address of the next instruction.
     #[cfg(target_arch = "x86_64")]
     pub fn at(&self) -> u64 {
         // SAFETY: all zeros is a valid value, which the call fills in.
@@ -131,10 +131,10 @@ impl Stepper {
         0
     }
 
-    /// Whether the instruction at this address is a system call.
+    /// Returns whether the instruction at this address is a system call.
     #[cfg(target_arch = "x86_64")]
     pub fn is_syscall(&self, at: u64) -> bool {
-        // SAFETY: reads a word of the victim, or fails.
+        // SAFETY: this reads a word of the victim, or fails.
         let code = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, self.pid, at, 0) };
         code & 0xffff == 0x050f
     }
@@ -144,7 +144,7 @@ impl Stepper {
         false
     }
 
-    /// Runs until it has come to this address so many times. False if it has ended.
+    /// Runs until the child has come to this address `times` times. Returns false if it has ended.
     #[cfg(target_arch = "x86_64")]
     fn run_to(&mut self, address: u64, times: usize) -> bool {
         let register = |n: usize| (std::mem::offset_of!(libc::user, u_debugreg) + 8 * n) as u64;
@@ -157,13 +157,14 @@ impl Stepper {
         there
     }
 
-    /// Goes to where the `k`-th instruction of `way` was. False if it has ended: then it has gone another way.
-    pub fn go_to(&mut self, way: &Way, k: usize) -> bool {
-        let from = way.anchor(k);
+    /// Goes to the place of the `k`-th instruction of the trace. Returns false if the child has ended: then it has taken
+    /// another path.
+    pub fn go_to(&mut self, trace: &Trace, k: usize) -> bool {
+        let from = trace.anchor(k);
         #[cfg(target_arch = "x86_64")]
         let from = match from {
             0 => 0,
-            from if self.run_to(way.addresses[from], way.visits[from]) => from,
+            from if self.run_to(trace.addresses[from], trace.visits[from]) => from,
             _ => return false,
         };
         #[cfg(not(target_arch = "x86_64"))]
@@ -172,67 +173,68 @@ impl Stepper {
     }
 }
 
-/// Stops that going somewhere may cost.
+/// Maximum number of stops on the way to an instruction.
 const COST: usize = 200;
 
-/// The instructions of an operation.
-pub struct Way {
+/// The trace of an operation: its instructions.
+pub struct Trace {
     addresses: Vec<u64>,
-    /// How often the address has come up so far, this time included.
+    /// How often each address has come up so far, including this time.
     visits: Vec<usize>,
-    /// Where something is seen by others: before or after a system call, or a change of what `look` has looked at.
+    /// Instructions at which others see something: before or after a system call, or a change of what `look` returns.
     pub matters: Vec<usize>,
 }
 
-impl Way {
-    /// Takes a victim from its start to its end, step by step. What `look` returns is what others see.
+impl Trace {
+    /// Runs a victim from its start to its end, step by step. `look` returns what others see.
     pub fn of<T: PartialEq>(victim: &mut Stepper, look: impl Fn() -> T) -> Self {
-        let (mut way, mut seen, mut before) = (Self::empty(), look(), HashMap::new());
+        let (mut trace, mut seen, mut before) = (Self::empty(), look(), HashMap::new());
         loop {
             let at = victim.at();
             let visits = before.entry(at).or_insert(0);
             *visits += 1;
-            way.visits.push(*visits);
-            way.addresses.push(at);
+            trace.visits.push(*visits);
+            trace.addresses.push(at);
             let syscall = victim.is_syscall(at);
             let more = victim.step();
             let now = look();
             if syscall || now != seen {
-                way.matters.extend([way.len() - 1, way.len()]);
+                trace.matters.extend([trace.len() - 1, trace.len()]);
                 seen = now;
             }
             if !more {
                 break;
             }
         }
-        // After the last there is nobody to kill.
-        way.matters.retain(|&k| k < way.addresses.len());
-        way.matters.dedup();
-        way
+        // After the last instruction there is no process to kill.
+        trace.matters.retain(|&k| k < trace.addresses.len());
+        trace.matters.dedup();
+        trace
     }
 
     fn empty() -> Self {
         Self { addresses: Vec::new(), visits: Vec::new(), matters: vec![0] }
     }
 
-    /// How many instructions.
+    /// Returns the number of instructions.
     pub fn len(&self) -> usize {
         self.addresses.len()
     }
 
-    /// The best place for a breakpoint on the way to `k`.
+    /// Returns the best place for a breakpoint on the way to `k`.
     fn anchor(&self, k: usize) -> usize {
         let near = k.saturating_sub(COST)..=k;
         near.min_by_key(|&from| if from == 0 { k } else { self.visits[from] + k - from }).unwrap_or(0)
     }
 
-    /// Whether `k` can be reached at a fair price: not in the middle of a long loop.
+    /// Returns whether `k` can be reached with an acceptable number of stops, which is not so in the middle of a long loop.
     fn is_near(&self, k: usize) -> bool {
         let from = self.anchor(k);
         k - from + if from == 0 { 0 } else { self.visits[from] } <= COST
     }
 
-    /// `count` instructions: those that matter, then others, spread over the whole way in steps of the golden ratio.
+    /// Selects `count` instructions: first those in `matters`, then others, spread over the whole trace in steps of the
+    /// golden ratio.
     pub fn choose(&self, count: usize) -> Vec<usize> {
         let mut chosen: Vec<usize> = self.matters.iter().copied().filter(|&k| self.is_near(k)).collect();
         let mut had: HashSet<usize> = chosen.iter().copied().collect();
@@ -250,16 +252,16 @@ impl Way {
     }
 }
 
-/// What a test has killed.
+/// Statistics of the kills of a test.
 #[derive(Default)]
-pub struct Toll {
-    /// How many.
+pub struct KillCount {
+    /// Number of kills.
     pub kills: usize,
-    /// At which addresses.
+    /// Addresses of the kills.
     pub at: HashSet<u64>,
 }
 
-/// Waits without sleeping until `done` gives something.
+/// Polls, without sleeping, until `done` returns something.
 pub fn until<T>(what: &str, watchdog: Duration, mut done: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + watchdog;
     loop {

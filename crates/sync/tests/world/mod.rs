@@ -17,7 +17,7 @@ pub fn user(k: usize) -> User {
     User::new(k, 1, 7).unwrap()
 }
 
-/// An object with the first users seated, in memory that other processes can map.
+/// Returns an object whose first users have slots, in memory that other processes can map.
 pub fn page(kind: SyncKind, limit: u32, permits: u32, users: usize) -> Mapping {
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(SIZE as u64).unwrap();
@@ -27,23 +27,23 @@ pub fn page(kind: SyncKind, limit: u32, permits: u32, users: usize) -> Mapping {
     page
 }
 
-/// Nobody rings, and nobody can be rung: sleeps to the deadline, which there must be (or looks again, as all do).
-pub struct Deaf;
+/// A world without doorbells: it rings no one, and sleeps to the deadline, which must exist (or to the next regular look).
+pub struct NoDoorbells;
 
-impl Sleeper for Deaf {
+impl Sleeper for NoDoorbells {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         std::thread::sleep(deadline.unwrap().saturating_duration_since(Instant::now()));
         Ok(())
     }
 }
 
-impl World for Deaf {
+impl World for NoDoorbells {
     fn ring(&mut self, slot: usize) {
         assert!(slot < 63);
     }
 }
 
-/// The doorbells of all users: eventfds that nobody reads, as in the library.
+/// The doorbells of all users: eventfds that are never read, as in the library.
 #[derive(Clone)]
 pub struct Bells(pub Arc<Vec<OwnedFd>>);
 
@@ -62,13 +62,13 @@ impl Bells {
     }
 }
 
-/// One user's bed: an edge-triggered epoll on its eventfd.
-pub struct Bed {
+/// A way to sleep for one user: an edge-triggered epoll on its eventfd.
+pub struct EventSleeper {
     pub bells: Bells,
     epoll: OwnedFd,
 }
 
-impl Bed {
+impl EventSleeper {
     pub fn new(bells: &Bells, own: usize) -> Self {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -77,7 +77,7 @@ impl Bed {
     }
 }
 
-impl Sleeper for Bed {
+impl Sleeper for EventSleeper {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let left = deadline.unwrap().saturating_duration_since(Instant::now());
         let left = rustix::event::Timespec::try_from(left).unwrap();
@@ -90,19 +90,19 @@ impl Sleeper for Bed {
     }
 }
 
-impl World for Bed {
+impl World for EventSleeper {
     fn ring(&mut self, slot: usize) {
         self.bells.ring(slot);
     }
 }
 
-/// A bed without the look every 100 ms: what only that would have saved is a lost wake-up, and fails.
-pub struct Sound(pub Bed);
+/// A sleeper without the regular look every 100 ms, so that a lost wake-up fails the test.
+pub struct StrictSleeper(pub EventSleeper);
 
-/// Far longer than anything takes; a sleeper that is not woken by then never is.
+/// Far longer than anything takes; a sleeper that has not been woken by then will never be.
 pub const WATCHDOG: Duration = Duration::from_secs(20);
 
-impl Sleeper for Sound {
+impl Sleeper for StrictSleeper {
     fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
         let end = Instant::now() + WATCHDOG;
         self.0.sleep(Some(end))?;
@@ -111,7 +111,7 @@ impl Sleeper for Sound {
     }
 }
 
-impl World for Sound {
+impl World for StrictSleeper {
     fn ring(&mut self, slot: usize) {
         self.0.ring(slot);
     }

@@ -1,8 +1,8 @@
-//! The part of a packed queue.
+//! The in-flight part of a packed queue.
 //!
-//! The two indices and the two wrap counters lie in one aligned 64-bit word, and are written together. The
-//! specification lets them be written one by one; a device killed in between would leave an index of one lap with the
-//! wrap counter of another, from which nobody can recover.
+//! The two indices and the two wrap counters lie in one aligned 64-bit word, and are written together. The specification
+//! allows writing them one by one; but a device that is killed in between would leave an index of one lap with the wrap
+//! counter of another, from which recovery is impossible.
 
 use super::InflightQueue;
 use crate::Kind;
@@ -19,24 +19,24 @@ use ginnel_shmem::SharedMemory;
 
 pub(crate) struct Packed<M> {
     area: Area<M>,
-    /// The global counter.
+    /// The global counter of requests.
     counter: u64,
-    /// The books are here; the region has a copy, which only a successor reads.
+    /// The private copy of this value is authoritative; only the next device process reads the copy in the region.
     free_head: u16,
     used: Position,
-    /// What `used` was at the last commit.
+    /// The value of `used` at the last commit.
     old_used: Position,
-    /// The link of each entry.
+    /// Link of each entry, to the next one.
     next: Vec<u16>,
-    /// The last entry of the chain that begins with each.
+    /// The last entry of the chain that begins with each entry.
     last: Vec<u16>,
 }
 
-/// What a successor goes on with.
+/// State from which a new device process continues.
 pub(crate) struct Recovered {
     pub used: Position,
     pub next: Position,
-    /// The first at the end.
+    /// Requests to take again. The first one is at the end.
     pub again: Vec<Again>,
 }
 
@@ -52,8 +52,8 @@ const fn entry(slot: u16) -> usize {
 }
 
 impl<M: SharedMemory> Packed<M> {
-    /// Takes over the region of a queue of `size`; if it is fresh, the queue's next used descriptor is at `used`. `ring` is
-    /// where the queue's descriptors lie.
+    /// Takes over the region of a queue of size `size`. If the region is unused, the queue's next used descriptor is at
+    /// `used`. The queue's descriptors lie in `ring`.
     pub fn new(
         region: InflightQueue<M>,
         size: u16,
@@ -79,7 +79,7 @@ impl<M: SharedMemory> Packed<M> {
                 None
             }
             VERSION => Some(tracker.recover(size, ring)?),
-            _ => return Err(SetupError::Inflight("it has another version than 1")),
+            _ => return Err(SetupError::Inflight("its version is not 1")),
         };
         Ok((tracker, recovered))
     }
@@ -101,7 +101,7 @@ impl<M: SharedMemory> Packed<M> {
         self.area.store_release_u16(VERSION_AT, VERSION);
     }
 
-    /// Both indices and both wrap counters at once.
+    /// Stores both indices and both wrap counters at once.
     fn store_used(&self) {
         let (new, old) = (self.used, self.old_used);
         let indices = u64::from(new.index) | u64::from(old.index) << 16;
@@ -118,10 +118,10 @@ impl<M: SharedMemory> Packed<M> {
         self.used = Position { index: word as u16, wrap: word >> 32 & 1 != 0 };
         self.old_used = Position { index: (word >> 16) as u16, wrap: word >> 40 & 1 != 0 };
         if self.used.index >= size || self.old_used.index >= size {
-            return Err(SetupError::Inflight("its used index is not of this ring"));
+            return Err(SetupError::Inflight("its used index is outside this ring"));
         }
-        // A batch was being published. If its first descriptor is not as the driver made it, it was, and the rest of the
-        // batch with it.
+        // A batch was being published. If its first descriptor is not as the driver made it, the device had published it, and
+        // with it the rest of the batch.
         if self.used != self.old_used
             && !self.old_used.is_available(ring.load_relaxed_u64(self.old_used.at() + 8))
         {
@@ -137,7 +137,7 @@ impl<M: SharedMemory> Packed<M> {
         for slot in 0..entries {
             self.next[usize::from(slot)] = self.area.load_relaxed_u16(entry(slot) + ENTRY_NEXT);
         }
-        // Entries that are known to belong to nobody, or to one request.
+        // Entries that are known to be free, or to belong to one request.
         let mut taken = vec![false; entries.into()];
         let mut free = self.free_head;
         while let Some(slot) = taken.get_mut(usize::from(free)) {
@@ -169,8 +169,8 @@ impl<M: SharedMemory> Packed<M> {
         // Each request that was ever taken is either used or in flight.
         let mut next = self.used;
         for _ in 0..outstanding {
-            // Of a batch that was being published, descriptors behind its first may say that they are used. The driver has
-            // not looked at them, and now must not.
+            // In a batch that was being published, descriptors after the first may be marked as used. The driver has not
+            // looked at them, and must not find them now.
             let rest = ring.load_relaxed_u64(next.at() + 8);
             if next.is_used(rest) {
                 let flags = DescriptorFlags::available(next.wrap);
@@ -212,8 +212,8 @@ impl<M: SharedMemory> Packed<M> {
         Ok(Again { slot, descriptors, counter })
     }
 
-    /// "When receiving available buffers from the driver"; returns the request's first entry. There are as many entries as
-    /// descriptors in the ring, so there is always one.
+    /// Does the steps "When receiving available buffers from the driver". Returns the request's first entry. There are as
+    /// many entries as descriptors in the ring, so one is always free.
     #[inline]
     pub fn taken(&mut self, descriptors: &[PackedDescriptor]) -> u16 {
         let head = self.free_head;
@@ -239,8 +239,8 @@ impl<M: SharedMemory> Packed<M> {
         head
     }
 
-    /// "When supplying used buffers to the driver", up to where the driver is told: the requests that begin with `slots`
-    /// are given back, and the next used descriptor will be at `used`.
+    /// Does the steps "When supplying used buffers to the driver", up to the one that tells the driver: the requests that
+    /// begin with `slots` are given back, and the next used descriptor will be at `used`.
     #[inline]
     pub fn publishing(&mut self, slots: impl Iterator<Item = u16>, used: Position) {
         for slot in slots {
@@ -254,7 +254,7 @@ impl<M: SharedMemory> Packed<M> {
         self.store_used();
     }
 
-    /// The steps behind it.
+    /// Does the remaining steps, after the driver was told.
     #[inline]
     pub fn published(&mut self, slots: impl Iterator<Item = u16>) {
         for slot in slots {

@@ -1,4 +1,4 @@
-//! The part of a split queue.
+//! The in-flight part of a split queue.
 
 use super::InflightQueue;
 use crate::Kind;
@@ -10,14 +10,14 @@ use ginnel_shmem::SharedMemory;
 
 pub(crate) struct Split<M> {
     area: Area<M>,
-    /// The global counter.
+    /// The global counter of requests.
     counter: u64,
     last_batch_head: u16,
-    /// Heads given back and not published yet.
+    /// Heads that are given back and not published yet.
     batch: Vec<u16>,
 }
 
-/// Heads to take again, the first at the end; `None` if the region was not in use.
+/// Heads to take again, with the first one at the end; `None` if the region was not in use.
 type Recovered = Option<Vec<u16>>;
 
 const fn entry(head: u16) -> usize {
@@ -25,7 +25,7 @@ const fn entry(head: u16) -> usize {
 }
 
 impl<M: SharedMemory> Split<M> {
-    /// Takes over the region of a queue of `size` whose used index is `used`.
+    /// Takes over the region of a queue of size `size` whose used index is `used`.
     pub fn new(region: InflightQueue<M>, size: u16, used: u16) -> Result<(Self, Recovered), SetupError> {
         let InflightQueue { area, size: entries, kind } = region;
         if kind != Kind::Split || entries < size {
@@ -39,7 +39,7 @@ impl<M: SharedMemory> Split<M> {
                 None
             }
             VERSION => Some(tracker.recover(entries, size, used)?),
-            _ => return Err(SetupError::Inflight("it has another version than 1")),
+            _ => return Err(SetupError::Inflight("its version is not 1")),
         };
         Ok((tracker, recovered))
     }
@@ -60,10 +60,10 @@ impl<M: SharedMemory> Split<M> {
             return Err(SetupError::Inflight("its number of entries is not that of the queue"));
         }
         self.last_batch_head = self.area.load_relaxed_u16(LAST_BATCH_HEAD);
-        // A batch may have been published whose entries still say that they are in flight.
+        // A batch may have been published although its entries still say that they are in flight.
         let batch = used.wrapping_sub(self.area.load_relaxed_u16(USED_IDX));
         if batch > size {
-            return Err(SetupError::Inflight("its used index is not of this ring"));
+            return Err(SetupError::Inflight("its used index is outside this ring"));
         }
         let mut head = self.last_batch_head;
         for _ in 0..batch {
@@ -89,7 +89,7 @@ impl<M: SharedMemory> Split<M> {
         Ok(heads.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// "When receiving available buffers from the driver".
+    /// Does the steps "When receiving available buffers from the driver".
     #[inline]
     pub fn taken(&mut self, head: u16) {
         self.area.store_release_u64(entry(head) + ENTRY_COUNTER, self.counter);
@@ -97,7 +97,7 @@ impl<M: SharedMemory> Split<M> {
         self.area.store_release_u16(entry(head) + ENTRY_INFLIGHT, 1);
     }
 
-    /// "When supplying used buffers to the driver", steps 1 to 3.
+    /// Does the steps 1 to 3 of "When supplying used buffers to the driver".
     #[inline]
     pub fn done(&mut self, head: u16) {
         self.area.store_release_u16(entry(head) + ENTRY_NEXT, self.last_batch_head);
@@ -106,7 +106,7 @@ impl<M: SharedMemory> Split<M> {
         self.batch.push(head);
     }
 
-    /// The last two steps, once the used index has been written.
+    /// Does the last two steps, after the used index has been written.
     #[inline]
     pub fn published(&mut self, used: u16) {
         for &head in &self.batch {

@@ -18,20 +18,20 @@ pub(crate) struct Device<M: SharedMemory> {
     max_segments: u16,
     /// Next descriptor to take.
     next: Position,
-    /// Where the next used descriptor goes, as the driver sees it.
+    /// Position of the next used descriptor, as the driver expects it.
     used: Position,
-    /// Descriptors that the driver has made available and not got back.
+    /// Number of descriptors that the driver has made available and not got back.
     outstanding: u16,
-    /// Requests taken and not given back.
+    /// Number of requests taken and not given back.
     requests: u16,
-    /// Descriptors taken since the beginning, which do not wrap.
+    /// Number of descriptors taken since the beginning; does not wrap.
     total: u64,
     armed: bool,
-    /// A predecessor may have died between its publishing and its call.
+    /// Whether the next publish must call, because a previous device process may have died between its publish and its call.
     call_due: bool,
-    /// Given back and not published: each is its ticket and the bytes written.
+    /// Requests given back and not published: the ticket of each, and the bytes written.
     pending: Vec<(Ticket, u32)>,
-    /// Requests to take again, the first at the end.
+    /// Requests to take again, with the first one at the end.
     resubmit: Vec<Again>,
     inflight: Option<inflight::Packed<M>>,
     /// The descriptors of the request that is being taken, for the in-flight region.
@@ -90,7 +90,8 @@ impl<M: SharedMemory> Device<M> {
         if !self.resubmit.is_empty() {
             return self.pop_again(memory, chain);
         }
-        // ORDER packed.available: the rest of the chain, and what lies in the buffers. Pairs with: the driver's publish.
+        // ORDER packed.available: the rest of the chain, and the content of the buffers, are seen. Pairs with: the driver's
+        // publish.
         let rest = self.areas.descriptors.load_acquire_u64(self.next.at() + 8);
         if !self.next.is_available(rest) {
             return Ok(None);
@@ -107,8 +108,8 @@ impl<M: SharedMemory> Device<M> {
         Ok(Some(Ticket { id, count, slot }))
     }
 
-    /// Follows the chain that begins with the next descriptor, whose second word is `rest`; returns its id and how many
-    /// descriptors it has.
+    /// Follows the chain that begins with the next descriptor, whose second word is `rest`. Returns the chain's id and its
+    /// number of descriptors.
     #[inline]
     fn walk(
         &mut self,
@@ -179,8 +180,8 @@ impl<M: SharedMemory> Device<M> {
         }
         let at = self.used.at() + 8;
         let (first, written) = &self.pending[0];
-        // ORDER packed.used: the other used descriptors of the batch, and what the device wrote to the buffers. Pairs with:
-        // the driver's look at this one.
+        // ORDER packed.used: the other used descriptors of the batch, and what the device wrote to the buffers, are visible
+        // before this one. Pairs with: the driver's look at this one.
         self.areas.descriptors.store_release_u64(at, used(self.used, first, *written));
         self.mark_descriptor(at);
         if let Some(inflight) = &mut self.inflight {
@@ -190,7 +191,8 @@ impl<M: SharedMemory> Device<M> {
         self.outstanding = self.outstanding.wrapping_sub(count);
         self.requests = self.requests.wrapping_sub(self.pending.len() as u16);
         self.pending.clear();
-        // Between our descriptor and the driver's wish; the driver has one between its wish and its second look.
+        // This fence is between our descriptor and our look at the driver's wish. The driver has one between its wish and its
+        // second look.
         self.areas.device.memory.full_fence();
         let event = self.areas.driver.load_relaxed_u32(0);
         std::mem::take(&mut self.call_due) | end.wanted(event, self.event_idx, count, self.size)
@@ -199,7 +201,8 @@ impl<M: SharedMemory> Device<M> {
     pub fn arm(&mut self) -> bool {
         self.armed = true;
         self.set_event(self.next.event(self.event_idx));
-        // Between our wish and our second look; the driver has one between its descriptor and our wish.
+        // This fence is between our wish and our second look. The driver has one between its descriptor and its look at our
+        // wish.
         self.areas.device.memory.full_fence();
         !self.is_empty()
     }
@@ -214,7 +217,7 @@ impl<M: SharedMemory> Device<M> {
 
     pub fn visible(&self) -> u64 {
         let (mut position, mut there) = (self.next, 0);
-        // All others are the driver's once they are given back, and not before.
+        // The driver gets the other descriptors only when they are given back, so they cannot be available.
         while there < self.size - self.outstanding && self.is_available(position) {
             position.advance(1, self.size);
             there += 1;
@@ -273,7 +276,7 @@ impl<M: SharedMemory> Device<M> {
     }
 }
 
-/// Adds what a descriptor of the ring says. Only one that is alone may be indirect.
+/// Adds the buffer of a descriptor of the ring. Only a descriptor that is alone in its chain may be indirect.
 #[inline]
 fn add<M: SharedMemory>(
     descriptor: &PackedDescriptor,
@@ -292,7 +295,7 @@ fn add<M: SharedMemory>(
     chain.add(memory, address, len, flags.has(DescriptorFlags::WRITE), max_segments)
 }
 
-/// The second word of a used descriptor.
+/// Returns the second word of a used descriptor.
 #[inline]
 fn used(at: Position, ticket: &Ticket, written: u32) -> u64 {
     let wrote = if written > 0 { DescriptorFlags::WRITE } else { DescriptorFlags(0) };

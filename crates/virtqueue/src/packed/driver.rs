@@ -15,22 +15,22 @@ pub(crate) struct Driver<M: SharedMemory> {
     next: Position,
     /// Next used descriptor to take.
     used: Position,
-    /// Descriptors that the device does not have.
+    /// Number of descriptors that the device does not have.
     free: u16,
-    /// Descriptors added and not published.
+    /// Number of descriptors added and not published.
     added: u16,
-    /// The first of them, and its second word, which makes it and all others available.
+    /// Position of the first of them, and its second word, which makes it and all others available.
     first: Option<(Position, u64)>,
     armed: bool,
-    /// Free ids, the next at the end.
+    /// Free ids, with the next one at the end.
     ids: Vec<u16>,
-    /// By id.
+    /// The outstanding chains, indexed by id.
     chains: Vec<Chain>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Chain {
-    /// Descriptors; 0 if none is outstanding.
+    /// Number of descriptors; 0 if no chain is outstanding.
     count: u16,
     /// Bytes that the device may write.
     room: u32,
@@ -98,8 +98,8 @@ impl<M: SharedMemory> Driver<M> {
         Ok(id)
     }
 
-    /// Writes the next descriptor. The first one since the last publish is kept back: the device finds none of the others
-    /// before it.
+    /// Writes the next descriptor. The second word of the first one since the last publish is held back, so that the device
+    /// does not find any of the others before it.
     #[inline]
     fn store(&mut self, mut descriptor: PackedDescriptor, head: bool) {
         descriptor.flags = descriptor.flags.with(DescriptorFlags::available(self.next.wrap));
@@ -115,11 +115,12 @@ impl<M: SharedMemory> Driver<M> {
     #[inline]
     pub fn publish(&mut self) -> bool {
         let Some((position, rest)) = self.first.take() else { return false };
-        // ORDER packed.available: the other descriptors, and what lies in the buffers. Pairs with: the device's look at
-        // this one.
+        // ORDER packed.available: the other descriptors, and the content of the buffers, are visible before this one. Pairs
+        // with: the device's look at this one.
         self.areas.descriptors.store_release_u64(position.at() + 8, rest);
         let added = std::mem::take(&mut self.added);
-        // Between our descriptor and the device's wish; the device has one between its wish and its second look.
+        // This fence is between our descriptor and our look at the device's wish. The device has one between its wish and its
+        // second look.
         self.areas.driver.memory.full_fence();
         let event = self.areas.device.load_relaxed_u32(0);
         self.next.wanted(event, self.event_idx, added, self.size)
@@ -127,7 +128,7 @@ impl<M: SharedMemory> Driver<M> {
 
     #[inline]
     pub fn poll(&mut self) -> Result<Option<(u16, u32)>, Corrupt> {
-        // ORDER packed.used: what the device wrote. Pairs with: the device's publish.
+        // ORDER packed.used: what the device wrote is seen. Pairs with: the device's publish.
         let rest = self.areas.descriptors.load_acquire_u64(self.used.at() + 8);
         if !self.used.is_used(rest) {
             return Ok(None);
@@ -149,7 +150,8 @@ impl<M: SharedMemory> Driver<M> {
     pub fn arm(&mut self) -> bool {
         self.armed = true;
         self.areas.driver.store_relaxed_u32(0, self.used.event(self.event_idx));
-        // Between our wish and our second look; the device has one between its descriptor and our wish.
+        // This fence is between our wish and our second look. The device has one between its descriptor and its look at our
+        // wish.
         self.areas.driver.memory.full_fence();
         self.used.is_used(self.areas.descriptors.load_relaxed_u64(self.used.at() + 8))
     }

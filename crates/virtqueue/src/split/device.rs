@@ -12,7 +12,7 @@ use crate::memory::GuestMemory;
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, split};
 use ginnel_shmem::SharedMemory;
 
-/// How many requests ahead a descriptor is asked for, and then the header that it leads to.
+/// How many requests ahead a descriptor is prefetched, and (`NEAR`) the request header to which it leads.
 const FAR: u16 = 4;
 const NEAR: u16 = 2;
 
@@ -23,20 +23,20 @@ pub(crate) struct Device<M: SharedMemory> {
     max_segments: u16,
     /// Next available entry to take.
     next: u16,
-    /// The driver's index when it was read last.
+    /// The driver's index as last loaded.
     seen: u16,
     /// Next used entry to write.
     used: u16,
     /// The used index that the driver sees.
     published: u16,
-    /// Chains that the driver has made available and not got back: taken ones, and those to be taken again.
+    /// Number of chains that the driver has made available and not got back: taken ones, and those to take again.
     outstanding: u16,
-    /// Entries taken since the beginning, which do not wrap.
+    /// Number of entries taken since the beginning; does not wrap.
     total: u64,
     armed: bool,
-    /// A predecessor may have died between its publishing and its call.
+    /// Whether the next publish must call, because a previous device process may have died between its publish and its call.
     call_due: bool,
-    /// Heads to take again, the first at the end.
+    /// Heads to take again, with the first one at the end.
     resubmit: Vec<u16>,
     inflight: Option<inflight::Split<M>>,
     log: Option<DirtyLog<M>>,
@@ -47,7 +47,7 @@ impl<M: SharedMemory> Device<M> {
         let Setup { size, event_idx, base, max_segments, .. } = setup;
         let areas = Areas::new(size, event_idx, setup.descriptors, setup.driver, setup.device)?;
         let mut next = u16::try_from(base).map_err(|_| SetupError::Base { base, size })?;
-        // Ours: nobody else writes it but a driver that spoils its own queue.
+        // This index is the device's own: only a driver that breaks its own queue writes it too.
         let used = areas.device.load_relaxed_u16(split::INDEX);
         let mut resubmit = Vec::new();
         let mut inflight = None;
@@ -106,8 +106,8 @@ impl<M: SharedMemory> Device<M> {
         Ok(Some(Ticket { id: head, count: 1, slot: 0 }))
     }
 
-    /// Asks for what the next two requests need first: it lies in the driver's cache, which is slow to give it. What is read here
-    /// is used for that alone, and read again when its turn comes.
+    /// Prefetches what the next requests need first: it lies in the driver's cache, from which it comes slowly. What is read
+    /// here is used only for that, and is read again when its turn comes.
     #[inline]
     fn fetch_ahead(&self, memory: &GuestMemory<M>, region: u16) {
         let head = |ahead: u16| {
@@ -120,16 +120,16 @@ impl<M: SharedMemory> Device<M> {
             self.areas.descriptors.prefetch(DESCRIPTOR * usize::from(head));
         }
         if let Some(head) = head(NEAR) {
-            // Its descriptor is here by now.
+            // The descriptor has arrived by now.
             let address = self.areas.descriptors.load_relaxed_u64(DESCRIPTOR * usize::from(head));
             memory.prefetch(address, region);
         }
     }
 
-    /// Whether the driver has made more available.
+    /// Returns whether the driver has made more entries available.
     #[inline]
     fn look(&mut self) -> Result<bool, Corrupt> {
-        // ORDER split.available: the entries and descriptors behind the index. Pairs with: the driver's publish.
+        // ORDER split.available: the entries and descriptors before the index are seen. Pairs with: the driver's publish.
         let index = self.areas.driver.load_acquire_u16(split::INDEX);
         let ahead = index.wrapping_sub(self.next);
         if ahead > self.size - self.outstanding {
@@ -140,7 +140,7 @@ impl<M: SharedMemory> Device<M> {
         Ok(ahead != 0)
     }
 
-    /// Follows a chain (2.7.5).
+    /// Follows a chain (2.7.5), and adds its buffers.
     #[inline]
     fn walk(&self, memory: &GuestMemory<M>, head: u16, chain: &mut Chain) -> Result<(), Corrupt> {
         chain.clear();
@@ -191,15 +191,16 @@ impl<M: SharedMemory> Device<M> {
         if self.used == self.published {
             return std::mem::take(&mut self.call_due);
         }
-        // ORDER split.used: the elements written above, and what the device wrote to the buffers. Pairs with: the driver's
-        // look at this index.
+        // ORDER split.used: the elements written above, and what the device wrote to the buffers, are visible before the
+        // index. Pairs with: the driver's look at this index.
         self.areas.device.store_release_u16(split::INDEX, self.used);
         self.mark(split::INDEX, 2);
         let before = std::mem::replace(&mut self.published, self.used);
         if let Some(inflight) = &mut self.inflight {
             inflight.published(self.used);
         }
-        // Between our index and the driver's wish; the driver has one between its wish and its second look.
+        // This fence is between our index and our look at the driver's wish. The driver has one between its wish and its
+        // second look.
         self.areas.device.memory.full_fence();
         let wanted = if self.event_idx {
             passed(self.areas.driver.load_relaxed_u16(split::used_event(self.size)), self.used, before)
@@ -218,12 +219,12 @@ impl<M: SharedMemory> Device<M> {
         } else {
             self.set_flags(0);
         }
-        // Between our wish and our second look; the driver has one between its index and our wish.
+        // This fence is between our wish and our second look. The driver has one between its index and its look at our wish.
         self.areas.device.memory.full_fence();
         !self.is_empty()
     }
 
-    /// Entries that the driver has made available and that are not taken, as its index says it now.
+    /// Returns how many entries the driver has made available, according to its present index, that are not taken.
     fn ahead(&self) -> u16 {
         self.areas.driver.load_relaxed_u16(split::INDEX).wrapping_sub(self.next)
     }
@@ -243,7 +244,8 @@ impl<M: SharedMemory> Device<M> {
 
     #[inline]
     pub fn disarm(&mut self) {
-        // With event index nothing need be said: what is behind is passed no more until the index has gone all around.
+        // With event index, nothing has to be written: the old event is not passed again until the index has gone around
+        // completely.
         if std::mem::take(&mut self.armed) && !self.event_idx {
             self.set_flags(split::NO_NOTIFY);
         }

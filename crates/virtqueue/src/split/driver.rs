@@ -18,21 +18,22 @@ pub(crate) struct Driver<M: SharedMemory> {
     published: u16,
     /// Next used entry to take.
     used: u16,
-    /// The device's index when it was read last.
+    /// The device's index as last loaded.
     seen: u16,
     armed: bool,
-    /// Free descriptors, the next at the end.
+    /// Free descriptors, with the next one at the end.
     free: Vec<u16>,
     /// The chain that begins with each descriptor, if one does and is outstanding.
     chains: Vec<Chain>,
-    /// The descriptor behind each one in its chain. Ours: the one in shared memory is never read back.
+    /// The descriptor that follows each one in its chain. This private copy is authoritative: the link in shared memory is
+    /// never read back.
     links: Vec<u16>,
     outstanding: u16,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Chain {
-    /// Descriptors; 0 if none is outstanding.
+    /// Number of descriptors; 0 if no chain is outstanding.
     count: u16,
     /// Bytes that the device may write.
     room: u32,
@@ -120,11 +121,12 @@ impl<M: SharedMemory> Driver<M> {
         if self.next == self.published {
             return false;
         }
-        // ORDER split.available: the descriptors and entries written above, and what lies in the buffers. Pairs with: the
-        // device's look at this index.
+        // ORDER split.available: the descriptors and entries written above, and the content of the buffers, are visible
+        // before the index. Pairs with: the device's look at this index.
         self.areas.driver.store_release_u16(split::INDEX, self.next);
         let before = std::mem::replace(&mut self.published, self.next);
-        // Between our index and the device's wish; the device has one between its wish and its second look.
+        // This fence is between our index and our look at the device's wish. The device has one between its wish and its
+        // second look.
         self.areas.driver.memory.full_fence();
         if self.event_idx {
             passed(self.areas.device.load_relaxed_u16(split::avail_event(self.size)), self.next, before)
@@ -148,7 +150,7 @@ impl<M: SharedMemory> Driver<M> {
             return Err(Corrupt::UsedLength { written, room });
         }
         chain.count = 0;
-        // Back in reverse, so that the next chain is the same descriptors in the same order.
+        // The descriptors go back in reverse, so that the next chain gets the same descriptors in the same order.
         let (id, first) = (id as u16, self.free.len());
         let mut index = id;
         for _ in 0..count {
@@ -161,10 +163,11 @@ impl<M: SharedMemory> Driver<M> {
         Ok(Some((id, written)))
     }
 
-    /// Whether the device has used more.
+    /// Returns whether the device has used more entries.
     #[inline]
     fn look(&mut self) -> Result<bool, Corrupt> {
-        // ORDER split.used: the elements behind the index, and what the device wrote. Pairs with: the device's publish.
+        // ORDER split.used: the elements before the index, and what the device wrote, are seen. Pairs with: the device's
+        // publish.
         let index = self.areas.device.load_acquire_u16(split::INDEX);
         let ahead = index.wrapping_sub(self.used);
         if ahead > self.outstanding {
@@ -181,7 +184,7 @@ impl<M: SharedMemory> Driver<M> {
         } else {
             self.areas.driver.store_relaxed_u16(split::FLAGS, 0);
         }
-        // Between our wish and our second look; the device has one between its index and our wish.
+        // This fence is between our wish and our second look. The device has one between its index and its look at our wish.
         self.areas.driver.memory.full_fence();
         self.areas.device.load_relaxed_u16(split::INDEX) != self.used
     }

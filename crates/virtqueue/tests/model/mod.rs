@@ -1,5 +1,5 @@
-//! A driver and a device on one queue, beside the plainest of books, as a list of operations tells them. For the property
-//! runner and the fuzzer. With scribbles, what either does is not compared any more, but it must return, and stay within the
+//! Runs lists of operations of a driver and a device on one queue, and compares them with simple records. The property tests
+//! and the fuzzer share this. With scribbles, the results are not compared, but each call must return, and stay within the
 //! guest's memory.
 
 use super::rig::{GUEST, Rig, TABLE};
@@ -9,7 +9,7 @@ use ginnel_virtqueue::{
 };
 use std::collections::VecDeque;
 
-/// What to do, and two numbers that say how. A code with the top bit is a scribble.
+/// One operation: a code, and two numbers as arguments. A code with the top bit is a scribble.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     pub code: u8,
@@ -17,7 +17,7 @@ pub struct Op {
     pub b: u16,
 }
 
-/// The queue that a byte chooses.
+/// Returns the queue that a byte selects.
 pub fn rig(choice: u8) -> Rig {
     let kind = if choice & 1 == 0 { Kind::Split } else { Kind::Packed };
     let sizes = if kind == Kind::Split { [1, 2, 4, 16] } else { [1, 3, 5, 16] };
@@ -38,22 +38,22 @@ struct World {
     driver: DriverQueue<Mapping>,
     device: DeviceQueue<Mapping>,
     chain: Chain,
-    /// Added, but not published; published; taken; given back with so many bytes; shown to the driver.
+    /// Requests that are added but not published; published; taken; given back with a number of bytes; shown to the driver.
     added: VecDeque<Request>,
     available: VecDeque<Request>,
     taken: Vec<Request>,
     given: VecDeque<(u16, u32)>,
     used: VecDeque<(u16, u32)>,
     free: usize,
-    /// Descriptors of each id.
+    /// Number of descriptors of each id.
     counts: Vec<usize>,
-    /// Who sleeps, and has not been woken.
+    /// Whether the device sleeps and has not been woken.
     device_sleeps: bool,
     driver_sleeps: bool,
     log: Mapping,
 }
 
-/// Runs the operations, each of which must do what the books say.
+/// Runs the operations. Each result must agree with the records.
 pub fn run(choice: u8, ops: impl IntoIterator<Item = Op>) {
     let mut world = World::new(choice);
     for op in ops {
@@ -61,7 +61,7 @@ pub fn run(choice: u8, ops: impl IntoIterator<Item = Op>) {
     }
 }
 
-/// Runs the operations and the scribbles among them. Nothing is compared.
+/// Runs the operations and the scribbles among them. The results are not compared.
 pub fn scribble(choice: u8, ops: impl IntoIterator<Item = Op>) {
     let mut world = World::new(choice);
     for op in ops {
@@ -221,14 +221,14 @@ impl World {
         assert_eq!(usize::from(self.device.outstanding()), self.taken.len());
     }
 
-    /// The device is replaced: what it had taken comes again, what it had not shown does too, if there is an in-flight region;
-    /// else it must have nothing.
+    /// Replaces the device. If there is an in-flight region, the requests that the old device had taken come again, and so do
+    /// those that it had not shown. Otherwise the device must have none.
     fn succeed(&mut self) {
         if self.inflight.is_none() && !(self.taken.is_empty() && self.given.is_empty()) {
             return;
         }
         if !self.given.is_empty() {
-            // Their segments are not known here any more.
+            // Their segments are not known any more.
             return;
         }
         let base = self.device.base();
@@ -238,7 +238,7 @@ impl World {
         self.driver_sleeps &= !call;
         self.device_sleeps = false;
         self.device.disarm();
-        // In the order in which they were taken.
+        // They come in the order in which they were taken.
         let mut again: Vec<Request> = self.taken.drain(..).collect();
         let mut expected = VecDeque::new();
         assert_eq!(usize::from(self.device.state().resubmit), again.len());
@@ -254,7 +254,7 @@ impl World {
         self.taken = expected.into();
     }
 
-    /// One operation on a queue whose memory anybody may have written to.
+    /// Runs one operation on a queue whose memory may contain anything.
     fn spoil(&mut self, Op { code, a, b }: Op) {
         if code & 0x80 != 0 {
             return self.write_nonsense(code, a, b);
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// Values that mean something where they are written, more often than not.
+    /// Writes values that usually mean something at their place.
     fn write_nonsense(&self, code: u8, a: u16, b: u16) {
         let size = usize::from(self.rig.size);
         let word = match b % 7 {
@@ -332,7 +332,7 @@ impl World {
                 None => return,
             },
             _ => {
-                // A descriptor that leads somewhere.
+                // A descriptor that points to something.
                 let at = 16 * (usize::from(a) % size);
                 let lens = [0, 8, 16, 128, 4096, 65536, u32::MAX, u32::from(b)];
                 let address = GUEST + u64::from(a) * 2 % (self.rig.len() as u64 + 64);

@@ -1,4 +1,4 @@
-//! A queue in a little guest of its own, for all tests and the fuzzer: where its areas lie, and both sides.
+//! A queue in a small guest of its own, for all tests and the fuzzer: the position of its areas, and both sides.
 #![allow(dead_code)] // Each test uses what it needs.
 
 use ginnel_shmem::{Mapping, SharedMemory};
@@ -7,15 +7,15 @@ use ginnel_virtqueue::{
     Setup,
 };
 
-/// Where the guest's memory begins, in its own addresses and in the front end's.
+/// Start of the guest's memory, in guest addresses and in the front end's.
 pub const GUEST: u64 = 0x10_0000;
 pub const USER: u64 = 0x7f00_0000_0000;
-/// Descriptors of an indirect table.
+/// Number of descriptors of an indirect table.
 pub const TABLE: u16 = 8;
-/// Most segments of a request.
+/// Maximum number of segments of a request.
 pub const SEGMENTS: u16 = 64;
 
-/// A queue's place in its guest's memory.
+/// The position of a queue in its guest's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Rig {
     pub kind: Kind,
@@ -40,11 +40,11 @@ impl Rig {
     pub fn data_at(&self) -> usize {
         self.tables_at() + 16 * usize::from(self.size) * usize::from(TABLE)
     }
-    /// Bytes, with 64 KiB of data.
+    /// Returns the bytes of the guest's memory, with 64 KiB of data.
     pub fn len(&self) -> usize {
         (self.data_at() + (64 << 10)).next_multiple_of(4096)
     }
-    /// The guest's address of byte `at` of the data.
+    /// Returns the guest address of byte `at` of the data.
     pub fn data(&self, at: usize) -> u64 {
         GUEST + (self.data_at() + at) as u64
     }
@@ -63,7 +63,7 @@ impl Rig {
         GuestMemory::new(vec![Region { guest: GUEST, user: USER, memory: memory.clone() }]).unwrap()
     }
 
-    /// What a front end says of a fresh queue.
+    /// Returns the base that a front end uses for a new queue.
     pub fn base(&self) -> u32 {
         if self.kind == Kind::Split { 0 } else { 0x8000_8000 }
     }
