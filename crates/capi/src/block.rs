@@ -1,11 +1,11 @@
 //! Blocks.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, borrow_mut, bytes, chosen, close, fill, give, given, invalid,
-    place, room, status, text,
+    Growing, Outcome, borrow, borrow_mut, bytes, checked, close, fill, invalid, output, output_handle,
+    read_options, return_handle, room, status, text,
 };
 use crate::endpoint::Endpoint;
-use crate::places::handle;
+use crate::handle_table::handle;
 use ginnel::BlockOptions as Options;
 use libc::c_int;
 use std::ffi::{c_char, c_void};
@@ -89,10 +89,10 @@ pub unsafe extern "C" fn ginnel_block_create(
     block: *mut *mut Block,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(block));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let name = if name.is_null() { "" } else { given!(text(name)) };
-        let asked = given!(chosen(options));
+        let place = checked!(output_handle(block));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let name = if name.is_null() { "" } else { checked!(text(name)) };
+        let asked = checked!(read_options(options));
         let options = Options {
             align: asked.align,
             exclusive: asked.exclusive != 0,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ginnel_block_create(
             persistent: asked.persistent != 0,
             zero: asked.no_zero == 0,
         };
-        give(place, Block(endpoint.create_block(name, size, &options)?));
+        return_handle(place, Block(endpoint.create_block(name, size, &options)?));
         Ok(())
     })
 }
@@ -120,10 +120,10 @@ pub unsafe extern "C" fn ginnel_block_open(
     block: *mut *mut Block,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(block));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let (name, patience) = (given!(text(name)), Duration::from_nanos(patience_ns));
-        give(place, Block(endpoint.open_block_within(name, rights(wanted)?, patience)?));
+        let place = checked!(output_handle(block));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let (name, patience) = (checked!(text(name)), Duration::from_nanos(patience_ns));
+        return_handle(place, Block(endpoint.open_block_within(name, rights(wanted)?, patience)?));
         Ok(())
     })
 }
@@ -133,8 +133,8 @@ pub unsafe extern "C" fn ginnel_block_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_unlink(endpoint: *const Endpoint, name: *const c_char) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        Ok(endpoint.unlink_block(given!(text(name)))?)
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        Ok(endpoint.unlink_block(checked!(text(name)))?)
     })
 }
 
@@ -143,8 +143,8 @@ pub unsafe extern "C" fn ginnel_block_unlink(endpoint: *const Endpoint, name: *c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_link(block: *const Block, name: *const c_char) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
-        Ok(block.link(given!(text(name)))?)
+        let Block(block) = checked!(borrow(block));
+        Ok(block.link(checked!(text(name)))?)
     })
 }
 
@@ -158,12 +158,12 @@ pub unsafe extern "C" fn ginnel_block_map(
     length: *mut usize,
 ) -> c_int {
     status(|| {
-        let to = given!(place(address));
-        let Block(block) = given!(borrow(block));
+        let to = checked!(output(address));
+        let Block(block) = checked!(borrow(block));
         let slice = block.slice()?;
         to.write(slice.as_ptr().cast());
         if !length.is_null() {
-            given!(place(length)).write(slice.len());
+            checked!(output(length)).write(slice.len());
         }
         Ok(())
     })
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn ginnel_block_map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_guard(block: *const Block) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let Block(block) = checked!(borrow(block));
         Ok(block.guard_writes()?)
     })
 }
@@ -190,8 +190,8 @@ pub unsafe extern "C" fn ginnel_block_read(
     len: usize,
 ) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
-        Ok(block.read(at, given!(room(buffer, len)))?)
+        let Block(block) = checked!(borrow(block));
+        Ok(block.read(at, checked!(room(buffer, len)))?)
     })
 }
 
@@ -205,8 +205,8 @@ pub unsafe extern "C" fn ginnel_block_write(
     len: usize,
 ) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
-        Ok(block.write(at, given!(bytes(data, len)))?)
+        let Block(block) = checked!(borrow(block));
+        Ok(block.write(at, checked!(bytes(data, len)))?)
     })
 }
 
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn ginnel_block_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_resize(block: *mut Block, size: usize) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow_mut(block));
+        let Block(block) = checked!(borrow_mut(block));
         Ok(block.resize(size)?)
     })
 }
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn ginnel_block_grant(
     granted: c_int,
 ) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let Block(block) = checked!(borrow(block));
         Ok(block.grant(member, endpoint, rights(granted)?)?)
     })
 }
@@ -241,10 +241,10 @@ pub unsafe extern "C" fn ginnel_block_grant(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_get_info(block: *const Block, info: *mut BlockInfo) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let Block(block) = checked!(borrow(block));
         let rights = c_int::try_from(block.rights().0).unwrap_or(0);
         let facts = BlockInfo { size: 0, number: block.number(), length: block.len(), rights };
-        given!(fill(info, facts));
+        checked!(fill(info, facts));
         Ok(())
     })
 }
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn ginnel_block_close(block: *mut Block) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_process_events(endpoint: *const Endpoint) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = given!(borrow(endpoint));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
         endpoint.process_events();
         Ok(())
     })

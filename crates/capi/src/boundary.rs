@@ -1,6 +1,6 @@
 //! Where C meets Rust: pointers in, pointers out, errors and panics.
 
-use crate::places::Handle;
+use crate::handle_table::Handle;
 use crate::status::Status::{GINNEL_ERR_INTERNAL, GINNEL_ERR_INVALID, GINNEL_ERR_NAME, GINNEL_ERR_NULL};
 use crate::status::{Failure, Status};
 use libc::{c_int, ssize_t};
@@ -39,7 +39,7 @@ pub(crate) unsafe fn close<T: Handle>(handle: *mut T) -> c_int {
     status(|| {
         if !handle.is_null() {
             // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
-            drop(unsafe { T::places().take(handle) }?);
+            drop(unsafe { T::table().remove(handle) }?);
         }
         Ok(())
     })
@@ -54,16 +54,16 @@ fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     })
 }
 
-/// `given!(borrow(endpoint))`: applies one of the functions below to an argument of the C function around it, which ends
+/// `checked!(borrow(endpoint))`: applies one of the functions below to an argument of the C function around it, which ends
 /// with the error if there is one. Errors name the argument.
 #[allow(clippy::macro_metavars_in_unsafe)] // What is expanded there is one call and its plain arguments.
-macro_rules! given {
+macro_rules! checked {
     ($look:ident($argument:ident $(, $more:expr)*)) => {
         // SAFETY: who calls a C function vouches for its pointers, as said on top of ginnel.h.
         unsafe { $look($argument, stringify!($argument) $(, $more)*) }?
     };
 }
-pub(crate) use given;
+pub(crate) use checked;
 
 fn null(name: &str) -> Failure {
     Failure::new(GINNEL_ERR_NULL, format!("{name} is NULL"))
@@ -74,41 +74,41 @@ pub(crate) fn invalid(detail: impl Into<String>) -> Failure {
 }
 
 /// Something must be there.
-pub(crate) fn there<T>(pointer: *const T, name: &str) -> Outcome<()> {
+pub(crate) fn require<T>(pointer: *const T, name: &str) -> Outcome<()> {
     if pointer.is_null() { Err(null(name)) } else { Ok(()) }
 }
 
 /// A handle that several threads may use.
 #[inline]
 pub(crate) unsafe fn borrow<'a, T: Handle>(handle: *const T, name: &str) -> Outcome<&'a T> {
-    there(handle, name)?;
+    require(handle, name)?;
     // SAFETY: `give` has made it, and nobody closes it meanwhile, as said on top of ginnel.h.
-    unsafe { T::places().look(handle) }
+    unsafe { T::table().get(handle) }
 }
 
 /// A handle that one thread may use.
 #[inline]
 pub(crate) unsafe fn borrow_mut<'a, T: Handle>(handle: *mut T, name: &str) -> Outcome<&'a mut T> {
-    there(handle, name)?;
+    require(handle, name)?;
     // SAFETY: as in `borrow`, and nobody else uses it meanwhile.
-    unsafe { T::places().look_mut(handle) }
+    unsafe { T::table().get_mut(handle) }
 }
 
 /// Where a result goes. It may hold anything until it is written.
-pub(crate) unsafe fn place<'a, T>(result: *mut T, name: &str) -> Outcome<&'a mut MaybeUninit<T>> {
+pub(crate) unsafe fn output<'a, T>(result: *mut T, name: &str) -> Outcome<&'a mut MaybeUninit<T>> {
     // SAFETY: null, or room for a `T`, which `MaybeUninit` does not take for one.
     unsafe { result.cast::<MaybeUninit<T>>().as_mut() }.ok_or_else(|| null(name))
 }
 
 /// Where a new handle goes. Null until there is one.
-pub(crate) unsafe fn birthplace<'a, T>(result: *mut *mut T, name: &str) -> Outcome<&'a mut *mut T> {
+pub(crate) unsafe fn output_handle<'a, T>(result: *mut *mut T, name: &str) -> Outcome<&'a mut *mut T> {
     // SAFETY: as for `place`.
-    Ok(unsafe { place(result, name) }?.write(ptr::null_mut()))
+    Ok(unsafe { output(result, name) }?.write(ptr::null_mut()))
 }
 
 /// Hands a new handle to C.
-pub(crate) fn give<T: Handle>(place: &mut *mut T, value: T) {
-    *place = T::places().give(value);
+pub(crate) fn return_handle<T: Handle>(place: &mut *mut T, value: T) {
+    *place = T::table().insert(value);
 }
 
 /// A C string, which must be text.
@@ -172,7 +172,7 @@ unsafe fn size_of_given<T>(structure: *const T, name: &str) -> Outcome<usize> {
 }
 
 /// Options; null means all zeros. What an older program does not know is zero; what a newer one knows must be.
-pub(crate) unsafe fn chosen<T: Growing>(options: *const T, name: &str) -> Outcome<T> {
+pub(crate) unsafe fn read_options<T: Growing>(options: *const T, name: &str) -> Outcome<T> {
     // SAFETY: all zeros are a valid value, says the trait.
     let mut known: T = unsafe { MaybeUninit::zeroed().assume_init() };
     if options.is_null() {
@@ -210,7 +210,7 @@ pub(crate) unsafe fn fill<T: Growing>(structure: *mut T, name: &str, value: T) -
 }
 
 /// A text for C to keep, until it is freed.
-pub(crate) fn give_text(place: &mut *mut c_char, text: String) -> Outcome<()> {
+pub(crate) fn return_text(place: &mut *mut c_char, text: String) -> Outcome<()> {
     let text =
         CString::new(text).map_err(|_| Failure::new(GINNEL_ERR_INTERNAL, "a text with a zero byte"))?;
     *place = text.into_raw();

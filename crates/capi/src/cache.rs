@@ -1,10 +1,10 @@
 //! Caches.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, bytes, chosen, close, fill, give, give_text, given, length, place,
-    room as space, status, text as string, there,
+    Growing, Outcome, borrow, bytes, checked, close, fill, length, output, output_handle, read_options,
+    require, return_handle, return_text, room as space, status, text as string,
 };
-use crate::places::handle;
+use crate::handle_table::handle;
 use crate::status::Status::{
     GINNEL_ERR_BUFFER_TOO_SMALL, GINNEL_ERR_CHANGED, GINNEL_ERR_NO_ITEM, GINNEL_ERR_NOT_STORED, GINNEL_OK,
 };
@@ -152,19 +152,19 @@ pub unsafe extern "C" fn ginnel_cache_open(
     cache: *mut *mut Cache,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(cache));
-        let address = given!(string(address));
-        let asked = given!(chosen(options));
+        let place = checked!(output_handle(cache));
+        let address = checked!(string(address));
+        let asked = checked!(read_options(options));
         let mut options = Options::default();
         let CacheOptions { socket, name, changes, .. } = asked;
         if !socket.is_null() {
-            options.attach.socket = given!(string(socket)).into();
+            options.attach.socket = checked!(string(socket)).into();
         }
         if !name.is_null() {
-            options.attach.name = Some(given!(string(name)).into());
+            options.attach.name = Some(checked!(string(name)).into());
         }
         if !changes.is_null() {
-            options.changes = given!(string(changes)).parse::<Changes>()?;
+            options.changes = checked!(string(changes)).parse::<Changes>()?;
         }
         if asked.patience_ns != 0 {
             options.patience = Duration::from_nanos(u64::try_from(asked.patience_ns).unwrap_or(0));
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn ginnel_cache_open(
         if asked.timeout_ns != 0 {
             options.timeout = Duration::from_nanos(asked.timeout_ns);
         }
-        give(place, Cache(ginnel_cache_client::Cache::open_with(address, &options)?));
+        return_handle(place, Cache(ginnel_cache_client::Cache::open_with(address, &options)?));
         Ok(())
     })
 }
@@ -202,12 +202,12 @@ pub unsafe extern "C" fn ginnel_cache_get(
     item: *mut CacheItem,
 ) -> ssize_t {
     length(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let key = given!(bytes(key, key_length));
-        let value = given!(space(value, room));
+        let Cache(cache) = checked!(borrow(cache));
+        let key = checked!(bytes(key, key_length));
+        let value = checked!(space(value, room));
         let found = cache.get_into(key, value)?.ok_or(GINNEL_ERR_NO_ITEM)?;
         if !item.is_null() {
-            given!(fill(item, facts(&found)));
+            checked!(fill(item, facts(&found)));
         }
         if found.len > room { Err(GINNEL_ERR_BUFFER_TOO_SMALL.into()) } else { Ok(found.len) }
     })
@@ -232,13 +232,13 @@ pub unsafe extern "C" fn ginnel_cache_get_many(
     found: *mut CacheFound,
 ) -> ssize_t {
     length(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let keys = given!(array(keys, count));
-        let values = given!(space(values, room));
-        let found = given!(array_of_results(found, count));
+        let Cache(cache) = checked!(borrow(cache));
+        let keys = checked!(array(keys, count));
+        let values = checked!(space(values, room));
+        let found = checked!(array_of_results(found, count));
         let mut slices: Vec<&[u8]> = Vec::with_capacity(keys.len());
         for &CacheKey { key, key_length } in keys {
-            slices.push(given!(bytes(key, key_length)));
+            slices.push(checked!(bytes(key, key_length)));
         }
         let mut used = 0;
         let hits = cache.get_many(&slices, |number, item| {
@@ -272,7 +272,7 @@ unsafe fn array<'a, T>(data: *const T, name: &str, count: usize) -> Outcome<&'a 
     if count == 0 {
         return Ok(&[]);
     }
-    there(data, name)?;
+    require(data, name)?;
     // SAFETY: not null, and the caller says that `count` of them are there.
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
@@ -286,7 +286,7 @@ unsafe fn array_of_results<'a, T>(
     if count == 0 {
         return Ok(&mut []);
     }
-    there(data, name)?;
+    require(data, name)?;
     // SAFETY: not null, and the caller says that there is room for `count` of them, for this call alone.
     Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), count) })
 }
@@ -317,10 +317,10 @@ pub unsafe extern "C" fn ginnel_cache_set(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.set(key, value, flags, ttl)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
@@ -338,14 +338,14 @@ pub unsafe extern "C" fn ginnel_cache_set_many(
     results: *mut CacheStored,
 ) -> ssize_t {
     length(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let entries = given!(array(entries, count));
-        let results = if results.is_null() { &mut [] } else { given!(array_of_results(results, count)) };
+        let Cache(cache) = checked!(borrow(cache));
+        let entries = checked!(array(entries, count));
+        let results = if results.is_null() { &mut [] } else { checked!(array_of_results(results, count)) };
         let mut items = Vec::with_capacity(entries.len());
         for &CacheEntry { key, key_length, value, length, flags, ttl } in entries {
             items.push(Entry {
-                key: given!(bytes(key, key_length)),
-                value: given!(bytes(value, length)),
+                key: checked!(bytes(key, key_length)),
+                value: checked!(bytes(value, length)),
                 flags,
                 ttl,
             });
@@ -381,10 +381,10 @@ pub unsafe extern "C" fn ginnel_cache_add(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.add(key, value, flags, ttl)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
@@ -402,10 +402,10 @@ pub unsafe extern "C" fn ginnel_cache_replace(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.replace(key, value, flags, ttl)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
@@ -421,10 +421,10 @@ pub unsafe extern "C" fn ginnel_cache_append(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.append(key, value)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
@@ -440,10 +440,10 @@ pub unsafe extern "C" fn ginnel_cache_prepend(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.prepend(key, value)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
@@ -462,13 +462,13 @@ pub unsafe extern "C" fn ginnel_cache_cas(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
-        there(cas, "cas")?;
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
+        require(cas, "cas")?;
         // SAFETY: not null, as just seen, and the caller says that a number is there.
         let before = unsafe { cas.read() };
         match cache.cas(key, value, flags, ttl, before)? {
-            Swap::Stored(version) => given!(tell(cas, version)),
+            Swap::Stored(version) => checked!(tell(cas, version)),
             Swap::Changed => return Err(GINNEL_ERR_CHANGED.into()),
             Swap::Missing => return Err(GINNEL_ERR_NO_ITEM.into()),
         }
@@ -484,8 +484,8 @@ pub unsafe extern "C" fn ginnel_cache_delete(
     key_length: usize,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        if cache.delete(given!(bytes(key, key_length)))? { Ok(()) } else { Err(GINNEL_ERR_NO_ITEM.into()) }
+        let Cache(cache) = checked!(borrow(cache));
+        if cache.delete(checked!(bytes(key, key_length)))? { Ok(()) } else { Err(GINNEL_ERR_NO_ITEM.into()) }
     })
 }
 
@@ -500,9 +500,9 @@ pub unsafe extern "C" fn ginnel_cache_increment(
     result: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let sum = cache.increment(given!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
-        given!(tell(result, sum));
+        let Cache(cache) = checked!(borrow(cache));
+        let sum = cache.increment(checked!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
+        checked!(tell(result, sum));
         Ok(())
     })
 }
@@ -518,9 +518,9 @@ pub unsafe extern "C" fn ginnel_cache_decrement(
     result: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let rest = cache.decrement(given!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
-        given!(tell(result, rest));
+        let Cache(cache) = checked!(borrow(cache));
+        let rest = cache.decrement(checked!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
+        checked!(tell(result, rest));
         Ok(())
     })
 }
@@ -534,8 +534,8 @@ pub unsafe extern "C" fn ginnel_cache_touch(
     ttl: u32,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        if cache.touch(given!(bytes(key, key_length)), ttl)? {
+        let Cache(cache) = checked!(borrow(cache));
+        if cache.touch(checked!(bytes(key, key_length)), ttl)? {
             Ok(())
         } else {
             Err(GINNEL_ERR_NO_ITEM.into())
@@ -547,7 +547,7 @@ pub unsafe extern "C" fn ginnel_cache_touch(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_flush(cache: *const Cache) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
+        let Cache(cache) = checked!(borrow(cache));
         Ok(cache.flush()?)
     })
 }
@@ -561,15 +561,15 @@ pub unsafe extern "C" fn ginnel_cache_stats(
     text: *mut *mut c_char,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(text));
-        let Cache(cache) = given!(borrow(cache));
-        let kind = if kind.is_null() { "" } else { given!(string(kind)) };
+        let place = checked!(output_handle(text));
+        let Cache(cache) = checked!(borrow(cache));
+        let kind = if kind.is_null() { "" } else { checked!(string(kind)) };
         let mut lines = String::new();
         for (name, what) in cache.stats(kind)? {
             // Writing to a `String` never fails, and C has no zeros in its texts.
             let _ = writeln!(lines, "{name} {}", what.replace('\0', " "));
         }
-        give_text(place, lines.replace('\0', " "))
+        return_text(place, lines.replace('\0', " "))
     })
 }
 
@@ -580,7 +580,7 @@ pub unsafe extern "C" fn ginnel_cache_get_counters(
     counters: *mut CacheCounters,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
+        let Cache(cache) = checked!(borrow(cache));
         let counted = cache.counters();
         let facts = CacheCounters {
             size: 0,
@@ -591,7 +591,7 @@ pub unsafe extern "C" fn ginnel_cache_get_counters(
             connections: counted.connections,
             reported: counted.reported,
         };
-        given!(fill(counters, facts));
+        checked!(fill(counters, facts));
         Ok(())
     })
 }

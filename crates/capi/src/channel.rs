@@ -1,11 +1,11 @@
 //! What both kinds of channel have in common.
 
 use crate::boundary::{
-    Growing, Outcome, borrow, close, fill, given, invalid, name_array, number, status, timeout,
+    Growing, Outcome, borrow, checked, close, fill, invalid, name_array, number, status, timeout,
 };
 use crate::endpoint::wait_mode;
+use crate::handle_table::handle;
 use crate::listener::Kind;
-use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::{
     GINNEL_ERR_CLAIMED, GINNEL_ERR_INTERNAL, GINNEL_ERR_KIND, GINNEL_ERR_NOT_CLAIMED,
@@ -236,13 +236,13 @@ macro_rules! either {
 macro_rules! either_half {
     ($channel:ident, $send:expr, $receive:expr, $name:ident => $body:expr) => {
         if $send {
-            match &mut $crate::boundary::given!(sending($channel)).half {
+            match &mut $crate::boundary::checked!(sending($channel)).half {
                 SendingHalf::Message($name) => $body,
                 SendingHalf::Stream($name) => $body,
             }
         }
         if $receive {
-            match &mut $crate::boundary::given!(receiving($channel)).half {
+            match &mut $crate::boundary::checked!(receiving($channel)).half {
                 ReceivingHalf::Message($name) => $body,
                 ReceivingHalf::Stream($name) => $body,
             }
@@ -315,9 +315,9 @@ pub unsafe extern "C" fn ginnel_channel_set_nonblocking(
 pub unsafe extern "C" fn ginnel_channel_fd(channel: *mut Channel, direction: c_int) -> c_int {
     number(|| {
         Ok(if sends(direction)? {
-            either!(given!(sending(channel)), SendingHalf, half => half.poll_fd()?.as_raw_fd())
+            either!(checked!(sending(channel)), SendingHalf, half => half.poll_fd()?.as_raw_fd())
         } else {
-            either!(given!(receiving(channel)), ReceivingHalf, half => half.poll_fd()?.as_raw_fd())
+            either!(checked!(receiving(channel)), ReceivingHalf, half => half.poll_fd()?.as_raw_fd())
         })
     })
 }
@@ -358,11 +358,11 @@ pub unsafe extern "C" fn ginnel_channel_get_counters(
 ) -> c_int {
     status(|| {
         let counted = if sends(direction)? {
-            either!(given!(sending(channel)), SendingHalf, half => half.counters())
+            either!(checked!(sending(channel)), SendingHalf, half => half.counters())
         } else {
-            either!(given!(receiving(channel)), ReceivingHalf, half => half.counters())
+            either!(checked!(receiving(channel)), ReceivingHalf, half => half.counters())
         };
-        given!(fill(counters, counted.into()));
+        checked!(fill(counters, counted.into()));
         Ok(())
     })
 }
@@ -401,7 +401,7 @@ unsafe impl Growing for ChannelInfo {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_get_info(channel: *const Channel, info: *mut ChannelInfo) -> c_int {
     status(|| {
-        let Channel { info: known, kind, max_message, .. } = given!(borrow(channel));
+        let Channel { info: known, kind, max_message, .. } = checked!(borrow(channel));
         let facts = ChannelInfo {
             size: 0,
             id: known.id,
@@ -415,7 +415,7 @@ pub unsafe extern "C" fn ginnel_channel_get_info(channel: *const Channel, info: 
             peer_name: name_array(&known.peer.name),
             input_capacity: known.input_capacity,
         };
-        given!(fill(info, facts));
+        checked!(fill(info, facts));
         Ok(())
     })
 }
@@ -427,7 +427,7 @@ pub unsafe extern "C" fn ginnel_channel_get_info(channel: *const Channel, info: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_finish(channel: *mut Channel) -> c_int {
     status(|| {
-        let sending = given!(sending(channel));
+        let sending = checked!(sending(channel));
         sending.claimed = None;
         either!(sending, SendingHalf, half => half.finish());
         Ok(())
@@ -444,10 +444,10 @@ pub unsafe extern "C" fn ginnel_channel_abort(channel: *mut Channel, directions:
     status(|| {
         let (send, receive) = self::directions(directions)?;
         if send {
-            given!(sending(channel)).claimed = None;
+            checked!(sending(channel)).claimed = None;
         }
         if receive {
-            given!(receiving(channel)).peeked = None;
+            checked!(receiving(channel)).peeked = None;
         }
         either_half!(channel, send, receive, half => half.abort());
         Ok(())

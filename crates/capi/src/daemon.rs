@@ -1,6 +1,6 @@
 //! What the daemon knows.
 
-use crate::boundary::{Outcome, birthplace, give_text, given, status, text};
+use crate::boundary::{Outcome, checked, output_handle, return_text, status, text};
 use ginnel::Daemon;
 use libc::c_int;
 use std::ffi::{CString, c_char};
@@ -27,8 +27,8 @@ pub(crate) unsafe fn inspect(socket: *const c_char, name: &str) -> Outcome<Strin
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_inspect(socket: *const c_char, json: *mut *mut c_char) -> c_int {
     status(|| {
-        let place = given!(birthplace(json));
-        give_text(place, given!(inspect(socket)))
+        let place = checked!(output_handle(json));
+        return_text(place, checked!(inspect(socket)))
     })
 }
 
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn ginnel_inspect(socket: *const c_char, json: *mut *mut c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_string_free(string: *mut c_char) {
     if !string.is_null() {
-        // SAFETY: made by `give_text`; its length is that of the string, which C must not have changed.
+        // SAFETY: made by `return_text`; its length is that of the string, which C must not have changed.
         drop(unsafe { CString::from_raw(string) });
     }
 }

@@ -1,9 +1,10 @@
 //! Attaching.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, chosen, close, fill, give, given, invalid, status, text,
+    Growing, Outcome, borrow, checked, close, fill, invalid, output_handle, read_options, return_handle,
+    status, text,
 };
-use crate::places::handle;
+use crate::handle_table::handle;
 use ginnel::WaitMode;
 use libc::c_int;
 use std::ffi::c_char;
@@ -64,14 +65,14 @@ pub(crate) unsafe fn attach_options(
     name: &str,
 ) -> Outcome<ginnel::AttachOptions> {
     // SAFETY: who calls a C function vouches for its pointers, as said on top of ginnel.h.
-    let asked = unsafe { chosen(options, name) }?;
+    let asked = unsafe { read_options(options, name) }?;
     let mut attach = ginnel::AttachOptions::default();
     let (socket, name) = (asked.socket, asked.name);
     if !socket.is_null() {
-        attach.socket = given!(text(socket)).into();
+        attach.socket = checked!(text(socket)).into();
     }
     if !name.is_null() {
-        attach.name = Some(given!(text(name)).into());
+        attach.name = Some(checked!(text(name)).into());
     }
     attach.mode = wait_mode(asked.wait, asked.budget_ns)?;
     Ok(attach)
@@ -126,10 +127,10 @@ pub unsafe extern "C" fn ginnel_attach(
     endpoint: *mut *mut Endpoint,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(endpoint));
-        let segment = given!(text(segment));
-        let attach = given!(attach_options(options));
-        give(place, Endpoint(ginnel::Endpoint::attach_with(segment, &attach)?));
+        let place = checked!(output_handle(endpoint));
+        let segment = checked!(text(segment));
+        let attach = checked!(attach_options(options));
+        return_handle(place, Endpoint(ginnel::Endpoint::attach_with(segment, &attach)?));
         Ok(())
     })
 }
@@ -149,7 +150,7 @@ pub unsafe extern "C" fn ginnel_endpoint_get_info(
     info: *mut EndpointInfo,
 ) -> c_int {
     status(|| {
-        let Endpoint(of) = given!(borrow(endpoint));
+        let Endpoint(of) = checked!(borrow(endpoint));
         let (number, epoch) = of.number();
         let facts = EndpointInfo {
             size: 0,
@@ -161,7 +162,7 @@ pub unsafe extern "C" fn ginnel_endpoint_get_info(
             read_only: of.is_read_only().into(),
             memory: of.mapping_kind().0,
         };
-        given!(fill(info, facts));
+        checked!(fill(info, facts));
         Ok(())
     })
 }

@@ -1,11 +1,11 @@
 //! The farm: one manager, many workers.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, borrow_mut, chosen, close, fill, give, given, invalid, length,
-    name_array, number, place, status, text, there,
+    Growing, Outcome, borrow, borrow_mut, checked, close, fill, invalid, length, name_array, number, output,
+    output_handle, read_options, require, return_handle, status, text,
 };
 use crate::endpoint::wait_mode;
-use crate::places::handle;
+use crate::handle_table::handle;
 use crate::status::Failure;
 use crate::status::Status::{
     GINNEL_ERR_CALLBACK, GINNEL_ERR_NO_WORKER, GINNEL_ERR_NULL, GINNEL_ERR_PIECE, GINNEL_ERR_TIMED_OUT,
@@ -346,8 +346,8 @@ unsafe impl Growing for FarmWorkerReport {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_open(options: *const FarmOptions, farm: *mut *mut Farm) -> c_int {
     status(|| {
-        let place = given!(birthplace(farm));
-        let asked = given!(chosen(options));
+        let place = checked!(output_handle(farm));
+        let asked = checked!(read_options(options));
         let default = Options::default();
         let nanoseconds = |ns| (ns > 0).then(|| Duration::from_nanos(ns));
         let manager = Manager::new(Options {
@@ -363,7 +363,7 @@ pub unsafe extern "C" fn ginnel_farm_open(options: *const FarmOptions, farm: *mu
             tries: chosen_or(asked.tries, default.tries),
         })?;
         let manager = NonNull::from(Box::leak(Box::new(manager)));
-        give(place, Farm { job: None, manager, report: Report::default(), hands: Hands::default() });
+        return_handle(place, Farm { job: None, manager, report: Report::default(), hands: Hands::default() });
         Ok(())
     })
 }
@@ -375,8 +375,8 @@ pub unsafe extern "C" fn ginnel_farm_open(options: *const FarmOptions, farm: *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_listen(farm: *mut Farm, address: *const c_char) -> c_int {
     status(|| {
-        let manager = given!(borrow_mut(farm)).idle()?;
-        Ok(manager.listen_at(given!(text(address)))?)
+        let manager = checked!(borrow_mut(farm)).idle()?;
+        Ok(manager.listen_at(checked!(text(address)))?)
     })
 }
 
@@ -388,9 +388,9 @@ pub unsafe extern "C" fn ginnel_farm_listen(farm: *mut Farm, address: *const c_c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_spawn(farm: *mut Farm, argv: *const *const c_char) -> c_int {
     status(|| {
-        let farm = given!(borrow_mut(farm));
+        let farm = checked!(borrow_mut(farm));
         let mut words = Vec::new();
-        there(argv, "argv")?;
+        require(argv, "argv")?;
         // SAFETY: not null, and the caller says that NULL is at the end.
         let mut at = argv;
         loop {
@@ -422,7 +422,7 @@ pub unsafe extern "C" fn ginnel_farm_wait_for_workers(
     timeout_ns: i64,
 ) -> c_int {
     status(|| {
-        let manager = given!(borrow_mut(farm)).idle()?;
+        let manager = checked!(borrow_mut(farm)).idle()?;
         let timeout = crate::boundary::timeout(timeout_ns).unwrap_or(Duration::MAX);
         if manager.wait_for_workers(count, timeout)? { Ok(()) } else { Err(GINNEL_ERR_TIMED_OUT.into()) }
     })
@@ -431,7 +431,7 @@ pub unsafe extern "C" fn ginnel_farm_wait_for_workers(
 /// The longest piece that a worker's channel takes, in bytes, or a negative status. Not while a job is in hand.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_longest_piece(farm: *mut Farm) -> ssize_t {
-    length(|| Ok(given!(borrow_mut(farm)).idle()?.longest_piece()))
+    length(|| Ok(checked!(borrow_mut(farm)).idle()?.longest_piece()))
 }
 
 /// Has a job done: scatters its pieces over the workers, and gathers their results, until all is done. The workers stay for
@@ -443,8 +443,8 @@ pub unsafe extern "C" fn ginnel_farm_longest_piece(farm: *mut Farm) -> ssize_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_run(farm: *mut Farm, job: *const FarmJob) -> c_int {
     status(|| {
-        let farm = given!(borrow_mut(farm));
-        farm.start(&given!(chosen(job)))?;
+        let farm = checked!(borrow_mut(farm));
+        farm.start(&checked!(read_options(job)))?;
         let job = farm.busy()?;
         let done = job.run.finish(job.taking());
         farm.end();
@@ -456,8 +456,8 @@ pub unsafe extern "C" fn ginnel_farm_run(farm: *mut Farm, job: *const FarmJob) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_start(farm: *mut Farm, job: *const FarmJob) -> c_int {
     status(|| {
-        let farm = given!(borrow_mut(farm));
-        farm.start(&given!(chosen(job)))
+        let farm = checked!(borrow_mut(farm));
+        farm.start(&checked!(read_options(job)))
     })
 }
 
@@ -467,7 +467,7 @@ pub unsafe extern "C" fn ginnel_farm_start(farm: *mut Farm, job: *const FarmJob)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_step(farm: *mut Farm) -> c_int {
     number(|| {
-        let farm = given!(borrow_mut(farm));
+        let farm = checked!(borrow_mut(farm));
         let job = farm.busy()?;
         let step = job.run.step(job.taking());
         if !matches!(step, Ok(RustStep::Working | RustStep::Waiting)) {
@@ -487,14 +487,14 @@ pub unsafe extern "C" fn ginnel_farm_step(farm: *mut Farm) -> c_int {
 /// it is the same for all jobs. Errors: GINNEL_ERR_UNSUPPORTED in a VM without interrupts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_fd(farm: *mut Farm) -> c_int {
-    number(|| Ok(given!(borrow_mut(farm)).busy()?.run.poll_fd()?.as_raw_fd()))
+    number(|| Ok(checked!(borrow_mut(farm)).busy()?.run.poll_fd()?.as_raw_fd()))
 }
 
 /// Gives up the job that is in hand, if any. The workers stay; what they still make of its pieces is thrown away.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_stop(farm: *mut Farm) -> c_int {
     status(|| {
-        given!(borrow_mut(farm)).end();
+        checked!(borrow_mut(farm)).end();
         Ok(())
     })
 }
@@ -503,7 +503,7 @@ pub unsafe extern "C" fn ginnel_farm_stop(farm: *mut Farm) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_get_report(farm: *mut Farm, report: *mut FarmReport) -> c_int {
     status(|| {
-        let known = given!(borrow_mut(farm)).look();
+        let known = checked!(borrow_mut(farm)).look();
         let facts = FarmReport {
             size: 0,
             time_ns: nanoseconds(known.time),
@@ -513,7 +513,7 @@ pub unsafe extern "C" fn ginnel_farm_get_report(farm: *mut Farm, report: *mut Fa
             workers: known.workers.len(),
             deaths: known.deaths(),
         };
-        given!(fill(report, facts));
+        checked!(fill(report, facts));
         Ok(())
     })
 }
@@ -527,7 +527,7 @@ pub unsafe extern "C" fn ginnel_farm_get_worker(
     worker: *mut FarmWorkerReport,
 ) -> c_int {
     status(|| {
-        let report = given!(borrow_mut(farm)).look();
+        let report = checked!(borrow_mut(farm)).look();
         let count = report.workers.len();
         let known =
             report.workers.get(index).ok_or_else(|| invalid(format!("{count} workers, and none {index}")))?;
@@ -547,7 +547,7 @@ pub unsafe extern "C" fn ginnel_farm_get_worker(
             } as c_int,
             name: name_array(&known.name),
         };
-        given!(fill(worker, facts));
+        checked!(fill(worker, facts));
         Ok(())
     })
 }
@@ -637,16 +637,16 @@ pub unsafe extern "C" fn ginnel_farm_connect(
     worker: *mut *mut FarmWorker,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(worker));
-        let (segment, name) = ginnel::split(given!(text(address)))?;
-        let asked = given!(chosen(options));
+        let place = checked!(output_handle(worker));
+        let (segment, name) = ginnel::split(checked!(text(address)))?;
+        let asked = checked!(read_options(options));
         let mode = wait_mode(asked.wait, asked.budget_ns)?;
         let options = AttachOptions { mode, ..AttachOptions::default() };
         let endpoint = ginnel::Endpoint::attach_with(segment, &options)?;
         let patience = Duration::from_nanos(asked.patience_ns);
         let options = ChannelOptions { patience, ..ChannelOptions::default() };
         let channel: MessageChannel = endpoint.connect_with(name, &options)?;
-        give(place, FarmWorker(Worker::over(channel)));
+        return_handle(place, FarmWorker(Worker::over(channel)));
         Ok(())
     })
 }
@@ -662,7 +662,7 @@ pub unsafe extern "C" fn ginnel_farm_serve(
     context: *mut c_void,
 ) -> c_int {
     status(|| {
-        let FarmWorker(worker) = given!(borrow_mut(worker));
+        let FarmWorker(worker) = checked!(borrow_mut(worker));
         let work = work.ok_or_else(|| missing("work"))?;
         // One byte more, so that a reason always ends.
         let mut room = vec![0u8; worker.longest_result() + 1];
@@ -707,13 +707,13 @@ pub unsafe extern "C" fn ginnel_farm_worker_get_done(
     bytes: *mut u64,
 ) -> c_int {
     status(|| {
-        let FarmWorker(worker) = given!(borrow(worker));
+        let FarmWorker(worker) = checked!(borrow(worker));
         let done = worker.done();
         if !pieces.is_null() {
-            given!(place(pieces)).write(done.0);
+            checked!(output(pieces)).write(done.0);
         }
         if !bytes.is_null() {
-            given!(place(bytes)).write(done.1);
+            checked!(output(bytes)).write(done.1);
         }
         Ok(())
     })

@@ -1,9 +1,11 @@
 //! Handing endpoints and channels over.
 
-use crate::boundary::{Outcome, birthplace, borrow, give, give_text, given, invalid, status, text};
+use crate::boundary::{
+    Outcome, borrow, checked, invalid, output_handle, return_handle, return_text, status, text,
+};
 use crate::channel::{Channel, unclaimed_channel};
 use crate::endpoint::{AttachOptions, Endpoint, attach_options};
-use crate::places::Handle;
+use crate::handle_table::Handle;
 use ginnel::{ChannelKind, MessageChannel, SavedChannel, StreamChannel, Token};
 use libc::c_int;
 use std::ffi::c_char;
@@ -22,11 +24,11 @@ pub unsafe extern "C" fn ginnel_hold(
     token: *mut *mut c_char,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(token));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
+        let place = checked!(output_handle(token));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
         let time = u64::try_from(time_ns).ok().filter(|&ns| ns > 0);
         let time = time.ok_or_else(|| invalid(format!("time_ns is {time_ns}; a hold takes some time")))?;
-        give_text(place, endpoint.hold(Duration::from_nanos(time))?.reveal())
+        return_text(place, endpoint.hold(Duration::from_nanos(time))?.reveal())
     })
 }
 
@@ -36,8 +38,8 @@ pub unsafe extern "C" fn ginnel_hold(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_release(endpoint: *const Endpoint, token: *const c_char) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        endpoint.release(&read(given!(text(token)), "token")?);
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        endpoint.release(&read(checked!(text(token)), "token")?);
         Ok(())
     })
 }
@@ -56,10 +58,10 @@ pub unsafe extern "C" fn ginnel_adopt(
     endpoint: *mut *mut Endpoint,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(endpoint));
-        let token: Token = read(given!(text(token)), "token")?;
-        let options = given!(attach_options(options));
-        give(place, Endpoint(ginnel::Endpoint::adopt_with(&token, &options)?));
+        let place = checked!(output_handle(endpoint));
+        let token: Token = read(checked!(text(token)), "token")?;
+        let options = checked!(attach_options(options));
+        return_handle(place, Endpoint(ginnel::Endpoint::adopt_with(&token, &options)?));
         Ok(())
     })
 }
@@ -73,11 +75,11 @@ pub unsafe extern "C" fn ginnel_adopt(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_save(channel: *mut Channel, saved: *mut *mut c_char) -> c_int {
     status(|| {
-        let place = given!(birthplace(saved));
-        given!(unclaimed_channel(channel));
+        let place = checked!(output_handle(saved));
+        checked!(unclaimed_channel(channel));
         // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
         let channel = unsafe { Channel::places().take(channel) }?;
-        give_text(place, channel.save()?.to_string())
+        return_text(place, channel.save()?.to_string())
     })
 }
 
@@ -95,14 +97,14 @@ pub unsafe extern "C" fn ginnel_channel_resume(
     channel: *mut *mut Channel,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(channel));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let saved: SavedChannel = read(given!(text(saved)), "saved")?;
+        let place = checked!(output_handle(channel));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let saved: SavedChannel = read(checked!(text(saved)), "saved")?;
         let resumed = match saved.kind() {
             ChannelKind::STREAM => endpoint.resume::<StreamChannel>(&saved)?.into(),
             _ => endpoint.resume::<MessageChannel>(&saved)?.into(),
         };
-        give(place, resumed);
+        return_handle(place, resumed);
         Ok(())
     })
 }

@@ -1,11 +1,11 @@
 //! Members, endpoints and listeners, one after the other. For all that the daemon knows there is ginnel_inspect().
 
 use crate::boundary::{
-    Growing, birthplace, borrow_mut, close, fill, give, given, name_array, number, status,
+    Growing, borrow_mut, checked, close, fill, name_array, number, output_handle, return_handle, status,
 };
 use crate::daemon::inspect;
+use crate::handle_table::handle;
 use crate::listener::Kind;
-use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::GINNEL_ERR_PROTOCOL;
 use ginnel_status::{Endpoint, Inspect, Listener};
@@ -107,12 +107,12 @@ fn entry(subject: Subject, active: bool, segment: &str, member: &str, name: &str
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_list_open(socket: *const c_char, list: *mut *mut List) -> c_int {
     status(|| {
-        let place = given!(birthplace(list));
-        let json = given!(inspect(socket));
+        let place = checked!(output_handle(list));
+        let json = checked!(inspect(socket));
         let known: Inspect = serde_json::from_str(&json).map_err(|error| {
             Failure::new(GINNEL_ERR_PROTOCOL, format!("the daemon's status is not as expected: {error}"))
         })?;
-        give(place, List(entries(&known).into_iter()));
+        return_handle(place, List(entries(&known).into_iter()));
         Ok(())
     })
 }
@@ -122,9 +122,9 @@ pub unsafe extern "C" fn ginnel_list_open(socket: *const c_char, list: *mut *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_list_next(list: *mut List, entry: *mut ListEntry) -> c_int {
     number(|| {
-        let List(entries) = given!(borrow_mut(list));
+        let List(entries) = checked!(borrow_mut(list));
         let Some(next) = entries.as_slice().first() else { return Ok(0) };
-        given!(fill(entry, *next));
+        checked!(fill(entry, *next));
         entries.next();
         Ok(1)
     })

@@ -1,11 +1,12 @@
 //! Listening, connecting, accepting.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, chosen, close, give, given, invalid, number, status, text, timeout,
+    Growing, Outcome, borrow, checked, close, invalid, number, output_handle, read_options, return_handle,
+    status, text, timeout,
 };
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
-use crate::places::{Handle, handle};
+use crate::handle_table::{Handle, handle};
 use ginnel::{MessageChannel, StreamChannel};
 use libc::c_int;
 use std::ffi::c_char;
@@ -111,10 +112,10 @@ pub unsafe extern "C" fn ginnel_listen(
     listener: *mut *mut Listener,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(listener));
-        let (segment, name) = ginnel::split(given!(text(address)))?;
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, listen_at(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
+        let place = checked!(output_handle(listener));
+        let (segment, name) = ginnel::split(checked!(text(address)))?;
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, listen_at(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
         Ok(())
     })
 }
@@ -133,11 +134,11 @@ pub unsafe extern "C" fn ginnel_endpoint_listen(
     listener: *mut *mut Listener,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(listener));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let name = given!(text(name));
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, listen_at(endpoint, name, kind, options)?);
+        let place = checked!(output_handle(listener));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let name = checked!(text(name));
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, listen_at(endpoint, name, kind, options)?);
         Ok(())
     })
 }
@@ -155,10 +156,10 @@ pub unsafe extern "C" fn ginnel_connect(
     channel: *mut *mut Channel,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(channel));
-        let (segment, name) = ginnel::split(given!(text(address)))?;
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, connect_to(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
+        let place = checked!(output_handle(channel));
+        let (segment, name) = ginnel::split(checked!(text(address)))?;
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, connect_to(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
         Ok(())
     })
 }
@@ -179,11 +180,11 @@ pub unsafe extern "C" fn ginnel_endpoint_connect(
     channel: *mut *mut Channel,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(channel));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let name = given!(text(name));
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, connect_to(endpoint, name, kind, options)?);
+        let place = checked!(output_handle(channel));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let name = checked!(text(name));
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, connect_to(endpoint, name, kind, options)?);
         Ok(())
     })
 }
@@ -207,12 +208,12 @@ pub unsafe extern "C" fn ginnel_accept(
         }
     }
     status(|| {
-        let place = given!(birthplace(channel));
-        let accepted = match given!(borrow(listener)) {
+        let place = checked!(output_handle(channel));
+        let accepted = match checked!(borrow(listener)) {
             Listener(Inner::Message(of)) => accept(of, timeout_ns)?.into(),
             Listener(Inner::Stream(of)) => accept(of, timeout_ns)?.into(),
         };
-        give(place, accepted);
+        return_handle(place, accepted);
         Ok(())
     })
 }
@@ -223,7 +224,7 @@ pub unsafe extern "C" fn ginnel_accept(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_fd(listener: *const Listener) -> c_int {
     number(|| {
-        Ok(match given!(borrow(listener)) {
+        Ok(match checked!(borrow(listener)) {
             Listener(Inner::Message(of)) => of.as_fd().as_raw_fd(),
             Listener(Inner::Stream(of)) => of.as_fd().as_raw_fd(),
         })

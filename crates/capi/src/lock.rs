@@ -1,11 +1,11 @@
 //! Locks: mutex, read-write lock, condition variable, semaphore, barrier, once.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, borrow_mut, chosen, close, give, given, number, place, status,
-    text, timeout,
+    Growing, Outcome, borrow, borrow_mut, checked, close, number, output, output_handle, read_options,
+    return_handle, status, text, timeout,
 };
 use crate::endpoint::{Endpoint, wait_mode};
-use crate::places::handle;
+use crate::handle_table::handle;
 use ginnel::{Error, WaitMode, sync};
 use libc::c_int;
 use std::ffi::c_char;
@@ -72,14 +72,14 @@ pub unsafe extern "C" fn ginnel_mutex_open(
     mutex: *mut *mut Mutex,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(mutex));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let (options, wait) = in_rust(given!(chosen(options)))?;
-        let mut opened = endpoint.mutex_with(given!(text(name)), &options)?;
+        let place = checked!(output_handle(mutex));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let (options, wait) = in_rust(checked!(read_options(options)))?;
+        let mut opened = endpoint.mutex_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
             opened.set_mode(mode);
         }
-        give(place, Mutex(opened));
+        return_handle(place, Mutex(opened));
         Ok(())
     })
 }
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn ginnel_mutex_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_mutex_lock(mutex: *mut Mutex, timeout_ns: i64) -> c_int {
     number(|| {
-        let Mutex(mutex) = given!(borrow_mut(mutex));
+        let Mutex(mutex) = checked!(borrow_mut(mutex));
         mutex.set_timeout(timeout(timeout_ns));
         let guard = mutex.lock()?;
         Ok(held(guard.owner_died(), guard))
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn ginnel_mutex_lock(mutex: *mut Mutex, timeout_ns: i64) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_mutex_unlock(mutex: *mut Mutex) -> c_int {
     status(|| {
-        let Mutex(mutex) = given!(borrow_mut(mutex));
+        let Mutex(mutex) = checked!(borrow_mut(mutex));
         Ok(mutex.force_unlock()?)
     })
 }
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn ginnel_mutex_unlock(mutex: *mut Mutex) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_mutex_consistent(mutex: *mut Mutex) -> c_int {
     status(|| {
-        let Mutex(mutex) = given!(borrow_mut(mutex));
+        let Mutex(mutex) = checked!(borrow_mut(mutex));
         Ok(mutex.force_consistent()?)
     })
 }
@@ -142,14 +142,14 @@ pub unsafe extern "C" fn ginnel_rwlock_open(
     lock: *mut *mut RwLock,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(lock));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let (options, wait) = in_rust(given!(chosen(options)))?;
-        let mut opened = endpoint.rwlock_with(given!(text(name)), &options)?;
+        let place = checked!(output_handle(lock));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let (options, wait) = in_rust(checked!(read_options(options)))?;
+        let mut opened = endpoint.rwlock_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
             opened.set_mode(mode);
         }
-        give(place, RwLock(opened));
+        return_handle(place, RwLock(opened));
         Ok(())
     })
 }
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn ginnel_rwlock_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_rwlock_rdlock(lock: *mut RwLock, timeout_ns: i64) -> c_int {
     status(|| {
-        let RwLock(lock) = given!(borrow_mut(lock));
+        let RwLock(lock) = checked!(borrow_mut(lock));
         lock.set_timeout(timeout(timeout_ns));
         std::mem::forget(lock.read()?);
         Ok(())
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn ginnel_rwlock_rdlock(lock: *mut RwLock, timeout_ns: i64
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_rwlock_wrlock(lock: *mut RwLock, timeout_ns: i64) -> c_int {
     number(|| {
-        let RwLock(lock) = given!(borrow_mut(lock));
+        let RwLock(lock) = checked!(borrow_mut(lock));
         lock.set_timeout(timeout(timeout_ns));
         let guard = lock.write()?;
         Ok(held(guard.owner_died(), guard))
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn ginnel_rwlock_wrlock(lock: *mut RwLock, timeout_ns: i64
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_rwlock_unlock(lock: *mut RwLock) -> c_int {
     status(|| {
-        let RwLock(lock) = given!(borrow_mut(lock));
+        let RwLock(lock) = checked!(borrow_mut(lock));
         Ok(lock.force_unlock()?)
     })
 }
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn ginnel_rwlock_unlock(lock: *mut RwLock) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_rwlock_consistent(lock: *mut RwLock) -> c_int {
     status(|| {
-        let RwLock(lock) = given!(borrow_mut(lock));
+        let RwLock(lock) = checked!(borrow_mut(lock));
         Ok(lock.force_consistent()?)
     })
 }
@@ -223,14 +223,14 @@ pub unsafe extern "C" fn ginnel_condvar_open(
     condvar: *mut *mut Condvar,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(condvar));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let (options, wait) = in_rust(given!(chosen(options)))?;
-        let mut opened = endpoint.condvar_with(given!(text(name)), &options)?;
+        let place = checked!(output_handle(condvar));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let (options, wait) = in_rust(checked!(read_options(options)))?;
+        let mut opened = endpoint.condvar_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
             opened.set_mode(mode);
         }
-        give(place, Condvar(opened));
+        return_handle(place, Condvar(opened));
         Ok(())
     })
 }
@@ -246,8 +246,8 @@ pub unsafe extern "C" fn ginnel_condvar_wait(
     timeout_ns: i64,
 ) -> c_int {
     number(|| {
-        let Condvar(condvar) = given!(borrow_mut(condvar));
-        let Mutex(mutex) = given!(borrow_mut(mutex));
+        let Condvar(condvar) = checked!(borrow_mut(condvar));
+        let Mutex(mutex) = checked!(borrow_mut(mutex));
         condvar.set_timeout(timeout(timeout_ns));
         mutex.set_timeout(None);
         let (guard, signalled) = condvar.wait(mutex.assume_locked())?;
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn ginnel_condvar_wait(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_condvar_signal(condvar: *mut Condvar) -> c_int {
     status(|| {
-        let Condvar(condvar) = given!(borrow_mut(condvar));
+        let Condvar(condvar) = checked!(borrow_mut(condvar));
         condvar.notify_one();
         Ok(())
     })
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn ginnel_condvar_signal(condvar: *mut Condvar) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_condvar_broadcast(condvar: *mut Condvar) -> c_int {
     status(|| {
-        let Condvar(condvar) = given!(borrow_mut(condvar));
+        let Condvar(condvar) = checked!(borrow_mut(condvar));
         condvar.notify_all();
         Ok(())
     })
@@ -307,14 +307,14 @@ pub unsafe extern "C" fn ginnel_semaphore_open(
     semaphore: *mut *mut Semaphore,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(semaphore));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let (options, wait) = in_rust(given!(chosen(options)))?;
-        let mut opened = endpoint.semaphore_with(given!(text(name)), limit, initial, &options)?;
+        let place = checked!(output_handle(semaphore));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let (options, wait) = in_rust(checked!(read_options(options)))?;
+        let mut opened = endpoint.semaphore_with(checked!(text(name)), limit, initial, &options)?;
         if let Some(mode) = wait {
             opened.set_mode(mode);
         }
-        give(place, Semaphore(opened));
+        return_handle(place, Semaphore(opened));
         Ok(())
     })
 }
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn ginnel_semaphore_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_semaphore_wait(semaphore: *mut Semaphore, timeout_ns: i64) -> c_int {
     status(|| {
-        let Semaphore(semaphore) = given!(borrow_mut(semaphore));
+        let Semaphore(semaphore) = checked!(borrow_mut(semaphore));
         semaphore.set_timeout(timeout(timeout_ns));
         Ok(semaphore.acquire()?)
     })
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn ginnel_semaphore_wait(semaphore: *mut Semaphore, timeou
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_semaphore_post(semaphore: *mut Semaphore, count: u32) -> c_int {
     status(|| {
-        let Semaphore(semaphore) = given!(borrow_mut(semaphore));
+        let Semaphore(semaphore) = checked!(borrow_mut(semaphore));
         Ok(semaphore.release(count)?)
     })
 }
@@ -343,8 +343,8 @@ pub unsafe extern "C" fn ginnel_semaphore_post(semaphore: *mut Semaphore, count:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_semaphore_get(semaphore: *mut Semaphore, permits: *mut u64) -> c_int {
     status(|| {
-        let to = given!(place(permits));
-        let Semaphore(semaphore) = given!(borrow_mut(semaphore));
+        let to = checked!(output(permits));
+        let Semaphore(semaphore) = checked!(borrow_mut(semaphore));
         to.write(semaphore.permits()?);
         Ok(())
     })
@@ -378,14 +378,14 @@ pub unsafe extern "C" fn ginnel_barrier_open(
     barrier: *mut *mut Barrier,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(barrier));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let (options, wait) = in_rust(given!(chosen(options)))?;
-        let mut opened = endpoint.barrier_with(given!(text(name)), parties, &options)?;
+        let place = checked!(output_handle(barrier));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let (options, wait) = in_rust(checked!(read_options(options)))?;
+        let mut opened = endpoint.barrier_with(checked!(text(name)), parties, &options)?;
         if let Some(mode) = wait {
             opened.set_mode(mode);
         }
-        give(place, Barrier(opened));
+        return_handle(place, Barrier(opened));
         Ok(())
     })
 }
@@ -395,7 +395,7 @@ pub unsafe extern "C" fn ginnel_barrier_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_barrier_wait(barrier: *mut Barrier, timeout_ns: i64) -> c_int {
     number(|| {
-        let Barrier(barrier) = given!(borrow_mut(barrier));
+        let Barrier(barrier) = checked!(borrow_mut(barrier));
         barrier.set_timeout(timeout(timeout_ns));
         Ok(barrier.wait()?.into())
     })
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn ginnel_barrier_wait(barrier: *mut Barrier, timeout_ns: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_barrier_reset(barrier: *mut Barrier) -> c_int {
     status(|| {
-        let Barrier(barrier) = given!(borrow_mut(barrier));
+        let Barrier(barrier) = checked!(borrow_mut(barrier));
         Ok(barrier.reset()?)
     })
 }
@@ -437,14 +437,14 @@ pub unsafe extern "C" fn ginnel_once_open(
     once: *mut *mut Once,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(once));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let (options, wait) = in_rust(given!(chosen(options)))?;
-        let mut opened = endpoint.once_with(given!(text(name)), &options)?;
+        let place = checked!(output_handle(once));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let (options, wait) = in_rust(checked!(read_options(options)))?;
+        let mut opened = endpoint.once_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
             opened.set_mode(mode);
         }
-        give(place, Once(opened));
+        return_handle(place, Once(opened));
         Ok(())
     })
 }
@@ -455,7 +455,7 @@ pub unsafe extern "C" fn ginnel_once_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_once_begin(once: *mut Once, timeout_ns: i64) -> c_int {
     number(|| {
-        let Once(once) = given!(borrow_mut(once));
+        let Once(once) = checked!(borrow_mut(once));
         once.set_timeout(timeout(timeout_ns));
         let Some(turn) = once.begin()? else { return Ok(0) };
         let result = if turn.is_again() { GINNEL_ONCE_AGAIN } else { GINNEL_ONCE_BEGIN };
@@ -468,7 +468,7 @@ pub unsafe extern "C" fn ginnel_once_begin(once: *mut Once, timeout_ns: i64) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_once_end(once: *mut Once, done: c_int) -> c_int {
     status(|| {
-        let Once(once) = given!(borrow_mut(once));
+        let Once(once) = checked!(borrow_mut(once));
         Ok(once.force_end(done != 0)?)
     })
 }
@@ -486,8 +486,8 @@ pub unsafe extern "C" fn ginnel_once_close(once: *mut Once) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_lock_unlink(endpoint: *const Endpoint, name: *const c_char) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        Ok(endpoint.unlink_sync(given!(text(name)))?)
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        Ok(endpoint.unlink_sync(checked!(text(name)))?)
     })
 }
 

@@ -1,6 +1,6 @@
 //! Messages.
 
-use crate::boundary::{bytes, given, length, place, room, status};
+use crate::boundary::{bytes, checked, length, output, room, status};
 use crate::channel::{Channel, receiving, sending, unclaimed, used};
 use libc::{c_int, ssize_t};
 use std::ffi::c_void;
@@ -18,9 +18,9 @@ pub unsafe extern "C" fn ginnel_message_send(
     len: usize,
 ) -> c_int {
     status(|| {
-        let (sender, claimed) = given!(sending(channel)).message()?;
+        let (sender, claimed) = checked!(sending(channel)).message()?;
         unclaimed(claimed)?;
-        Ok(sender.send(given!(bytes(data, len)))?)
+        Ok(sender.send(checked!(bytes(data, len)))?)
     })
 }
 
@@ -36,8 +36,8 @@ pub unsafe extern "C" fn ginnel_message_claim(
     data: *mut *mut c_void,
 ) -> c_int {
     status(|| {
-        let place = given!(place(data));
-        let (sender, claimed) = given!(sending(channel)).message()?;
+        let place = checked!(output(data));
+        let (sender, claimed) = checked!(sending(channel)).message()?;
         unclaimed(claimed)?;
         place.write(sender.claim(len)?.slice().as_ptr().cast());
         *claimed = Some(len);
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ginnel_message_claim(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_message_send_claimed(channel: *mut Channel, len: usize) -> c_int {
     status(|| {
-        let (sender, claimed) = given!(sending(channel)).message()?;
+        let (sender, claimed) = checked!(sending(channel)).message()?;
         Ok(sender.claim(used(claimed, len)?)?.send(len)?)
     })
 }
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn ginnel_message_send_claimed(channel: *mut Channel, len:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_message_commit(channel: *mut Channel, len: usize) -> c_int {
     status(|| {
-        let (sender, claimed) = given!(sending(channel)).message()?;
+        let (sender, claimed) = checked!(sending(channel)).message()?;
         sender.claim(used(claimed, len)?)?.commit(len);
         Ok(())
     })
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn ginnel_message_commit(channel: *mut Channel, len: usize
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_message_publish(channel: *mut Channel) -> c_int {
     status(|| {
-        let (sender, _) = given!(sending(channel)).message()?;
+        let (sender, _) = checked!(sending(channel)).message()?;
         Ok(sender.publish()?)
     })
 }
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn ginnel_message_publish(channel: *mut Channel) -> c_int 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_message_abort(channel: *mut Channel) -> c_int {
     status(|| {
-        let (_, claimed) = given!(sending(channel)).message()?;
+        let (_, claimed) = checked!(sending(channel)).message()?;
         *claimed = None;
         Ok(())
     })
@@ -109,8 +109,8 @@ pub unsafe extern "C" fn ginnel_message_recv(
     len: usize,
 ) -> ssize_t {
     length(|| {
-        let (receiver, peeked) = given!(receiving(channel)).message()?;
-        let got = receiver.recv_into(given!(room(buffer, len)))?;
+        let (receiver, peeked) = checked!(receiving(channel)).message()?;
+        let got = receiver.recv_into(checked!(room(buffer, len)))?;
         *peeked = None;
         Ok(got)
     })
@@ -129,8 +129,8 @@ pub unsafe extern "C" fn ginnel_message_peek(
     len: *mut usize,
 ) -> c_int {
     status(|| {
-        let (data, len) = (given!(place(data)), given!(place(len)));
-        let (receiver, peeked) = given!(receiving(channel)).message()?;
+        let (data, len) = (checked!(output(data)), checked!(output(len)));
+        let (receiver, peeked) = checked!(receiving(channel)).message()?;
         let message = receiver.peek()?;
         data.write(message.slice().as_ptr().cast());
         *peeked = Some(*len.write(message.len()));
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn ginnel_message_peek(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_message_release(channel: *mut Channel) -> c_int {
     status(|| {
-        let (receiver, peeked) = given!(receiving(channel)).message()?;
+        let (receiver, peeked) = checked!(receiving(channel)).message()?;
         used(peeked, 0)?;
         Ok(receiver.peek()?.release()?)
     })

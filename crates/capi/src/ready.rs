@@ -1,11 +1,11 @@
 //! Waiting for many channels with one thread.
 
 use crate::boundary::{
-    birthplace, borrow_mut, close, give, given, invalid, length, number, room, status, timeout,
+    borrow_mut, checked, close, invalid, length, number, output_handle, return_handle, room, status, timeout,
 };
 use crate::channel::{Channel, ReceivingHalf, SendingHalf, directions, either_half, receiving, sending};
 use crate::endpoint::wait_mode;
-use crate::places::handle;
+use crate::handle_table::handle;
 use libc::{c_int, c_void, ssize_t};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -24,8 +24,8 @@ handle!(ReadySet, "set");
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_ready_set_new(set: *mut *mut ReadySet) -> c_int {
     status(|| {
-        let place = given!(birthplace(set));
-        give(place, ReadySet { set: ginnel::ReadySet::new()?, rest: Vec::new() });
+        let place = checked!(output_handle(set));
+        return_handle(place, ReadySet { set: ginnel::ReadySet::new()?, rest: Vec::new() });
         Ok(())
     })
 }
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn ginnel_ready_set_add(
 ) -> c_int {
     status(|| {
         let (send, receive) = self::directions(directions)?;
-        let set = &given!(borrow_mut(set)).set;
+        let set = &checked!(borrow_mut(set)).set;
         either_half!(channel, send, receive, half => half.register(set, key)?);
         Ok(())
     })
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn ginnel_channel_leave_set(channel: *mut Channel, directi
 pub unsafe extern "C" fn ginnel_ready_set_watch(set: *mut ReadySet, fd: c_int, key: u64) -> c_int {
     status(|| {
         let fd = descriptor(fd)?;
-        Ok(given!(borrow_mut(set)).set.watch(fd, key)?)
+        Ok(checked!(borrow_mut(set)).set.watch(fd, key)?)
     })
 }
 
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn ginnel_ready_set_watch(set: *mut ReadySet, fd: c_int, k
 pub unsafe extern "C" fn ginnel_ready_set_unwatch(set: *mut ReadySet, fd: c_int) -> c_int {
     status(|| {
         let fd = descriptor(fd)?;
-        Ok(given!(borrow_mut(set)).set.unwatch(fd)?)
+        Ok(checked!(borrow_mut(set)).set.unwatch(fd)?)
     })
 }
 
@@ -110,11 +110,11 @@ pub unsafe extern "C" fn ginnel_ready_set_wait(
     timeout_ns: i64,
 ) -> ssize_t {
     length(|| {
-        let ReadySet { set, rest } = given!(borrow_mut(set));
+        let ReadySet { set, rest } = checked!(borrow_mut(set));
         let size = most.checked_mul(size_of::<u64>()).filter(|size| *size > 0);
         let size = size.ok_or_else(|| invalid(format!("most is {most}: there must be room for one key")))?;
         let buffer = keys.cast::<c_void>();
-        let room = given!(room(buffer, size));
+        let room = checked!(room(buffer, size));
         if rest.is_empty() {
             set.wait(rest, timeout(timeout_ns))?;
         }
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn ginnel_ready_set_wait(
 pub unsafe extern "C" fn ginnel_ready_set_set_wait(set: *mut ReadySet, wait: c_int, budget_ns: u64) -> c_int {
     status(|| {
         let mode = wait_mode(wait, budget_ns)?;
-        given!(borrow_mut(set)).set.set_mode(mode);
+        checked!(borrow_mut(set)).set.set_mode(mode);
         Ok(())
     })
 }
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn ginnel_ready_set_set_wait(set: *mut ReadySet, wait: c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_ready_set_fd(set: *mut ReadySet) -> c_int {
     number(|| {
-        let ReadySet { set, rest } = given!(borrow_mut(set));
+        let ReadySet { set, rest } = checked!(borrow_mut(set));
         if !rest.is_empty() || set.arm()? {
             set.nudge();
         }

@@ -1,6 +1,6 @@
 //! Streams of bytes.
 
-use crate::boundary::{bytes, given, length, place, room, status};
+use crate::boundary::{bytes, checked, length, output, room, status};
 use crate::channel::{Channel, receiving, sending, unclaimed, used};
 use libc::{c_int, ssize_t};
 use std::ffi::c_void;
@@ -17,9 +17,9 @@ pub unsafe extern "C" fn ginnel_stream_send(
     len: usize,
 ) -> ssize_t {
     length(|| {
-        let (sender, claimed) = given!(sending(channel)).stream()?;
+        let (sender, claimed) = checked!(sending(channel)).stream()?;
         unclaimed(claimed)?;
-        Ok(sender.send(given!(bytes(data, len)))?)
+        Ok(sender.send(checked!(bytes(data, len)))?)
     })
 }
 
@@ -35,9 +35,9 @@ pub unsafe extern "C" fn ginnel_stream_send_all(
     len: usize,
 ) -> c_int {
     status(|| {
-        let (sender, claimed) = given!(sending(channel)).stream()?;
+        let (sender, claimed) = checked!(sending(channel)).stream()?;
         unclaimed(claimed)?;
-        Ok(sender.send_all(given!(bytes(data, len)))?)
+        Ok(sender.send_all(checked!(bytes(data, len)))?)
     })
 }
 
@@ -54,8 +54,8 @@ pub unsafe extern "C" fn ginnel_stream_claim(
     len: *mut usize,
 ) -> c_int {
     status(|| {
-        let (data, len) = (given!(place(data)), given!(place(len)));
-        let (sender, claimed) = given!(sending(channel)).stream()?;
+        let (data, len) = (checked!(output(data)), checked!(output(len)));
+        let (sender, claimed) = checked!(sending(channel)).stream()?;
         unclaimed(claimed)?;
         let claim = sender.claim(most)?;
         let slice = claim.slice();
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn ginnel_stream_claim(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_stream_send_claimed(channel: *mut Channel, len: usize) -> c_int {
     status(|| {
-        let (sender, claimed) = given!(sending(channel)).stream()?;
+        let (sender, claimed) = checked!(sending(channel)).stream()?;
         Ok(sender.claim(used(claimed, len)?)?.send(len)?)
     })
 }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn ginnel_stream_send_claimed(channel: *mut Channel, len: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_stream_abort(channel: *mut Channel) -> c_int {
     status(|| {
-        let (_, claimed) = given!(sending(channel)).stream()?;
+        let (_, claimed) = checked!(sending(channel)).stream()?;
         *claimed = None;
         Ok(())
     })
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn ginnel_stream_recv(
     len: usize,
 ) -> ssize_t {
     length(|| {
-        let (receiver, peeked) = given!(receiving(channel)).stream()?;
-        let got = receiver.recv(given!(room(buffer, len)))?;
+        let (receiver, peeked) = checked!(receiving(channel)).stream()?;
+        let got = receiver.recv(checked!(room(buffer, len)))?;
         *peeked = None;
         Ok(got)
     })
@@ -122,8 +122,8 @@ pub unsafe extern "C" fn ginnel_stream_peek(
     len: *mut usize,
 ) -> c_int {
     status(|| {
-        let (data, len) = (given!(place(data)), given!(place(len)));
-        let (receiver, peeked) = given!(receiving(channel)).stream()?;
+        let (data, len) = (checked!(output(data)), checked!(output(len)));
+        let (receiver, peeked) = checked!(receiving(channel)).stream()?;
         let run = receiver.peek()?;
         data.write(run.slice().as_ptr().cast());
         *peeked = Some(*len.write(run.len()));
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn ginnel_stream_peek(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_stream_release(channel: *mut Channel, len: usize) -> c_int {
     status(|| {
-        let (receiver, peeked) = given!(receiving(channel)).stream()?;
+        let (receiver, peeked) = checked!(receiving(channel)).stream()?;
         used(peeked, len)?;
         Ok(receiver.peek()?.release(len)?)
     })

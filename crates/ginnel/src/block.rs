@@ -158,7 +158,7 @@ impl Block {
     fn open_by(endpoint: &Arc<Inner>, kind: Kind, wish: &[u8], by: Instant) -> Result<Self, Error> {
         let packet = endpoint.request_by(kind, wish, by)?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-        let held = endpoint.with_books(|books| books.blocks.hold(endpoint, &block));
+        let held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block));
         match held {
             Ok(held) => Ok(Self {
                 endpoint: endpoint.clone(),
@@ -268,14 +268,14 @@ impl Block {
         let endpoint = &self.endpoint;
         let packet = endpoint.request(Kind::BLOCK_RESIZE, wish.as_bytes())?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-        self.held = endpoint.with_books(|books| books.blocks.hold(endpoint, &block))?;
+        self.held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block))?;
         Ok(())
     }
 
     /// Closes the block and says what the daemon says to it. Dropping it does the same and says nothing.
     pub fn close(mut self) -> Result<(), Error> {
         self.closed = true;
-        self.endpoint.with_books(|books| books.blocks.forget(self.held.handle));
+        self.endpoint.with_endpoint_state(|state| state.blocks.forget(self.held.handle));
         self.endpoint.order(Kind::BLOCK_CLOSE, closing(self.held.handle).as_bytes())
     }
 
@@ -325,7 +325,7 @@ fn closing(handle: u64) -> wire::BlockRights {
 impl Drop for Block {
     fn drop(&mut self) {
         if !self.closed && self.opener.is_succeeded() {
-            self.endpoint.with_books(|books| books.blocks.forget(self.held.handle));
+            self.endpoint.with_endpoint_state(|state| state.blocks.forget(self.held.handle));
             self.endpoint.tell(Kind::BLOCK_CLOSE, closing(self.held.handle).as_bytes());
         }
     }

@@ -37,7 +37,7 @@ impl Doorbell {
 /// The eventfd belongs to a vector, which several channels, threads and even processes may share. So nobody reads it:
 /// each sleeper has its own epoll, and an edge reaches all of them. It costs one system call to sleep and one for
 /// the ringer, and a ring for a neighbour on the same vector is just a needless look.
-pub(crate) struct Bed {
+pub(crate) struct WaitPoint {
     event: Option<BorrowedEvent>,
     epoll: Option<OwnedFd>,
     nap: Duration,
@@ -50,7 +50,7 @@ pub(crate) type BorrowedEvent = Arc<OwnedFd>;
 const FIRST_NAP: Duration = Duration::from_micros(50);
 const LAST_NAP: Duration = Duration::from_millis(1);
 
-impl Bed {
+impl WaitPoint {
     pub fn new(event: Option<BorrowedEvent>) -> Self {
         Self { event, epoll: None, nap: FIRST_NAP }
     }
@@ -91,7 +91,7 @@ fn wait(epoll: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<usize, Errno
     epoll::wait(epoll, &mut events, timeout.as_ref())
 }
 
-impl Sleeper for Bed {
+impl Sleeper for WaitPoint {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         let nap = self.nap;

@@ -222,7 +222,7 @@ impl Endpoint {
             return Err(inner.protocol("another channel than the one that was asked for"));
         }
         // The daemon may have announced it as one that waits to be accepted.
-        inner.with_books(|books| books.resumed(channel));
+        inner.with_endpoint_state(|state| state.resumed(channel));
         Ok(C::resume(Pipe::new(inner.clone(), &answer, fds)?, output, input)?)
     }
 }

@@ -1,11 +1,11 @@
 //! What an endpoint holds: its memory, its doorbell, and its session with the daemon.
 
-use crate::bells::Whose;
-use crate::books::{EndpointBooks, Incoming};
 use crate::connection::{Packet, protocol};
 use crate::doorbell::{BorrowedEvent, Doorbell, private_event};
+use crate::endpoint_state::{EndpointState, Incoming};
 use crate::error::Error;
 use crate::fork::PerProcess;
+use crate::peer_doorbells::EndpointId;
 use crate::session::Session;
 use ginnel_layout::Name;
 use ginnel_layout::board;
@@ -80,7 +80,8 @@ impl Inner {
             .map(|fd| Registers::map(&fd).map(Arc::new))
             .transpose()
             .map_err(Error::io("mapping the doorbell registers"))?;
-        session.with_books(|books: &mut EndpointBooks| books.bells.registers = registers.clone());
+        session
+            .with_endpoint_state(|state: &mut EndpointState| state.doorbells.registers = registers.clone());
         Ok(Self {
             path: path.clone(),
             file,
@@ -239,17 +240,17 @@ impl Inner {
 
     /// Rings a doorbell that stands in shared memory, for an endpoint that sleeps on it. Never waits: if the daemon has not said yet how to ring it, it is asked,
     /// and rings. Returns how to ring it, if that is known.
-    pub fn ring(&self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
+    pub fn ring(&self, bell: u32, sleeper: EndpointId) -> Option<Arc<Doorbell>> {
         // It may have answered.
         self.look_for_events();
-        let doorbell = self.with_books(|books| books.ring(bell, whose))?;
+        let doorbell = self.with_endpoint_state(|state| state.ring(bell, sleeper))?;
         doorbell.ring();
         Some(doorbell)
     }
 
     /// Works on what the daemon has said unasked.
-    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> R {
-        self.session().with_books(work)
+    pub fn with_endpoint_state<R>(&self, work: impl FnOnce(&mut EndpointState) -> R) -> R {
+        self.session().with_endpoint_state(work)
     }
 
     /// Handles what the daemon has said unasked. Never waits.
@@ -257,7 +258,7 @@ impl Inner {
         let session = self.session();
         // Whoever needs the daemon next hears that it refuses us.
         let _ = session.look();
-        if session.with_books(|books| books.cut) {
+        if session.with_endpoint_state(|state| state.is_truncated) {
             self.memory.mark_broken();
         }
     }
@@ -280,24 +281,24 @@ impl Inner {
     }
 
     /// A descriptor that is readable when somebody may wait at a listener, or the session has something to do.
-    pub fn door(&self, listener: u32) -> Result<Door, Error> {
+    pub fn listener_events(&self, listener: u32) -> Result<ListenerEvents, Error> {
         let session = self.session();
         let event = private_event().map_err(Error::system("making an eventfd"))?;
-        let event = session.with_books(|books| books.door(listener, event));
+        let event = session.with_endpoint_state(|state| state.arrival_event(listener, event));
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
         let daemon = session.fd()?;
         let (zero, readable) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
         epoll::add(&poll, &event, zero, readable)
             .and_then(|()| epoll::add(&poll, daemon, zero, readable))
             .map_err(Error::system("watching the daemon's socket"))?;
-        Ok(Door { poll, _event: event })
+        Ok(ListenerEvents { poll, _event: event })
     }
 
     /// The next connection to a listener, if there is one. Never waits.
     pub fn take_incoming(&self, listener: u32) -> Result<Option<Incoming>, Error> {
         let session = self.session();
         let looked = session.look();
-        match session.with_books(|books| books.take_incoming(listener)) {
+        match session.with_endpoint_state(|state| state.take_incoming(listener)) {
             Some(incoming) => Ok(Some(incoming)),
             None => looked.map(|()| None),
         }
@@ -315,12 +316,12 @@ impl Inner {
 
     /// Nobody listens any more; what waits is refused.
     pub fn unlisten(&self, listener: u32) {
-        self.with_books(|books| books.unlisten(listener));
+        self.with_endpoint_state(|state| state.unlisten(listener));
     }
 }
 
 /// What one process waits on at a listener.
-pub(crate) struct Door {
+pub(crate) struct ListenerEvents {
     pub poll: OwnedFd,
     _event: Arc<OwnedFd>,
 }

@@ -85,15 +85,14 @@
 //!
 //! Should the other program not start, this process resumes the channels by itself and releases the hold.
 
-mod bells;
 mod block;
-mod books;
 mod channel;
 mod connection;
 mod daemon;
 mod descriptor;
 mod doorbell;
 mod endpoint;
+mod endpoint_state;
 mod error;
 mod fork;
 mod half;
@@ -104,6 +103,7 @@ mod loan;
 mod message;
 mod opening;
 mod peer;
+mod peer_doorbells;
 mod ready;
 mod session;
 mod sockets;

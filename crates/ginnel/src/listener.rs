@@ -4,7 +4,7 @@ use crate::channel::{Channel, Pipe};
 use crate::doorbell::readable;
 use crate::error::Error;
 use crate::fork::{Opener, PerProcess};
-use crate::inner::{Door, Inner};
+use crate::inner::{Inner, ListenerEvents};
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub struct Listener<C> {
     endpoint: Arc<Inner>,
     number: u32,
-    door: PerProcess<Door>,
+    events: PerProcess<ListenerEvents>,
     opener: Arc<Opener>,
     /// The endpoint goes on listening.
     is_left: bool,
@@ -24,9 +24,9 @@ pub struct Listener<C> {
 
 impl<C: Channel> Listener<C> {
     pub(crate) fn new(endpoint: Arc<Inner>, number: u32) -> Result<Self, Error> {
-        let door = endpoint.door(number).inspect_err(|_| endpoint.unlisten(number))?;
-        let (door, opener) = (PerProcess::new(door), Opener::current());
-        Ok(Self { endpoint, number, door, opener, is_left: false, kind: PhantomData })
+        let events = endpoint.listener_events(number).inspect_err(|_| endpoint.unlisten(number))?;
+        let (events, opener) = (PerProcess::new(events), Opener::current());
+        Ok(Self { endpoint, number, events, opener, is_left: false, kind: PhantomData })
     }
 
     /// Waits for a connection. Also outlives daemons: it goes on waiting with the next one.
@@ -49,7 +49,7 @@ impl<C: Channel> Listener<C> {
     }
 
     fn accept_by(&self, deadline: Option<Instant>) -> Result<C, Error> {
-        let door = self.door()?;
+        let events = self.events()?;
         loop {
             if let Some(incoming) = self.endpoint.take_incoming(self.number)? {
                 let channel = incoming.channel.channel;
@@ -64,7 +64,7 @@ impl<C: Channel> Listener<C> {
                     }
                 };
             }
-            if !readable(door.poll.as_fd(), deadline) {
+            if !readable(events.poll.as_fd(), deadline) {
                 return Err(Error::TimedOut);
             }
         }
@@ -82,9 +82,9 @@ impl<C> Listener<C> {
 
     /// Where this process waits. The child of a fork has none as long as its parent may accept: both would take the same
     /// connections.
-    fn door(&self) -> Result<&Door, Error> {
-        self.door.get(|_| match self.opener.is_succeeded() {
-            true => self.endpoint.door(self.number),
+    fn events(&self) -> Result<&ListenerEvents, Error> {
+        self.events.get(|_| match self.opener.is_succeeded() {
+            true => self.endpoint.listener_events(self.number),
             false => Err(Error::System {
                 what: "accepting at a listener of the process that has called fork, which still lives",
                 source: std::io::ErrorKind::PermissionDenied.into(),
@@ -96,10 +96,10 @@ impl<C> Listener<C> {
 /// For poll and epoll: readable when [`Listener::try_accept`] is worth a try.
 impl<C> AsFd for Listener<C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self.door() {
-            Ok(door) => door.poll.as_fd(),
+        match self.events() {
+            Ok(events) => events.poll.as_fd(),
             // There is nothing to wait for; that of the parent.
-            Err(_) => self.door.youngest().poll.as_fd(),
+            Err(_) => self.events.youngest().poll.as_fd(),
         }
     }
 }

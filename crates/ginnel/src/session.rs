@@ -9,10 +9,10 @@
 //! Every other call does the same, and [`Session::fd`] is readable when it is worth a call. The lock is never held while a
 //! thread waits, so that no call waits for another thread's request.
 
-use crate::books::EndpointBooks;
 use crate::connection::{Connection, Packet, protocol, wait_any};
 use crate::descriptor::kept;
 use crate::doorbell::private_event;
+use crate::endpoint_state::EndpointState;
 use crate::error::Error;
 use crate::fork::Process;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
@@ -174,7 +174,7 @@ fn events(full: bool) -> epoll::EventFlags {
 }
 
 struct State {
-    books: EndpointBooks,
+    endpoint_state: EndpointState,
     connection: Option<Connection>,
     /// Greeted and attached over this connection.
     ready: bool,
@@ -210,7 +210,7 @@ impl Session {
     /// Begins a session without an endpoint, or with that which `attach` describes: connects and greets, as far as
     /// that goes without waiting. [`Session::welcome`] says when the daemon has answered.
     pub fn open(path: &Path, attach: Option<wire::Attach>, patience: Duration) -> Result<Self, Error> {
-        let session = Self::new(path, attach, patience, EndpointBooks::default(), None);
+        let session = Self::new(path, attach, patience, EndpointState::default(), None);
         session.pump(&mut session.lock());
         Ok(session)
     }
@@ -268,11 +268,11 @@ impl Session {
         path: &Path,
         attach: Option<wire::Attach>,
         patience: Duration,
-        books: EndpointBooks,
+        endpoint_state: EndpointState,
         inherited: Option<Connection>,
     ) -> Self {
         let state = State {
-            books,
+            endpoint_state,
             connection: None,
             ready: false,
             welcome: None,
@@ -314,13 +314,15 @@ impl Session {
 
     /// The session of a child of the process that has this one: of the same endpoint, over a connection of its own.
     pub fn inherit(&self) -> Result<Self, Infallible> {
-        let (mut books, mut connection) = (EndpointBooks::default(), None);
+        let (mut endpoint_state, mut connection) = (EndpointState::default(), None);
         // Another thread of the parent may have held the lock during the fork, and is not here to give it back.
         match self.state.try_lock() {
-            Ok(mut state) => (books, connection) = (state.books.inherited(), state.connection.take()),
+            Ok(mut state) => {
+                (endpoint_state, connection) = (state.endpoint_state.inherited(), state.connection.take())
+            }
             Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
         }
-        let mut session = Self::new(&self.path, self.attach, self.patience, books, connection);
+        let mut session = Self::new(&self.path, self.attach, self.patience, endpoint_state, connection);
         session.is_known = self.is_known;
         Ok(session)
     }
@@ -397,7 +399,9 @@ impl Session {
             state.untaken -= usize::from(!request.polled);
             if let Progress::Answered(packets) = &request.progress {
                 let state = &mut *state;
-                packets.iter().for_each(|packet| state.books.unclaimed(request.kind, &request.body, packet));
+                packets
+                    .iter()
+                    .for_each(|packet| state.endpoint_state.unclaimed(request.kind, &request.body, packet));
             }
             if state.tell_notes() {
                 self.pump(&mut state);
@@ -426,9 +430,9 @@ impl Session {
     }
 
     /// Works on the books. Never waits.
-    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> R {
+    pub fn with_endpoint_state<R>(&self, work: impl FnOnce(&mut EndpointState) -> R) -> R {
         let mut state = self.lock();
-        let done = work(&mut state.books);
+        let done = work(&mut state.endpoint_state);
         if state.tell_notes() {
             self.pump(&mut state);
         }
@@ -577,7 +581,7 @@ impl Session {
                 }
             }
             0 => {
-                state.books.event(packet);
+                state.endpoint_state.event(packet);
                 state.tell_notes();
             }
             number => state.answered(number, packet),
@@ -747,9 +751,9 @@ impl State {
     }
 
     fn tell_notes(&mut self) -> bool {
-        let notes = self.books.notes();
-        let some = !notes.is_empty();
-        for (kind, body) in notes {
+        let notifications = self.endpoint_state.take_notifications();
+        let some = !notifications.is_empty();
+        for (kind, body) in notifications {
             self.add(kind, body, Progress::Told);
         }
         some
@@ -807,13 +811,13 @@ impl State {
             Progress::Told | Progress::Abandoned if more => {}
             Progress::Told => {
                 if let Some(request) = self.requests.remove(&number) {
-                    self.books.answered(request.kind, &request.body, packet);
+                    self.endpoint_state.answered(request.kind, &request.body, packet);
                     self.tell_notes();
                 }
             }
             Progress::Abandoned => {
                 if let Some(request) = self.requests.remove(&number) {
-                    self.books.unclaimed(request.kind, &request.body, &packet);
+                    self.endpoint_state.unclaimed(request.kind, &request.body, &packet);
                     self.tell_notes();
                 }
             }

@@ -1,6 +1,6 @@
 //! How one half of a channel waits: mode, timeout, non-blocking use.
 
-use crate::doorbell::{Bed, BorrowedEvent};
+use crate::doorbell::{BorrowedEvent, WaitPoint};
 use crate::error::Error;
 use crate::inner::Inner;
 use crate::ready::{Membership, ReadySet};
@@ -15,7 +15,7 @@ pub(crate) struct Waiter {
     pub mode: WaitMode,
     pub timeout: Option<Duration>,
     pub nonblocking: bool,
-    bed: Bed,
+    wait_point: WaitPoint,
     /// A non-blocking call has said "not now" and left the doorbell armed for the caller's poll.
     armed: bool,
     /// The set that waits for this half.
@@ -38,7 +38,7 @@ impl Waiter {
             mode,
             timeout: None,
             nonblocking: false,
-            bed: Bed::new(event),
+            wait_point: WaitPoint::new(event),
             armed: false,
             set: None,
             waits: 0,
@@ -66,9 +66,9 @@ impl Waiter {
             // A timeout beyond what the clock can say is none.
             None => *term.0.insert(self.timeout.and_then(|t| Instant::now().checked_add(t))),
         };
-        match wait::wait(what, self.mode, &mut self.bed, deadline) {
+        match wait::wait(what, self.mode, &mut self.wait_point, deadline) {
             Ok(true) => {
-                self.bed.rested();
+                self.wait_point.rested();
                 Ok(())
             }
             Ok(false) => Err(Error::TimedOut),
@@ -78,8 +78,8 @@ impl Waiter {
 
     /// Leaves the doorbell armed, so that the file descriptor becomes readable when another try is worth it.
     fn arm<W: Watchable>(&mut self, what: &mut W) -> Result<(), Error> {
-        self.bed.epoll().map_err(Error::io("making an epoll"))?;
-        self.bed.drain();
+        self.wait_point.epoll().map_err(Error::io("making an epoll"))?;
+        self.wait_point.drain();
         what.arm();
         if what.ready() {
             what.disarm();
@@ -98,7 +98,7 @@ impl Waiter {
         if self.armed {
             self.armed = false;
             what.disarm();
-            self.bed.drain();
+            self.wait_point.drain();
         }
     }
 
@@ -138,7 +138,7 @@ impl Waiter {
 
     /// For poll and epoll: readable after [`Error::WouldBlock`], once another try is worth it.
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
-        self.bed.epoll().map_err(Error::io("making an epoll"))?.ok_or(Error::System {
+        self.wait_point.epoll().map_err(Error::io("making an epoll"))?.ok_or(Error::System {
             what: "no file descriptor to wait on: this VM has no interrupts (see `ginnel status`)",
             source: std::io::ErrorKind::Unsupported.into(),
         })

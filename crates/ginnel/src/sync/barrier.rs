@@ -23,7 +23,7 @@ impl Barrier {
 
     /// Waits until all parties have come. True for one of them: the last.
     pub fn wait(&mut self) -> Result<bool, Error> {
-        self.barrier.wait(&mut self.handle.office, self.handle.patience).map_err(Error::from)
+        self.barrier.wait(&mut self.handle.wakeups, self.handle.patience).map_err(Error::from)
     }
 
     /// Makes a broken barrier usable again, for as many parties as ever. [`Error::WouldBlock`] while some of those who waited

@@ -27,10 +27,10 @@ impl Condvar {
         let Some(mutex) = guard.into_mutex() else { return Err(Error::NotOwner) };
         let relock = mutex.handle.patience;
         let woken = self.condvar.wait(
-            &mut self.handle.office,
+            &mut self.handle.wakeups,
             self.handle.patience,
             &mut mutex.lock,
-            &mut mutex.handle.office,
+            &mut mutex.handle.wakeups,
             relock,
         )?;
         Ok((MutexGuard::of(mutex, woken.locked), woken.signalled))
@@ -40,12 +40,12 @@ impl Condvar {
     /// have been changed with it.
     #[inline]
     pub fn notify_one(&mut self) {
-        self.condvar.notify_one(&mut self.handle.office);
+        self.condvar.notify_one(&mut self.handle.wakeups);
     }
 
     /// Signals all who wait. Never blocks.
     #[inline]
     pub fn notify_all(&mut self) {
-        self.condvar.notify_all(&mut self.handle.office);
+        self.condvar.notify_all(&mut self.handle.wakeups);
     }
 }

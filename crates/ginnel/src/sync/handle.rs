@@ -1,10 +1,10 @@
 //! An open object: its page and slot, how it waits, and how it rings others.
 
-use crate::bells::Whose;
-use crate::doorbell::{Bed, Doorbell};
+use crate::doorbell::{Doorbell, WaitPoint};
 use crate::endpoint::{Endpoint, Inner, parse_name};
 use crate::error::Error;
 use crate::fork::Opener;
+use crate::peer_doorbells::EndpointId;
 use ginnel_layout::sync::{SIZE, SLOT_BELL, SLOT_ENDPOINT, SLOT_ENDPOINT_EPOCH, SyncKind, slot};
 use ginnel_layout::wire::{self, Kind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
@@ -39,7 +39,7 @@ pub(crate) struct Handle {
     pub user: User,
     pub limit: u32,
     pub patience: Patience,
-    pub office: Office,
+    pub wakeups: Wakeups,
     kind: SyncKind,
     name: ginnel_layout::Name,
     object: u64,
@@ -86,8 +86,8 @@ impl Handle {
             let wire::Sync { object, slot, epoch, .. } = sync;
             endpoint.tell(Kind::SYNC_CLOSE, wire::SyncRef { object, slot, epoch }.as_bytes());
         })?;
-        let office = Office {
-            bed: Bed::new(endpoint.event.clone()),
+        let wakeups = Wakeups {
+            wait_point: WaitPoint::new(endpoint.event.clone()),
             page: page.clone(),
             known: HashMap::new(),
             woke: None,
@@ -98,7 +98,7 @@ impl Handle {
             user,
             limit: sync.limit,
             patience: Patience { mode, timeout: None },
-            office,
+            wakeups,
             kind,
             name,
             object: sync.object,
@@ -123,7 +123,7 @@ impl Handle {
 
     /// Another handle on the same object, with the same settings.
     pub fn again(&self) -> Result<Self, Error> {
-        let (endpoint, limit) = (self.office.endpoint.clone(), (self.limit, 0));
+        let (endpoint, limit) = (self.wakeups.endpoint.clone(), (self.limit, 0));
         let mut other = Self::ask(endpoint, self.name, self.kind, limit, 0, self.patience.mode)?;
         if other.object != self.object {
             // Removed meanwhile, and made anew by somebody.
@@ -161,44 +161,44 @@ impl Drop for Handle {
             slot: self.user.slot() as u32,
             epoch: self.user.epoch().into(),
         };
-        self.office.endpoint.tell(Kind::SYNC_CLOSE, body.as_bytes());
+        self.wakeups.endpoint.tell(Kind::SYNC_CLOSE, body.as_bytes());
     }
 }
 
 /// Where a handle sleeps, and how it rings the others.
-pub(crate) struct Office {
-    bed: Bed,
+pub(crate) struct Wakeups {
+    wait_point: WaitPoint,
     page: Mapping,
     endpoint: Arc<Inner>,
     /// How to ring the users of slots, by slot, and for which doorbell and endpoint in it.
-    known: HashMap<usize, ((u32, Whose), Arc<Doorbell>)>,
+    known: HashMap<usize, ((u32, EndpointId), Arc<Doorbell>)>,
     woke: Option<Instant>,
 }
 
 /// After a pause this long, naps (in a VM without interrupts) begin short again.
 const NEW_WAIT: Duration = Duration::from_millis(5);
 
-impl Sleeper for Office {
+impl Sleeper for Wakeups {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         if self.woke.is_none_or(|at| at.elapsed() > NEW_WAIT) {
-            self.bed.rested();
+            self.wait_point.rested();
         }
-        let slept = self.bed.sleep(deadline);
+        let slept = self.wait_point.sleep(deadline);
         self.woke = Some(Instant::now());
         slept
     }
 }
 
-impl World for Office {
+impl World for Wakeups {
     #[cold]
     fn ring(&mut self, k: usize) {
         let word = |at| self.page.load_relaxed_u32(slot(k) + at);
-        let (bell, whose) = (word(SLOT_BELL), (word(SLOT_ENDPOINT), word(SLOT_ENDPOINT_EPOCH)));
+        let (bell, sleeper) = (word(SLOT_BELL), (word(SLOT_ENDPOINT), word(SLOT_ENDPOINT_EPOCH)));
         match self.known.get(&k) {
-            Some((of, doorbell)) if *of == (bell, whose) => doorbell.ring(),
+            Some((of, doorbell)) if *of == (bell, sleeper) => doorbell.ring(),
             _ => {
-                if let Some(doorbell) = self.endpoint.ring(bell, whose) {
-                    self.known.insert(k, ((bell, whose), doorbell));
+                if let Some(doorbell) = self.endpoint.ring(bell, sleeper) {
+                    self.known.insert(k, ((bell, sleeper), doorbell));
                 }
             }
         }

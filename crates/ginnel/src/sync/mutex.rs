@@ -23,7 +23,7 @@ impl Mutex {
     /// calling the data consistent.
     #[inline]
     pub fn lock(&mut self) -> Result<MutexGuard<'_>, Error> {
-        let locked = self.lock.lock(&mut self.handle.office, self.handle.patience)?;
+        let locked = self.lock.lock(&mut self.handle.wakeups, self.handle.patience)?;
         Ok(MutexGuard { mutex: Some(self), locked })
     }
 
@@ -44,7 +44,7 @@ impl Mutex {
     /// [`Error::NotOwner`] if this handle does not have it.
     #[inline]
     pub fn force_unlock(&mut self) -> Result<(), Error> {
-        self.lock.unlock(&mut self.handle.office).map_err(Error::from)
+        self.lock.unlock(&mut self.handle.wakeups).map_err(Error::from)
     }
 
     /// As [`MutexGuard::make_consistent`], for a mutex whose guard was leaked.
@@ -101,7 +101,7 @@ impl Drop for MutexGuard<'_> {
             && mutex.handle.is_ours()
         {
             // What could be said of it, nobody asks for: see `unlock`.
-            let _ = mutex.lock.unlock(&mut mutex.handle.office);
+            let _ = mutex.lock.unlock(&mut mutex.handle.wakeups);
         }
     }
 }

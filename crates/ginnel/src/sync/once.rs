@@ -41,7 +41,7 @@ impl Once {
 
     /// The turn to do it; `None` if it has been done. Waits while somebody else is at it.
     pub fn begin(&mut self) -> Result<Option<OnceTurn<'_>>, Error> {
-        match self.once.begin(&mut self.handle.office, self.handle.patience)? {
+        match self.once.begin(&mut self.handle.wakeups, self.handle.patience)? {
             Turn::Done => Ok(None),
             Turn::Mine { again } => Ok(Some(OnceTurn { once: self, again, done: false })),
         }
@@ -51,8 +51,8 @@ impl Once {
     /// done; else the next caller has the turn. [`Error::NotOwner`] if this handle does not have it.
     pub fn force_end(&mut self, done: bool) -> Result<(), Error> {
         match done {
-            true => self.once.complete(&mut self.handle.office).map_err(Error::from),
-            false => self.once.give_up(&mut self.handle.office).map_err(Error::from),
+            true => self.once.complete(&mut self.handle.wakeups).map_err(Error::from),
+            false => self.once.give_up(&mut self.handle.wakeups).map_err(Error::from),
         }
     }
 }

@@ -25,33 +25,33 @@ impl RwLock {
     /// Locks for reading.
     #[inline]
     pub fn read(&mut self) -> Result<ReadGuard<'_>, Error> {
-        self.lock.read(&mut self.handle.office, self.handle.patience)?;
+        self.lock.read(&mut self.handle.wakeups, self.handle.patience)?;
         Ok(ReadGuard { lock: self })
     }
 
     /// Locks for reading if no writer has it or waits for it, else [`Error::WouldBlock`].
     pub fn try_read(&mut self) -> Result<ReadGuard<'_>, Error> {
-        self.lock.try_read(&mut self.handle.office)?;
+        self.lock.try_read(&mut self.handle.wakeups)?;
         Ok(ReadGuard { lock: self })
     }
 
     /// Locks for writing.
     #[inline]
     pub fn write(&mut self) -> Result<WriteGuard<'_>, Error> {
-        let locked = self.lock.write(&mut self.handle.office, self.handle.patience)?;
+        let locked = self.lock.write(&mut self.handle.wakeups, self.handle.patience)?;
         Ok(WriteGuard { lock: self, locked })
     }
 
     /// Locks for writing if nobody has it, else [`Error::WouldBlock`].
     pub fn try_write(&mut self) -> Result<WriteGuard<'_>, Error> {
-        let locked = self.lock.try_write(&mut self.handle.office)?;
+        let locked = self.lock.try_write(&mut self.handle.wakeups)?;
         Ok(WriteGuard { lock: self, locked })
     }
 
     /// Unlocks a lock whose guard was leaked ([`std::mem::forget`]): for bindings to languages without guards.
     /// [`Error::NotOwner`] if this handle does not have it.
     pub fn force_unlock(&mut self) -> Result<(), Error> {
-        self.lock.unlock(&mut self.handle.office).map_err(Error::from)
+        self.lock.unlock(&mut self.handle.wakeups).map_err(Error::from)
     }
 
     /// As [`WriteGuard::make_consistent`], for a lock whose guard was leaked.

@@ -22,7 +22,7 @@ impl Semaphore {
     /// Takes a permit. Waits while there is none.
     #[inline]
     pub fn acquire(&mut self) -> Result<(), Error> {
-        self.semaphore.acquire(&mut self.handle.office, self.handle.patience).map_err(Error::from)
+        self.semaphore.acquire(&mut self.handle.wakeups, self.handle.patience).map_err(Error::from)
     }
 
     /// Takes a permit if there is one, else [`Error::WouldBlock`].
@@ -34,7 +34,7 @@ impl Semaphore {
     /// limit; then none is given.
     #[inline]
     pub fn release(&mut self, count: u32) -> Result<(), Error> {
-        self.semaphore.release(&mut self.handle.office, count).map_err(Error::from)
+        self.semaphore.release(&mut self.handle.wakeups, count).map_err(Error::from)
     }
 
     /// How many permits there are just now.

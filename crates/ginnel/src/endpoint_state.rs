@@ -1,9 +1,9 @@
 //! What an endpoint keeps of what the daemon says: connections to its listeners, rights to blocks, and how to ring others.
 
-use crate::bells::{Bells, Ring, Whose};
 use crate::block::OpenBlocks;
 use crate::connection::Packet;
 use crate::doorbell::Doorbell;
+use crate::peer_doorbells::{EndpointId, PeerDoorbells, Ring};
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, Kind, Rights};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -13,7 +13,7 @@ use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Something to tell the daemon.
-pub(crate) type Note = (Kind, Vec<u8>);
+pub(crate) type Notification = (Kind, Vec<u8>);
 
 /// A connection that waits to be accepted.
 pub(crate) struct Incoming {
@@ -23,39 +23,39 @@ pub(crate) struct Incoming {
 
 /// Filled by the session, which calls it while it is locked: so nothing here waits. Stays empty as long as there is no endpoint.
 #[derive(Default)]
-pub(crate) struct EndpointBooks {
+pub(crate) struct EndpointState {
     pub blocks: OpenBlocks,
-    pub bells: Bells,
+    pub doorbells: PeerDoorbells,
     /// By listener; readable as long as somebody waits there.
-    doors: HashMap<u32, Arc<OwnedFd>>,
+    arrival_events: HashMap<u32, Arc<OwnedFd>>,
     waiting: HashMap<u32, VecDeque<Incoming>>,
     /// Channels that were announced to us. A daemon may announce them again, until it has answered that they are closed.
     known: HashSet<u64>,
-    notes: Vec<Note>,
+    notifications: Vec<Notification>,
     /// The segment's file was truncated.
-    pub cut: bool,
+    pub is_truncated: bool,
 }
 
-impl EndpointBooks {
+impl EndpointState {
     /// What becomes readable when somebody waits at a listener: `event`, unless it has one already.
-    pub fn door(&mut self, listener: u32, event: OwnedFd) -> Arc<OwnedFd> {
-        let door = self.doors.entry(listener).or_insert_with(|| Arc::new(event)).clone();
-        self.show(listener);
-        door
+    pub fn arrival_event(&mut self, listener: u32, event: OwnedFd) -> Arc<OwnedFd> {
+        let event = self.arrival_events.entry(listener).or_insert_with(|| Arc::new(event)).clone();
+        self.update_arrival_event(listener);
+        event
     }
 
-    fn show(&self, listener: u32) {
-        let Some(door) = self.doors.get(&listener) else { return };
+    fn update_arrival_event(&self, listener: u32) {
+        let Some(event) = self.arrival_events.get(&listener) else { return };
         let _ = match self.waiting.get(&listener).is_none_or(VecDeque::is_empty) {
-            true => rustix::io::read(door, &mut [0u8; 8]),
-            false => rustix::io::write(door, &1u64.to_ne_bytes()),
+            true => rustix::io::read(event, &mut [0u8; 8]),
+            false => rustix::io::write(event, &1u64.to_ne_bytes()),
         };
     }
 
     /// The next connection to a listener.
     pub fn take_incoming(&mut self, listener: u32) -> Option<Incoming> {
         let incoming = self.waiting.get_mut(&listener).and_then(VecDeque::pop_front)?;
-        self.show(listener);
+        self.update_arrival_event(listener);
         Some(incoming)
     }
 
@@ -67,13 +67,13 @@ impl EndpointBooks {
             && let Some(waiting) = self.waiting.get_mut(&listener)
         {
             waiting.retain(|incoming| incoming.channel.channel != channel);
-            self.show(listener);
+            self.update_arrival_event(listener);
         }
     }
 
     /// How to ring a doorbell. `None`: the daemon rings it, or it cannot be rung.
-    pub fn ring(&mut self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
-        match self.bells.ring(bell, whose, Instant::now()) {
+    pub fn ring(&mut self, bell: u32, sleeper: EndpointId) -> Option<Arc<Doorbell>> {
+        match self.doorbells.ring(bell, sleeper, Instant::now()) {
             Ring::By(doorbell) => return Some(doorbell),
             Ring::Ask => self.ask_for_bell(bell),
             Ring::Nothing => {}
@@ -87,7 +87,7 @@ impl EndpointBooks {
 
     /// Nobody listens there any more; who waits is refused.
     pub fn unlisten(&mut self, listener: u32) {
-        self.doors.remove(&listener);
+        self.arrival_events.remove(&listener);
         self.tell(Kind::UNLISTEN, &wire::Listening { listener, reserved: 0 });
         self.refuse(listener);
     }
@@ -99,13 +99,13 @@ impl EndpointBooks {
     }
 
     fn tell<T: IntoBytes + zerocopy::Immutable>(&mut self, kind: Kind, body: &T) {
-        self.notes.push((kind, body.as_bytes().to_vec()));
+        self.notifications.push((kind, body.as_bytes().to_vec()));
     }
 
     fn incoming(&mut self, channel: wire::Channel, fds: Vec<OwnedFd>) {
         if self.known.insert(channel.channel) {
             self.waiting.entry(channel.listener).or_default().push_back(Incoming { channel, fds });
-            self.show(channel.listener);
+            self.update_arrival_event(channel.listener);
         }
     }
 }
@@ -115,7 +115,7 @@ fn granted<T: FromBytes>(answer: &Packet, kind: Kind) -> Option<T> {
     if answer.header.kind == kind { wire::body(&answer.body) } else { None }
 }
 
-impl EndpointBooks {
+impl EndpointState {
     /// The daemon says something unasked.
     pub fn event(&mut self, packet: Packet) {
         // A malformed event costs what it announces, nothing else.
@@ -130,7 +130,7 @@ impl EndpointBooks {
                     self.blocks.revoked(&event);
                 }
             }
-            Kind::SEGMENT_CUT => self.cut = true,
+            Kind::SEGMENT_CUT => self.is_truncated = true,
             _ => {}
         }
     }
@@ -140,7 +140,7 @@ impl EndpointBooks {
         match kind {
             Kind::BELL => {
                 if let Some(wire::BellOf { bell, .. }) = wire::body(body)
-                    && self.bells.answered(bell, answer, Instant::now())
+                    && self.doorbells.answered(bell, answer, Instant::now())
                 {
                     self.ask_for_bell(bell);
                 }
@@ -153,7 +153,7 @@ impl EndpointBooks {
             Kind::UNLISTEN => {
                 // Who came before the daemon heard of it.
                 if let Some(wire::Listening { listener, .. }) = wire::body(body)
-                    && !self.doors.contains_key(&listener)
+                    && !self.arrival_events.contains_key(&listener)
                 {
                     self.refuse(listener);
                 }
@@ -179,7 +179,7 @@ impl EndpointBooks {
             Kind::LISTEN => {
                 // An endpoint that listens twice at a name has one listener.
                 if let Some(listening) = granted::<wire::Listening>(answer, Kind::LISTENING)
-                    && !self.doors.contains_key(&listening.listener)
+                    && !self.arrival_events.contains_key(&listening.listener)
                 {
                     self.unlisten(listening.listener);
                 }
@@ -213,11 +213,11 @@ impl EndpointBooks {
     }
 
     /// What is to be told because of the above.
-    pub fn notes(&mut self) -> Vec<Note> {
+    pub fn take_notifications(&mut self) -> Vec<Notification> {
         for heard in self.blocks.take_acknowledgements() {
             self.tell(Kind::BLOCK_ACK, &heard);
         }
-        std::mem::take(&mut self.notes)
+        std::mem::take(&mut self.notifications)
     }
 
     /// What was announced to the parent and accepted there must not be accepted here; what still waits is announced again.
@@ -227,7 +227,7 @@ impl EndpointBooks {
         let waiting: HashSet<u64> = waiting.collect();
         Self {
             blocks: self.blocks.clone(),
-            bells: self.bells.inherited(),
+            doorbells: self.doorbells.inherited(),
             known: self.known.difference(&waiting).copied().collect(),
             ..Self::default()
         }

@@ -17,34 +17,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Doorbells that are kept. A neighbour may write one after the other into the slots, and each may be a descriptor.
-const MOST: usize = 256;
+const MAX_ENTRIES: usize = 256;
 /// How long a doorbell that cannot be rung is not asked for again. Its member may join meanwhile.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// The doorbells of one endpoint, in one process.
 #[derive(Default)]
-pub(crate) struct Bells {
+pub(crate) struct PeerDoorbells {
     /// The doorbell registers, in a VM.
     pub registers: Option<Arc<Registers>>,
-    known: HashMap<u32, Bell>,
+    known: HashMap<u32, Entry>,
 }
 
 /// An endpoint that sleeps on a doorbell: its number and epoch, which no other has.
-pub(crate) type Whose = (u32, u32);
+pub(crate) type EndpointId = (u32, u32);
 
-enum Bell {
+enum Entry {
     /// The daemon is asked, and rings. It was to be rung once more since, for the endpoint in `again`; `known` is what was
     /// known before.
-    Asked { whose: Whose, again: Option<Whose>, known: Option<Known> },
+    Asked { sleeper: EndpointId, again: Option<EndpointId>, known: Option<Known> },
     /// This is how.
     Known(Known),
     /// There is no such doorbell, or nobody sleeps on it.
-    Refused { whose: Whose, at: Instant },
+    Refused { sleeper: EndpointId, at: Instant },
 }
 
 struct Known {
     doorbell: Arc<Doorbell>,
-    of: HashSet<Whose>,
+    sleepers: HashSet<EndpointId>,
 }
 
 /// What is to be done for a ring.
@@ -57,65 +57,67 @@ pub(crate) enum Ring {
     Nothing,
 }
 
-impl Bells {
+impl PeerDoorbells {
     /// A doorbell is to be rung, for an endpoint that sleeps on it.
-    pub fn ring(&mut self, bell: u32, whose: Whose, now: Instant) -> Ring {
+    pub fn ring(&mut self, bell: u32, sleeper: EndpointId, now: Instant) -> Ring {
         let mut known = None;
         match self.known.get_mut(&bell) {
-            Some(Bell::Known(there)) if there.of.contains(&whose) => return Ring::By(there.doorbell.clone()),
-            Some(Bell::Asked { known: Some(there), .. }) if there.of.contains(&whose) => {
+            Some(Entry::Known(there)) if there.sleepers.contains(&sleeper) => {
                 return Ring::By(there.doorbell.clone());
             }
-            Some(Bell::Asked { again, .. }) => {
-                *again = Some(whose);
+            Some(Entry::Asked { known: Some(there), .. }) if there.sleepers.contains(&sleeper) => {
+                return Ring::By(there.doorbell.clone());
+            }
+            Some(Entry::Asked { again, .. }) => {
+                *again = Some(sleeper);
                 return Ring::Nothing;
             }
-            Some(Bell::Refused { whose: of, at })
-                if *of == whose && now.saturating_duration_since(*at) < REFUSED_FOR =>
+            Some(Entry::Refused { sleeper: asked_for, at })
+                if *asked_for == sleeper && now.saturating_duration_since(*at) < REFUSED_FOR =>
             {
                 return Ring::Nothing;
             }
-            Some(Bell::Known(_)) => {
-                if let Some(Bell::Known(there)) = self.known.remove(&bell) {
+            Some(Entry::Known(_)) => {
+                if let Some(Entry::Known(there)) = self.known.remove(&bell) {
                     known = Some(there);
                 }
             }
-            Some(Bell::Refused { .. }) | None => {}
+            Some(Entry::Refused { .. }) | None => {}
         }
-        if self.known.len() >= MOST {
+        if self.known.len() >= MAX_ENTRIES {
             // What is forgotten can be asked again; what is asked for is under way.
-            self.known.retain(|_, bell| matches!(bell, Bell::Asked { .. }));
+            self.known.retain(|_, entry| matches!(entry, Entry::Asked { .. }));
         }
-        if self.known.len() >= MOST {
+        if self.known.len() >= MAX_ENTRIES {
             return Ring::Nothing;
         }
-        self.known.insert(bell, Bell::Asked { whose, again: None, known });
+        self.known.insert(bell, Entry::Asked { sleeper, again: None, known });
         Ring::Ask
     }
 
     /// The daemon has answered. True if it is to be asked once more, for another endpoint that sleeps there.
     #[must_use = "somebody sleeps on"]
     pub fn answered(&mut self, bell: u32, answer: Packet, now: Instant) -> bool {
-        let Some(Bell::Asked { whose, again, known }) = self.known.remove(&bell) else { return false };
+        let Some(Entry::Asked { sleeper, again, known }) = self.known.remove(&bell) else { return false };
         let Some(doorbell) = self.doorbell(answer).map(Arc::new) else {
-            self.known.insert(bell, Bell::Refused { whose, at: now });
+            self.known.insert(bell, Entry::Refused { sleeper, at: now });
             return false;
         };
-        let mut of = known.map(|known| known.of).unwrap_or_default();
-        if of.len() >= MOST {
-            of.clear();
+        let mut sleepers = known.map(|known| known.sleepers).unwrap_or_default();
+        if sleepers.len() >= MAX_ENTRIES {
+            sleepers.clear();
         }
-        of.insert(whose);
-        let next = again.filter(|again| !of.contains(again));
+        sleepers.insert(sleeper);
+        let next = again.filter(|again| !sleepers.contains(again));
         if again.is_some() && next.is_none() {
             doorbell.ring();
         }
-        let known = Known { doorbell, of };
+        let known = Known { doorbell, sleepers };
         self.known.insert(
             bell,
             match next {
-                Some(whose) => Bell::Asked { whose, again: None, known: Some(known) },
-                None => Bell::Known(known),
+                Some(sleeper) => Entry::Asked { sleeper, again: None, known: Some(known) },
+                None => Entry::Known(known),
             },
         );
         next.is_some()
@@ -136,12 +138,12 @@ impl Bells {
 
     /// What the child of a fork begins with. What the parent has asked for is answered to the parent.
     pub fn inherited(&self) -> Self {
-        let known = self.known.iter().filter_map(|(bell, how)| match how {
-            Bell::Known(known) | Bell::Asked { known: Some(known), .. } => {
-                let known = Known { doorbell: known.doorbell.clone(), of: known.of.clone() };
-                Some((*bell, Bell::Known(known)))
+        let known = self.known.iter().filter_map(|(bell, entry)| match entry {
+            Entry::Known(known) | Entry::Asked { known: Some(known), .. } => {
+                let known = Known { doorbell: known.doorbell.clone(), sleepers: known.sleepers.clone() };
+                Some((*bell, Entry::Known(known)))
             }
-            Bell::Asked { .. } | Bell::Refused { .. } => None,
+            Entry::Asked { .. } | Entry::Refused { .. } => None,
         });
         Self { registers: self.registers.clone(), known: known.collect() }
     }
@@ -179,12 +181,12 @@ mod tests {
     }
 
     /// Endpoints.
-    const A: Whose = (1, 1);
-    const B: Whose = (1, 2);
+    const A: EndpointId = (1, 1);
+    const B: EndpointId = (1, 2);
 
     #[test]
     fn the_daemon_is_asked_once_for_each_doorbell() {
-        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+        let (mut bells, now, event) = (PeerDoorbells::default(), Instant::now(), event());
         assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         assert!(!bells.answered(7, found(&event), now));
         assert_eq!(rings(&event), 0, "the daemon has rung it");
@@ -195,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_to_be_rung_before_the_answer_is_rung_with_it() {
-        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+    fn rings_requested_before_the_answer_become_one_ring_with_it() {
+        let (mut bells, now, event) = (PeerDoorbells::default(), Instant::now(), event());
         assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         for _ in 0..3 {
             assert!(matches!(bells.ring(7, A, now), Ring::Nothing));
@@ -207,8 +209,8 @@ mod tests {
 
     /// A member has gone, and another has its number: its doorbells are others.
     #[test]
-    fn a_doorbell_of_the_same_number_is_not_taken_for_an_earlier_one() {
-        let (mut bells, now, old, new) = (Bells::default(), Instant::now(), event(), event());
+    fn a_doorbell_with_a_reused_number_is_asked_for_again() {
+        let (mut bells, now, old, new) = (PeerDoorbells::default(), Instant::now(), event(), event());
         assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         assert!(!bells.answered(7, found(&old), now));
         assert!(matches!(bells.ring(7, B, now), Ring::Ask));
@@ -222,14 +224,14 @@ mod tests {
 
     #[test]
     fn the_daemon_is_asked_for_each_endpoint_that_sleeps_on_a_doorbell() {
-        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+        let (mut bells, now, event) = (PeerDoorbells::default(), Instant::now(), event());
         assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         assert!(matches!(bells.ring(7, B, now), Ring::Nothing), "one question at a time");
         assert!(bells.answered(7, found(&event), now), "the answer need not be for B");
         assert!(!bells.answered(7, found(&event), now));
         assert_eq!(rings(&event), 0, "the daemon has rung it");
-        for whose in [A, B, A] {
-            assert!(matches!(bells.ring(7, whose, now), Ring::By(_)));
+        for sleeper in [A, B, A] {
+            assert!(matches!(bells.ring(7, sleeper, now), Ring::By(_)));
         }
         // A neighbour may write any of them into its slot.
         for epoch in 0..100_000 {
@@ -237,12 +239,14 @@ mod tests {
                 assert!(!bells.answered(7, found(&event), now));
             }
         }
-        assert!(matches!(bells.known.get(&7), Some(Bell::Known(known)) if known.of.len() <= MOST));
+        assert!(
+            matches!(bells.known.get(&7), Some(Entry::Known(known)) if known.sleepers.len() <= MAX_ENTRIES)
+        );
     }
 
     #[test]
-    fn a_doorbell_that_is_refused_is_asked_for_again_after_a_while() {
-        let (mut bells, now) = (Bells::default(), Instant::now());
+    fn a_refused_doorbell_is_asked_for_again_after_a_while() {
+        let (mut bells, now) = (PeerDoorbells::default(), Instant::now());
         assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         assert!(!bells.answered(7, refused(), now));
         assert!(matches!(bells.ring(7, A, now + REFUSED_FOR / 2), Ring::Nothing));
@@ -250,11 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_that_writes_any_doorbells_fills_no_memory() {
-        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+    fn a_hostile_member_cannot_make_the_table_grow_without_bound() {
+        let (mut bells, now, event) = (PeerDoorbells::default(), Instant::now(), event());
         let asked = (0..100_000).filter(|&bell| matches!(bells.ring(bell, A, now), Ring::Ask)).count();
-        assert_eq!((asked, bells.known.len()), (MOST, MOST), "no more under way");
-        for bell in 0..MOST as u32 {
+        assert_eq!((asked, bells.known.len()), (MAX_ENTRIES, MAX_ENTRIES), "no more under way");
+        for bell in 0..MAX_ENTRIES as u32 {
             assert!(!bells.answered(bell, refused(), now));
         }
         // Others have room then.
@@ -262,13 +266,13 @@ mod tests {
             if matches!(bells.ring(bell | 1 << 31, A, now), Ring::Ask) {
                 assert!(!bells.answered(bell | 1 << 31, found(&event), now));
             }
-            assert!(bells.known.len() <= MOST);
+            assert!(bells.known.len() <= MAX_ENTRIES);
         }
     }
 
     #[test]
-    fn the_child_of_a_fork_knows_what_its_parent_knew_and_asks_for_the_rest() {
-        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+    fn a_forked_child_keeps_known_doorbells_and_asks_for_the_rest() {
+        let (mut bells, now, event) = (PeerDoorbells::default(), Instant::now(), event());
         assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         assert!(!bells.answered(7, found(&event), now));
         assert!(matches!(bells.ring(8, A, now), Ring::Ask));
