@@ -295,7 +295,7 @@ unsafe fn array_of_results<'a, T>(
 unsafe fn tell(cas: *mut u64, name: &str, version: u64) -> Outcome<()> {
     if !cas.is_null() {
         // SAFETY: the caller vouches for it.
-        unsafe { place(cas, name) }?.write(version);
+        unsafe { output(cas, name) }?.write(version);
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ pub unsafe extern "C" fn ginnel_channel_save(channel: *mut Channel, saved: *mut 
         let place = checked!(output_handle(saved));
         checked!(unclaimed_channel(channel));
         // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
-        let channel = unsafe { Channel::places().take(channel) }?;
+        let channel = unsafe { Channel::table().remove(channel) }?;
         return_text(place, channel.save()?.to_string())
     })
 }

@@ -241,7 +241,7 @@ pub unsafe extern "C" fn ginnel_listener_leave(listener: *mut Listener) -> c_int
             return Ok(());
         }
         // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
-        match unsafe { Listener::places().take(listener) }? {
+        match unsafe { Listener::table().remove(listener) }? {
             Listener(Inner::Message(of)) => of.leave(),
             Listener(Inner::Stream(of)) => of.leave(),
         }
