@@ -75,8 +75,8 @@ impl Loan {
     }
 }
 
-/// A descriptor of which the program knows nothing. A program that closes all that it does not know closes this one as well, and its
-/// number may be another file's afterwards.
+/// A descriptor that the program does not know about. A program that closes all descriptors it does not know closes
+/// this one too, and its number may then belong to another file.
 #[derive(Debug)]
 struct Hidden {
     fd: ManuallyDrop<OwnedFd>,
@@ -89,7 +89,7 @@ impl Hidden {
         Ok(Self { fd: ManuallyDrop::new(fd), inode })
     }
 
-    /// The descriptor, if it is still this one.
+    /// Returns the descriptor if its number still refers to this file.
     fn get(&self) -> Option<BorrowedFd<'_>> {
         let is_ours = fstat(&*self.fd).is_ok_and(|stat| stat.st_ino == self.inode);
         is_ours.then(|| self.fd.as_fd())
@@ -100,7 +100,7 @@ impl Drop for Hidden {
     #[expect(unsafe_code, reason = "whether the descriptor is closed is decided here")]
     fn drop(&mut self) {
         if self.get().is_some() {
-            // SAFETY: it is not used any more.
+            // SAFETY: the descriptor is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use rustix::pipe::pipe;
 
-    /// A loan of one end of a pipe, what the daemon has of it, and the pipe's other end.
+    /// Returns a loan of one end of a pipe, the daemon's copy of the shared end, and the other end of the pipe.
     fn lent() -> (Loan, OwnedFd, OwnedFd) {
         let (read, write) = pipe().unwrap();
         let loan = Loan::new(write.as_fd()).unwrap();
@@ -119,7 +119,7 @@ mod tests {
         (loan, daemons, read)
     }
 
-    /// Whether no copy of a pipe's end is open any more.
+    /// Returns whether all copies of the other end of a pipe are closed.
     fn is_closed(read: &OwnedFd) -> bool {
         wait(read.as_fd(), PollFlags::IN, Some(Instant::now()))
     }
@@ -167,7 +167,7 @@ mod tests {
         let (mut loan, daemons, read) = lent();
         drop((take(&daemons), daemons));
         assert!(loan.is_over() && is_closed(&read));
-        // Before it has taken it.
+        // The daemon dies before it has taken the message.
         let (loan, daemons, read) = lent();
         drop(daemons);
         assert!(loan.end(PATIENCE) && is_closed(&read));

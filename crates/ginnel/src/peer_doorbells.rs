@@ -1,12 +1,14 @@
-//! How to ring the doorbells that stand in the slots of locks, as the daemon has said.
+//! How to ring the doorbells whose numbers stand in the slots of locks.
 //!
-//! A slot is shared memory, so what stands there may be anything, and only the daemon can say whether it is a doorbell of the
-//! segment and how to ring it. Whoever unlocks must not wait for that: it may hold other locks, and the daemon may be slow or
-//! away. So the endpoint asks once for each doorbell and goes on. The daemon rings a doorbell that it is asked for, so the
-//! sleeper is woken all the same; without a daemon it looks by itself, within [`ginnel_sync::LOOK_EVERY`].
+//! A slot is shared memory, so its contents may be anything. Only the daemon can say whether a number is a doorbell of
+//! the segment and how to ring it. A thread that unlocks must not wait for that answer, because it may hold other
+//! locks, and the daemon may be slow or away. So the endpoint asks once per doorbell and continues. The daemon itself
+//! rings a doorbell that it is asked about, so the sleeper is woken all the same. Without a daemon the sleeper checks
+//! by itself, within [`ginnel_sync::LOOK_EVERY`].
 //!
-//! A doorbell lasts as long as its member is declared: the number of a member that has gone may come again, with others. So
-//! what is known holds for the endpoints for which the daemon was asked, and is replaced when it answers for one more.
+//! A doorbell is valid as long as its member is declared. When a member has been removed, its number may be reused for
+//! a member with other doorbells. So an answer is valid for the endpoints for which the daemon was asked, and is
+//! replaced when the daemon answers for another one.
 
 use crate::connection::Packet;
 use crate::doorbell::Doorbell;
@@ -16,27 +18,28 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Doorbells that are kept. A neighbour may write one after the other into the slots, and each may be a descriptor.
+/// The most doorbells to remember. A hostile member may write any number of them into the slots, and each may cost a
+/// descriptor.
 const MAX_ENTRIES: usize = 256;
-/// How long a doorbell that cannot be rung is not asked for again. Its member may join meanwhile.
+/// How long to wait before asking again for a doorbell that cannot be rung. Its member may join meanwhile.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// The doorbells of one endpoint, in one process.
+/// The known doorbells of other endpoints, for one endpoint in one process.
 #[derive(Default)]
 pub(crate) struct PeerDoorbells {
-    /// The doorbell registers, in a VM.
+    /// The doorbell registers of the control device, in a VM.
     pub registers: Option<Arc<Registers>>,
     known: HashMap<u32, Entry>,
 }
 
-/// An endpoint that sleeps on a doorbell: its number and epoch, which no other has.
+/// The number and epoch of an endpoint that sleeps on a doorbell. No other endpoint ever has the same pair.
 pub(crate) type EndpointId = (u32, u32);
 
 enum Entry {
-    /// The daemon is asked, and rings. It was to be rung once more since, for the endpoint in `again`; `known` is what was
-    /// known before.
+    /// The daemon has been asked, for `sleeper`, and rings the doorbell itself. `again` is the endpoint for which the
+    /// doorbell was to be rung once more since then. `known` is what was known before the question.
     Asked { sleeper: EndpointId, again: Option<EndpointId>, known: Option<Known> },
-    /// This is how.
+    /// The daemon has answered.
     Known(Known),
     /// There is no such doorbell, or nobody sleeps on it.
     Refused { sleeper: EndpointId, at: Instant },
@@ -47,18 +50,18 @@ struct Known {
     sleepers: HashSet<EndpointId>,
 }
 
-/// What is to be done for a ring.
+/// The way to ring a doorbell.
 pub(crate) enum Ring {
-    /// To be rung like this.
+    /// Ring this doorbell.
     By(Arc<Doorbell>),
-    /// The daemon is to be asked.
+    /// Ask the daemon.
     Ask,
-    /// Nothing that can be done now.
+    /// Nothing can be done now.
     Nothing,
 }
 
 impl PeerDoorbells {
-    /// A doorbell is to be rung, for an endpoint that sleeps on it.
+    /// Decides how to ring the doorbell number `bell` for `sleeper`.
     pub fn ring(&mut self, bell: u32, sleeper: EndpointId, now: Instant) -> Ring {
         let mut known = None;
         match self.known.get_mut(&bell) {
@@ -85,7 +88,7 @@ impl PeerDoorbells {
             Some(Entry::Refused { .. }) | None => {}
         }
         if self.known.len() >= MAX_ENTRIES {
-            // What is forgotten can be asked again; what is asked for is under way.
+            // Forgotten entries can be asked for again; entries that are being asked for are under way.
             self.known.retain(|_, entry| matches!(entry, Entry::Asked { .. }));
         }
         if self.known.len() >= MAX_ENTRIES {
@@ -95,7 +98,8 @@ impl PeerDoorbells {
         Ring::Ask
     }
 
-    /// The daemon has answered. True if it is to be asked once more, for another endpoint that sleeps there.
+    /// Handles the daemon's answer. Returns true if the daemon must be asked once more, for another endpoint that
+    /// sleeps on this doorbell.
     #[must_use = "somebody sleeps on"]
     pub fn answered(&mut self, bell: u32, answer: Packet, now: Instant) -> bool {
         let Some(Entry::Asked { sleeper, again, known }) = self.known.remove(&bell) else { return false };
@@ -136,7 +140,7 @@ impl PeerDoorbells {
         }
     }
 
-    /// What the child of a fork begins with. What the parent has asked for is answered to the parent.
+    /// Returns the table with which the child of a fork begins. Answers to the parent's questions go to the parent.
     pub fn inherited(&self) -> Self {
         let known = self.known.iter().filter_map(|(bell, entry)| match entry {
             Entry::Known(known) | Entry::Asked { known: Some(known), .. } => {
@@ -180,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Endpoints.
+    /// Two endpoints.
     const A: EndpointId = (1, 1);
     const B: EndpointId = (1, 2);
 
@@ -207,14 +211,14 @@ mod tests {
         assert_eq!(rings(&event), 1);
     }
 
-    /// A member has gone, and another has its number: its doorbells are others.
+    /// A member was removed, and a new one has its number but other doorbells.
     #[test]
     fn a_doorbell_with_a_reused_number_is_asked_for_again() {
         let (mut bells, now, old, new) = (PeerDoorbells::default(), Instant::now(), event(), event());
         assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         assert!(!bells.answered(7, found(&old), now));
         assert!(matches!(bells.ring(7, B, now), Ring::Ask));
-        // Meanwhile, what is known still holds for whom it was said of.
+        // Meanwhile the old answer stays valid for the endpoint for which it was given.
         assert!(matches!(bells.ring(7, A, now), Ring::By(_)));
         assert!(!bells.answered(7, found(&new), now));
         let Ring::By(doorbell) = bells.ring(7, B, now) else { panic!("asked again") };
@@ -233,7 +237,7 @@ mod tests {
         for sleeper in [A, B, A] {
             assert!(matches!(bells.ring(7, sleeper, now), Ring::By(_)));
         }
-        // A neighbour may write any of them into its slot.
+        // A hostile member may write any of them into its slot.
         for epoch in 0..100_000 {
             if matches!(bells.ring(7, (2, epoch), now), Ring::Ask) {
                 assert!(!bells.answered(7, found(&event), now));
@@ -261,7 +265,7 @@ mod tests {
         for bell in 0..MAX_ENTRIES as u32 {
             assert!(!bells.answered(bell, refused(), now));
         }
-        // Others have room then.
+        // After that there is room for others.
         for bell in 0..100_000 {
             if matches!(bells.ring(bell | 1 << 31, A, now), Ring::Ask) {
                 assert!(!bells.answered(bell | 1 << 31, found(&event), now));
