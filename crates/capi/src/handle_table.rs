@@ -1,8 +1,9 @@
-//! Handles of which is known for certain whether they are still open.
+//! Handles for which it is always known whether they are still open.
 //!
-//! What C is given is the address of a place, which is never freed, and above it, in bits that no address of a program has
-//! (48 bits, on x86-64 and arm64), how often the place has been taken. A handle that was freed names a number that the
-//! place does not have any more, and never will again: a place that has used all its numbers is taken out of service.
+//! A handle that C gets consists of the address of a slot and, in the upper bits that no address of a program uses (an
+//! address has 48 bits on x86-64 and arm64), the slot's generation number. A slot is never freed. A handle that was
+//! freed contains a number that the slot does not have any more and never gets again, because a slot that has used all
+//! its numbers is taken out of service.
 
 use crate::boundary::Outcome;
 use crate::status::Failure;
@@ -17,18 +18,18 @@ const ADDRESS_BITS: u32 = 48;
 const _: () = assert!(usize::BITS == 64, "a handle has an address of 48 bits and a number of 16");
 
 struct Slot<T> {
-    /// Odd while it is open, and only then is there a value.
+    /// Generation number: odd while the handle is open, and only then is there a value.
     number: AtomicU16,
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
-/// What C has a handle of.
+/// A type of which C has handles.
 pub(crate) trait Handle: Sized + 'static {
-    /// All handles of this kind.
+    /// Returns the table of all handles of this type.
     fn table() -> &'static HandleTable<Self>;
 }
 
-/// `handle!(Mutex, "mutex")`: C has handles of this type, and errors call them that.
+/// `handle!(Mutex, "mutex")` declares that C has handles of this type, and that errors call them that.
 macro_rules! handle {
     ($kind:ty, $what:literal) => {
         impl $crate::handle_table::Handle for $kind {
@@ -42,11 +43,11 @@ macro_rules! handle {
 }
 pub(crate) use handle;
 
-/// All handles of one kind.
+/// The table of all handles of one kind.
 pub(crate) struct HandleTable<T> {
-    /// What to call one of them.
+    /// The kind's name in error texts.
     what: &'static str,
-    /// Addresses of those that are not open, of `Slot<T>`.
+    /// Addresses of the slots (`Slot<T>`) that are not open.
     free: Mutex<Vec<usize>>,
     kind: std::marker::PhantomData<fn() -> T>,
 }
@@ -56,13 +57,14 @@ impl<T> HandleTable<T> {
         Self { what, free: Mutex::new(Vec::new()), kind: std::marker::PhantomData }
     }
 
-    /// A new handle. Never null.
+    /// Puts a value into a slot and returns its new handle, which is never null.
     pub fn insert(&self, value: T) -> *mut T {
         let address = self.free().pop().unwrap_or_else(|| {
             let slot = Slot::<T> { number: AtomicU16::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) };
             Box::into_raw(Box::new(slot)).expose_provenance()
         });
-        // SAFETY: it comes from the line above, now or earlier, and nobody else has it: it was among the free ones.
+        // SAFETY: the address comes from the lines above, now or earlier, and nobody else uses the slot, because it was
+        // free.
         let slot = unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(address) };
         // SAFETY: as above.
         unsafe { (*slot.value.get()).write(value) };
@@ -71,18 +73,18 @@ impl<T> HandleTable<T> {
         ptr::without_provenance_mut(address | usize::from(number) << ADDRESS_BITS)
     }
 
-    /// What stands behind a handle, if it is open.
+    /// Returns the value of a handle, if the handle is open.
     ///
     /// # Safety
     ///
-    /// The handle comes from [`HandleTable::insert`], and nobody closes it as long as the result is used.
+    /// The handle comes from [`HandleTable::insert`], and nobody closes it while the result is used.
     #[inline]
     pub unsafe fn get<'a>(&self, handle: *const T) -> Outcome<&'a T> {
-        // SAFETY: it is open, and stays so, as the caller says; whoever may change it is alone with it.
+        // SAFETY: it is open and stays open, as the caller says. A caller that may change it is its only user.
         Ok(unsafe { (*self.slot(handle)?.value.get()).assume_init_ref() })
     }
 
-    /// The same, to change it.
+    /// Does the same, for changing the value.
     ///
     /// # Safety
     ///
@@ -93,23 +95,23 @@ impl<T> HandleTable<T> {
         Ok(unsafe { (*self.slot(handle)?.value.get()).assume_init_mut() })
     }
 
-    /// Ends a handle, once.
+    /// Closes a handle and returns its value. Of several concurrent calls, one succeeds.
     ///
     /// # Safety
     ///
-    /// The handle comes from [`HandleTable::insert`], and nobody else uses it, but for ending it, too.
+    /// The handle comes from [`HandleTable::insert`], and nobody else uses it, except to close it, too.
     pub unsafe fn remove(&self, handle: *mut T) -> Outcome<T> {
         let mut free = self.free();
         // SAFETY: as the caller says.
         let slot = unsafe { self.slot(handle)? };
         let number = slot.number.load(Ordering::Relaxed);
-        // After the last number comes 0, which no handle has; it stays that for ever.
+        // The number after the last one is 0, which no handle has. The slot keeps it for ever.
         slot.number.store(number.wrapping_add(1), Ordering::Release);
         if number != u16::MAX {
             free.push(ptr::from_ref(slot).expose_provenance());
         }
-        // SAFETY: it was open, and is not any more: under the lock, so of two who end it one comes here, before the place
-        // is given to anybody.
+        // SAFETY: it was open and is closed now. The lock ensures that of two threads that close it only one gets here,
+        // before the slot is given to another handle.
         Ok(unsafe { (*slot.value.get()).assume_init_read() })
     }
 
@@ -119,7 +121,7 @@ impl<T> HandleTable<T> {
     #[inline]
     unsafe fn slot<'a>(&self, handle: *const T) -> Outcome<&'a Slot<T>> {
         let (address, number) = (handle.addr() & ((1 << ADDRESS_BITS) - 1), handle.addr() >> ADDRESS_BITS);
-        // SAFETY: as the caller says, so there is a place, and places stay.
+        // SAFETY: as the caller says, so there is a slot, and slots are never freed.
         let slot = unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(address) };
         match usize::from(slot.number.load(Ordering::Acquire)) == number {
             true => Ok(slot),
@@ -142,12 +144,12 @@ mod tests {
     use super::*;
 
     fn look(table: &HandleTable<u32>, handle: *mut u32) -> Option<u32> {
-        // SAFETY: comes from `give`.
+        // SAFETY: the handle comes from `insert`.
         unsafe { table.get(handle) }.ok().copied()
     }
 
     fn take(table: &HandleTable<u32>, handle: *mut u32) -> Option<u32> {
-        // SAFETY: comes from `give`.
+        // SAFETY: the handle comes from `insert`.
         unsafe { table.remove(handle) }.ok()
     }
 
@@ -155,7 +157,7 @@ mod tests {
     fn a_freed_handle_stays_freed_after_its_slot_is_reused() {
         let table = HandleTable::of("thing");
         let mut old: Vec<*mut u32> = Vec::new();
-        // So often that each place runs out of numbers.
+        // Often enough that each slot runs out of numbers.
         for n in 0..70_000 {
             let (one, two) = (table.insert(n), table.insert(n + 1));
             assert_eq!((look(&table, one), look(&table, two)), (Some(n), Some(n + 1)));

@@ -1,4 +1,4 @@
-//! Handing endpoints and channels over.
+//! Handing over endpoints and channels.
 
 use crate::boundary::{
     Outcome, borrow, checked, invalid, output_handle, return_handle, return_text, status, text,
@@ -11,12 +11,14 @@ use libc::c_int;
 use std::ffi::c_char;
 use std::time::Duration;
 
-/// Has an endpoint live for `time_ns` even if no process owns it, so that the program which this process executes next, or
-/// another process, can adopt it. On success `*token`, which it needs for ginnel_adopt(), is the caller's, to be freed with
-/// ginnel_string_free(); on failure it is NULL. The token is a secret: whoever has it can be the endpoint.
+/// Keeps an endpoint alive for `time_ns` nanoseconds even if no process owns it, so that the program that this process
+/// executes next, or another process, can adopt it. On success the caller must free `*token` with ginnel_string_free();
+/// on failure it is NULL. The token is needed for ginnel_adopt(). It is secret, because any process that has it can
+/// become the endpoint.
 ///
-/// Blocks for the daemon's answer, up to 10 s. Any thread. Errors: GINNEL_ERR_LIMIT if the time is longer than the daemon
-/// allows, or there are too many holds; GINNEL_ERR_TIMED_OUT, GINNEL_ERR_NO_DAEMON, GINNEL_ERR_UNRECORDED.
+/// Blocks until the daemon answers, for at most 10 s. Any thread may call it. Errors: GINNEL_ERR_LIMIT if the time is
+/// longer than the daemon allows or there are too many holds; GINNEL_ERR_TIMED_OUT, GINNEL_ERR_NO_DAEMON,
+/// GINNEL_ERR_UNRECORDED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_hold(
     endpoint: *const Endpoint,
@@ -32,9 +34,9 @@ pub unsafe extern "C" fn ginnel_hold(
     })
 }
 
-/// Ends a hold of this endpoint before its time. Without effect if somebody has adopted the endpoint with this token.
+/// Ends a hold of this endpoint early. Has no effect if a process has adopted the endpoint with this token.
 ///
-/// Any thread; does not block.
+/// Any thread may call it; it does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_release(endpoint: *const Endpoint, token: *const c_char) -> c_int {
     status(|| {
@@ -44,13 +46,13 @@ pub unsafe extern "C" fn ginnel_release(endpoint: *const Endpoint, token: *const
     })
 }
 
-/// Becomes an owner of the endpoint that is held with this token, and ends that hold. `options` are those of ginnel_attach(),
-/// and may be NULL; their name is of no importance. On success `*endpoint` is the caller's, to be freed with ginnel_detach();
-/// on failure it is NULL.
+/// Becomes an owner of the endpoint that is held with this token, and ends that hold. `options` are those of
+/// ginnel_attach() and may be NULL; their name is ignored. On success the caller must free `*endpoint` with
+/// ginnel_detach(); on failure it is NULL.
 ///
-/// Blocks as ginnel_attach() does. Any thread. Errors: GINNEL_ERR_STALE if the hold is over or another process was faster,
-/// GINNEL_ERR_DENIED if this user is neither that of the endpoint nor one who may use the segment, GINNEL_ERR_LIMIT,
-/// GINNEL_ERR_NO_DAEMON, GINNEL_ERR_BROKEN.
+/// Blocks like ginnel_attach(). Any thread may call it. Errors: GINNEL_ERR_STALE if the hold is over or another process
+/// was faster, GINNEL_ERR_DENIED if this user is neither the endpoint's user nor allowed to use the segment,
+/// GINNEL_ERR_LIMIT, GINNEL_ERR_NO_DAEMON, GINNEL_ERR_BROKEN.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_adopt(
     token: *const c_char,
@@ -66,10 +68,10 @@ pub unsafe extern "C" fn ginnel_adopt(
     })
 }
 
-/// Stops using a channel and says where it stands, for ginnel_channel_resume(). On success the channel is freed, and `*saved` is
-/// the caller's, to be freed with ginnel_string_free(); it is no secret. On failure it is NULL, and the channel is as before. The
-/// peer notices nothing: what it sends meanwhile waits in the ring. What is claimed must be sent or given up before; what is peeked at
-/// and not released comes again.
+/// Stops using a channel and returns its position for ginnel_channel_resume(). On success the channel is freed, and the
+/// caller must free `*saved` with ginnel_string_free(); it is not secret. On failure `*saved` is NULL, and the channel
+/// is unchanged. The peer notices nothing: what it sends meanwhile waits in the ring. Send or abort a claim before this
+/// call; a message or bytes that were peeked at and not released will be received again.
 ///
 /// Counts as an operation in both directions; does not block. Errors: GINNEL_ERR_CLAIMED.
 #[unsafe(no_mangle)]
@@ -77,19 +79,19 @@ pub unsafe extern "C" fn ginnel_channel_save(channel: *mut Channel, saved: *mut 
     status(|| {
         let place = checked!(output_handle(saved));
         checked!(unclaimed_channel(channel));
-        // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
+        // SAFETY: `return_handle` has made it, and no other thread uses it, as the head of ginnel.h requires.
         let channel = unsafe { Channel::table().remove(channel) }?;
         return_text(place, channel.save()?.to_string())
     })
 }
 
-/// Goes on with a channel of this endpoint where it was saved: nothing that was on its way is lost, or comes twice. Each saved
-/// channel is resumed once, by one process. What was set of it (timeouts, how it waits, a ready set) is to be set again. On
-/// success `*channel` is the caller's, to be freed with ginnel_channel_close(); on failure it is NULL.
+/// Continues a channel of this endpoint at the position where it was saved: no data is lost or received twice. Each
+/// saved channel must be resumed only once, by one process. Its settings (timeouts, wait mode, ready set) must be made
+/// again. On success the caller must free `*channel` with ginnel_channel_close(); on failure it is NULL.
 ///
-/// Blocks for the daemon's answer, up to 10 s. Any thread. Errors: GINNEL_ERR_NOT_FOUND if the endpoint has no such channel,
-/// GINNEL_ERR_CORRUPT if it does not stand where it was saved (it is closed then), GINNEL_ERR_TIMED_OUT, GINNEL_ERR_NO_DAEMON,
-/// GINNEL_ERR_READ_ONLY.
+/// Blocks until the daemon answers, for at most 10 s. Any thread may call it. Errors: GINNEL_ERR_NOT_FOUND if the
+/// endpoint has no such channel, GINNEL_ERR_CORRUPT if the channel is not at the saved position (it is closed then),
+/// GINNEL_ERR_TIMED_OUT, GINNEL_ERR_NO_DAEMON, GINNEL_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_resume(
     endpoint: *const Endpoint,
@@ -109,7 +111,7 @@ pub unsafe extern "C" fn ginnel_channel_resume(
     })
 }
 
-/// A text that the library has made.
+/// Parses a text that the library has made.
 fn read<T: std::str::FromStr>(text: &str, name: &str) -> Outcome<T> {
     text.parse().map_err(|_| invalid(format!("{name} is not what the library has made")))
 }

@@ -222,8 +222,13 @@ enum Step {
 }
 
 impl Endpoint {
-    /// Begins to open the channel of a connection whose ends have been found. The end that accepted it listens, the other one
-    /// connects. Each ring gets `capacity` bytes. [`Error::ReadOnly`] if this member may only read the segment.
+    /// Begins to open the channel of a connection whose ends have been found. The end that accepted the connection
+    /// listens, and the other one connects. Each ring gets `capacity` bytes. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] if this member may only read the segment, [`Error::Name`] if the daemon has named an invalid
+    /// meeting.
     pub fn begin_open_socket(
         &self,
         meeting: &Meeting,
@@ -232,7 +237,7 @@ impl Endpoint {
     ) -> Result<OpeningSocket, Error> {
         let endpoint = self.inner().clone();
         endpoint.may_write()?;
-        // Checked as a name that a program gives: a daemon may be of another version.
+        // Checked like a name from a program, because the daemon may be of another version.
         let name = parse_name(meeting.name.as_str())?;
         let (kind, capacity) = (ChannelKind::SOCKET.0, capacity.next_power_of_two() as u64);
         let step = match end {
@@ -252,14 +257,19 @@ impl Endpoint {
 }
 
 impl OpeningSocket {
-    /// Returns whether a request to the daemon is under way. If the value is dropped before the answer comes, the next call
-    /// call that asks the daemon for something in this segment.
+    /// Returns whether a request to the daemon is under way. If the value is dropped before the answer comes, the next
+    /// call that asks the daemon for something in this segment undoes what the request has created.
     pub fn is_asking(&self) -> bool {
         matches!(self.step, Step::Listening(_) | Step::Connecting { request: Some(_), .. })
     }
 
-    /// The channel, or `None` if it is not there yet. After the channel or an error there is nothing more to come.
-    /// [`Error::TimedOut`] if the other end has not come for some seconds.
+    /// Returns the channel, or `None` if it is not open yet. After the channel or an error there is no further result.
+    /// Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if the other end has not come for some seconds, [`Error::Refused`] if the daemon refuses,
+    /// [`Error::Finished`] if the result was returned already.
     pub fn poll(&mut self) -> Result<Option<SocketChannel>, Error> {
         loop {
             match &mut self.step {
@@ -268,7 +278,8 @@ impl OpeningSocket {
                     self.step = Step::Over;
                     let (answer, _) =
                         answer?.into_body::<wire::Listening>(Kind::LISTENING, &self.endpoint.path)?;
-                    // The other end may come, and give up, after this one has listened: then it has seen this listener.
+                    // The time limit starts only now, when this end listens: if the other end comes and gives up after
+                    // that, it has seen this listener.
                     self.step = Step::Waiting { listener: answer.listener, until: Instant::now() + PATIENCE };
                 }
                 Step::Waiting { listener, until } => {
@@ -288,7 +299,7 @@ impl OpeningSocket {
                         Ok(_) => self.endpoint.accepted(channel),
                         Err(_) => self.endpoint.close_channel(channel),
                     }
-                    // One connection is all that this listener is for.
+                    // This listener is for one connection only.
                     self.endpoint.unlisten(listener);
                     return pipe.map(|pipe| Some(SocketChannel::new(pipe)));
                 }
@@ -349,7 +360,8 @@ pub struct SocketChannel {
     receiver: SocketReceiver,
 }
 
-/// The ring into which this side sends. Dropping it finishes, except in a fork's child whose parent lives.
+/// The ring into which this side sends. Dropping it ends this direction, except in the child of a fork while the parent
+/// lives.
 pub struct SocketSender {
     /// The ring. Its methods say when the peer must be woken; the caller does so with `waker`.
     pub ring: stream::Producer<Mapping>,
