@@ -33,7 +33,7 @@ pub enum Rights {
 
 fn rights(rights: c_int) -> Outcome<ginnel::Rights> {
     let known = u32::try_from(rights).map(ginnel::Rights).ok().filter(|rights| rights.is_known());
-    known.ok_or_else(|| invalid(format!("{rights} is no right; use one of GINNEL_RIGHTS_*")))
+    known.ok_or_else(|| invalid(format!("{rights} is not a right; use one of GINNEL_RIGHTS_*")))
 }
 
 /// Options for creating a block. Fill the structure with zeros, set `size`, then the members that should differ from

@@ -208,7 +208,7 @@ const RECEIVE: c_int = Direction::GINNEL_RECEIVE as c_int;
 /// Returns whether the sending and the receiving direction are meant, of which there is at least one.
 pub(crate) fn directions(directions: c_int) -> Outcome<(bool, bool)> {
     if !(SEND..=SEND | RECEIVE).contains(&directions) {
-        let detail = format!("{directions} is no direction; use GINNEL_SEND, GINNEL_RECEIVE, or both");
+        let detail = format!("{directions} is not a direction; use GINNEL_SEND, GINNEL_RECEIVE, or both");
         return Err(invalid(detail));
     }
     Ok((directions & SEND != 0, directions & RECEIVE != 0))

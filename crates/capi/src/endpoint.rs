@@ -38,7 +38,7 @@ pub(crate) fn wait_mode(mode: c_int, budget_ns: u64) -> Outcome<WaitMode> {
         (ADAPTIVE, ns) => Ok(WaitMode::Adaptive { budget: Duration::from_nanos(ns) }),
         (POLL, _) => Ok(WaitMode::Poll),
         (INTERRUPT, _) => Ok(WaitMode::Interrupt),
-        _ => Err(invalid(format!("{mode} is no wait mode; use one of GINNEL_WAIT_*"))),
+        _ => Err(invalid(format!("{mode} is not a wait mode; use one of GINNEL_WAIT_*"))),
     }
 }
 

@@ -131,7 +131,7 @@ impl<T> HandleTable<T> {
 
     #[cold]
     fn freed(&self) -> Failure {
-        Failure::new(GINNEL_ERR_FREED, format!("this handle of a {} is freed already", self.what))
+        Failure::new(GINNEL_ERR_FREED, format!("this handle of a {} was freed already", self.what))
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<usize>> {

@@ -29,7 +29,9 @@ impl Kind {
         [Self::GINNEL_MESSAGE, Self::GINNEL_STREAM]
             .into_iter()
             .find(|known| *known as c_int == kind)
-            .ok_or_else(|| invalid(format!("{kind} is no kind; use GINNEL_MESSAGE or GINNEL_STREAM")))
+            .ok_or_else(|| {
+                invalid(format!("{kind} is not a kind of channel; use GINNEL_MESSAGE or GINNEL_STREAM"))
+            })
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Error {
     #[error("the peer has closed the channel")]
     Closed,
     /// The peer or this side has aborted the channel (`abort` of a half). Data that had not been received is lost.
-    #[error("the channel was aborted; what was on its way is lost")]
+    #[error("the channel was aborted; data that was not received is lost")]
     Aborted,
     /// The peer's process or its VM has died. Everything that it sent before has been received.
     #[error("the peer has died")]
@@ -44,7 +44,9 @@ pub enum Error {
         max: usize,
     },
     /// The next message is longer than the buffer. The message stays in the channel.
-    #[error("the next message has {len} bytes and the buffer {buffer}; it stays until received")]
+    #[error(
+        "the next message has {len} bytes and the buffer only {buffer}; the message stays in the channel"
+    )]
     BufferTooSmall {
         /// Length of the message, in bytes.
         len: usize,
@@ -81,8 +83,8 @@ pub enum Error {
     /// This member may only read the segment, and the operation needs write access: both sides of a channel or a lock
     /// write to it, and so does the creator of a block.
     #[error(
-        "this member may only read segment {segment}, and whoever has a channel, a lock or a block of its own writes: on the \
-         host, move it from `readers` to `members` of [segment.{segment}]"
+        "this member may only read segment {segment}, and channels, locks and new blocks need write access: on the host, \
+         move it from `readers` to `members` of [segment.{segment}]"
     )]
     ReadOnly {
         /// Name of the segment.
@@ -90,13 +92,13 @@ pub enum Error {
     },
     /// The handle of a block does not have the right for this operation, or a store without the right was caught
     /// ([`crate::Block::guard_writes`]).
-    #[error("this block may not be written, or not be used any more: its handle has {} rights", rights.name())]
+    #[error("not permitted for this handle of the block, which has {} rights", rights.name())]
     Denied {
         /// The rights that the handle has.
         rights: Rights,
     },
     /// The byte range is not inside the block.
-    #[error("{len} bytes at {at} of a block that has {size}")]
+    #[error("{len} bytes at offset {at} are not inside the block, which has {size} bytes")]
     OutOfBlock {
         /// Offset of the first byte.
         at: usize,
@@ -106,10 +108,14 @@ pub enum Error {
         size: usize,
     },
     /// A writer of a read-write lock has died. Reading fails until a writer has declared the data consistent.
-    #[error("a writer died in the lock: take it for writing, repair the data and call them consistent")]
+    #[error(
+        "a writer died while it held the lock: lock it for writing, repair the data and mark them consistent"
+    )]
     OwnerDied,
     /// The lock's owner died, and the next owner unlocked it without declaring the data consistent.
-    #[error("the lock was given up with its data inconsistent: unlink it and make it anew")]
+    #[error(
+        "the lock was unlocked with inconsistent data after its owner had died: unlink it and create a new one"
+    )]
     NotRecoverable,
     /// This handle does not have the lock that it should unlock, or has lost it.
     #[error("this handle does not have the lock")]
@@ -124,7 +130,7 @@ pub enum Error {
         limit: u32,
     },
     /// A party of the barrier has died.
-    #[error("a party of the barrier has died: reset it once the others know")]
+    #[error("a party of the barrier has died: reset the barrier when the others have noticed")]
     BarrierBroken,
     /// This endpoint was declared dead, and its locks were handed on. Attach again.
     #[error("this endpoint was declared dead, and its locks were handed on: attach again")]

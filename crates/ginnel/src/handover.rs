@@ -242,7 +242,7 @@ impl Endpoint {
         let packet = inner.request(Kind::RESUME, wish.as_bytes())?;
         let (answer, fds) = packet.into_body::<wire::Channel>(Kind::CHANNEL, &inner.path)?;
         if (answer.channel, answer.kind) != (channel, saved.kind.0) {
-            return Err(inner.protocol("another channel than the one that was asked for"));
+            return Err(inner.protocol("a channel that was not asked for"));
         }
         // The daemon may have announced this channel as one that waits to be accepted.
         inner.with_endpoint_state(|state| state.resumed(channel));

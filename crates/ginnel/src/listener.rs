@@ -100,7 +100,7 @@ impl<C> Listener<C> {
         self.events.get(|_| match self.opener.is_succeeded() {
             true => self.endpoint.listener_events(self.number),
             false => Err(Error::System {
-                what: "accepting at a listener of the process that has called fork, which still lives",
+                what: "accepting at a listener that belongs to the parent of this process, which still lives",
                 source: std::io::ErrorKind::PermissionDenied.into(),
             }),
         })

@@ -70,14 +70,14 @@ impl<T> Opening<T> {
     fn session(&mut self) -> Result<&mut Session, Error> {
         match &mut self.begun {
             Some(begun) if begun.session.is_own() => Ok(&mut begun.session),
-            Some(_) => Err(misuse("opening what the parent of this process has begun to open")),
-            None => Err(misuse("opening what is open already")),
+            Some(_) => Err(misuse("using an opening that the parent of this process has begun")),
+            None => Err(misuse("using an opening whose result was returned already")),
         }
     }
 
     fn finish(&mut self, answer: Packet) -> Result<T, Error> {
         let Some(Begun { session, finish }) = self.begun.take() else {
-            return Err(misuse("opening what is open already"));
+            return Err(misuse("using an opening whose result was returned already"));
         };
         finish(session, answer)
     }

@@ -209,7 +209,7 @@ impl ReadySet {
     pub fn unwatch(&mut self, fd: impl AsFd) -> Result<(), Error> {
         let fd = fd.as_fd();
         self.watched.remove(&fd.as_raw_fd());
-        epoll::delete(&self.core.epoll, fd).map_err(Error::system("watching a descriptor no more"))
+        epoll::delete(&self.core.epoll, fd).map_err(Error::system("removing a descriptor from an epoll"))
     }
 
     /// Waits until there is something to do, and replaces the contents of `keys` by the keys of all members that are
@@ -287,7 +287,7 @@ impl ReadySet {
     fn disarm(&mut self) -> Result<(), Error> {
         if !self.core.opener.is_here_or_succeeded() {
             return Err(Error::System {
-                what: "waiting with a set of the process that has called fork, which still lives",
+                what: "waiting with a set that belongs to the parent of this process, which still lives",
                 source: io::ErrorKind::PermissionDenied.into(),
             });
         }

@@ -114,7 +114,7 @@ impl Handle {
         let user = u16::try_from(sync.epoch)
             .ok()
             .and_then(|epoch| User::new(sync.slot as usize, epoch, endpoint.number()))
-            .ok_or_else(|| endpoint.protocol("a slot that cannot be"))?;
+            .ok_or_else(|| endpoint.protocol("an impossible slot"))?;
         let page = endpoint
             .part(sync.offset, SIZE)
             .ok_or_else(|| endpoint.protocol("an object outside the segment"))?;
@@ -133,7 +133,7 @@ impl Handle {
             return Err(Error::Refused {
                 code: wire::ErrorCode::NOT_FOUND,
                 text: format!(
-                    "{} {} has been unlinked; nobody else can open it",
+                    "{} {} has been unlinked, so no further handle can be opened",
                     self.kind.name(),
                     self.name
                 ),
