@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_as_it_was_written_and_hides_itself() {
+    fn a_token_survives_its_text_form_and_hides_its_secret() {
         let token = Token { segment: "a-b.c@d".into(), endpoint: 7, epoch: 9, secret: [0xa5; 16] };
         let text = token.reveal();
         assert_eq!(text.parse::<Token>().unwrap(), token);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_channel_is_read_as_it_was_written() {
+    fn a_saved_channel_survives_its_text_form() {
         let output = Cursor { position: 1 << 40, pending: 64, released: 3, token: 4, rung: u32::MAX };
         let input = Cursor { position: 6, pending: 0, released: 5, token: 9, rung: 1 };
         for is_initiator in [true, false] {

@@ -131,7 +131,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_the_daemon_has_not_taken_comes_back_at_once() {
+    fn a_descriptor_that_the_daemon_has_not_taken_comes_back_at_once() {
         let (mut loan, daemons, read) = lent();
         assert!(!loan.is_over() && !is_closed(&read));
         assert!(loan.end(Duration::ZERO));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_has_taken_is_waited_for() {
+    fn a_descriptor_that_the_daemon_has_taken_is_waited_for() {
         let (mut loan, daemons, read) = lent();
         let taken = take(&daemons);
         assert!(!loan.is_over(), "it has it");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_dies_has_nothing() {
+    fn the_death_of_the_daemon_ends_the_loan() {
         let (mut loan, daemons, read) = lent();
         drop((take(&daemons), daemons));
         assert!(loan.is_over() && is_closed(&read));

@@ -493,7 +493,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn whoever_polls_first_hears_what_the_daemon_can_do() {
+    fn poll_also_handles_the_daemons_greeting() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("daemon");
         let daemon =
