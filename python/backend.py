@@ -1,4 +1,4 @@
-"""Makes the wheel of this package, with Python alone (PEP 517).
+"""Builds the wheel of this package with Python alone (PEP 517).
 
 ``python3 backend.py DIR`` does it by hand.
 """
@@ -11,12 +11,12 @@ import tarfile
 import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-#: The same bytes make the same archive.
+#: A fixed time stamp, so that the same sources make the same archive.
 WHEN = (2024, 1, 1, 0, 0, 0)
 
 
 def _project():
-    """The few lines of pyproject.toml that go into the archive. Python before 3.11 cannot read such files by itself."""
+    """Reads the few values of pyproject.toml that go into the archive. Python before 3.11 has no parser for such files."""
     fields = {}
     for line in (HERE / "pyproject.toml").read_text().splitlines():
         key, equals, value = line.partition(" = ")

@@ -1,4 +1,4 @@
-"""A client of Ginnel's caches: what it reads, it reads in shared memory."""
+"""A client of Ginnel's caches, which reads items in shared memory."""
 
 from ._cache import Cache, Counters, Item
 from ._library import Error, Lost, NoServer, NotFound, Refused, TooLarge

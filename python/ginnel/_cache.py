@@ -1,4 +1,4 @@
-"""The cache."""
+"""The class :class:`Cache`."""
 
 import ctypes
 import threading
@@ -15,43 +15,43 @@ Value = Union[bytes, bytearray, memoryview, str]
 K = TypeVar("K", bytes, str)
 D = TypeVar("D")
 
-#: Longer values need another look.
+#: Initial size of the buffer, in bytes. A longer value needs a second call.
 ROOM = 16 << 10
-#: More room than that is given back.
+#: A buffer larger than this is replaced by a small one after use. Also the most bytes that one call stores.
 MOST_ROOM = 4 << 20
-#: Keys whose values are asked for with one call.
+#: The most keys of one call to the library.
 TOGETHER = 1024
 
 
 class Item(NamedTuple):
-    """A value, and what is known of it."""
+    """A value with its properties."""
 
     value: bytes
-    #: The client's, as they were stored.
+    #: The client's flags, as they were stored.
     flags: int
-    #: Its version, for :meth:`Cache.cas`.
+    #: Version of the item, for :meth:`Cache.cas`.
     cas: int
 
 
 class Counters(NamedTuple):
-    """What a :class:`Cache` has done since it was opened."""
+    """Counters of a :class:`Cache` since it was opened."""
 
-    #: Items that were found in memory.
+    #: Number of items that were found in memory.
     hits: int
-    #: Keys that memory has no item of.
+    #: Number of keys for which memory has no item.
     misses: int
-    #: Keys that the server was asked for, because memory could not tell.
+    #: Number of keys that were looked up at the server, because memory could not tell.
     asked: int
-    #: Requests whose answers were lost.
+    #: Number of requests whose answers were lost.
     lost: int
-    #: Connections that were opened to servers.
+    #: Number of connections that were opened to servers.
     connections: int
-    #: Keys whose hits were reported to the server.
+    #: Number of keys whose hits were reported to the server.
     reported: int
 
 
 class _Room(threading.local):
-    """Where values are copied to, and what calls need each time: of each thread its own."""
+    """A thread's own buffer for values, with the arguments that each call needs."""
 
     def __init__(self, handle: int) -> None:
         self.handle = c_void_p(handle)
@@ -61,7 +61,7 @@ class _Room(threading.local):
 
     def grow(self, size: int) -> None:
         buffer = create_string_buffer(size)
-        #: The arguments of the next call, and where the value is then. The buffer must live as long as its address.
+        #: The arguments of the next call, and the buffer that then has the value. The buffer must live as long as its address is used.
         self.parts = (self.handle, c_void_p(ctypes.addressof(buffer)), c_size_t(size), buffer)
 
 
@@ -78,22 +78,31 @@ def _value(value: Value) -> bytes:
 
 
 class Cache:
-    """A cache that is open, by its address ``SEGMENT/NAME``.
+    """An open cache.
 
-    A get is a lookup and a copy in shared memory; it waits for nobody wherever memory can tell. Changes go to the server, one after the
-    other. When a change returns, the next get of any reader finds it, or something newer. If the server dies before it answers, that is
-    :class:`Lost`: the change may have been done or not. :class:`NoServer` means that it was not done.
+    A get is a lookup and a copy in shared memory, and does not block if the answer can be read from memory. Changes go to the server,
+    one after another, and block until it answers. When a change returns, the next get of any reader finds it, or something newer.
 
-    Keys are bytes, or text as UTF-8: 1 to 250 bytes, or up to 186 if there are blanks or control characters among them. Values are
-    bytes, or text as UTF-8; what is got is bytes. ``ttl`` is in how many seconds an item ends; 0: never.
+    Keys are bytes, or text, which is encoded as UTF-8: 1 to 250 bytes, or at most 186 if they contain blanks or control characters.
+    Values are bytes, or text, which is encoded as UTF-8; a get always returns bytes. ``ttl`` is an item's time to live in seconds; 0
+    means that the item does not expire.
 
-    :param socket: path of the daemon's socket; otherwise ``$GINNEL_SOCKET`` or ``/run/ginnel/ginnel.sock``
-    :param name: what this program calls itself, for people
-    :param changes: where changes go: ``"channel SEGMENT"``, ``"tcp ADDRESS:PORT"`` or ``"unix PATH"``; otherwise where the cache says
-    :param patience: seconds for which a cache that is not there, or a server that is being replaced, is waited for
-    :param timeout: seconds that the server may take for an answer
+    Several threads may use a cache. It is a context manager, and ``cache[key]`` gets, sets and removes items as a dict does.
 
-    May be used by several threads, and as a context manager. ``cache[key]`` gets, sets and removes items as a dict does.
+    :param address: the cache's address, ``SEGMENT/NAME``
+    :param socket: path of the daemon's socket; the default is ``$GINNEL_SOCKET`` or else ``/run/ginnel/ginnel.sock``
+    :param name: name under which this program appears to people; the default is the program's name
+    :param changes: where to send changes: ``"channel SEGMENT"``, ``"tcp ADDRESS:PORT"`` or ``"unix PATH"``; the default is what the
+        cache itself says
+    :param patience: how many seconds to wait for a cache that does not exist yet, or for a server that is being replaced
+    :param timeout: how many seconds the server may take to answer
+
+    :raises NotFound: there is no such cache, or no such segment
+    :raises NoServer: the server cannot be reached; the change was not made
+    :raises Lost: the server has not answered; the change may or may not have been made
+    :raises TooLarge: the value is longer than an item of this cache may be
+    :raises Refused: the server refuses
+    :raises Error: another failure
     """
 
     __slots__ = ("_handle", "_room", "address")
@@ -127,7 +136,7 @@ class Cache:
         self._room = _Room(handle.value)
 
     def close(self) -> None:
-        """Closes it. No other thread may be using it."""
+        """Closes the cache. No other thread may be using it."""
         handle, self._handle = self._handle, None
         if handle is not None:
             lib.cache_close(handle)
@@ -139,7 +148,7 @@ class Cache:
         self.close()
 
     def __del__(self) -> None:
-        # At the end of the interpreter, or of an object that was never open, there may be nothing to close with.
+        # When the interpreter ends, the library may be gone already; an object whose construction failed has no handle.
         if getattr(self, "_handle", None) is not None and lib is not None:
             self.close()
 
@@ -147,7 +156,7 @@ class Cache:
         return f"Cache({self.address!r})"
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """The value of a key, or ``default`` if there is none."""
+        """Returns the value of a key, or ``default`` if there is none."""
         if key.__class__ is not bytes:
             key = _key(key)
         handle, address, size, buffer = self._room.parts
@@ -160,7 +169,7 @@ class Cache:
         return default if item is None else item.value
 
     def get_item(self, key: Key) -> Optional[Item]:
-        """The value of a key with its flags and its version; ``None`` if there is none."""
+        """Returns the value of a key with its flags and its version, or ``None`` if there is none."""
         return self._get_item(_key(key), lib.BUFFER_TOO_SMALL)
 
     def _get_item(self, key: bytes, status: int) -> Optional[Item]:
@@ -179,7 +188,7 @@ class Cache:
         return item
 
     def get_many(self, keys: Iterable[K]) -> Dict[K, bytes]:
-        """The values of those of the keys that there are items of. Takes far less time than as many calls of :meth:`get`."""
+        """Returns the values of the keys that exist. It is much faster than a call of :meth:`get` for each key."""
         found: Dict[K, bytes] = {}
         todo: List[K] = list(keys)
         for begin in range(0, len(todo), TOGETHER):
@@ -205,18 +214,21 @@ class Cache:
                 values[key] = buffer[offset : offset + length]
             elif status == lib.BUFFER_TOO_SMALL:
                 too_long.append(key)
-        # Those whose values had no room left are few, or large.
+        # Values for which there was no room are few, or large, so get them one by one.
         for key in too_long:
             item = self.get_item(key)
             if item is not None:
                 values[key] = item.value
 
     def set(self, key: Key, value: Value, ttl: int = 0, flags: int = 0) -> int:
-        """Stores a value, whatever was there before. Returns its version."""
+        """Stores a value, whether the key has one or not. Returns the item's version."""
         return self._store(lib.cache_set, key, value, ttl, flags)[1]
 
     def set_many(self, values: Mapping[K, Value], ttl: int = 0, flags: int = 0) -> Dict[K, lib.Error]:
-        """Stores many values, without waiting for one before the next is sent. Returns those that were not stored, and why."""
+        """Stores many values, without waiting for an answer before sending the next.
+
+        Returns the keys that were not stored, each with the reason.
+        """
         failed: Dict[K, lib.Error] = {}
         todo: List[Tuple[K, bytes, bytes]] = []
         size = 0
@@ -231,7 +243,7 @@ class Cache:
         return failed
 
     def _set_some(self, todo: List[Tuple[K, bytes, bytes]], ttl: int, flags: int, failed: Dict[K, lib.Error]) -> None:
-        # One after the other: each has its address then.
+        # All keys and values in one buffer, so that each has an address.
         joined = b"".join([part for _, key, value in todo for part in (key, value)])
         at = _address(joined)
         entries = bytearray()
@@ -253,27 +265,27 @@ class Cache:
         return status, version.value
 
     def add(self, key: Key, value: Value, ttl: int = 0, flags: int = 0) -> bool:
-        """Stores a value unless there is one. Whether it is stored."""
+        """Stores a value unless the key has one. Returns whether it was stored."""
         return self._store(lib.cache_add, key, value, ttl, flags)[0] == 0
 
     def replace(self, key: Key, value: Value, ttl: int = 0, flags: int = 0) -> bool:
-        """Stores a value in the place of one. Whether it is stored."""
+        """Replaces a value, if the key has one. Returns whether it was stored."""
         return self._store(lib.cache_replace, key, value, ttl, flags)[0] == 0
 
     def cas(self, key: Key, value: Value, cas: int, ttl: int = 0, flags: int = 0) -> Optional[bool]:
-        """Stores a value in the place of the very version that :meth:`get_item` has returned.
+        """Replaces a value if the item still has the version ``cas``, which :meth:`get_item` has returned.
 
-        False if the item is another one now, ``None`` if there is none.
+        Returns true if it was stored, false if the item has another version now, and ``None`` if there is no item.
         """
         status = self._store(lib.cache_cas, key, value, ttl, flags, cas)[0]
         return None if status == lib.NO_ITEM else status == 0
 
     def append(self, key: Key, value: Value) -> bool:
-        """Puts bytes behind a value. Whether there is one."""
+        """Appends bytes to a value. Returns false if the key has none."""
         return self._extend(lib.cache_append, key, value)
 
     def prepend(self, key: Key, value: Value) -> bool:
-        """Puts bytes before a value. Whether there is one."""
+        """Prepends bytes to a value. Returns false if the key has none."""
         return self._extend(lib.cache_prepend, key, value)
 
     def _extend(self, function: Any, key: Key, value: Value) -> bool:
@@ -287,23 +299,26 @@ class Cache:
         return status == 0
 
     def delete(self, key: Key) -> bool:
-        """Removes an item. Whether there was one."""
+        """Removes an item. Returns whether there was one."""
         key = _key(key)
         return self._is_done(lib.cache_delete(self._handle, key, len(key)), lib.NO_ITEM)
 
     def touch(self, key: Key, ttl: int = 0) -> bool:
-        """Changes in how many seconds an item ends. Whether there is one."""
+        """Changes the time to live of an item. Returns false if there is no item."""
         key = _key(key)
         return self._is_done(lib.cache_touch(self._handle, key, len(key), ttl), lib.NO_ITEM)
 
     def incr(self, key: Key, delta: int = 1) -> Optional[int]:
-        """Adds to a value that is a number in decimal digits; beyond 64 bits it goes on from 0. ``None`` if there is none."""
+        """Adds ``delta`` to a value that is a decimal number, and returns the sum; ``None`` if there is no item.
+
+        The sum wraps around at 64 bits.
+        """
         return self._count(lib.cache_increment, key, delta)
 
     def decr(self, key: Key, delta: int = 1) -> Optional[int]:
-        """Takes from a value that is a number, but not below 0. ``None`` if there is none.
+        """Subtracts ``delta`` from a value that is a decimal number, but not below 0. Returns the result; ``None`` if there is no item.
 
-        A value that gets shorter keeps its length, with blanks behind the digits.
+        If the result has fewer digits, the value keeps its length and is filled with blanks at its end.
         """
         return self._count(lib.cache_decrement, key, delta)
 
@@ -314,11 +329,11 @@ class Cache:
         return result.value if is_there else None
 
     def flush(self) -> None:
-        """Ends all items."""
+        """Removes all items."""
         check(lib.cache_flush(self._handle))
 
     def stats(self, kind: str = "") -> Dict[str, str]:
-        """The server's statistics: of this kind, or the general ones."""
+        """Returns the server's statistics: those of this kind, or the general ones if ``kind`` is empty."""
         text = c_void_p()
         check(lib.cache_stats(self._handle, kind.encode(), byref(text)))
         try:
@@ -328,7 +343,7 @@ class Cache:
         return dict(line.partition(" ")[::2] for line in lines)
 
     def counters(self) -> Counters:
-        """What this object has done."""
+        """Returns the counters of this object. Does not block."""
         counters = lib.Counters(size=ctypes.sizeof(lib.Counters))
         check(lib.cache_get_counters(self._handle, byref(counters)))
         return Counters(*[getattr(counters, name) for name in Counters._fields])

@@ -1,4 +1,4 @@
-"""libginnel, as far as caches need it. The words are those of ginnel.h."""
+"""The part of libginnel that caches need. Names are those of ginnel.h."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ class Item(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("length", c_size_t), ("cas", c_uint64), ("flags", c_uint32)]
 
 
-#: Structures of which there are many go as plain bytes, which takes a third of the time.
+#: Structures that are passed in arrays. Packing them as plain bytes takes a third of the time of ctypes structures.
 KEY = struct.Struct("@PN")
 FOUND = struct.Struct("@iIQNN")
 ENTRY = struct.Struct("@PNPNII")
@@ -49,7 +49,7 @@ class Counters(ctypes.Structure):
 
 
 class Error(Exception):
-    """Something went wrong. ``status`` is its number in ginnel.h."""
+    """An operation failed. ``status`` is the number of the error in ginnel.h."""
 
     def __init__(self, status: int, text: str):
         super().__init__(text)
@@ -65,7 +65,7 @@ class NoServer(Error):
 
 
 class Lost(Error):
-    """The server has not answered: what it was asked for may have been done or not."""
+    """The server has not answered. It may or may not have done what it was asked for."""
 
 
 class TooLarge(Error):
@@ -73,7 +73,7 @@ class TooLarge(Error):
 
 
 class Refused(Error):
-    """The server refuses, in its words."""
+    """The server refuses; the text is its message."""
 
 
 _CLASSES: Dict[int, Type[Error]] = {
@@ -118,8 +118,8 @@ strerror = _function("strerror", [c_int], c_char_p)
 string_free = _function("string_free", [c_void_p], None)
 cache_open = _function("cache_open", [c_char_p, POINTER(Options), POINTER(c_void_p)])
 cache_close = _function("cache_close", [c_void_p])
-# Without the types of its arguments, a call takes two thirds of the time. What is passed must have the right types already: c_void_p, bytes, a
-# length that fits into an int, c_void_p, c_size_t, and c_void_p or None.
+# The types of the arguments are not declared, which makes a call a third faster. So the caller must pass the right types: c_void_p, bytes,
+# a length that fits into an int, c_void_p, c_size_t, and c_void_p or None.
 cache_get = _library.ginnel_cache_get
 cache_get.restype = c_ssize_t
 cache_get_many = _function(
@@ -142,17 +142,17 @@ cache_get_counters = _function("cache_get_counters", [c_void_p, POINTER(Counters
 
 
 def failure(status: int) -> Error:
-    """What the last call of this thread has failed with."""
+    """Returns the error of the last call of this thread that failed."""
     return _CLASSES.get(status, Error)(status, last_error().decode(errors="replace"))
 
 
 def failure_of_one(status: int) -> Error:
-    """What one of many has failed with, of which there are no details."""
+    """Returns the error of one item of many, for which there are no details."""
     return _CLASSES.get(status, Error)(status, strerror(status).decode())
 
 
 def check(status: int) -> int:
-    """A result that is not negative."""
+    """Returns ``status``, and raises an error if it is negative."""
     if status < 0:
         raise failure(status)
     return status

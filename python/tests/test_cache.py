@@ -1,4 +1,4 @@
-"""The client against a cache and its server, which GINNEL_TEST_CACHE names. Its items are ended."""
+"""Tests of the client with the cache that GINNEL_TEST_CACHE names, and its server. They remove all items of this cache."""
 
 import os
 import subprocess

@@ -3,7 +3,7 @@
  *
  *     block_reader SEGMENT NAME FILE
  *
- * The other side is block_writer, anywhere in the segment. Either may be started first.
+ * The sender is block_writer, in any member of the segment. Either may be started first.
  */
 #include "shared_block.h"
 
@@ -30,7 +30,7 @@ int main(int argc, char **argv)
         lock(&shared);
         await_state(&shared, FULL, LAST);
         state = shared.front->state;
-        /* Whoever is in the segment can write there: what is used is looked at once, and checked. */
+        /* Any member of the segment can write there, so read the length once, and check that value. */
         uint64_t length = *(volatile uint64_t *)&shared.front->length;
         if (length > shared.room) {
             fprintf(stderr, "%s: a piece of %llu bytes\n", program, (unsigned long long)length);

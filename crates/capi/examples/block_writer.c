@@ -3,7 +3,7 @@
  *
  *     block_writer SEGMENT NAME FILE [BYTES]
  *
- * BYTES is the size of the block (default 4 MiB). The other side is block_reader, anywhere in the segment.
+ * BYTES is the size of the block (default 4 MiB). The receiver is block_reader, in any member of the segment.
  */
 #include "shared_block.h"
 
@@ -23,7 +23,7 @@ int main(int argc, char **argv)
     }
 
     share(&shared, argv[1], argv[2]);
-    /* It is zero, and so its state is EMPTY. */
+    /* The new block is zero, so its state is EMPTY. */
     sure(ginnel_block_create(shared.endpoint, argv[2], bytes, NULL, &shared.block));
     map(&shared);
 
@@ -43,7 +43,7 @@ int main(int argc, char **argv)
         total += length;
     } while (length);
 
-    /* The name goes with this process, so the other side must be done first. */
+    /* The block's name ends with this process, so wait until the receiver has finished. */
     lock(&shared);
     await_state(&shared, OVER, OVER);
     unlock(&shared);

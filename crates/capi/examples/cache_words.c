@@ -1,9 +1,9 @@
 /*
- * Counts words in a cache, and asks for them:
+ * Counts words in a cache, and prints their counts:
  *
  *     cache_words SEGMENT/NAME [WORD...]
  *
- * Each word that is given is counted once more; then the words are looked up all at once, in memory.
+ * Increments the count of each given word, and then looks up all words at once, in memory.
  */
 #include <ginnel.h>
 #include <stdio.h>
@@ -17,7 +17,10 @@ static int failed(const char *what)
     return 1;
 }
 
-/* One more. Who comes first makes it; two who come first at once do not lose one of both. */
+/*
+ * Increments the count of a word. The first program that counts it creates the item; if two programs do so at
+ * the same time, both are counted.
+ */
 static int count(ginnel_cache *cache, const char *word)
 {
     size_t length = strlen(word);

@@ -1,4 +1,4 @@
-/* Says hello, and prints what comes back: echo_client [segment/name [text]] */
+/* Sends a message to an echo server, and prints the answer: echo_client [segment/name [text]] */
 #include <ginnel.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Sends every message back, to one client after the other: echo_server [segment/name] */
+/* Sends each message back to its client; serves one client after another: echo_server [segment/name] */
 #include <ginnel.h>
 #include <stdio.h>
 

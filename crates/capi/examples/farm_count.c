@@ -2,9 +2,9 @@
  * Counts the letters of made-up text with a farm of processes:
  *
  *   farm_count SEGMENT/NAME [WORKERS [MIB]]     the manager; it starts WORKERS processes of this program
- *   farm_count --work SEGMENT/NAME              a worker; more may be started anywhere, in a VM too
+ *   farm_count --work SEGMENT/NAME              a worker; more can be started on the host or in VMs
  *
- * Prints what was counted, and what each worker did.
+ * Prints the count, and the work of each worker.
  */
 #include <ginnel.h>
 
@@ -23,13 +23,13 @@ static void check(int status)
     }
 }
 
-/* The worker: how many bytes of the piece are a letter. */
+/* A worker's function: counts the letters in a piece. */
 static ssize_t count_letters(void *context, const ginnel_farm_task *task, void *result, size_t room)
 {
     const unsigned char *text = task->data;
     uint64_t letters = 0;
     (void)context;
-    (void)room; /* It is many times as large as a number. */
+    (void)room; /* There is always room for one number. */
     for (size_t i = 0; i < task->length; i++)
         letters += text[i] >= 'a' && text[i] <= 'z';
     memcpy(result, &letters, sizeof letters);
@@ -46,7 +46,7 @@ static int work(const char *address)
     return 0;
 }
 
-/* The input: the alphabet, and a line feed, again and again. */
+/* The manager's function for input, which repeats the alphabet and a line feed. */
 static int make_text(void *context, uint64_t offset, void *room, size_t length)
 {
     char *text = room;
@@ -58,6 +58,7 @@ static int make_text(void *context, uint64_t offset, void *room, size_t length)
     return 0;
 }
 
+/* The manager's function for results: adds a worker's count to the sum. */
 static int add(void *context, const ginnel_farm_piece *piece, const void *result, size_t length)
 {
     uint64_t letters, *sum = context;

@@ -1,4 +1,4 @@
-/* What block_writer and block_reader share: one block, a mutex and a condition variable of the same name. */
+/* Common code of block_writer and block_reader, which share one block, a mutex and a condition variable of the same name. */
 #ifndef SHARED_BLOCK_H
 #define SHARED_BLOCK_H
 
@@ -7,15 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* How long the other side may do nothing: it has died, then, or hangs. */
+/* In nanoseconds. If the other side does nothing for so long, it has died or hangs. */
 #define PATIENCE 30000000000LL
 
 enum { EMPTY, FULL, LAST, OVER };
 
-/* The front of the block. It is read and written with the mutex held. */
+/* The front of the block. The mutex must be held to read or write it. */
 struct front {
     uint64_t state;
-    uint64_t length; /* of the piece that lies behind */
+    uint64_t length; /* of `data`, in bytes */
     char data[];
 };
 
@@ -25,12 +25,12 @@ struct shared {
     ginnel_condvar *changed;
     ginnel_block *block;
     struct front *front;
-    size_t room; /* for data */
+    size_t room; /* for `data`, in bytes */
 };
 
 static const char *program;
 
-/* Ends the program unless a call of the library went well. */
+/* Ends the program if a call of the library has failed. */
 static int sure(int result)
 {
     if (result < 0) {
@@ -40,6 +40,7 @@ static int sure(int result)
     return result;
 }
 
+/* Ends the program if the other side has died while it held the mutex. */
 static void must_live(int result)
 {
     if (sure(result) == GINNEL_OWNER_DIED) {
@@ -48,12 +49,12 @@ static void must_live(int result)
     }
 }
 
-/* Attaches, and makes or opens the lock and the condition variable. */
+/* Attaches, and opens the mutex and the condition variable; the first of the two programs creates them. */
 static void share(struct shared *with, const char *segment, const char *name)
 {
     sure(ginnel_attach(segment, NULL, &with->endpoint));
     sure(ginnel_mutex_open(with->endpoint, name, NULL, &with->mutex));
-    /* Names of locks are one space, so this one needs another. */
+    /* All locks of a segment share one name space, so the condition variable needs another name. */
     char other[80];
     snprintf(other, sizeof other, "%s.changed", name);
     sure(ginnel_condvar_open(with->endpoint, other, NULL, &with->changed));
@@ -77,7 +78,7 @@ static void lock(struct shared *with)
     must_live(ginnel_mutex_lock(with->mutex, PATIENCE));
 }
 
-/* Waits, with the mutex, until the state is one of these two. */
+/* Waits until the state is one of these two. The mutex must be held. */
 static void await_state(struct shared *with, uint64_t one, uint64_t other)
 {
     while (with->front->state != one && with->front->state != other)

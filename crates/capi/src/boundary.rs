@@ -1,6 +1,6 @@
-//! Where C meets Rust: pointers in, pointers out, errors and panics.
+//! The boundary between C and Rust: pointers, results, errors and panics.
 
-use crate::places::Handle;
+use crate::handle_table::Handle;
 use crate::status::Status::{GINNEL_ERR_INTERNAL, GINNEL_ERR_INVALID, GINNEL_ERR_NAME, GINNEL_ERR_NULL};
 use crate::status::{Failure, Status};
 use libc::{c_int, ssize_t};
@@ -23,29 +23,29 @@ pub(crate) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
 /// Runs the body of a function that returns a number of bytes, or a status.
 pub(crate) fn length(body: impl FnOnce() -> Outcome<usize>) -> ssize_t {
     match guarded(body) {
-        // No run of memory is longer.
+        // No object in memory is longer than that.
         Ok(length) => ssize_t::try_from(length).unwrap_or(ssize_t::MAX),
         Err(failure) => failure.record() as ssize_t,
     }
 }
 
-/// Runs the body of a function that returns a number of its own, or a status.
+/// Runs the body of a function that returns another number, or a status.
 pub(crate) fn number(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
     guarded(body).unwrap_or_else(Failure::record)
 }
 
-/// The body of a function that ends a handle; null is none.
+/// The body of a function that frees a handle. Null is allowed.
 pub(crate) unsafe fn close<T: Handle>(handle: *mut T) -> c_int {
     status(|| {
         if !handle.is_null() {
-            // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
-            drop(unsafe { T::places().take(handle) }?);
+            // SAFETY: `return_handle` has made it, and no other thread uses it, as the head of ginnel.h requires.
+            drop(unsafe { T::table().remove(handle) }?);
         }
         Ok(())
     })
 }
 
-/// A panic is a bug of ours and must not unwind into C.
+/// Catches panics. A panic is a bug of this library and must not unwind into C.
 fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
@@ -54,16 +54,16 @@ fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     })
 }
 
-/// `given!(borrow(endpoint))`: applies one of the functions below to an argument of the C function around it, which ends
-/// with the error if there is one. Errors name the argument.
+/// `checked!(borrow(endpoint))` applies one of the functions below to an argument of the C function around it, and
+/// returns from that function's body with the error if there is one. Errors name the argument.
 #[allow(clippy::macro_metavars_in_unsafe)] // What is expanded there is one call and its plain arguments.
-macro_rules! given {
+macro_rules! checked {
     ($look:ident($argument:ident $(, $more:expr)*)) => {
-        // SAFETY: who calls a C function vouches for its pointers, as said on top of ginnel.h.
+        // SAFETY: the caller of the C function is responsible for its pointers, as the head of ginnel.h says.
         unsafe { $look($argument, stringify!($argument) $(, $more)*) }?
     };
 }
-pub(crate) use given;
+pub(crate) use checked;
 
 fn null(name: &str) -> Failure {
     Failure::new(GINNEL_ERR_NULL, format!("{name} is NULL"))
@@ -73,56 +73,57 @@ pub(crate) fn invalid(detail: impl Into<String>) -> Failure {
     Failure::new(GINNEL_ERR_INVALID, detail)
 }
 
-/// Something must be there.
-pub(crate) fn there<T>(pointer: *const T, name: &str) -> Outcome<()> {
+/// Checks that a pointer is not null.
+pub(crate) fn require<T>(pointer: *const T, name: &str) -> Outcome<()> {
     if pointer.is_null() { Err(null(name)) } else { Ok(()) }
 }
 
-/// A handle that several threads may use.
+/// Returns the object behind a handle that several threads may use.
 #[inline]
 pub(crate) unsafe fn borrow<'a, T: Handle>(handle: *const T, name: &str) -> Outcome<&'a T> {
-    there(handle, name)?;
-    // SAFETY: `give` has made it, and nobody closes it meanwhile, as said on top of ginnel.h.
-    unsafe { T::places().look(handle) }
+    require(handle, name)?;
+    // SAFETY: `return_handle` has made it, and nobody closes it meanwhile, as the head of ginnel.h requires.
+    unsafe { T::table().get(handle) }
 }
 
-/// A handle that one thread may use.
+/// Returns the object behind a handle that only one thread may use.
 #[inline]
 pub(crate) unsafe fn borrow_mut<'a, T: Handle>(handle: *mut T, name: &str) -> Outcome<&'a mut T> {
-    there(handle, name)?;
-    // SAFETY: as in `borrow`, and nobody else uses it meanwhile.
-    unsafe { T::places().look_mut(handle) }
+    require(handle, name)?;
+    // SAFETY: as in `borrow`, and no other thread uses it meanwhile.
+    unsafe { T::table().get_mut(handle) }
 }
 
-/// Where a result goes. It may hold anything until it is written.
-pub(crate) unsafe fn place<'a, T>(result: *mut T, name: &str) -> Outcome<&'a mut MaybeUninit<T>> {
-    // SAFETY: null, or room for a `T`, which `MaybeUninit` does not take for one.
+/// Returns the place for a result, which may hold anything until it is written.
+pub(crate) unsafe fn output<'a, T>(result: *mut T, name: &str) -> Outcome<&'a mut MaybeUninit<T>> {
+    // SAFETY: null, or room for a `T`; `MaybeUninit` does not assume that it holds one.
     unsafe { result.cast::<MaybeUninit<T>>().as_mut() }.ok_or_else(|| null(name))
 }
 
-/// Where a new handle goes. Null until there is one.
-pub(crate) unsafe fn birthplace<'a, T>(result: *mut *mut T, name: &str) -> Outcome<&'a mut *mut T> {
-    // SAFETY: as for `place`.
-    Ok(unsafe { place(result, name) }?.write(ptr::null_mut()))
+/// Returns the place for a new handle, and sets it to null until there is one.
+pub(crate) unsafe fn output_handle<'a, T>(result: *mut *mut T, name: &str) -> Outcome<&'a mut *mut T> {
+    // SAFETY: as for `output`.
+    Ok(unsafe { output(result, name) }?.write(ptr::null_mut()))
 }
 
-/// Hands a new handle to C.
-pub(crate) fn give<T: Handle>(place: &mut *mut T, value: T) {
-    *place = T::places().give(value);
+/// Returns a new handle to C.
+pub(crate) fn return_handle<T: Handle>(place: &mut *mut T, value: T) {
+    *place = T::table().insert(value);
 }
 
-/// A C string, which must be text.
+/// Returns a C string, which must be UTF-8.
 pub(crate) unsafe fn text<'a>(string: *const c_char, name: &str) -> Outcome<&'a str> {
     if string.is_null() {
         return Err(null(name));
     }
-    // SAFETY: not null, and a string as C has them.
+    // SAFETY: not null, and a C string, as the caller says.
     let string = unsafe { CStr::from_ptr(string) };
     string.to_str().map_err(|_| Failure::new(GINNEL_ERR_NAME, format!("{name} {string:?} is not UTF-8")))
 }
 
-/// Bytes to send. They may lie in shared memory (somebody forwards what it peeks at), where a peer can write while
-/// they are copied: they go into nothing but one copy, on the assumption that stands on top of the `shmem` crate.
+/// Returns bytes to send. They may lie in shared memory, for example if a program forwards bytes that it peeks at, and
+/// a peer can write to them while they are copied. They are used only for one copy, on the assumption that the `shmem`
+/// crate states at its head.
 pub(crate) unsafe fn bytes<'a>(data: *const c_void, name: &str, len: usize) -> Outcome<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
@@ -137,7 +138,7 @@ pub(crate) unsafe fn bytes<'a>(data: *const c_void, name: &str, len: usize) -> O
     Ok(unsafe { std::slice::from_raw_parts(data.cast(), len) })
 }
 
-/// Room for received bytes, which are copied into it and never read from it.
+/// Returns room for received bytes, which are copied into it and never read from it.
 pub(crate) unsafe fn room<'a>(buffer: *mut c_void, name: &str, len: usize) -> Outcome<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);
@@ -148,18 +149,19 @@ pub(crate) unsafe fn room<'a>(buffer: *mut c_void, name: &str, len: usize) -> Ou
     if len > isize::MAX as usize {
         return Err(invalid(format!("{name} has {len} bytes")));
     }
-    // SAFETY: not null, and the caller says that `len` bytes are there, for this call alone.
+    // SAFETY: not null, and the caller says that `len` bytes are there, used only by this call.
     Ok(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), len) })
 }
 
-/// A structure that grows from version to version. Its first member is its size, as the program that calls was compiled.
+/// A structure that grows from version to version. Its first member is its size, with which the calling program was
+/// compiled.
 ///
 /// # Safety
 ///
 /// `repr(C)`, begins with a `usize`, and all zeros are a valid value.
 pub(crate) unsafe trait Growing: Copy {}
 
-/// No structure of ours comes near; a size beyond it was never set.
+/// Larger than every structure of ours. A larger size means that the program has not set it.
 const LARGEST: usize = 4096;
 
 unsafe fn size_of_given<T>(structure: *const T, name: &str) -> Outcome<usize> {
@@ -171,21 +173,22 @@ unsafe fn size_of_given<T>(structure: *const T, name: &str) -> Outcome<usize> {
     Ok(size)
 }
 
-/// Options; null means all zeros. What an older program does not know is zero; what a newer one knows must be.
-pub(crate) unsafe fn chosen<T: Growing>(options: *const T, name: &str) -> Outcome<T> {
-    // SAFETY: all zeros are a valid value, says the trait.
+/// Reads options; null means all zeros. Members that an older program does not know are zero. Members that only a newer
+/// program knows must be zero.
+pub(crate) unsafe fn read_options<T: Growing>(options: *const T, name: &str) -> Outcome<T> {
+    // SAFETY: all zeros are a valid value, as the trait requires.
     let mut known: T = unsafe { MaybeUninit::zeroed().assume_init() };
     if options.is_null() {
         return Ok(known);
     }
     // SAFETY: not null.
     let size = unsafe { size_of_given(options, name) }?;
-    // SAFETY: the structure has `size` bytes, of which no more are copied than there is room for.
+    // SAFETY: the structure has `size` bytes, and no more are copied than there is room for.
     unsafe {
         ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut known).cast(), size.min(size_of::<T>()))
     };
     for at in size_of::<T>()..size {
-        // SAFETY: still within the structure.
+        // SAFETY: still inside the structure.
         if unsafe { options.cast::<u8>().add(at).read() } != 0 {
             return Err(invalid(format!(
                 "{name} has a member that this version of the library does not know"
@@ -195,7 +198,7 @@ pub(crate) unsafe fn chosen<T: Growing>(options: *const T, name: &str) -> Outcom
     Ok(known)
 }
 
-/// Fills in a structure, as far as the program that calls knows it.
+/// Fills in a structure, as far as the calling program knows it.
 pub(crate) unsafe fn fill<T: Growing>(structure: *mut T, name: &str, value: T) -> Outcome<()> {
     if structure.is_null() {
         return Err(null(name));
@@ -209,15 +212,15 @@ pub(crate) unsafe fn fill<T: Growing>(structure: *mut T, name: &str, value: T) -
     Ok(())
 }
 
-/// A text for C to keep, until it is freed.
-pub(crate) fn give_text(place: &mut *mut c_char, text: String) -> Outcome<()> {
+/// Returns a text to C, which must free it.
+pub(crate) fn return_text(place: &mut *mut c_char, text: String) -> Outcome<()> {
     let text =
         CString::new(text).map_err(|_| Failure::new(GINNEL_ERR_INTERNAL, "a text with a zero byte"))?;
     *place = text.into_raw();
     Ok(())
 }
 
-/// A name in an array of fixed size, ended by a zero. A longer one (there is none) is cut.
+/// Returns a name as an array of fixed size that ends with a zero. A name that is too long (there is none) is cut.
 pub(crate) fn name_array(name: &str) -> [c_char; 64] {
     let mut array = [0; 64];
     for (to, from) in array[..63].iter_mut().zip(name.bytes()) {
@@ -226,7 +229,7 @@ pub(crate) fn name_array(name: &str) -> [c_char; 64] {
     array
 }
 
-/// A timeout in nanoseconds; negative means for ever.
+/// Converts a timeout in nanoseconds; a negative one means for ever.
 pub(crate) fn timeout(ns: i64) -> Option<Duration> {
     u64::try_from(ns).ok().map(Duration::from_nanos)
 }

@@ -1,10 +1,10 @@
 //! Caches.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, bytes, chosen, close, fill, give, give_text, given, length, place,
-    room as space, status, text as string, there,
+    Growing, Outcome, borrow, bytes, checked, close, fill, length, output, output_handle, read_options,
+    require, return_handle, return_text, room as space, status, text as string,
 };
-use crate::places::handle;
+use crate::handle_table::handle;
 use crate::status::Status::{
     GINNEL_ERR_BUFFER_TOO_SMALL, GINNEL_ERR_CHANGED, GINNEL_ERR_NO_ITEM, GINNEL_ERR_NOT_STORED, GINNEL_OK,
 };
@@ -15,121 +15,123 @@ use std::ffi::{c_char, c_void};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// A cache that is open. Any number of threads may use it at once. Made by ginnel_cache_open(), freed by ginnel_cache_close().
+/// An open cache. Any number of threads may use it at once. Created by ginnel_cache_open(), freed by
+/// ginnel_cache_close().
 pub struct Cache(ginnel_cache_client::Cache);
 handle!(Cache, "cache");
 
-/// How to open a cache. Fill it with zeros, set `size`, then what you want otherwise.
+/// Options for opening a cache. Fill the structure with zeros, set `size`, then the members that should differ from the
+/// default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheOptions {
     /// sizeof(ginnel_cache_options).
     pub size: usize,
-    /// Path of the daemon's socket. NULL: $GINNEL_SOCKET, else /run/ginnel/ginnel.sock.
+    /// Path of the daemon's socket. NULL: $GINNEL_SOCKET if it is set, otherwise /run/ginnel/ginnel.sock.
     pub socket: *const c_char,
-    /// What this endpoint calls itself, for people. NULL: the program's name.
+    /// The name under which this endpoint appears to people and peers. NULL: the program's name.
     pub name: *const c_char,
-    /// Where changes go: "channel SEGMENT", "tcp ADDRESS:PORT" or "unix PATH". NULL: where the cache says.
+    /// Where to send changes: "channel SEGMENT", "tcp ADDRESS:PORT" or "unix PATH". NULL: where the cache itself says.
     pub changes: *const c_char,
-    /// How long a cache that is not there, or a server that is being replaced, is waited for, in nanoseconds. 0: 3 seconds;
-    /// negative: not at all.
+    /// How long to wait for a cache that does not exist yet, or for a server that is being replaced, in nanoseconds. 0:
+    /// 3 seconds; negative: not at all.
     pub patience_ns: i64,
-    /// How long the server may take for an answer, in nanoseconds. 0: 10 seconds.
+    /// How long the server may take to answer, in nanoseconds. 0: 10 seconds.
     pub timeout_ns: u64,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for CacheOptions {}
 
-/// What is known of an item that was found.
+/// Properties of an item that was found.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheItem {
     /// sizeof(ginnel_cache_item).
     pub size: usize,
-    /// Bytes of its value, also if the buffer has fewer.
+    /// Length of the value in bytes, even if it is longer than the buffer.
     pub length: usize,
-    /// Its version, for ginnel_cache_cas().
+    /// Version of the item, for ginnel_cache_cas().
     pub cas: u64,
-    /// The client's, as they were stored.
+    /// The client's flags, as they were stored.
     pub flags: u32,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for CacheItem {}
 
-/// A key, for ginnel_cache_get_many(). This structure does not grow.
+/// A key, for ginnel_cache_get_many(). This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheKey {
-    /// Its bytes.
+    /// The bytes of the key.
     pub key: *const c_void,
-    /// How many.
+    /// Length of the key in bytes.
     pub key_length: usize,
 }
 
-/// What ginnel_cache_get_many() has found for a key. This structure does not grow.
+/// The result of ginnel_cache_get_many() for one key. This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheFound {
-    /// GINNEL_OK; GINNEL_ERR_NO_ITEM; or GINNEL_ERR_BUFFER_TOO_SMALL if there was no room left for the value.
+    /// GINNEL_OK, GINNEL_ERR_NO_ITEM, or GINNEL_ERR_BUFFER_TOO_SMALL if there was no room left for the value.
     pub status: c_int,
-    /// The client's, as they were stored.
+    /// The client's flags, as they were stored.
     pub flags: u32,
-    /// Its version, for ginnel_cache_cas().
+    /// Version of the item, for ginnel_cache_cas().
     pub cas: u64,
-    /// Where its value begins in the buffer.
+    /// Offset of the value in the buffer.
     pub offset: usize,
-    /// Bytes of its value, also if there was no room left for it.
+    /// Length of the value in bytes, even if there was no room left for it.
     pub length: usize,
 }
 
-/// An item to store, for ginnel_cache_set_many(). This structure does not grow.
+/// An item to store, for ginnel_cache_set_many(). This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheEntry {
-    /// The bytes of its key.
+    /// The bytes of the key.
     pub key: *const c_void,
-    /// How many.
+    /// Length of the key in bytes.
     pub key_length: usize,
-    /// The bytes of its value.
+    /// The bytes of the value.
     pub value: *const c_void,
-    /// How many.
+    /// Length of the value in bytes.
     pub length: usize,
-    /// Whatever the program likes.
+    /// Flags, whose meaning the program chooses.
     pub flags: u32,
-    /// In how many seconds it ends; 0: never.
+    /// Time to live in seconds; 0: the item does not expire.
     pub ttl: u32,
 }
 
-/// What has become of an item of ginnel_cache_set_many(). This structure does not grow.
+/// The result of ginnel_cache_set_many() for one item. This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheStored {
-    /// GINNEL_OK, or why it is not stored.
+    /// GINNEL_OK, or the reason why the item was not stored.
     pub status: c_int,
-    /// Its version.
+    /// New version of the item.
     pub cas: u64,
 }
 
-/// What a handle of a cache has done since it was opened.
+/// Counters of a cache handle since it was opened.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CacheCounters {
     /// sizeof(ginnel_cache_counters).
     pub size: usize,
-    /// Items that were found in memory.
+    /// Number of items that were found in memory.
     pub hits: u64,
-    /// Keys that memory has no item of.
+    /// Number of keys for which memory has no item.
     pub misses: u64,
-    /// Keys that the server was asked for, because memory could not tell.
+    /// Number of keys that were looked up at the server, because memory could not tell.
     pub asked: u64,
-    /// Requests whose answers were lost.
+    /// Number of requests whose answers were lost.
     pub lost: u64,
-    /// Connections that were opened to servers.
+    /// Number of connections that were opened to servers.
     pub connections: u64,
-    /// Keys whose hits were reported to the server.
+    /// Number of keys whose hits were reported to the server.
     pub reported: u64,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for CacheCounters {}
 
 impl From<ginnel_cache_client::Error> for Failure {
@@ -139,12 +141,12 @@ impl From<ginnel_cache_client::Error> for Failure {
     }
 }
 
-/// Opens the cache at `address`, which is SEGMENT/NAME. `options` may be NULL. On success `*cache` is the caller's, to be freed with
-/// ginnel_cache_close(); on failure it is NULL. It is enough that this machine may read the segment.
+/// Opens the cache at `address`, which is SEGMENT/NAME. `options` may be NULL. On success the caller must free `*cache`
+/// with ginnel_cache_close(); on failure it is NULL. Read access to the segment is sufficient.
 ///
-/// Blocks for the daemon's answer, and for a cache that is not there yet. Any thread. Errors: GINNEL_ERR_NO_SEGMENT,
-/// GINNEL_ERR_NOT_FOUND if there is no such cache, GINNEL_ERR_KIND if it is none of this version, GINNEL_ERR_CORRUPT,
-/// GINNEL_ERR_DENIED, GINNEL_ERR_NO_DAEMON, GINNEL_ERR_NAME.
+/// Blocks until the daemon answers, and for up to `options->patience_ns` for a cache that does not exist yet. Any
+/// thread may call it. Errors: GINNEL_ERR_NO_SEGMENT, GINNEL_ERR_NOT_FOUND if there is no such cache, GINNEL_ERR_KIND
+/// if it is not a cache of this version, GINNEL_ERR_CORRUPT, GINNEL_ERR_DENIED, GINNEL_ERR_NO_DAEMON, GINNEL_ERR_NAME.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_open(
     address: *const c_char,
@@ -152,19 +154,19 @@ pub unsafe extern "C" fn ginnel_cache_open(
     cache: *mut *mut Cache,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(cache));
-        let address = given!(string(address));
-        let asked = given!(chosen(options));
+        let place = checked!(output_handle(cache));
+        let address = checked!(string(address));
+        let asked = checked!(read_options(options));
         let mut options = Options::default();
         let CacheOptions { socket, name, changes, .. } = asked;
         if !socket.is_null() {
-            options.attach.socket = given!(string(socket)).into();
+            options.attach.socket = checked!(string(socket)).into();
         }
         if !name.is_null() {
-            options.attach.name = Some(given!(string(name)).into());
+            options.attach.name = Some(checked!(string(name)).into());
         }
         if !changes.is_null() {
-            options.changes = given!(string(changes)).parse::<Changes>()?;
+            options.changes = checked!(string(changes)).parse::<Changes>()?;
         }
         if asked.patience_ns != 0 {
             options.patience = Duration::from_nanos(u64::try_from(asked.patience_ns).unwrap_or(0));
@@ -172,26 +174,28 @@ pub unsafe extern "C" fn ginnel_cache_open(
         if asked.timeout_ns != 0 {
             options.timeout = Duration::from_nanos(asked.timeout_ns);
         }
-        give(place, Cache(ginnel_cache_client::Cache::open_with(address, &options)?));
+        return_handle(place, Cache(ginnel_cache_client::Cache::open_with(address, &options)?));
         Ok(())
     })
 }
 
-/// Closes a cache. NULL is allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
+/// Closes a cache. NULL is allowed. No other thread may be using the handle. May inform the daemon, which takes at most
+/// a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_close(cache: *mut Cache) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller is responsible for it.
     unsafe { close(cache) }
 }
 
-/// Looks a key up and copies its value to `value`, which has `room` bytes. Returns how many bytes the value has, or a negative status.
-/// If it has more than there is room for, that is GINNEL_ERR_BUFFER_TOO_SMALL; its first `room` bytes are there then.
-/// `*item`, whose `size` the caller has set, is filled in in both cases; `item` may be NULL.
+/// Looks up a key and copies its value to `value`, which has room for `room` bytes. Returns the length of the value in
+/// bytes, or a negative status. If the value is longer than `room`, the status is GINNEL_ERR_BUFFER_TOO_SMALL, and the
+/// first `room` bytes have been copied. `item` may be NULL; otherwise `*item`, whose `size` the caller has set, is
+/// filled in in both cases.
 ///
-/// Any thread; does not block wherever memory can tell. It cannot while the server changes that very item all the time or was killed
-/// while it did, for an item with an end while the server's clock stands, and if the cache is made anew: then it blocks for the server's
-/// answer. Errors: GINNEL_ERR_NO_ITEM, GINNEL_ERR_BUFFER_TOO_SMALL; of the server: GINNEL_ERR_NO_SERVER, GINNEL_ERR_LOST,
-/// GINNEL_ERR_SERVER.
+/// Any thread may call it. It does not block if the answer can be read from memory. Otherwise it blocks until the
+/// server answers: while the server keeps changing this item or was killed while it changed it, for an item that
+/// expires while the server's clock is stopped, and if the cache was created anew. Errors: GINNEL_ERR_NO_ITEM,
+/// GINNEL_ERR_BUFFER_TOO_SMALL; from the server: GINNEL_ERR_NO_SERVER, GINNEL_ERR_LOST, GINNEL_ERR_SERVER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_get(
     cache: *const Cache,
@@ -202,12 +206,12 @@ pub unsafe extern "C" fn ginnel_cache_get(
     item: *mut CacheItem,
 ) -> ssize_t {
     length(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let key = given!(bytes(key, key_length));
-        let value = given!(space(value, room));
+        let Cache(cache) = checked!(borrow(cache));
+        let key = checked!(bytes(key, key_length));
+        let value = checked!(space(value, room));
         let found = cache.get_into(key, value)?.ok_or(GINNEL_ERR_NO_ITEM)?;
         if !item.is_null() {
-            given!(fill(item, facts(&found)));
+            checked!(fill(item, facts(&found)));
         }
         if found.len > room { Err(GINNEL_ERR_BUFFER_TOO_SMALL.into()) } else { Ok(found.len) }
     })
@@ -217,11 +221,11 @@ fn facts(item: &Item) -> CacheItem {
     CacheItem { size: 0, length: item.len, cas: item.cas, flags: item.flags }
 }
 
-/// Looks `count` keys up, copies their values one after the other to `values`, which has `room` bytes, and says in `found`, which has
-/// `count` elements, what has become of each. Returns how many were found. This takes far less time than as many calls of
-/// ginnel_cache_get(): the memory of many is fetched at once.
+/// Looks up `count` keys and copies their values one after another to `values`, which has room for `room` bytes.
+/// `found`, which has `count` elements, receives the result for each key. Returns how many keys were found. This is
+/// much faster than `count` calls of ginnel_cache_get(), because the memory of many items is fetched at once.
 ///
-/// Any thread; blocks and fails as ginnel_cache_get() does. After an error nothing is known of any key.
+/// Any thread may call it. It blocks and fails as ginnel_cache_get() does. After an error, no result is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_get_many(
     cache: *const Cache,
@@ -232,13 +236,13 @@ pub unsafe extern "C" fn ginnel_cache_get_many(
     found: *mut CacheFound,
 ) -> ssize_t {
     length(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let keys = given!(array(keys, count));
-        let values = given!(space(values, room));
-        let found = given!(array_of_results(found, count));
+        let Cache(cache) = checked!(borrow(cache));
+        let keys = checked!(array(keys, count));
+        let values = checked!(space(values, room));
+        let found = checked!(array_of_results(found, count));
         let mut slices: Vec<&[u8]> = Vec::with_capacity(keys.len());
         for &CacheKey { key, key_length } in keys {
-            slices.push(given!(bytes(key, key_length)));
+            slices.push(checked!(bytes(key, key_length)));
         }
         let mut used = 0;
         let hits = cache.get_many(&slices, |number, item| {
@@ -267,17 +271,17 @@ pub unsafe extern "C" fn ginnel_cache_get_many(
     })
 }
 
-/// `count` structures.
+/// Returns `count` structures that C has passed.
 unsafe fn array<'a, T>(data: *const T, name: &str, count: usize) -> Outcome<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
     }
-    there(data, name)?;
+    require(data, name)?;
     // SAFETY: not null, and the caller says that `count` of them are there.
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
 
-/// Room for `count` structures, which may hold anything until they are written.
+/// Returns room for `count` structures, which may hold anything until they are written.
 unsafe fn array_of_results<'a, T>(
     data: *mut T,
     name: &str,
@@ -286,25 +290,27 @@ unsafe fn array_of_results<'a, T>(
     if count == 0 {
         return Ok(&mut []);
     }
-    there(data, name)?;
-    // SAFETY: not null, and the caller says that there is room for `count` of them, for this call alone.
+    require(data, name)?;
+    // SAFETY: not null, and the caller says that there is room for `count` of them, used only by this call.
     Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), count) })
 }
 
-/// Stores a version where C wants it; null means that it does not.
+/// Stores a version where C wants it, unless the pointer is null.
 unsafe fn tell(cas: *mut u64, name: &str, version: u64) -> Outcome<()> {
     if !cas.is_null() {
-        // SAFETY: the caller vouches for it.
-        unsafe { place(cas, name) }?.write(version);
+        // SAFETY: the caller is responsible for it.
+        unsafe { output(cas, name) }?.write(version);
     }
     Ok(())
 }
 
-/// Stores a value, whatever was there before. `ttl` is in how many seconds it ends; 0: never. `*cas` is its version; `cas` may be NULL.
-/// Once this has returned 0, the next get of any reader finds it, or something newer.
+/// Stores a value, whether the key has one or not. `ttl` is its time to live in seconds; 0 means that it does not
+/// expire. `cas` may be NULL; otherwise `*cas` receives the item's version. Once this has returned 0, the next get of
+/// any reader finds this value or a newer one.
 ///
-/// Any thread; threads come one after the other. Blocks for the server's answer. Errors: GINNEL_ERR_TOO_LONG, GINNEL_ERR_SERVER,
-/// GINNEL_ERR_NO_SERVER, after which nothing was changed, GINNEL_ERR_LOST, after which it was changed or not.
+/// Any thread may call it; concurrent calls are executed one after another. Blocks until the server answers. Errors:
+/// GINNEL_ERR_TOO_LONG, GINNEL_ERR_SERVER; GINNEL_ERR_NO_SERVER, after which nothing was changed; GINNEL_ERR_LOST,
+/// after which the value may or may not have been stored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_set(
     cache: *const Cache,
@@ -317,19 +323,19 @@ pub unsafe extern "C" fn ginnel_cache_set(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.set(key, value, flags, ttl)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
 
-/// Stores many values as ginnel_cache_set() does, without waiting for one before the next is sent. Returns how many were stored.
-/// `results`, which has `count` elements or is NULL, says what has become of each; ginnel_last_error() says why the last one of those failed
-/// that did.
+/// Stores `count` values as ginnel_cache_set() does, without waiting for an answer before sending the next. Returns how
+/// many were stored. `results` may be NULL; otherwise its `count` elements receive the result for each item.
+/// ginnel_last_error() describes the last item that was not stored.
 ///
-/// Any thread; threads come one after the other. Blocks for the server's answers.
+/// Any thread may call it; concurrent calls are executed one after another. Blocks until the server answers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_set_many(
     cache: *const Cache,
@@ -338,14 +344,14 @@ pub unsafe extern "C" fn ginnel_cache_set_many(
     results: *mut CacheStored,
 ) -> ssize_t {
     length(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let entries = given!(array(entries, count));
-        let results = if results.is_null() { &mut [] } else { given!(array_of_results(results, count)) };
+        let Cache(cache) = checked!(borrow(cache));
+        let entries = checked!(array(entries, count));
+        let results = if results.is_null() { &mut [] } else { checked!(array_of_results(results, count)) };
         let mut items = Vec::with_capacity(entries.len());
         for &CacheEntry { key, key_length, value, length, flags, ttl } in entries {
             items.push(Entry {
-                key: given!(bytes(key, key_length)),
-                value: given!(bytes(value, length)),
+                key: checked!(bytes(key, key_length)),
+                value: checked!(bytes(value, length)),
                 flags,
                 ttl,
             });
@@ -368,7 +374,7 @@ pub unsafe extern "C" fn ginnel_cache_set_many(
     })
 }
 
-/// Stores a value unless there is one: then GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+/// Stores a value unless the key has one, which is GINNEL_ERR_NOT_STORED. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_add(
     cache: *const Cache,
@@ -381,15 +387,15 @@ pub unsafe extern "C" fn ginnel_cache_add(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.add(key, value, flags, ttl)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
 
-/// Stores a value in the place of one; if there is none, GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+/// Replaces a value. If the key has none, that is GINNEL_ERR_NOT_STORED. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_replace(
     cache: *const Cache,
@@ -402,15 +408,16 @@ pub unsafe extern "C" fn ginnel_cache_replace(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.replace(key, value, flags, ttl)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
 
-/// Puts bytes behind a value, whose flags and end stay; if there is none, GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+/// Appends bytes to a value, and keeps its flags and expiry time. If the key has no value, that is
+/// GINNEL_ERR_NOT_STORED. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_append(
     cache: *const Cache,
@@ -421,15 +428,16 @@ pub unsafe extern "C" fn ginnel_cache_append(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.append(key, value)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
 
-/// Puts bytes before a value, whose flags and end stay; if there is none, GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+/// Prepends bytes to a value, and keeps its flags and expiry time. If the key has no value, that is
+/// GINNEL_ERR_NOT_STORED. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_prepend(
     cache: *const Cache,
@@ -440,16 +448,17 @@ pub unsafe extern "C" fn ginnel_cache_prepend(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
         let version = cache.prepend(key, value)?.ok_or(GINNEL_ERR_NOT_STORED)?;
-        given!(tell(cas, version));
+        checked!(tell(cas, version));
         Ok(())
     })
 }
 
-/// Stores a value in the place of the version `*cas`, which a get has returned; `*cas` is the new version then. If the item has another
-/// version now, GINNEL_ERR_CHANGED; if there is none, GINNEL_ERR_NO_ITEM. Otherwise as ginnel_cache_set().
+/// Replaces a value if its version is `*cas`, which a get has returned, and stores the new version in `*cas`. If the
+/// item has another version now, that is GINNEL_ERR_CHANGED; if there is no item, GINNEL_ERR_NO_ITEM. Otherwise like
+/// ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_cas(
     cache: *const Cache,
@@ -462,13 +471,13 @@ pub unsafe extern "C" fn ginnel_cache_cas(
     cas: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let (key, value) = (given!(bytes(key, key_length)), given!(bytes(value, len)));
-        there(cas, "cas")?;
-        // SAFETY: not null, as just seen, and the caller says that a number is there.
+        let Cache(cache) = checked!(borrow(cache));
+        let (key, value) = (checked!(bytes(key, key_length)), checked!(bytes(value, len)));
+        require(cas, "cas")?;
+        // SAFETY: not null, as was just checked, and the caller says that there is a number.
         let before = unsafe { cas.read() };
         match cache.cas(key, value, flags, ttl, before)? {
-            Swap::Stored(version) => given!(tell(cas, version)),
+            Swap::Stored(version) => checked!(tell(cas, version)),
             Swap::Changed => return Err(GINNEL_ERR_CHANGED.into()),
             Swap::Missing => return Err(GINNEL_ERR_NO_ITEM.into()),
         }
@@ -476,7 +485,7 @@ pub unsafe extern "C" fn ginnel_cache_cas(
     })
 }
 
-/// Removes an item; if there is none, GINNEL_ERR_NO_ITEM. Otherwise as ginnel_cache_set().
+/// Removes an item. If there is none, that is GINNEL_ERR_NO_ITEM. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_delete(
     cache: *const Cache,
@@ -484,13 +493,14 @@ pub unsafe extern "C" fn ginnel_cache_delete(
     key_length: usize,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        if cache.delete(given!(bytes(key, key_length)))? { Ok(()) } else { Err(GINNEL_ERR_NO_ITEM.into()) }
+        let Cache(cache) = checked!(borrow(cache));
+        if cache.delete(checked!(bytes(key, key_length)))? { Ok(()) } else { Err(GINNEL_ERR_NO_ITEM.into()) }
     })
 }
 
-/// Adds to a value that is a number in decimal digits; beyond 64 bits it goes on from 0. `*result` is the sum; `result` may be NULL. If there
-/// is no such item, GINNEL_ERR_NO_ITEM; if it is no number, GINNEL_ERR_SERVER. Otherwise as ginnel_cache_set().
+/// Adds `delta` to a value that is a decimal number; the sum wraps around at 64 bits. `result` may be NULL; otherwise
+/// `*result` receives the sum. If there is no such item, that is GINNEL_ERR_NO_ITEM; if its value is not a number,
+/// GINNEL_ERR_SERVER. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_increment(
     cache: *const Cache,
@@ -500,15 +510,15 @@ pub unsafe extern "C" fn ginnel_cache_increment(
     result: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let sum = cache.increment(given!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
-        given!(tell(result, sum));
+        let Cache(cache) = checked!(borrow(cache));
+        let sum = cache.increment(checked!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
+        checked!(tell(result, sum));
         Ok(())
     })
 }
 
-/// Takes from a value that is a number, but not below 0. A value that gets shorter keeps its length, with blanks behind the digits.
-/// Otherwise as ginnel_cache_increment().
+/// Subtracts `delta` from a value that is a decimal number, but not below 0. If the result has fewer digits, the value
+/// keeps its length and is filled with blanks at its end. Otherwise like ginnel_cache_increment().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_decrement(
     cache: *const Cache,
@@ -518,14 +528,15 @@ pub unsafe extern "C" fn ginnel_cache_decrement(
     result: *mut u64,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        let rest = cache.decrement(given!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
-        given!(tell(result, rest));
+        let Cache(cache) = checked!(borrow(cache));
+        let rest = cache.decrement(checked!(bytes(key, key_length)), delta)?.ok_or(GINNEL_ERR_NO_ITEM)?;
+        checked!(tell(result, rest));
         Ok(())
     })
 }
 
-/// Changes in how many seconds an item ends; 0: never. If there is none, GINNEL_ERR_NO_ITEM. Otherwise as ginnel_cache_set().
+/// Changes the time to live of an item, in seconds; 0 means that it does not expire. If there is no item, that is
+/// GINNEL_ERR_NO_ITEM. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_touch(
     cache: *const Cache,
@@ -534,8 +545,8 @@ pub unsafe extern "C" fn ginnel_cache_touch(
     ttl: u32,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
-        if cache.touch(given!(bytes(key, key_length)), ttl)? {
+        let Cache(cache) = checked!(borrow(cache));
+        if cache.touch(checked!(bytes(key, key_length)), ttl)? {
             Ok(())
         } else {
             Err(GINNEL_ERR_NO_ITEM.into())
@@ -543,17 +554,18 @@ pub unsafe extern "C" fn ginnel_cache_touch(
     })
 }
 
-/// Ends all items. Otherwise as ginnel_cache_set().
+/// Removes all items. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_flush(cache: *const Cache) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
+        let Cache(cache) = checked!(borrow(cache));
         Ok(cache.flush()?)
     })
 }
 
-/// Asks the server for its statistics: of `kind`, or the general ones if that is NULL. `*text` has a line for each, its name and what it is,
-/// and is the caller's, to be freed with ginnel_string_free(); on failure it is NULL. Otherwise as ginnel_cache_set().
+/// Asks the server for its statistics: those named `kind`, or the general ones if `kind` is NULL. `*text` receives a
+/// line for each, with its name and value. On success the caller must free `*text` with ginnel_string_free(); on
+/// failure it is NULL. Otherwise like ginnel_cache_set().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_stats(
     cache: *const Cache,
@@ -561,26 +573,26 @@ pub unsafe extern "C" fn ginnel_cache_stats(
     text: *mut *mut c_char,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(text));
-        let Cache(cache) = given!(borrow(cache));
-        let kind = if kind.is_null() { "" } else { given!(string(kind)) };
+        let place = checked!(output_handle(text));
+        let Cache(cache) = checked!(borrow(cache));
+        let kind = if kind.is_null() { "" } else { checked!(string(kind)) };
         let mut lines = String::new();
         for (name, what) in cache.stats(kind)? {
-            // Writing to a `String` never fails, and C has no zeros in its texts.
+            // Writing to a `String` never fails, and a C string cannot contain zeros.
             let _ = writeln!(lines, "{name} {}", what.replace('\0', " "));
         }
-        give_text(place, lines.replace('\0', " "))
+        return_text(place, lines.replace('\0', " "))
     })
 }
 
-/// Fills in `*counters`, whose `size` the caller has set. Any thread; does not block.
+/// Fills in `*counters`, whose `size` the caller has set. Any thread may call it; it does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_get_counters(
     cache: *const Cache,
     counters: *mut CacheCounters,
 ) -> c_int {
     status(|| {
-        let Cache(cache) = given!(borrow(cache));
+        let Cache(cache) = checked!(borrow(cache));
         let counted = cache.counters();
         let facts = CacheCounters {
             size: 0,
@@ -591,7 +603,7 @@ pub unsafe extern "C" fn ginnel_cache_get_counters(
             connections: counted.connections,
             reported: counted.reported,
         };
-        given!(fill(counters, facts));
+        checked!(fill(counters, facts));
         Ok(())
     })
 }

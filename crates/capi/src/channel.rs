@@ -1,11 +1,11 @@
-//! What both kinds of channel have in common.
+//! The functions that both kinds of channel have in common.
 
 use crate::boundary::{
-    Growing, Outcome, borrow, close, fill, given, invalid, name_array, number, status, timeout,
+    Growing, Outcome, borrow, checked, close, fill, invalid, name_array, number, status, timeout,
 };
 use crate::endpoint::wait_mode;
+use crate::handle_table::handle;
 use crate::listener::Kind;
-use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::{
     GINNEL_ERR_CLAIMED, GINNEL_ERR_INTERNAL, GINNEL_ERR_KIND, GINNEL_ERR_NOT_CLAIMED,
@@ -19,11 +19,11 @@ use std::cell::UnsafeCell;
 use std::ffi::c_char;
 use std::os::fd::AsRawFd;
 
-/// A channel of either kind, with two directions that are independent: one thread may send while another receives, but
-/// no two may send at once, or receive at once. Made by ginnel_connect(), ginnel_endpoint_connect() or ginnel_accept(),
-/// freed by ginnel_channel_close().
+/// A channel of either kind. Its two directions are independent: one thread may send while another receives, but no two
+/// threads may send at once or receive at once. Created by ginnel_connect(), ginnel_endpoint_connect() or
+/// ginnel_accept(), freed by ginnel_channel_close().
 pub struct Channel {
-    // A cell each, so that two threads can hold one each.
+    // One cell for each half, so that two threads can use one half each.
     sending: UnsafeCell<Sending>,
     receiving: UnsafeCell<Receiving>,
     kind: Kind,
@@ -34,8 +34,8 @@ handle!(Channel, "channel");
 
 /// The sending half.
 ///
-/// A C program cannot hold a claim, which borrows the half, so only its length is kept: claiming again yields the same
-/// place, for as long as nothing else is sent, and that is refused meanwhile.
+/// A guard of the Rust library borrows the half, so a C program cannot hold one. Only the claim's length is kept:
+/// claiming again returns the same place as long as nothing else is sent, and sending is refused while a claim is open.
 pub(crate) struct Sending {
     pub(crate) half: SendingHalf,
     claimed: Option<usize>,
@@ -46,7 +46,7 @@ pub(crate) enum SendingHalf {
     Stream(StreamSender),
 }
 
-/// The receiving half. As with claims, peeking again yields the same bytes.
+/// The receiving half. As with claims, peeking again returns the same bytes.
 pub(crate) struct Receiving {
     pub(crate) half: ReceivingHalf,
     peeked: Option<usize>,
@@ -98,7 +98,7 @@ impl Channel {
 }
 
 impl Channel {
-    /// Stops using it, and says where it stands.
+    /// Stops using the channel and returns its position.
     pub(crate) fn save(self) -> Outcome<SavedChannel> {
         let halves = (self.sending.into_inner().half, self.receiving.into_inner().half);
         let saved = match halves {
@@ -116,29 +116,29 @@ impl Channel {
     }
 }
 
-/// Nothing may be claimed of a channel, which one thread uses.
+/// Checks that no claim is open in a channel that only this thread uses.
 pub(crate) unsafe fn unclaimed_channel(channel: *mut Channel, name: &str) -> Outcome<()> {
     // SAFETY: as the caller says.
     unclaimed(&unsafe { sending(channel, name) }?.claimed)
 }
 
-/// The sending half, for this thread alone until the function ends.
+/// Returns the sending half, which only this thread uses until the function ends.
 pub(crate) unsafe fn sending<'a>(channel: *mut Channel, name: &str) -> Outcome<&'a mut Sending> {
-    // SAFETY: null, or a channel that nobody closes meanwhile; its cell is reached by the one thread that sends.
+    // SAFETY: null, or a channel that nobody closes meanwhile. Only the one thread that sends accesses its cell.
     let channel = unsafe { borrow(channel, name) }?;
     // SAFETY: as above.
     Ok(unsafe { &mut *channel.sending.get() })
 }
 
-/// The receiving half, for this thread alone until the function ends.
+/// Returns the receiving half, which only this thread uses until the function ends.
 pub(crate) unsafe fn receiving<'a>(channel: *mut Channel, name: &str) -> Outcome<&'a mut Receiving> {
-    // SAFETY: as in `sending`, with the one thread that receives.
+    // SAFETY: as in `sending`, for the one thread that receives.
     let channel = unsafe { borrow(channel, name) }?;
     // SAFETY: as above.
     Ok(unsafe { &mut *channel.receiving.get() })
 }
 
-/// A half, and what is claimed or peeked at in it.
+/// A half, and the number of bytes that are claimed or peeked at in it.
 type Half<'a, H> = (&'a mut H, &'a mut Option<usize>);
 
 fn other_kind(needed: &str) -> Failure {
@@ -177,12 +177,12 @@ impl Receiving {
     }
 }
 
-/// Nothing may be claimed.
+/// Checks that no claim is open.
 pub(crate) fn unclaimed(claimed: &Option<usize>) -> Outcome<()> {
     if claimed.is_some() { Err(GINNEL_ERR_CLAIMED.into()) } else { Ok(()) }
 }
 
-/// Ends a claim (or a look) of which `len` bytes are used; returns how many it had.
+/// Ends a claim or a peek of which `len` bytes are used; returns the number of bytes that it had.
 pub(crate) fn used(claimed: &mut Option<usize>, len: usize) -> Outcome<usize> {
     let most = claimed.ok_or(GINNEL_ERR_NOT_CLAIMED)?;
     if len > most {
@@ -196,25 +196,25 @@ pub(crate) fn used(claimed: &mut Option<usize>, len: usize) -> Outcome<usize> {
 #[repr(C)]
 #[allow(non_camel_case_types)] // The names are C's.
 pub enum Direction {
-    /// What this side sends.
+    /// The direction in which this side sends.
     GINNEL_SEND = 1,
-    /// What this side receives.
+    /// The direction in which this side receives.
     GINNEL_RECEIVE = 2,
 }
 
 const SEND: c_int = Direction::GINNEL_SEND as c_int;
 const RECEIVE: c_int = Direction::GINNEL_RECEIVE as c_int;
 
-/// The directions that are meant, of which there is at least one.
+/// Returns whether the sending and the receiving direction are meant, of which there is at least one.
 pub(crate) fn directions(directions: c_int) -> Outcome<(bool, bool)> {
     if !(SEND..=SEND | RECEIVE).contains(&directions) {
-        let detail = format!("{directions} is no direction; use GINNEL_SEND, GINNEL_RECEIVE, or both");
+        let detail = format!("{directions} is not a direction; use GINNEL_SEND, GINNEL_RECEIVE, or both");
         return Err(invalid(detail));
     }
     Ok((directions & SEND != 0, directions & RECEIVE != 0))
 }
 
-/// True to send; for functions of one direction.
+/// Returns whether the sending direction is meant, for functions of one direction.
 fn sends(direction: c_int) -> Outcome<bool> {
     match directions(direction)? {
         (true, true) => Err(invalid("one direction at a time: GINNEL_SEND or GINNEL_RECEIVE")),
@@ -232,17 +232,17 @@ macro_rules! either {
     };
 }
 
-/// Does the same with the halves of these directions.
+/// Does the same with the halves of the given directions.
 macro_rules! either_half {
     ($channel:ident, $send:expr, $receive:expr, $name:ident => $body:expr) => {
         if $send {
-            match &mut $crate::boundary::given!(sending($channel)).half {
+            match &mut $crate::boundary::checked!(sending($channel)).half {
                 SendingHalf::Message($name) => $body,
                 SendingHalf::Stream($name) => $body,
             }
         }
         if $receive {
-            match &mut $crate::boundary::given!(receiving($channel)).half {
+            match &mut $crate::boundary::checked!(receiving($channel)).half {
                 ReceivingHalf::Message($name) => $body,
                 ReceivingHalf::Stream($name) => $body,
             }
@@ -251,10 +251,10 @@ macro_rules! either_half {
 }
 pub(crate) use either_half;
 
-/// How long operations in these directions may wait, in nanoseconds: 0 means one look, a negative number (the default)
-/// for ever. After that they return GINNEL_ERR_TIMED_OUT.
+/// Sets how long each operation in these directions may wait, in nanoseconds: 0 means that it checks once, a negative
+/// number (the default) that it waits for ever. After that it returns GINNEL_ERR_TIMED_OUT.
 ///
-/// Counts as an operation in these directions (one thread at a time each); does not block.
+/// Counts as an operation in these directions (one thread at a time in each); does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_set_timeout(
     channel: *mut Channel,
@@ -268,11 +268,11 @@ pub unsafe extern "C" fn ginnel_channel_set_timeout(
     })
 }
 
-/// How operations in these directions wait: one of GINNEL_WAIT_*. `budget_ns` is for GINNEL_WAIT_ADAPTIVE: how long to
-/// look before sleeping, in nanoseconds; 0 means the default, 100000. Where it is not set it is what was said at
-/// ginnel_attach().
+/// Sets how operations in these directions wait: one of GINNEL_WAIT_*. `budget_ns` is for GINNEL_WAIT_ADAPTIVE: how
+/// long to spin before sleeping, in nanoseconds; 0 means the default, 100000. A channel that is not set uses the mode
+/// that was given to ginnel_attach().
 ///
-/// Counts as an operation in these directions (one thread at a time each); does not block.
+/// Counts as an operation in these directions (one thread at a time in each); does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_set_wait(
     channel: *mut Channel,
@@ -288,9 +288,10 @@ pub unsafe extern "C" fn ginnel_channel_set_wait(
     })
 }
 
-/// Whether operations in these directions return GINNEL_ERR_WOULD_BLOCK instead of waiting; 0 (the default) means no.
+/// Sets whether operations in these directions return GINNEL_ERR_WOULD_BLOCK instead of waiting; 0 (the default) means
+/// that they wait.
 ///
-/// Counts as an operation in these directions (one thread at a time each); does not block.
+/// Counts as an operation in these directions (one thread at a time in each); does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_set_nonblocking(
     channel: *mut Channel,
@@ -304,10 +305,11 @@ pub unsafe extern "C" fn ginnel_channel_set_nonblocking(
     })
 }
 
-/// A file descriptor for poll(2) and epoll(7), or a negative status. After an operation in this direction has returned
-/// GINNEL_ERR_WOULD_BLOCK, it becomes readable (POLLIN, for both directions) when another try is worth it, which may
-/// still say GINNEL_ERR_WOULD_BLOCK; it says nothing at other times, so always try first. It belongs to the channel: do
-/// not read or close it, nor use it after the channel is closed.
+/// Returns a file descriptor for poll(2) and epoll(7), or a negative status. After an operation in this direction has
+/// returned GINNEL_ERR_WOULD_BLOCK, the descriptor becomes readable (POLLIN, for both directions) when another attempt
+/// is worthwhile; that attempt may still return GINNEL_ERR_WOULD_BLOCK. At other times the descriptor has no meaning,
+/// so always try first. It belongs to the channel: do not read or close it, and do not use it after the channel is
+/// closed.
 ///
 /// Counts as an operation in this direction (one thread at a time); does not block. Errors: GINNEL_ERR_UNSUPPORTED in a
 /// VM without interrupts.
@@ -315,29 +317,29 @@ pub unsafe extern "C" fn ginnel_channel_set_nonblocking(
 pub unsafe extern "C" fn ginnel_channel_fd(channel: *mut Channel, direction: c_int) -> c_int {
     number(|| {
         Ok(if sends(direction)? {
-            either!(given!(sending(channel)), SendingHalf, half => half.poll_fd()?.as_raw_fd())
+            either!(checked!(sending(channel)), SendingHalf, half => half.poll_fd()?.as_raw_fd())
         } else {
-            either!(given!(receiving(channel)), ReceivingHalf, half => half.poll_fd()?.as_raw_fd())
+            either!(checked!(receiving(channel)), ReceivingHalf, half => half.poll_fd()?.as_raw_fd())
         })
     })
 }
 
-/// What one direction of a channel has done so far, on this side.
+/// Counters of one direction of a channel, on this side, since the channel was opened.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Counters {
     /// sizeof(ginnel_counters).
     pub size: usize,
-    /// Messages, or calls on a stream.
+    /// Number of messages, or of calls on a stream.
     pub operations: u64,
-    /// Bytes of payload.
+    /// Number of payload bytes.
     pub bytes: u64,
-    /// Doorbells rung for the peer.
+    /// Number of times that the peer's doorbell was rung.
     pub rings: u64,
-    /// Operations that had to wait.
+    /// Number of operations that had to wait.
     pub waits: u64,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for Counters {}
 
 impl From<RustCounters> for Counters {
@@ -347,7 +349,7 @@ impl From<RustCounters> for Counters {
     }
 }
 
-/// Fills in `*counters`, whose `size` the caller has set, for one direction.
+/// Fills in `*counters`, whose `size` the caller has set, with the counters of one direction.
 ///
 /// Counts as an operation in this direction (one thread at a time); does not block.
 #[unsafe(no_mangle)]
@@ -358,24 +360,24 @@ pub unsafe extern "C" fn ginnel_channel_get_counters(
 ) -> c_int {
     status(|| {
         let counted = if sends(direction)? {
-            either!(given!(sending(channel)), SendingHalf, half => half.counters())
+            either!(checked!(sending(channel)), SendingHalf, half => half.counters())
         } else {
-            either!(given!(receiving(channel)), ReceivingHalf, half => half.counters())
+            either!(checked!(receiving(channel)), ReceivingHalf, half => half.counters())
         };
-        given!(fill(counters, counted.into()));
+        checked!(fill(counters, counted.into()));
         Ok(())
     })
 }
 
-/// Facts about a channel, and who is at its other end.
+/// Properties of a channel and of its peer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ChannelInfo {
     /// sizeof(ginnel_channel_info).
     pub size: usize,
-    /// Number of the channel; never used again in this installation.
+    /// Number of the channel, which is never reused in this installation.
     pub id: u64,
-    /// Bytes that the ring holds into which this side sends.
+    /// Size in bytes of the ring into which this side sends.
     pub capacity: usize,
     /// The longest message, in bytes; 0 for a stream, which has no such limit.
     pub max_message: usize,
@@ -385,23 +387,23 @@ pub struct ChannelInfo {
     pub peer_member: u32,
     /// Number of the peer's endpoint.
     pub peer_endpoint: u32,
-    /// Epoch of that number.
+    /// Epoch of that number: see ginnel_endpoint_info.
     pub peer_epoch: u32,
     /// Name of the peer's member.
     pub peer_member_name: [c_char; 64],
-    /// What the peer's endpoint calls itself.
+    /// Name that the peer's endpoint has chosen for itself.
     pub peer_name: [c_char; 64],
-    /// Bytes that the ring holds from which this side receives.
+    /// Size in bytes of the ring from which this side receives.
     pub input_capacity: usize,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for ChannelInfo {}
 
-/// Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
+/// Fills in `*info`, whose `size` the caller has set. Any thread may call it; it does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_get_info(channel: *const Channel, info: *mut ChannelInfo) -> c_int {
     status(|| {
-        let Channel { info: known, kind, max_message, .. } = given!(borrow(channel));
+        let Channel { info: known, kind, max_message, .. } = checked!(borrow(channel));
         let facts = ChannelInfo {
             size: 0,
             id: known.id,
@@ -415,50 +417,50 @@ pub unsafe extern "C" fn ginnel_channel_get_info(channel: *const Channel, info: 
             peer_name: name_array(&known.peer.name),
             input_capacity: known.input_capacity,
         };
-        given!(fill(info, facts));
+        checked!(fill(info, facts));
         Ok(())
     })
 }
 
-/// Half-close: says that nothing more comes from this side. The peer receives the rest, then GINNEL_ERR_FINISHED (or 0,
-/// the end of its stream). Receiving goes on. An open claim is aborted, messages that are committed go out.
+/// Closes the sending direction. The peer receives everything that was sent, and then GINNEL_ERR_FINISHED (for a
+/// stream, 0 bytes). This side can continue to receive. An open claim is aborted; committed messages are sent.
 ///
-/// An operation of the sending direction (one thread at a time); does not block.
+/// Counts as an operation in the sending direction (one thread at a time); does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_finish(channel: *mut Channel) -> c_int {
     status(|| {
-        let sending = given!(sending(channel));
+        let sending = checked!(sending(channel));
         sending.claimed = None;
         either!(sending, SendingHalf, half => half.finish());
         Ok(())
     })
 }
 
-/// Ends these directions at once, and makes void what is on its way in them: what was sent and is not received yet never is,
-/// and the next operation of the peer says GINNEL_ERR_ABORTED. Of this side, the next to receive says so, and the next to send
-/// GINNEL_ERR_AFTER_FINISH. Open claims and peeks end.
+/// Ends these directions at once and discards the data in them: what was sent and not received is lost, and the peer's
+/// next operation returns GINNEL_ERR_ABORTED. On this side, the next receive returns that too, and the next send
+/// returns GINNEL_ERR_AFTER_FINISH. Open claims and peeks end.
 ///
-/// Counts as an operation in these directions (one thread at a time each); does not block.
+/// Counts as an operation in these directions (one thread at a time in each); does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_abort(channel: *mut Channel, directions: c_int) -> c_int {
     status(|| {
         let (send, receive) = self::directions(directions)?;
         if send {
-            given!(sending(channel)).claimed = None;
+            checked!(sending(channel)).claimed = None;
         }
         if receive {
-            given!(receiving(channel)).peeked = None;
+            checked!(receiving(channel)).peeked = None;
         }
         either_half!(channel, send, receive, half => half.abort());
         Ok(())
     })
 }
 
-/// Closes a channel and frees it: the peer receives what was sent, then the end, and its sends fail with
-/// GINNEL_ERR_CLOSED. Pointers from claims and peeks end. NULL is allowed. No other thread may be using the handle. Tells
-/// the daemon, for at most a second.
+/// Closes and frees a channel. The peer receives everything that was sent and then the end, and its sends fail with
+/// GINNEL_ERR_CLOSED. Pointers from claims and peeks become invalid. NULL is allowed. No other thread may be using the
+/// handle. Informs the daemon, which takes at most a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_close(channel: *mut Channel) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller is responsible for it.
     unsafe { close(channel) }
 }

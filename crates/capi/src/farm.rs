@@ -1,11 +1,11 @@
-//! The farm: one manager, many workers.
+//! The farm: one manager and many workers.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, borrow_mut, chosen, close, fill, give, given, invalid, length,
-    name_array, number, place, status, text, there,
+    Growing, Outcome, borrow, borrow_mut, checked, close, fill, invalid, length, name_array, number, output,
+    output_handle, read_options, require, return_handle, status, text,
 };
 use crate::endpoint::wait_mode;
-use crate::places::handle;
+use crate::handle_table::handle;
 use crate::status::Failure;
 use crate::status::Status::{
     GINNEL_ERR_CALLBACK, GINNEL_ERR_NO_WORKER, GINNEL_ERR_NULL, GINNEL_ERR_PIECE, GINNEL_ERR_TIMED_OUT,
@@ -25,26 +25,26 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// One who has work done by many: a manager, and the job that it has in hand. For one thread at a time. Made by
+/// A farm's manager, which distributes a job to its workers. One thread at a time may use it. Created by
 /// ginnel_farm_open(), freed by ginnel_farm_close().
 pub struct Farm {
-    // In front of the manager, of which it holds the only reference while there is one.
+    // Declared before the manager: while a job is in progress, it holds the only reference to the manager.
     job: Option<Job>,
     manager: NonNull<Manager>,
-    /// Of the last job.
+    /// The report of the last job.
     report: Report,
     hands: Hands,
 }
 handle!(Farm, "farm");
 
-/// How long workers that were started may take to end when their manager has gone.
+/// How long the workers that were started may take to end after their manager is gone.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Farm {
-    /// The manager, while it has no job in hand.
+    /// Returns the manager, if no job is in progress.
     fn idle(&mut self) -> Outcome<&mut Manager> {
         match self.job {
-            // SAFETY: made by `ginnel_farm_open` and freed by `drop`; nobody else has a reference.
+            // SAFETY: made by `ginnel_farm_open` and freed by `drop`; there is no other reference.
             None => Ok(unsafe { self.manager.as_mut() }),
             Some(_) => Err(invalid("a job is in hand; finish it, or call ginnel_farm_stop()")),
         }
@@ -61,8 +61,8 @@ impl Farm {
         let context = asked.context;
         self.idle()?;
         let mut manager = self.manager;
-        // SAFETY: as in `idle`; the run that borrows it for so long goes before the manager does, and `idle` hands out no
-        // other reference meanwhile.
+        // SAFETY: as in `idle`. The run that borrows the manager is dropped before the manager is, and `idle` returns
+        // no other reference meanwhile.
         let manager: &'static mut Manager = unsafe { manager.as_mut() };
         let pieces: Pieces = match asked.next {
             Some(next) => Box::new(Cut { next, context }),
@@ -74,7 +74,7 @@ impl Farm {
         Ok(())
     }
 
-    /// The job is over, well or not.
+    /// Ends the job, whether it succeeded or not.
     fn end(&mut self) {
         if let Some(job) = self.job.take() {
             self.report = job.run.report();
@@ -85,7 +85,7 @@ impl Farm {
 impl Drop for Farm {
     fn drop(&mut self) {
         self.job = None;
-        // SAFETY: made by `Box::into_raw`, and the job, which borrowed it, is gone.
+        // SAFETY: made by `Box::into_raw`, and the job that borrowed it is gone.
         drop(unsafe { Box::from_raw(self.manager.as_ptr()) });
         self.hands.finish(LAST_PATIENCE);
     }
@@ -100,7 +100,7 @@ struct Job {
 }
 
 impl Job {
-    /// What is done with a result.
+    /// Calls the program's function for a result.
     fn taking(&self) -> impl FnMut(&Piece, &[u8]) -> Result<(), Refusal> + use<> {
         let (fold, context) = (self.fold, self.context);
         move |piece: &Piece, result: &[u8]| {
@@ -111,7 +111,7 @@ impl Job {
                 length: piece.len,
                 tries: piece.tries,
             };
-            // SAFETY: who calls a C function vouches for its pointers; ours are valid until it returns.
+            // SAFETY: the caller of the C function is responsible for its pointers; ours are valid until it returns.
             match unsafe { fold(context, &piece, result.as_ptr().cast(), result.len()) } {
                 0 => Ok(()),
                 1 => Err(Refusal::Nonsense("the program says so".into())),
@@ -121,7 +121,7 @@ impl Job {
     }
 }
 
-/// Unequal pieces, as the program cuts them.
+/// Pieces of different lengths, as the program's function cuts them.
 struct Cut {
     next: unsafe extern "C" fn(*mut c_void, *mut u64, *mut usize) -> c_int,
     context: *mut c_void,
@@ -132,7 +132,7 @@ impl Iterator for Cut {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (mut offset, mut length) = (0u64, 0usize);
-        // SAFETY: who calls a C function vouches for its pointers; ours are valid until it returns.
+        // SAFETY: the caller of the C function is responsible for its pointers; ours are valid until it returns.
         let more = unsafe { (self.next)(self.context, &mut offset, &mut length) } > 0;
         more.then(|| offset..offset.saturating_add(length as u64))
     }
@@ -145,7 +145,7 @@ struct Fill {
 
 impl Source for Fill {
     fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> std::io::Result<()> {
-        // SAFETY: who calls a C function vouches for its pointers; the room is there until it returns.
+        // SAFETY: the caller of the C function is responsible for its pointers; the room is valid until it returns.
         match unsafe { (self.fill)(self.context, offset, room.as_ptr().cast(), room.len()) } {
             0 => Ok(()),
             other => Err(std::io::Error::other(format!("fill() has returned {other}"))),
@@ -171,7 +171,7 @@ fn missing(what: &str) -> Failure {
 }
 
 fn given_text<'a>(string: *const c_char, name: &str) -> Outcome<&'a str> {
-    // SAFETY: who calls a C function vouches for its pointers, as said on top of ginnel.h.
+    // SAFETY: the caller of the C function is responsible for its pointers, as the head of ginnel.h says.
     unsafe { text(string, name) }
 }
 
@@ -179,29 +179,31 @@ fn chosen_or<T: Default + PartialEq>(value: T, otherwise: T) -> T {
     if value == T::default() { otherwise } else { value }
 }
 
-/// How a farm's manager works. Fill it with zeros, set `size`, then what you want otherwise.
+/// Options for a farm's manager. Fill the structure with zeros, set `size`, then the members that should differ from
+/// the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FarmOptions {
     /// sizeof(ginnel_farm_options).
     pub size: usize,
-    /// The longest piece, in bytes. A worker's channel takes about eight times as much shared memory. 0: what fits into
-    /// rings of 1 MiB.
+    /// Length of the longest piece, in bytes. A worker's channel takes about eight times as much shared memory. 0: as
+    /// much as fits into rings of 1 MiB.
     pub piece: usize,
-    /// Pieces that a worker may hold: one that it works on, and others that are transferred meanwhile. 0: the default.
+    /// The most pieces that a worker may hold: one that it works on, and others that are transferred meanwhile. 0: the
+    /// default, 2.
     pub window: usize,
     /// How the manager waits: one of GINNEL_WAIT_*.
     pub wait: c_int,
-    /// How often a piece is tried. 0: five times.
+    /// The most attempts at one piece. 0: five.
     pub tries: u32,
-    /// For GINNEL_WAIT_ADAPTIVE: how long to look, in nanoseconds. 0: the default, 100000.
+    /// For GINNEL_WAIT_ADAPTIVE: how long to spin, in nanoseconds. 0: the default, 100000.
     pub budget_ns: u64,
-    /// A worker that takes longer for a piece is dismissed. 0: it may take any time.
+    /// How long a worker may take for one piece before it is dismissed, in nanoseconds. 0: without a limit.
     pub piece_timeout_ns: u64,
-    /// How long a job goes on without any worker. 0: 30 s; UINT64_MAX: for ever.
+    /// How long a job continues without any worker, in nanoseconds. 0: 30 s; UINT64_MAX: for ever.
     pub patience_ns: u64,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for FarmOptions {}
 
 /// A piece of a job's input.
@@ -210,29 +212,31 @@ unsafe impl Growing for FarmOptions {}
 pub struct FarmPiece {
     /// sizeof(ginnel_farm_piece) of the library that runs.
     pub size: usize,
-    /// Its number; its manager never uses it again.
+    /// Number of the piece, which its manager never reuses.
     pub number: u64,
-    /// Where in the input it begins.
+    /// Offset of the piece in the input, in bytes.
     pub offset: u64,
-    /// Its bytes.
+    /// Length of the piece in bytes.
     pub length: usize,
-    /// How often it has been given to a worker.
+    /// Number of times that the piece has been given to a worker.
     pub tries: u32,
 }
 
-/// Cuts the next piece of the input: sets `*offset` and `*length`, and returns 1; 0 if there is none.
+/// Cuts the next piece of the input: sets `*offset` and `*length` (both in bytes) and returns 1, or returns 0 if there
+/// is none.
 pub type FarmNext =
     Option<unsafe extern "C" fn(context: *mut c_void, offset: *mut u64, length: *mut usize) -> c_int>;
 
-/// Writes the input's `length` bytes from `offset` to `room`, which lies in the worker's ring. Must give the same bytes each
-/// time: a piece whose worker has died is asked for again. Returns 0; anything else ends the job with GINNEL_ERR_CALLBACK.
+/// Writes the input's `length` bytes from `offset` to `room`, which lies in the worker's ring. It must write the same
+/// bytes each time, because it is called again for a piece whose worker has died. Returns 0; any other result ends the
+/// job with GINNEL_ERR_CALLBACK.
 pub type FarmFill = Option<
     unsafe extern "C" fn(context: *mut c_void, offset: u64, room: *mut c_void, length: usize) -> c_int,
 >;
 
-/// Takes a worker's result, `length` bytes at `result`, which end with the call. Called once for each piece, in the order in
-/// which results come. Returns 0; 1 if the result is nonsense (its worker is dismissed, and another gets the piece);
-/// anything else ends the job with GINNEL_ERR_CALLBACK.
+/// Takes a worker's result: `length` bytes at `result`, which are valid only during the call. It is called once for
+/// each piece, in the order in which the results arrive. Returns 0; or 1 if the result is nonsense, in which case its
+/// worker is dismissed and another one gets the piece; any other result ends the job with GINNEL_ERR_CALLBACK.
 pub type FarmFold = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -242,112 +246,113 @@ pub type FarmFold = Option<
     ) -> c_int,
 >;
 
-/// A job. Fill it with zeros, set `size`, then the rest.
+/// A job. Fill the structure with zeros, set `size`, then the other members.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FarmJob {
     /// sizeof(ginnel_farm_job).
     pub size: usize,
-    /// What the workers are told that it is.
+    /// Name of the job, which the workers are told.
     pub name: *const c_char,
-    /// Bytes of the input, which is cut into equal pieces, unless there is `next`.
+    /// Length of the input in bytes, which is cut into equal pieces. Unused if `next` is set.
     pub bytes: u64,
-    /// Bytes of an equal piece. 0: as long as a worker's channel takes.
+    /// Length of an equal piece in bytes. 0: as long as a worker's channel takes.
     pub piece: usize,
-    /// Cuts the input into pieces of any lengths; or NULL.
+    /// Cuts the input into pieces of any lengths, unless it is NULL.
     pub next: FarmNext,
-    /// Where the input comes from.
+    /// Writes a piece of the input.
     pub fill: FarmFill,
-    /// Where the results go.
+    /// Takes a result.
     pub fold: FarmFold,
-    /// For the three functions.
+    /// Argument for the three functions.
     pub context: *mut c_void,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for FarmJob {}
 
-/// How far a job is.
+/// The progress of a job.
 #[repr(C)]
 #[allow(non_camel_case_types)] // The names are C's.
 pub enum Step {
-    /// All is done.
+    /// The job is complete.
     GINNEL_FARM_DONE = 0,
-    /// There is more to do at once: call again.
+    /// There is more to do at once: call ginnel_farm_step() again.
     GINNEL_FARM_WORKING = 1,
-    /// Nothing can be done until a worker says something: wait for ginnel_farm_fd(), then call again.
+    /// Nothing can be done until a worker sends something: wait for ginnel_farm_fd(), then call ginnel_farm_step()
+    /// again.
     GINNEL_FARM_WAITING = 2,
 }
 
-/// What happened in a job.
+/// The report of a job.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FarmReport {
     /// sizeof(ginnel_farm_report).
     pub size: usize,
-    /// From the start to the last result, or to now, in nanoseconds.
+    /// Time from the start to the last result, or until now, in nanoseconds.
     pub time_ns: u64,
-    /// Results that were taken.
+    /// Number of results that were taken.
     pub pieces: u64,
-    /// Bytes of these pieces.
+    /// Number of input bytes in the pieces with these results.
     pub bytes: u64,
-    /// Pieces that were given to a second worker because the first died, left, was dismissed or failed.
+    /// Number of pieces that were given to another worker because the first one died, left, was dismissed or failed.
     pub reassigned: u64,
-    /// Everybody who had a part in it: see ginnel_farm_get_worker().
+    /// Number of workers that took part: see ginnel_farm_get_worker().
     pub workers: usize,
-    /// How many of them have died.
+    /// Number of these workers that have died.
     pub deaths: usize,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for FarmReport {}
 
-/// How a worker went.
+/// How a worker left the farm.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)] // The names are C's.
 pub enum FarmDeparture {
-    /// It did not: it was there to the end.
+    /// It did not leave.
     GINNEL_FARM_STAYED = 0,
     /// Its process or its VM died.
     GINNEL_FARM_DIED = 1,
     /// It closed its channel.
     GINNEL_FARM_LEFT = 2,
-    /// It was dismissed: it broke the protocol, answered nonsense, or took too long.
+    /// It was dismissed because it broke the protocol, returned nonsense, or took too long.
     GINNEL_FARM_DISMISSED = 3,
 }
 
-/// What one worker did in a job.
+/// The work of one worker in a job.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FarmWorkerReport {
     /// sizeof(ginnel_farm_worker_report).
     pub size: usize,
-    /// When it came, from the start of the job, in nanoseconds; 0 if it was there before.
+    /// Time from the start of the job until it connected, in nanoseconds; 0 if it was there before.
     pub joined_ns: u64,
-    /// When its last result came.
+    /// Time from the start of the job until its last result, in nanoseconds.
     pub last_ns: u64,
-    /// Its results that were taken.
+    /// Number of its results that were taken.
     pub pieces: u64,
-    /// Bytes of these pieces.
+    /// Number of input bytes in the pieces with these results.
     pub bytes: u64,
-    /// Pieces that it could make nothing of.
+    /// Number of pieces that it could not process.
     pub failed: u64,
-    /// Pieces that were taken from it and given to others.
+    /// Number of pieces that were taken from it and given to others.
     pub lost: u64,
-    /// How it went: one of GINNEL_FARM_STAYED and so on.
+    /// How it left: one of GINNEL_FARM_STAYED and so on.
     pub departure: c_int,
-    /// What it calls itself, and whose member it is.
+    /// Its endpoint's name, and its member's.
     pub name: [c_char; 64],
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for FarmWorkerReport {}
 
-/// Makes a manager without workers. `options` may be NULL. On success `*farm` is the caller's, to be freed with
-/// ginnel_farm_close(); on failure it is NULL.
+/// Creates a manager without workers. `options` may be NULL. On success the caller must free `*farm` with
+/// ginnel_farm_close(); on failure it is NULL. Does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_open(options: *const FarmOptions, farm: *mut *mut Farm) -> c_int {
     status(|| {
-        let place = given!(birthplace(farm));
-        let asked = given!(chosen(options));
+        let place = checked!(output_handle(farm));
+        let asked = checked!(read_options(options));
         let default = Options::default();
         let nanoseconds = |ns| (ns > 0).then(|| Duration::from_nanos(ns));
         let manager = Manager::new(Options {
@@ -363,34 +368,35 @@ pub unsafe extern "C" fn ginnel_farm_open(options: *const FarmOptions, farm: *mu
             tries: chosen_or(asked.tries, default.tries),
         })?;
         let manager = NonNull::from(Box::leak(Box::new(manager)));
-        give(place, Farm { job: None, manager, report: Report::default(), hands: Hands::default() });
+        return_handle(place, Farm { job: None, manager, report: Report::default(), hands: Hands::default() });
         Ok(())
     })
 }
 
-/// Attaches to the segment of `address`, which is "segment/name", and lets workers come there: one, with a slice of its own,
-/// or as many as like in a segment that they share. May be called again, for more addresses, while no job is in hand.
+/// Attaches to the segment of `address`, which is "segment/name", and lets workers connect there: one worker in a slice
+/// of its own, or any number in a segment that they share. It may be called again for more addresses while no job is in
+/// progress.
 ///
 /// Blocks like ginnel_attach(). Errors: those of ginnel_attach() and ginnel_endpoint_listen().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_listen(farm: *mut Farm, address: *const c_char) -> c_int {
     status(|| {
-        let manager = given!(borrow_mut(farm)).idle()?;
-        Ok(manager.listen_at(given!(text(address)))?)
+        let manager = checked!(borrow_mut(farm)).idle()?;
+        Ok(manager.listen_at(checked!(text(address)))?)
     })
 }
 
-/// Starts a program as a child of this process: `argv` is its name, which is looked for in $PATH, its arguments, and NULL at
-/// the end. It should work for this farm (ginnel_farm_connect(), or "ginnel farm work ADDRESS") and end when the farm is
-/// closed. Its standard input is empty, and its standard output goes nowhere.
+/// Starts a program as a child of this process. `argv` holds its name, which is looked up in $PATH, its arguments, and
+/// NULL at the end. The program should work for this farm (with ginnel_farm_connect(), or "ginnel farm work ADDRESS")
+/// and end when the farm is closed. Its standard input is empty, and its standard output is discarded.
 ///
 /// Errors: GINNEL_ERR_SYSTEM if it cannot be started.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_spawn(farm: *mut Farm, argv: *const *const c_char) -> c_int {
     status(|| {
-        let farm = given!(borrow_mut(farm));
+        let farm = checked!(borrow_mut(farm));
         let mut words = Vec::new();
-        there(argv, "argv")?;
+        require(argv, "argv")?;
         // SAFETY: not null, and the caller says that NULL is at the end.
         let mut at = argv;
         loop {
@@ -399,9 +405,9 @@ pub unsafe extern "C" fn ginnel_farm_spawn(farm: *mut Farm, argv: *const *const 
             if word.is_null() {
                 break;
             }
-            // SAFETY: not null, and a string as C has them.
+            // SAFETY: not null, and a C string, as the caller says.
             words.push(OsStr::from_bytes(unsafe { CStr::from_ptr(word) }.to_bytes()));
-            // SAFETY: the array goes on to its NULL.
+            // SAFETY: the array continues up to its NULL.
             at = unsafe { at.add(1) };
         }
         let (program, arguments) = words.split_first().ok_or_else(|| invalid("argv is empty"))?;
@@ -410,8 +416,8 @@ pub unsafe extern "C" fn ginnel_farm_spawn(farm: *mut Farm, argv: *const *const 
     })
 }
 
-/// Waits until `count` workers are here. A job needs not wait for that: who comes later gets work too. Not while a job is in
-/// hand.
+/// Waits until `count` workers have connected. A job need not wait for that, because workers that connect later get
+/// work too. Must not be called while a job is in progress.
 ///
 /// Blocks for at most `timeout_ns` nanoseconds: 0 means not at all, a negative number for ever. Errors:
 /// GINNEL_ERR_TIMED_OUT.
@@ -422,29 +428,30 @@ pub unsafe extern "C" fn ginnel_farm_wait_for_workers(
     timeout_ns: i64,
 ) -> c_int {
     status(|| {
-        let manager = given!(borrow_mut(farm)).idle()?;
+        let manager = checked!(borrow_mut(farm)).idle()?;
         let timeout = crate::boundary::timeout(timeout_ns).unwrap_or(Duration::MAX);
         if manager.wait_for_workers(count, timeout)? { Ok(()) } else { Err(GINNEL_ERR_TIMED_OUT.into()) }
     })
 }
 
-/// The longest piece that a worker's channel takes, in bytes, or a negative status. Not while a job is in hand.
+/// Returns the length of the longest piece that a worker's channel takes, in bytes, or a negative status. Must not be
+/// called while a job is in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_longest_piece(farm: *mut Farm) -> ssize_t {
-    length(|| Ok(given!(borrow_mut(farm)).idle()?.longest_piece()))
+    length(|| Ok(checked!(borrow_mut(farm)).idle()?.longest_piece()))
 }
 
-/// Has a job done: scatters its pieces over the workers, and gathers their results, until all is done. The workers stay for
-/// the next job.
+/// Runs a job: distributes its pieces to the workers and collects their results, until all are done. The workers stay
+/// for the next job.
 ///
-/// Blocks until then. Errors, after which no job is in hand: GINNEL_ERR_NO_WORKER if there was none for as long as the
-/// manager waits, GINNEL_ERR_PIECE if a piece failed or took its worker along as often as it is tried, GINNEL_ERR_TOO_LONG
-/// for a piece that is longer than a worker's channel takes, GINNEL_ERR_CALLBACK.
+/// Blocks until then. Errors, after which no job is in progress: GINNEL_ERR_NO_WORKER if there was no worker for as
+/// long as the manager waits, GINNEL_ERR_PIECE if a piece failed, or its worker died, on each attempt,
+/// GINNEL_ERR_TOO_LONG if a piece is longer than a worker's channel permits, GINNEL_ERR_CALLBACK.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_run(farm: *mut Farm, job: *const FarmJob) -> c_int {
     status(|| {
-        let farm = given!(borrow_mut(farm));
-        farm.start(&given!(chosen(job)))?;
+        let farm = checked!(borrow_mut(farm));
+        farm.start(&checked!(read_options(job)))?;
         let job = farm.busy()?;
         let done = job.run.finish(job.taking());
         farm.end();
@@ -452,22 +459,22 @@ pub unsafe extern "C" fn ginnel_farm_run(farm: *mut Farm, job: *const FarmJob) -
     })
 }
 
-/// Takes a job in hand, which ginnel_farm_step() does: for programs with an event loop. Does not block.
+/// Begins a job, which ginnel_farm_step() executes; for programs with an event loop. Does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_start(farm: *mut Farm, job: *const FarmJob) -> c_int {
     status(|| {
-        let farm = given!(borrow_mut(farm));
-        farm.start(&given!(chosen(job)))
+        let farm = checked!(borrow_mut(farm));
+        farm.start(&checked!(read_options(job)))
     })
 }
 
-/// Does what can be done of the job without waiting. Returns GINNEL_FARM_WORKING, GINNEL_FARM_WAITING or GINNEL_FARM_DONE
-/// (then no job is in hand), or a negative status: those of ginnel_farm_run(), and the job has ended;
-/// GINNEL_ERR_UNSUPPORTED in a VM without interrupts.
+/// Does as much of the job as is possible without waiting. Returns GINNEL_FARM_WORKING, GINNEL_FARM_WAITING or
+/// GINNEL_FARM_DONE (after which no job is in progress), or a negative status: one of those of ginnel_farm_run(), after
+/// which the job has ended, or GINNEL_ERR_UNSUPPORTED in a VM without interrupts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_step(farm: *mut Farm) -> c_int {
     number(|| {
-        let farm = given!(borrow_mut(farm));
+        let farm = checked!(borrow_mut(farm));
         let job = farm.busy()?;
         let step = job.run.step(job.taking());
         if !matches!(step, Ok(RustStep::Working | RustStep::Waiting)) {
@@ -481,29 +488,30 @@ pub unsafe extern "C" fn ginnel_farm_step(farm: *mut Farm) -> c_int {
     })
 }
 
-/// A file descriptor for poll(2) and epoll(7), or a negative status: after ginnel_farm_step() has returned
-/// GINNEL_FARM_WAITING it becomes readable when a worker has said something, has come or has gone, or when a time has run
-/// out. It belongs to the farm: do not read or close it, nor use it after the farm is closed. Only while a job is in hand;
-/// it is the same for all jobs. Errors: GINNEL_ERR_UNSUPPORTED in a VM without interrupts.
+/// Returns a file descriptor for poll(2) and epoll(7), or a negative status. After ginnel_farm_step() has returned
+/// GINNEL_FARM_WAITING, the descriptor becomes readable when a worker has sent something, has connected or has ended,
+/// or when a timeout has expired. It belongs to the farm: do not read or close it, and do not use it after the farm is
+/// closed. It may be used only while a job is in progress, and is the same for all jobs. Errors: GINNEL_ERR_UNSUPPORTED
+/// in a VM without interrupts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_fd(farm: *mut Farm) -> c_int {
-    number(|| Ok(given!(borrow_mut(farm)).busy()?.run.poll_fd()?.as_raw_fd()))
+    number(|| Ok(checked!(borrow_mut(farm)).busy()?.run.poll_fd()?.as_raw_fd()))
 }
 
-/// Gives up the job that is in hand, if any. The workers stay; what they still make of its pieces is thrown away.
+/// Cancels the job that is in progress, if any. The workers stay; their later results for its pieces are discarded.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_stop(farm: *mut Farm) -> c_int {
     status(|| {
-        given!(borrow_mut(farm)).end();
+        checked!(borrow_mut(farm)).end();
         Ok(())
     })
 }
 
-/// Fills in `*report`, whose `size` the caller has set: of the job in hand so far, or of the last one.
+/// Fills in `*report`, whose `size` the caller has set, for the job in progress, or for the last one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_get_report(farm: *mut Farm, report: *mut FarmReport) -> c_int {
     status(|| {
-        let known = given!(borrow_mut(farm)).look();
+        let known = checked!(borrow_mut(farm)).look();
         let facts = FarmReport {
             size: 0,
             time_ns: nanoseconds(known.time),
@@ -513,13 +521,13 @@ pub unsafe extern "C" fn ginnel_farm_get_report(farm: *mut Farm, report: *mut Fa
             workers: known.workers.len(),
             deaths: known.deaths(),
         };
-        given!(fill(report, facts));
+        checked!(fill(report, facts));
         Ok(())
     })
 }
 
-/// Fills in `*worker`, whose `size` the caller has set, with what a worker did in the job in hand or the last one: `index`
-/// counts from 0, in the order in which they came. Errors: GINNEL_ERR_INVALID beyond the last.
+/// Fills in `*worker`, whose `size` the caller has set, with the work of one worker in the job in progress or the last
+/// one. `index` counts from 0, in the order in which the workers connected. Errors: GINNEL_ERR_INVALID beyond the last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_get_worker(
     farm: *mut Farm,
@@ -527,7 +535,7 @@ pub unsafe extern "C" fn ginnel_farm_get_worker(
     worker: *mut FarmWorkerReport,
 ) -> c_int {
     status(|| {
-        let report = given!(borrow_mut(farm)).look();
+        let report = checked!(borrow_mut(farm)).look();
         let count = report.workers.len();
         let known =
             report.workers.get(index).ok_or_else(|| invalid(format!("{count} workers, and none {index}")))?;
@@ -547,7 +555,7 @@ pub unsafe extern "C" fn ginnel_farm_get_worker(
             } as c_int,
             name: name_array(&known.name),
         };
-        given!(fill(worker, facts));
+        checked!(fill(worker, facts));
         Ok(())
     })
 }
@@ -557,7 +565,7 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Farm {
-    /// The report of the job in hand, or of the last one.
+    /// Returns the report of the job in progress, or of the last one.
     fn look(&mut self) -> &Report {
         if let Some(job) = &self.job {
             self.report = job.run.report();
@@ -566,20 +574,21 @@ impl Farm {
     }
 }
 
-/// Frees a farm. Its workers are told that there is no more; those that ginnel_farm_spawn() has started are waited for, for
-/// at most 5 s, and then killed. NULL is allowed.
+/// Frees a farm. Its workers are told that there is no more work. Workers that ginnel_farm_spawn() has started get at
+/// most 5 s to end, and are then killed. NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_close(farm: *mut Farm) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller is responsible for it.
     unsafe { close(farm) }
 }
 
-/// A worker of a farm: a channel to its manager. For one thread at a time. Made by ginnel_farm_connect(), freed by
-/// ginnel_farm_worker_close().
+/// A worker of a farm: a channel to its manager. One thread at a time may use it. Created by ginnel_farm_connect(),
+/// freed by ginnel_farm_worker_close().
 pub struct FarmWorker(Worker);
 handle!(FarmWorker, "worker");
 
-/// How to work. Fill it with zeros, set `size`, then what you want otherwise.
+/// Options for a worker. Fill the structure with zeros, set `size`, then the members that should differ from the
+/// default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FarmWorkerOptions {
@@ -587,12 +596,12 @@ pub struct FarmWorkerOptions {
     pub size: usize,
     /// How long to wait for a manager, in nanoseconds. 0: not at all.
     pub patience_ns: u64,
-    /// For GINNEL_WAIT_ADAPTIVE: how long to look, in nanoseconds. 0: the default, 100000.
+    /// For GINNEL_WAIT_ADAPTIVE: how long to spin, in nanoseconds. 0: the default, 100000.
     pub budget_ns: u64,
     /// How to wait for pieces: one of GINNEL_WAIT_*.
     pub wait: c_int,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for FarmWorkerOptions {}
 
 /// A piece, as its worker sees it.
@@ -605,17 +614,17 @@ pub struct FarmTask {
     pub job: *const c_char,
     /// Number of the piece.
     pub number: u64,
-    /// Where in the input it begins.
+    /// Offset of the piece in the input, in bytes.
     pub offset: u64,
-    /// Its bytes, where the manager has put them, aligned to 8. A hostile manager can still change them.
+    /// The bytes of the piece, in the ring, aligned to 8. A hostile manager can still change them.
     pub data: *const c_void,
-    /// How many.
+    /// Length of the piece in bytes.
     pub length: usize,
 }
 
 /// Works on a piece: writes the result to `result`, which has room for `room` bytes, and returns its length. A negative
-/// number means that nothing can be made of the piece, which is then tried elsewhere; why may be written to `result`, as a
-/// string. Nothing of `task` is there after it has returned.
+/// number means that the piece cannot be processed; the reason may be written to `result`, as a string, and the piece
+/// is tried elsewhere. `task` and everything in it are valid only during the call.
 pub type FarmWork = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -625,11 +634,12 @@ pub type FarmWork = Option<
     ) -> ssize_t,
 >;
 
-/// Attaches to the segment of `address`, which is "segment/name", and connects to the manager that listens there. `options`
-/// may be NULL. On success `*worker` is the caller's, to be freed with ginnel_farm_worker_close(); on failure it is NULL.
+/// Attaches to the segment of `address`, which is "segment/name", and connects to the manager that listens there.
+/// `options` may be NULL. On success the caller must free `*worker` with ginnel_farm_worker_close(); on failure it is
+/// NULL.
 ///
-/// Blocks like ginnel_attach(), and for as long as `options->patience_ns`. Errors: those of ginnel_attach() and
-/// ginnel_endpoint_connect().
+/// Blocks like ginnel_attach(), and for up to `options->patience_ns` if no manager listens. Errors: those of
+/// ginnel_attach() and ginnel_endpoint_connect().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_connect(
     address: *const c_char,
@@ -637,16 +647,16 @@ pub unsafe extern "C" fn ginnel_farm_connect(
     worker: *mut *mut FarmWorker,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(worker));
-        let (segment, name) = ginnel::split(given!(text(address)))?;
-        let asked = given!(chosen(options));
+        let place = checked!(output_handle(worker));
+        let (segment, name) = ginnel::split(checked!(text(address)))?;
+        let asked = checked!(read_options(options));
         let mode = wait_mode(asked.wait, asked.budget_ns)?;
         let options = AttachOptions { mode, ..AttachOptions::default() };
         let endpoint = ginnel::Endpoint::attach_with(segment, &options)?;
         let patience = Duration::from_nanos(asked.patience_ns);
         let options = ChannelOptions { patience, ..ChannelOptions::default() };
         let channel: MessageChannel = endpoint.connect_with(name, &options)?;
-        give(place, FarmWorker(Worker::over(channel)));
+        return_handle(place, FarmWorker(Worker::over(channel)));
         Ok(())
     })
 }
@@ -654,7 +664,7 @@ pub unsafe extern "C" fn ginnel_farm_connect(
 /// Works until the manager has no more jobs: calls `work` for each piece, with `context`.
 ///
 /// Blocks until then. Errors: GINNEL_ERR_PEER_DEAD if the manager has died, GINNEL_ERR_CLOSED if it has dismissed this
-/// worker, GINNEL_ERR_SYSTEM if it breaks the protocol.
+/// worker, GINNEL_ERR_SYSTEM if it violates the protocol.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_serve(
     worker: *mut FarmWorker,
@@ -662,15 +672,15 @@ pub unsafe extern "C" fn ginnel_farm_serve(
     context: *mut c_void,
 ) -> c_int {
     status(|| {
-        let FarmWorker(worker) = given!(borrow_mut(worker));
+        let FarmWorker(worker) = checked!(borrow_mut(worker));
         let work = work.ok_or_else(|| missing("work"))?;
-        // One byte more, so that a reason always ends.
+        // One byte more than the room, so that a reason always ends with a zero.
         let mut room = vec![0u8; worker.longest_result() + 1];
         let longest = worker.longest_result();
         let mut job = CString::default();
         Ok(worker.serve(|task, result| {
             if job.to_bytes() != task.job.as_bytes() {
-                // A manager can put a zero into the name; the name ends there.
+                // A manager can put a zero into the name; the C string ends there.
                 let bytes = task.job.as_bytes().split(|byte| *byte == 0).next().unwrap_or_default();
                 job = CString::new(bytes).unwrap_or_default();
             }
@@ -684,7 +694,7 @@ pub unsafe extern "C" fn ginnel_farm_serve(
                 length: data.len(),
             };
             room[0] = 0;
-            // SAFETY: who calls a C function vouches for its pointers; ours are valid until it returns.
+            // SAFETY: the caller of the C function is responsible for its pointers; ours are valid until it returns.
             let made = unsafe { work(context, &task, room.as_mut_ptr().cast(), longest) };
             match usize::try_from(made) {
                 Ok(len) if len <= longest => result.extend_from_slice(&room[..len]),
@@ -699,7 +709,8 @@ pub unsafe extern "C" fn ginnel_farm_serve(
     })
 }
 
-/// Pieces that a worker has answered so far, and their bytes. Either may be NULL.
+/// Stores the number of pieces that a worker has answered so far, and the number of their bytes. Either pointer may be
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_worker_get_done(
     worker: *const FarmWorker,
@@ -707,21 +718,22 @@ pub unsafe extern "C" fn ginnel_farm_worker_get_done(
     bytes: *mut u64,
 ) -> c_int {
     status(|| {
-        let FarmWorker(worker) = given!(borrow(worker));
+        let FarmWorker(worker) = checked!(borrow(worker));
         let done = worker.done();
         if !pieces.is_null() {
-            given!(place(pieces)).write(done.0);
+            checked!(output(pieces)).write(done.0);
         }
         if !bytes.is_null() {
-            given!(place(bytes)).write(done.1);
+            checked!(output(bytes)).write(done.1);
         }
         Ok(())
     })
 }
 
-/// Frees a worker; its manager gives what it still holds to others. NULL is allowed. Tells the daemon, for at most a second.
+/// Frees a worker. Its manager gives the pieces that the worker still holds to others. NULL is allowed. Informs the
+/// daemon, which takes at most a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_farm_worker_close(worker: *mut FarmWorker) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller is responsible for it.
     unsafe { close(worker) }
 }

@@ -7,7 +7,7 @@
 #![allow(clippy::missing_safety_doc)] // See above: the rules stand on top of ginnel.h, in C's words.
 
 mod boundary;
-mod places;
+mod handle_table;
 
 // The empty lines keep the order, which is that of ginnel.h.
 pub mod status;

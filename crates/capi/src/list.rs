@@ -1,11 +1,11 @@
-//! Members, endpoints and listeners, one after the other. For all that the daemon knows there is ginnel_inspect().
+//! Lists of members, endpoints and listeners. ginnel_inspect() returns everything that the daemon tells.
 
 use crate::boundary::{
-    Growing, birthplace, borrow_mut, close, fill, give, given, name_array, number, status,
+    Growing, borrow_mut, checked, close, fill, name_array, number, output_handle, return_handle, status,
 };
 use crate::daemon::inspect;
+use crate::handle_table::handle;
 use crate::listener::Kind;
-use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::GINNEL_ERR_PROTOCOL;
 use ginnel_status::{Endpoint, Inspect, Listener};
@@ -13,20 +13,20 @@ use libc::c_int;
 use std::ffi::c_char;
 use std::vec::IntoIter;
 
-/// What an entry of a list is about.
+/// The subject of an entry of a list.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)] // The names are C's.
 pub enum Subject {
-    /// A member: the host, or a VM. `active` says whether its VM is there.
+    /// A member: the host, or a VM. `active` is 1 while its VM is connected.
     GINNEL_MEMBER = 1,
-    /// An endpoint: an attached process. `active` says whether it is there; it may be on its way back to a new daemon.
+    /// An endpoint: an attached process. `active` is 0 while it reconnects to a daemon that was restarted.
     GINNEL_ENDPOINT = 2,
-    /// A name at which somebody listens. `number` and `epoch` are those of the endpoint.
+    /// A name at which an endpoint listens. `number` and `epoch` are those of the endpoint.
     GINNEL_LISTENER = 3,
 }
 
-/// A list as it was when it was asked for. One thread at a time may use it. Made by ginnel_list_open(), freed by
+/// A list, as it was when it was opened. One thread at a time may use it. Created by ginnel_list_open(), freed by
 /// ginnel_list_close().
 pub struct List(IntoIter<ListEntry>);
 handle!(List, "list");
@@ -45,16 +45,16 @@ pub struct ListEntry {
     pub number: u32,
     /// Epoch of the endpoint's number. 0 for a member.
     pub epoch: u32,
-    /// 1 if it is there, 0 if not.
+    /// 1 if the subject is active, otherwise 0; see ginnel_subject.
     pub active: u32,
-    /// The segment. Empty for a member.
+    /// Name of the segment. Empty for a member.
     pub segment: [c_char; 64],
     /// Name of the member.
     pub member: [c_char; 64],
-    /// Name of the endpoint, or at which it listens. Empty for a member.
+    /// Name of the endpoint, or the name at which it listens. Empty for a member.
     pub name: [c_char; 64],
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for ListEntry {}
 
 fn entries(known: &Inspect) -> Vec<ListEntry> {
@@ -97,42 +97,41 @@ fn entry(subject: Subject, active: bool, segment: &str, member: &str, name: &str
     }
 }
 
-/// Lists the members, the endpoints and the listeners that the daemon knows: all on the host; in a VM, those of the
-/// segments that the VM has a share in. `socket` is the path of the daemon's socket; NULL: $GINNEL_SOCKET, else
-/// /run/ginnel/ginnel.sock. On success `*list` is the caller's, to be freed with ginnel_list_close(); on failure it is
-/// NULL.
+/// Lists the members, endpoints and listeners that the daemon tells this user about. In a VM they are those of the VM's
+/// segments. `socket` is the path of the daemon's socket; NULL means $GINNEL_SOCKET if it is set, otherwise
+/// /run/ginnel/ginnel.sock. On success the caller must free `*list` with ginnel_list_close(); on failure it is NULL.
 ///
-/// Blocks for the daemon's answer, for a few seconds where the daemon is being restarted. Any thread. Errors:
+/// Blocks until the daemon answers, for a few seconds if the daemon is being restarted. Any thread may call it. Errors:
 /// GINNEL_ERR_NO_DAEMON, GINNEL_ERR_UNAVAILABLE, GINNEL_ERR_PROTOCOL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_list_open(socket: *const c_char, list: *mut *mut List) -> c_int {
     status(|| {
-        let place = given!(birthplace(list));
-        let json = given!(inspect(socket));
+        let place = checked!(output_handle(list));
+        let json = checked!(inspect(socket));
         let known: Inspect = serde_json::from_str(&json).map_err(|error| {
             Failure::new(GINNEL_ERR_PROTOCOL, format!("the daemon's status is not as expected: {error}"))
         })?;
-        give(place, List(entries(&known).into_iter()));
+        return_handle(place, List(entries(&known).into_iter()));
         Ok(())
     })
 }
 
-/// Fills in `*entry`, whose `size` the caller has set, with the next entry: members come first, then endpoints, then
-/// listeners. Returns 1, or 0 at the end, or a negative status. Does not block.
+/// Fills in `*entry`, whose `size` the caller has set, with the next entry: first the members, then the endpoints, then
+/// the listeners. Returns 1, or 0 at the end, or a negative status. Does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_list_next(list: *mut List, entry: *mut ListEntry) -> c_int {
     number(|| {
-        let List(entries) = given!(borrow_mut(list));
+        let List(entries) = checked!(borrow_mut(list));
         let Some(next) = entries.as_slice().first() else { return Ok(0) };
-        given!(fill(entry, *next));
+        checked!(fill(entry, *next));
         entries.next();
         Ok(1)
     })
 }
 
-/// Frees a list. NULL is allowed. No other thread may be using the handle; does not block.
+/// Frees a list. NULL is allowed. No other thread may be using the handle. Does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_list_close(list: *mut List) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller is responsible for it.
     unsafe { close(list) }
 }

@@ -1,25 +1,26 @@
-//! Listening, connecting, accepting.
+//! Listening, connecting and accepting.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, chosen, close, give, given, invalid, number, status, text, timeout,
+    Growing, Outcome, borrow, checked, close, invalid, number, output_handle, read_options, return_handle,
+    status, text, timeout,
 };
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
-use crate::places::{Handle, handle};
+use crate::handle_table::{Handle, handle};
 use ginnel::{MessageChannel, StreamChannel};
 use libc::c_int;
 use std::ffi::c_char;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-/// What goes through a channel.
+/// What a channel carries.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types)] // The names are C's.
 pub enum Kind {
-    /// Messages, each received whole and in order: ginnel_message_send() and its family.
+    /// Messages, each of which is received whole and in order: ginnel_message_send() and related functions.
     GINNEL_MESSAGE = 1,
-    /// A stream of bytes, like TCP: ginnel_stream_send() and its family.
+    /// A stream of bytes, like TCP: ginnel_stream_send() and related functions.
     GINNEL_STREAM = 2,
 }
 
@@ -28,11 +29,13 @@ impl Kind {
         [Self::GINNEL_MESSAGE, Self::GINNEL_STREAM]
             .into_iter()
             .find(|known| *known as c_int == kind)
-            .ok_or_else(|| invalid(format!("{kind} is no kind; use GINNEL_MESSAGE or GINNEL_STREAM")))
+            .ok_or_else(|| {
+                invalid(format!("{kind} is not a kind of channel; use GINNEL_MESSAGE or GINNEL_STREAM"))
+            })
     }
 }
 
-/// A name at which others connect. Any number of threads may use it at once. Made by ginnel_listen() or
+/// A name at which other endpoints connect. Any number of threads may use it at once. Created by ginnel_listen() or
 /// ginnel_endpoint_listen(), freed by ginnel_listener_close().
 pub struct Listener(Inner);
 handle!(Listener, "listener");
@@ -42,23 +45,24 @@ enum Inner {
     Stream(ginnel::Listener<StreamChannel>),
 }
 
-/// How to open a channel. Fill it with zeros, set `size`, then what you want otherwise.
+/// Options for opening a channel. Fill the structure with zeros, set `size`, then the members that should differ from
+/// the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ChannelOptions {
     /// sizeof(ginnel_channel_options).
     pub size: usize,
-    /// Bytes that the ring holds into which this side sends, rounded up to a power of two; the larger wish of the two sides
-    /// counts. 0: the daemon's default. A message may be a quarter of it.
+    /// Size in bytes of the ring into which this side sends, rounded up to a power of two. If both sides ask for a
+    /// size, the larger one counts. 0: the daemon's default. A message may have at most a quarter of this size.
     pub capacity: usize,
-    /// For connecting: how long to wait for somebody to listen, in nanoseconds. 0: not at all.
+    /// For connecting: how long to wait until a program listens at the name, in nanoseconds. 0: not at all.
     pub patience_ns: u64,
     /// For listening: how many connections may wait to be accepted. 0: the daemon's default.
     pub backlog: u32,
-    /// The same as `capacity` for the ring from which this side receives. 0: as `capacity`.
+    /// Size in bytes of the ring from which this side receives, like `capacity`. 0: the same as `capacity`.
     pub input_capacity: usize,
 }
-// SAFETY: as the trait asks.
+// SAFETY: the structure is as the trait requires.
 unsafe impl Growing for ChannelOptions {}
 
 impl ChannelOptions {
@@ -99,10 +103,10 @@ fn connect_to(
 }
 
 /// Attaches to the segment of `address`, which is "segment/name", and listens at that name. `kind` is GINNEL_MESSAGE or
-/// GINNEL_STREAM; `options` may be NULL. On success `*listener` is the caller's, to be freed with
-/// ginnel_listener_close(); on failure it is NULL. The endpoint lives as long as the listener and its channels.
+/// GINNEL_STREAM; `options` may be NULL. On success the caller must free `*listener` with ginnel_listener_close(); on
+/// failure it is NULL. The endpoint lives as long as the listener and its channels.
 ///
-/// Blocks like ginnel_attach(). Any thread. Errors: those of ginnel_attach() and ginnel_endpoint_listen().
+/// Blocks like ginnel_attach(). Any thread may call it. Errors: those of ginnel_attach() and ginnel_endpoint_listen().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listen(
     address: *const c_char,
@@ -111,18 +115,18 @@ pub unsafe extern "C" fn ginnel_listen(
     listener: *mut *mut Listener,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(listener));
-        let (segment, name) = ginnel::split(given!(text(address)))?;
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, listen_at(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
+        let place = checked!(output_handle(listener));
+        let (segment, name) = ginnel::split(checked!(text(address)))?;
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, listen_at(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
         Ok(())
     })
 }
 
-/// Listens at a name in the endpoint's segment. On success `*listener` is the caller's, to be freed with
+/// Listens at a name in the endpoint's segment. On success the caller must free `*listener` with
 /// ginnel_listener_close(); on failure it is NULL.
 ///
-/// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted. Any thread. Errors:
+/// Blocks until the daemon answers, for up to 10 s if the daemon is being restarted. Any thread may call it. Errors:
 /// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_endpoint_listen(
@@ -133,20 +137,20 @@ pub unsafe extern "C" fn ginnel_endpoint_listen(
     listener: *mut *mut Listener,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(listener));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let name = given!(text(name));
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, listen_at(endpoint, name, kind, options)?);
+        let place = checked!(output_handle(listener));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let name = checked!(text(name));
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, listen_at(endpoint, name, kind, options)?);
         Ok(())
     })
 }
 
-/// Attaches to the segment of `address`, which is "segment/name", and opens a channel to who listens at that name.
-/// `kind` is GINNEL_MESSAGE or GINNEL_STREAM; `options` may be NULL. On success `*channel` is the caller's, to be freed
-/// with ginnel_channel_close(); on failure it is NULL. The endpoint lives as long as the channel.
+/// Attaches to the segment of `address`, which is "segment/name", and opens a channel to the program that listens at
+/// that name. `kind` is GINNEL_MESSAGE or GINNEL_STREAM; `options` may be NULL. On success the caller must free
+/// `*channel` with ginnel_channel_close(); on failure it is NULL. The endpoint lives as long as the channel.
 ///
-/// Blocks like ginnel_attach(). Any thread. Errors: those of ginnel_attach() and ginnel_endpoint_connect().
+/// Blocks like ginnel_attach(). Any thread may call it. Errors: those of ginnel_attach() and ginnel_endpoint_connect().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_connect(
     address: *const c_char,
@@ -155,19 +159,19 @@ pub unsafe extern "C" fn ginnel_connect(
     channel: *mut *mut Channel,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(channel));
-        let (segment, name) = ginnel::split(given!(text(address)))?;
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, connect_to(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
+        let place = checked!(output_handle(channel));
+        let (segment, name) = ginnel::split(checked!(text(address)))?;
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, connect_to(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
         Ok(())
     })
 }
 
-/// Opens a channel to who listens at a name in the endpoint's segment. The peer need not have accepted yet. On success
-/// `*channel` is the caller's, to be freed with ginnel_channel_close(); on failure it is NULL.
+/// Opens a channel to the program that listens at a name in the endpoint's segment. The peer need not have accepted it
+/// when this returns. On success the caller must free `*channel` with ginnel_channel_close(); on failure it is NULL.
 ///
-/// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted, and for as long as
-/// `options->patience_ns` where nobody listens. Any thread. Errors: GINNEL_ERR_REFUSED, GINNEL_ERR_KIND,
+/// Blocks until the daemon answers, for up to 10 s if the daemon is being restarted, and for up to
+/// `options->patience_ns` if no program listens. Any thread may call it. Errors: GINNEL_ERR_REFUSED, GINNEL_ERR_KIND,
 /// GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME,
 /// GINNEL_ERR_NO_DAEMON.
 #[unsafe(no_mangle)]
@@ -179,20 +183,21 @@ pub unsafe extern "C" fn ginnel_endpoint_connect(
     channel: *mut *mut Channel,
 ) -> c_int {
     status(|| {
-        let place = given!(birthplace(channel));
-        let Endpoint(endpoint) = given!(borrow(endpoint));
-        let name = given!(text(name));
-        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
-        give(place, connect_to(endpoint, name, kind, options)?);
+        let place = checked!(output_handle(channel));
+        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let name = checked!(text(name));
+        let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
+        return_handle(place, connect_to(endpoint, name, kind, options)?);
         Ok(())
     })
 }
 
-/// Takes the next connection. The channel is of the listener's kind. On success `*channel` is the caller's, to be freed
-/// with ginnel_channel_close(); on failure it is NULL.
+/// Accepts the next connection. The channel is of the listener's kind. On success the caller must free `*channel` with
+/// ginnel_channel_close(); on failure it is NULL.
 ///
-/// Blocks for at most `timeout_ns` nanoseconds: 0 means not at all, a negative number for ever. Goes on through
-/// restarts of the daemon. Any thread. Errors: GINNEL_ERR_TIMED_OUT; GINNEL_ERR_WOULD_BLOCK for a timeout of 0.
+/// Blocks for at most `timeout_ns` nanoseconds: 0 means not at all, a negative number for ever. Continues to wait when
+/// the daemon is restarted. Any thread may call it. Errors: GINNEL_ERR_TIMED_OUT; GINNEL_ERR_WOULD_BLOCK for a timeout
+/// of 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_accept(
     listener: *const Listener,
@@ -207,40 +212,41 @@ pub unsafe extern "C" fn ginnel_accept(
         }
     }
     status(|| {
-        let place = given!(birthplace(channel));
-        let accepted = match given!(borrow(listener)) {
+        let place = checked!(output_handle(channel));
+        let accepted = match checked!(borrow(listener)) {
             Listener(Inner::Message(of)) => accept(of, timeout_ns)?.into(),
             Listener(Inner::Stream(of)) => accept(of, timeout_ns)?.into(),
         };
-        give(place, accepted);
+        return_handle(place, accepted);
         Ok(())
     })
 }
 
-/// A file descriptor for poll(2) and epoll(7): readable when ginnel_accept() with a timeout of 0 is worth a try (which
-/// may still say GINNEL_ERR_WOULD_BLOCK). It belongs to the listener's endpoint: do not read or close it, nor use it
-/// after the listener is closed. Any thread; does not block.
+/// Returns a file descriptor for poll(2) and epoll(7), or a negative status. The descriptor is readable when
+/// ginnel_accept() with a timeout of 0 is worth a call, which may still return GINNEL_ERR_WOULD_BLOCK. It belongs to
+/// the library: do not read or close it, and do not use it after the listener is closed. Any thread may call it; it
+/// does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_fd(listener: *const Listener) -> c_int {
     number(|| {
-        Ok(match given!(borrow(listener)) {
+        Ok(match checked!(borrow(listener)) {
             Listener(Inner::Message(of)) => of.as_fd().as_raw_fd(),
             Listener(Inner::Stream(of)) => of.as_fd().as_raw_fd(),
         })
     })
 }
 
-/// Frees a listener, and not its name: whoever adopts its endpoint (see ginnel_hold()) listens there, and accepts those who wait.
-/// The name is free when the endpoint ends. Before exec(3) a listener is better kept, for the case that it fails. NULL is allowed.
-/// No other thread may be using the handle. Does not block.
+/// Frees a listener but keeps its name: a process that adopts the endpoint (see ginnel_hold()) can listen there and
+/// accept the connections that wait. The name becomes free when the endpoint ends. Before exec(3) it is better to keep
+/// the listener, in case the call fails. NULL is allowed. No other thread may be using the handle. Does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_leave(listener: *mut Listener) -> c_int {
     status(|| {
         if listener.is_null() {
             return Ok(());
         }
-        // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
-        match unsafe { Listener::places().take(listener) }? {
+        // SAFETY: `return_handle` has made it, and no other thread uses it, as the head of ginnel.h requires.
+        match unsafe { Listener::table().remove(listener) }? {
             Listener(Inner::Message(of)) => of.leave(),
             Listener(Inner::Stream(of)) => of.leave(),
         }
@@ -248,10 +254,10 @@ pub unsafe extern "C" fn ginnel_listener_leave(listener: *mut Listener) -> c_int
     })
 }
 
-/// Frees a listener and its name; connections that wait to be accepted are refused, accepted channels stay. NULL is
-/// allowed. No other thread may be using the handle. Tells the daemon, for at most a second.
+/// Frees a listener and its name. Connections that wait to be accepted are refused; accepted channels stay open. NULL
+/// is allowed. No other thread may be using the handle. Informs the daemon, which takes at most a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_close(listener: *mut Listener) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller is responsible for it.
     unsafe { close(listener) }
 }

@@ -1,4 +1,4 @@
-//! Errors: a number for programs, a fixed text for the number, and a detailed text of the last one.
+//! Errors: a number for programs, a fixed text for each number, and a detailed text of the last error of a thread.
 
 use ginnel::{Error, ErrorCode};
 use ginnel_cache_client::{Error as CacheError, NotACache};
@@ -9,83 +9,86 @@ use std::ffi::{CStr, CString, c_char};
 
 use Status::*;
 
-/// What a function returns: GINNEL_OK, or a negative number that says what went wrong. Numbers never change and never get
-/// another meaning; later versions may add some. They are grouped:
+/// The result of most functions: GINNEL_OK, or a negative number that tells what went wrong. A number never changes and
+/// never gets another meaning; later versions may add numbers. They are grouped:
 ///
-///   -1 ...    not now, or not there; nothing is wrong
-///   -101 ...  the channel has come to an end, or is broken
+///   -1 ...    not possible at the moment, or not there; nothing is wrong
+///   -101 ...  the channel, lock or job has ended, or is broken
 ///   -201 ...  a mistake in the call
-///   -300 ...  the daemon refuses
-///   -401 ...  the daemon, or this machine, is not as needed
+///   -300 ...  the daemon or a server refuses
+///   -401 ...  a daemon or server is missing, or this machine lacks something
 ///   -501 ...  a bug in this library
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types)] // The names are C's.
 pub enum Status {
-    /// Done.
+    /// Success.
     GINNEL_OK = 0,
 
-    /// Not now, and the handle is non-blocking: wait for its file descriptor and try again.
+    /// The operation is not possible now, and the handle is non-blocking: wait for its file descriptor and try again.
     GINNEL_ERR_WOULD_BLOCK = -1,
-    /// The timeout came first. Nothing was sent or received; try again when you like.
+    /// The timeout expired. Nothing was sent or received; the caller can try again.
     GINNEL_ERR_TIMED_OUT = -2,
     /// The cache has no item with this key.
     GINNEL_ERR_NO_ITEM = -3,
-    /// The cache has an item with this key already, or none where there must be one.
+    /// The cache already has an item with this key, or has none where one is needed.
     GINNEL_ERR_NOT_STORED = -4,
-    /// The cache's item has another version now.
+    /// The cache's item has another version by now.
     GINNEL_ERR_CHANGED = -5,
 
-    /// The peer has finished sending, and everything has been received.
+    /// The peer has finished sending, and everything that it sent has been received.
     GINNEL_ERR_FINISHED = -101,
-    /// The peer has closed the channel: it receives nothing more.
+    /// The peer has closed the channel and does not receive any more.
     GINNEL_ERR_CLOSED = -102,
-    /// The peer's process, or its VM, has died. What it had sent can be received first.
+    /// The peer's process or its VM has died. Everything that it sent before can be received first.
     GINNEL_ERR_PEER_DEAD = -103,
-    /// Somebody in the segment wrote what no correct program writes; the channel is of no more use.
+    /// A member of the segment has written something that no correct program writes. The object is unusable now.
     GINNEL_ERR_CORRUPT = -104,
-    /// The segment's memory is gone (its file was truncated, or the daemon has declared it broken).
+    /// The segment's memory is gone: its file was truncated, or the daemon has declared the segment broken.
     GINNEL_ERR_BROKEN = -105,
-    /// A writer has died in the read-write lock: take it for writing, repair the data, call them consistent.
+    /// A writer has died while it held the read-write lock: lock it for writing, repair the data, and mark them
+    /// consistent.
     GINNEL_ERR_OWNER_DIED = -106,
-    /// The lock's owner died, and the next one unlocked without calling the data consistent: unlink it and make it anew.
+    /// The lock's owner died, and the next owner unlocked it without marking the data consistent: unlink the lock and
+    /// create a new one.
     GINNEL_ERR_NOT_RECOVERABLE = -107,
     /// A party of the barrier has died.
     GINNEL_ERR_BARRIER_BROKEN = -108,
-    /// The endpoint was declared dead, and what it had was handed on: attach again.
+    /// The endpoint was declared dead, and its locks and other objects were handed on: attach again.
     GINNEL_ERR_FENCED = -109,
     /// A farm's job had no worker for as long as its manager waits.
     GINNEL_ERR_NO_WORKER = -110,
-    /// A piece of a farm's job failed, or took its worker along, as often as it is tried.
+    /// A piece of a farm's job failed, or its worker died, on each attempt.
     GINNEL_ERR_PIECE = -111,
-    /// A side of the channel has called ginnel_channel_abort(): what was on its way is lost.
+    /// A side of the channel has called ginnel_channel_abort(). Data that was sent and not received is lost.
     GINNEL_ERR_ABORTED = -112,
-    /// The cache's server has not answered: what it was asked for may have been done or not.
+    /// The cache's server has not answered. It may or may not have done what it was asked for.
     GINNEL_ERR_LOST = -113,
 
-    /// A null pointer where something is needed.
+    /// A pointer that must not be NULL is NULL.
     GINNEL_ERR_NULL = -201,
-    /// An argument outside its range.
+    /// An argument is outside its range.
     GINNEL_ERR_INVALID = -202,
-    /// A name or an address that is none.
+    /// Not a valid name or address.
     GINNEL_ERR_NAME = -203,
-    /// A channel, a listener or a lock of another kind.
+    /// The channel, listener or lock is of another kind.
     GINNEL_ERR_KIND = -204,
-    /// The message is longer than the channel takes (open it with a larger capacity), or the value than an item may be.
+    /// The message is longer than the channel permits (open it with a larger capacity), or the value is longer than an
+    /// item may be.
     GINNEL_ERR_TOO_LONG = -205,
-    /// The message is longer than the buffer. It is still there.
+    /// The message is longer than the buffer, and stays in the channel; or the value is longer than the buffer.
     GINNEL_ERR_BUFFER_TOO_SMALL = -206,
-    /// Sending after ginnel_channel_finish().
+    /// The program has sent after ginnel_channel_finish().
     GINNEL_ERR_AFTER_FINISH = -207,
     /// A claim is open: send, commit or abort it first.
     GINNEL_ERR_CLAIMED = -208,
-    /// Nothing is claimed, or nothing is peeked at.
+    /// Nothing is claimed, or nothing was peeked at.
     GINNEL_ERR_NOT_CLAIMED = -209,
-    /// Bytes that the block does not have.
+    /// The range is not inside the block.
     GINNEL_ERR_RANGE = -210,
-    /// This handle does not have the lock.
+    /// This handle does not hold the lock.
     GINNEL_ERR_NOT_OWNER = -211,
-    /// This handle has the lock already.
+    /// This handle already holds the lock.
     GINNEL_ERR_DEADLOCK = -212,
     /// The semaphore would have more permits than its limit.
     GINNEL_ERR_OVERFLOW = -213,
@@ -94,57 +97,57 @@ pub enum Status {
 
     /// The daemon refuses, for a reason that this version of the library does not know.
     GINNEL_ERR_REFUSED_OTHERWISE = -300,
-    /// The daemon does not understand the library.
+    /// The daemon does not understand the request.
     GINNEL_ERR_NOT_UNDERSTOOD = -301,
     /// Daemon and library have no common protocol version.
     GINNEL_ERR_VERSION = -302,
-    /// No segment of that name, or this machine has no share in it.
+    /// There is no segment of that name, or this machine is not a member of it.
     GINNEL_ERR_NO_SEGMENT = -303,
-    /// This user may not.
+    /// This user or program is not permitted to do this.
     GINNEL_ERR_DENIED = -304,
-    /// Nobody listens at that name.
+    /// No program listens at that name.
     GINNEL_ERR_REFUSED = -305,
-    /// The name is taken already.
+    /// The name is already in use.
     GINNEL_ERR_IN_USE = -306,
     /// A limit is reached: endpoints, channels, bytes, or connections that wait to be accepted.
     GINNEL_ERR_LIMIT = -307,
-    /// The segment has no room.
+    /// The segment has not enough free memory.
     GINNEL_ERR_NO_MEMORY = -308,
     /// The daemon does not know this endpoint any more.
     GINNEL_ERR_STALE = -309,
-    /// The daemon knows no such thing.
+    /// The daemon knows no such object.
     GINNEL_ERR_NOT_FOUND = -312,
-    /// The daemon that decides cannot be reached just now.
+    /// The host's daemon cannot be reached at the moment.
     GINNEL_ERR_UNAVAILABLE = -313,
-    /// This machine may only read the segment, and whoever has a channel, a lock or a block of its own writes.
+    /// This machine may only read the segment; channels, locks and the creation of blocks need write access.
     GINNEL_ERR_READ_ONLY = -315,
-    /// A quota of memory is used up: bytes or number of blocks, open handles.
+    /// A quota is used up: bytes of memory, number of blocks, or open handles.
     GINNEL_ERR_QUOTA = -316,
-    /// Somebody has the block in a way that excludes this, or all places at a lock are taken.
+    /// Another program has the block open in a way that excludes this, or the lock has as many handles as it may have.
     GINNEL_ERR_BUSY = -317,
-    /// The handle is not open any more: it was freed already.
+    /// The handle was freed already.
     GINNEL_ERR_FREED = -318,
-    /// The host's daemon cannot record it: its disk is full or fails. Nothing was changed.
+    /// The host's daemon cannot record the change, because its disk is full or fails. Nothing was changed.
     GINNEL_ERR_UNRECORDED = -319,
-    /// The cache's server refuses; ginnel_last_error() has its words.
+    /// The cache's server refuses; ginnel_last_error() returns its message.
     GINNEL_ERR_SERVER = -320,
 
     /// No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
-    /// The daemon said something that is not in the protocol.
+    /// The daemon has sent something that violates the protocol.
     GINNEL_ERR_PROTOCOL = -402,
-    /// A system call failed; ginnel_last_error() says which, and how.
+    /// A system call failed; ginnel_last_error() names the call and the error.
     GINNEL_ERR_SYSTEM = -403,
-    /// This machine cannot do that: a VM without interrupts has no file descriptor to wait on.
+    /// This machine does not support the operation: a VM without interrupts has no file descriptor to wait on.
     GINNEL_ERR_UNSUPPORTED = -404,
-    /// No server of the cache can be reached. Nothing was changed.
+    /// The cache's server cannot be reached. Nothing was changed.
     GINNEL_ERR_NO_SERVER = -405,
 
-    /// A bug in this library. The handle is of no more use, but for closing it.
+    /// There is a bug in this library. The handle can only be closed.
     GINNEL_ERR_INTERNAL = -501,
 }
 
-/// Every status and its text.
+/// Each status with its text.
 const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_OK, c"success"),
     (GINNEL_ERR_WOULD_BLOCK, c"the operation would block"),
@@ -157,18 +160,18 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_PEER_DEAD, c"the peer has died"),
     (GINNEL_ERR_CORRUPT, c"corrupt channel or lock"),
     (GINNEL_ERR_BROKEN, c"the segment's memory is gone"),
-    (GINNEL_ERR_OWNER_DIED, c"a writer has died in the lock"),
-    (GINNEL_ERR_NOT_RECOVERABLE, c"lock given up with its data inconsistent"),
+    (GINNEL_ERR_OWNER_DIED, c"a writer died while it held the lock"),
+    (GINNEL_ERR_NOT_RECOVERABLE, c"lock unlocked with inconsistent data"),
     (GINNEL_ERR_BARRIER_BROKEN, c"a party of the barrier has died"),
     (GINNEL_ERR_FENCED, c"endpoint declared dead"),
-    (GINNEL_ERR_NO_WORKER, c"no worker came to the farm"),
-    (GINNEL_ERR_PIECE, c"a piece failed as often as it is tried"),
+    (GINNEL_ERR_NO_WORKER, c"the farm has no worker"),
+    (GINNEL_ERR_PIECE, c"a piece failed on each attempt"),
     (GINNEL_ERR_ABORTED, c"the channel was aborted"),
-    (GINNEL_ERR_LOST, c"the answer is lost"),
+    (GINNEL_ERR_LOST, c"no answer from the server of the cache"),
     (GINNEL_ERR_NULL, c"null pointer"),
     (GINNEL_ERR_INVALID, c"argument outside its range"),
-    (GINNEL_ERR_NAME, c"bad name"),
-    (GINNEL_ERR_KIND, c"of another kind"),
+    (GINNEL_ERR_NAME, c"invalid name or address"),
+    (GINNEL_ERR_KIND, c"wrong kind of object"),
     (GINNEL_ERR_TOO_LONG, c"message too long for the channel"),
     (GINNEL_ERR_BUFFER_TOO_SMALL, c"message longer than the buffer"),
     (GINNEL_ERR_AFTER_FINISH, c"sending after finish"),
@@ -178,13 +181,13 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_NOT_OWNER, c"lock not held by this handle"),
     (GINNEL_ERR_DEADLOCK, c"lock held by this handle already"),
     (GINNEL_ERR_OVERFLOW, c"too many permits"),
-    (GINNEL_ERR_CALLBACK, c"ended by a function of the program"),
+    (GINNEL_ERR_CALLBACK, c"job ended by a function of the program"),
     (GINNEL_ERR_REFUSED_OTHERWISE, c"refused by the daemon"),
     (GINNEL_ERR_NOT_UNDERSTOOD, c"not understood by the daemon"),
     (GINNEL_ERR_VERSION, c"no common protocol version"),
     (GINNEL_ERR_NO_SEGMENT, c"no such segment"),
     (GINNEL_ERR_DENIED, c"permission denied"),
-    (GINNEL_ERR_REFUSED, c"nobody listens at that name"),
+    (GINNEL_ERR_REFUSED, c"no program listens at that name"),
     (GINNEL_ERR_IN_USE, c"name taken already"),
     (GINNEL_ERR_LIMIT, c"limit reached"),
     (GINNEL_ERR_NO_MEMORY, c"no room in the segment"),
@@ -194,14 +197,14 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_READ_ONLY, c"read-only segment"),
     (GINNEL_ERR_QUOTA, c"quota exceeded"),
     (GINNEL_ERR_BUSY, c"busy"),
-    (GINNEL_ERR_FREED, c"freed already"),
-    (GINNEL_ERR_UNRECORDED, c"not recorded by the daemon"),
+    (GINNEL_ERR_FREED, c"handle already freed"),
+    (GINNEL_ERR_UNRECORDED, c"the daemon could not record the change"),
     (GINNEL_ERR_SERVER, c"refused by the server of the cache"),
     (GINNEL_ERR_NO_DAEMON, c"no daemon answers"),
-    (GINNEL_ERR_PROTOCOL, c"protocol broken by the daemon"),
+    (GINNEL_ERR_PROTOCOL, c"the daemon violated the protocol"),
     (GINNEL_ERR_SYSTEM, c"system call failed"),
     (GINNEL_ERR_UNSUPPORTED, c"not supported on this machine"),
-    (GINNEL_ERR_NO_SERVER, c"no server of the cache"),
+    (GINNEL_ERR_NO_SERVER, c"the server of the cache cannot be reached"),
     (GINNEL_ERR_INTERNAL, c"bug in the library"),
 ];
 
@@ -209,10 +212,10 @@ fn text_of(status: c_int) -> Option<&'static CStr> {
     TEXTS.iter().find(|(known, _)| *known as c_int == status).map(|(_, text)| *text)
 }
 
-/// Why a function failed.
+/// The reason why a function failed.
 pub(crate) struct Failure {
     status: Status,
-    /// More than the status says by itself.
+    /// A text that says more than the status does.
     detail: Option<String>,
 }
 
@@ -221,10 +224,11 @@ impl Failure {
         Self { status, detail: Some(detail.into()) }
     }
 
-    /// Keeps the text for ginnel_last_error(); returns the number.
+    /// Keeps the text for ginnel_last_error() and returns the number.
     pub fn record(self) -> c_int {
         let text = match self.detail {
-            // A zero byte can only come from a name that C passed, and C cannot pass one; cut there all the same.
+            // A zero byte could only come from a name that C has passed, and C cannot pass one; cut the text there all
+            // the same.
             Some(text) => CString::new(text)
                 .unwrap_or_else(|e| {
                     let end = e.nul_position();
@@ -233,7 +237,7 @@ impl Failure {
                 .into(),
             None => Cow::Borrowed(text_of(self.status as c_int).unwrap_or_default()),
         };
-        // A thread that is ending has no place for the text any more.
+        // A thread that is ending cannot keep the text any more.
         let _ = LAST.try_with(|last| *last.borrow_mut() = text);
         self.status as c_int
     }
@@ -248,14 +252,15 @@ impl From<Status> for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let status = status_of(&error);
-        // The first two groups are what loops meet all the time: no text is made for them, but for what is broken.
+        // Loops meet the first two groups all the time, so no text is made for them, except for corruption and what
+        // follows.
         let plain = status as c_int > GINNEL_ERR_CORRUPT as c_int;
         Self { status, detail: (!plain).then(|| error.to_string()) }
     }
 }
 
 impl Status {
-    /// The number of an error of a cache.
+    /// Returns the number for an error of a cache.
     pub(crate) fn of_cache(error: &CacheError) -> Self {
         match error {
             CacheError::Address { .. } => GINNEL_ERR_NAME,
@@ -267,7 +272,7 @@ impl Status {
             CacheError::NoServer { .. } => GINNEL_ERR_NO_SERVER,
             CacheError::Lost { .. } => GINNEL_ERR_LOST,
             CacheError::Refused { .. } => GINNEL_ERR_SERVER,
-            // What the Rust library may add before this table does.
+            // A variant that the Rust library has added since this table was written.
             _ => GINNEL_ERR_INTERNAL,
         }
     }
@@ -304,12 +309,13 @@ fn status_of(error: &Error) -> Status {
             GINNEL_ERR_UNSUPPORTED
         }
         Error::System { .. } => GINNEL_ERR_SYSTEM,
-        // What the Rust library may add before this table does.
+        // A variant that the Rust library has added since this table was written.
         _ => GINNEL_ERR_INTERNAL,
     }
 }
 
-/// The daemon's codes. Those that say what the library can also say by itself have one number for both.
+/// Returns the number for the daemon's code. A failure that the library itself can also detect has the same number for
+/// both.
 fn refused(code: ErrorCode) -> Status {
     match code {
         ErrorCode::PROTOCOL => GINNEL_ERR_NOT_UNDERSTOOD,
@@ -339,14 +345,16 @@ thread_local! {
     static LAST: RefCell<Cow<'static, CStr>> = const { RefCell::new(Cow::Borrowed(c"")) };
 }
 
-/// What a status means, in a few fixed words. Never NULL, never to be freed. Any thread; does not block.
+/// Returns a short fixed text for a status. The result is never NULL and must not be freed. Any thread may call it; it
+/// does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_strerror(status: c_int) -> *const c_char {
     text_of(status).unwrap_or(c"unknown status").as_ptr()
 }
 
-/// What went wrong in the last call of this thread that failed: what, where, and often the fix. Empty if none has. Never
-/// NULL, never to be freed; valid until this thread's next failing call. Does not block.
+/// Returns a description of the last call of this thread that failed: what failed, where, and often how to fix it. The
+/// text is empty if no call has failed. It is never NULL, must not be freed, and is valid until the next call of this
+/// thread that fails. It does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

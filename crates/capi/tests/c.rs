@@ -1,4 +1,4 @@
-//! C and C++ programs that know nothing but `ginnel.h`, compiled without a warning and run against a real daemon.
+//! C and C++ programs that include only `ginnel.h`. They must compile without a warning, and are run against a real daemon.
 
 mod names;
 
@@ -21,7 +21,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The library and the daemon as cargo's profile of this test makes them, and the programs of `tests/c`.
+/// The library and the daemon, built in the cargo profile of this test, and the programs of `tests/c`.
 struct Built {
     /// The folder of cargo's profile.
     programs: PathBuf,
@@ -31,8 +31,8 @@ struct Built {
     compiled: TempDir,
 }
 
-/// All packages have a say in the features of what they depend on, and those of tests only if a test is built. A package that is built without
-/// these would have most others built again.
+/// All packages together determine the features of their dependencies, and test dependencies count only if a test is built. Building a
+/// package without them would rebuild most other packages.
 const TOGETHER: [&str; 5] = ["--workspace", "--exclude", "vmtest", "--test", "header"];
 
 fn built() -> &'static Built {
@@ -73,13 +73,13 @@ fn make(target: &Path, profile: &str) -> Command {
     let mut make = Command::new("make");
     make.args(["--no-print-directory", "-C"]).arg(here()).arg(format!("PROFILE={profile}"));
     make.arg(format!("PACKAGES={} --lib", TOGETHER.join(" ")));
-    // Not as a part of the `make` that may run this test.
+    // Not as a sub-make of the `make` that may run this test.
     make.env("CARGO_TARGET_DIR", target).env_remove("MAKEFLAGS");
     make
 }
 
 impl Built {
-    /// Compiles a file of `tests/c`, or one with its whole path.
+    /// Compiles a file of `tests/c`, or a file that is given with its whole path.
     fn compile(&self, compiler: &str, standard: &str, source: &str, more: &[&str]) -> PathBuf {
         let source = here().join("tests/c").join(source);
         let extension = source.extension().unwrap().to_str().unwrap();
@@ -106,7 +106,7 @@ impl Built {
     }
 }
 
-/// A daemon with the segment `test` that is the host's alone, and `news` that the host may only read.
+/// A daemon with the segments `test`, of which only the host is a member, and `news`, which the host may only read.
 struct World {
     folder: TempDir,
     daemon: Child,
@@ -165,7 +165,7 @@ impl Drop for World {
         if std::thread::panicking() {
             eprintln!("ginneld said:\n{}", self.log());
         }
-        // SIGTERM, so that it ends its keeper too.
+        // SIGTERM, so that the daemon ends its keeper too.
         let _ = Command::new("kill").arg(self.daemon.id().to_string()).status();
         let watchdog = Instant::now() + Duration::from_secs(10);
         while matches!(self.daemon.try_wait(), Ok(None)) {
@@ -184,17 +184,17 @@ fn scenario(name: &str) {
 }
 
 #[test]
-fn messages_come_back_in_all_sizes() {
+fn messages_of_all_sizes_are_echoed() {
     scenario("messages");
 }
 
 #[test]
-fn messages_are_made_and_read_in_place() {
+fn messages_are_written_and_read_in_place() {
     scenario("in_place");
 }
 
 #[test]
-fn streams_run_both_ways_at_once() {
+fn streams_run_in_both_directions_at_once() {
     scenario("streams");
 }
 
@@ -219,7 +219,7 @@ fn an_endpoint_and_its_channel_are_handed_over() {
 }
 
 #[test]
-fn what_an_aborted_channel_had_on_its_way_is_void() {
+fn an_abort_discards_data_that_was_not_received() {
     scenario("abort");
 }
 
@@ -229,33 +229,33 @@ fn a_half_closed_channel_still_receives() {
 }
 
 #[test]
-fn the_death_of_a_peer_is_told() {
+fn the_death_of_a_peer_is_reported() {
     scenario("death");
 }
 
 #[test]
-fn mistakes_are_errors_with_a_reason() {
+fn mistakes_are_reported_with_a_reason() {
     scenario("mistakes");
 }
 
 #[test]
-fn readers_have_no_channels() {
+fn readers_cannot_open_channels() {
     scenario("read_only");
 }
 
 #[test]
-fn facts_can_be_asked() {
+fn properties_can_be_queried() {
     scenario("facts");
 }
 
 #[test]
-fn cxx_programs_work_too() {
+fn cxx_programs_work() {
     let world = World::new();
     run(&mut world.command(&built().program("cpp/conversation")));
 }
 
 #[test]
-fn blocks_and_locks_fail_each_in_its_own_way() {
+fn each_failure_of_a_block_or_lock_has_its_own_status() {
     let world = World::new();
     run(&mut world.command(&built().program("c/memory")));
 }
@@ -279,14 +279,14 @@ impl Drop for CacheServer {
 }
 
 #[test]
-fn caches_are_read_in_memory_and_changed_by_their_server() {
+fn cache_items_are_read_in_memory_and_changed_by_the_server() {
     let world = World::new();
     let _server = CacheServer::new(&world);
     run(&mut world.command(&built().program("c/cache")));
 }
 
 #[test]
-fn the_words_of_the_examples_are_counted() {
+fn the_cache_example_counts_words() {
     let (world, folder) = (World::new(), examples());
     let _server = CacheServer::new(&world);
     let count = |words: [&str; 3]| {
@@ -303,17 +303,17 @@ fn farm(scenario: &str) {
 }
 
 #[test]
-fn a_farm_does_jobs_of_equal_and_unequal_pieces() {
+fn a_farm_runs_jobs_with_equal_and_unequal_pieces() {
     farm("run");
 }
 
 #[test]
-fn a_farm_in_an_event_loop_survives_a_death_and_a_liar() {
+fn a_farm_in_an_event_loop_survives_a_dead_and_a_lying_worker() {
     farm("loop");
 }
 
 #[test]
-fn mistakes_with_a_farm_are_errors_with_a_reason() {
+fn mistakes_with_a_farm_are_reported_with_a_reason() {
     farm("mistakes");
 }
 
@@ -330,7 +330,7 @@ fn examples() -> &'static TempDir {
 }
 
 #[test]
-fn files_of_any_size_go_through_one_block() {
+fn the_block_examples_transfer_files_of_any_size() {
     let (world, folder) = (World::new(), examples());
     let (from, to) = (world.folder.path().join("from"), world.folder.path().join("to"));
     for (n, (len, block)) in
@@ -348,7 +348,7 @@ fn files_of_any_size_go_through_one_block() {
             }
             command.spawn().unwrap()
         };
-        // Either may come first.
+        // The two programs may start in either order.
         let (mut first, mut second) = (start(n % 2 == 0), start(n % 2 == 1));
         assert!(first.wait().unwrap().success() && second.wait().unwrap().success(), "{len} bytes");
         assert!(fs::read(&to).unwrap() == bytes, "{len} bytes");
@@ -356,7 +356,7 @@ fn files_of_any_size_go_through_one_block() {
 }
 
 #[test]
-fn the_farm_of_the_examples_counts_right() {
+fn the_farm_example_counts_correctly() {
     let (world, folder) = (World::new(), examples());
     let counted = run(world.command(&folder.path().join("farm_count")).args(["test/count", "3", "9"]));
     let said = String::from_utf8(counted.stdout).unwrap();
@@ -367,13 +367,13 @@ fn the_farm_of_the_examples_counts_right() {
 }
 
 #[test]
-fn the_examples_talk_to_each_other() {
+fn the_echo_examples_talk_to_each_other() {
     let (world, folder) = (World::new(), examples());
 
     let mut server = world.command(&folder.path().join("echo_server")).arg("test/echo").spawn().unwrap();
     let watchdog = Instant::now() + Duration::from_secs(20);
     let said = loop {
-        // Until the server listens, the client is refused and says so.
+        // Until the server listens, the client is refused and prints an error.
         let client =
             world.command(&folder.path().join("echo_client")).args(["test/echo", "grüezi"]).output().unwrap();
         let error = String::from_utf8_lossy(&client.stderr).into_owned();
@@ -424,7 +424,7 @@ fn every_public_name_links_and_nothing_else_is_exported() {
 }
 
 #[test]
-fn what_is_installed_can_be_found_and_used() {
+fn the_installed_library_can_be_found_and_used() {
     let built = built();
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path);
@@ -452,7 +452,7 @@ fn what_is_installed_can_be_found_and_used() {
         .arg("-o")
         .arg(&program)
         .args(flags.split_whitespace()));
-    // Without a daemon it says so: it runs, and with the library that was installed.
+    // There is no daemon, so it prints an error; this shows that it runs, with the installed library.
     let said = Command::new(&program)
         .env("LD_LIBRARY_PATH", at("usr/lib"))
         .env("GINNEL_SOCKET", at("none.sock"))

@@ -1,4 +1,4 @@
-//! `ginnel.h` is what this crate says, and everything in it is exported and explained.
+//! Checks that `ginnel.h` is generated from this crate, and that everything in it is exported and documented.
 //!
 //! With `GINNEL_HEADER=write` in the environment the header is written instead of compared (`scripts/header-check -w`).
 
@@ -30,7 +30,7 @@ fn generated() -> String {
 }
 
 #[test]
-fn the_header_is_that_of_this_source() {
+fn the_header_matches_the_source() {
     if std::env::var("GINNEL_HEADER").is_ok_and(|v| v == "write") {
         fs::write(header_path(), generated()).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Blocks: memory of a segment by name, as POSIX shared memory is, with rights.
+//! Blocks: named memory in a segment, comparable to POSIX shared memory, with access rights.
 
 use crate::Endpoint;
 use crate::endpoint::{Inner, Tries, parse_name};
@@ -14,20 +14,21 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How to make a block.
+/// Options for creating a block.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockOptions {
-    /// In bytes, a power of two: the block's offset in the segment is a multiple of it, and of the segment's page. 0: that
-    /// page. 2 MiB lets it be mapped with huge pages where the segment's file has them.
+    /// Alignment in bytes, a power of two: the block's offset in the segment is a multiple of it and of the segment's
+    /// page size. 0 means the page size. With 2 MiB the block can be mapped with huge pages if the segment's file has
+    /// them.
     pub align: usize,
-    /// Nobody else can have it open for writing while the creator has.
+    /// Nobody else can open the block for writing while the creator has it open.
     pub exclusive: bool,
-    /// What those may who have not been granted anything else. Default: [`Rights::READ_WRITE`].
+    /// The rights of members and endpoints that have no grant of their own. Default: [`Rights::READ_WRITE`].
     pub others: Rights,
-    /// Its name outlives this endpoint, until it is unlinked or the host reboots.
+    /// The name outlives this endpoint, until it is unlinked or the host reboots.
     pub persistent: bool,
-    /// Its bytes are zero, and it gets its name when they are. Else they are whatever was there before, and the block costs
-    /// the same however large it is. Default: true.
+    /// Fill the block with zeros before it gets its name. If false, its contents are unspecified (whatever the memory
+    /// held before), and creating the block takes the same time for every size. Default: true.
     pub zero: bool,
 }
 
@@ -37,11 +38,11 @@ impl Default for BlockOptions {
     }
 }
 
-/// An open block. Mapped by itself at the first touch, with just the rights that it was opened with; unmapped and closed when
-/// dropped. May be used from several threads.
+/// An open block. It is mapped at the first access, with exactly the rights that it was opened with, and unmapped and
+/// closed when it is dropped. It may be used from several threads at once.
 ///
-/// The bytes are shared with whoever else has the block open, so there is no reference to them: copy with [`Block::read`] and
-/// [`Block::write`], or take the [`Block::slice`] or its raw pointer and order the accesses with a lock of the segment.
+/// Other endpoints may change the bytes at any time, so there are no Rust references to them. Copy with [`Block::read`]
+/// and [`Block::write`], or use [`Block::slice`] or its raw pointer and order the accesses with a lock of the segment.
 pub struct Block {
     endpoint: Arc<Inner>,
     held: Arc<Held>,
@@ -50,7 +51,7 @@ pub struct Block {
     closed: bool,
 }
 
-/// What the endpoint must reach when rights are taken away.
+/// The part of an open block that the endpoint needs when the daemon revokes rights.
 pub(crate) struct Held {
     handle: u64,
     file_at: u64,
@@ -60,29 +61,34 @@ pub(crate) struct Held {
     mapping: OnceLock<Mapping>,
 }
 
-/// The blocks that an endpoint has open.
+/// The blocks that an endpoint has open, by handle.
 #[derive(Clone, Default)]
 pub(crate) struct OpenBlocks {
     held: HashMap<u64, Weak<Held>>,
-    /// What is left of handles whose answer has not been looked at yet.
+    /// The remaining rights of handles whose opening answer has not been processed yet.
     left: HashMap<u64, Rights>,
     acknowledge: Vec<wire::BlockRights>,
 }
 
 impl Endpoint {
-    /// Makes a block of `size` bytes in the segment and opens it for reading and writing. Without a name (`""`) it is found
-    /// by nobody, until [`Block::link`].
+    /// Creates a block of `size` bytes in the segment and opens it for reading and writing. A block with an empty
+    /// `name` (`""`) cannot be opened by others until [`Block::link`] names it.
     ///
-    /// Errors: [`ErrorCode::IN_USE`] if there is a block of that name, [`ErrorCode::NO_MEMORY`] if the segment has no run of
-    /// that length, [`ErrorCode::QUOTA`] if the endpoint or its member has as much as it may, [`Error::ReadOnly`] if this
-    /// member may only read the segment, [`Error::Name`].
+    /// Blocks for the daemon, for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] if this member may only read the segment, [`Error::Name`] for an invalid name,
+    /// [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers. [`Error::Refused`] with [`ErrorCode::IN_USE`]
+    /// if the name is in use, [`ErrorCode::NO_MEMORY`] if the segment has no free run of that length,
+    /// [`ErrorCode::QUOTA`] if the endpoint or its member has reached its limit.
     pub fn create_block(&self, name: &str, size: usize, options: &BlockOptions) -> Result<Block, Error> {
         let inner = self.inner();
         inner.may_write()?;
         let name = if name.is_empty() { Name::NONE } else { parse_name(name)? };
         let zero = options.zero;
         let wish = wire::BlockCreate {
-            // Nobody finds it before it is zero.
+            // The block gets its name only when it is zero, so that nobody opens it before.
             name: if zero { Name::NONE } else { name },
             size: size as u64,
             align: options.align as u64,
@@ -103,16 +109,24 @@ impl Endpoint {
         Ok(block)
     }
 
-    /// Opens a block of the segment by name.
+    /// Opens the block `name` with the given rights. Blocks for the daemon, for at most 10 seconds.
     ///
-    /// Errors: [`ErrorCode::NOT_FOUND`], [`ErrorCode::DENIED`] if its owner does not grant these rights,
-    /// [`ErrorCode::BUSY`] if somebody has it open in a way that excludes them.
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::NOT_FOUND`] if there is no such block, [`ErrorCode::DENIED`] if its owner
+    /// does not grant these rights, [`ErrorCode::BUSY`] if it is open elsewhere in a way that excludes them.
+    /// [`Error::Name`] for an invalid name, [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn open_block(&self, name: &str, rights: Rights) -> Result<Block, Error> {
         self.open_block_within(name, rights, Duration::ZERO)
     }
 
-    /// Opens a block, and waits up to `patience` as long as it is not there or busy. Asks the daemon again now and then, at
-    /// most every 200 ms; waits for its answer as [`Endpoint::connect_with`] does.
+    /// Opens a block like [`Endpoint::open_block`], but retries for up to `patience` while the block does not exist or
+    /// is busy. The retries ask the daemon at intervals of up to 200 ms, and each answer is waited for as
+    /// [`Endpoint::connect_with`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Endpoint::open_block`], of the last attempt.
     pub fn open_block_within(&self, name: &str, rights: Rights, patience: Duration) -> Result<Block, Error> {
         let inner = self.inner();
         let wish =
@@ -128,8 +142,12 @@ impl Endpoint {
         }
     }
 
-    /// Opens a block, and waits at most this long for the daemon's answer: then it fails, and if the daemon opens the block later, it is closed
-    /// again. Errors: as [`Endpoint::open_block`].
+    /// Opens a block like [`Endpoint::open_block`], but waits for at most `answer` for the daemon. If the daemon opens
+    /// the block after that, it is closed again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Endpoint::open_block`].
     pub fn open_block_soon(&self, name: &str, rights: Rights, answer: Duration) -> Result<Block, Error> {
         let inner = self.inner();
         let wish =
@@ -137,14 +155,20 @@ impl Endpoint {
         Block::open_by(inner, Kind::BLOCK_OPEN, wish.as_bytes(), Instant::now() + answer)
     }
 
-    /// Removes the name of a block. Its memory stays as long as somebody has it open. Its owner may do this; if that has ended,
-    /// programs of the same member and user.
+    /// Removes the name of a block. Its memory stays allocated as long as an endpoint has the block open. The owner may
+    /// do this; after the owner has ended, so may programs of the same member and user. Blocks for the daemon, for at
+    /// most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::NOT_FOUND`] or [`ErrorCode::DENIED`], [`Error::Name`] for an invalid name,
+    /// [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn unlink_block(&self, name: &str) -> Result<(), Error> {
         self.inner().order(Kind::BLOCK_UNLINK, wire::ByName { name: parse_name(name)? }.as_bytes())
     }
 
-    /// Handles what the daemon has said unasked: rights to blocks that were taken away, among others. Every call that asks the
-    /// daemon does so too, and those of a [`Block`] every 10 ms. Never waits for the daemon.
+    /// Handles pending messages from the daemon, such as the revocation of rights to blocks. Every call that asks the
+    /// daemon does this too, and so do the calls of a [`Block`], at most every 10 ms. Never waits for the daemon.
     pub fn process_events(&self) {
         self.inner().look_for_events();
     }
@@ -158,7 +182,7 @@ impl Block {
     fn open_by(endpoint: &Arc<Inner>, kind: Kind, wish: &[u8], by: Instant) -> Result<Self, Error> {
         let packet = endpoint.request_by(kind, wish, by)?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-        let held = endpoint.with_books(|books| books.blocks.hold(endpoint, &block));
+        let held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block));
         match held {
             Ok(held) => Ok(Self {
                 endpoint: endpoint.clone(),
@@ -174,28 +198,33 @@ impl Block {
         }
     }
 
-    /// Number of the block; never used again in this installation.
+    /// Returns the block's number, which is never reused in this installation.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Bytes, as it was made or resized.
+    /// Returns the length in bytes, as requested when the block was created or last resized through this handle.
     pub fn len(&self) -> usize {
         self.held.size
     }
 
-    /// Never: a block has at least one byte.
+    /// Returns false: a block has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.held.size == 0
     }
 
-    /// What may be done with it just now.
+    /// Returns the rights that this handle has at present; its owner may have revoked some of them.
     pub fn rights(&self) -> Rights {
         self.endpoint.glance();
         *self.held.rights()
     }
 
-    /// Copies out from `at`. [`Error::OutOfBlock`] if the block does not have these bytes.
+    /// Copies `into.len()` bytes from offset `at` of the block. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBlock`] if the range is not inside the block, [`Error::Denied`] if this handle has lost its
+    /// rights, [`Error::Broken`] if the segment's memory is gone.
     pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), Error> {
         self.inside(at, into.len())?;
         let (mapping, _rights) = self.with(Rights::READ)?;
@@ -203,7 +232,12 @@ impl Block {
         self.whole(mapping)
     }
 
-    /// Copies in at `at`. [`Error::Denied`] without the right, [`Error::OutOfBlock`] if the block does not have these bytes.
+    /// Copies `from` to offset `at` of the block. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBlock`] if the range is not inside the block, [`Error::Denied`] without the right to write,
+    /// [`Error::Broken`] if the segment's memory is gone.
     pub fn write(&self, at: usize, from: &[u8]) -> Result<(), Error> {
         self.inside(at, from.len())?;
         let (mapping, _rights) = self.with(Rights::READ_WRITE)?;
@@ -211,33 +245,56 @@ impl Block {
         self.whole(mapping)
     }
 
-    /// All bytes, to work on in place. A store through it without the right to write is a bug of the caller and panics; one
-    /// through [`SharedSlice::as_ptr`], or after the right was taken away, is SIGSEGV, unless [`Block::guard_writes`].
+    /// Returns all bytes of the block, for access in place.
+    ///
+    /// A store through the slice without the right to write is a bug of the caller and panics. A store through
+    /// [`SharedSlice::as_ptr`], or after the right was revoked, raises SIGSEGV unless [`Block::guard_writes`] was
+    /// called.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Denied`] if this handle has lost its rights, [`Error::System`] if the block cannot be mapped.
     pub fn slice(&self) -> Result<SharedSlice<'_, Mapping>, Error> {
         let (mapping, _rights) = self.with(Rights::READ)?;
         Ok(SharedSlice::new(mapping, 0, self.held.size))
     }
 
-    /// The mapping of the block, for those who work on it in their own way and see to their rights themselves. It may outlive the block,
-    /// whose memory is somebody else's once nobody has it open.
+    /// Returns the mapping of the block, for callers that access it in their own way and check their rights themselves.
+    /// The mapping may outlive the block; once no endpoint has the block open, its memory can be given to somebody
+    /// else.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Block::slice`].
     pub fn memory(&self) -> Result<Mapping, Error> {
         let (mapping, _rights) = self.with(Rights::READ)?;
         Ok(mapping.clone())
     }
 
-    /// The file in which the block lies, and where: for mapping its pages once more, at addresses of the caller's choice.
+    /// Returns the file that contains the block, and the block's byte offset in it, for callers that map its pages
+    /// again at addresses of their choice.
     pub fn file(&self) -> (BorrowedFd<'_>, u64) {
         (self.endpoint.file.as_fd(), self.held.file_at)
     }
 
-    /// Survives stores without the right from now on: they go into a private copy of the page, never into the block, and the
-    /// next call says [`Error::Denied`], after which the block shows what it has.
+    /// Protects this process from stores without the right to write. From now on such a store goes to a private copy of
+    /// the page and never to the block. The next call fails with [`Error::Denied`], and after that the block shows its
+    /// real contents again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Denied`] if this handle has lost its rights, [`Error::System`] if a system call fails.
     pub fn guard_writes(&self) -> Result<(), Error> {
         let unit = self.endpoint.page().max(PAGE);
         self.mapping()?.guard_stores(unit).map_err(Error::io("guarding a block"))
     }
 
-    /// Gives a name to a block that has none. [`ErrorCode::IN_USE`] if another has it.
+    /// Gives a name to a block that has none. Blocks for the daemon, for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::IN_USE`] if another block has the name, [`Error::Name`] for an invalid
+    /// name, [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn link(&self, name: &str) -> Result<(), Error> {
         self.link_as(parse_name(name)?)
     }
@@ -246,40 +303,62 @@ impl Block {
         self.endpoint.order(Kind::BLOCK_LINK, wire::BlockLink { block: self.number, name }.as_bytes())
     }
 
-    /// Says what a member may do with it: number of the member, and of one of its endpoints, or 0 for all of them. For the
-    /// owner. Handles that are open lose what is not granted any more; others are told that they are alone only when who has
-    /// such a handle has heard of it. [`ErrorCode::QUOTA`] if the block has as many grants as `grants_per_block` of ginneld(8)
-    /// allows.
+    /// Sets the rights of a member, or of one of its endpoints, to this block. `endpoint` 0 means all endpoints of the
+    /// member. Only the owner may call this. Blocks for the daemon, for at most 10 seconds.
+    ///
+    /// Open handles lose the rights that are no longer granted. An exclusive opener gets its exclusive access only
+    /// after every holder of such a handle has acknowledged the loss.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::QUOTA`] if the block has as many grants as `grants_per_block` of ginneld(8)
+    /// allows, or with [`ErrorCode::DENIED`] if this endpoint is not the owner; [`Error::TimedOut`] or
+    /// [`Error::NoDaemon`] if no daemon answers.
     pub fn grant(&self, member: u32, endpoint: u32, rights: Rights) -> Result<(), Error> {
         let wish = wire::BlockGrant { block: self.number, member, endpoint, rights, reserved: 0 };
         self.endpoint.order(Kind::BLOCK_GRANT, wish.as_bytes())
     }
 
-    /// Takes all rights from a member or an endpoint: [`Block::grant`] with none.
+    /// Revokes all rights of a member or an endpoint: [`Block::grant`] with [`Rights::NONE`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Block::grant`].
     pub fn revoke(&self, member: u32, endpoint: u32) -> Result<(), Error> {
         self.grant(member, endpoint, Rights::NONE)
     }
 
-    /// Makes the block longer or shorter where it is; new bytes are whatever was there before. For the owner.
-    /// [`ErrorCode::NO_MEMORY`] if there is no room behind it, [`ErrorCode::BUSY`] if others have it open and would keep what
-    /// is cut off. Others see a new length when they open it again.
+    /// Changes the length of the block in place, to `size` bytes. The contents of new bytes are unspecified. Only the
+    /// owner may call this. Other endpoints see the new length when they open the block again. Blocks for the daemon,
+    /// for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::NO_MEMORY`] if the memory behind the block is in use, or with
+    /// [`ErrorCode::BUSY`] if the block shrinks while others have it open and would keep access to the part that is cut
+    /// off; [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn resize(&mut self, size: usize) -> Result<(), Error> {
         let wish = wire::BlockResize { handle: self.held.handle, size: size as u64 };
         let endpoint = &self.endpoint;
         let packet = endpoint.request(Kind::BLOCK_RESIZE, wish.as_bytes())?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-        self.held = endpoint.with_books(|books| books.blocks.hold(endpoint, &block))?;
+        self.held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block))?;
         Ok(())
     }
 
-    /// Closes the block and says what the daemon says to it. Dropping it does the same and says nothing.
+    /// Closes the block and reports the daemon's answer. Dropping a block closes it without a report. Blocks for the
+    /// daemon, for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the daemon refuses, [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn close(mut self) -> Result<(), Error> {
         self.closed = true;
-        self.endpoint.with_books(|books| books.blocks.forget(self.held.handle));
+        self.endpoint.with_endpoint_state(|state| state.blocks.forget(self.held.handle));
         self.endpoint.order(Kind::BLOCK_CLOSE, closing(self.held.handle).as_bytes())
     }
 
-    /// Looks whether the right is there. As long as what is returned is held, it is not taken away.
+    /// Checks that this handle has the needed rights. They are not revoked while the returned guard is held.
     fn with(&self, needed: Rights) -> Result<(&Mapping, RwLockReadGuard<'_, Rights>), Error> {
         self.endpoint.glance();
         let mapping = self.mapping()?;
@@ -305,7 +384,8 @@ impl Block {
         }
     }
 
-    /// After a copy: whether the memory was there all the time, and is the segment's as far as the daemon has said.
+    /// Checks, after a copy, that the memory was there all the time and, as far as the daemon has said, still belongs
+    /// to the segment.
     fn whole(&self, mapping: &Mapping) -> Result<(), Error> {
         match mapping.is_broken() || self.endpoint.memory.is_broken() {
             true => Err(Error::Broken),
@@ -325,7 +405,7 @@ fn closing(handle: u64) -> wire::BlockRights {
 impl Drop for Block {
     fn drop(&mut self) {
         if !self.closed && self.opener.is_succeeded() {
-            self.endpoint.with_books(|books| books.blocks.forget(self.held.handle));
+            self.endpoint.with_endpoint_state(|state| state.blocks.forget(self.held.handle));
             self.endpoint.tell(Kind::BLOCK_CLOSE, closing(self.held.handle).as_bytes());
         }
     }
@@ -340,7 +420,7 @@ impl Held {
         if let Some(mapping) = self.mapping.get() {
             return Ok(mapping);
         }
-        // Rights do not change meanwhile.
+        // The guard keeps the rights from changing meanwhile.
         let rights = self.rights();
         if *rights == Rights::NONE {
             return Err(Error::Denied { rights: *rights });
@@ -351,7 +431,7 @@ impl Held {
         Ok(self.mapping.get_or_init(|| mapping))
     }
 
-    /// Rights are less from now on.
+    /// Reduces the rights of this handle to `left`.
     fn leave(&self, left: Rights) {
         let mut rights = self.rights.write().unwrap_or_else(PoisonError::into_inner);
         if left >= *rights {
@@ -365,14 +445,14 @@ impl Held {
             _ => Ok(()),
         };
         if done.is_err() {
-            // Out of memory for the kernel's own books. The calls of the block refuse all the same.
+            // The kernel has no memory for its own structures. The calls of the block refuse access all the same.
             mapping.mark_broken();
         }
     }
 }
 
 impl OpenBlocks {
-    /// Checks what the daemon says of a block, and remembers it.
+    /// Checks the daemon's answer about a block, and remembers the block.
     pub fn hold(&mut self, endpoint: &Inner, block: &wire::Block) -> Result<Arc<Held>, Error> {
         let bad = || endpoint.protocol("a block outside its segment");
         let (size, span) = (usize::try_from(block.size), usize::try_from(block.span));
@@ -396,7 +476,7 @@ impl OpenBlocks {
         Ok(held)
     }
 
-    /// The daemon says what is left of a handle.
+    /// Handles the daemon's message that a handle keeps only some of its rights.
     pub fn revoked(&mut self, event: &wire::BlockRights) {
         match self.held.get(&event.handle).and_then(Weak::upgrade) {
             Some(held) => self.leave(event.rights, &held),
@@ -414,7 +494,7 @@ impl OpenBlocks {
         self.left.remove(&handle);
     }
 
-    /// What the daemon should hear: that we know what was taken away.
+    /// Takes the acknowledgements of revocations that the daemon must get.
     pub fn take_acknowledgements(&mut self) -> Vec<wire::BlockRights> {
         std::mem::take(&mut self.acknowledge)
     }

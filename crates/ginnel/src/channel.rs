@@ -1,4 +1,4 @@
-//! What both kinds of channel share: the block in the segment, the peer, the doorbell, and the end.
+//! The part that both kinds of channel share: the channel's memory in the segment, the peer, its doorbell, and closing.
 
 use crate::doorbell::Doorbell;
 use crate::endpoint::Inner;
@@ -16,16 +16,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A kind of channel: [`crate::MessageChannel`] or [`crate::StreamChannel`].
+/// A kind of channel: [`crate::MessageChannel`] or [`crate::StreamChannel`]. The trait is sealed.
 pub trait Channel: Sized + sealed::Build {
-    /// The kind on the wire.
+    /// The number of the kind in the attach protocol.
     const KIND: ChannelKind;
 }
 
 pub(crate) mod sealed {
     pub trait Build: Sized {
         fn build(pipe: super::Pipe) -> Self;
-        /// Where another process has stopped.
+        /// Continues at the position where another process has stopped.
         fn resume(
             pipe: super::Pipe,
             output: super::Cursor,
@@ -34,72 +34,75 @@ pub(crate) mod sealed {
     }
 }
 
-/// Who is at the other end.
+/// The endpoint at the other end of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Number of its member; 0 is the host.
+    /// Number of the peer's member; 0 is the host.
     pub member: u32,
-    /// Name of its member.
+    /// Name of the peer's member.
     pub member_name: String,
-    /// Number of its endpoint.
+    /// Number of the peer's endpoint.
     pub endpoint: u32,
-    /// Epoch of that number.
+    /// Epoch of that endpoint number; see [`crate::Endpoint::number`].
     pub epoch: u32,
-    /// What it calls itself.
+    /// The name that the peer has chosen for itself ([`crate::AttachOptions::name`]); it is not verified.
     pub name: String,
 }
 
-/// Facts about a channel.
+/// Constant properties of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelInfo {
-    /// Number of the channel; never used again in this installation.
+    /// Number of the channel, which is never reused in this installation.
     pub id: u64,
-    /// Data bytes of the ring into which this side sends.
+    /// Size in bytes of the ring into which this side sends.
     pub capacity: usize,
-    /// Data bytes of the ring from which this side receives.
+    /// Size in bytes of the ring from which this side receives.
     pub input_capacity: usize,
-    /// Who is at the other end.
+    /// The endpoint at the other end.
     pub peer: Peer,
 }
 
-/// What one half of a channel has done so far.
+/// Counters of one half of a channel, since the channel was opened or resumed by this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Messages, or calls on a stream.
+    /// Number of messages, or of calls on a stream.
     pub operations: u64,
-    /// Doorbells rung for the peer.
-    // Between the two that grow together: side by side these would be added as a vector, which emulated guests do slowly.
+    /// Number of times that the peer's doorbell was rung.
+    // This field stays between the two that grow together: side by side the compiler would add them as a vector, which
+    // is slow in emulated guests.
     pub rings: u64,
-    /// Bytes of payload.
+    /// Number of payload bytes.
     pub bytes: u64,
-    /// Operations that had to wait.
+    /// Number of operations that had to wait.
     pub waits: u64,
 }
 
-/// What the two halves of a channel hold together. Dropped with the last of them, which closes the channel.
+/// The state that the two halves of a channel share. It is dropped with the last half, which closes the channel.
 pub(crate) struct Shared {
     pub endpoint: Arc<Inner>,
     pub info: ChannelInfo,
     pub doorbell: Arc<Doorbell>,
     opener: Arc<Opener>,
     is_initiator: bool,
-    /// It goes on elsewhere, so nothing ends here.
+    /// The channel was saved and continues elsewhere, so this process must not end it.
     is_saved: AtomicBool,
 }
 
 impl Shared {
-    /// Whether it is for this process to end it: not in a fork's child whose parent lives, and not once it was saved.
+    /// Whether this process must end the channel. False in the child of a fork while the parent lives, and after the
+    /// channel was saved.
     pub fn is_ours(&self) -> bool {
         !self.is_saved.load(Ordering::Relaxed) && self.opener.is_succeeded()
     }
 
-    /// Which channel it is, for whoever goes on with it. From now on nothing ends here.
+    /// Returns what another process needs to continue the channel. From now on dropping the halves does not end it.
     pub fn save(&self, kind: ChannelKind, output: Cursor, input: Cursor) -> SavedChannel {
         self.is_saved.store(true, Ordering::Relaxed);
         SavedChannel { kind, channel: self.info.id, is_initiator: self.is_initiator, output, input }
     }
 
-    /// Asked after the rings were written: what went into memory that has gone away arrives nowhere.
+    /// Checks that the memory still exists. Called after the rings were written, because data written to memory that is
+    /// gone never arrives.
     #[inline]
     pub fn check_memory(&self) -> Result<(), Error> {
         if self.endpoint.memory.is_broken() { Err(Error::Broken) } else { Ok(()) }
@@ -115,7 +118,7 @@ impl Drop for Shared {
     }
 }
 
-/// A channel before its rings are given a meaning.
+/// A channel whose two rings have not been given a kind yet. Used internally.
 pub struct Pipe {
     pub(crate) shared: Arc<Shared>,
     pub(crate) output: Mapping,
@@ -124,7 +127,7 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Checks what the daemon says of a channel, and finds its rings.
+    /// Checks the daemon's description of a channel, and maps its rings.
     pub(crate) fn new(
         endpoint: Arc<Inner>,
         wire: &wire::Channel,
@@ -183,12 +186,12 @@ impl Pipe {
         Waiter::new(self.mode, self.shared.endpoint.event.clone())
     }
 
-    /// How the consumer of our output is woken.
+    /// Returns the means to wake the consumer of our output ring.
     pub(crate) fn reader(&self) -> PeerBell {
         PeerBell::new(self.shared.clone(), self.output.clone(), ring::DATA_ARMED)
     }
 
-    /// How the producer of our input is woken.
+    /// Returns the means to wake the producer of our input ring.
     pub(crate) fn writer(&self) -> PeerBell {
         PeerBell::new(self.shared.clone(), self.input.clone(), ring::SPACE_ARMED)
     }

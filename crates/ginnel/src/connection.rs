@@ -1,4 +1,4 @@
-//! The socket to the daemon: packets in, packets out. Nothing here waits, except [`wait`].
+//! The socket to the daemon, which carries packets. Nothing here waits, except [`wait`] and [`wait_any`].
 
 use crate::descriptor::kept;
 use crate::error::Error;
@@ -13,10 +13,10 @@ use std::path::Path;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// No answer carries more file descriptors.
+/// The most file descriptors that an answer of the daemon carries.
 const MAX_FDS: usize = 4;
 
-/// What came from the daemon.
+/// A packet from the daemon.
 pub(crate) struct Packet {
     pub header: Header,
     pub body: Vec<u8>,
@@ -24,7 +24,7 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// The body as a `T`, or the daemon's refusal.
+    /// Returns the body as a `T` with the packet's file descriptors, or the daemon's refusal.
     pub fn into_body<T: FromBytes>(self, kind: Kind, path: &Path) -> Result<(T, Vec<OwnedFd>), Error> {
         if self.header.kind == Kind::ERROR {
             return Err(match self.refusal() {
@@ -39,12 +39,12 @@ impl Packet {
         Ok((body, self.fds))
     }
 
-    /// A page of a status: where it ends, and its text.
+    /// Returns the header and the text of one page of a status.
     pub fn page(&self, path: &Path) -> Result<(wire::Inspect, &[u8]), Error> {
         wire::Inspect::read_from_prefix(&self.body).map_err(|_| protocol(path, "a page of the wrong length"))
     }
 
-    /// Code and text, if it is an error.
+    /// Returns the error's code and text if this packet is an error.
     pub fn refusal(&self) -> Option<(ErrorCode, String)> {
         if self.header.kind != Kind::ERROR {
             return None;
@@ -53,7 +53,7 @@ impl Packet {
         Some((error.code, String::from_utf8_lossy(text).into_owned()))
     }
 
-    /// Whether the daemon asks to try again.
+    /// Returns whether the daemon asks the client to try again.
     pub fn is_unavailable(&self) -> bool {
         self.header.kind == Kind::ERROR
             && wire::Error::read_from_prefix(&self.body).is_ok_and(|(e, _)| e.code == ErrorCode::UNAVAILABLE)
@@ -64,15 +64,15 @@ pub(crate) fn protocol(path: &Path, what: &'static str) -> Error {
     Error::Protocol { path: path.to_owned(), what }
 }
 
-/// A connected socket.
+/// A connected socket to the daemon.
 pub(crate) struct Connection {
-    /// Children of a fork join over it. Before the socket, so that it goes first.
+    /// Lets children of a fork join over this socket. Declared before the socket, so that it is dropped first.
     _inheritance: Option<Inheritance>,
     socket: OwnedFd,
 }
 
 impl Connection {
-    /// Connects, or fails at once; says nothing yet.
+    /// Connects to the socket at `path` without waiting; sends nothing.
     pub fn open(path: &Path) -> Result<Self, Errno> {
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -84,17 +84,17 @@ impl Connection {
         Ok(Self { _inheritance: None, socket: kept(socket) })
     }
 
-    /// Children of a fork join over this connection from now on.
+    /// Lets children of a fork join over this connection from now on.
     pub fn let_children_join(&mut self) {
         self._inheritance = Some(Inheritance::of(self.socket.as_fd()));
     }
 
-    /// Sends a packet; [`Errno::AGAIN`] if there is no room for it.
+    /// Sends a packet; fails with [`Errno::AGAIN`] if the socket has no room for it.
     pub fn send(&self, kind: Kind, request: u32, body: &[u8]) -> Result<(), Errno> {
         self.send_with(kind, request, body, &[])
     }
 
-    /// Sends a packet with descriptors; [`Errno::AGAIN`] if there is no room for it.
+    /// Sends a packet with file descriptors; fails with [`Errno::AGAIN`] if the socket has no room for it.
     pub fn send_with(
         &self,
         kind: Kind,
@@ -107,7 +107,7 @@ impl Connection {
         fdpass::send(self.as_fd(), &packet, fds, SendFlags::DONTWAIT).map(drop)
     }
 
-    /// The next packet; `None` if there is none now. An error means that the connection is of no more use.
+    /// Receives the next packet; returns `None` if there is none now. After an error the connection is unusable.
     pub fn receive(&self) -> Result<Option<Packet>, Errno> {
         let mut bytes = [0; wire::MAX_PACKET];
         let got = match fdpass::receive(self.as_fd(), &mut bytes, MAX_FDS, RecvFlags::DONTWAIT) {
@@ -117,12 +117,12 @@ impl Connection {
             Err(errno) => return Err(errno),
         };
         match bytes.get(..got.len).and_then(wire::split) {
-            // Without its descriptors, if they were lost: whoever needs them says that they are missing.
+            // Descriptors may have been lost on the way; the code that needs them reports that.
             Some((header, body)) if !got.truncated => {
                 let fds = got.fds.into_iter().map(kept).collect();
                 Ok(Some(Packet { header, body: body.to_vec(), fds }))
             }
-            // Too long or too short for this protocol: whoever is there, it is no daemon of ours.
+            // The packet is too long or too short for this protocol, so the peer is not a daemon of ours.
             _ => Err(Errno::PROTO),
         }
     }
@@ -134,12 +134,12 @@ impl AsFd for Connection {
     }
 }
 
-/// Waits for an event on a file descriptor. False at the deadline; without one, waits for ever.
+/// Waits for an event on a file descriptor. Returns false at the deadline; without one, waits for ever.
 pub(crate) fn wait(fd: BorrowedFd<'_>, events: PollFlags, deadline: Option<Instant>) -> bool {
     wait_any(&mut [PollFd::from_borrowed_fd(fd, events)], deadline)
 }
 
-/// Waits for one of several.
+/// Waits for an event on one of several file descriptors, like [`wait`].
 pub(crate) fn wait_any(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> bool {
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
@@ -152,7 +152,7 @@ pub(crate) fn wait_any(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> boo
             }
             Ok(_) => return true,
             Err(Errno::INTR) => {}
-            // The descriptors are ours and valid, so this is lack of memory: let the caller try its call.
+            // The descriptors are ours and valid, so the kernel is out of memory: let the caller try its call.
             Err(_) => return true,
         }
     }

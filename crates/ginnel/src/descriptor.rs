@@ -1,15 +1,17 @@
-//! Descriptors of this crate in programs that do not know of it.
+//! The crate's file descriptors in programs that do not know about them.
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-/// Makes another descriptor of the same file, and closes the first one; or returns it as it is.
+/// A function that moves a descriptor: it duplicates it, closes the original, and returns the duplicate. It may also
+/// return the original unchanged.
 pub type Keep = fn(OwnedFd) -> OwnedFd;
 
 static KEEP: OnceLock<Keep> = OnceLock::new();
 
-/// From now on each descriptor that connections to the daemon need passes through `keep` first. For libraries that are loaded into
-/// programs which close what they do not know, and expect the lowest numbers for their own descriptors. Only the first call counts.
+/// Passes each descriptor that connections to the daemon need through `keep`, from now on. Meant for libraries that are
+/// loaded into programs which close unknown descriptors, or which expect to get the lowest numbers for their own. Only
+/// the first call has an effect.
 pub fn keep_descriptors(keep: Keep) {
     let _ = KEEP.set(keep);
 }

@@ -1,4 +1,4 @@
-//! Waking a peer, and being woken.
+//! Doorbells: waking a peer, and sleeping until a peer rings.
 
 use crate::descriptor::kept;
 use ginnel_ring::wait::Sleeper;
@@ -10,19 +10,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How to wake one peer.
+/// The means to wake one peer.
 pub(crate) enum Doorbell {
     /// An eventfd of the host. The daemon, QEMU and the other programs of the segment hold it too.
     Event(OwnedFd),
-    /// The doorbell register of a guest's control device, and what to store there.
+    /// The doorbell register of a guest's control device, and the value to store there.
     Register(Arc<Registers>, u32),
     /// The peer never sleeps on a doorbell.
     None,
 }
 
 impl Doorbell {
-    /// Rings. One system call on the host, one MMIO store in a guest; does not block, whatever other holders of the eventfd do
-    /// to it, unless the system refuses asynchronous I/O (see [`ginnel_doorbell::ring`]).
+    /// Rings the doorbell: one system call on the host, one MMIO store in a guest. Does not block, whatever other
+    /// holders of the eventfd do to it, unless the system refuses asynchronous I/O (see [`ginnel_doorbell::ring`]).
     pub fn ring(&self) {
         match self {
             Self::Event(event) => ginnel_doorbell::ring(event.as_fd()),
@@ -32,12 +32,12 @@ impl Doorbell {
     }
 }
 
-/// Where one side of a channel sleeps: an edge-triggered epoll of its own on the endpoint's eventfd.
+/// The place where one side of a channel sleeps: an edge-triggered epoll of its own on the endpoint's eventfd.
 ///
-/// The eventfd belongs to a vector, which several channels, threads and even processes may share. So nobody reads it:
-/// each sleeper has its own epoll, and an edge reaches all of them. It costs one system call to sleep and one for
-/// the ringer, and a ring for a neighbour on the same vector is just a needless look.
-pub(crate) struct Bed {
+/// The eventfd belongs to a vector, which several channels, threads and even processes may share, so nobody reads it.
+/// Each sleeper has its own epoll instead, and an edge reaches all of them. Sleeping costs one system call, and ringing
+/// costs one. A ring that was meant for another sleeper on the same vector only costs a needless check.
+pub(crate) struct WaitPoint {
     event: Option<BorrowedEvent>,
     epoll: Option<OwnedFd>,
     nap: Duration,
@@ -46,16 +46,16 @@ pub(crate) struct Bed {
 /// The endpoint's eventfd, shared by all its channels.
 pub(crate) type BorrowedEvent = Arc<OwnedFd>;
 
-/// Naps of a side without interrupts: from the first to the last, doubling.
+/// Shortest and longest nap of a side without interrupts; each nap is twice as long as the one before.
 const FIRST_NAP: Duration = Duration::from_micros(50);
 const LAST_NAP: Duration = Duration::from_millis(1);
 
-impl Bed {
+impl WaitPoint {
     pub fn new(event: Option<BorrowedEvent>) -> Self {
         Self { event, epoll: None, nap: FIRST_NAP }
     }
 
-    /// The epoll, made at the first need. `None` without interrupts.
+    /// Returns the epoll, which is created at the first call. `None` without interrupts.
     pub fn epoll(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
         let Some(event) = &self.event else { return Ok(None) };
         if self.epoll.is_none() {
@@ -71,14 +71,14 @@ impl Bed {
         Ok(self.epoll.as_ref().map(AsFd::as_fd))
     }
 
-    /// Forgets rings that have come so far, so that the epoll's readiness means a new one.
+    /// Discards the rings that have come so far, so that the epoll becomes readable only for a new one.
     pub fn drain(&mut self) {
         if let Some(epoll) = &self.epoll {
             let _ = wait(epoll.as_fd(), Some(Duration::ZERO));
         }
     }
 
-    /// A side that was woken by work starts its naps short again.
+    /// Makes the next nap short again, because this side was woken by work.
     pub fn rested(&mut self) {
         self.nap = FIRST_NAP;
     }
@@ -91,7 +91,7 @@ fn wait(epoll: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<usize, Errno
     epoll::wait(epoll, &mut events, timeout.as_ref())
 }
 
-impl Sleeper for Bed {
+impl Sleeper for WaitPoint {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         let nap = self.nap;
@@ -101,7 +101,7 @@ impl Sleeper for Bed {
                 Err(errno) => Err(errno.into()),
             },
             None => {
-                // No interrupts in this guest: looking from time to time is all that is left.
+                // This guest has no interrupts, so the only way is to check at intervals.
                 std::thread::sleep(left.map_or(nap, |left| left.min(nap)));
                 self.nap = (nap * 2).min(LAST_NAP);
                 Ok(())
@@ -110,12 +110,12 @@ impl Sleeper for Bed {
     }
 }
 
-/// An eventfd for waking threads of this process.
+/// Creates an eventfd for waking threads of this process.
 pub(crate) fn private_event() -> rustix::io::Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(kept)
 }
 
-/// Whether an event is there within the deadline.
+/// Returns whether the descriptor becomes readable before the deadline.
 pub(crate) fn readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> bool {
     crate::connection::wait(fd, PollFlags::IN, deadline)
 }

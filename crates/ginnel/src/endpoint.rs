@@ -1,4 +1,4 @@
-//! An attached process.
+//! Endpoints: attached processes, and opening channels.
 
 use crate::channel::{Channel, Pipe};
 use crate::error::Error;
@@ -18,14 +18,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How to attach. The defaults are right for most programs.
+/// Options for attaching. The defaults are right for most programs.
 #[derive(Clone, Debug)]
 pub struct AttachOptions {
-    /// The daemon's socket. Default: `$GINNEL_SOCKET`, else [`wire::SOCKET`].
+    /// Path of the daemon's socket. Default: `$GINNEL_SOCKET` if it is set, otherwise [`wire::SOCKET`].
     pub socket: PathBuf,
-    /// What this endpoint calls itself, for people. Default: the program's name.
+    /// The name under which this endpoint appears to people and peers. Default: the program's name.
     pub name: Option<String>,
-    /// How channels wait unless told otherwise.
+    /// The default wait mode of the endpoint's channels and locks.
     pub mode: WaitMode,
 }
 
@@ -36,56 +36,86 @@ impl Default for AttachOptions {
     }
 }
 
-/// How to open a channel.
+/// Options for opening a channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChannelOptions {
-    /// Data bytes of the ring into which this side sends, rounded up to a power of two; the larger wish of the two sides counts.
-    /// 0: the daemon's default. A message may be a quarter of it.
+    /// Size in bytes of the ring into which this side sends, rounded up to a power of two. If both sides ask for a
+    /// size, the larger one counts. 0 means the daemon's default. A message may have at most a quarter of this size.
     pub capacity: usize,
-    /// The same for the ring from which this side receives. 0: as `capacity`.
+    /// Size in bytes of the ring from which this side receives, like `capacity`. 0 means the same as `capacity`.
     pub input_capacity: usize,
-    /// For connecting: how long to wait for somebody to listen. 0: not at all.
+    /// For connecting: how long to wait until an endpoint listens at the name. Zero means not at all.
     pub patience: Duration,
-    /// For listening: how many connections may wait to be accepted. 0: the daemon's default.
+    /// For listening: how many connections may wait to be accepted. 0 means the daemon's default.
     pub backlog: u32,
 }
 
-/// An attached process: a share in a segment, a place to listen and connect from. Clones are the same endpoint, which
-/// ends when the last clone, listener and channel is gone. May be used from several threads.
+/// An attached process, which can listen, connect, and open blocks and locks in one segment.
+///
+/// Clones refer to the same endpoint, which ends when its last clone, listener and channel is dropped. It may be used
+/// from several threads at once.
 #[derive(Clone)]
 pub struct Endpoint(Arc<Inner>);
 
 impl Endpoint {
-    /// Attaches to a segment through the daemon of this host or VM.
+    /// Attaches to `segment` through the daemon of this host or VM, with the default options. Blocks: see
+    /// [`Endpoint::attach_with`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::attach_with`].
     pub fn attach(segment: &str) -> Result<Self, Error> {
         Self::attach_with(segment, &AttachOptions::default())
     }
 
-    /// Attaches as `options` say. Waits a moment for a daemon that is being restarted, not for one that was never there.
+    /// Attaches to `segment` with the given options.
+    ///
+    /// Blocks for the daemon, for at most 10 seconds if the daemon is being restarted or is slow. If no daemon has ever
+    /// listened at the socket, it fails at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Name`] for an invalid name, [`Error::NoDaemon`] if there is no daemon, [`Error::Refused`] if the daemon
+    /// refuses, for example with [`ErrorCode::NO_SEGMENT`] or [`ErrorCode::DENIED`], [`Error::Broken`] if the segment's
+    /// memory is gone, [`Error::System`] if a system call fails.
     pub fn attach_with(segment: &str, options: &AttachOptions) -> Result<Self, Error> {
         Self::begin_attach(segment, options)?.wait()
     }
 
-    /// The same without waiting for the daemon.
+    /// Begins to attach to `segment` without waiting for the daemon; see [`Opening`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Name`] for an invalid name, [`Error::System`] if a system call fails.
     pub fn begin_attach(segment: &str, options: &AttachOptions) -> Result<Opening<Self>, Error> {
         let wish = wish(segment, options)?;
         let session = Session::open(&options.socket, Some(wish), PATIENCE)?;
         Ok(Self::opening(session, wish.segment, options.mode))
     }
 
-    /// What a session becomes that asks to be attached.
+    /// Returns the opening of an endpoint over a session that has asked to attach.
     pub(crate) fn opening(session: Session, segment: Name, mode: WaitMode) -> Opening<Self> {
         Opening::new(session, move |session, attached| {
             Inner::new(session, attached, segment, mode).map(|inner| Self(Arc::new(inner)))
         })
     }
 
-    /// Listens at `name` in the segment. [`Error::ReadOnly`] if this member may only read it.
+    /// Listens at `name` in the segment, with the default options. Blocks for the daemon, for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] if this member may only read the segment, [`Error::Name`] for an invalid name,
+    /// [`Error::Refused`] if the daemon refuses, for example with [`ErrorCode::IN_USE`] if another endpoint listens
+    /// there, [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn listen<C: Channel>(&self, name: &str) -> Result<Listener<C>, Error> {
         self.listen_with(name, &ChannelOptions::default())
     }
 
-    /// Listens as `options` say.
+    /// Listens at `name` with the given options; otherwise like [`Endpoint::listen`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::listen`].
     pub fn listen_with<C: Channel>(
         &self,
         name: &str,
@@ -104,20 +134,36 @@ impl Endpoint {
         Listener::new(self.0.clone(), answer.listener)
     }
 
-    /// Opens a channel to who listens at `name` in the segment. The peer need not have accepted yet. [`Error::ReadOnly`]
-    /// if this member may only read the segment.
+    /// Opens a channel to the endpoint that listens at `name` in the segment. The peer need not have accepted it when
+    /// this returns. Blocks for the daemon, for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] if this member may only read the segment, [`Error::Name`] for an invalid name,
+    /// [`Error::Refused`] if the daemon refuses, with [`ErrorCode::REFUSED`] if no endpoint listens at the name,
+    /// [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn connect<C: Channel>(&self, name: &str) -> Result<C, Error> {
         self.connect_with(name, &ChannelOptions::default())
     }
 
-    /// Opens a channel as `options` say. It waits for somebody to listen as long as their patience, and for the daemon at most
-    /// 10 seconds; both together no longer than the longer of the two.
+    /// Opens a channel with the given options.
+    ///
+    /// Waits up to `options.patience` for an endpoint to listen, and up to 10 seconds for the daemon; the call as a
+    /// whole takes no longer than the longer of the two.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::connect`].
     pub fn connect_with<C: Channel>(&self, name: &str, options: &ChannelOptions) -> Result<C, Error> {
         self.connect_by(name, options, Tries::new(options.patience))
     }
 
-    /// Opens a channel if somebody listens, and waits at most this long for the daemon's answer: then it fails, and if the daemon opens the
-    /// channel later, it is closed again. Errors: as [`Endpoint::connect`].
+    /// Opens a channel like [`Endpoint::connect`], but waits for at most `answer` for the daemon. If the daemon opens
+    /// the channel after that, it is closed again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::connect`].
     pub fn connect_soon<C: Channel>(&self, name: &str, answer: Duration) -> Result<C, Error> {
         let tries = Tries { answer_by: Instant::now() + answer, ..Tries::new(Duration::ZERO) };
         self.connect_by(name, &ChannelOptions::default(), tries)
@@ -141,7 +187,7 @@ impl Endpoint {
         loop {
             let packet = self.0.request_by(Kind::CONNECT, body.as_bytes(), tries.answer_by)?;
             match packet.into_body::<wire::Channel>(Kind::CHANNEL, &self.0.path) {
-                // Nobody listens yet. The daemon keeps no queue of hopes, so ask again now and then.
+                // No endpoint listens yet. The daemon does not queue such requests, so ask again at intervals.
                 Err(error) if error.code() == Some(ErrorCode::REFUSED) && tries.pause() => {}
                 Err(error) => return Err(error),
                 Ok((channel, fds)) => {
@@ -159,18 +205,24 @@ impl Endpoint {
         }
     }
 
-    /// What the daemon knows, as JSON (see `ginnel status --json`). In a VM: of the segments it has a share in. It comes in
-    /// pages, between which others may use the connection; each is waited for at most 10 seconds.
+    /// Returns the daemon's state as JSON (see `ginnel status --json`). In a VM it covers the segments of that VM.
+    ///
+    /// The state comes in pages, and other threads may use the connection between two of them. Blocks for each page,
+    /// for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the daemon refuses, [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn inspect(&self) -> Result<String, Error> {
         self.0.inspect()
     }
 
-    /// Whether the endpoint can be used; if it cannot be any more, the error says why. The death of a daemon is no such case. Never waits.
+    /// Checks that the endpoint can still be used. The death of the daemon does not make it unusable. Never waits.
     ///
     /// # Errors
     ///
-    /// [`Error::Broken`] if the segment's memory is gone, [`Error::Refused`] if the daemon does not know the endpoint any more: its segment
-    /// is not declared any more, for example.
+    /// [`Error::Broken`] if the segment's memory is gone, [`Error::Refused`] if the daemon does not know the endpoint
+    /// any more, for example because its segment was removed from the configuration.
     pub fn check(&self) -> Result<(), Error> {
         self.0.check()
     }
@@ -179,61 +231,64 @@ impl Endpoint {
         &self.0
     }
 
-    /// Number of the member that this endpoint belongs to; 0 is the host.
+    /// Returns the number of the member to which this endpoint belongs; 0 is the host.
     pub fn member(&self) -> u32 {
         self.0.identity.member
     }
 
-    /// Number of this endpoint, and its epoch.
+    /// Returns this endpoint's number and its epoch, which distinguishes it from earlier endpoints with the same
+    /// number.
     pub fn number(&self) -> (u32, u32) {
         (self.0.identity.endpoint, self.0.identity.epoch)
     }
 
-    /// The segment's bytes that are mapped, for programs with a layout of their own. They begin with the segment's
-    /// header ([`ginnel_layout::segment::RESERVED`]); the daemon's blocks lie behind it. Where [`Endpoint::is_read_only`]
-    /// says so it can be read only, and a store panics.
+    /// Returns the mapped bytes of the segment, for programs with a memory layout of their own. The mapping begins with
+    /// the segment's header, at offset [`ginnel_layout::segment::RESERVED`] of the segment; the blocks that the daemon
+    /// allocates lie behind it. If [`Endpoint::is_read_only`] is true, a store panics.
     pub fn memory(&self) -> &Mapping {
         &self.0.memory
     }
 
-    /// Whether this member may only read the segment: then there are no channels, and [`Endpoint::memory`] takes no stores.
+    /// Returns whether this member may only read the segment. Then it cannot open channels or locks, and a store to
+    /// [`Endpoint::memory`] panics.
     pub fn is_read_only(&self) -> bool {
         self.0.identity.access.is_read_only()
     }
 
-    /// How the segment's bytes come to this process.
+    /// Returns how this process has the segment mapped.
     pub fn mapping_kind(&self) -> MappingKind {
         self.0.identity.kind
     }
 
-    /// Whether this endpoint can sleep. A VM without interrupts can only look from time to time.
+    /// Returns whether this endpoint has a doorbell on which it can sleep. In a VM without interrupts it has none, and
+    /// a waiting thread checks at short intervals instead.
     pub fn has_interrupts(&self) -> bool {
         self.0.event.is_some()
     }
 
-    /// The segment's page, in bytes: the unit in which it may be mapped.
+    /// Returns the page size of the segment in bytes: the unit in which its memory can be mapped.
     pub fn page(&self) -> usize {
         self.0.page()
     }
 }
 
-/// Asking again and again, for as long as the caller has patience.
+/// Repeated attempts, for as long as the caller has patience.
 pub(crate) struct Tries {
     until: Option<Instant>,
     pause: Duration,
-    /// When the answer of a daemon is not waited for any more.
+    /// The time until which an attempt waits for the daemon's answer.
     pub answer_by: Instant,
 }
 
 impl Tries {
     pub fn new(patience: Duration) -> Self {
         let now = Instant::now();
-        // A time beyond what the clock can say is none.
+        // A deadline that the clock cannot represent means no deadline.
         let until = now.checked_add(patience);
         Self { until, pause: FIRST_RETRY, answer_by: until.unwrap_or(now).max(now + PATIENCE) }
     }
 
-    /// Waits a moment before the next try. False if there is none.
+    /// Sleeps before the next attempt. Returns false if the caller's patience is over.
     pub fn pause(&mut self) -> bool {
         let now = Instant::now();
         let left = self.until.map_or(self.pause, |until| until.saturating_duration_since(now));
@@ -249,7 +304,7 @@ impl Tries {
     }
 }
 
-/// The wish to be attached to a segment.
+/// Makes the request to attach to a segment.
 pub(crate) fn wish(segment: &str, options: &AttachOptions) -> Result<wire::Attach, Error> {
     let name = match &options.name {
         Some(name) => parse_name(name)?,
@@ -258,7 +313,7 @@ pub(crate) fn wish(segment: &str, options: &AttachOptions) -> Result<wire::Attac
     Ok(wire::Attach { segment: parse_name(segment)?, name, ..wire::Attach::new_zeroed() })
 }
 
-/// A capacity as it goes on the wire.
+/// Rounds a capacity as the protocol requires: 0 stays 0, others become a power of two.
 fn round(capacity: usize) -> u64 {
     if capacity == 0 {
         return 0;
@@ -270,7 +325,7 @@ pub(crate) fn parse_name(name: &str) -> Result<Name, Error> {
     Name::new(name).map_err(|reason| Error::Name { name: name.into(), reason })
 }
 
-/// The program's name, as far as it can be one here.
+/// Returns the program's name, or a substitute if it is not a valid name.
 fn program_name() -> Name {
     let name = std::env::current_exe().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
     name.and_then(|name| Name::new(&name).ok()).or_else(|| Name::new("program").ok()).unwrap_or(Name::NONE)

@@ -1,4 +1,4 @@
-//! What can go wrong, for callers.
+//! The error type of this crate.
 
 use ginnel_layout::wire::{ErrorCode, Rights};
 use ginnel_ring::{Corrupt, RecvError, SendError};
@@ -7,144 +7,151 @@ use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nothing can be done now, and the handle is non-blocking.
+    /// The operation cannot be done now, and the caller has asked not to wait.
     #[error("the operation would block")]
     WouldBlock,
-    /// The timeout came first.
+    /// The timeout expired first, or the daemon did not answer in time.
     #[error("timed out")]
     TimedOut,
-    /// The peer has finished sending, and everything has been received.
+    /// The peer has finished sending, and everything that it sent has been received.
     #[error("the peer has finished sending")]
     Finished,
-    /// The peer receives nothing more.
+    /// The peer does not receive any more.
     #[error("the peer has closed the channel")]
     Closed,
-    /// The peer, or this side, has aborted (`abort` of a half): what was on its way is lost.
-    #[error("the channel was aborted; what was on its way is lost")]
+    /// The peer or this side has aborted the channel (`abort` of a half). Data that had not been received is lost.
+    #[error("the channel was aborted; data that was not received is lost")]
     Aborted,
-    /// The peer's process, or its VM, has died. What it had sent has been received.
+    /// The peer's process or its VM has died. Everything that it sent before has been received.
     #[error("the peer has died")]
     PeerDead,
-    /// Somebody in the segment has broken the channel; it is of no more use.
+    /// A member of the segment has corrupted the channel, which is unusable now.
     #[error("corrupt channel: {0}")]
     Corrupt(#[from] Corrupt),
-    /// The segment's memory is gone (its file was truncated).
+    /// The segment's memory is gone, because its file was truncated.
     #[error("the segment's memory is gone: its file was truncated")]
     Broken,
-    /// A message longer than the channel's rings allow.
+    /// The message is longer than the channel's ring allows.
     #[error("a message of {len} bytes: this channel takes at most {max}; open it with a larger capacity")]
     TooLong {
-        /// Its length.
+        /// Length of the message, in bytes.
         len: usize,
-        /// The longest that fits.
+        /// The longest message that the channel takes, in bytes.
         max: usize,
     },
-    /// The message is longer than the buffer; it is still there.
-    #[error("the next message has {len} bytes and the buffer {buffer}; it stays until received")]
+    /// The next message is longer than the buffer. The message stays in the channel.
+    #[error(
+        "the next message has {len} bytes and the buffer only {buffer}; the message stays in the channel"
+    )]
     BufferTooSmall {
-        /// The message's length.
+        /// Length of the message, in bytes.
         len: usize,
-        /// The buffer's.
+        /// Length of the buffer, in bytes.
         buffer: usize,
     },
-    /// Sending after `finish`.
+    /// The caller has sent after it had called `finish`.
     #[error("sending after finish")]
     AfterFinish,
-    /// The daemon refuses.
+    /// The daemon has refused the request.
     #[error("{text}")]
     Refused {
-        /// Why.
+        /// The reason, for programs.
         code: ErrorCode,
-        /// For people: what, where, and the fix.
+        /// The reason, for people: what was refused, where, and how to fix it.
         text: String,
     },
     /// No daemon answers.
     #[error("no ginnel daemon at {path}: {source}; start `ginneld host` (or `ginneld guest` in a VM)")]
     NoDaemon {
-        /// Its socket.
+        /// The daemon's socket.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the last attempt to connect or to send.
         source: io::Error,
     },
-    /// The daemon says something that is not in the protocol.
+    /// The daemon has sent something that violates the attach protocol.
     #[error("the daemon at {path} broke the attach protocol: {what}")]
     Protocol {
-        /// Its socket.
+        /// The daemon's socket.
         path: PathBuf,
-        /// What was wrong.
+        /// The violation.
         what: &'static str,
     },
-    /// This member may only read the segment, and whoever has a channel, a lock or a block of its own writes.
+    /// This member may only read the segment, and the operation needs write access: both sides of a channel or a lock
+    /// write to it, and so does the creator of a block.
     #[error(
-        "this member may only read segment {segment}, and whoever has a channel, a lock or a block of its own writes: on the \
-         host, move it from `readers` to `members` of [segment.{segment}]"
+        "this member may only read segment {segment}, and channels, locks and new blocks need write access: on the host, \
+         move it from `readers` to `members` of [segment.{segment}]"
     )]
     ReadOnly {
-        /// The segment.
+        /// Name of the segment.
         segment: String,
     },
-    /// The handle of a block does not have the right for this, or (with [`crate::Block::guard_writes`]) a store was tried
-    /// without it.
-    #[error("this block may not be written, or not be used any more: its handle has {} rights", rights.name())]
+    /// The handle of a block does not have the right for this operation, or a store without the right was caught
+    /// ([`crate::Block::guard_writes`]).
+    #[error("not permitted for this handle of the block, which has {} rights", rights.name())]
     Denied {
-        /// What it has.
+        /// The rights that the handle has.
         rights: Rights,
     },
-    /// Bytes that the block does not have.
-    #[error("{len} bytes at {at} of a block that has {size}")]
+    /// The byte range is not inside the block.
+    #[error("{len} bytes at offset {at} are not inside the block, which has {size} bytes")]
     OutOfBlock {
-        /// Where.
+        /// Offset of the first byte.
         at: usize,
-        /// How many.
+        /// Length of the range, in bytes.
         len: usize,
-        /// What it has.
+        /// Length of the block, in bytes.
         size: usize,
     },
-    /// A writer has died in the read-write lock: nobody may read until a writer has called the data consistent.
-    #[error("a writer died in the lock: take it for writing, repair the data and call them consistent")]
+    /// A writer of a read-write lock has died. Reading fails until a writer has declared the data consistent.
+    #[error(
+        "a writer died while it held the lock: lock it for writing, repair the data and mark them consistent"
+    )]
     OwnerDied,
-    /// The lock's owner died, and the next one unlocked without calling the data consistent.
-    #[error("the lock was given up with its data inconsistent: unlink it and make it anew")]
+    /// The lock's owner died, and the next owner unlocked it without declaring the data consistent.
+    #[error(
+        "the lock was unlocked with inconsistent data after its owner had died: unlink it and create a new one"
+    )]
     NotRecoverable,
-    /// Unlocking what this handle has not locked, or no longer has.
+    /// This handle does not have the lock that it should unlock, or has lost it.
     #[error("this handle does not have the lock")]
     NotOwner,
     /// This handle has the lock already.
     #[error("this handle has the lock already: unlock it first, or open another handle")]
     Deadlock,
-    /// The semaphore would have more permits than it may have.
+    /// The semaphore would have more permits than its limit.
     #[error("the semaphore would have more than its {limit} permits")]
     Overflow {
-        /// The most it may have.
+        /// The limit.
         limit: u32,
     },
     /// A party of the barrier has died.
-    #[error("a party of the barrier has died: reset it once the others know")]
+    #[error("a party of the barrier has died: reset the barrier when the others have noticed")]
     BarrierBroken,
-    /// The endpoint was declared dead, and what it had was handed on.
+    /// This endpoint was declared dead, and its locks were handed on. Attach again.
     #[error("this endpoint was declared dead, and its locks were handed on: attach again")]
     Fenced,
-    /// Somebody in the segment has broken the synchronisation object.
+    /// A member of the segment has corrupted the synchronisation object.
     #[error("corrupt lock: {0}")]
     CorruptLock(ginnel_sync::Corrupt),
-    /// A name that is none.
+    /// Not a valid name.
     #[error("bad name {name:?}: {reason}")]
     Name {
-        /// As given.
+        /// The name as the caller gave it.
         name: String,
-        /// What is wrong with it.
+        /// The rule that it violates.
         reason: ginnel_layout::name::NameError,
     },
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The action that failed, for people.
         what: &'static str,
-        /// What the system says.
+        /// The error of the system call.
         source: io::Error,
     },
 }
@@ -158,7 +165,7 @@ impl Error {
         move |source| Self::System { what, source }
     }
 
-    /// The daemon's code, if it refused.
+    /// Returns the daemon's error code if this is [`Error::Refused`].
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Refused { code, .. } => Some(*code),
@@ -175,7 +182,7 @@ impl From<RecvError> for Error {
             RecvError::Aborted => Self::Aborted,
             RecvError::PeerDead => Self::PeerDead,
             RecvError::Corrupt(corrupt) => Self::Corrupt(corrupt),
-            // `Broken`, and whatever a later version adds: the channel is of no more use.
+            // `Broken`, and any variant that a later version adds: the channel is unusable.
             _ => Self::Broken,
         }
     }

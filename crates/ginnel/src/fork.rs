@@ -1,8 +1,8 @@
-//! `fork`: which process this is, what each process has of its own, and what a child says at its birth.
+//! `fork`: identifies processes, gives each process values of its own, and announces a child to the daemon.
 //!
-//! A child inherits the connections to the daemon. It never reads them, because their packets belong to its parent. The only
-//! thing that it sends over one is `JOIN`, from the handler that `fork` itself calls: so the daemon knows the child before the
-//! parent can end.
+//! A child inherits the connections to the daemon. It never reads from them, because their packets belong to its
+//! parent. The only packet that it sends over one is `JOIN`, from a handler that `fork` itself calls, so that the
+//! daemon knows of the child before the parent can end.
 #![allow(unsafe_code)] // `pthread_atfork`, and a descriptor by its number in the handler.
 
 use crate::descriptor::kept;
@@ -13,13 +13,13 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
-/// Forks between the process that first attached and this one.
+/// The number of forks between the process that first attached and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// One process of a line of forks.
+/// Identifies one process in a line of forks.
 ///
-/// The generation tells a child from its parents even if they have the same number in different namespaces; the number
-/// tells it where `fork` did not call its handlers.
+/// The generation distinguishes a child from its ancestors even if they have the same process ID in different
+/// namespaces. The process ID distinguishes it where `fork` did not call its handlers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     generation: u32,
@@ -32,7 +32,7 @@ impl Process {
     }
 }
 
-/// A value of which each process has its own. The child of a fork makes it from its parent's at its first use.
+/// A value that exists once per process. The child of a fork makes its own from its parent's at its first use.
 pub(crate) struct PerProcess<T> {
     process: Process,
     value: T,
@@ -44,7 +44,7 @@ impl<T> PerProcess<T> {
         Self { process: Process::current(), value, child: OnceLock::new() }
     }
 
-    /// This process's value, which is made of its parent's if there is none yet.
+    /// Returns this process's value; makes it from the parent's with `make` if there is none yet.
     pub fn get<E>(&self, make: impl FnOnce(&T) -> Result<T, E>) -> Result<&T, E> {
         let mut node = self;
         let me = Process::current();
@@ -60,7 +60,7 @@ impl<T> PerProcess<T> {
         Ok(&node.value)
     }
 
-    /// The same, and gives up those of other processes.
+    /// Takes this process's value like [`PerProcess::get`], and drops those of the other processes.
     pub fn into_own<E>(self, make: impl FnOnce(&T) -> Result<T, E>) -> Result<T, E> {
         let (mut node, me) = (self, Process::current());
         while node.process != me {
@@ -73,7 +73,8 @@ impl<T> PerProcess<T> {
         Ok(node.value)
     }
 
-    /// The value of the process that made this one, or of its youngest descendant that has one here.
+    /// Returns the value of the youngest process in this line of forks that has one in this memory; if no child has
+    /// made one, that of the process that created this `PerProcess`.
     pub fn youngest(&self) -> &T {
         let mut node = self;
         while let Some(child) = node.child.get() {
@@ -83,15 +84,16 @@ impl<T> PerProcess<T> {
     }
 }
 
-/// The process that has opened something.
+/// The process that has opened an object.
 pub(crate) struct Opener {
     process: Process,
-    /// Readable when it has ended. Absent where the system does not offer it: then its children take it for alive.
+    /// A pidfd, readable once the process has ended. `None` where the system has no pidfds; then the children assume
+    /// that the process lives.
     ended: Option<OwnedFd>,
 }
 
 impl Opener {
-    /// This process.
+    /// Returns the opener that stands for this process.
     pub fn current() -> Arc<Self> {
         static OPENERS: OnceLock<PerProcess<Arc<Opener>>> = OnceLock::new();
         let make = || {
@@ -103,13 +105,14 @@ impl Opener {
         opener.clone()
     }
 
-    /// The same for what is done often, and without a system call in the process itself.
+    /// Does the same as [`Opener::is_succeeded`] for frequent calls: it needs no system call in the process itself.
     #[inline]
     pub fn is_here_or_succeeded(&self) -> bool {
         self.process.generation == GENERATION.load(Ordering::Relaxed) || self.is_succeeded()
     }
 
-    /// Whether what it has opened is closed by this process: it is this process, or it has ended and left it to its children.
+    /// Returns whether this process is responsible for closing the object: it is the process that opened it, or that
+    /// process has ended and left the object to its children.
     pub fn is_succeeded(&self) -> bool {
         if self.process == Process::current() {
             return true;
@@ -120,7 +123,7 @@ impl Opener {
     }
 }
 
-/// A descriptor over which children of this process join their parent's endpoint.
+/// An entry of the list of connections over which children of this process join their parent's endpoint.
 struct Slot {
     fd: AtomicI32,
     next: OnceLock<&'static Slot>,
@@ -129,19 +132,20 @@ struct Slot {
 const FREE: i32 = -1;
 static FIRST: Slot = Slot { fd: AtomicI32::new(FREE), next: OnceLock::new() };
 
-/// A connection is in the list of those over which children join, as long as this lives.
+/// Keeps a connection in the list of those over which children join, until it is dropped.
 pub(crate) struct Inheritance(&'static Slot);
 
 impl Inheritance {
     pub fn of(fd: BorrowedFd<'_>) -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
-            // SAFETY: the handler is a function of this program, and calls nothing that is forbidden in a fork's child.
-            // Fails only for want of memory; then children attach at their first use, if that is in time.
+            // SAFETY: the handler is a function of this program, and calls nothing that is forbidden in the child of a
+            // fork. The registration fails only if there is no memory; then children attach at their first use, if that
+            // is in time.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         });
         let mut slot = &FIRST;
-        // Slots are used again and never freed, because the handler walks the list without a lock.
+        // Slots are reused and never freed, because the handler walks the list without a lock.
         while slot.fd.compare_exchange(FREE, fd.as_raw_fd(), Ordering::Relaxed, Ordering::Relaxed).is_err() {
             slot = slot.next.get_or_init(|| {
                 Box::leak(Box::new(Slot { fd: AtomicI32::new(FREE), next: OnceLock::new() }))
@@ -157,11 +161,12 @@ impl Drop for Inheritance {
     }
 }
 
-/// `fork` calls it in the child, where other threads may have held any lock: it takes none, and allocates nothing.
+/// The handler that `fork` calls in the child. Other threads may have held any lock during the fork, so it takes no
+/// lock and allocates nothing.
 extern "C" fn in_child() {
     use ginnel_layout::wire::Kind;
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // A header: kind, flags, request number 0.
+    // The packet is only a header: kind, flags, and request number 0.
     let mut join = [0u8; 8];
     let [low, high] = Kind::JOIN.0.to_le_bytes();
     (join[0], join[1]) = (low, high);
@@ -169,8 +174,9 @@ extern "C" fn in_child() {
     while let Some(slot) = next {
         let fd = slot.fd.load(Ordering::Relaxed);
         if fd != FREE {
-            // SAFETY: `join` has the bytes. The number may be stale if another thread closed it during the fork; the call
-            // then fails. A full socket does not take it; the open connection itself then keeps the endpoint.
+            // SAFETY: `join` has `join.len()` bytes. The descriptor may be stale if another thread closed it during the
+            // fork; the call then fails. A full socket does not take the packet; then the open connection itself keeps
+            // the endpoint alive.
             unsafe {
                 libc::send(fd, join.as_ptr().cast(), join.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
             };

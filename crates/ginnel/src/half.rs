@@ -1,5 +1,5 @@
-//! What the four halves of channels have in common: a side of a ring, how it waits, how the peer is woken, what is counted,
-//! and the end.
+//! The part that the four kinds of half have in common: a side of a ring, waiting, waking the peer, counting, and
+//! ending.
 
 use crate::channel::{Counters, Pipe, Shared};
 use crate::error::Error;
@@ -11,17 +11,17 @@ use ginnel_ring::{Corrupt, Cursor, message, stream};
 use ginnel_shmem::Mapping;
 use std::sync::Arc;
 
-/// One side of a ring.
+/// One side of a ring: a producer or a consumer.
 pub(crate) trait Side: Watchable<Memory = Mapping> + Sized {
-    /// Ends this direction. True if the peer must be woken.
+    /// Ends this direction. Returns true if the peer must be woken.
     fn finish(&mut self) -> bool;
-    /// Ends this direction, and makes void what is on its way. True if the peer must be woken.
+    /// Ends this direction and discards the data in it. Returns true if the peer must be woken.
     fn abort(&mut self) -> bool;
-    /// Goes on where another process has stopped.
+    /// Continues at the position where another process has stopped.
     fn resume(memory: Mapping, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt>;
-    /// Where this side is.
+    /// Returns the position of this side.
     fn cursor(&self) -> Cursor;
-    /// Makes visible what is committed. True if the peer must be woken, for that or from before.
+    /// Publishes what is committed. Returns true if the peer must be woken, for that or for an earlier reason.
     fn settle(&mut self) -> bool;
 }
 
@@ -29,7 +29,7 @@ macro_rules! side {
     ($($side:ty: $settle:expr;)*) => {$(
         impl Side for $side {
             fn finish(&mut self) -> bool {
-                // The method of the side itself, which goes before that of the trait.
+                // Calls the inherent method, which takes precedence over that of the trait.
                 <$side>::finish(self)
             }
             fn abort(&mut self) -> bool {
@@ -54,15 +54,16 @@ side! {
     stream::Consumer<Mapping>: Self::take_owed;
 }
 
-/// One half of a channel. Dropping it ends its direction, except in a fork's child whose parent lives, or after it was saved.
+/// One half of a channel. Dropping it ends its direction, except in the child of a fork while the parent lives, or
+/// after the channel was saved.
 pub(crate) struct Half<S: Side> {
     pub ring: S,
     pub waiter: Waiter,
     pub account: Account,
 }
 
-/// What the operations of a half add up to, and the peer that they wake. Apart from the ring, so that room or a message that
-/// is borrowed from the ring can be charged when it is given back.
+/// The counters of a half, and the peer that it wakes. They are separate from the ring, so that a message or room that
+/// borrows the ring can be counted when it is given back.
 pub(crate) struct Account {
     counters: Counters,
     peer: PeerBell,
@@ -73,7 +74,7 @@ impl<S: Side> Half<S> {
         Self { ring, waiter: pipe.waiter(), account: Account { counters: Counters::default(), peer } }
     }
 
-    /// Where another process has stopped. Wakes the peer if that process owed it.
+    /// Continues at the position where another process has stopped. Wakes the peer if that process should have done so.
     pub fn resume(
         ring: Mapping,
         capacity: usize,
@@ -91,20 +92,20 @@ impl<S: Side> Half<S> {
         self.account.ring_if(ring);
     }
 
-    /// Where this half stands, once nobody waits and nothing is kept back. It is not used any more.
+    /// Stops waiting, publishes what is committed, and returns the position. The half is not used after that.
     pub fn stop(&mut self) -> Cursor {
         self.deregister();
         self.settle();
         self.ring.cursor()
     }
 
-    /// Waits until the ring is worth another look, as this half is set up to.
+    /// Waits, as this half is configured, until the ring is worth another look.
     #[inline]
     pub fn wait(&mut self, term: &mut Term) -> Result<(), Error> {
         self.waiter.wait(&mut self.ring, term)
     }
 
-    /// Takes back what a non-blocking operation has left armed.
+    /// Disarms what an earlier non-blocking operation has left armed.
     #[inline]
     pub fn begin(&mut self) {
         self.waiter.begin(&mut self.ring);
@@ -131,7 +132,7 @@ impl<S: Side> Half<S> {
         &self.account.peer.shared.info
     }
 
-    /// Whether this and another half are the two of one channel.
+    /// Returns whether this half and `other` belong to one channel.
     pub fn is_of_one_channel<O: Side>(&self, other: &Half<O>) -> bool {
         Arc::ptr_eq(self.account.shared(), other.account.shared())
     }
@@ -142,7 +143,7 @@ impl<S: Side> Half<S> {
         self.account.ring_if(ring);
     }
 
-    /// Ends this direction, and makes void what is on its way.
+    /// Ends this direction and discards the data in it.
     pub fn abort(&mut self) {
         let ring = self.ring.abort();
         self.account.ring_if(ring);
@@ -158,19 +159,19 @@ impl<S: Side> Drop for Half<S> {
 }
 
 impl Account {
-    /// What both halves have.
+    /// Returns the state that both halves of the channel share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.peer.shared
     }
 
-    /// Counts an operation.
+    /// Counts an operation on `len` bytes.
     #[inline]
     pub fn count(&mut self, len: usize) {
         self.counters.operations += 1;
         self.counters.bytes += len as u64;
     }
 
-    /// Wakes the peer if that is `needed`.
+    /// Wakes the peer if `needed`.
     #[inline]
     pub fn ring_if(&mut self, needed: bool) {
         if needed {
@@ -184,14 +185,15 @@ impl Account {
         self.peer.wake(&mut self.counters);
     }
 
-    /// [`Error::Broken`] if the segment's memory is gone, and with it what was written to it or zeros were read from it.
+    /// Checks that the segment's memory still exists. [`Error::Broken`] means that data was written to nowhere, or
+    /// zeros were read.
     #[inline]
     pub fn check_memory(&self) -> Result<(), Error> {
         self.peer.shared.check_memory()
     }
 
-    /// After an operation in place on `len` bytes: counts it, and wakes the peer if that is `needed`. Neither, and
-    /// [`Error::Broken`], if the segment's memory is gone.
+    /// Completes an in-place operation on `len` bytes: counts it, and wakes the peer if `needed`. If the segment's
+    /// memory is gone, does neither and returns [`Error::Broken`].
     #[inline]
     pub fn settle(&mut self, len: usize, needed: bool) -> Result<(), Error> {
         self.check_memory()?;
@@ -201,60 +203,72 @@ impl Account {
     }
 }
 
-/// The methods that all four halves share. Each is a [`Half`] and nothing more.
+/// The methods that all four kinds of half share. Each is a [`Half`] and nothing more.
 macro_rules! half {
     ($half:ty) => {
         impl $half {
-            /// How this half waits. The default is adaptive.
+            /// Sets how this half waits. The default is the endpoint's wait mode.
             pub fn set_mode(&mut self, mode: $crate::WaitMode) {
                 self.0.waiter.mode = mode;
             }
 
-            /// How long an operation of this half may wait in all; `None`, the default, means for ever.
+            /// Sets how long each operation of this half may wait in total; `None`, the default, means for ever.
             pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
                 self.0.waiter.timeout = timeout;
             }
 
-            /// Whether operations of this half return [`Error::WouldBlock`] instead of waiting.
+            /// Sets whether operations of this half return [`Error::WouldBlock`] instead of waiting. The default is
+            /// false.
             pub fn set_nonblocking(&mut self, nonblocking: bool) {
                 self.0.set_nonblocking(nonblocking);
             }
 
-            /// From now on this half never waits: an operation that would returns [`Error::WouldBlock`], and `set` says `key`
-            /// when another try is worth it; it says `key` once at the beginning, too. What was said is said again only after
-            /// another [`Error::WouldBlock`]. A half is in one set at a time.
+            /// Adds this half to `set`, under a key that the caller chooses. A half is in at most one set at a time.
             ///
-            /// Asks the daemon for a readiness board when those that this process has are full, each of which serves
-            /// 24,576 halves of an endpoint.
+            /// From now on this half never waits: an operation that would have to wait returns [`Error::WouldBlock`],
+            /// and the set reports `key` when another attempt is worthwhile. The set also reports `key` once at the
+            /// beginning. It reports it again only after another [`Error::WouldBlock`].
+            ///
+            /// Blocks for the daemon, for at most 10 seconds, if this process needs a new readiness board. Each board
+            /// serves 24,576 halves of an endpoint.
+            ///
+            /// # Errors
+            ///
+            /// [`Error::Refused`] if the daemon refuses to allocate a board, [`Error::TimedOut`] or [`Error::NoDaemon`]
+            /// if no daemon answers, [`Error::System`] if a system call fails.
             pub fn register(&mut self, set: &$crate::ReadySet, key: u64) -> Result<(), Error> {
                 self.0.register(set, key)
             }
 
-            /// Takes this half out of its set. Operations wait again, unless it is non-blocking.
+            /// Removes this half from its set. Its operations wait again, unless it is non-blocking. Does not block.
             pub fn deregister(&mut self) {
                 self.0.deregister();
             }
 
-            /// A file descriptor for poll and epoll. After an operation has returned [`Error::WouldBlock`], it becomes
-            /// readable when another try is worth it (which may still say [`Error::WouldBlock`]). An error in a VM
-            /// without interrupts.
+            /// Returns a file descriptor for poll and epoll. After an operation has returned [`Error::WouldBlock`], the
+            /// descriptor becomes readable when another attempt is worthwhile; that attempt may still return
+            /// [`Error::WouldBlock`].
+            ///
+            /// # Errors
+            ///
+            /// [`Error::System`] in a VM without interrupts, or if the descriptor cannot be created.
             pub fn poll_fd(&mut self) -> Result<std::os::fd::BorrowedFd<'_>, Error> {
                 self.0.waiter.fd()
             }
 
-            /// Ends this direction at once, and makes void what is on its way in it: what was sent and is not received yet
-            /// never is, and the peer's next call in this direction says [`Error::Aborted`], as this side's next receive does.
-            /// Without effect if the direction has ended otherwise and nothing is on its way. Does not block.
+            /// Ends this direction at once and discards the data in it: what was sent and not received yet is lost. The
+            /// peer's next call in this direction returns [`Error::Aborted`], and so does this side's next receive. Has
+            /// no effect if the direction has already ended and is empty. Does not block.
             pub fn abort(&mut self) {
                 self.0.abort();
             }
 
-            /// What this half has done so far.
+            /// Returns the counters of this half.
             pub fn counters(&self) -> $crate::Counters {
                 self.0.counters()
             }
 
-            /// Facts about the channel.
+            /// Returns constant properties of the channel.
             pub fn info(&self) -> &$crate::ChannelInfo {
                 self.0.info()
             }
@@ -262,7 +276,8 @@ macro_rules! half {
     };
 }
 
-/// What both kinds of channel share: two halves, each a [`Half`] of a side in the module `$side`.
+/// The methods that both kinds of channel share. A channel has two halves, each a [`Half`] of a side in the module
+/// `$side`.
 macro_rules! channel {
     ($channel:ident of $sender:ident and $receiver:ident, $kind:expr, $side:ident) => {
         impl $crate::channel::Channel for $channel {
@@ -293,12 +308,16 @@ macro_rules! channel {
         }
 
         impl $channel {
-            /// The two halves, for two threads.
+            /// Splits the channel into its two halves, for two threads.
             pub fn split(self) -> ($sender, $receiver) {
                 (self.sender, self.receiver)
             }
 
-            /// The two halves of one channel together again. If they are of two channels, they come back as they were.
+            /// Joins the two halves of one channel again.
+            ///
+            /// # Errors
+            ///
+            /// If the halves belong to two channels, both are returned unchanged.
             pub fn reunite(sender: $sender, receiver: $receiver) -> Result<Self, Box<($sender, $receiver)>> {
                 match sender.0.is_of_one_channel(&receiver.0) {
                     true => Ok(Self { sender, receiver }),
@@ -306,23 +325,23 @@ macro_rules! channel {
                 }
             }
 
-            /// Stops using this channel and says where it stands, so that whoever adopts its endpoint goes on with it
-            /// ([`crate::Endpoint::resume`]); so can this process, if nobody did. What is committed goes out before. The peer
-            /// notices nothing: what it sends meanwhile waits in the ring. The channel ends with its endpoint if nobody resumes it.
+            /// Stops using this channel and returns its position, so that a process that adopts its endpoint can
+            /// continue it with [`crate::Endpoint::resume`]. If no process does, this one can resume it.
             ///
-            /// Does not block.
+            /// Committed messages are published first. The peer notices nothing: what it sends meanwhile waits in the
+            /// ring. If nobody resumes the channel, it ends with its endpoint. Does not block.
             pub fn save(mut self) -> $crate::SavedChannel {
                 let (output, input) = (self.sender.0.stop(), self.receiver.0.stop());
                 let kind = <Self as $crate::channel::Channel>::KIND;
                 self.sender.0.account.shared().save(kind, output, input)
             }
 
-            /// The sending half.
+            /// Returns the sending half.
             pub fn sender(&mut self) -> &mut $sender {
                 &mut self.sender
             }
 
-            /// The receiving half.
+            /// Returns the receiving half.
             pub fn receiver(&mut self) -> &mut $receiver {
                 &mut self.receiver
             }
@@ -333,13 +352,13 @@ macro_rules! channel {
                 self.receiver.set_mode(mode);
             }
 
-            /// Sets how long operations of both halves may wait.
+            /// Sets how long each operation of the two halves may wait; `None` means for ever.
             pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
                 self.sender.set_timeout(timeout);
                 self.receiver.set_timeout(timeout);
             }
 
-            /// Facts about the channel.
+            /// Returns constant properties of the channel.
             pub fn info(&self) -> &$crate::ChannelInfo {
                 self.sender.info()
             }

@@ -1,7 +1,7 @@
-//! Handing an endpoint and its channels over: to the program that this process executes next, or to another process.
+//! Handing an endpoint and its channels over to the program that this process executes next, or to another process.
 //!
-//! Nothing here is on the way of data. A channel is saved where it stands, as a few numbers; the rings stay as they are, with
-//! all that is on its way in them, and whoever resumes it goes on at the same byte.
+//! Nothing here is on the data path. A saved channel is a few numbers that say where it stands. The rings and the data
+//! in them stay as they are, and the process that resumes the channel continues at the same byte.
 
 use crate::channel::{Channel, Pipe};
 use crate::daemon::Daemon;
@@ -20,11 +20,11 @@ use std::str::FromStr;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// What a process has to know to adopt an endpoint that is held ([`Endpoint::hold`]).
+/// The credential with which a process can adopt an endpoint that is held ([`Endpoint::hold`]).
 ///
-/// A secret: whoever has it, and is the same user or may use the segment, can be the endpoint. It is good for one process, of the
-/// same host or VM, and for the time of its hold. Pass it through a pipe, a socket or a file that nobody else can read, or through
-/// the environment; never on a command line, which every user can read.
+/// A token is secret: any process that has it, and that runs as the same user or may use the segment, can become the
+/// endpoint. It is valid for one process of the same host or VM, until the hold ends. Pass it through a pipe, a socket,
+/// a file that nobody else can read, or the environment; never on a command line, which every user can read.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     segment: String,
@@ -34,13 +34,13 @@ pub struct Token {
 }
 
 impl Token {
-    /// The token as a line of text, for another process: [`Token::from_str`] reads it.
+    /// Returns the token as a line of text, which [`Token::from_str`] reads.
     pub fn reveal(&self) -> String {
         let Self { segment, endpoint, epoch, secret } = self;
         format!("{segment}:{endpoint}:{epoch}:{:032x}", u128::from_be_bytes(*secret))
     }
 
-    /// The segment of the endpoint.
+    /// Returns the name of the endpoint's segment.
     pub fn segment(&self) -> &str {
         &self.segment
     }
@@ -51,7 +51,7 @@ impl Token {
     }
 }
 
-/// Without the secret, so that it does not get into logs.
+/// Omits the secret, so that it does not appear in logs.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({}:{}:{}:..)", self.segment, self.endpoint, self.epoch)
@@ -69,7 +69,7 @@ impl FromStr for Token {
             let is_hex = |digits: &&str| digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit());
             let secret = fields.next().filter(is_hex)?;
             let secret = u128::from_str_radix(secret, 16).ok()?.to_be_bytes();
-            // An endpoint of number 0 would be a new one.
+            // Endpoint number 0 would ask for a new endpoint.
             let good = fields.next().is_none() && parse_name(&segment).is_ok() && endpoint != 0;
             good.then_some(Self { segment, endpoint, epoch, secret })
         };
@@ -77,8 +77,8 @@ impl FromStr for Token {
     }
 }
 
-/// A channel that waits to be resumed: which it is, and where its two directions stand. No secret, and of no use to anybody but the
-/// owners of its endpoint. As text ([`fmt::Display`], [`FromStr`]) it is one line.
+/// A channel that waits to be resumed: its number, and the position of its two directions. It is not secret, because
+/// only the owners of its endpoint can use it. Its text form ([`fmt::Display`], [`FromStr`]) is one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedChannel {
     pub(crate) kind: ChannelKind,
@@ -88,16 +88,16 @@ pub struct SavedChannel {
     pub(crate) input: Cursor,
 }
 
-/// The form of the text.
+/// The version of the text form.
 const FORM: u64 = 1;
 
 impl SavedChannel {
-    /// Number of the channel.
+    /// Returns the channel's number.
     pub fn id(&self) -> u64 {
         self.channel
     }
 
-    /// Kind of the channel.
+    /// Returns the channel's kind.
     pub fn kind(&self) -> ChannelKind {
         self.kind
     }
@@ -135,7 +135,7 @@ impl FromStr for SavedChannel {
     }
 }
 
-/// A cursor of its five numbers. Where they lead is checked when the ring is resumed.
+/// Makes a cursor from its five numbers. Resuming the ring checks whether they are plausible.
 fn cursor(fields: &[u64]) -> Option<Cursor> {
     let &[position, pending, released, token, rung] = fields else { return None };
     let (token, rung) = (u32::try_from(token).ok()?, u32::try_from(rung).ok()?);
@@ -147,17 +147,21 @@ fn unreadable(what: &'static str) -> Error {
 }
 
 impl Endpoint {
-    /// Has this endpoint live for `time` even if no process owns it, so that the program which this process executes next, or
-    /// another process, can adopt it ([`Endpoint::adopt`]) with the token that is returned. Its peers notice nothing meanwhile. If
-    /// nobody does in time, it ends with its last process, or at the end of that time.
+    /// Keeps this endpoint alive for `time` even if no process owns it, so that the program that this process executes
+    /// next, or another process, can adopt it ([`Endpoint::adopt`]) with the returned token. Its peers notice nothing.
+    /// If no process adopts it in time, the endpoint ends with its last process, or at the end of the hold.
     ///
-    /// Save its channels ([`crate::MessageChannel::save`], [`crate::StreamChannel::save`]) and pass them on with the token. What
-    /// else it has stays with the endpoint and does not come to the adopter: close its locks and blocks before, leave its listeners
-    /// ([`crate::Listener::leave`]), and listen at their names again afterwards.
+    /// Save the channels ([`crate::MessageChannel::save`], [`crate::StreamChannel::save`]) and pass them on together
+    /// with the token. Everything else stays with the endpoint and does not reach the adopter: close the locks and
+    /// blocks before, leave the listeners ([`crate::Listener::leave`]), and listen at their names again afterwards.
     ///
-    /// Asks the daemon, and waits for it at most 10 seconds. [`Error::Refused`] with [`ErrorCode::LIMIT`] if `time` is longer than
-    /// the daemon allows (`max_hold`, 5 seconds by default), or there are too many holds. A daemon that ends meanwhile leaves the
-    /// hold to its successor, which counts the time anew. Any thread may call it.
+    /// Any thread may call this. It blocks for the daemon, for at most 10 seconds. If the daemon ends meanwhile, its
+    /// successor keeps the hold and starts the time again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::LIMIT`] if `time` is longer than the daemon allows (`max_hold`, 5 seconds
+    /// by default) or there are too many holds, [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn hold(&self, time: Duration) -> Result<Token, Error> {
         let mut secret = [0; 16];
         getrandom(&mut secret, GetRandomFlags::empty()).map_err(Error::system("making a token"))?;
@@ -168,8 +172,8 @@ impl Endpoint {
         Ok(Token { segment: inner.segment().to_owned(), endpoint, epoch, secret })
     }
 
-    /// Ends a hold of this endpoint before its time, because nobody needs it any more. Never waits. Without effect if somebody has
-    /// adopted the endpoint with this token.
+    /// Ends a hold of this endpoint early. Never waits. Has no effect if a process has adopted the endpoint with this
+    /// token.
     pub fn release(&self, token: &Token) {
         if (token.endpoint, token.epoch) == self.number() {
             let end = wire::Hold { token: token.secret, millis: 0, reserved: 0 };
@@ -177,36 +181,55 @@ impl Endpoint {
         }
     }
 
-    /// Becomes an owner of the endpoint that is held with this token, and ends that hold. The process that has held it must not
-    /// use it any more if it is this one: the connection to the daemon that it has left open is closed. If it is another process
-    /// both own the endpoint, as after `fork`.
+    /// Becomes an owner of the endpoint that is held with this token, and ends that hold.
     ///
-    /// Asks the daemon, and waits as [`Endpoint::attach`] does. [`Error::Refused`] with [`ErrorCode::STALE`] if the hold is over, or
-    /// another process was faster; with [`ErrorCode::DENIED`] if this user is neither that of the endpoint nor one who may use the
-    /// segment. [`Error::Broken`] if the segment's memory is gone.
+    /// If the process that made the hold is this one, it must not use the old endpoint any more: its open connection to
+    /// the daemon is closed. If it is another process, both own the endpoint, as after `fork`.
+    ///
+    /// Blocks for the daemon, like [`Endpoint::attach`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::STALE`] if the hold is over or another process was faster, or with
+    /// [`ErrorCode::DENIED`] if this user is neither the endpoint's user nor allowed to use the segment;
+    /// [`Error::Broken`] if the segment's memory is gone; otherwise as [`Endpoint::attach`].
     pub fn adopt(token: &Token) -> Result<Self, Error> {
         Self::adopt_with(token, &AttachOptions::default())
     }
 
-    /// Adopts as `options` say; their name is of no importance.
+    /// Adopts an endpoint with the given options; their name is ignored. Otherwise like [`Endpoint::adopt`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::adopt`].
     pub fn adopt_with(token: &Token, options: &AttachOptions) -> Result<Self, Error> {
         Self::begin_adopt(token, options)?.wait()
     }
 
-    /// The same without waiting for the daemon.
+    /// Begins to adopt an endpoint without waiting for the daemon; see [`Opening`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Name`] if the name in `options` is invalid, or [`Error::System`] if a system call fails.
     pub fn begin_adopt(token: &Token, options: &AttachOptions) -> Result<Opening<Self>, Error> {
         let wish = token.wish(options)?;
         let session = Session::open(&options.socket, Some(wish), PATIENCE)?;
         Ok(Self::opening(session, wish.segment, options.mode))
     }
 
-    /// Goes on with a channel of this endpoint where it was saved: nothing that was on its way is lost, or comes twice. Nobody
-    /// else may use it any more, and each saved channel is resumed once: rings in which two work are corrupt. What was set of its
-    /// halves (mode, timeout, a ready set) is to be set again.
+    /// Continues a channel of this endpoint at the position where it was saved: no data is lost or received twice. Each
+    /// saved channel must be resumed only once, and no other process may still use it: a ring in which two processes
+    /// work becomes corrupt. Settings of its halves (wait mode, timeout, ready set) must be made again. If the peer has
+    /// ended meanwhile, the first operation reports it as usual.
     ///
-    /// Asks the daemon, and waits for it at most 10 seconds. [`Error::Refused`] with [`ErrorCode::NOT_FOUND`] if this endpoint has no
-    /// such channel, with [`ErrorCode::KIND`] if it is of another kind. [`Error::Corrupt`] if the channel does not stand where it
-    /// was saved; it is closed then. An end of the peer is told by the first operation, as else.
+    /// Blocks for the daemon, for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`ErrorCode::NOT_FOUND`] if this endpoint has no such channel, or with
+    /// [`ErrorCode::KIND`] if it is of another kind; [`Error::Corrupt`] if the channel is not at the saved position, in
+    /// which case it is closed; [`Error::ReadOnly`] if this member may only read the segment; [`Error::TimedOut`] or
+    /// [`Error::NoDaemon`] if no daemon answers.
     pub fn resume<C: Channel>(&self, saved: &SavedChannel) -> Result<C, Error> {
         if saved.kind != C::KIND {
             let text = format!("channel {} was saved as one of another kind", saved.channel);
@@ -219,17 +242,22 @@ impl Endpoint {
         let packet = inner.request(Kind::RESUME, wish.as_bytes())?;
         let (answer, fds) = packet.into_body::<wire::Channel>(Kind::CHANNEL, &inner.path)?;
         if (answer.channel, answer.kind) != (channel, saved.kind.0) {
-            return Err(inner.protocol("another channel than the one that was asked for"));
+            return Err(inner.protocol("a channel that was not asked for"));
         }
-        // The daemon may have announced it as one that waits to be accepted.
-        inner.with_books(|books| books.resumed(channel));
+        // The daemon may have announced this channel as one that waits to be accepted.
+        inner.with_endpoint_state(|state| state.resumed(channel));
         Ok(C::resume(Pipe::new(inner.clone(), &answer, fds)?, output, input)?)
     }
 }
 
 impl Daemon {
-    /// Adopts the endpoint that is held with this token ([`Endpoint::adopt`]) over this connection, as `options` say except for
-    /// their socket. Questions that are not answered yet are dropped. Never waits: see [`Opening`].
+    /// Begins to adopt the endpoint that is held with this token ([`Endpoint::adopt`]) over this connection, with the
+    /// given options except their socket. Questions that are not answered yet are dropped. Never waits; see
+    /// [`Opening`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Name`] if the name in `options` is invalid.
     pub fn adopt(self, token: &Token, options: &AttachOptions) -> Result<Opening<Endpoint>, Error> {
         self.attach_as(token.wish(options)?, options)
     }
@@ -240,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_as_it_was_written_and_hides_itself() {
+    fn a_token_survives_its_text_form_and_hides_its_secret() {
         let token = Token { segment: "a-b.c@d".into(), endpoint: 7, epoch: 9, secret: [0xa5; 16] };
         let text = token.reveal();
         assert_eq!(text.parse::<Token>().unwrap(), token);
@@ -262,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_channel_is_read_as_it_was_written() {
+    fn a_saved_channel_survives_its_text_form() {
         let output = Cursor { position: 1 << 40, pending: 64, released: 3, token: 4, rung: u32::MAX };
         let input = Cursor { position: 6, pending: 0, released: 5, token: 9, rung: 1 };
         for is_initiator in [true, false] {

@@ -1,11 +1,11 @@
-//! What an endpoint holds: its memory, its doorbell, and its session with the daemon.
+//! The parts of an endpoint: its memory, its doorbell, and its session with the daemon.
 
-use crate::bells::Whose;
-use crate::books::{EndpointBooks, Incoming};
 use crate::connection::{Packet, protocol};
 use crate::doorbell::{BorrowedEvent, Doorbell, private_event};
+use crate::endpoint_state::{EndpointState, Incoming};
 use crate::error::Error;
 use crate::fork::PerProcess;
+use crate::peer_doorbells::EndpointId;
 use crate::session::Session;
 use ginnel_layout::Name;
 use ginnel_layout::board;
@@ -27,36 +27,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How long a call that asks the daemon waits, for a daemon that is being restarted and for its answer together.
+/// How long a call that asks the daemon waits, for a restarted daemon and for the answer together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// How often the calls of a block look whether the daemon has taken rights away.
+/// How often the calls of a block check whether the daemon has revoked rights.
 const GLANCE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Inner {
     pub path: PathBuf,
-    /// Where the memory comes from, for mapping parts of it once more.
+    /// The file that holds the memory, for mapping parts of it again.
     pub file: OwnedFd,
     pub memory: Mapping,
-    /// The eventfd of our vector; none in a VM without interrupts.
+    /// The eventfd of this endpoint's vector; `None` in a VM without interrupts.
     pub event: Option<BorrowedEvent>,
-    /// The doorbell registers, in a VM.
+    /// The doorbell registers of the control device, in a VM.
     pub registers: Option<Arc<Registers>>,
     pub mode: WaitMode,
     pub identity: wire::Attached,
     segment: Name,
-    /// Numbers of requests that may be repeated. The processes of an endpoint must not have the same.
+    /// The next nonce. The processes of an endpoint must not use the same nonces.
     nonce: PerProcess<AtomicU64>,
     session: PerProcess<Session>,
-    /// Doorbells of peers, by endpoint and epoch: one descriptor for all channels with a peer.
+    /// Doorbells of peers, by endpoint and epoch, so that all channels with a peer share one descriptor.
     doorbells: Mutex<HashMap<(u32, u32), Weak<Doorbell>>>,
-    /// Lanes of readiness boards that nobody uses, by their offsets in the segment. Those of a parent are not its child's.
+    /// Unused lanes of readiness boards, by their offsets in the segment. A child does not inherit those of its parent.
     lanes: PerProcess<Mutex<Vec<u64>>>,
-    /// When [`Inner::glance`] looks again, in milliseconds of the coarse clock.
+    /// The time at which [`Inner::glance`] looks again, in milliseconds of the coarse clock.
     next_glance: AtomicU64,
 }
 
 impl Inner {
-    /// Of a session that has become an endpoint's, and the daemon's answer to that.
+    /// Makes the endpoint of a session from the daemon's answer to its request to attach.
     pub fn new(session: Session, attached: Packet, segment: Name, mode: WaitMode) -> Result<Self, Error> {
         let path = session.path().to_owned();
         let path = &path;
@@ -65,7 +65,7 @@ impl Inner {
         let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
         let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
         if identity.fds.0 & Fds::MEMORY == 0 {
-            return Err(Error::Broken); // What is there already may be adopted, but has none to give.
+            return Err(Error::Broken); // An existing endpoint may be adopted even though its memory is gone.
         }
         let file = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
         let len = identity.mapped_len().and_then(|len| usize::try_from(len).ok());
@@ -80,7 +80,8 @@ impl Inner {
             .map(|fd| Registers::map(&fd).map(Arc::new))
             .transpose()
             .map_err(Error::io("mapping the doorbell registers"))?;
-        session.with_books(|books: &mut EndpointBooks| books.bells.registers = registers.clone());
+        session
+            .with_endpoint_state(|state: &mut EndpointState| state.doorbells.registers = registers.clone());
         Ok(Self {
             path: path.clone(),
             file,
@@ -98,18 +99,18 @@ impl Inner {
         })
     }
 
-    /// This process's session. The child of a fork makes its own at the first use.
+    /// Returns this process's session. The child of a fork makes its own at the first use.
     fn session(&self) -> &Session {
         let Ok(session) = self.session.get(Session::inherit);
         session
     }
 
-    /// The name of the segment.
+    /// Returns the name of the segment.
     pub fn segment(&self) -> &str {
         self.segment.as_str()
     }
 
-    /// Both ends of a channel write, and so do those of a lock.
+    /// Checks that this member may write to the segment. Both sides of a channel write, and so do all users of a lock.
     pub fn may_write(&self) -> Result<(), Error> {
         if self.identity.access.is_read_only() {
             return Err(Error::ReadOnly { segment: self.segment.as_str().into() });
@@ -117,14 +118,14 @@ impl Inner {
         Ok(())
     }
 
-    /// The `len` bytes at `offset` of the segment, or `None` if they are not all mapped. The one place where offsets of the
-    /// segment become offsets of its mapping, which begins behind the reserved front.
+    /// Returns the `len` bytes at `offset` of the segment, or `None` if they are not all mapped. This is the one place
+    /// where offsets in the segment are converted to offsets in its mapping, which begins behind the reserved front.
     pub fn part(&self, offset: u64, len: usize) -> Option<Mapping> {
         let at = offset.checked_sub(segment::RESERVED).and_then(|at| usize::try_from(at).ok())?;
         self.memory.part(at, len)
     }
 
-    /// Where in the memory's file an offset of the segment lies.
+    /// Converts an offset in the segment to an offset in the memory's file.
     pub fn file_offset(&self, offset: u64) -> u64 {
         self.identity.map_offset + (offset - segment::RESERVED)
     }
@@ -133,12 +134,12 @@ impl Inner {
         self.identity.page as usize
     }
 
-    /// Number of this endpoint.
+    /// Returns the number of this endpoint.
     pub fn number(&self) -> u32 {
         self.identity.endpoint
     }
 
-    /// How to ring an endpoint on this host, whose doorbell the daemon has sent once more.
+    /// Returns the doorbell of an endpoint on this host, for which the daemon has just sent another descriptor.
     pub fn doorbell_of(&self, endpoint: u32, epoch: u32, event: OwnedFd) -> Arc<Doorbell> {
         let mut doorbells = self.doorbells.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = doorbells.get(&(endpoint, epoch)).and_then(Weak::upgrade) {
@@ -150,7 +151,8 @@ impl Inner {
         doorbell
     }
 
-    /// A lane of a readiness board, by its offset in the segment. Asks the daemon for another board if there is none.
+    /// Returns the offset in the segment of an unused lane of a readiness board. Asks the daemon for another board if
+    /// there is none.
     pub fn take_lane(&self) -> Result<u64, Error> {
         if let Some(lane) = self.free_lanes().pop() {
             return Ok(lane);
@@ -163,7 +165,7 @@ impl Inner {
         Ok(board.offset)
     }
 
-    /// Nobody uses a lane any more. Peers may still write to it, which costs its next user needless looks.
+    /// Gives a lane back. Peers may still write to it, which only causes needless checks at its next user.
     pub fn give_lane(&self, lane: u64) {
         self.free_lanes().push(lane);
     }
@@ -173,7 +175,7 @@ impl Inner {
         lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a request that may be repeated.
+    /// Returns a new nonce, for a request that may be repeated.
     pub fn next_nonce(&self) -> u64 {
         let random = |_: &AtomicU64| {
             let mut bytes = [0; 8];
@@ -191,23 +193,26 @@ impl Inner {
         protocol(&self.path, what)
     }
 
-    /// Asks the daemon, waiting for its successor if need be; at most [`PATIENCE`].
+    /// Sends a request to the daemon and waits for the answer, across a restart of the daemon if necessary, for at most
+    /// [`PATIENCE`].
     pub fn request(&self, kind: Kind, body: &[u8]) -> Result<Packet, Error> {
         self.request_by(kind, body, Instant::now() + PATIENCE)
     }
 
-    /// The same, until `deadline`.
+    /// Does the same until `deadline`.
     pub fn request_by(&self, kind: Kind, body: &[u8], deadline: Instant) -> Result<Packet, Error> {
         let packets = self.session().request(kind, body, deadline)?;
         packets.into_iter().next_back().ok_or_else(|| self.protocol("an answer of no packets"))
     }
 
-    /// Asks without waiting: [`Inner::answer`] says what the daemon has answered to the request of this number.
+    /// Sends a request without waiting and returns its number, with which [`Inner::answer`] returns the daemon's
+    /// answer.
     pub fn ask(&self, kind: Kind, body: &[u8]) -> u32 {
         self.session().ask(kind, body)
     }
 
-    /// The answer to a request, or why there is none; `None` as long as the daemon has not answered. Never waits.
+    /// Returns the answer to a request, or the reason why there is none; `None` until the daemon has answered. Never
+    /// waits.
     pub fn answer(&self, request: u32) -> Option<Result<Packet, Error>> {
         let last = |packets: Vec<Packet>| {
             packets.into_iter().next_back().ok_or_else(|| self.protocol("an answer of no packets"))
@@ -215,61 +220,62 @@ impl Inner {
         self.session().answer(request).map(|answer| answer.and_then(last))
     }
 
-    /// Nobody waits for the answer to a request any more. If it is granted after all, it is undone.
+    /// Abandons a request. If the daemon grants it after all, the grant is undone.
     pub fn abandon(&self, request: u32) {
         self.session().give_up(request);
     }
 
-    /// The daemon's state.
+    /// Returns the daemon's state as JSON.
     pub fn inspect(&self) -> Result<String, Error> {
         let session = self.session();
         state(&self.path, |page| session.request(Kind::INSPECT, page, Instant::now() + PATIENCE))
     }
 
-    /// Asks for something that is done or refused.
+    /// Sends a request whose answer is only success or refusal, and waits for it.
     pub fn order(&self, kind: Kind, body: &[u8]) -> Result<(), Error> {
         self.request(kind, body)?.into_body::<[u8; 0]>(Kind::OK, &self.path).map(drop)
     }
 
-    /// Tells the daemon something whose answer nobody needs. Never waits. If there is no daemon just now, or it is slow, it
-    /// hears it later.
+    /// Tells the daemon something whose answer nobody needs. Never waits. If there is no daemon at the moment, or it is
+    /// slow, it receives the message later.
     pub fn tell(&self, kind: Kind, body: &[u8]) {
         self.session().tell(kind, body);
     }
 
-    /// Rings a doorbell that stands in shared memory, for an endpoint that sleeps on it. Never waits: if the daemon has not said yet how to ring it, it is asked,
-    /// and rings. Returns how to ring it, if that is known.
-    pub fn ring(&self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
-        // It may have answered.
+    /// Rings a doorbell whose number was read from shared memory, for an endpoint that sleeps on it. Never waits: if
+    /// the daemon has not said yet how to ring it, the daemon is asked, and rings it itself. Returns the doorbell if it
+    /// is known.
+    pub fn ring(&self, bell: u32, sleeper: EndpointId) -> Option<Arc<Doorbell>> {
+        // The daemon may have answered an earlier question.
         self.look_for_events();
-        let doorbell = self.with_books(|books| books.ring(bell, whose))?;
+        let doorbell = self.with_endpoint_state(|state| state.ring(bell, sleeper))?;
         doorbell.ring();
         Some(doorbell)
     }
 
-    /// Works on what the daemon has said unasked.
-    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> R {
-        self.session().with_books(work)
+    /// Calls `work` with the endpoint's state.
+    pub fn with_endpoint_state<R>(&self, work: impl FnOnce(&mut EndpointState) -> R) -> R {
+        self.session().with_endpoint_state(work)
     }
 
-    /// Handles what the daemon has said unasked. Never waits.
+    /// Handles messages that the daemon has sent unasked. Never waits.
     pub fn look_for_events(&self) {
         let session = self.session();
-        // Whoever needs the daemon next hears that it refuses us.
+        // A refusal is reported by the next call that needs the daemon.
         let _ = session.look();
-        if session.with_books(|books| books.cut) {
+        if session.with_endpoint_state(|state| state.is_truncated) {
             self.memory.mark_broken();
         }
     }
 
-    /// The same; an error if the endpoint cannot be used any more.
+    /// Does the same, and returns an error if the endpoint cannot be used any more.
     pub fn check(&self) -> Result<(), Error> {
         let looked = self.session().look();
         self.look_for_events();
         if self.memory.is_broken() { Err(Error::Broken) } else { looked }
     }
 
-    /// [`Inner::look_for_events`], but not more often than every [`GLANCE`], and for no more than a look at the clock else.
+    /// Calls [`Inner::look_for_events`] at most once per [`GLANCE`]; otherwise only reads the clock.
     pub fn glance(&self) {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
@@ -279,53 +285,54 @@ impl Inner {
         }
     }
 
-    /// A descriptor that is readable when somebody may wait at a listener, or the session has something to do.
-    pub fn door(&self, listener: u32) -> Result<Door, Error> {
+    /// Returns a descriptor that is readable when a connection may wait at the listener, or the session has something
+    /// to do.
+    pub fn listener_events(&self, listener: u32) -> Result<ListenerEvents, Error> {
         let session = self.session();
         let event = private_event().map_err(Error::system("making an eventfd"))?;
-        let event = session.with_books(|books| books.door(listener, event));
+        let event = session.with_endpoint_state(|state| state.arrival_event(listener, event));
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
         let daemon = session.fd()?;
         let (zero, readable) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
         epoll::add(&poll, &event, zero, readable)
             .and_then(|()| epoll::add(&poll, daemon, zero, readable))
             .map_err(Error::system("watching the daemon's socket"))?;
-        Ok(Door { poll, _event: event })
+        Ok(ListenerEvents { poll, _event: event })
     }
 
-    /// The next connection to a listener, if there is one. Never waits.
+    /// Takes the next connection to a listener, if there is one. Never waits.
     pub fn take_incoming(&self, listener: u32) -> Result<Option<Incoming>, Error> {
         let session = self.session();
         let looked = session.look();
-        match session.with_books(|books| books.take_incoming(listener)) {
+        match session.with_endpoint_state(|state| state.take_incoming(listener)) {
             Some(incoming) => Ok(Some(incoming)),
             None => looked.map(|()| None),
         }
     }
 
-    /// Tells the daemon that we have a channel that it announced.
+    /// Tells the daemon that this process has taken over a channel that it announced.
     pub fn accepted(&self, channel: u64) {
         self.tell(Kind::ACCEPTED, wire::ChannelRef { channel }.as_bytes());
     }
 
-    /// Our side of a channel is closed.
+    /// Tells the daemon that our side of a channel is closed.
     pub fn close_channel(&self, channel: u64) {
         self.tell(Kind::CLOSE, wire::ChannelRef { channel }.as_bytes());
     }
 
-    /// Nobody listens any more; what waits is refused.
+    /// Stops listening; waiting connections are refused.
     pub fn unlisten(&self, listener: u32) {
-        self.with_books(|books| books.unlisten(listener));
+        self.with_endpoint_state(|state| state.unlisten(listener));
     }
 }
 
-/// What one process waits on at a listener.
-pub(crate) struct Door {
+/// The descriptors on which one process waits for connections to a listener.
+pub(crate) struct ListenerEvents {
     pub poll: OwnedFd,
     _event: Arc<OwnedFd>,
 }
 
-/// The text of an answer.
+/// Joins the packets of an answer to its text.
 pub(crate) fn text(packets: Vec<Packet>, path: &Path) -> Result<String, Error> {
     let mut text = Vec::new();
     for packet in packets {
@@ -338,12 +345,12 @@ pub(crate) fn text(packets: Vec<Packet>, path: &Path) -> Result<String, Error> {
     String::from_utf8(text).map_err(|_| protocol(path, "a text that is not UTF-8"))
 }
 
-/// The daemon's state, which it shows in pages.
+/// The part of the daemon's state that has been received so far; the daemon sends it in pages.
 #[derive(Default)]
 pub(crate) struct Pages(Vec<u8>);
 
 impl Pages {
-    /// Adds the answer to a request for a page: the request for the next one, or the end and the whole text.
+    /// Adds the answer to a request for a page. Returns the request for the next page, or the whole text at the end.
     pub fn add(
         &mut self,
         mut packets: Vec<Packet>,
@@ -365,7 +372,7 @@ impl Pages {
     }
 }
 
-/// All pages, one after the other.
+/// Asks for all pages, one after the other, and returns their text.
 pub(crate) fn state(
     path: &Path,
     mut ask: impl FnMut(&[u8]) -> Result<Vec<Packet>, Error>,

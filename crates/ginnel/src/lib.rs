@@ -1,9 +1,9 @@
-//! Channels between virtual machines on one host, and between them and the host, around the hypervisor, the kernel and
-//! every daemon.
+//! Shared-memory channels between virtual machines on one host, and between those and the host. Data bypasses the
+//! hypervisor, the kernel and every daemon.
 //!
-//! A process attaches to a *segment*, which makes it an [`Endpoint`]. Endpoints of one segment listen and connect by
-//! name; what they get is a [`MessageChannel`] or a [`StreamChannel`]: a pair of rings in shared memory that they
-//! work on alone. The daemon is needed to open and to close a channel, not to use it.
+//! A process attaches to a *segment* and so becomes an [`Endpoint`]. Endpoints of one segment listen and connect by
+//! name. A connection is a [`MessageChannel`] or a [`StreamChannel`]: a pair of rings in shared memory that only its
+//! two endpoints use. The daemon is needed to open and to close a channel, but not to use it.
 //!
 //! ```no_run
 //! // One side, anywhere: on the host or in a VM.
@@ -25,75 +25,81 @@
 //! # Ok::<(), ginnel::Error>(())
 //! ```
 //!
-//! # Blocking, threads, death
+//! # Blocking and threads
 //!
-//! Every wait is adaptive unless told otherwise ([`WaitMode`]): it looks for a while, then sleeps on a doorbell.
-//! Timeouts are set per half ([`MessageReceiver::set_timeout`] and so on); non-blocking halves return
-//! [`Error::WouldBlock`] and have a file descriptor for poll and epoll. One thread waits for tens of thousands of halves with a
-//! [`ReadySet`]. An [`Endpoint`] and a [`Listener`] may be used
-//! from several threads; each half of a channel belongs to one at a time.
+//! Every wait is adaptive by default ([`WaitMode`]): it spins for a short time and then sleeps on a doorbell. Timeouts
+//! are set per half of a channel ([`MessageReceiver::set_timeout`] and so on). Non-blocking halves return
+//! [`Error::WouldBlock`] and have a file descriptor for poll and epoll. With a [`ReadySet`] one thread can wait for
+//! tens of thousands of halves.
 //!
-//! When a peer's process or VM dies, what it had sent can still be received, then comes [`Error::PeerDead`], or
-//! [`Error::Finished`] if the peer had finished sending. When the daemon dies, nothing
-//! happens; whoever needs it waits for its successor.
+//! An [`Endpoint`] and a [`Listener`] may be used from several threads at once. Each half of a channel belongs to one
+//! thread at a time.
 //!
-//! Calls that ask the daemon say so or open something: [`Endpoint::attach`], [`Endpoint::adopt`], [`Endpoint::hold`],
-//! [`Endpoint::resume`], [`Endpoint::listen`], [`Endpoint::connect`], those
-//! that open, name, resize, grant or close blocks, those that open locks, `register` of the halves, [`Endpoint::inspect`], and of a
-//! [`Daemon`] `connect`, `inspect` and `admin`. They wait for a slow or restarted daemon up to 10 seconds, then return
-//! [`Error::TimedOut`] or [`Error::NoDaemon`]; what is granted later is given back. No other call waits for the daemon. What a `drop` has to tell a daemon that does not listen just now is told by the
-//! next call that talks to it.
+//! The following calls ask the daemon: [`Endpoint::attach`], [`Endpoint::adopt`], [`Endpoint::hold`],
+//! [`Endpoint::resume`], [`Endpoint::listen`], [`Endpoint::connect`] and [`Endpoint::inspect`]; the calls that open,
+//! name, resize, grant or close blocks; the calls that open locks; `register` of a half; and [`Daemon::connect`],
+//! [`Daemon::inspect`] and [`Daemon::admin`]. They wait up to 10 seconds for a daemon that is slow or is being
+//! restarted, and then return [`Error::TimedOut`] or [`Error::NoDaemon`]. If the daemon grants the request after that,
+//! the library gives the grant back. No other call waits for the daemon. If the daemon cannot receive at the moment
+//! what a `drop` has to tell it, the next call that talks to the daemon does so.
+//!
+//! # Death
+//!
+//! When a peer's process or VM dies, everything that it sent can still be received. After that a receiver gets
+//! [`Error::PeerDead`], or [`Error::Finished`] if the peer had finished sending. When the daemon dies, open channels
+//! are not affected; calls that need a daemon wait for its successor.
 //!
 //! # Choosing a segment
 //!
-//! A [`Daemon`] is a session without a segment: it tells which segments this user may attach to, and becomes an [`Endpoint`] of the
-//! one that is chosen ([`Daemon::attach`]). Calls named `begin_` do not wait: connecting and attaching are then an [`Opening`], and
-//! answers come from [`Daemon::poll`].
+//! A [`Daemon`] is a session without a segment. It lists the segments to which this user may attach, and can become an
+//! [`Endpoint`] of one of them ([`Daemon::attach`]). Calls whose names start with `begin_` do not wait: connecting and
+//! attaching return an [`Opening`], and answers come from [`Daemon::poll`].
 //!
 //! # After `fork`
 //!
-//! Parent and child are the same endpoint, which lives until both have ended or dropped it, so a program may put itself
-//! into the background with open channels. The rules:
+//! Parent and child are the same endpoint, which lives until both have ended or dropped it. So a program may put itself
+//! into the background with open channels. The rules are:
 //!
-//! - A channel, listener, block or lock that was open before the fork is used by one of the two processes from then on.
-//! - It belongs to the process that has opened it, as long as that lives. Meanwhile dropping it in a child tells neither the
-//!   peer nor the daemon, and a child cannot accept at such a listener. Once that process has ended, it belongs to its
-//!   children.
-//! - What a process opens after the fork is its own.
+//! - A channel, listener, block or lock that was open before the fork may be used by only one of the two processes from
+//!   then on.
+//! - It belongs to the process that opened it, as long as that process lives. Meanwhile, a drop in a child tells
+//!   neither the peer nor the daemon, and a child cannot accept at such a listener. Once that process has ended, the
+//!   object belongs to its children.
+//! - An object that a process opens after the fork is its own.
 //!
 //! # Executing another program, and handing over
 //!
-//! An endpoint ends with its last process, and a process that executes another program has lost its memory. So that neither
-//! ends a connection, the endpoint is held for a while, its channels are saved, and the next program or process adopts it:
+//! An endpoint ends with its last process, and a process that executes another program loses its memory. To keep the
+//! connections, the process holds the endpoint for a while and saves its channels, and the next program or another
+//! process adopts the endpoint:
 //!
 //! ```no_run
 //! # use ginnel::{Endpoint, MessageChannel, SavedChannel, Token};
 //! # use std::time::Duration;
 //! # fn before(endpoint: Endpoint, channel: MessageChannel) -> Result<(), ginnel::Error> {
-//! // Before: both texts go to whoever goes on, say in the environment of the next program.
+//! // Before: pass both texts to the next program, for example in its environment.
 //! let token = endpoint.hold(Duration::from_secs(5))?;
 //! let texts = (token.reveal(), channel.save().to_string());
 //! # Ok(())
 //! # }
 //! # fn after(texts: (String, String)) -> Result<(), ginnel::Error> {
-//! // After: nothing that was on its way is lost or comes twice, and the peer has noticed nothing.
+//! // After: no data is lost or received twice, and the peer has noticed nothing.
 //! let endpoint = Endpoint::adopt(&texts.0.parse::<Token>()?)?;
 //! let mut channel: MessageChannel = endpoint.resume(&texts.1.parse::<SavedChannel>()?)?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Should the other program not start, this process resumes the channels by itself and releases the hold.
+//! If the other program cannot be started, this process resumes the channels itself and releases the hold.
 
-mod bells;
 mod block;
-mod books;
 mod channel;
 mod connection;
 mod daemon;
 mod descriptor;
 mod doorbell;
 mod endpoint;
+mod endpoint_state;
 mod error;
 mod fork;
 mod half;
@@ -104,6 +110,7 @@ mod loan;
 mod message;
 mod opening;
 mod peer;
+mod peer_doorbells;
 mod ready;
 mod session;
 mod sockets;
@@ -135,21 +142,33 @@ pub use sockets::{
 };
 pub use stream::{Bytes, Room, StreamChannel, StreamReceiver, StreamSender};
 
-/// Attaches to the segment of `address` (`segment/name`) and connects to the name in it. The endpoint lives as long
-/// as the channel.
+/// Attaches to the segment of `address` (`segment/name`) and connects to the name in it. The endpoint lives as long as
+/// the channel. Blocks for the daemon: see [`Endpoint::attach`] and [`Endpoint::connect`].
+///
+/// # Errors
+///
+/// [`Error::Name`] if `address` has no slash; otherwise as [`Endpoint::attach`] and [`Endpoint::connect`].
 pub fn connect<C: Channel>(address: &str) -> Result<C, Error> {
     let (segment, name) = split(address)?;
     Endpoint::attach(segment)?.connect(name)
 }
 
 /// Attaches to the segment of `address` (`segment/name`) and listens at the name in it. The endpoint lives as long as
-/// the listener and its channels.
+/// the listener and its channels. Blocks for the daemon: see [`Endpoint::attach`] and [`Endpoint::listen`].
+///
+/// # Errors
+///
+/// [`Error::Name`] if `address` has no slash; otherwise as [`Endpoint::attach`] and [`Endpoint::listen`].
 pub fn listen<C: Channel>(address: &str) -> Result<Listener<C>, Error> {
     let (segment, name) = split(address)?;
     Endpoint::attach(segment)?.listen(name)
 }
 
-/// Splits `segment/name`.
+/// Splits an address `segment/name` at its first slash.
+///
+/// # Errors
+///
+/// [`Error::Name`] if there is no slash.
 pub fn split(address: &str) -> Result<(&str, &str), Error> {
     address
         .split_once('/')

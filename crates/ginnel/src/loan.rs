@@ -1,11 +1,13 @@
-//! A descriptor that is lent to the daemon.
+//! A file descriptor that is lent to the daemon.
 //!
-//! A descriptor on its way to another process keeps its file open, and so does the other process: a connection of which the daemon had
-//! been sent a copy would end, for its peer, only when the daemon has closed that copy. So the daemon is not sent the descriptor, but
-//! one end of a pair of Unix sockets in which a message with the descriptor lies. This side keeps that end too:
+//! A descriptor on its way to another process keeps its file open, and so does the other process. If the daemon were
+//! sent a copy of a connection's descriptor, the peer would see the connection end only when the daemon had closed that
+//! copy. So this side does not send the descriptor itself, but one end of a pair of Unix sockets, in which a message
+//! with the descriptor waits. This side keeps a copy of that end:
 //!
 //! - As long as the daemon has not taken the message, this side can take it back, whatever the daemon does.
-//! - Once it has, the daemon reads what it needs and closes the descriptor, and after that its end of the pair, which this side sees.
+//! - Once the daemon has taken the message, it reads what it needs, closes the descriptor, and then closes its end of
+//!   the pair, which this side notices.
 
 use crate::connection::wait;
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
@@ -17,19 +19,20 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// A descriptor that is lent to the daemon. It belongs to the process that has made it: in a fork's child it only closes its own
-/// descriptors. Dropping it leaves the descriptor to the daemon.
+/// A file descriptor that is lent to the daemon. The loan belongs to the process that has made it; in a child of a
+/// fork, dropping it only closes the child's own copies. Dropping it in its process leaves the descriptor to the
+/// daemon.
 #[derive(Debug)]
 pub struct Loan {
     process: u32,
-    /// The end that the daemon has too, until it has taken the message.
+    /// The end that the daemon has too, until the daemon has taken the message.
     shared: Option<Hidden>,
-    /// The other end, which hangs up when the daemon has closed what it was lent.
+    /// The other end, which hangs up when the daemon has closed the descriptor.
     own: Hidden,
 }
 
 impl Loan {
-    /// Prepares to lend a descriptor; nobody has it before [`Loan::to_send`] was sent.
+    /// Prepares to lend a descriptor. Nobody else has it before [`Loan::to_send`] is sent.
     pub(crate) fn new(lent: BorrowedFd<'_>) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, shared) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -37,18 +40,18 @@ impl Loan {
         Ok(Self { process: std::process::id(), shared: Some(Hidden::new(shared)?), own: Hidden::new(own)? })
     }
 
-    /// What the daemon is sent.
+    /// Returns the descriptor to send to the daemon.
     pub(crate) fn to_send(&self) -> Option<BorrowedFd<'_>> {
         self.shared.as_ref()?.get()
     }
 
-    /// Whether the daemon has closed the descriptor. Does not wait.
+    /// Returns whether the daemon has closed the descriptor. Does not wait.
     pub fn is_over(&mut self) -> bool {
         self.ends_by(Instant::now())
     }
 
-    /// Takes the descriptor back. If the daemon has it in its hands, waits until it has closed it, but no longer than `patience`.
-    /// False if the daemon has it still.
+    /// Takes the descriptor back. If the daemon has taken it, waits until the daemon has closed it, but for at most
+    /// `patience`. Returns false if the daemon still has it.
     pub fn end(mut self, patience: Duration) -> bool {
         if self.process != std::process::id() {
             return true;
@@ -72,8 +75,8 @@ impl Loan {
     }
 }
 
-/// A descriptor of which the program knows nothing. A program that closes all that it does not know closes this one as well, and its
-/// number may be another file's afterwards.
+/// A descriptor that the program does not know about. A program that closes all descriptors it does not know closes
+/// this one too, and its number may then belong to another file.
 #[derive(Debug)]
 struct Hidden {
     fd: ManuallyDrop<OwnedFd>,
@@ -86,7 +89,7 @@ impl Hidden {
         Ok(Self { fd: ManuallyDrop::new(fd), inode })
     }
 
-    /// The descriptor, if it is still this one.
+    /// Returns the descriptor if its number still refers to this file.
     fn get(&self) -> Option<BorrowedFd<'_>> {
         let is_ours = fstat(&*self.fd).is_ok_and(|stat| stat.st_ino == self.inode);
         is_ours.then(|| self.fd.as_fd())
@@ -97,7 +100,7 @@ impl Drop for Hidden {
     #[expect(unsafe_code, reason = "whether the descriptor is closed is decided here")]
     fn drop(&mut self) {
         if self.get().is_some() {
-            // SAFETY: it is not used any more.
+            // SAFETY: the descriptor is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }
@@ -108,7 +111,7 @@ mod tests {
     use super::*;
     use rustix::pipe::pipe;
 
-    /// A loan of one end of a pipe, what the daemon has of it, and the pipe's other end.
+    /// Returns a loan of one end of a pipe, the daemon's copy of the shared end, and the other end of the pipe.
     fn lent() -> (Loan, OwnedFd, OwnedFd) {
         let (read, write) = pipe().unwrap();
         let loan = Loan::new(write.as_fd()).unwrap();
@@ -116,7 +119,7 @@ mod tests {
         (loan, daemons, read)
     }
 
-    /// Whether no copy of a pipe's end is open any more.
+    /// Returns whether all copies of the other end of a pipe are closed.
     fn is_closed(read: &OwnedFd) -> bool {
         wait(read.as_fd(), PollFlags::IN, Some(Instant::now()))
     }
@@ -128,7 +131,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_the_daemon_has_not_taken_comes_back_at_once() {
+    fn a_descriptor_that_the_daemon_has_not_taken_comes_back_at_once() {
         let (mut loan, daemons, read) = lent();
         assert!(!loan.is_over() && !is_closed(&read));
         assert!(loan.end(Duration::ZERO));
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_has_taken_is_waited_for() {
+    fn a_descriptor_that_the_daemon_has_taken_is_waited_for() {
         let (mut loan, daemons, read) = lent();
         let taken = take(&daemons);
         assert!(!loan.is_over(), "it has it");
@@ -160,11 +163,11 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_dies_has_nothing() {
+    fn the_death_of_the_daemon_ends_the_loan() {
         let (mut loan, daemons, read) = lent();
         drop((take(&daemons), daemons));
         assert!(loan.is_over() && is_closed(&read));
-        // Before it has taken it.
+        // The daemon dies before it has taken the message.
         let (loan, daemons, read) = lent();
         drop(daemons);
         assert!(loan.end(PATIENCE) && is_closed(&read));

@@ -8,13 +8,14 @@ use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError, message};
 use ginnel_shmem::{Mapping, SharedSlice};
 
-/// Messages in both directions, each received whole and in order. Split it to use the directions in two threads.
+/// A channel that carries messages in both directions. Each message is received whole and in order. Use
+/// [`MessageChannel::split`] to use the two directions from two threads.
 pub struct MessageChannel {
     sender: MessageSender,
     receiver: MessageReceiver,
 }
 
-/// The sending half of a [`MessageChannel`]. Dropping it finishes.
+/// The sending half of a [`MessageChannel`]. Dropping it calls [`MessageSender::finish`].
 pub struct MessageSender(Half<message::Producer<Mapping>>);
 
 /// The receiving half of a [`MessageChannel`]. Dropping it closes this direction: the peer's next send fails.
@@ -25,24 +26,36 @@ half!(MessageReceiver);
 channel!(MessageChannel of MessageSender and MessageReceiver, ChannelKind::MESSAGE, message);
 
 impl MessageChannel {
-    /// See [`MessageSender::send`].
+    /// Sends a message; see [`MessageSender::send`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`MessageSender::send`].
     #[inline(always)]
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
         self.sender.send(message)
     }
 
-    /// See [`MessageReceiver::recv`].
+    /// Receives a message; see [`MessageReceiver::recv`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`MessageReceiver::recv`].
     pub fn recv(&mut self) -> Result<Vec<u8>, Error> {
         self.receiver.recv()
     }
 
-    /// See [`MessageReceiver::recv_into`].
+    /// Receives a message into a buffer; see [`MessageReceiver::recv_into`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`MessageReceiver::recv_into`].
     #[inline(always)]
     pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         self.receiver.recv_into(buffer)
     }
 
-    /// The longest message.
+    /// Returns the length in bytes of the longest message that this side can send.
     pub fn max_message(&self) -> usize {
         self.sender.max_message()
     }
@@ -50,7 +63,15 @@ impl MessageChannel {
 
 impl MessageSender {
     /// Sends a message. Waits while the ring is full.
-    // In the caller, like `recv_into`: in an emulated guest each call and each return costs as much as the way itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`] if this half is non-blocking and the ring is full, [`Error::TimedOut`] after this half's
+    /// timeout, [`Error::TooLong`] if the message is longer than [`MessageSender::max_message`], [`Error::Closed`] if
+    /// the peer does not receive any more, [`Error::PeerDead`], [`Error::Aborted`], [`Error::AfterFinish`],
+    /// [`Error::Corrupt`] or [`Error::Broken`].
+    // Inlined into the caller, like `recv_into`: in an emulated guest each call and each return costs as much as the
+    // operation itself.
     #[inline(always)]
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
         let Some(ring) = self.0.ring.put(message) else { return self.send_by_claim(message) };
@@ -59,7 +80,7 @@ impl MessageSender {
         Ok(())
     }
 
-    /// [`MessageSender::send`] where something may be in the way.
+    /// Does the work of [`MessageSender::send`] when the fast path has failed.
     #[cold]
     fn send_by_claim(&mut self, message: &[u8]) -> Result<(), Error> {
         let mut term = Term::default();
@@ -76,18 +97,26 @@ impl MessageSender {
     }
 
     /// Claims room for a message of up to `len` bytes, to be written in place. Waits while the ring is full.
+    ///
+    /// # Errors
+    ///
+    /// As for [`MessageSender::send`].
     pub fn claim(&mut self, len: usize) -> Result<Claim<'_>, Error> {
         let mut term = Term::default();
         while !self.room(len)? {
             self.wait_for_room(len, &mut term)?;
         }
-        // Room was found and nobody else takes it, so this cannot be `Full`.
+        // There is room, and no other thread takes it, so this cannot be `Full`.
         let inner = self.0.ring.claim(len)?;
         Ok(Claim { inner, account: &mut self.0.account })
     }
 
-    /// Whether a message of `len` bytes finds room now, so that [`MessageSender::claim`] would not wait. Never waits, and no
-    /// system call unless a non-blocking call has said [`Error::WouldBlock`] before.
+    /// Returns whether the ring has room for a message of `len` bytes, so that [`MessageSender::claim`] would not wait.
+    /// Never waits, and makes no system call unless an earlier non-blocking call has returned [`Error::WouldBlock`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`MessageSender::send`], without [`Error::WouldBlock`] and [`Error::TimedOut`].
     pub fn has_room(&mut self, len: usize) -> Result<bool, Error> {
         self.0.begin();
         self.room(len)
@@ -101,38 +130,41 @@ impl MessageSender {
         }
     }
 
-    /// Makes all committed messages visible at once. Needed after [`Claim::commit`] only. [`Error::Broken`] if the segment's
-    /// memory is gone, and the messages with it.
+    /// Makes all committed messages visible to the peer at once. Needed only after [`Claim::commit`]. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the segment's memory is gone, and the messages with it.
     pub fn publish(&mut self) -> Result<(), Error> {
         let ring = self.0.ring.publish();
         self.0.account.ring_if(ring);
         self.0.account.check_memory()
     }
 
-    /// Says that nothing more comes; the peer receives the rest, then [`Error::Finished`].
+    /// Ends this direction. The peer receives everything that was sent, and then [`Error::Finished`]. Never waits.
     pub fn finish(&mut self) {
         self.0.finish();
     }
 
-    /// The longest message.
+    /// Returns the length in bytes of the longest message that this side can send.
     pub fn max_message(&self) -> usize {
         self.0.ring.max_message()
     }
 
-    /// Wakes the peer, which [`Claim::send_quietly`] has left asleep. Never waits.
+    /// Wakes a peer that [`Claim::send_quietly`] has left asleep. Never waits.
     pub fn wake(&mut self) {
         self.0.account.wake();
     }
 
     #[cold]
     fn wait_for_room(&mut self, len: usize, term: &mut Term) -> Result<(), Error> {
-        // What is committed must go out first, or the peer could never make room.
+        // Committed messages must be published first, or the peer could never make room.
         self.publish()?;
         self.0.waiter.wait(self.0.ring.want(len), term)
     }
 }
 
-/// Room for one message, in the ring. Dropping it sends nothing.
+/// Room in the ring for one message. Dropping it sends nothing.
 #[must_use = "a claim sends nothing until it is sent or committed"]
 pub struct Claim<'a> {
     inner: message::Claim<'a, Mapping>,
@@ -140,22 +172,31 @@ pub struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// The bytes to fill.
+    /// Returns the bytes to fill in.
     pub fn slice(&self) -> SharedSlice<'_, Mapping> {
         self.inner.slice()
     }
 
-    /// Sends the first `len` bytes, and all that is committed before. [`Error::Broken`] if the segment's memory is gone, and
-    /// the message with it.
+    /// Sends the first `len` bytes as a message, after all messages that were committed before. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the segment's memory is gone, and the message with it.
     #[inline]
     pub fn send(self, len: usize) -> Result<(), Error> {
         let ring = self.inner.publish(len);
         self.account.settle(len, ring)
     }
 
-    /// Sends the first `len` bytes, and all that is committed before, but lets a peer that sleeps sleep on, so that it can be
-    /// woken once for several messages. True if it does: then it must be woken later ([`MessageSender::wake`]), because no other
-    /// send does it. [`Error::Broken`] if the segment's memory is gone, and the message with it.
+    /// Sends the first `len` bytes like [`Claim::send`], but does not wake a sleeping peer, so that the caller can wake
+    /// it once for several messages. Never waits.
+    ///
+    /// Returns true if the peer sleeps. Then the caller must call [`MessageSender::wake`] later, because no other send
+    /// wakes the peer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the segment's memory is gone, and the message with it.
     #[must_use = "a peer that sleeps must be woken"]
     pub fn send_quietly(self, len: usize) -> Result<bool, Error> {
         let owed = self.inner.publish(len);
@@ -163,7 +204,8 @@ impl Claim<'_> {
         Ok(owed)
     }
 
-    /// Makes the first `len` bytes a message that goes out with the next [`MessageSender::publish`] or send.
+    /// Commits the first `len` bytes as a message, which becomes visible with the next [`MessageSender::publish`] or
+    /// send.
     pub fn commit(self, len: usize) {
         self.account.count(len);
         self.inner.commit(len);
@@ -171,8 +213,12 @@ impl Claim<'_> {
 }
 
 impl MessageReceiver {
-    /// Receives a message into `buffer`; returns its length. Waits while there is none. A message longer than the buffer
-    /// is [`Error::BufferTooSmall`], and stays.
+    /// Receives a message into `buffer` and returns its length in bytes. Waits while there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BufferTooSmall`] if the message is longer than the buffer; the message stays in the channel. Otherwise
+    /// as [`MessageReceiver::peek`].
     #[inline(always)]
     pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let Some((len, ring)) = self.0.ring.take(buffer, self.0.waiter.looks()) else {
@@ -183,7 +229,8 @@ impl MessageReceiver {
         Ok(len)
     }
 
-    /// [`MessageReceiver::recv_into`] where there is no message yet, or one that wants a closer look, or an end.
+    /// Does the work of [`MessageReceiver::recv_into`] if there is no message yet, or the fast path cannot take it, or
+    /// the channel has ended.
     #[cold]
     fn recv_by_peek(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let message = self.peek()?;
@@ -197,6 +244,10 @@ impl MessageReceiver {
     }
 
     /// Receives a message. Waits while there is none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`MessageReceiver::peek`].
     pub fn recv(&mut self) -> Result<Vec<u8>, Error> {
         let message = self.peek()?;
         let bytes = message.slice().to_vec();
@@ -204,7 +255,14 @@ impl MessageReceiver {
         Ok(bytes)
     }
 
-    /// The next message, in place. Waits while there is none. It stays until it is released.
+    /// Returns the next message in place. Waits while there is none. The message stays in the channel until it is
+    /// released.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`] if this half is non-blocking or in a [`crate::ReadySet`] and there is no message,
+    /// [`Error::TimedOut`] after this half's timeout, [`Error::Finished`] if the peer has finished sending,
+    /// [`Error::PeerDead`], [`Error::Aborted`], [`Error::Corrupt`] or [`Error::Broken`].
     #[inline]
     pub fn peek(&mut self) -> Result<Message<'_>, Error> {
         let mut term = Term::default();
@@ -223,8 +281,9 @@ impl MessageReceiver {
         Ok(Message { inner, account: &mut self.0.account })
     }
 
-    /// Whether [`MessageReceiver::peek`] would return at once, be it with an error. Never waits, and no system call unless the
-    /// peer waits for room, or a non-blocking call has said [`Error::WouldBlock`] before.
+    /// Returns whether [`MessageReceiver::peek`] would return at once, with a message or with an error. Never waits,
+    /// and makes no system call unless the peer waits for room or an earlier non-blocking call has returned
+    /// [`Error::WouldBlock`].
     #[inline]
     pub fn is_ready(&mut self) -> bool {
         self.0.begin();
@@ -242,33 +301,37 @@ impl MessageReceiver {
     }
 }
 
-/// A received message, still in the ring. Dropping it keeps it for the next call.
+/// A received message that is still in the ring. Dropping it without [`Message::release`] keeps it for the next call.
 pub struct Message<'a> {
     inner: message::Message<'a, Mapping>,
     account: &'a mut Account,
 }
 
 impl Message<'_> {
-    /// Bytes of payload.
+    /// Returns the length of the payload in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.inner.len()
     }
 
-    /// True if the payload is empty.
+    /// Returns whether the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.inner.is_empty()
     }
 
-    /// The payload. A hostile peer can still change it: copy what must not change before checking it. If the segment's file
-    /// is truncated meanwhile, it reads as zeros, and [`Message::release`] says [`Error::Broken`].
+    /// Returns the payload. A hostile peer can still change it, so copy data that must not change between a check and
+    /// its use. If the segment's file is truncated meanwhile, the payload reads as zeros, and [`Message::release`]
+    /// returns [`Error::Broken`].
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, Mapping> {
         self.inner.slice()
     }
 
-    /// Gives the room back to the peer. [`Error::Broken`] if the segment's memory is gone: what was read of the message may be
-    /// zeros.
+    /// Removes the message from the ring, so that the peer can use the room. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the segment's memory is gone; the payload that was read may have been zeros.
     #[inline]
     pub fn release(self) -> Result<(), Error> {
         let len = self.inner.len();

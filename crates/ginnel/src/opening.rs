@@ -1,4 +1,4 @@
-//! Sessions that are being opened.
+//! Sessions with the daemon that are being opened.
 
 use crate::connection::Packet;
 use crate::error::Error;
@@ -7,13 +7,12 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 
-/// What a session with the daemon becomes once the daemon has answered: a [`crate::Daemon`] or an [`crate::Endpoint`].
-/// Dropping it before gives up.
+/// A [`crate::Daemon`] or [`crate::Endpoint`] that is being opened and needs the daemon's answer. Dropping it gives up.
 ///
-/// Belongs to the process that has begun it, not to children of a fork.
+/// It belongs to the process that has begun it, and not to children of a fork.
 #[must_use = "nothing is open until the daemon has answered"]
 pub struct Opening<T> {
-    /// None once it is open.
+    /// `None` once the object is open.
     begun: Option<Begun<T>>,
 }
 
@@ -32,39 +31,53 @@ impl<T> Opening<T> {
         Self { begun: Some(Begun { session, finish: Box::new(finish) }) }
     }
 
-    /// What was to be opened, or `None` if the daemon has not answered yet. Never waits.
+    /// Returns the opened object, or `None` if the daemon has not answered yet. Never waits.
     ///
-    /// An error if there is no daemon, or it refuses. A daemon that seems to be restarted just now is tried again, for as long as
-    /// the caller likes.
+    /// A daemon that seems to be in the middle of a restart is tried again, without a limit; the caller decides how
+    /// long to poll.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDaemon`] if there is no daemon, [`Error::Refused`] if the daemon refuses, [`Error::Protocol`] if its
+    /// answer is invalid, [`Error::Broken`] if the segment's memory is gone, [`Error::System`] if the object is open
+    /// already, if a parent of this process has begun to open it, or if a system call fails.
     pub fn poll(&mut self) -> Result<Option<T>, Error> {
         let Some(answer) = self.session()?.welcome()? else { return Ok(None) };
         self.finish(answer).map(Some)
     }
 
-    /// For poll and epoll: readable when [`Opening::poll`] has something to do.
+    /// Returns a descriptor for poll and epoll that is readable when [`Opening::poll`] has something to do.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if the descriptor cannot be created, or as for [`Opening::poll`].
     pub fn poll_fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
         self.session()?.fd()
     }
 
-    /// Waits for the daemon: a moment (3 seconds for a [`crate::Daemon`], 10 for an [`crate::Endpoint`]) if it is being restarted,
-    /// not at all if there is none.
+    /// Waits for the daemon and returns the opened object. Waits up to 3 seconds for a [`crate::Daemon`], or 10 for an
+    /// [`crate::Endpoint`], if the daemon is being restarted or is slow, and not at all if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Opening::poll`].
     pub fn wait(mut self) -> Result<T, Error> {
         let answer = self.session()?.wait_for_welcome()?;
         self.finish(answer)
     }
 
-    /// The session, if it is this process's and there is still something to wait for.
+    /// Returns the session, if this process has begun it and the object is not open yet.
     fn session(&mut self) -> Result<&mut Session, Error> {
         match &mut self.begun {
             Some(begun) if begun.session.is_own() => Ok(&mut begun.session),
-            Some(_) => Err(misuse("opening what the parent of this process has begun to open")),
-            None => Err(misuse("opening what is open already")),
+            Some(_) => Err(misuse("using an opening that the parent of this process has begun")),
+            None => Err(misuse("using an opening whose result was returned already")),
         }
     }
 
     fn finish(&mut self, answer: Packet) -> Result<T, Error> {
         let Some(Begun { session, finish }) = self.begun.take() else {
-            return Err(misuse("opening what is open already"));
+            return Err(misuse("using an opening whose result was returned already"));
         };
         finish(session, answer)
     }

@@ -1,4 +1,4 @@
-//! Waking the other side of a ring.
+//! Waking the peer at the other side of a ring.
 
 use crate::channel::{Counters, Shared};
 use ginnel_layout::board::{self, Place};
@@ -7,13 +7,13 @@ use ginnel_ring::wait::notified_at;
 use ginnel_shmem::Mapping;
 use std::sync::Arc;
 
-/// How one half of a channel wakes the other side of its ring.
+/// The means by which one half of a channel wakes the peer at the other side of its ring.
 pub(crate) struct PeerBell {
     pub shared: Arc<Shared>,
     ring: Mapping,
-    /// The other side's wake word.
+    /// Offset of the peer's wake word in the ring.
     armed: usize,
-    /// The lane by way of which it was woken last.
+    /// The lane of the peer's readiness board that was used last, with its offset in the segment.
     lane: Option<(u64, Mapping)>,
     poster: Poster,
 }
@@ -23,8 +23,8 @@ impl PeerBell {
         Self { shared, ring, armed, lane: None, poster: Poster::default() }
     }
 
-    /// Wakes the other side, whose wake word was found armed: by way of its board if it says so, and its doorbell only if it
-    /// sleeps there, too.
+    /// Wakes the peer, whose wake word was found armed: marks its readiness board if the peer has named one, and rings
+    /// its doorbell only if the peer sleeps there as well.
     pub fn wake(&mut self, counters: &mut Counters) {
         let place = notified_at(&self.ring, self.armed);
         if let Some(lane) = self.lane(place)
@@ -36,7 +36,7 @@ impl PeerBell {
         self.shared.doorbell.ring();
     }
 
-    /// The lane that the peer has named, if it can be one.
+    /// Returns the lane that the peer has named, if it is a valid one.
     fn lane(&mut self, place: Place) -> Option<Mapping> {
         if place == Place::NONE {
             return None;

@@ -1,10 +1,10 @@
-//! Waiting for tens of thousands of halves of channels with one thread.
+//! Ready sets, with which one thread waits for tens of thousands of halves of channels.
 //!
-//! Each half in a set has a slot on a readiness board ([`ginnel_layout::board`]). A half that has said [`Error::WouldBlock`]
-//! rests: first it is *hot*, which means that the set looks at its ring directly, because whoever was busy a moment ago will be
-//! again. When more than a few are hot, or the set goes to sleep, the longest-resting ones fall *asleep*: their ring's wake
-//! word is armed, and the peer sets their bit on the board. So idle halves cost nothing, and busy ones no more than if they were
-//! alone.
+//! Each half in a set has a slot on a readiness board ([`ginnel_layout::board`]). A half whose operation has returned
+//! [`Error::WouldBlock`] *rests*. At first it is *hot*: the set looks at its ring directly, because a half that was
+//! busy a moment ago will probably be busy again. When more than a few halves are hot, or the set goes to sleep, the
+//! longest-resting ones fall *asleep*: the wake word of their ring is armed, and the peer sets their bit on the board.
+//! So idle halves cost nothing, and busy ones cost no more than a half on its own.
 
 use crate::doorbell::{BorrowedEvent, private_event};
 use crate::error::Error;
@@ -22,24 +22,25 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Halves at whose rings the set looks directly.
+/// The most hot halves, at whose rings the set looks directly.
 const HOT: usize = 8;
-/// Calls of [`ReadySet::wait`] that find something without the kernel, until the kernel is asked for watched descriptors.
+/// How many calls of [`ReadySet::wait`] may find something without the kernel before the kernel is asked about watched
+/// descriptors.
 const TURNS: u32 = 64;
-/// How often a set that polls asks the kernel for watched descriptors.
+/// How often a set in poll mode asks the kernel about watched descriptors.
 const ASK: Duration = Duration::from_micros(50);
-/// Naps where an endpoint has no interrupts.
+/// Length of a nap if an endpoint has no interrupts.
 const NAP: Duration = Duration::from_micros(500);
-/// Events that one system call takes.
+/// The most events that one system call returns.
 const EVENTS: usize = 64;
-/// What an event of the epoll is about: a doorbell; else a watched descriptor.
+/// The epoll data of a doorbell's event; that of a watched descriptor is its number.
 const BELL: u64 = u64::MAX;
 
-/// Many halves of channels, listeners and other descriptors, for which one thread waits.
+/// A set of many halves of channels, listeners and other descriptors for which one thread waits.
 ///
-/// A half is added with its `register` method, under a key that the program chooses. Keys are reported like edges: once at the
-/// beginning, then once after each [`Error::WouldBlock`] as soon as another try is worth it. So a program works on a key's half
-/// until it says [`Error::WouldBlock`].
+/// A half is added with its `register` method, under a key that the program chooses. Keys are reported like edges of an
+/// edge-triggered epoll: once at the beginning, and then once after each [`Error::WouldBlock`], as soon as another
+/// attempt is worthwhile. So a program must use the half of a reported key until it returns [`Error::WouldBlock`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), ginnel::Error> {
@@ -70,8 +71,8 @@ const BELL: u64 = u64::MAX;
 /// # }
 /// ```
 ///
-/// A set belongs to the process that has made it (see [after `fork`](crate#after-fork)). It uses one file descriptor for its
-/// epoll and one for itself, however many halves it has.
+/// A set belongs to the process that created it (see [after `fork`](crate#after-fork)). It uses two file descriptors,
+/// an epoll and an eventfd, however many halves it has.
 pub struct ReadySet {
     core: Arc<Core>,
     mode: WaitMode,
@@ -81,10 +82,10 @@ pub struct ReadySet {
     armed: bool,
 }
 
-/// What a set and its halves share.
+/// The state that a set and its halves share.
 struct Core {
     epoll: OwnedFd,
-    /// Makes the epoll readable, for a half that rests while the set sleeps.
+    /// An eventfd that makes the epoll readable, for a half that rests while the set sleeps.
     nudge: OwnedFd,
     state: Mutex<State>,
     opener: Arc<Opener>,
@@ -93,32 +94,32 @@ struct Core {
 #[derive(Default)]
 struct State {
     lanes: Vec<Slots>,
-    /// Counts the lanes that there ever were.
+    /// The number of lanes that have existed so far.
     next: u64,
-    /// Hot halves, the longest-resting first, and where to look for each.
+    /// Hot halves, the longest-resting first, each with the place to look at.
     hot: VecDeque<(Arc<Half>, Look<Mapping>)>,
-    /// Keys that are to be reported.
+    /// Keys to be reported by the next wait.
     due: Vec<u64>,
-    /// The set sleeps, or is about to: nothing may become hot.
+    /// The set sleeps or is about to, so no half may become hot.
     asleep: bool,
-    /// Doorbells that the epoll has, and whose they are.
+    /// The doorbells that the epoll watches, with the endpoints to which they belong.
     events: Vec<(Weak<Inner>, BorrowedEvent)>,
-    /// An endpoint has no interrupts.
+    /// An endpoint has no interrupts, so the set must wake up at intervals.
     naps: bool,
 }
 
-/// A lane, and which key each of its slots has.
+/// A lane of a readiness board, with the key of each of its slots.
 struct Slots {
-    /// Tells it from others that were here.
+    /// Distinguishes this lane from others that were at the same place.
     id: u64,
-    /// Lives as long as it has a half here.
+    /// The endpoint, which lives as long as it has a half here.
     endpoint: Weak<Inner>,
-    /// Its offset in the segment.
+    /// Offset of the lane in the segment.
     at: u64,
     lane: Lane<Mapping>,
     keys: Vec<Option<u64>>,
     free: Vec<usize>,
-    /// All were told that the memory has gone away.
+    /// All halves were reported because the memory is gone.
     ended: bool,
 }
 
@@ -128,19 +129,19 @@ struct Half {
     rest: Mutex<Rest>,
 }
 
-/// What a half does.
+/// The state of a half in a set.
 enum Rest {
-    /// It works, or has not been tried yet.
+    /// It is being used, or has not been used yet.
     Awake,
-    /// The set looks at its ring.
+    /// It rests, and the set looks at its ring.
     Hot(Watch<Mapping>),
-    /// Its ring is armed.
+    /// It rests, and its ring's wake word is armed.
     Asleep(Watch<Mapping>),
     /// Its key was reported, or is about to be.
     Told(Watch<Mapping>),
 }
 
-/// What a half holds of its set. Dropped, it is in none.
+/// The membership of a half in a set. Dropping it removes the half from the set.
 pub(crate) struct Membership {
     core: Arc<Core>,
     half: Arc<Half>,
@@ -150,12 +151,17 @@ pub(crate) struct Membership {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked while it held a lock left nothing half done that matters: at worst a needless try.
+    // A thread that panicked while it held a lock has left no harmful half-done work: at worst there is a needless
+    // attempt.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ReadySet {
-    /// An empty set.
+    /// Creates an empty set. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if a descriptor cannot be created.
     pub fn new() -> Result<Self, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
         let nudge = private_event().map_err(Error::system("making an eventfd"))?;
@@ -171,18 +177,22 @@ impl ReadySet {
         })
     }
 
-    /// How [`ReadySet::wait`] waits. The default is adaptive.
+    /// Sets how [`ReadySet::wait`] waits. The default is adaptive.
     pub fn set_mode(&mut self, mode: WaitMode) {
         self.mode = mode;
     }
 
-    /// Reports `key` as long as the descriptor is readable: a listener, a socket, a timer. A descriptor is watched until
-    /// [`ReadySet::unwatch`], or until it is closed.
+    /// Reports `key` as long as the descriptor is readable. It may be a listener, a socket or a timer, for example. The
+    /// descriptor is watched until [`ReadySet::unwatch`] is called or it is closed. Watching it again changes its key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if the descriptor cannot be watched.
     pub fn watch(&mut self, fd: impl AsFd, key: u64) -> Result<(), Error> {
         let fd = fd.as_fd();
         let data = epoll::EventData::new_u64(fd.as_raw_fd() as u64);
         let added = match epoll::add(&self.core.epoll, fd, data, epoll::EventFlags::IN) {
-            // Only its key changes.
+            // The descriptor is watched already, and only its key changes.
             Err(Errno::EXIST) => Ok(()),
             added => added,
         };
@@ -191,15 +201,24 @@ impl ReadySet {
         Ok(())
     }
 
-    /// Reports a descriptor no more.
+    /// Stops watching a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if the descriptor is not watched.
     pub fn unwatch(&mut self, fd: impl AsFd) -> Result<(), Error> {
         let fd = fd.as_fd();
         self.watched.remove(&fd.as_raw_fd());
-        epoll::delete(&self.core.epoll, fd).map_err(Error::system("watching a descriptor no more"))
+        epoll::delete(&self.core.epoll, fd).map_err(Error::system("removing a descriptor from an epoll"))
     }
 
-    /// Waits until there is something to do, and puts the keys of all that are worth a try in place of what is in `keys`, in no
-    /// order; none after the timeout. [`None`] waits for ever, and a timeout of zero only looks.
+    /// Waits until there is something to do, and replaces the contents of `keys` by the keys of all members that are
+    /// worth an attempt, in no particular order. After the timeout `keys` is empty. A timeout of [`None`] waits for
+    /// ever, and one of zero does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if a system call fails, or in the child of a fork whose parent lives.
     pub fn wait(&mut self, keys: &mut Vec<u64>, timeout: Option<Duration>) -> Result<(), Error> {
         keys.clear();
         self.disarm()?;
@@ -212,18 +231,18 @@ impl ReadySet {
         if only_looks || !keys.is_empty() {
             return Ok(());
         }
-        // A timeout beyond what the clock can say is none.
+        // A deadline that the clock cannot represent means no deadline.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let core = self.core.clone();
         let mode = self.mode;
         let mut sleep = Sleep { set: self, naps: lock(&core.state).naps };
         let mut any = Any { core: &core, keys };
-        // Polling never sleeps, so the kernel is asked for watched descriptors in between.
+        // Poll mode never sleeps, so ask the kernel about watched descriptors at intervals.
         let asks = mode == WaitMode::Poll && !sleep.set.watched.is_empty();
         loop {
             let ask_at = if asks { Instant::now().checked_add(ASK) } else { None };
             let until = [deadline, ask_at].into_iter().flatten().min();
-            // What was glanced at may turn out to be nothing.
+            // A glance may see something that turns out to be nothing.
             if wait::wait(&mut any, mode, &mut sleep, until).map_err(looking)? && any.ready() {
                 return Ok(());
             }
@@ -236,12 +255,19 @@ impl ReadySet {
         }
     }
 
-    /// Leaves everything armed for a program with an event loop of its own: the set's descriptor ([`AsFd`]) then becomes
-    /// readable when [`ReadySet::wait`] has something to report, or for no reason. True if there is something already.
-    /// Without interrupts in a VM ([`crate::Endpoint::has_interrupts`]) it never does, so such a program looks from time to time.
+    /// Arms the set for a program with an event loop of its own, and returns whether there is something to report
+    /// already. Does not wait.
+    ///
+    /// After that, the set's descriptor ([`AsFd`]) becomes readable when [`ReadySet::wait`] has something to report; it
+    /// may also become readable without need. In a VM without interrupts ([`crate::Endpoint::has_interrupts`]) it never
+    /// does, so the program must call [`ReadySet::wait`] at intervals.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if a system call fails, or in the child of a fork whose parent lives.
     pub fn arm(&mut self) -> Result<bool, Error> {
         self.disarm()?;
-        // Forgets the doorbells that have rung so far.
+        // Discards the rings of doorbells that have come so far.
         self.ask(Some(Duration::ZERO)).map_err(looking)?;
         self.core.sleep();
         let mut state = lock(&self.core.state);
@@ -253,7 +279,7 @@ impl ReadySet {
         Ok(there)
     }
 
-    /// Makes the set's descriptor readable once.
+    /// Makes the set's descriptor readable once. Never waits. Any thread may call it.
     pub fn nudge(&self) {
         self.core.nudge();
     }
@@ -261,19 +287,19 @@ impl ReadySet {
     fn disarm(&mut self) -> Result<(), Error> {
         if !self.core.opener.is_here_or_succeeded() {
             return Err(Error::System {
-                what: "waiting with a set of the process that has called fork, which still lives",
+                what: "waiting with a set that belongs to the parent of this process, which still lives",
                 source: io::ErrorKind::PermissionDenied.into(),
             });
         }
         if std::mem::take(&mut self.armed) {
             lock(&self.core.state).wake();
-            // What fired meanwhile.
+            // Makes the next wait ask the kernel for what has become ready meanwhile.
             self.turns = TURNS;
         }
         Ok(())
     }
 
-    /// Asks the kernel for doorbells and watched descriptors.
+    /// Asks the kernel about doorbells and watched descriptors.
     fn ask(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.turns = 0;
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
@@ -288,13 +314,13 @@ impl ReadySet {
         Ok(())
     }
 
-    /// Makes a half a member. Asks the daemon if a board is needed.
+    /// Makes a half a member of the set. Asks the daemon if another board is needed.
     pub(crate) fn enter(&self, endpoint: &Arc<Inner>, key: u64) -> Result<Membership, Error> {
         let mut state = lock(&self.core.state);
         let found = match state.vacant_slot(endpoint, key) {
             Some(found) => found,
             None => {
-                // The set can go on while the daemon is asked.
+                // Other threads can use the set while the daemon is asked.
                 drop(state);
                 let at = endpoint.take_lane()?;
                 state = lock(&self.core.state);
@@ -321,7 +347,7 @@ impl AsFd for ReadySet {
 }
 
 impl Core {
-    /// From now on nothing is hot, and the lanes are armed. The caller looks once more before it sleeps.
+    /// Lets all hot halves fall asleep and arms the lanes. The caller looks once more before it sleeps.
     fn sleep(&self) {
         let mut state = lock(&self.state);
         state.asleep = true;
@@ -332,14 +358,14 @@ impl Core {
     }
 
     fn nudge(&self) {
-        // Its counter cannot be full, as nobody else has it.
+        // The counter cannot be full, because no other process has the eventfd.
         let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
     }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // In a fork's child they are the parent's.
+        // In the child of a fork the lanes belong to the parent.
         if self.opener.is_here_or_succeeded() {
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
             for mut slots in state.lanes.drain(..) {
@@ -353,7 +379,7 @@ impl Drop for Core {
 }
 
 impl State {
-    /// Takes all that there is to report.
+    /// Takes all keys that are to be reported.
     fn collect(&mut self, keys: &mut Vec<u64>) {
         keys.append(&mut self.due);
         self.hot.retain(|(half, look)| {
@@ -377,7 +403,8 @@ impl State {
         }
     }
 
-    /// Whether there is something to report. May overlook nothing.
+    /// Returns whether there is something to report. It may return true without need, but never false when there is
+    /// something.
     fn has_any(&self) -> bool {
         !self.due.is_empty() || self.glance()
     }
@@ -387,7 +414,7 @@ impl State {
             || self.hot.iter().any(|(_, look)| look.has_changed())
     }
 
-    /// A hot half is looked at no more: its ring is armed, or its key is due.
+    /// Stops looking at a hot half: its ring is armed, or its key becomes due.
     fn put_to_sleep(&mut self, half: &Half) {
         if !half.fall_asleep() {
             self.due.push(half.key);
@@ -400,9 +427,9 @@ impl State {
         lanes.find_map(|slots| slots.take(key).map(|slot| (slots.id, slot, Place::new(slots.at, slot))))
     }
 
-    /// Another lane of an endpoint.
+    /// Adds a lane of an endpoint.
     fn add_lane(&mut self, epoll: &OwnedFd, endpoint: &Arc<Inner>, at: u64) -> Result<(), Error> {
-        // Those of endpoints that have ended are of no more use.
+        // Lanes of endpoints that have ended are useless.
         self.lanes.retain(|slots| slots.endpoint.strong_count() > 0);
         self.events
             .retain(|(endpoint, event)| endpoint.strong_count() > 0 || epoll::delete(epoll, event).is_err());
@@ -427,13 +454,13 @@ impl State {
         Ok(())
     }
 
-    /// The set is awake.
+    /// Wakes the set.
     fn wake(&mut self) {
         self.asleep = false;
         self.lanes.iter_mut().for_each(|slots| slots.lane.disarm());
     }
 
-    /// The doorbell of an endpoint wakes the set.
+    /// Lets the doorbell of an endpoint wake the set.
     fn watch_doorbell(&mut self, epoll: &OwnedFd, endpoint: &Arc<Inner>) -> Result<(), Error> {
         match &endpoint.event {
             None => self.naps = true,
@@ -449,7 +476,8 @@ impl State {
 }
 
 impl Half {
-    /// Arms its ring, if it is hot. False if something has come: then it does not rest any more.
+    /// Arms the half's ring if the half is hot. Returns false if something has come meanwhile; then the half does not
+    /// rest.
     fn fall_asleep(&self) -> bool {
         let mut rest = lock(&self.rest);
         let Rest::Hot(watch) = &mut *rest else { return true };
@@ -465,7 +493,7 @@ impl Half {
 }
 
 impl Slots {
-    /// Whether the memory has gone away and those who rest do not know it yet.
+    /// Returns whether the memory is gone and the resting halves have not been reported yet.
     fn has_ended(&self) -> bool {
         !self.ended && self.lane.is_broken()
     }
@@ -485,7 +513,7 @@ impl Slots {
 }
 
 impl Rest {
-    /// Goes on resting in another way.
+    /// Changes the state of a resting half.
     fn becomes(&mut self, how: impl FnOnce(Watch<Mapping>) -> Self) {
         if let Some(watch) = self.take() {
             *self = how(watch);
@@ -501,12 +529,13 @@ impl Rest {
 }
 
 impl Membership {
-    /// Where the half's peer says that there is something.
+    /// Returns the place at which the half's peer marks that there is something.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// The half has said that it would have to wait, and rests. False if something has come meanwhile: then it does not.
+    /// Lets the half rest after an operation would have had to wait. Returns false if something has come meanwhile;
+    /// then the half does not rest.
     pub fn rest(&self, watch: Watch<Mapping>) -> bool {
         let mut state = lock(&self.core.state);
         let look = watch.look.clone();
@@ -514,7 +543,7 @@ impl Membership {
         if state.asleep {
             return self.half.fall_asleep();
         }
-        // It may have rested before, and been woken by its owner.
+        // The half may have rested before, and have been woken by its owner.
         state.hot.retain(|(half, _)| !Arc::ptr_eq(half, &self.half));
         if state.hot.len() == HOT
             && let Some((oldest, _)) = state.hot.pop_front()
@@ -525,7 +554,7 @@ impl Membership {
         true
     }
 
-    /// The half works again. Returns what it had given for its rest.
+    /// Wakes the half. Returns the watch that it gave when it began to rest.
     pub fn wake(&self) -> Option<Watch<Mapping>> {
         let mut rest = lock(&self.half.rest);
         if let Rest::Asleep(watch) = &mut *rest {
@@ -546,7 +575,7 @@ impl Drop for Membership {
     }
 }
 
-/// All that a set waits for, as one thing.
+/// Everything that a set waits for, as one [`Waitable`].
 struct Any<'s> {
     core: &'s Core,
     keys: &'s mut Vec<u64>,

@@ -1,18 +1,19 @@
-//! A session with the daemon: many requests under way at once, over one connection after the other.
+//! A session with the daemon: many requests may be under way at once, over one connection after another.
 //!
-//! A request is sent at once, or as soon as the socket has room, and its answer is found by its number. Whoever has asked
-//! waits for that with [`Session::request`], or looks for it now and then ([`Session::ask`], [`Session::answer`]); nobody waits
-//! for the answer to what the daemon is only told ([`Session::tell`]). What is not answered when the connection ends is sent again over the next one, in the same order,
-//! so every request must be one that may be repeated. A daemon that is slow costs waiting, never the connection.
+//! A request is sent at once, or as soon as the socket has room. Its answer is recognised by its number. The caller
+//! waits for the answer with [`Session::request`], or sends the request with [`Session::ask`] and polls for the answer
+//! with [`Session::answer`]. With [`Session::tell`] nobody waits for an answer. Requests that have no answer when the
+//! connection ends are sent again over the next one, in the same order, so every request must be repeatable. A slow
+//! daemon makes callers wait, but never ends the connection.
 //!
-//! Nothing is done in the background. [`Session::look`] does what can be done without waiting: it connects, sends, receives.
-//! Every other call does the same, and [`Session::fd`] is readable when it is worth a call. The lock is never held while a
-//! thread waits, so that no call waits for another thread's request.
+//! Nothing happens in the background. [`Session::look`] does what is possible without waiting: it connects, sends and
+//! receives. Every other call does the same, and [`Session::fd`] is readable when a call is worthwhile. No thread holds
+//! the lock while it waits, so that no call waits for another thread's request.
 
-use crate::books::EndpointBooks;
 use crate::connection::{Connection, Packet, protocol, wait_any};
 use crate::descriptor::kept;
 use crate::doorbell::private_event;
+use crate::endpoint_state::EndpointState;
 use crate::error::Error;
 use crate::fork::Process;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
@@ -29,21 +30,21 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Between two tries to reach a daemon: from the first to the last, doubling.
+/// Shortest and longest pause between two attempts to reach a daemon; each is twice as long as the one before.
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(5);
 pub(crate) const LAST_RETRY: Duration = Duration::from_millis(200);
-/// Until a request is repeated that the daemon could not serve just now.
+/// The pause before a request is repeated that the daemon could not serve at the moment.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Requests that are sent before the answer to the first has come. A daemon gives up a client that does not read.
+/// The most requests that are sent before the first is answered. A daemon disconnects a client that does not read.
 const WINDOW: usize = 128;
-/// Packets that one look takes in. More make the session readable again.
+/// The most packets that one call takes in. If there are more, the session stays readable.
 const TURN: usize = 512;
 
 /// Numbers of the first two requests of a connection; no others have them.
 const HELLO: u32 = u32::MAX - 1;
 const ATTACH: u32 = u32::MAX;
 
-/// Why there is no session just now.
+/// The reason why there is no session at the moment.
 #[derive(Clone, Debug)]
 enum Reason {
     Lost(Errno),
@@ -52,7 +53,7 @@ enum Reason {
 }
 
 impl Reason {
-    /// What a restart of the daemon looks like.
+    /// Returns whether the reason looks like a restart of the daemon.
     fn is_passing(&self) -> bool {
         match self {
             Self::Lost(errno) => {
@@ -72,30 +73,30 @@ impl Reason {
     }
 }
 
-/// How far a request is.
+/// The progress of a request.
 enum Progress {
-    /// Somebody waits for the answer, which may come in several packets.
+    /// A caller waits for the answer, which may come in several packets.
     Asked(Vec<Packet>),
     Answered(Vec<Packet>),
     Failed(Reason),
-    /// Nobody waits for the answer, which goes to the books.
+    /// Nobody waits for the answer, which goes to the endpoint's state.
     Told,
-    /// Nobody waits any more. If it is granted after all, it is undone.
+    /// Nobody waits any more. If the request is granted after all, the grant is undone.
     Abandoned,
 }
 
 struct Request {
-    /// In the order of asking.
+    /// Position in the order of asking.
     serial: u64,
     kind: Kind,
     body: Vec<u8>,
-    /// Over this connection.
+    /// Whether it was sent over the current connection.
     sent: bool,
-    /// Over any: a daemon may know of it.
+    /// Whether it was sent over any connection, so that a daemon may know of it.
     was_sent: bool,
-    /// The daemon has said that it cannot serve it just now.
+    /// The daemon's last answer, if that said that it cannot serve the request at the moment.
     put_off: Option<Packet>,
-    /// Who has asked does not wait in [`Session::request`], which need not be woken then.
+    /// The caller polls for the answer instead of waiting in [`Session::request`], so it need not be woken.
     polled: bool,
     progress: Progress,
 }
@@ -105,7 +106,8 @@ impl Request {
         !matches!(self.progress, Progress::Answered(_) | Progress::Failed(_))
     }
 
-    /// An administrator's order is not repeated: it may have been carried out.
+    /// Whether the request may be sent again. An administrator's request may not, because the daemon may have executed
+    /// it.
     fn may_be_repeated(&self) -> bool {
         self.kind != Kind::ADMIN
     }
@@ -113,24 +115,24 @@ impl Request {
 
 pub(crate) struct Session {
     path: PathBuf,
-    /// How to attach, or to come back; none for a session without an endpoint.
+    /// The request to attach, or to come back as the same endpoint; `None` for a session without an endpoint.
     attach: Option<wire::Attach>,
     /// The daemon has said which endpoint this is.
     is_known: bool,
     /// How long a request waits while there is no daemon that can serve it.
     patience: Duration,
     process: Process,
-    /// Made at the first need, under the lock: who only looks now and then needs no descriptors for it.
+    /// Created at the first need, under the lock. A caller that only polls needs no descriptors for it.
     alarm: OnceLock<Alarm>,
     state: Mutex<State>,
 }
 
-/// What is slept on until the session has something to do.
+/// The descriptors on which a thread sleeps until the session has something to do.
 struct Alarm {
-    /// Readable when there is something to do: the socket, and the timer.
+    /// Readable when there is something to do: it watches the socket and the timer.
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// Readable as long as answers have not been taken by those who asked.
+    /// Readable as long as there are answers that waiting callers have not taken.
     answers: OwnedFd,
 }
 
@@ -147,12 +149,12 @@ impl Alarm {
         Ok(Self { epoll, timer, answers })
     }
 
-    /// Goes off when the daemon's socket has packets; if that is full, when it has room too.
+    /// Watches the daemon's socket for packets and, if it is full, also for room.
     fn watch(&self, connection: &Connection, full: bool) -> Result<(), Errno> {
         epoll::add(&self.epoll, connection, epoll::EventData::new_u64(0), events(full))
     }
 
-    /// The same for a socket that it watches.
+    /// Changes what is watched for on a socket that is watched already.
     fn watch_again(&self, connection: &Connection, full: bool) -> Result<(), Errno> {
         epoll::modify(&self.epoll, connection, epoll::EventData::new_u64(0), events(full))
     }
@@ -174,48 +176,49 @@ fn events(full: bool) -> epoll::EventFlags {
 }
 
 struct State {
-    books: EndpointBooks,
+    endpoint_state: EndpointState,
     connection: Option<Connection>,
-    /// Greeted and attached over this connection.
+    /// Whether this connection has been greeted, and attached if there is an endpoint.
     ready: bool,
-    /// The answer to the last greeting.
+    /// The daemon's answer to the last greeting or request to attach.
     welcome: Option<Packet>,
-    /// Why the last connection ended, or did not come about.
+    /// The reason why the last connection ended, or failed to open.
     reason: Reason,
     requests: HashMap<u32, Request>,
     asked: u64,
-    /// Numbers of requests that are not sent.
+    /// Numbers of requests that are still to be sent.
     outbox: VecDeque<u32>,
-    /// Requests that are sent over this connection and not answered.
+    /// Number of requests that were sent over this connection and are not answered.
     in_flight: usize,
     /// The socket has no room.
     full: bool,
-    /// Answers that have not been taken.
+    /// Number of answers that waiting callers have not taken.
     untaken: usize,
-    /// That is what [`Alarm::answers`] says.
+    /// Whether [`Alarm::answers`] is readable.
     shown: bool,
     pause: Duration,
     /// When to connect again; `None` while connected.
     retry_at: Option<Instant>,
-    /// Requests that are repeated, and when.
+    /// Requests to be repeated at `later_at`.
     later: Vec<u32>,
     later_at: Option<Instant>,
-    /// What the timer is set to.
+    /// The time to which the timer is set.
     timer_for: Option<Instant>,
-    /// A parent's connection. It is open until this process has one of its own, so that the endpoint has an owner.
+    /// A parent's connection. It stays open until this process has a connection of its own, so that the endpoint always
+    /// has an owner.
     inherited: Option<Connection>,
 }
 
 impl Session {
-    /// Begins a session without an endpoint, or with that which `attach` describes: connects and greets, as far as
-    /// that goes without waiting. [`Session::welcome`] says when the daemon has answered.
+    /// Begins a session, with the endpoint that `attach` describes or without an endpoint: connects and greets, as far
+    /// as that is possible without waiting. [`Session::welcome`] says when the daemon has answered.
     pub fn open(path: &Path, attach: Option<wire::Attach>, patience: Duration) -> Result<Self, Error> {
-        let session = Self::new(path, attach, patience, EndpointBooks::default(), None);
+        let session = Self::new(path, attach, patience, EndpointState::default(), None);
         session.pump(&mut session.lock());
         Ok(session)
     }
 
-    /// Makes a session without an endpoint one with that which `attach` describes, over the connection that there is.
+    /// Asks to attach a session without an endpoint as `attach` describes, over the existing connection.
     /// [`Session::welcome`] says when the daemon has answered. Never waits.
     pub fn attach(&mut self, attach: wire::Attach, patience: Duration) {
         (self.attach, self.patience) = (Some(attach), patience);
@@ -224,15 +227,16 @@ impl Session {
         let said = state.connection.as_ref().map(|to| to.send(Kind::ATTACH, ATTACH, attach.as_bytes()));
         match said {
             Some(Ok(())) => state.ready = false,
-            // Over a new connection then, like each of the next ones.
+            // The request to attach goes out over a new connection then, as over each later one.
             Some(Err(errno)) => self.lost(&mut state, Reason::Lost(errno)),
             None => {}
         }
         self.pump(&mut state);
     }
 
-    /// The daemon's answer to the greeting, or to the wish to attach; none if it has not come yet. Never waits. An error if there
-    /// is no daemon, unless it looks as if one were being restarted, or if it refuses.
+    /// Returns the daemon's answer to the greeting, or to the request to attach; `None` if it has not come yet. Never
+    /// waits. It is an error if the daemon refuses, or if there is no daemon and it does not look as if one were being
+    /// restarted.
     pub fn welcome(&mut self) -> Result<Option<Packet>, Error> {
         let mut state = self.lock();
         self.pump(&mut state);
@@ -245,7 +249,7 @@ impl Session {
         Ok(Some(packet))
     }
 
-    /// Waits for [`Session::welcome`], at most for the session's patience.
+    /// Waits for [`Session::welcome`], for at most the session's patience.
     pub fn wait_for_welcome(&mut self) -> Result<Packet, Error> {
         let deadline = Instant::now() + self.patience;
         loop {
@@ -268,11 +272,11 @@ impl Session {
         path: &Path,
         attach: Option<wire::Attach>,
         patience: Duration,
-        books: EndpointBooks,
+        endpoint_state: EndpointState,
         inherited: Option<Connection>,
     ) -> Self {
         let state = State {
-            books,
+            endpoint_state,
             connection: None,
             ready: false,
             welcome: None,
@@ -296,7 +300,7 @@ impl Session {
         Self { path, attach, is_known: false, patience, process, alarm, state }
     }
 
-    /// Keeps what it needs to come back as the same endpoint.
+    /// Remembers what is needed to come back as the same endpoint.
     fn learn(&mut self, welcome: &Packet) -> Result<(), Error> {
         if let Some(attach) = &mut self.attach {
             let attached: wire::Attached = wire::body(&welcome.body)
@@ -312,23 +316,27 @@ impl Session {
         Ok(())
     }
 
-    /// The session of a child of the process that has this one: of the same endpoint, over a connection of its own.
+    /// Makes the session of a child of the process that has this one: of the same endpoint, over a connection of its
+    /// own.
     pub fn inherit(&self) -> Result<Self, Infallible> {
-        let (mut books, mut connection) = (EndpointBooks::default(), None);
-        // Another thread of the parent may have held the lock during the fork, and is not here to give it back.
+        let (mut endpoint_state, mut connection) = (EndpointState::default(), None);
+        // Another thread of the parent may have held the lock during the fork, and does not exist here to release it.
         match self.state.try_lock() {
-            Ok(mut state) => (books, connection) = (state.books.inherited(), state.connection.take()),
+            Ok(mut state) => {
+                (endpoint_state, connection) = (state.endpoint_state.inherited(), state.connection.take())
+            }
             Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
         }
-        let mut session = Self::new(&self.path, self.attach, self.patience, books, connection);
+        let mut session = Self::new(&self.path, self.attach, self.patience, endpoint_state, connection);
         session.is_known = self.is_known;
         Ok(session)
     }
 
-    /// Asks, and waits for the answer until `deadline`; while there is no daemon that can serve it, no longer than the
-    /// session's patience. All its packets; at least one.
+    /// Sends a request and waits for the answer until `deadline`. While there is no daemon that can serve the request,
+    /// waits for at most the session's patience. Returns all packets of the answer, at least one.
     ///
-    /// After a timeout the request stays under way if it may have made something; that is undone when it is answered.
+    /// After a timeout the request stays under way if it may have created something; that is undone when the answer
+    /// comes.
     pub fn request(&self, kind: Kind, body: &[u8], deadline: Instant) -> Result<Vec<Packet>, Error> {
         let patient_until = Instant::now() + self.patience;
         let mut state = self.lock();
@@ -350,9 +358,9 @@ impl Session {
         }
     }
 
-    /// Asks without waiting: [`Session::answer`] says what the daemon has answered to the request of this number. As long as
-    /// there is no daemon the request waits to be sent. [`Session::fd`] is readable when an answer may have come, unless another
-    /// call has received it.
+    /// Sends a request without waiting and returns its number, with which [`Session::answer`] returns the daemon's
+    /// answer. As long as there is no daemon, the request waits to be sent. [`Session::fd`] is readable when an answer
+    /// may have come, unless another call has received it.
     pub fn ask(&self, kind: Kind, body: &[u8]) -> u32 {
         let mut state = self.lock();
         let number = state.ask(kind, body, true);
@@ -360,7 +368,7 @@ impl Session {
         number
     }
 
-    /// The answer to a request, once. Never waits. An error too if this process has not made the request.
+    /// Takes the answer to a request. Never waits. Returns an error for a request that this process has not made.
     pub fn answer(&self, number: u32) -> Option<Result<Vec<Packet>, Error>> {
         self.take(&mut self.lock(), number)
     }
@@ -388,7 +396,7 @@ impl Session {
         }
     }
 
-    /// Nobody asks for the answer to a request any more. If it makes something, or has, that is undone.
+    /// Abandons a request. If it creates something, or has already done so, that is undone.
     pub fn give_up(&self, number: u32) {
         let mut state = self.lock();
         if state.requests.get(&number).is_some_and(Request::is_under_way) {
@@ -397,7 +405,9 @@ impl Session {
             state.untaken -= usize::from(!request.polled);
             if let Progress::Answered(packets) = &request.progress {
                 let state = &mut *state;
-                packets.iter().for_each(|packet| state.books.unclaimed(request.kind, &request.body, packet));
+                packets
+                    .iter()
+                    .for_each(|packet| state.endpoint_state.unclaimed(request.kind, &request.body, packet));
             }
             if state.tell_notes() {
                 self.pump(&mut state);
@@ -405,14 +415,14 @@ impl Session {
         }
     }
 
-    /// Tells the daemon something, now or as soon as that can be. Never waits.
+    /// Tells the daemon something, now or as soon as possible. Never waits.
     pub fn tell(&self, kind: Kind, body: &[u8]) {
         let mut state = self.lock();
         state.add(kind, body.to_vec(), Progress::Told);
         self.pump(&mut state);
     }
 
-    /// Does what there is to do. Never waits. An error is the daemon's refusal of this endpoint.
+    /// Does what is possible without waiting. An error means that the daemon refuses this endpoint.
     pub fn look(&self) -> Result<(), Error> {
         let mut state = self.lock();
         self.pump(&mut state);
@@ -425,37 +435,37 @@ impl Session {
         }
     }
 
-    /// Works on the books. Never waits.
-    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> R {
+    /// Calls `work` with the endpoint's state, and sends the messages that result. Never waits.
+    pub fn with_endpoint_state<R>(&self, work: impl FnOnce(&mut EndpointState) -> R) -> R {
         let mut state = self.lock();
-        let done = work(&mut state.books);
+        let done = work(&mut state.endpoint_state);
         if state.tell_notes() {
             self.pump(&mut state);
         }
         done
     }
 
-    /// The daemon's socket.
+    /// Returns the path of the daemon's socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether this process has begun it. The session of another one is to be inherited, not used.
+    /// Returns whether this process has begun the session. A child must inherit the session, not use it.
     pub fn is_own(&self) -> bool {
         self.process == Process::current()
     }
 
-    /// Readable when [`Session::look`] has something to do.
+    /// Returns a descriptor that is readable when [`Session::look`] has something to do.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
         Ok(self.alarm(&mut self.lock())?.epoll.as_fd())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked while it held the lock left nothing half done that matters: at worst a lost answer.
+        // A thread that panicked while it held the lock has left no harmful half-done work: at worst an answer is lost.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is slept on, and goes off if there is something to do already.
+    /// Returns the alarm; creates it if necessary, already readable if there is something to do.
     fn alarm(&self, state: &mut State) -> Result<&Alarm, Error> {
         if let Some(alarm) = self.alarm.get() {
             return Ok(alarm);
@@ -464,14 +474,14 @@ impl Session {
         if let Some(connection) = &state.connection {
             alarm.watch(connection, state.full).map_err(Error::system("watching the daemon's socket"))?;
         }
-        // Nobody else has made one meanwhile, because of the lock.
+        // The lock ensures that no other thread has created one meanwhile.
         let alarm = self.alarm.get_or_init(|| alarm);
         self.set_timer(state);
         self.show_answers(state);
         Ok(alarm)
     }
 
-    /// Connects if it is time, sends what waits, takes in what has come.
+    /// Connects if it is time to, sends waiting requests, and takes in packets.
     fn pump(&self, state: &mut State) {
         let now = Instant::now();
         if state.later_at.is_some_and(|at| now >= at) {
@@ -517,7 +527,7 @@ impl Session {
         }
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends waiting requests, as far as the socket takes them.
     fn flush(&self, state: &mut State) {
         let mut full = false;
         while state.in_flight < WINDOW {
@@ -536,7 +546,7 @@ impl Session {
                     full = true;
                     break;
                 }
-                // A packet that no socket takes.
+                // The packet is too long for any socket.
                 Err(Errno::MSGSIZE) => {
                     let number = *number;
                     state.outbox.pop_front();
@@ -548,7 +558,7 @@ impl Session {
         if full != state.full
             && let Some(connection) = &state.connection
         {
-            // Fails only for want of memory; then the next call sends what waits.
+            // This fails only if the kernel has no memory; then the next call sends what waits.
             let _ = self.alarm.get().map(|alarm| alarm.watch_again(connection, full));
             state.full = full;
         }
@@ -571,13 +581,13 @@ impl Session {
             ATTACH if packet.header.kind == Kind::ATTACHED => self.greeted(state, packet),
             ATTACH => self.refused(state, &packet),
             0 if packet.header.kind == Kind::ERROR => {
-                // Said before the end of the connection.
+                // The daemon reports the reason before it closes the connection.
                 if !state.ready {
                     self.refused(state, &packet);
                 }
             }
             0 => {
-                state.books.event(packet);
+                state.endpoint_state.event(packet);
                 state.tell_notes();
             }
             number => state.answered(number, packet),
@@ -590,7 +600,7 @@ impl Session {
         state.pause = FIRST_RETRY;
         state.inherited = None;
         state.welcome = Some(welcome);
-        // The first connection of an endpoint says later who it is.
+        // The first connection of an endpoint has no identity yet; `learn` lets children join over it.
         if self.is_known
             && let Some(connection) = &mut state.connection
         {
@@ -598,7 +608,7 @@ impl Session {
         }
     }
 
-    /// The daemon does not want us.
+    /// Handles the daemon's refusal of this session.
     fn refused(&self, state: &mut State, packet: &Packet) {
         let reason = match packet.refusal() {
             Some((code, text)) => Reason::Refused(code, text),
@@ -607,23 +617,23 @@ impl Session {
         self.lost(state, reason);
     }
 
-    /// There is no connection (any more).
+    /// Handles the end of the connection, or a failure to connect.
     fn lost(&self, state: &mut State, reason: Reason) {
         if let Some(connection) = state.connection.take() {
-            // A child of a fork may have it open, and an epoll holds on to the open file.
+            // A child of a fork may have the socket open, and an epoll keeps watching the open file.
             let _ = self.alarm.get().map(|alarm| alarm.unwatch(&connection));
         }
         let was_ready = std::mem::take(&mut state.ready);
         (state.in_flight, state.full) = (0, false);
         let now = Instant::now();
         match &reason {
-            // At once: the next daemon may be there.
+            // Retry at once: the next daemon may be there already.
             Reason::Lost(_) if was_ready => state.retry_at = Some(now),
             Reason::Lost(_) | Reason::Refused(ErrorCode::UNAVAILABLE, _) => {
                 state.retry_at = Some(now + state.pause);
                 state.pause = (state.pause * 2).min(LAST_RETRY);
             }
-            // Nothing changes by itself. Who asks next tries again.
+            // Nothing changes by itself. The next request tries again.
             Reason::Refused(..) | Reason::Protocol(_) => {
                 state.retry_at = Some(now + LAST_RETRY);
                 state.give_up(&reason);
@@ -643,7 +653,7 @@ impl Session {
 
     fn set_timer(&self, state: &mut State) {
         let Some(alarm) = self.alarm.get() else { return };
-        // Who is refused is not woken for another try.
+        // After a refusal, callers are not woken for another attempt.
         let waits = state.connection.is_none()
             && matches!(state.reason, Reason::Lost(_) | Reason::Refused(ErrorCode::UNAVAILABLE, _));
         let retry = if waits { state.retry_at } else { None };
@@ -654,16 +664,16 @@ impl Session {
         state.timer_for = next;
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = next.map_or(zero, |at| {
-            // All zeros would stop it.
+            // All zeros would stop the timer.
             let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
             Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 })
         });
-        // Setting it takes back that it is readable.
+        // Setting the timer also makes it unreadable.
         let once = Itimerspec { it_interval: zero, it_value: value };
         let _ = timerfd_settime(&alarm.timer, TimerfdTimerFlags::empty(), &once);
     }
 
-    /// Wakes those whose answers have come, as long as there are any.
+    /// Makes the answers' eventfd readable as long as there are answers for waiting callers.
     fn show_answers(&self, state: &mut State) {
         let Some(alarm) = self.alarm.get() else { return };
         let show = state.untaken > 0;
@@ -675,10 +685,10 @@ impl Session {
         }
     }
 
-    /// Says that this process is no owner any more, and what is still to be told. Never waits.
+    /// Sends what the daemon must still get, and tells it that this process is no longer an owner. Never waits.
     fn say_goodbye(&self, state: &mut State) {
         let Some(attach) = &self.attach else { return };
-        // Nobody reads the answers, so they need no room.
+        // Nobody reads the answers, so the window does not apply.
         state.in_flight = 0;
         if state.connection.is_some() {
             self.flush(state);
@@ -688,9 +698,10 @@ impl Session {
             return;
         }
         if !self.is_known {
-            return; // It has not become an endpoint as far as anybody knows.
+            return; // No process knows of an endpoint yet.
         }
-        // There is none, or it is full: a new one. If there is no daemon, the endpoint ends with this process.
+        // There is no connection, or its socket is full: open a new one. If there is no daemon, the endpoint ends with
+        // this process.
         let Ok(connection) = Connection::open(&self.path) else { return };
         let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
         let _ = connection
@@ -700,7 +711,7 @@ impl Session {
     }
 }
 
-/// Requests of these kinds make something that has to be undone if nobody takes it.
+/// Returns whether requests of this kind create something that must be undone if nobody takes it.
 fn makes_something(kind: Kind) -> bool {
     matches!(
         kind,
@@ -709,9 +720,9 @@ fn makes_something(kind: Kind) -> bool {
 }
 
 impl State {
-    /// A new request, whose answer somebody takes.
+    /// Adds a request whose answer a caller takes.
     fn ask(&mut self, kind: Kind, body: &[u8], polled: bool) -> u32 {
-        // Who asks a daemon that has refused before, lets it say so again.
+        // A daemon that has refused before is asked again, and may refuse again.
         if matches!(self.reason, Reason::Refused(..) | Reason::Protocol(_)) && self.connection.is_none() {
             self.retry_at = Some(Instant::now());
         }
@@ -722,7 +733,7 @@ impl State {
         number
     }
 
-    /// A new request.
+    /// Adds a request.
     fn add(&mut self, kind: Kind, body: Vec<u8>, progress: Progress) -> u32 {
         let number = loop {
             self.asked += 1;
@@ -747,18 +758,18 @@ impl State {
     }
 
     fn tell_notes(&mut self) -> bool {
-        let notes = self.books.notes();
-        let some = !notes.is_empty();
-        for (kind, body) in notes {
+        let notifications = self.endpoint_state.take_notifications();
+        let some = !notifications.is_empty();
+        for (kind, body) in notifications {
             self.add(kind, body, Progress::Told);
         }
         some
     }
 
-    /// Everything that is under way is to be sent over a new connection.
+    /// Queues all unanswered requests for a new connection.
     fn again(&mut self) {
         self.requests.retain(|_, request| match request.progress {
-            // It has made nothing.
+            // If it creates nothing, there is nothing to undo.
             Progress::Abandoned => makes_something(request.kind),
             _ => true,
         });
@@ -781,13 +792,13 @@ impl State {
 
     fn answered(&mut self, number: u32, packet: Packet) {
         let Some(request) = self.requests.get_mut(&number).filter(|request| request.sent) else { return };
-        // A page of a status ends with `PAGE`.
+        // A page of a status ends with a packet of kind `PAGE`.
         let more = packet.header.kind == Kind::TEXT
             && (packet.header.flags & Header::MORE != 0 || request.kind == Kind::INSPECT);
         if !more {
             self.in_flight = self.in_flight.saturating_sub(1);
         }
-        // Before `ATTACHED`, an error says no more than that.
+        // Before `ATTACHED`, an error only means that the endpoint is not attached yet.
         if packet.is_unavailable() || !self.ready {
             request.sent = false;
             request.put_off = Some(packet).filter(Packet::is_unavailable);
@@ -807,13 +818,13 @@ impl State {
             Progress::Told | Progress::Abandoned if more => {}
             Progress::Told => {
                 if let Some(request) = self.requests.remove(&number) {
-                    self.books.answered(request.kind, &request.body, packet);
+                    self.endpoint_state.answered(request.kind, &request.body, packet);
                     self.tell_notes();
                 }
             }
             Progress::Abandoned => {
                 if let Some(request) = self.requests.remove(&number) {
-                    self.books.unclaimed(request.kind, &request.body, &packet);
+                    self.endpoint_state.unclaimed(request.kind, &request.body, &packet);
                     self.tell_notes();
                 }
             }
@@ -832,8 +843,8 @@ impl State {
         }
     }
 
-    /// The daemon refuses this session: so it does everything that was asked. If it does not know the endpoint any more,
-    /// there is nothing to tell either.
+    /// Fails all waiting requests, because the daemon refuses this session. If the daemon does not know the endpoint
+    /// any more, drops the other requests too.
     fn give_up(&mut self, reason: &Reason) {
         let stale = matches!(reason, Reason::Refused(ErrorCode::STALE, _));
         let numbers: Vec<u32> = self.requests.keys().copied().collect();
@@ -845,12 +856,12 @@ impl State {
         }
     }
 
-    /// The result of a request, if there is one.
+    /// Takes the result of a request, if there is one.
     fn take(&mut self, number: u32) -> Option<Result<Vec<Packet>, Reason>> {
         if self.requests.get(&number).is_some_and(Request::is_under_way) {
             return None;
         }
-        // It is none of ours if this is the child of a fork, whose parent has asked.
+        // In the child of a fork, the parent's requests are not in this table.
         let Some(request) = self.requests.remove(&number) else {
             return Some(Err(Reason::Lost(Errno::NOTCONN)));
         };
@@ -864,7 +875,7 @@ impl State {
 }
 
 impl Drop for Session {
-    /// The session of another process is its own affair: here only the descriptors are closed.
+    /// A session of another process is not ended; only its descriptors are closed here.
     fn drop(&mut self) {
         if self.is_own() {
             self.say_goodbye(&mut self.lock());

@@ -1,6 +1,6 @@
-//! TCP connections that go on over a channel: how their two ends are found, and how they meet.
+//! TCP connections that continue over a channel: finding their two ends, and opening the channel between them.
 //!
-//! For libraries that carry other programs' connections. Nothing here waits, and nothing starts a thread.
+//! Meant for libraries that carry other programs' connections. Nothing here waits, and nothing starts a thread.
 
 use crate::channel::{ChannelInfo, Pipe, Shared};
 use crate::connection::{Connection, Packet, protocol};
@@ -22,68 +22,76 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Which end of a connection a socket is.
+/// The end of a TCP connection at which a socket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketEnd {
-    /// It has called `connect`, between these two times of CLOCK_MONOTONIC.
+    /// The socket has called `connect`, between these two times of CLOCK_MONOTONIC.
     Connector {
-        /// Right before the call.
+        /// Time immediately before the call.
         before: Duration,
-        /// Right after it.
+        /// Time immediately after the call.
         after: Duration,
     },
-    /// It was accepted.
+    /// The socket was accepted.
     Acceptor,
 }
 
-/// What has come of a report.
+/// The outcome of a reported connection.
 #[derive(Debug)]
 pub enum SocketEvent {
-    /// The other end has been found.
+    /// The daemon has found the other end.
     Matched {
-        /// The report's number.
+        /// The caller's number of the report.
         key: u64,
-        /// The segment in which the two meet.
+        /// Name of the segment in which the channel is to be opened.
         segment: String,
-        /// Where they do.
+        /// The name at which the two ends meet.
         meeting: Meeting,
     },
     /// The connection stays on TCP.
     Stays {
-        /// The report's number.
+        /// The caller's number of the report.
         key: u64,
-        /// Why.
+        /// The reason.
         reason: StaysReason,
     },
 }
 
-/// Where the two ends of a connection meet: a name that nobody else knows.
+/// The name at which the two ends of a connection open their channel. Only the two ends and the daemon know it.
 #[derive(Clone, Copy, Debug)]
 pub struct Meeting {
     name: Name,
 }
 
 impl Meeting {
-    /// Where they meet once more, for another channel of the same connection: each number is a place of its own, and nobody else knows
-    /// it either. [`Error::Name`] if the name gets too long.
+    /// Returns another meeting for another channel of the same connection. Each `number` gives a different name, which
+    /// nobody else knows either.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Name`] if the name becomes too long.
     pub fn again(&self, number: u32) -> Result<Self, Error> {
         Ok(Self { name: parse_name(&format!("{}.{number}", self.name.as_str()))? })
     }
 }
 
-/// A session with the daemon of this host or VM for reports of TCP connections. It belongs to the process that has begun it. When the
-/// daemon goes, so does the session, with all reports whose event has not come.
+/// A session with the daemon of this host or VM for reporting TCP connections. It belongs to the process that has begun
+/// it. It ends when the daemon ends, together with all reports that have no outcome yet.
 pub struct SocketSession {
     path: PathBuf,
     connection: Connection,
-    /// Whether the daemon takes reports, once it has said so.
+    /// Whether the daemon accepts reports; `None` until it has said so.
     supported: Option<bool>,
 }
 
 const HELLO: u32 = 1;
 
 impl SocketSession {
-    /// Begins a session with the daemon at `path`. [`Error::NoDaemon`] if there is none.
+    /// Begins a session with the daemon whose socket is `path`. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDaemon`] if there is no daemon.
     pub fn begin(path: &Path) -> Result<Self, Error> {
         let lost = |errno: Errno| Error::NoDaemon { path: path.into(), source: errno.into() };
         let connection = Connection::open(path).map_err(lost)?;
@@ -92,7 +100,11 @@ impl SocketSession {
         Ok(Self { path: path.into(), connection, supported: None })
     }
 
-    /// Whether the daemon takes reports; `None` as long as it has not answered.
+    /// Returns whether the daemon accepts reports; `None` until it has answered. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDaemon`] or [`Error::Protocol`]; the session is unusable then.
     pub fn is_supported(&mut self) -> Result<Option<bool>, Error> {
         if self.supported.is_none()
             && let Some(packet) = self.receive()?
@@ -102,16 +114,20 @@ impl SocketSession {
         Ok(self.supported)
     }
 
-    /// The daemon's first answer says what it can do.
+    /// Handles the daemon's first answer, which names its features.
     fn take_hello(&mut self, packet: Packet) -> Result<(), Error> {
         let (hello, _) = packet.into_body::<wire::HelloOk>(Kind::HELLO_OK, &self.path)?;
         self.supported = Some(hello.features & features::SOCKETS != 0);
         Ok(())
     }
 
-    /// Reports a connection. The daemon reads from `socket`, which it is lent for that, what the kernel knows of it. `key` is the caller's
-    /// number for the report, by which [`SocketSession::poll`] says what has come of it. [`Error::WouldBlock`] if there is no room for
-    /// it just now, or no descriptor.
+    /// Reports a connection. The daemon borrows `socket` and reads from it what the kernel knows about the connection.
+    /// `key` is the caller's number for the report; [`SocketSession::poll`] returns it with the outcome. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`] if the socket to the daemon is full or there is no free descriptor, [`Error::NoDaemon`] if
+    /// the daemon has ended.
     pub fn report(&self, socket: BorrowedFd<'_>, end: SocketEnd, key: u64) -> Result<Loan, Error> {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut report = wire::SocketReport { key, role: SocketRole::ACCEPTOR, ..FromZeros::new_zeroed() };
@@ -124,7 +140,11 @@ impl SocketSession {
         Ok(loan)
     }
 
-    /// Nothing is to come of a report any more.
+    /// Withdraws a report, so that it gets no outcome. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`] if the socket to the daemon is full, [`Error::NoDaemon`] if the daemon has ended.
     pub fn withdraw(&self, key: u64) -> Result<(), Error> {
         self.sent(self.connection.send(Kind::SOCK_WITHDRAW, 0, wire::SocketKey { key }.as_bytes()))
     }
@@ -136,7 +156,11 @@ impl SocketSession {
         })
     }
 
-    /// What has come of a report; `None` if nothing has just now. An error ends the session.
+    /// Returns the outcome of a report, or `None` if there is none at present. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDaemon`] or [`Error::Protocol`]; the session is unusable then.
     pub fn poll(&mut self) -> Result<Option<SocketEvent>, Error> {
         while let Some(packet) = self.receive()? {
             if self.supported.is_none() {
@@ -166,27 +190,27 @@ impl SocketSession {
     }
 }
 
-/// How long the end that connects waits for the other one to listen, and how long that one waits for it then.
+/// How long the connecting end waits for the other end to listen, and how long the listening end then waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between its tries, from the first to the last, doubling.
+/// Shortest and longest pause between its attempts; each is twice as long as the one before.
 const FIRST_TRY: Duration = Duration::from_micros(200);
 const LAST_TRY: Duration = Duration::from_millis(20);
 
-/// A channel that is being opened with the other end of a connection. Dropping it gives up.
+/// A channel to the other end of a connection that is being opened. Dropping it gives up.
 pub struct OpeningSocket {
     endpoint: Arc<Inner>,
     step: Step,
 }
 
 enum Step {
-    /// A request to listen is under way.
+    /// The daemon has been asked to listen.
     Listening(u32),
-    /// The other end has not come.
+    /// This end listens, and the other end has not connected yet.
     Waiting {
         listener: u32,
         until: Instant,
     },
-    /// Tries to connect: the request that is under way, or when the next one is due.
+    /// This end connects: either a request is under way, or the next one is due at `next`.
     Connecting {
         wish: wire::Connect,
         request: Option<u32>,
@@ -198,8 +222,13 @@ enum Step {
 }
 
 impl Endpoint {
-    /// Begins to open the channel of a connection whose ends have been found. The end that accepted it listens, the other one
-    /// connects. Each ring gets `capacity` bytes. [`Error::ReadOnly`] if this member may only read the segment.
+    /// Begins to open the channel of a connection whose ends have been found. The end that accepted the connection
+    /// listens, and the other one connects. Each ring gets `capacity` bytes. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] if this member may only read the segment, [`Error::Name`] if the daemon has named an invalid
+    /// meeting.
     pub fn begin_open_socket(
         &self,
         meeting: &Meeting,
@@ -208,7 +237,7 @@ impl Endpoint {
     ) -> Result<OpeningSocket, Error> {
         let endpoint = self.inner().clone();
         endpoint.may_write()?;
-        // Checked as a name that a program gives: a daemon may be of another version.
+        // Checked like a name from a program, because the daemon may be of another version.
         let name = parse_name(meeting.name.as_str())?;
         let (kind, capacity) = (ChannelKind::SOCKET.0, capacity.next_power_of_two() as u64);
         let step = match end {
@@ -228,14 +257,19 @@ impl Endpoint {
 }
 
 impl OpeningSocket {
-    /// Whether the daemon has been asked for something and has not answered. To be dropped before, it leaves what comes of that to the next
-    /// call that asks the daemon for something in this segment.
+    /// Returns whether a request to the daemon is under way. If the value is dropped before the answer comes, the next
+    /// call that asks the daemon for something in this segment undoes what the request has created.
     pub fn is_asking(&self) -> bool {
         matches!(self.step, Step::Listening(_) | Step::Connecting { request: Some(_), .. })
     }
 
-    /// The channel, or `None` if it is not there yet. After the channel or an error there is nothing more to come.
-    /// [`Error::TimedOut`] if the other end has not come for some seconds.
+    /// Returns the channel, or `None` if it is not open yet. After the channel or an error there is no further result.
+    /// Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if the other end has not come for some seconds, [`Error::Refused`] if the daemon refuses,
+    /// [`Error::Finished`] if the result was returned already.
     pub fn poll(&mut self) -> Result<Option<SocketChannel>, Error> {
         loop {
             match &mut self.step {
@@ -244,7 +278,8 @@ impl OpeningSocket {
                     self.step = Step::Over;
                     let (answer, _) =
                         answer?.into_body::<wire::Listening>(Kind::LISTENING, &self.endpoint.path)?;
-                    // The other end may come, and give up, after this one has listened: then it has seen this listener.
+                    // The time limit starts only now, when this end listens: if the other end comes and gives up after
+                    // that, it has seen this listener.
                     self.step = Step::Waiting { listener: answer.listener, until: Instant::now() + PATIENCE };
                 }
                 Step::Waiting { listener, until } => {
@@ -264,7 +299,7 @@ impl OpeningSocket {
                         Ok(_) => self.endpoint.accepted(channel),
                         Err(_) => self.endpoint.close_channel(channel),
                     }
-                    // One connection is all that this listener is for.
+                    // This listener is for one connection only.
                     self.endpoint.unlisten(listener);
                     return pipe.map(|pipe| Some(SocketChannel::new(pipe)));
                 }
@@ -325,28 +360,30 @@ pub struct SocketChannel {
     receiver: SocketReceiver,
 }
 
-/// The ring into which this side sends. Dropping it finishes, except in a fork's child whose parent lives.
+/// The ring into which this side sends. Dropping it ends this direction, except in the child of a fork while the parent
+/// lives.
 pub struct SocketSender {
-    /// The ring. Whoever is to be woken is woken by the caller, with `waker`.
+    /// The ring. Its methods say when the peer must be woken; the caller does so with `waker`.
     pub ring: stream::Producer<Mapping>,
-    /// How the other side is woken.
+    /// The means to wake the peer.
     pub waker: SocketWaker,
     shared: Arc<Shared>,
 }
 
-/// The ring from which this side receives. Dropping it closes, except in a fork's child whose parent lives.
+/// The ring from which this side receives. Dropping it closes this direction, except in the child of a fork while the
+/// parent lives.
 pub struct SocketReceiver {
-    /// The ring. Whoever is to be woken is woken by the caller, with `waker`.
+    /// The ring. Its methods say when the peer must be woken; the caller does so with `waker`.
     pub ring: stream::Consumer<Mapping>,
-    /// How the other side is woken.
+    /// The means to wake the peer.
     pub waker: SocketWaker,
     shared: Arc<Shared>,
 }
 
-/// How the other side of a socket's ring is woken.
+/// The means to wake the peer at the other side of a socket's ring.
 pub struct SocketWaker {
     memory: Mapping,
-    /// Its wake word.
+    /// Offset of the peer's wake word in the ring.
     armed: usize,
     doorbell: Arc<Doorbell>,
 }
@@ -356,8 +393,8 @@ impl SocketWaker {
         Self { memory: memory.clone(), armed, doorbell: shared.doorbell.clone() }
     }
 
-    /// After the ring has said that the other side is to be woken: rings its doorbell, if it sleeps there. False if a byte on the kernel's
-    /// connection is to wake it. Never waits.
+    /// Rings the peer's doorbell if the peer sleeps there. Call it when the ring has said that the peer must be woken.
+    /// Returns false if the peer must be woken by a byte on the kernel's connection instead. Never waits.
     pub fn ring(&self) -> bool {
         let sleeps_there = notified_at(&self.memory, self.armed) == Place::DOORBELL
             && !matches!(*self.doorbell, Doorbell::None);
@@ -387,48 +424,49 @@ impl SocketChannel {
         }
     }
 
-    /// Facts about the channel.
+    /// Returns constant properties of the channel.
     pub fn info(&self) -> &ChannelInfo {
         &self.sender.shared.info
     }
 
-    /// Whether the peer runs in another VM, or on the host if this is one: not on this machine's CPUs, as far as this machine knows.
+    /// Returns whether the peer belongs to another member, so that as far as this machine knows it does not run on this
+    /// machine's CPUs.
     pub fn is_peer_elsewhere(&self) -> bool {
         self.sender.shared.endpoint.identity.member != self.info().peer.member
     }
 
-    /// The name of the segment that it lies in.
+    /// Returns the name of the segment in which the channel lies.
     pub fn segment(&self) -> &str {
         self.sender.shared.endpoint.segment()
     }
 
-    /// Its two directions, for two threads. The channel is closed with the last of them.
+    /// Splits the channel into its two directions, for two threads. The channel is closed with the last of them.
     pub fn split(self) -> (SocketSender, SocketReceiver) {
         (self.sender, self.receiver)
     }
 }
 
 impl SocketSender {
-    /// Whether it is for this process to end it: not in a fork's child whose parent lives.
+    /// Returns whether this process must end the direction. False in the child of a fork while the parent lives.
     pub fn is_ours(&self) -> bool {
         self.shared.is_ours()
     }
 }
 
 impl SocketReceiver {
-    /// The eventfd on which this side's doorbell rings; `None` in a VM without interrupts. Nobody may read it: other sleepers wait for it
-    /// too, each with an edge-triggered epoll of its own.
+    /// Returns the eventfd on which this side's doorbell rings; `None` in a VM without interrupts. Nobody may read from
+    /// it: other sleepers wait for it too, each with an edge-triggered epoll of its own.
     pub fn doorbell_event(&self) -> Option<BorrowedFd<'_>> {
         self.shared.endpoint.event.as_ref().map(|event| event.as_fd())
     }
 
-    /// Whether it is for this process to end it: not in a fork's child whose parent lives.
+    /// Returns whether this process must end the direction. False in the child of a fork while the parent lives.
     pub fn is_ours(&self) -> bool {
         self.shared.is_ours()
     }
 }
 
-// Whoever sleeps is woken by the end of the kernel's connection.
+// These drops wake nobody: a sleeping peer is woken by the end of the kernel's connection.
 impl Drop for SocketSender {
     fn drop(&mut self) {
         if self.is_ours() {
@@ -455,7 +493,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn whoever_polls_first_hears_what_the_daemon_can_do() {
+    fn poll_also_handles_the_daemons_greeting() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("daemon");
         let daemon =

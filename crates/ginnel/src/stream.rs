@@ -8,13 +8,14 @@ use ginnel_ring::{RecvError, SendError, stream};
 use ginnel_shmem::{Mapping, SharedSlice};
 use std::io;
 
-/// A stream of bytes in both directions, like a TCP connection. Split it to use the directions in two threads.
+/// A channel that carries a stream of bytes in both directions, like a TCP connection. Use [`StreamChannel::split`] to
+/// use the two directions from two threads.
 pub struct StreamChannel {
     sender: StreamSender,
     receiver: StreamReceiver,
 }
 
-/// The sending half of a [`StreamChannel`]. Dropping it finishes.
+/// The sending half of a [`StreamChannel`]. Dropping it calls [`StreamSender::finish`].
 pub struct StreamSender(Half<stream::Producer<Mapping>>);
 
 /// The receiving half of a [`StreamChannel`]. Dropping it closes this direction: the peer's next send fails.
@@ -25,7 +26,14 @@ half!(StreamReceiver);
 channel!(StreamChannel of StreamSender and StreamReceiver, ChannelKind::STREAM, stream);
 
 impl StreamSender {
-    /// Sends some of `bytes`; returns how many, at least one unless `bytes` is empty. Waits while the ring is full.
+    /// Sends a part of `bytes` and returns its length: at least one byte, unless `bytes` is empty. Waits while the ring
+    /// is full.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`] if this half is non-blocking and the ring is full, [`Error::TimedOut`] after this half's
+    /// timeout, [`Error::Closed`] if the peer does not receive any more, [`Error::PeerDead`], [`Error::Aborted`],
+    /// [`Error::AfterFinish`], [`Error::Corrupt`] or [`Error::Broken`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         self.send_by(bytes, &mut Term::default())
     }
@@ -44,7 +52,11 @@ impl StreamSender {
         }
     }
 
-    /// Sends all of `bytes`. A timeout counts for all of them together; after an error it is unknown how many have gone.
+    /// Sends all of `bytes`. Waits while the ring is full; the timeout limits the whole call.
+    ///
+    /// # Errors
+    ///
+    /// As for [`StreamSender::send`]. After an error it is unknown how many bytes have been sent.
     pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         let mut term = Term::default();
         while !bytes.is_empty() {
@@ -54,7 +66,11 @@ impl StreamSender {
         Ok(())
     }
 
-    /// Room for at most `most` bytes in one run, to be written in place. Waits while the ring is full.
+    /// Claims room for at most `most` contiguous bytes, to be written in place. Waits while the ring is full.
+    ///
+    /// # Errors
+    ///
+    /// As for [`StreamSender::send`].
     pub fn claim(&mut self, most: usize) -> Result<Room<'_>, Error> {
         let mut term = Term::default();
         loop {
@@ -68,24 +84,24 @@ impl StreamSender {
         Ok(Room { inner, account: &mut self.0.account })
     }
 
-    /// Says that nothing more comes; the peer receives the rest, then the end.
+    /// Ends this direction. The peer receives everything that was sent, and then the end of the stream. Never waits.
     pub fn finish(&mut self) {
         self.0.finish();
     }
 }
 
-/// [`Error::WouldBlock`] and the others become the [`io::Error`] of that kind.
+/// Errors are converted to the [`io::Error`] of the corresponding kind, for example [`io::ErrorKind::WouldBlock`].
 impl io::Write for StreamSender {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(self.send(bytes)?)
     }
-    /// Nothing is held back, so there is nothing to do.
+    /// Does nothing, because nothing is buffered.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Room in the stream. Dropping it sends nothing.
+/// Room in the ring for some bytes. Dropping it sends nothing.
 #[must_use = "room sends nothing until it is sent"]
 pub struct Room<'a> {
     inner: stream::Room<'a, Mapping>,
@@ -93,12 +109,16 @@ pub struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// The bytes to fill.
+    /// Returns the bytes to fill in.
     pub fn slice(&self) -> SharedSlice<'_, Mapping> {
         self.inner.slice()
     }
 
-    /// Sends the first `len` bytes. [`Error::Broken`] if the segment's memory is gone, and the bytes with it.
+    /// Sends the first `len` bytes. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the segment's memory is gone, and the bytes with it.
     #[inline]
     pub fn send(self, len: usize) -> Result<(), Error> {
         let ring = self.inner.publish(len);
@@ -107,8 +127,14 @@ impl Room<'_> {
 }
 
 impl StreamReceiver {
-    /// Receives what is there, up to the buffer's length; returns how many bytes, 0 at the end of the stream (or for an
-    /// empty buffer). Waits while there is nothing.
+    /// Receives at most `buffer.len()` bytes and returns how many; 0 at the end of the stream, or for an empty buffer.
+    /// Waits while there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WouldBlock`] if this half is non-blocking or in a [`crate::ReadySet`] and there are no bytes,
+    /// [`Error::TimedOut`] after this half's timeout, [`Error::PeerDead`], [`Error::Aborted`], [`Error::Corrupt`] or
+    /// [`Error::Broken`].
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let mut term = Term::default();
         loop {
@@ -125,7 +151,11 @@ impl StreamReceiver {
         }
     }
 
-    /// The bytes that are there, in place, as one run. Waits while there are none; [`Error::Finished`] at the end.
+    /// Returns the available bytes in place, as one contiguous run. Waits while there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Finished`] at the end of the stream; otherwise as [`StreamReceiver::recv`].
     pub fn peek(&mut self) -> Result<Bytes<'_>, Error> {
         let mut term = Term::default();
         loop {
@@ -145,7 +175,7 @@ impl StreamReceiver {
     }
 }
 
-/// The end of the stream is `Ok(0)`; a dead peer is [`io::ErrorKind::ConnectionReset`].
+/// The end of the stream is `Ok(0)`. A dead peer is an error of kind [`io::ErrorKind::ConnectionReset`].
 impl io::Read for StreamReceiver {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(self.recv(buffer)?)
@@ -167,31 +197,36 @@ impl io::Read for StreamChannel {
     }
 }
 
-/// Received bytes, still in the ring. Dropping the value keeps them for the next call.
+/// Received bytes that are still in the ring. Dropping the value without [`Bytes::release`] keeps them for the next
+/// call.
 pub struct Bytes<'a> {
     inner: stream::Bytes<'a, Mapping>,
     account: &'a mut Account,
 }
 
 impl Bytes<'_> {
-    /// How many.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.inner.len()
     }
 
-    /// True if there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.inner.is_empty()
     }
 
-    /// The bytes. A hostile peer can still change them: copy what must not change before checking it. If the
-    /// segment's file is truncated meanwhile, they read as zeros, and [`Bytes::release`] says [`Error::Broken`].
+    /// Returns the bytes. A hostile peer can still change them, so copy data that must not change between a check and
+    /// its use. If the segment's file is truncated meanwhile, the bytes read as zeros, and [`Bytes::release`] returns
+    /// [`Error::Broken`].
     pub fn slice(&self) -> SharedSlice<'_, Mapping> {
         self.inner.slice()
     }
 
-    /// Gives the room of the first `len` bytes back to the peer. [`Error::Broken`] if the segment's memory is gone: what was
-    /// read of the bytes may be zeros.
+    /// Removes the first `len` bytes from the ring, so that the peer can use the room. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the segment's memory is gone; the bytes that were read may have been zeros.
     #[inline]
     pub fn release(self, len: usize) -> Result<(), Error> {
         let released = len.min(self.inner.len());

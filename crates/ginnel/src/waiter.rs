@@ -1,6 +1,6 @@
 //! How one half of a channel waits: mode, timeout, non-blocking use.
 
-use crate::doorbell::{Bed, BorrowedEvent};
+use crate::doorbell::{BorrowedEvent, WaitPoint};
 use crate::error::Error;
 use crate::inner::Inner;
 use crate::ready::{Membership, ReadySet};
@@ -15,21 +15,21 @@ pub(crate) struct Waiter {
     pub mode: WaitMode,
     pub timeout: Option<Duration>,
     pub nonblocking: bool,
-    bed: Bed,
-    /// A non-blocking call has said "not now" and left the doorbell armed for the caller's poll.
+    wait_point: WaitPoint,
+    /// A non-blocking call has returned [`Error::WouldBlock`] and has left the doorbell armed for the caller's poll.
     armed: bool,
-    /// The set that waits for this half.
+    /// The membership in a ready set that waits for this half.
     set: Option<Membership>,
-    /// Waits that did not end at the first look.
+    /// The number of operations that had to wait.
     pub waits: u64,
 }
 
-/// When an operation ends at the latest, however often it waits. Known from its first wait on, so that one that need not wait
-/// does not look at the clock.
+/// The deadline of one operation, however often it waits. It is determined at the first wait, so that an operation that
+/// does not wait does not read the clock.
 #[derive(Default)]
 pub(crate) struct Term(Option<Option<Instant>>);
 
-/// A few hundred nanoseconds' worth.
+/// The number of looks that takes a few hundred nanoseconds.
 const FIRST_LOOKS: u32 = 256;
 
 impl Waiter {
@@ -38,14 +38,15 @@ impl Waiter {
             mode,
             timeout: None,
             nonblocking: false,
-            bed: Bed::new(event),
+            wait_point: WaitPoint::new(event),
             armed: false,
             set: None,
             waits: 0,
         }
     }
 
-    /// Waits until `what` is ready or has changed, as this half is set up to wait. `term` is that of the whole operation.
+    /// Waits, as this half is configured, until `what` is ready or has changed. `term` is the deadline of the whole
+    /// operation.
     pub fn wait<W: Watchable<Memory = Mapping>>(
         &mut self,
         what: &mut W,
@@ -60,15 +61,16 @@ impl Waiter {
             return self.arm(what);
         }
         let deadline = match term.0 {
-            // What was waited for had changed, and yet was not enough. A peer could do that for ever.
+            // The ring had changed, but not enough for the operation. A peer could repeat that for ever, so check the
+            // deadline.
             Some(deadline) if deadline.is_some_and(|d| Instant::now() >= d) => return Err(Error::TimedOut),
             Some(deadline) => deadline,
-            // A timeout beyond what the clock can say is none.
+            // A deadline that the clock cannot represent means no deadline.
             None => *term.0.insert(self.timeout.and_then(|t| Instant::now().checked_add(t))),
         };
-        match wait::wait(what, self.mode, &mut self.bed, deadline) {
+        match wait::wait(what, self.mode, &mut self.wait_point, deadline) {
             Ok(true) => {
-                self.bed.rested();
+                self.wait_point.rested();
                 Ok(())
             }
             Ok(false) => Err(Error::TimedOut),
@@ -76,10 +78,10 @@ impl Waiter {
         }
     }
 
-    /// Leaves the doorbell armed, so that the file descriptor becomes readable when another try is worth it.
+    /// Leaves the doorbell armed, so that the file descriptor becomes readable when another attempt is worthwhile.
     fn arm<W: Watchable>(&mut self, what: &mut W) -> Result<(), Error> {
-        self.bed.epoll().map_err(Error::io("making an epoll"))?;
-        self.bed.drain();
+        self.wait_point.epoll().map_err(Error::io("making an epoll"))?;
+        self.wait_point.drain();
         what.arm();
         if what.ready() {
             what.disarm();
@@ -89,8 +91,8 @@ impl Waiter {
         Err(Error::WouldBlock)
     }
 
-    /// At the start of each wait: takes back what a non-blocking call has left armed. Operations that need not wait leave it:
-    /// at worst the peer rings once more, and the file descriptor is readable for a try that was not worth it.
+    /// Disarms, at the start of each wait, what an earlier non-blocking call has left armed. Operations that need not
+    /// wait leave it armed: at worst the peer rings once more, and the file descriptor becomes readable without need.
     pub fn begin<W: Watchable<Memory = Mapping>>(&mut self, what: &mut W) {
         if let Some(watch) = self.set.as_ref().and_then(Membership::wake) {
             what.unwatch(watch);
@@ -98,12 +100,12 @@ impl Waiter {
         if self.armed {
             self.armed = false;
             what.disarm();
-            self.bed.drain();
+            self.wait_point.drain();
         }
     }
 
-    /// How often an operation may look before it waits in earnest. A peer that is at work answers within them, and to
-    /// see it there costs less than to see it in [`Waiter::wait`].
+    /// Returns how often an operation may look at the ring before it waits in earnest. A peer that is running answers
+    /// within these looks, and they cost less than [`Waiter::wait`].
     #[inline]
     pub fn looks(&self) -> u32 {
         if self.nonblocking || self.set.is_some() || self.mode == WaitMode::Interrupt {
@@ -113,7 +115,7 @@ impl Waiter {
         }
     }
 
-    /// Leaves the waiting to a set.
+    /// Lets a ready set wait for this half.
     pub fn register<W: Watchable<Memory = Mapping>>(
         &mut self,
         what: &mut W,
@@ -128,7 +130,7 @@ impl Waiter {
         Ok(())
     }
 
-    /// Takes the waiting back.
+    /// Takes this half out of its ready set.
     pub fn deregister<W: Watchable<Memory = Mapping>>(&mut self, what: &mut W) {
         self.begin(what);
         if self.set.take().is_some() {
@@ -136,9 +138,10 @@ impl Waiter {
         }
     }
 
-    /// For poll and epoll: readable after [`Error::WouldBlock`], once another try is worth it.
+    /// Returns a descriptor for poll and epoll that becomes readable after [`Error::WouldBlock`], once another attempt
+    /// is worthwhile.
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
-        self.bed.epoll().map_err(Error::io("making an epoll"))?.ok_or(Error::System {
+        self.wait_point.epoll().map_err(Error::io("making an epoll"))?.ok_or(Error::System {
             what: "no file descriptor to wait on: this VM has no interrupts (see `ginnel status`)",
             source: std::io::ErrorKind::Unsupported.into(),
         })

@@ -1,5 +1,5 @@
 /*
- * Caches in ginnel.h: every function, and each thing that can go wrong. Runs with a cache "test/c" and its server.
+ * Tests the cache functions of ginnel.h, and each of their errors. Needs the cache "test/c" and its server.
  */
 #include <ginnel.h>
 
@@ -20,7 +20,7 @@
         }                                                                                        \
     } while (0)
 
-/* A string as two arguments. */
+/* Passes a string as two arguments: pointer and length. */
 #define S(text) (text), strlen(text)
 
 static ginnel_cache *cache;
@@ -54,7 +54,7 @@ static void mistakes(void)
     IS(GINNEL_ERR_NAME, ginnel_cache_stats(cache, "two\r\nlines", &text));
     IS(1, text == NULL);
 
-    /* Nobody is there. */
+    /* No server listens at this socket. */
     options.changes = "unix /nowhere";
     IS(0, ginnel_cache_open("test/c", &options, &none));
     IS(5, ginnel_cache_get(none, S("key"), value, sizeof value, NULL));
@@ -105,7 +105,7 @@ static void values(void)
     IS(0, number);
     IS(GINNEL_ERR_NO_ITEM, ginnel_cache_increment(cache, S("c"), 1, &number));
 
-    /* Keys that no line of text can have. */
+    /* Keys with blanks and control characters. */
     IS(0, ginnel_cache_set(cache, "a b\r\n\0c", 7, S("odd"), 0, 0, NULL));
     IS(3, ginnel_cache_get(cache, "a b\r\n\0c", 7, value, sizeof value, NULL));
     IS(GINNEL_ERR_NO_ITEM, ginnel_cache_get(cache, "a b\r\n\0d", 7, value, sizeof value, NULL));
@@ -137,7 +137,7 @@ static void many(void)
         entries[i] = (ginnel_cache_entry){names[i], strlen(names[i]), names[i], strlen(names[i]), i, 0};
         keys[i] = (ginnel_cache_key){names[i], strlen(names[i])};
     }
-    /* One that is none. */
+    /* An empty key is invalid. */
     entries[100].key_length = 0;
     IS(MANY - 1, ginnel_cache_set_many(cache, entries, MANY, stored));
     IS(GINNEL_ERR_INVALID, stored[100].status);
@@ -154,7 +154,7 @@ static void many(void)
         IS(strlen(names[i]), found[i].length);
         IS(0, memcmp(buffer + found[i].offset, names[i], found[i].length));
     }
-    /* Room for one. */
+    /* The buffer has room for one value. */
     IS(2, ginnel_cache_get_many(cache, keys, 2, buffer, 8, found));
     IS(0, found[0].status);
     IS(GINNEL_ERR_BUFFER_TOO_SMALL, found[1].status);
@@ -199,7 +199,7 @@ int main(void)
 
     ginnel_cache_options options = {.size = sizeof options, .patience_ns = 20000000000LL};
 
-    /* The server may be about to start. */
+    /* The server may still be starting. */
     IS(0, ginnel_cache_open("test/c", &options, &cache));
     mistakes();
     values();

@@ -1,6 +1,6 @@
 /*
- * What programs do with ginnel.h: conversation SCENARIO. Each scenario is two processes, the server and its child, the
- * client, in the segment "test". Exits with 0 if all was as it should be.
+ * Tests channels with ginnel.h: conversation SCENARIO. Each scenario has two processes, the server and its child, the
+ * client, in the segment "test". Exits with 0 if the scenario succeeds.
  */
 #include <ginnel.h>
 
@@ -18,7 +18,7 @@
 #define SECOND 1000000000LL
 #define LENGTH(array) (sizeof(array) / sizeof *(array))
 
-/* All that a scenario may take; it is a fraction of that. */
+/* The time limit of a scenario, in seconds; it normally takes a fraction of that. */
 #define WATCHDOG 60
 
 #define CHECK(condition)                                                                     \
@@ -30,7 +30,7 @@
         }                                                                                    \
     } while (0)
 
-/* Returns GINNEL_OK or a length, which goes on if it is none of the errors. */
+/* Ends the process if a result is an error; otherwise returns it. */
 #define OK(call) check_ok(__LINE__, #call, (call))
 #define FAILS(status, call) check_fails(__LINE__, #call, #status, (status), (call))
 
@@ -53,7 +53,7 @@ static void check_fails(int line, const char *call, const char *name, int status
     CHECK(strlen(ginnel_last_error()) > 0);
 }
 
-/* One process tells the other that it may go on. */
+/* One process tells the other that it may continue. */
 static int to_client[2], to_server[2];
 
 static void tell(int fds[2])
@@ -101,7 +101,7 @@ static int readable(int fd, int timeout_ms)
     return poll(&one, 1, timeout_ms);
 }
 
-/* Messages: all sizes, echoed. */
+/* Messages of all sizes are echoed. */
 
 static unsigned char buffer[1 << 20], expected[1 << 20];
 
@@ -135,7 +135,7 @@ static void messages_client(void)
     ginnel_channel_close(channel);
 }
 
-/* Messages in place, committed in a batch, aborted, seen twice. */
+/* Messages in place: committed in a batch, aborted, peeked at twice. */
 
 static void in_place_server(void)
 {
@@ -151,7 +151,7 @@ static void in_place_server(void)
         OK(ginnel_message_release(channel));
         FAILS(GINNEL_ERR_NOT_CLAIMED, ginnel_message_release(channel));
     }
-    /* Forwarded from where it lies. */
+    /* The message is forwarded from its place in the ring. */
     OK(ginnel_message_peek(channel, &data, &len));
     OK(ginnel_message_send(channel, data, len));
     OK(ginnel_message_release(channel));
@@ -188,7 +188,7 @@ static void in_place_client(void)
     ginnel_channel_close(channel);
 }
 
-/* A stream that is longer than its rings, both directions at once, in two threads. */
+/* A stream that is longer than its rings runs in both directions at once, in two threads. */
 
 #define STREAM_BYTES (8u << 20)
 
@@ -257,7 +257,7 @@ static void streams_client(void)
     ginnel_channel_close(channel);
 }
 
-/* poll(2) for a listener, for data and for room. */
+/* poll(2) waits for a listener, for data and for room. */
 
 static void nonblocking_server(void)
 {
@@ -301,7 +301,7 @@ static void nonblocking_server(void)
     while ((status = ginnel_message_send(channel, expected, 1000)) == GINNEL_ERR_WOULD_BLOCK);
     OK(status);
 
-    /* The end of the peer wakes too. */
+    /* The end of the peer wakes the poll as well. */
     tell(to_client);
     while ((len = ginnel_message_recv(channel, buffer, sizeof buffer)) == GINNEL_ERR_WOULD_BLOCK)
         CHECK(readable(in, WATCHDOG * 1000) == 1);
@@ -326,7 +326,7 @@ static void nonblocking_client(void)
     ginnel_channel_close(channel);
 }
 
-/* Timeouts, in each way of waiting. */
+/* Timeouts in each wait mode. */
 
 static long long now(void)
 {
@@ -378,7 +378,7 @@ static void timeouts_client(void)
     ginnel_channel_close(channel);
 }
 
-/* An abort, of both kinds: what was not received is void, also when the channel has been closed since. */
+/* An abort, for both kinds of channel: data that was not received is lost, even if the channel has been closed since. */
 
 static void abort_server(void)
 {
@@ -447,7 +447,7 @@ static void handover_server(void)
     OK(ginnel_channel_save(channel, &saved));
     FAILS(GINNEL_ERR_FREED, ginnel_channel_close(channel));
 
-    /* Nobody has adopted it, so this program goes on. */
+    /* No program has adopted the endpoint, so this one resumes the channel. */
     OK(ginnel_hold(endpoint, 5LL * 1000000000, &token));
     OK(ginnel_release(endpoint, token));
     FAILS(GINNEL_ERR_INVALID, ginnel_release(endpoint, "web"));
@@ -459,7 +459,7 @@ static void handover_server(void)
     OK(ginnel_message_send(channel, "two", 3));
     tell(to_client);
 
-    /* Another program does, and accepts who waits. */
+    /* Another program adopts the endpoint, and accepts the connection that waits. */
     OK(ginnel_listener_leave(NULL));
     OK(ginnel_listener_leave(listener));
     FAILS(GINNEL_ERR_FREED, ginnel_listener_close(listener));
@@ -496,7 +496,7 @@ static void handover_client(void)
     CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3 && memcmp(buffer, "one", 3) == 0);
     await(to_client);
     CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3 && memcmp(buffer, "two", 3) == 0);
-    /* It waits in the ring while nobody is there. */
+    /* The message waits in the ring while no process has the channel. */
     OK(ginnel_message_send(channel, "four", 4));
     ginnel_channel *other = join("test/handover", GINNEL_MESSAGE);
     OK(ginnel_message_send(other, "six", 3));
@@ -506,7 +506,7 @@ static void handover_client(void)
     ginnel_channel_close(other);
 }
 
-/* Half-close, and close, of both kinds. */
+/* Half-close and close, for both kinds of channel. */
 
 static void half_close_server(void)
 {
@@ -547,7 +547,7 @@ static void half_close_client(void)
     tell(to_server);
 }
 
-/* The peer is killed: what it had sent comes, then its death. */
+/* The peer is killed: everything that it sent is received, and then its death is reported. */
 
 static pid_t client;
 
@@ -578,7 +578,7 @@ static void death_client(void)
         pause();
 }
 
-/* Mistakes in calls, and refusals. */
+/* Mistakes in calls, and refusals by the daemon. */
 
 static void mistakes_server(void)
 {
@@ -607,7 +607,7 @@ static void mistakes_server(void)
     attach.name = "mistaken";
     OK(ginnel_attach("test", &attach, &endpoint));
 
-    /* A program that is newer than the library: fine while it does not use what is new. */
+    /* A program that is newer than the library works as long as it does not use new members. */
     struct {
         ginnel_attach_options known;
         long news;
@@ -679,7 +679,7 @@ static void mistakes_client(void)
     ginnel_channel_close(channel);
 }
 
-/* What can be known. */
+/* Information about endpoints, channels and the daemon. */
 
 static void facts_server(void)
 {
@@ -718,7 +718,7 @@ static void facts_server(void)
     counters.size = sizeof counters;
     OK(ginnel_channel_get_counters(channel, GINNEL_RECEIVE, &counters));
     CHECK(counters.operations == 1 && counters.bytes == 10);
-    /* An older program, that does not know the last two. */
+    /* An older program does not know the last two members. */
     memset(&counters, 0xee, sizeof counters);
     counters.size = offsetof(ginnel_counters, rings);
     OK(ginnel_channel_get_counters(channel, GINNEL_SEND, &counters));
@@ -810,7 +810,7 @@ static void ready_server(void)
     CHECK(OK(ginnel_ready_set_wait(set, keys, LENGTH(keys), 0)) == 0);
     tell(to_client);
 
-    /* Each channel says its number, then ends. */
+    /* Each channel sends its number, then ends. */
     unsigned ended = 0, said = 0;
     while (ended < MANY) {
         ssize_t count = OK(ginnel_ready_set_wait(set, keys, LENGTH(keys), WATCHDOG * SECOND));
@@ -844,13 +844,13 @@ static void ready_server(void)
     }
     CHECK(said == 3 * MANY);
 
-    /* An event loop of one's own. */
+    /* A program with an event loop of its own. */
     OK(ginnel_ready_set_unwatch(set, (int)OK(ginnel_listener_fd(listener))));
     ginnel_channel *channel;
     tell(to_client);
     OK(ginnel_accept(listener, WATCHDOG * SECOND, &channel));
     OK(ginnel_ready_set_add(set, channel, GINNEL_RECEIVE, MANY));
-    /* Keys of the others may still be waiting. */
+    /* Keys of the other channels may still be pending. */
     do {
         CHECK(readable((int)OK(ginnel_ready_set_fd(set)), WATCHDOG * 1000) == 1);
         CHECK(OK(ginnel_ready_set_wait(set, keys, 1, 0)) <= 1);
@@ -864,7 +864,7 @@ static void ready_server(void)
         CHECK(OK(ginnel_ready_set_wait(set, keys, LENGTH(keys), WATCHDOG * SECOND)) > 0);
     CHECK(OK(len) == 4);
 
-    /* Outside, it waits again. */
+    /* Outside the set, operations wait again. */
     OK(ginnel_channel_leave_set(channel, GINNEL_RECEIVE));
     OK(ginnel_ready_set_close(set));
     FAILS(GINNEL_ERR_FREED, ginnel_ready_set_wait(set, keys, LENGTH(keys), 0));

@@ -1,4 +1,4 @@
-// The same library from C++: handles in unique_ptr, two threads, both kinds of channel.
+// Uses the library from C++: handles in unique_ptr, two threads, both kinds of channel.
 #include <ginnel.h>
 
 #include <cstdlib>

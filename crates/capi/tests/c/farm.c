@@ -1,6 +1,6 @@
 /*
- * What programs do with a farm: farm SCENARIO, or farm work ADDRESS HOW as a worker of one. Exits with 0 if all was as it
- * should be.
+ * Tests the farm functions of ginnel.h: farm SCENARIO, or farm work ADDRESS HOW for a worker. Exits with 0 if the scenario
+ * succeeds.
  */
 #define _GNU_SOURCE
 #include <ginnel.h>
@@ -37,12 +37,12 @@ static void check_status(int line, const char *call, int status, ssize_t result)
     }
 }
 
-/* Workers: each adds up the bytes of its piece, in its own way. */
+/* The workers: each adds up the bytes of its piece, and misbehaves in its own way. */
 
 static const char *how;
 static unsigned pieces_seen;
 
-/* What has happened in any of these processes: a file of that name, in a folder of the test's. */
+/* An event in any of these processes is a file with its name, in a folder of the test. */
 #define FOLDER "FARM_FOLDER"
 
 static char *file_of(const char *what, char *path, size_t room)
@@ -83,7 +83,7 @@ static ssize_t work(void *context, const ginnel_farm_task *task, void *result, s
         happens("lie");
         return 1;
     }
-    /* Else this one might do all pieces before the others have had theirs. */
+    /* Without this, this worker might process all pieces before the others get theirs. */
     if (strcmp(how, "wait") == 0 && pieces_seen == 1) {
         wait_until("death");
         wait_until("lie");
@@ -120,7 +120,7 @@ static int worker(const char *address)
     return 0;
 }
 
-/* The input, and what its bytes add up to. */
+/* The input, and the sum of its bytes. */
 
 static unsigned char input[3000001];
 static unsigned long expected, sum;
@@ -213,7 +213,7 @@ static ginnel_farm_report report_of(ginnel_farm *farm)
     return report;
 }
 
-/* Two jobs by the same workers: equal pieces, and unequal ones. */
+/* The same workers run two jobs, with equal and with unequal pieces. */
 static void run(void)
 {
     const char *const ways[] = {"well", "well", "well"};
@@ -240,7 +240,7 @@ static void run(void)
     ginnel_farm_close(farm);
 }
 
-/* An event loop, in which one worker dies and another answers nonsense. */
+/* An event loop in which one worker dies and another returns nonsense. */
 static void loop(void)
 {
     const char *const ways[] = {"die", "wait", "lie"};
@@ -292,7 +292,7 @@ static int fill_badly(void *context, uint64_t offset, void *room, size_t length)
     return offset > 50000 ? 7 : 0;
 }
 
-/* Each thing that can go wrong has a status of its own. */
+/* Each failure has a status of its own. */
 static void mistakes(void)
 {
     fails_with("refuse", GINNEL_ERR_PIECE);
@@ -321,7 +321,7 @@ static void mistakes(void)
     FAILS(GINNEL_ERR_NULL, ginnel_farm_start(farm, &bad));
     FAILS(GINNEL_ERR_NULL, ginnel_farm_start(NULL, &bad));
 
-    /* One job at a time; and after all that, and after one that was given up, the next is done well. */
+    /* Only one job at a time; and after all these failures, and after a cancelled job, the next one succeeds. */
     ginnel_farm_job one = job();
     OK(ginnel_farm_start(farm, &one));
     FAILS(GINNEL_ERR_INVALID, ginnel_farm_start(farm, &one));

@@ -1,5 +1,5 @@
 /*
- * Blocks and locks in ginnel.h: each thing that can go wrong has a number of its own. Runs in the segment "test".
+ * Tests blocks and locks with ginnel.h: each failure has a status of its own. Runs in the segment "test".
  */
 #include <ginnel.h>
 
@@ -61,7 +61,7 @@ static void blocks(void)
     IS(5000, info.length);
     IS(GINNEL_RIGHTS_READ, info.rights);
 
-    /* A store without the right goes nowhere, and the next call says so. */
+    /* A store without the right does not reach the block, and the next call reports it. */
     IS(0, ginnel_block_map(other, &address, &length));
     IS(5000, length);
     IS(0, ginnel_block_guard(other));
@@ -71,14 +71,14 @@ static void blocks(void)
     IS(0, memcmp(text, "01234", 5));
     IS(0, memcmp((char *)address + 4990, "01234", 5));
 
-    /* Rights come and go, and who wants to be alone waits for it. */
+    /* Rights are granted and revoked, and an exclusive opener waits for the others. */
     IS(GINNEL_ERR_DENIED, ginnel_block_grant(other, who.member, who.endpoint, GINNEL_RIGHTS_READ_WRITE));
     IS(0, ginnel_block_grant(block, who.member, who.endpoint, GINNEL_RIGHTS_WRITE_EXCLUSIVE));
     IS(GINNEL_ERR_BUSY, ginnel_block_open(two, "b", GINNEL_RIGHTS_WRITE_EXCLUSIVE, 0, &none));
     IS(0, ginnel_block_close(block));
     IS(GINNEL_ERR_FREED, ginnel_block_close(block));
     IS(0, ginnel_block_close(NULL));
-    /* Also when others have been made and freed since, and another has its place. */
+    /* A freed handle stays freed, even if its slot has been reused. */
     for (int n = 0; n < 100; n++) {
         IS(0, ginnel_block_create(one, NULL, 1, NULL, &none));
         IS(GINNEL_ERR_FREED, ginnel_block_close(block));
@@ -162,7 +162,7 @@ static void locks(void)
     IS(0, ginnel_once_begin(once, -1));
     IS(GINNEL_ERR_NOT_OWNER, ginnel_once_end(once, 1));
 
-    /* Another process dies with the mutex and leaves it to us, then we leave it as it is. */
+    /* Another process dies with the mutex; then we get it, and unlock it without marking the data consistent. */
     pid_t child = fork();
     if (child == 0) {
         ginnel_endpoint *own;
@@ -179,13 +179,13 @@ static void locks(void)
     IS(0, ginnel_mutex_lock(same, -1));
     IS(0, ginnel_lock_unlink(endpoint, "m"));
     IS(GINNEL_ERR_NOT_FOUND, ginnel_lock_unlink(endpoint, "m"));
-    /* One that is closed while it is locked. */
+    /* A mutex that is closed while it is locked. */
     IS(0, ginnel_mutex_close(same));
     IS(GINNEL_OWNER_DIED, ginnel_mutex_lock(mutex, 10 * SECOND));
     IS(0, ginnel_mutex_unlock(mutex));
     IS(GINNEL_ERR_NOT_RECOVERABLE, ginnel_mutex_lock(mutex, -1));
 
-    /* Each is freed once, and is nothing from then on, also when another has its place. */
+    /* Each handle is freed once, and stays freed even if its slot has been reused. */
     IS(0, ginnel_once_close(once));
     IS(0, ginnel_barrier_close(barrier));
     IS(0, ginnel_semaphore_close(semaphore));

@@ -1,15 +1,15 @@
-//! What `ginnel.h` declares.
+//! The names that `ginnel.h` declares.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-/// The committed header.
+/// Returns the path of the committed header.
 pub fn header_path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("include/ginnel.h")
 }
 
-/// The functions, and the errors with their numbers without the sign.
+/// Returns the functions, and the errors with their numbers without the sign.
 pub fn public() -> (BTreeSet<String>, Vec<(String, String)>) {
     let header = fs::read_to_string(header_path()).unwrap();
     let mut functions = BTreeSet::new();

@@ -1,4 +1,5 @@
-//! Unmodified clients of a cache under `ginnel run`: their gets are answered from memory, and nothing else changes.
+//! Unmodified clients of a cache under `ginnel run`: their gets are answered from memory, and everything else is as
+//! without it.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -8,14 +9,14 @@ use crate::stage::{PATIENCE, PYTHON, Stage, free_port, have, listens};
 use crate::world::{built, wait_for};
 use ginnel_report::Record;
 
-/// Commands of both protocols, with a client's library.
+/// Uses the commands of both protocols, with a client library.
 const PYMEMCACHE: &str = include_str!("cached/pymemcache.py");
-/// Requests of many kinds over Node's sockets.
+/// Sends requests of many kinds over Node's sockets.
 const NODE: &str = include_str!("cached/pipelined.js");
-/// One that goes on while servers come and go.
+/// A client that keeps running while servers end and start.
 const LOAD: &str = include_str!("cached/load.py");
 
-/// A server, and programs that are its clients.
+/// A server, and the programs that are its clients.
 struct Cached {
     stage: Stage,
     memory: &'static str,
@@ -28,7 +29,7 @@ impl Cached {
         Self::with("40M")
     }
 
-    /// One with so much memory.
+    /// Starts a server with this much memory.
     fn with(memory: &'static str) -> Self {
         let mut cached = Self { stage: Stage::new("auto"), memory, server: None, port: free_port() };
         cached.serve();
@@ -63,7 +64,7 @@ impl Cached {
         self.spawn(&mut command);
     }
 
-    /// The real one.
+    /// The real memcached.
     fn serve_memcached(&mut self) {
         self.kill();
         let at = self.at();
@@ -78,7 +79,8 @@ impl Cached {
         }
     }
 
-    /// Runs a client; what it has printed, and how many of its gets were answered from memory, and passed on.
+    /// Runs a client. Returns its output, and how many of its gets were answered from memory and how many were passed
+    /// on.
     fn run(&self, program: &[&str]) -> (String, u64, u64) {
         let out = self.stage.client(program);
         let connections = self.stage.last_connections();
@@ -90,7 +92,8 @@ impl Cached {
         (out, sum(|one| one.gets_from_memory), sum(|one| one.gets_passed_on))
     }
 
-    /// The same in front of this server, without the memory, and in front of a real memcached. Each time it says the same.
+    /// Runs the client with this server, with a server without the memory, and with a real memcached. The output must
+    /// be the same each time.
     fn run_thrice(&mut self, program: &[&str]) -> (String, u64, u64) {
         let (out, from_memory, passed_on) = self.run(program);
         self.set("GINNEL_CACHE", "off");
@@ -103,7 +106,7 @@ impl Cached {
         (out, from_memory, passed_on)
     }
 
-    /// The client in C.
+    /// Compiles the client in C.
     fn compiled(&self) -> Option<PathBuf> {
         if !have(&["cc"]) {
             return None;
@@ -124,7 +127,8 @@ impl Drop for Cached {
     }
 }
 
-/// What the client in C does in one way: at least so many gets come from memory, and at most so many are passed on.
+/// Runs the client in C in one way: at least this many gets must come from memory, and at most this many may be passed
+/// on.
 fn in_c(way: &str, least: u64, most: u64) {
     let mut cached = Cached::new();
     let Some(program) = cached.compiled() else { return };
@@ -206,7 +210,7 @@ fn libmemcached() {
     let binary = ["memcslap", &server, "--binary", "--test=get", "--concurrency=3", "--execute-number=3000"];
     let (_, from_memory, _) = cached.run(&binary);
     assert!(from_memory >= 9000 * 95 / 100, "{from_memory}");
-    // Looks at each value that it gets.
+    // The client checks each value that it gets.
     let address = format!("127.0.0.1:{at}");
     for protocol in [&[][..], &["-B"]] {
         let line = ["memcaslap", "-s", &address, "-t", "1s", "-T", "2", "-c", "8", "-v", "1", "-w", "1k"];

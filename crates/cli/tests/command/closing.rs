@@ -91,7 +91,7 @@ fn the_peer_sees_the_end_whatever_the_daemon_does() {
     stage.world.good("status");
 }
 
-/// What the two ends of a connection that is closed are told. Each pair has changed over when `pair` returns.
+/// Prints what the two ends of a closed connection are told. Each pair has changed over when `pair` returns.
 const ENDS: &str = r#"
 import errno, os, socket, struct
 listener = socket.create_server(('127.0.0.1', 0))
@@ -170,9 +170,10 @@ fn both_ends_are_told_what_tcp_tells_them() {
     }
 }
 
-/// A server whose child has the connection to itself, and ends it when the byte that has woken it is still in the kernel's socket: that
-/// stays there while an epoll instance watches the connection. (A child has no doorbell by which it could be woken.) It has received
-/// everything, so the connection ends in order, if the child closes it and if it is killed.
+/// A server whose child is the only owner of the connection, and ends it while the byte that woke it is still in the
+/// kernel's socket: the byte stays there while an epoll instance watches the connection. (A child has no doorbell that
+/// could wake it.) The child has received everything, so the connection ends in order, whether the child closes it or
+/// is killed.
 const UNREAD: &str = r#"
 import os, select, signal, socket, sys
 port, how = int(sys.argv[2]), sys.argv[3]
@@ -250,7 +251,7 @@ fn a_program_that_has_received_everything_ends_the_connection_in_order() {
         stage.client(&[PYTHON, "-c", UNREAD, "talk", &at, how]);
         let log = stage.log();
         let connections = stage.end();
-        // Both ends, and the child's, if it has had the time to say so.
+        // Both ends, and the child's end if the child had time to report it.
         assert!(changed(&connections, "python3").len() >= 2, "{how}: {connections:#?} {log}");
     }
 }

@@ -1,4 +1,4 @@
-//! `cp`, with a real server.
+//! `ginnel cp` with a real server.
 
 use crate::world::{Server, World, signal, wait_for};
 use std::ffi::OsStr;
@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-/// Bytes that repeat nowhere near a block.
+/// Returns bytes that do not repeat within several blocks.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let words = (0..len.div_ceil(8)).flat_map(|_| {
@@ -20,7 +20,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
     words.take(len).collect()
 }
 
-/// A folder with everything that is copied.
+/// Makes a folder with every kind of file that is copied.
 fn tree(at: &Path) {
     fs::create_dir_all(at.join("sub/empty folder")).unwrap();
     fs::write(at.join("empty"), "").unwrap();
@@ -39,7 +39,7 @@ fn tree(at: &Path) {
     }
 }
 
-/// All that a copy keeps of a tree: path, kind, mode, time, content or target.
+/// Describes everything that a copy preserves of a tree: path, kind, mode, time, and content or link target.
 fn contents(at: &Path) -> Vec<(String, u32, i64, i64, Vec<u8>)> {
     let mut all = Vec::new();
     let mut left = vec![at.to_owned()];
@@ -67,7 +67,7 @@ fn names(at: &Path) -> Vec<String> {
     names
 }
 
-/// A world with a server of `files/far`, and a folder `files/near`.
+/// Starts a world with a server of `files/far`, and a folder `files/near`.
 fn far(options: &str) -> (World, Server) {
     let world = World::new();
     for folder in ["near", "far"] {
@@ -85,12 +85,12 @@ fn a_tree_arrives_as_it_was() {
     tree(&files.join("near/tree"));
     let original = contents(&files.join("near/tree"));
 
-    // Under its own name into a folder, and under another name.
+    // Into a folder under its own name, and under another name.
     world.good("cp -r near/tree host:");
     assert_eq!(contents(&files.join("far/tree")), original);
     world.good("cp -r near/tree host:/other");
     assert_eq!(contents(&files.join("far/other")), original);
-    // Back, and over what is there.
+    // Back again, over the existing files.
     for _ in 0..2 {
         world.good("cp -r host:tree near/back");
         world.good("cp -r host:tree/. near/back");
@@ -102,7 +102,7 @@ fn a_tree_arrives_as_it_was() {
     assert_eq!(contents(&files.join("far/between")), original);
     let json = world.good("cp --json -r host:tree host:between2").json();
     assert_eq!((&json["files"], &json["refused"], &json["bytes"]), (&7.into(), &0.into(), &3_000_008.into()));
-    // Nothing is left beside.
+    // No other files are left behind.
     let all = [contents(&files.join("far")), contents(&files.join("near"))].concat();
     assert!(!all.iter().any(|entry| entry.0.contains("ginnel-part")), "{all:?}");
 }
@@ -138,14 +138,14 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
     assert_eq!(names(&files.join("far/d")), ["good"]);
     let said = world.expect(1, "cp near/d host:e");
     assert!(said.err.contains("--recursive"), "{said:?}");
-    // The same from the other side.
+    // The same in the other direction.
     fs::rename(files.join("near/d/pipe"), files.join("far/d/pipe")).unwrap();
     let said = world.expect(1, "cp -r --json host:d host:nothing near/got");
     assert!(said.err.contains("target must be a folder"), "{said:?}");
     let said = world.expect(1, "cp -r --json host:d near/got");
     assert!(said.err.contains("d/pipe: is a named pipe") && said.json()["refused"] == 1, "{said:?}");
     assert_eq!(names(&files.join("near/got")), ["good"]);
-    // A kernel's file says that it is empty.
+    // A file of the kernel that claims to be empty.
     world.good("cp /proc/version host:");
     assert_eq!(fs::read(files.join("far/version")).unwrap(), fs::read("/proc/version").unwrap());
 }
@@ -172,11 +172,11 @@ fn nothing_outside_the_root_is_reached() {
     }
     assert_eq!(names(&files), ["far", "near", "secret"]);
     assert_eq!(names(&files.join("near")), ["new"]);
-    // A link in the target's place is replaced, not followed.
+    // A link at the place of the target is replaced, not followed.
     world.good("cp near/new host:up");
     assert_eq!(fs::read(files.join("secret")).unwrap(), b"secret");
     assert_eq!(fs::read(files.join("far/up")).unwrap(), b"new");
-    // Nor are links followed that stand in the way of a tree.
+    // Links at the place of a folder of the tree are not followed either.
     fs::create_dir_all(files.join("near/t/folder")).unwrap();
     fs::write(files.join("near/t/folder/y"), "y").unwrap();
     let said = world.expect(1, "cp -r near/t/. host:");
@@ -225,7 +225,7 @@ fn bad_command_lines_are_usage_errors() {
     );
 }
 
-/// The hidden part of a file, once it has this length.
+/// Waits for the hidden part of a file to have this length.
 fn wait_for_part(folder: &Path, name: &str, len: u64) {
     let part = folder.join(format!(".{name}.ginnel-part"));
     wait_for("a part of the file", || fs::metadata(&part).is_ok_and(|meta| meta.len() >= len));
@@ -254,7 +254,7 @@ fn a_killed_receiver_leaves_nothing_visible_and_the_next_copy_goes_on() {
     assert!(resumed >= 4 << 20 && resumed + moved == bytes.len() as u64, "{json}");
     assert_eq!(names(&files.join("far")), ["big"]);
     assert!(fs::read(files.join("far/big")).unwrap() == bytes);
-    // All of it is there already, but under its final name: it is copied again.
+    // All of it is there already, but under its final name, so it is copied again.
     assert_eq!(world.good("cp --json near/big host:").json()["resumed"], 0);
 }
 
@@ -293,7 +293,7 @@ fn an_interrupted_client_leaves_nothing_visible() {
     signal(&copy, "INT");
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&copy.wait().unwrap()), Some(2));
     assert_eq!(names(&files.join("near")), [".big.ginnel-part"]);
-    // The server serves on.
+    // The server still serves.
     let json = world.good("cp --json host:big near").json();
     assert!(json["resumed"].as_u64().unwrap() >= 2 << 20, "{json}");
     assert_eq!(names(&files.join("near")), ["big"]);
@@ -301,7 +301,7 @@ fn an_interrupted_client_leaves_nothing_visible() {
 
 #[test]
 fn direct_writing_changes_nothing_but_the_way() {
-    // On a disk if there is one; a tmpfs may or may not take it.
+    // On a disk if there is one, because a tmpfs may not support direct I/O.
     for folder in [Some(Path::new(env!("CARGO_TARGET_TMPDIR"))), None] {
         let (world, mut server) = far("--write");
         let target = folder.map(|folder| tempfile::tempdir_in(folder).unwrap());
@@ -314,7 +314,7 @@ fn direct_writing_changes_nothing_but_the_way() {
             world.good("cp --direct near/x host:");
             assert!(fs::read(at.join("x")).unwrap() == bytes, "{len} bytes in {}", at.display());
         }
-        // Also behind a part that ends anywhere.
+        // Also after a part that ends at any position.
         let bytes = noise(9 << 20, 9);
         fs::write(world.files().join("near/y"), &bytes).unwrap();
         fs::write(at.join(".y.ginnel-part"), &bytes[..(3 << 20) + 12345]).unwrap();
@@ -336,7 +336,7 @@ fn a_copy_does_not_notice_that_the_daemon_is_killed() {
     let output = copy.wait_with_output().unwrap();
     assert!(output.status.success());
     assert!(fs::read(files.join("far/big")).unwrap() == bytes);
-    // The server is known to the new daemon.
+    // The new daemon knows the server.
     world.good("cp host:big near/back");
     assert!(fs::read(files.join("near/back")).unwrap() == bytes);
 }
@@ -347,7 +347,7 @@ fn a_small_segment_will_do() {
     for folder in ["near", "far"] {
         fs::create_dir(world.files().join(folder)).unwrap();
     }
-    // Its arena has less than 2 MiB.
+    // The arena of this segment has less than 2 MiB.
     let _server = world.server("cp --serve --segment shared --root far --write");
     let bytes = noise(5 << 20, 6);
     fs::write(world.files().join("near/x"), &bytes).unwrap();
@@ -361,7 +361,7 @@ fn a_full_disk_is_named_and_leaves_nothing() {
     let (world, mut server) = far("--write");
     server.end();
     fs::write(world.files().join("near/x"), noise(900 << 10, 7)).unwrap();
-    // A limit on the size of files stands for the end of the disk.
+    // A limit on the size of files simulates a full disk.
     let line = format!(
         "trap '' XFSZ; ulimit -f 500; exec {} cp --serve --segment web --root far --write",
         env!("CARGO_BIN_EXE_ginnel")

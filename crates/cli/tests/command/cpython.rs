@@ -1,5 +1,5 @@
-//! CPython's own tests of sockets: each comes to the same with the library and without it, while both ends of their connections, which are
-//! in one process, change over.
+//! CPython's own tests of sockets: each has the same outcome with the library and without it, while both ends of their
+//! connections, which are in one process, change over.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use crate::stage::{PYTHON, Stage, have};
 use ginnel_report::Record;
 
-/// Longer than all tests of a module take together.
+/// Longer than all tests of a module together take.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long a connection may wait for its change, in milliseconds. Those whose other end comes later, or never, wait in vain.
+/// How long a connection may wait for its change, in milliseconds. Connections whose other end comes later or never
+/// wait in vain.
 const WAIT: &str = "500";
-/// How often tests are run again that do not come to the same.
+/// How often tests are repeated whose outcome differs.
 const TRIES: usize = 4;
 
-/// What each test of a module comes to, a line each: `OUTCOMES MODULE PATTERN...`.
+/// Prints the outcome of each test of a module, one per line: `OUTCOMES MODULE PATTERN...`.
 const RUNNER: &str = r#"
 # What each test of these modules comes to, a line each: `runner.py OUTCOMES MODULE PATTERN...`.
 import fnmatch, sys, unittest
@@ -66,11 +67,12 @@ unittest.TextTestRunner(sys.stderr, verbosity=2, resultclass=Result).run(tests)
 
 struct Module {
     name: &'static str,
-    /// The tests that are always run: those of TCP that take no long naps.
+    /// The tests that are always run: those of TCP that do not sleep for long.
     patterns: &'static [&'static str],
-    /// So many ends of connections change over at least. It is up to the machine which of the others are closed before.
+    /// The least number of ends of connections that change over. The others may be closed before, depending on the
+    /// machine.
     ends: usize,
-    /// The same if all tests are run, with `make soak-sockets`.
+    /// The same number if all tests are run, with `make soak-sockets`.
     all_ends: usize,
 }
 
@@ -137,7 +139,7 @@ fn the_same_with_and_without_the_library() {
     });
 }
 
-/// The tests that do not come to the same.
+/// Returns the tests whose outcome differs.
 fn differences(plain: &[String], shared: &[String]) -> Vec<String> {
     let only = |here: &[String], there: &[String]| -> Vec<String> {
         here.iter().filter(|line| !there.contains(line)).cloned().collect()
@@ -160,7 +162,8 @@ impl Module {
         };
         let (plain, shared, ends) = self.run_both(&patterns);
         assert!(!plain.is_empty(), "{}: no tests", self.name);
-        // Some of CPython's tests count on times, and fail on a busy machine now and then, with the library or without.
+        // Some of CPython's tests depend on timing, and sometimes fail on a busy machine, with the library or without
+        // it.
         let mut other = differences(&plain, &shared);
         for _ in 0..TRIES {
             if other.is_empty() {
@@ -178,7 +181,7 @@ impl Module {
         assert!(changed >= least, "{}: {changed} ends changed over, not {least}", self.name);
     }
 
-    /// What the tests come to without the library and with it, and what it has reported.
+    /// The outcomes of the tests without the library and with it, and the library's report.
     fn run_both(&self, patterns: &[String]) -> (Vec<String>, Vec<String>, Vec<Record<'static>>) {
         let [plain, shared] = ["off", "eager"].map(|mode| {
             let stage = Stage::new(mode);
@@ -188,7 +191,7 @@ impl Module {
         (plain.0, shared.0, shared.1)
     }
 
-    /// What its tests come to, in order.
+    /// Returns the outcomes of its tests, in order.
     fn run(&self, stage: &Stage, patterns: &[String]) -> Vec<String> {
         let files = stage.world.files();
         fs::write(files.join("runner.py"), RUNNER).unwrap();

@@ -1,4 +1,4 @@
-//! The daemon is killed while connections change over: not a byte is lost, and what was not finished is begun again.
+//! The daemon is killed while connections change over: no byte is lost, and changes that were not finished begin again.
 
 use crate::stage::{PYTHON, Stage, changed, free_port, have};
 use crate::world::wait_for;
@@ -15,7 +15,7 @@ impl Program {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn().unwrap())
     }
 
-    /// Waits for its end, which must be good.
+    /// Waits for its end, which must be successful.
     fn ends_well(mut self, stage: &Stage) {
         wait_for("the program's end", || self.0.try_wait().unwrap().is_some());
         let errors = fs::read_to_string(stage.world.files().join("errors")).unwrap();
@@ -69,7 +69,7 @@ while changed() < 2:
     assert_eq!(changed(&connections, "python3").len(), 2, "{connections:#?}");
 }
 
-/// Bytes that both sides know: from a place in an endless stream on.
+/// Bytes that both sides know: a piece of an endless stream, from a position on.
 const STREAM: &str = r#"
 import hashlib, os, socket, sys, threading, time
 BLOCK = b''.join(hashlib.sha256(str(i).encode()).digest() for i in range(2048))
@@ -154,7 +154,7 @@ fn no_byte_is_lost_while_daemons_are_killed() {
             (conversations(), changed(&stage.all_connections(), "python3").len());
         stage.world.replace_daemon();
         wait_for("another connection's whole life", || conversations() > conversations_before);
-        // The next daemon is killed at any time, or when connections are known to change over again.
+        // The next daemon is killed at a random time, or when connections are known to have changed over again.
         if round % 3 == 0 {
             let is_more = || changed(&stage.all_connections(), "python3").len() > changed_before;
             wait_for("another connection's change", is_more);

@@ -1,8 +1,8 @@
-//! epoll under `ginnel run`, with connections that have changed over, compared with what the kernel does.
+//! epoll under `ginnel run`, for connections that have changed over, compared with the kernel's behaviour.
 
 use crate::stage::{PYTHON, Stage, changed, have};
 
-/// What the programs have in common: connections with both ends in one process, which have changed over.
+/// The part that the programs have in common: connections with both ends in one process, which have changed over.
 pub const PAIRS: &str = r#"
 import errno, os, select, socket, struct, sys, threading, time
 listener = socket.create_server(('127.0.0.1', 0))

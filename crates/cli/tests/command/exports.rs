@@ -1,4 +1,5 @@
-//! Calls by unusual names and ways, from a C program: bytes that went past the library would be lost.
+//! Unusual functions and ways of calling them, from a C program. If the library did not follow one, bytes would be
+//! lost.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -124,7 +125,7 @@ fn a_program_with_the_rights_of_another_user_stays_on_tcp() {
         return println!("SKIPPED only root makes programs with the rights of others");
     }
     let stage = Stage::new("eager");
-    // Not where the stage has its files: such rights may not count there.
+    // Not in the stage's folder, because such permissions may not be effective there.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let program = folder.path().join("exports");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/exports.c");
@@ -147,7 +148,8 @@ fn a_program_may_handle_its_own_faults() {
     run("faulting", &[PLAIN]);
 }
 
-/// Names of the C library that begin so move bytes of descriptors, copy or close them, or make processes that have them.
+/// Prefixes of the C library's functions that move bytes of descriptors, copy or close them, or create processes that
+/// inherit them.
 const WORDS: [&str; 39] = [
     "accept",
     "aio_",
@@ -190,7 +192,7 @@ const WORDS: [&str; 39] = [
     "write",
 ];
 
-/// Those that the library need not follow, by what they begin with.
+/// Functions that the library need not follow, by prefix.
 const OTHERS: [(&str, &[&str]); 6] = [
     (
         "no sockets",

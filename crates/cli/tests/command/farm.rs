@@ -1,10 +1,10 @@
-//! `farm`: the manager and its workers as processes of their own.
+//! `ginnel farm`: the manager and its workers as separate processes.
 
 use crate::world::{Said, World, signal, wait_for};
 use std::fs;
 use std::process::{Child, Stdio};
 
-/// Numbers that look random and are the same each time.
+/// Generates numbers that look random and are the same each time.
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -43,7 +43,7 @@ fn result(child: Child) -> serde_json::Value {
     said.json()
 }
 
-/// Waits until so many channels are open in the daemon's books.
+/// Waits until this many channels are open in the daemon's books.
 fn wait_for_channels(world: &World, count: usize) {
     wait_for("channels of the workers", || {
         world.good("status --json").json()["channels"].as_array().is_some_and(|c| c.len() >= count)
@@ -102,7 +102,7 @@ fn programs_are_workers_too() {
     assert_eq!(status, Some(0), "{said_by_worker:?}");
     assert!(said_by_worker.out.starts_with("working at web/farm\n4 pieces, 9"), "{said_by_worker:?}");
 
-    // What they print comes in the order of the input.
+    // The output of the workers' programs comes in the order of the input.
     let workers =
         [start(&world, "farm work web -- tr a-z A-Z"), start(&world, "farm work web -- tr a-z A-Z")];
     let out = world.good("farm run filter web --file text --piece 1000 --workers 2 -q").out;
@@ -115,7 +115,7 @@ fn programs_are_workers_too() {
 #[test]
 fn a_worker_killed_in_the_middle_and_a_late_one() {
     let world = World::new();
-    // Work that takes its time, so that the middle can be met: each piece half a second of sleep after the flag is set.
+    // Slow work, so that the test can act in the middle: each piece sleeps for half a second after the flag is set.
     let flag = world.files().join("flag");
     let slow = "farm work web -- sh ./slow.sh";
     fs::write(world.files().join("slow.sh"), "touch flag; exec sleep 100").unwrap();
@@ -125,7 +125,7 @@ fn a_worker_killed_in_the_middle_and_a_late_one() {
     let mut victim = victim;
     victim.kill().unwrap();
     victim.wait().unwrap();
-    // All workers are dead now: the manager waits for another.
+    // All workers are dead now, and the manager waits for another one.
     let late = start(&world, "farm work web");
     let json = result(manager);
     assert_eq!(json["count"], 4 << 20, "{json}");
@@ -176,7 +176,7 @@ fn workers_killed_at_random_instants_change_no_count() {
     );
     assert!(json["deaths"].as_u64().unwrap() > 0, "{kills} kills: {json}");
     for worker in workers {
-        // One that came too late for the job has found nobody.
+        // A worker that came too late for the job found no manager.
         ended(worker);
     }
 }
@@ -184,7 +184,7 @@ fn workers_killed_at_random_instants_change_no_count() {
 #[test]
 fn what_cannot_be_done_is_said() {
     let world = World::new();
-    // Nobody comes; all die; a piece that takes each worker along; a program that fails; a program that hangs.
+    // No worker comes; all workers die; a piece kills each worker; a program fails; a program hangs.
     let err = |line: &str| {
         let said = world.expect(1, line);
         assert_eq!(said.err.lines().count(), 1, "{said:?}");
@@ -212,7 +212,7 @@ fn what_cannot_be_done_is_said() {
         let said = err(&format!(
             "farm run count-chars web --generate 100K --piece 10K --workers 5 --patience 2 {piece_timeout}"
         ));
-        // Who fails may try another piece; who is dismissed may not, and then there is nobody.
+        // A worker that fails may try another piece; a dismissed one may not, and then there is no worker.
         let end = if says.contains("said") { "was tried 5 times" } else { "no worker for 2s" };
         assert!(said.contains(end) && said.contains(says), "{program}: {said}");
         for worker in &mut workers {
@@ -220,13 +220,13 @@ fn what_cannot_be_done_is_said() {
             worker.wait().unwrap();
         }
     }
-    // A job that a worker without a program does not know.
+    // A worker without a program does not know this job.
     let worker = start(&world, "farm work web");
     let said = err("farm run filter web --generate 100K");
     assert!(said.contains("start it with `-- PROGRAM`"), "{said}");
     drop(worker.wait_with_output());
 
-    // The manager dies: its workers say so.
+    // The manager dies, and its workers report that.
     let mut manager = start(&world, "farm run count-chars web --generate 1M --workers 9");
     let worker = start(&world, "farm work web");
     wait_for_channels(&world, 1);

@@ -1,4 +1,4 @@
-//! The farm as a library, with workers that are threads or liars.
+//! The farm's library, with workers that are threads or that lie.
 
 use crate::world::{World, wait_for};
 use ginnel::{AttachOptions, Block, BlockOptions, ChannelOptions, Endpoint, ErrorCode, MessageChannel};
@@ -27,7 +27,7 @@ fn connect(world: &World) -> MessageChannel {
     endpoint(world).connect_with("farm", &options).unwrap()
 }
 
-/// Counts characters until the manager has gone.
+/// Counts characters until the manager is gone.
 fn serve(channel: MessageChannel) -> Result<(), ginnel::Error> {
     Worker::over(channel).serve(|task, result| {
         result.extend_from_slice(&count::characters(task.data).to_le_bytes());
@@ -49,7 +49,8 @@ fn number(result: &[u8]) -> Result<u64, Refusal> {
 fn an_event_loop_drives_a_job_by_one_fd() {
     let world = World::new();
     let mut manager = manager(&world, Options::default());
-    // The workers begin when the loop is about to wait for them, so that it waits at least once however they are scheduled.
+    // The workers begin when the loop is about to wait for them, so that it waits at least once, however they are
+    // scheduled.
     let begin = Arc::new(Barrier::new(3));
     let workers = [(); 2].map(|()| {
         let (channel, begin) = (connect(&world), begin.clone());
@@ -90,14 +91,14 @@ fn an_event_loop_drives_a_job_by_one_fd() {
     }
 }
 
-/// Takes all that is left of a segment: blocks, which come in units of the segment's page, and then locks, of which each takes the
-/// smallest page that there is.
+/// Allocates the rest of a segment: first blocks, whose unit is the segment's page, and then locks, each of which takes
+/// the smallest page that exists.
 fn fill(endpoint: &Endpoint) -> (Vec<Block>, Vec<ginnel::sync::Mutex>) {
     let full = |error: ginnel::Error| assert_eq!(error.code(), Some(ErrorCode::NO_MEMORY), "{error}");
     let (mut blocks, mut locks) = (Vec::new(), Vec::new());
     let mut len = 1 << 30;
     while len >= 4096 {
-        // Without a name it goes with its handle.
+        // A lock without a name is removed with its handle.
         match endpoint.create_block("", len, &BlockOptions::default()) {
             Ok(block) => blocks.push(block),
             Err(error) => {
@@ -117,7 +118,8 @@ fn fill(endpoint: &Endpoint) -> (Vec<Block>, Vec<ginnel::sync::Mutex>) {
     }
 }
 
-/// As [`counter`], as soon as the segment has room for its channel: what others have given up comes back by and by.
+/// Does the same as [`counter`] as soon as the segment has room for its channel: memory that others have freed becomes
+/// available over time.
 fn counter_with_room(world: &World) -> JoinHandle<Result<(), ginnel::Error>> {
     let (endpoint, mut channel) = (endpoint(world), None);
     wait_for("room for a channel", || {
@@ -148,7 +150,7 @@ fn a_worker_for_whom_there_is_no_readiness_board_is_turned_away() {
         });
         done.map(|_| sum)
     };
-    // The manager says so once; before, the worker has not come yet.
+    // The manager reports that once; before that, the worker has not connected yet.
     wait_for("the worker to be turned away", || {
         let said = count(&mut manager).unwrap_err().to_string();
         let turned_away = said.contains("turned away");
@@ -156,11 +158,11 @@ fn a_worker_for_whom_there_is_no_readiness_board_is_turned_away() {
         turned_away
     });
     assert_eq!(manager.workers(), 0);
-    // The worker is told, too, and does not take it for the end of the work.
+    // The worker learns of it too, and does not mistake it for the end of the work.
     wait_for("the worker to be told", || worker.is_finished());
     let told = worker.join().unwrap();
     assert!(matches!(told, Err(ginnel::Error::Aborted)), "{told:?}");
-    // Whoever waits for workers does not hear of it, but the next job does.
+    // Waiting for workers does not report it, but the next job does.
     let worker = counter_with_room(&world);
     wait_for("the next worker to be told", || {
         assert!(!manager.wait_for_workers(1, Duration::ZERO).unwrap());
@@ -168,7 +170,7 @@ fn a_worker_for_whom_there_is_no_readiness_board_is_turned_away() {
     });
     let said = count(&mut manager).unwrap_err().to_string();
     assert!(said.contains("no room for a readiness board"), "{said}");
-    // With room, the next one is taken in.
+    // When there is room, the next worker is accepted.
     for block in filling.0 {
         block.close().unwrap();
     }
@@ -189,7 +191,7 @@ fn workers_stay_from_job_to_job_even_if_one_is_given_up() {
         let mut pieces = 0;
         let done = manager.run("count", equal(LEN, 5000), Generated { seed: job }, |_, _| {
             pieces += 1;
-            // The others hold pieces then, whose results nobody wants.
+            // At that time the other workers hold pieces whose results are not needed any more.
             if pieces == 20 { Err(std::io::Error::other("enough").into()) } else { Ok(()) }
         });
         assert!(matches!(done, Err(Error::Result { .. })), "{done:?}");
@@ -240,7 +242,7 @@ fn liars_are_dismissed_and_change_nothing() {
         let mut liar = connect(&world);
         assert!(manager.wait_for_workers(1, WATCHDOG).unwrap());
         let liar = spawn(move || {
-            // The job, and a piece: which one is the manager's choice, and what speaks of piece 1 means that one.
+            // The job, and a piece. The manager chooses the piece; where the script says piece 1, it means this one.
             liar.recv().unwrap();
             let piece = liar.recv().unwrap();
             let mut lie = lie;

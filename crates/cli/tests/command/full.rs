@@ -1,9 +1,10 @@
-//! Connections under `ginnel run` for which their segment has no room.
+//! Connections under `ginnel run` for which the segment has no room.
 
 use crate::stage::{PYTHON, Stage, changed, have};
 use crate::world::World;
 
-/// Connections, with both ends in one process, until the segment has no room for one more; then some of them are closed.
+/// Opens connections, with both ends in one process, until the segment has no room for another one, and then closes
+/// some of them.
 const PROGRAM: &str = r#"
 import json, os, random, socket
 listener = socket.create_server(('127.0.0.1', 0))

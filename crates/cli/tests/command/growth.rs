@@ -1,13 +1,13 @@
-//! Connections under `ginnel run` whose rings become larger while bytes flow.
+//! Connections under `ginnel run` whose rings grow while bytes flow.
 
 use crate::epoll::PAIRS;
 use crate::stage::{PYTHON, Stage, changed, have};
 
-/// Data bytes of the rings that a connection begins with, and of the largest.
+/// Data bytes of the rings with which a connection begins, and of the largest rings.
 const SMALLEST: u64 = 4 << 10;
 const LARGEST: u64 = 256 << 10;
 
-/// Streams between the ends of a pair. An end goes on until the report says that all have the largest rings.
+/// Streams between the ends of a pair. An end continues until the report says that all rings have the largest size.
 pub const STREAMS: &str = r#"
 import hashlib, json, random, selectors
 def largest():

@@ -1,7 +1,7 @@
-//! A hostile neighbour writes at random into the rings of connections under `ginnel run`.
+//! A hostile member writes random words into the rings of connections under `ginnel run`.
 //!
-//! What it writes may be anything, so what the programs receive may be anything. But each call returns, with bytes, the end or an error;
-//! no program dies; and connections that come after it are as good as new.
+//! The words may be anything, so the programs may receive anything. But each call returns, with bytes, the end or an
+//! error; no program dies; and later connections are not affected.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::epoll::PAIRS;
 use crate::stage::{PATIENCE, PYTHON, Stage, changed, have};
 
-/// Bytes of a page, and of the words in front of a ring's data.
+/// Size of a page, and of the words in front of a ring's data, in bytes.
 const PAGE: usize = 4096;
 const HEADER: usize = 512;
 
@@ -31,7 +31,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// A word as a liar writes it: near what stands there, small, large, or any.
+    /// Returns a word as an attacker would write it: close to the current value, small, large, or random.
     pub fn lie(&mut self, now: u64) -> u64 {
         match self.below(7) {
             0 => 0,
@@ -45,7 +45,7 @@ impl Random {
     }
 }
 
-/// The pages of the segment that hold something.
+/// Returns the pages of the segment that are not empty.
 fn used_pages(segment: &File) -> Vec<usize> {
     let mut page = [0; PAGE];
     let pages = segment.metadata().unwrap().len() as usize / PAGE;
@@ -56,7 +56,7 @@ fn used_pages(segment: &File) -> Vec<usize> {
     (0..pages).filter(is_used).collect()
 }
 
-/// Writes for so long, and until something has been found to be wrong. Returns how many words it has written.
+/// Writes for this long, and until a program has detected something wrong. Returns how many words it has written.
 fn scribble(segment: &File, seed: u64, time: Duration, is_found: impl Fn() -> bool) -> u64 {
     let mut random = Random(seed);
     let (mut words, begin) = (0, Instant::now());
@@ -67,7 +67,7 @@ fn scribble(segment: &File, seed: u64, time: Duration, is_found: impl Fn() -> bo
         }
         for _ in 0..2000.min(100 * pages.len()) {
             let page = pages[random.below(pages.len())];
-            // Rings begin at multiples of 512 bytes. Most lies are told in the words in front of their data.
+            // Rings begin at multiples of 512 bytes. Most of the writes go to the words in front of their data.
             let within = match random.below(4) {
                 0 => random.below(PAGE / 8),
                 _ => random.below(PAGE / HEADER) * HEADER / 8 + random.below(HEADER / 8),
@@ -116,7 +116,8 @@ fn a_peer_that_writes_anything_into_rings_harms_its_own_connections_only() {
     }
 }
 
-/// Ends of connections that do what programs do, and expect nothing but that they get an answer. Prints how many were reset.
+/// Ends of connections that make the usual calls, and only expect each call to return. Prints how many connections were
+/// reset.
 const VICTIM: &str = r#"
 import random, selectors
 listener.listen(64)

@@ -1,4 +1,4 @@
-//! `cp` with a far side that lies or breaks. Frames are written byte by byte, as `cp/frame.rs` describes them.
+//! `ginnel cp` with a peer that lies or breaks off. Frames are written byte by byte, as `cp/frame.rs` describes them.
 
 use crate::world::{World, signal, wait_for};
 use ginnel::{AttachOptions, Endpoint, Listener, MessageChannel};
@@ -35,13 +35,13 @@ fn simple(kind: u32, tail: &str) -> Vec<u8> {
     frame(kind, 0, 0, 0, tail.as_bytes())
 }
 
-/// Listens where a server would.
+/// Listens at the name at which a server would listen.
 fn listen(world: &World) -> Listener<MessageChannel> {
     let options = AttachOptions { socket: world.socket(), ..AttachOptions::default() };
     Endpoint::attach_with("web", &options).unwrap().listen("cp@host").unwrap()
 }
 
-/// A client that copies `line`, and the channel that it has opened.
+/// Starts a client that copies `line`, and accepts the channel that it opens.
 fn client(world: &World, listener: &Listener<MessageChannel>, line: &str) -> (Child, MessageChannel) {
     let child = world.command(line).stderr(Stdio::piped()).spawn().unwrap();
     let mut channel = listener.accept().unwrap();
@@ -50,13 +50,13 @@ fn client(world: &World, listener: &Listener<MessageChannel>, line: &str) -> (Ch
     (child, channel)
 }
 
-/// Sends frames to a client that asked for `-r f`; its error, and what it has left.
+/// Sends frames to a client that has asked for `-r f`. Returns its error output, and the files that it has left.
 fn tell(world: &World, listener: &Listener<MessageChannel>, frames: &[Vec<u8>]) -> (String, Vec<String>) {
     let into = world.files().join("into");
     fs::create_dir(&into).unwrap();
     let (child, mut channel) = client(world, listener, "cp -r host:f into");
     for frame in frames {
-        // A client that has given up closes; then there is nothing more to say.
+        // A client that has given up has closed the channel, so sending may fail.
         if channel.send(frame).is_err() {
             break;
         }
@@ -116,7 +116,7 @@ fn lies_are_refused_and_leave_nothing() {
         ("not the name of a directory entry", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"../x")]),
         ("bad path", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"/x")]),
         ("impossible target", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(LINK, 0, 0, 1, b"x")]),
-        // A link that leads out, and then a file behind it.
+        // A link that leads out of the folder, and then a file behind it.
         (
             "symbolic link is in the way",
             vec![
@@ -191,7 +191,7 @@ fn a_server_survives_clients_that_lie() {
         }
         assert_eq!(last.get(..4), Some(ERROR.to_le_bytes().as_slice()), "{talk:?}");
     }
-    // And is of use to others.
+    // The server still serves others.
     fs::write(world.files().join("good"), "good").unwrap();
     world.good("cp good host:");
     assert_eq!(fs::read_dir(world.files().join("far")).unwrap().count(), 1);

@@ -1,4 +1,4 @@
-//! The command against a real daemon, each test with one of its own.
+//! The `ginnel` command with a real daemon. Each test has a daemon of its own.
 
 mod cache;
 mod cached;

@@ -1,4 +1,4 @@
-//! `ping` and `perf`.
+//! `ginnel ping` and `ginnel perf`.
 
 use crate::world::{World, wait_for};
 use std::collections::BTreeSet;
@@ -96,7 +96,7 @@ fn perf_is_selective_in_both_directions() {
     }
     let table = world.good("perf web/perf --duration 0.01 --size 8 --mode poll --kind message").out;
     assert!(table.contains("LATENCY") && table.contains("BANDWIDTH"), "{table}");
-    // Longer than the largest ring allows: said, and the rest is measured.
+    // Messages longer than the largest ring permits are reported, and the rest is measured.
     let said = world.expect(
         1,
         "perf web/perf --duration 0.01 --size 8M,8 --mode poll --kind message --test bandwidth --json",

@@ -1,4 +1,5 @@
-//! Connections under `ginnel run` between network namespaces, as containers have them, and whom they are not to be taken for.
+//! Connections under `ginnel run` between network namespaces, as containers have them. They must not be mistaken for
+//! others.
 
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +9,7 @@ use ginnel_report::Record;
 
 use crate::stage::{PYTHON, Stage, changed, have};
 
-/// Runs a line of a shell as root.
+/// Runs a line of shell as root.
 fn shell(line: &str) -> bool {
     let output = Command::new("sh").args(["-ec", line]).stdin(Stdio::null()).output().unwrap();
     let is_done = output.status.success();
@@ -18,13 +19,13 @@ fn shell(line: &str) -> bool {
     is_done
 }
 
-/// Two network namespaces, joined by a cable: 10.77.0.1 and 10.77.0.2.
+/// Two network namespaces joined by a cable: 10.77.0.1 and 10.77.0.2.
 struct Cable {
     names: [String; 2],
 }
 
 impl Cable {
-    /// `None`, after it has said so, if this user may not make namespaces, or something is missing.
+    /// Returns `None`, with a message, if this user may not create namespaces or a program is missing.
     fn new() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -43,7 +44,7 @@ impl Cable {
         is_there.then_some(cable)
     }
 
-    /// A program in the first one, or in the second one.
+    /// Returns a command that runs in the first or in the second namespace.
     fn at(&self, end: usize) -> Vec<String> {
         vec!["nsenter".into(), format!("--net=/run/netns/{}", self.names[end])]
     }
@@ -56,13 +57,14 @@ impl Drop for Cable {
     }
 }
 
-/// Two addresses within one namespace that belongs to a user namespace, where any user may build it.
+/// Two addresses in one namespace that belongs to a user namespace, where any user may create it.
 fn at_a_look_alike() -> Vec<String> {
     let line = "ip link set lo up; ip address add 10.77.0.1/24 dev lo; ip address add 10.77.0.2/24 dev lo; exec \"$@\"";
     ["unshare", "--user", "--map-root-user", "--net", "sh", "-ec", line, "sh"].map(str::to_owned).to_vec()
 }
 
-/// One end, or both. It says its own name with each byte that it gets, and counts what it hears from others.
+/// One or both ends of a connection. An end sends its own name for each byte that it receives, and counts the names
+/// that it receives.
 const END: &str = r#"
 import os, socket, sys, threading, time
 name, role, address, seconds = sys.argv[1], sys.argv[2], ('10.77.0.2', int(sys.argv[3])), float(sys.argv[4])
@@ -107,14 +109,14 @@ for thread in threads:
     thread.join()
 "#;
 
-/// Programs that run at a time.
+/// The number of programs that run at a time.
 struct Cast<'a> {
     stage: &'a Stage,
     children: Vec<Child>,
 }
 
 impl Cast<'_> {
-    /// `END` with these arguments, at that place.
+    /// Starts `END` with these arguments in that namespace.
     fn add(&mut self, place: &[String], arguments: &[&str]) {
         let place = place.iter().map(String::as_str);
         let line: Vec<&str> = place.chain([PYTHON, "-c", END]).chain(arguments.iter().copied()).collect();
@@ -143,7 +145,7 @@ impl Cast<'_> {
     }
 }
 
-/// A server and a client at the ends of a cable; what the reports say of both.
+/// Runs a server and a client at the ends of a cable. Returns the reports of both.
 fn between(cable: &Cable, server: &[&str], client: &[&str]) -> Vec<Record<'static>> {
     let stage = Stage::new("eager");
     let mut cast = Cast { stage: &stage, children: Vec::new() };
@@ -156,7 +158,7 @@ fn between(cable: &Cable, server: &[&str], client: &[&str]) -> Vec<Record<'stati
 const SERVER: [&str; 4] = ["x", "server", "7000", "1"];
 const CLIENT: [&str; 4] = ["x", "client", "7000", "1"];
 
-/// Why connections of Python have stayed on TCP.
+/// Returns why connections of Python have stayed on TCP.
 fn reasons<'a>(connections: &'a [Record<'static>]) -> Vec<&'a str> {
     assert!(changed(connections, "python3").is_empty(), "{connections:#?}");
     connections.iter().filter(|record| record.program == "python3").map(|record| &*record.reason).collect()
@@ -172,7 +174,7 @@ fn containers_with_network_namespaces_of_their_own() {
 #[test]
 fn a_connection_of_a_syn_cookie_stays_on_tcp() {
     let Some(cable) = Cable::new() else { return };
-    // 2: cookies are used always. The kernel keeps no SYN then.
+    // 2 means that SYN cookies are always used. The kernel keeps no SYN then.
     let server = &cable.names[1];
     assert!(shell(&format!("ip netns exec {server} sh -c 'echo 2 > /proc/sys/net/ipv4/tcp_syncookies'")));
     let reasons = reasons(&between(&cable, &SERVER, &CLIENT)).join("; ");
@@ -206,7 +208,7 @@ fn networks_with_the_same_addresses_are_never_mixed_up() {
     for turn in 0..5 {
         let stage = Stage::new("eager");
         let mut cast = Cast { stage: &stage, children: Vec::new() };
-        // The same addresses and ports at the same time. (Those of the last turn are in TIME_WAIT.)
+        // The same addresses and ports are used at the same time. (Those of the last round are in TIME_WAIT.)
         let port = (7000 + turn).to_string();
         for (cable, name) in cables.iter().zip(["first", "second"]) {
             let arguments = |role| [name, role, port.as_str(), "0.6"];
@@ -233,7 +235,7 @@ fn look_alikes_in_user_namespaces_get_nothing() {
     for turn in 0..5 {
         let stage = Stage::new("eager");
         let mut cast = Cast { stage: &stage, children: Vec::new() };
-        // Those of the last turn are in TIME_WAIT.
+        // The ports of the last round are in TIME_WAIT.
         let port = (7000 + turn).to_string();
         for n in 0..2 {
             cast.add(&at_a_look_alike(), &[&format!("liar {n}"), "both", &port, "1.5"]);
@@ -244,7 +246,8 @@ fn look_alikes_in_user_namespaces_get_nothing() {
         let connections = stage.end();
         let mut honest = 0;
         for end in changed(&connections, "python3") {
-            // A look-alike is a connection of its own within its namespace: whatever changes over has both ends in one process there.
+            // A look-alike is a separate connection in its own namespace: a connection that changes over has both ends
+            // in one process there.
             let twins =
                 connections.iter().filter(|other| other.pid == end.pid && other.has_changed_over()).count();
             honest += usize::from(twins == 1);
@@ -257,7 +260,8 @@ fn look_alikes_in_user_namespaces_get_nothing() {
     assert!(joined > 0, "look-alikes keep others on TCP");
 }
 
-/// Connections of which the kernel carries nothing, with keepalive, and what a program is told when the network is gone.
+/// Connections with keepalive for which the kernel carries nothing. Prints what a program is told when the network is
+/// gone.
 const KEEPALIVE: &str = r#"
 import subprocess
 def probes():
@@ -345,7 +349,7 @@ fn keepalive_ends_connections_whose_network_is_gone_and_no_others() {
     assert_eq!(changed(&stage.end(), "python3").len(), 24);
 }
 
-/// Connections with a time for what is not acknowledged, of which one has sent nothing when the network goes.
+/// Connections with a timeout for data that is not acknowledged. One of them has sent nothing when the network goes.
 const USER_TIMEOUT: &str = r#"
 import subprocess
 def by_recv(c):
@@ -413,7 +417,7 @@ fn a_peer_that_does_not_acknowledge_what_was_sent_is_given_up() {
     assert_eq!(changed(&stage.end(), "python3").len(), 10);
 }
 
-/// A server that is killed where its kernel cannot say so, and a client that finds it out.
+/// A server that is killed where its kernel cannot report it, and a client that detects that.
 const KILLED: &str = r#"
 import errno, select
 how, role = sys.argv[1:]
@@ -465,7 +469,7 @@ print('longest', int(longest * 1000))
 fn a_call_that_does_not_wait_does_not_wait_for_the_end_of_a_dead_peer_either() {
     for how in ["looks", "poll", "epoll", "edge"] {
         let mut longest = Vec::new();
-        // A busy machine may take the CPU from it for as long.
+        // A busy machine may withhold the CPU for that long.
         for _ in 0..3 {
             let Some(cable) = Cable::new() else { return };
             let stage = Stage::new("eager");

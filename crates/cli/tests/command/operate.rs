@@ -1,4 +1,4 @@
-//! Segments, VMs, status, and what is printed for others to use.
+//! Segments, VMs, status, and output for other programs.
 
 use crate::world::{World, signal};
 use std::process::Stdio;

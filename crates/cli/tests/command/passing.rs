@@ -1,10 +1,11 @@
-//! Connections under `ginnel run` that have changed over and then get another process: by `exec`, `posix_spawn`, or in a message.
+//! Connections under `ginnel run` that have changed over and then go to another process: by `exec`, by `posix_spawn`,
+//! or in a message.
 
 use ginnel_report::Record;
 
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 
-/// What both programs know.
+/// The part that both programs have in common.
 pub const COMMON: &str = r#"
 import os, random, signal, socket, subprocess, sys, time
 content = random.Random(5).randbytes(400000)
@@ -36,7 +37,7 @@ def ask_until_changed(c, asks):
         changed = [own, other]
 "#;
 
-/// The server: answers until its connection has changed over, and then has another process go on.
+/// The server: answers until its connection has changed over, and then hands it to another process.
 const SERVER: &str = r#"
 GO_ON = r'''
 import os, socket, sys
@@ -105,7 +106,7 @@ else:
     assert child.wait() == 0
 "#;
 
-/// The client, which knows nothing of that.
+/// The client, which knows nothing of the handover.
 const CLIENT: &str = r#"
 how, port, unread = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 c = socket.create_connection(('127.0.0.1', port))
@@ -137,7 +138,7 @@ fn a_connection_that_has_changed_over_goes_to_another_process() {
                 let connections = stage.end();
                 assert!(!log.contains("Traceback"), "{mode} {how} {unread}: {log}");
                 let changed = changed(&connections, "python3");
-                // Both ends, and that of a child.
+                // Both ends, and the end of a child.
                 let ends = if how == "fork and exec" { 3 } else { 2 };
                 assert_eq!(changed.len(), ends, "{mode} {how} {unread}: {connections:#?}");
                 assert!(changed.iter().all(|end| end.returned == 2), "{mode} {how} {unread}: {changed:#?}");
@@ -146,14 +147,15 @@ fn a_connection_that_has_changed_over_goes_to_another_process() {
     }
 }
 
-/// Runs a program that has both ends of its connections, until all of them have changed over; what the report says of them.
+/// Runs a program that has both ends of its connections, until all of them have changed over. Returns what the report
+/// says about them.
 fn run(program: &str) -> Vec<Record<'static>> {
     let stage = Stage::new("eager").settling();
     stage.client(&[PYTHON, "-c", &format!("{COMMON}{PAIR}{program}")]);
     stage.end()
 }
 
-/// Two ends of a connection, which have changed over.
+/// Returns two ends of a connection that has changed over.
 const PAIR: &str = r#"
 import threading
 server = socket.create_server(('127.0.0.1', 0))
@@ -182,7 +184,7 @@ fn a_message_with_a_connection_waits_for_its_peer_but_not_for_ever() {
     assert_eq!(changed(&connections, "python3").len(), 2, "{connections:#?}");
 }
 
-/// A server that would pass its connection on while its client is busy with something else.
+/// A server that tries to pass its connection on while its client is busy with something else.
 const REFUSED: &str = r#"
 port = int(sys.argv[2])
 if sys.argv[1] == 'serve':
@@ -280,7 +282,7 @@ for end in (a, b):
     os.set_inheritable(end.fileno(), False)
     assert not os.get_inheritable(end.fileno())
 "#);
-    // The children's as well, which have done nothing.
+    // The ends of the children as well, which have done nothing.
     let changed = changed(&connections, "python3");
     assert!(changed.len() >= 2, "{connections:#?}");
     assert!(changed.iter().all(|end| end.returns == 0 && end.reason.is_empty()), "{changed:#?}");

@@ -1,4 +1,5 @@
-//! Programs of the distribution, unmodified, under `ginnel run`: their connections change over, and their data are right.
+//! Unmodified programs of the distribution under `ginnel run`: their connections change over, and their data is
+//! correct.
 
 mod asyncio;
 mod fork;
@@ -33,7 +34,7 @@ fn redis() {
         ] {
             stage.client(&[&["redis-benchmark", "-p", &at, "-q", "-t", "set,get"], load].concat());
         }
-        // A value that does not fit into the ring, and what comes back of it.
+        // A value that is longer than the ring, and the same value read back.
         let value: String = (0..100_000_u32)
             .map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8))
             .collect();
@@ -45,7 +46,8 @@ fn redis() {
         let got = stage.client(&["redis-cli", "-p", &at, "STRLEN", "key"]);
         assert_eq!(got.trim(), (value.len() * 20).to_string());
         let connections = stage.end();
-        // Of some fifty connections of each kind. How many end before depends on the machine.
+        // There are some fifty connections of each kind. How many of them end before they change over depends on the
+        // machine.
         for program in ["redis-benchmark", "redis-server"] {
             let n = changed(&connections, program).len();
             assert!(n >= 5, "{mode}: {n} of {program}: {connections:#?}");

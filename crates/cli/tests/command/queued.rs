@@ -1,8 +1,9 @@
-//! What `ioctl` says of the bytes of a connection that wait.
+//! The number of waiting bytes of a connection that `ioctl` returns.
 
 use crate::stage::{PYTHON, Stage, have};
 
-/// Each pair has changed over when `pair` returns. What is to come true later is looked for until the test's time is over.
+/// Each pair has changed over when `pair` returns. Conditions that become true later are polled until the test's time
+/// limit.
 const QUEUED: &str = r#"
 import array, fcntl, socket, termios
 listener = socket.create_server(('127.0.0.1', 0))

@@ -16,7 +16,7 @@ fn a_reader_reads_and_is_told_when_it_would_write() {
     let endpoint = Endpoint::attach_with("news", &options).unwrap();
     assert!(endpoint.is_read_only() && endpoint.memory().is_read_only());
     assert_eq!((endpoint.page(), endpoint.mapping_kind()), (4096, MappingKind::FILE));
-    // The mapping begins with the header, and is all the rest.
+    // The mapping begins with the header and contains the whole rest of the segment.
     assert_eq!(endpoint.memory().len(), 14 << 20);
     assert_eq!(endpoint.memory().load_acquire_u64(0), u64::from_le_bytes(*b"GINNELSG"));
     let refused = endpoint.listen::<MessageChannel>("x").err().unwrap();

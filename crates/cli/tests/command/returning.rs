@@ -1,10 +1,11 @@
-//! Connections under `ginnel run` that go back to TCP because their receiver does something else for a while, and change over again.
+//! Connections under `ginnel run` that go back to TCP because their receiver does something else for a while, and then
+//! change over again.
 
 use crate::epoll::PAIRS;
 use crate::growth::STREAMS;
 use crate::stage::{PYTHON, Stage, changed, have};
 
-/// What the report says of this process's connections.
+/// Returns what the report says about this process's connections.
 const RETURNS: &str = r#"
 def report():
     ends = {}
@@ -20,7 +21,7 @@ def returned():
     return sum(end.get('returned', 0) for end in report())
 "#;
 
-/// Runs a program, and returns how often its connections have gone back.
+/// Runs a program, and returns how often its connections have gone back to TCP.
 fn run(program: &str, ends: usize) -> u64 {
     let stage = Stage::new("eager");
     stage.client(&[PYTHON, "-c", &format!("{PAIRS}{STREAMS}{RETURNS}{program}")]);
@@ -35,7 +36,7 @@ fn a_program_that_sends_much_before_it_receives() {
     if !have(&[PYTHON]) {
         return;
     }
-    // As on TCP: its buffers take this much, and nobody receives before all of it was sent.
+    // TCP's buffers take this much data, and the peer receives nothing before all of it is sent.
     let returns = run(
         r#"
 a, b = pair()
@@ -63,7 +64,7 @@ assert receive(a, 7) == b'the end' and a.recv(1) == b''
 "#,
         2,
     );
-    // Each is counted at both ends.
+    // Each change is counted at both ends.
     assert!(returns >= 2, "{returns}");
 }
 
@@ -106,7 +107,8 @@ fn connections_that_go_back_and_change_over_again_lose_nothing() {
     if !have(&[PYTHON]) {
         return;
     }
-    // A thousand times in a soak. New connections each time, because those that have gone back often rest for long.
+    // A thousand times in a soak test. Each time with new connections, because a connection that has often gone back
+    // rests for a long time.
     let rounds = if std::env::var_os("GINNEL_SOAK").is_some() { 25 } else { 1 };
     for seed in 0..rounds {
         for selector in ["EpollSelector", "PollSelector"] {
@@ -117,7 +119,7 @@ fn connections_that_go_back_and_change_over_again_lose_nothing() {
     }
 }
 
-/// Streams whose receivers stop now and then, until connections have gone back so often.
+/// Streams whose receivers stop now and then, until connections have gone back this often.
 const STUTTER: &str = r#"
 selector = selectors.SELECTOR()
 chance = random.Random(SEED)
@@ -183,7 +185,7 @@ fn a_call_that_does_not_wait_takes_all_of_a_short_message() {
     if !have(&[PYTHON]) {
         return;
     }
-    // TCP's buffers take this much, and programs count on it.
+    // TCP's buffers take this much data, and programs rely on that.
     run(
         r#"
 for lens in ([5000], [16000], [1000] * 16, [4096, 1, 10000]):

@@ -1,4 +1,4 @@
-//! Programs that are run with the preload library. To most of these tests it does not matter which library it is.
+//! Programs that are run with the preload library. For most of these tests it does not matter which library is loaded.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use crate::world::{World, built_library, signal, wait_for};
 use ginnel_report::{Event, Record, Report};
 
-/// A shared library that this process has loaded, so that any program can.
+/// Returns a shared library that this process has loaded, so that any program can load it.
 fn library(name: &str) -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -19,7 +19,7 @@ fn library(name: &str) -> PathBuf {
 }
 
 fn ginnel() -> Command {
-    // What runs in the background, as tests may, ignores some signals, and so would all that it starts.
+    // A background process, such as a test may be, ignores some signals, and its children would inherit that.
     let mut command = Command::new("env");
     command
         .args(["--default-signal", env!("CARGO_BIN_EXE_ginnel"), "run"])
@@ -100,7 +100,7 @@ fn a_library_that_is_missing_is_named() {
     let (status, _, err) = said(&output);
     assert!(status == Some(125) && err.contains("GINNEL_PRELOAD names /no/such/library"), "{err}");
 
-    // The command where nothing is beside it.
+    // The command in a folder without the library beside it.
     let command = Path::new(env!("CARGO_BIN_EXE_ginnel"));
     let folder = tempfile::tempdir_in(command.parent().unwrap()).unwrap();
     let alone = folder.path().join("bin/ginnel");
@@ -119,7 +119,7 @@ fn a_library_that_is_missing_is_named() {
     for place in ["bin/libginnel_preload.so", "lib/ginnel/libginnel-preload.so", "GINNEL_PRELOAD"] {
         assert!(err.contains(place), "{err}");
     }
-    // As it is installed.
+    // As in an installation.
     let installed = folder.path().join("lib/ginnel/libginnel-preload.so");
     fs::create_dir_all(installed.parent().unwrap()).unwrap();
     fs::copy(library("libgcc_s.so.1"), &installed).unwrap();
@@ -128,7 +128,7 @@ fn a_library_that_is_missing_is_named() {
     assert_eq!(said(&output), (Some(0), &*found, ""));
 }
 
-/// A program without a loader that ends with status 3: its file, for x86-64.
+/// A static x86-64 executable that exits with status 3.
 fn linked_statically() -> Vec<u8> {
     // mov edi, 3; mov eax, 60 (exit); syscall
     let code = [0xbf, 3, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 5];
@@ -138,7 +138,7 @@ fn linked_statically() -> Vec<u8> {
         file.extend(word.to_le_bytes());
     }
     file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
-    // PT_LOAD, to be read and executed.
+    // PT_LOAD, readable and executable.
     file.extend([1, 0, 0, 0, 5, 0, 0, 0]);
     let size = front + code.len() as u64;
     for word in [0, base, base, size, size, 4096] {
@@ -239,11 +239,11 @@ fn signals_reach_the_program_and_its_end_is_ours() {
     }
 }
 
-/// Where [`program_with_a_connection`] finds that it is to end.
+/// The variable that tells [`program_with_a_connection`] which file ends it.
 const END: &str = "GINNEL_TEST_END";
 
-/// Not a test of its own: a program with both ends of a connection, over which messages go to and fro until a file is there, or
-/// its folder is not.
+/// Not a test, but a program with both ends of a connection, over which messages go back and forth until a file exists
+/// or its folder is removed.
 #[test]
 #[ignore = "a program for the tests below"]
 fn program_with_a_connection() {
@@ -269,13 +269,13 @@ fn program_with_a_connection() {
     }
     drop(connector);
     echo.join().unwrap();
-    // Ours to write: the report of this process goes elsewhere.
+    // This process writes its own environment variable: its report goes elsewhere.
     fs::write(end, sent.to_string()).unwrap();
 }
 
 const MESSAGE: usize = 1000;
 
-/// That program with the real library, and where it finds its end and leaves its report.
+/// Starts that program with the real library. Returns the file that ends it and the file with its report.
 fn with_a_connection(folder: &Path) -> (Command, PathBuf, PathBuf) {
     let (end, file) = (folder.join("end"), folder.join("report"));
     let mut command = ginnel();
@@ -314,7 +314,7 @@ fn the_report_says_why_a_connection_stays() {
     assert!(err.contains("1 program, 2 connections: 0 changed over to shared memory"), "{err}");
 }
 
-/// Both ends of a connection in one process, with a real daemon.
+/// Both ends of a connection are in one process, with a real daemon.
 fn changes_over_and_is_shown(mode: &str) {
     let world = World::new();
     let (mut command, end, file) = with_a_connection(&world.files());

@@ -1,4 +1,4 @@
-//! `GINNEL_SOCKETS_WAIT`, with which connections whose ends are in one process change over before they carry anything.
+//! `GINNEL_SOCKETS_WAIT`, with which connections whose ends are in one process change over before they carry any data.
 
 use crate::stage::{PYTHON, Stage, have};
 

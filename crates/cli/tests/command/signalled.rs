@@ -1,4 +1,4 @@
-//! Programs under `ginnel run` that are told by a signal (SIGIO) when something has come.
+//! Programs under `ginnel run` that ask for a signal (SIGIO) when data has arrived.
 
 use crate::epoll::PAIRS;
 use crate::passing::COMMON;

@@ -1,4 +1,4 @@
-//! A server and its clients under `ginnel run`, and what their report says.
+//! A server and its clients under `ginnel run`, and their report.
 
 use std::cell::Cell;
 use std::fs::{self, Permissions};
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use crate::world::{World, built_library, signal, wait_for};
 use ginnel_report::{Record, Report};
 
-/// How long a program may take.
+/// The time limit of a program.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Modes of the library in which programs are tried.
+/// The modes of the library in which programs are tested.
 pub const MODES: [&str; 2] = ["auto", "eager"];
-/// The distribution's, whatever else is in the path.
+/// The distribution's program, whatever else is in the path.
 pub const PYTHON: &str = "/usr/bin/python3";
 
-/// Whether these programs are here. Says so if not.
+/// Returns whether these programs are installed, and prints a message if not.
 pub fn have(programs: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let is_there = |program: &&&str| path.split(':').any(|folder| Path::new(folder).join(program).exists());
@@ -32,12 +32,12 @@ pub fn have(programs: &[&str]) -> bool {
     }
 }
 
-/// A port that nobody listens at.
+/// Returns a port at which no program listens.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Whether somebody listens at a port, without a connection to it.
+/// Returns whether a program listens at a port, without connecting to it.
 pub fn listens(port: u16) -> bool {
     let sockets =
         ["/proc/net/tcp", "/proc/net/tcp6"].map(|file| fs::read_to_string(file).unwrap_or_default());
@@ -52,14 +52,14 @@ pub fn listens(port: u16) -> bool {
 pub struct Stage {
     pub world: World,
     mode: &'static str,
-    /// The library that is loaded into programs.
+    /// The library that the programs load.
     library: PathBuf,
-    /// Reports are of programs of any user.
+    /// Programs of any user may write reports.
     is_open: bool,
     /// Connections wait until they have changed over.
     settles: bool,
     server: Option<Child>,
-    /// Further variables of the programs.
+    /// Further environment variables of the programs.
     variables: Vec<(&'static str, String)>,
     /// Each run writes a report of its own.
     runs: Cell<u32>,
@@ -76,7 +76,7 @@ impl Stage {
         Self { world, mode, library, is_open, settles, server: None, variables, runs: Cell::new(0) }
     }
 
-    /// One for programs that give up root's rights and go on as this user.
+    /// Makes a stage for programs that drop root's privileges and continue as this user.
     pub fn for_user(mode: &'static str, user: u32) -> Self {
         let world = World::with(&format!("size = '64M'\nallow_users = [{user}]"));
         let mut stage = Self::in_world(mode, world);
@@ -84,20 +84,20 @@ impl Stage {
         for folder in [stage.world.path(), &files] {
             fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
         }
-        // That user may not be allowed to enter the folder of the build.
+        // That user may not be able to enter the build folder.
         let library = files.join("libginnel_preload.so");
         fs::copy(&stage.library, &library).unwrap();
         (stage.library, stage.is_open) = (library, true);
         stage
     }
 
-    /// The same, where connections wait until they have changed over: for programs that have both ends.
+    /// Makes a stage where connections wait until they have changed over, for programs that have both ends.
     pub fn settling(mut self) -> Self {
         self.settles = true;
         self
     }
 
-    /// Programs have a variable from now on.
+    /// Sets an environment variable of the programs started from now on.
     pub fn set(&mut self, name: &'static str, value: &str) {
         self.variables.retain(|(other, _)| *other != name);
         self.variables.push((name, value.into()));
@@ -116,7 +116,7 @@ impl Stage {
             .args(["--mode", self.mode, "--"])
             .args(program)
             .env("GINNEL_PRELOAD", &self.library)
-            // Nobody's own settings, and no traces there.
+            // Without any user's settings, and without leaving files there.
             .env("HOME", self.world.files())
             .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
             .stdout(Stdio::piped())
@@ -130,22 +130,23 @@ impl Stage {
 
     pub fn serve(&mut self, port: u16, program: &[&str]) {
         let mut command = self.command(program);
-        // Nobody reads what a server says.
+        // The output of a server is discarded.
         let log = fs::File::create(self.world.files().join("server.log")).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.server = Some(command.spawn().unwrap());
         wait_for("that the server listens", || listens(port));
     }
 
-    /// Runs a client to its end; what it has printed.
+    /// Runs a client to its end and returns its output.
     pub fn client(&self, program: &[&str]) -> String {
         let (status, out, err) = self.client_with(program, Stdio::null());
         assert!(status, "{program:?}: {out}\n{err}\n{}", self.log());
         out
     }
 
-    /// The same for one that ends after a time. How far its connections come until then is up to the machine, so it runs
-    /// again until this many of one run have changed over, and as many of the server's.
+    /// Does the same for a client that ends after a time. How far its connections get until then depends on the
+    /// machine, so the client is run again until this many connections of one run have changed over, and as many of the
+    /// server's.
     pub fn client_until_changed(&self, program: &[&str], least: usize, server: &str) -> String {
         let name = program[0].rsplit('/').next().unwrap();
         let before = changed(&self.connections(1), server).len();
@@ -160,7 +161,7 @@ impl Stage {
         }
     }
 
-    /// What is known at this moment of the connections of a run; nothing if it has not begun.
+    /// Returns what is known at present about the connections of a run; nothing if the run has not begun.
     fn connections(&self, run: u32) -> Vec<Record<'static>> {
         let report = fs::read(self.world.files().join(format!("report.{run}"))).unwrap_or_default();
         Report::read(&report[..]).unwrap().connections
@@ -190,7 +191,7 @@ impl Stage {
         fs::read_to_string(self.world.files().join("server.log")).unwrap_or_default()
     }
 
-    /// Ends the server, and tells what became of the connections.
+    /// Ends the server, and returns the outcome of the connections.
     pub fn end(mut self) -> Vec<Record<'static>> {
         if let Some(mut server) = self.server.take() {
             if server.try_wait().unwrap().is_none() {
@@ -205,12 +206,12 @@ impl Stage {
         self.all_connections()
     }
 
-    /// What became of the connections of the last run.
+    /// Returns the outcome of the connections of the last run.
     pub fn last_connections(&self) -> Vec<Record<'static>> {
         self.connections(self.runs.get())
     }
 
-    /// What is known at this moment of the connections of all runs.
+    /// Returns what is known at present about the connections of all runs.
     pub fn all_connections(&self) -> Vec<Record<'static>> {
         (1..=self.runs.get()).flat_map(|run| self.connections(run)).collect()
     }
@@ -225,7 +226,7 @@ impl Drop for Stage {
     }
 }
 
-/// The connections that have changed over both ways, of a program.
+/// Returns the number of a program's connections that have changed over in both directions.
 pub fn changed<'a>(connections: &'a [Record<'static>], program: &str) -> Vec<&'a Record<'static>> {
     connections.iter().filter(|record| record.program == program && record.has_changed_over()).collect()
 }

@@ -1,4 +1,4 @@
-//! Calls that a layer between a program and the C library forgets, under `ginnel run`.
+//! Calls that a layer between a program and the C library can easily forget, under `ginnel run`.
 
 use crate::epoll::PAIRS;
 use crate::stage::{PYTHON, Stage, changed, have};
@@ -35,7 +35,7 @@ fn trap_15_a_handler_ends_a_call_that_waits_or_does_not_as_the_program_has_asked
         return;
     }
     let stage = Stage::new("eager");
-    // The C library's calls, because Python's own make good for what is wrong.
+    // These call the C library directly, because Python's own functions compensate for errors.
     let program = r#"
 import ctypes, signal
 libc = ctypes.CDLL(None, use_errno=True)
@@ -104,7 +104,7 @@ for restarts, ends in ((True, {(1, 0)}), (False, {(1, 0), (-1, errno.EINTR)})):
     assert_eq!(changed(&stage.end(), "python3").len(), 4);
 }
 
-/// Runs a program whose connections have both ends in it, all of which change over.
+/// Runs a program that has both ends of its connections, all of which change over.
 fn run(program: &str, ends: usize) {
     if !have(&[PYTHON]) {
         return;
@@ -149,7 +149,7 @@ assert receive(b, 1) == b'x'
     );
 }
 
-/// What programs do to see that a connection still works.
+/// The code with which programs check that a connection still works.
 const CHECKS: &str = r#"
 def works(a, b):
     for turn in range(50):

@@ -1,4 +1,4 @@
-//! `ginnel volume` against real volumes, with the poll-mode client as their VM.
+//! `ginnel volume` with real volumes, and the poll-mode client as their VM.
 
 use crate::world::{built, wait_for};
 use ginnel_volume_control::Stat;
@@ -28,7 +28,7 @@ struct Volumes {
 impl Volumes {
     fn new() -> Self {
         bench();
-        // On the disk, not in memory, so that direct I/O is what it is.
+        // On the disk and not in memory, so that direct I/O is really used.
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         for part in ["c", "s"] {
             fs::create_dir(folder.path().join(part)).unwrap();
@@ -56,7 +56,7 @@ impl Volumes {
         command
     }
 
-    /// Starts a volume, by its name and options, and waits until it serves.
+    /// Starts a volume with this name and these options, and waits until it serves.
     fn serve(&mut self, line: &str) {
         let name = line.split(' ').next().unwrap();
         let log = fs::File::create(self.path(&format!("{name}.log"))).unwrap();
@@ -88,7 +88,7 @@ impl Volumes {
         serde_json::from_str(&self.good(&format!("volume stat --json {name}"))).unwrap()
     }
 
-    /// A VM that reads as fast as it can.
+    /// Starts a VM that reads as fast as it can.
     fn load(&self, name: &str, more: &str) -> Child {
         Command::new(bench())
             .arg("--socket")
@@ -166,7 +166,7 @@ fn a_volume_is_served_listed_counted_resized_and_missed() {
     volumes.running[0].kill().unwrap();
     assert_eq!(volumes.running[0].wait().unwrap().signal(), Some(9));
     assert!(volumes.good("volume list").contains("not running"));
-    // What a killed one has left is in nobody's way.
+    // Files that a killed volume has left do not prevent a new one.
     volumes.serve("web");
 }
 
@@ -177,7 +177,7 @@ fn limits_hold_are_fair_and_change() {
     volumes.configure("web", "queues = 2\n[[disk]]\nbackend = 'ram'\nsize = '16M'");
     volumes.serve("web");
     assert!(volumes.good("volume limit web").contains("no limits"));
-    // A burst as long as the machine of the test may keep a thread waiting.
+    // A burst that covers the time for which the test machine may suspend a thread.
     let said = volumes.good(&format!("volume limit web --iops {RATE} --burst 500ms"));
     assert!(said.contains("3000 requests/s, burst 500ms"), "{said}");
 
@@ -189,7 +189,8 @@ fn limits_hold_are_fair_and_change() {
     let done = |stat: &Stat, queue: usize| stat.queues[queue].done;
     let (first, second) = (done(&after, 0) - done(&before, 0), done(&after, 1) - done(&before, 1));
     let time = after.uptime - before.uptime;
-    // The promise: the rate, the burst, a quantum for each queue, and what was let pass and not done yet.
+    // The guaranteed bound: the rate, the burst, one quantum for each queue, and the requests that were admitted but
+    // not completed yet.
     let most = RATE as f64 * (time + 0.5) + 2.0 * 2.0 + 32.0;
     let sum = (first + second) as f64;
     assert!(sum <= most, "{sum} requests in {time} s are more than {most}");
@@ -197,7 +198,7 @@ fn limits_hold_are_fair_and_change() {
     assert!(first.abs_diff(second) <= (first + second) / 20, "{first} and {second}");
     assert!(after.queues.iter().all(|q| q.throttled > 0), "{after:?}");
 
-    // While queues wait for a limit, they get another.
+    // While queues wait for a limit, the limit is changed.
     volumes.good("volume limit web --iops 1");
     let before = volumes.stat("web").operations[0].requests;
     volumes.good("volume limit web --off");
@@ -221,11 +222,11 @@ fn what_is_printed_for_qemu_is_what_it_checks() {
     assert!(!bad.status.success() && String::from_utf8_lossy(&bad.stderr).contains("share=on"), "{bad:?}");
     let xml = volumes.good("libvirt-xml a");
     assert!(xml.contains("<disk type='vhostuser'") && xml.contains("vhost-user-scsi-pci"), "{xml}");
-    // A VM that nobody knows, and no daemon.
+    // An unknown VM, and no daemon.
     volumes.expect(1, "qemu-args b");
 }
 
-/// Whether this machine's QEMU takes these arguments: it starts, does nothing, and is told to end.
+/// Returns whether this machine's QEMU accepts these arguments: it starts, does nothing, and is told to end.
 fn qemu_takes(arguments: &[&str]) -> Output {
     use std::io::Write;
     let mut qemu = Command::new(format!("qemu-system-{}", std::env::consts::ARCH))
@@ -236,7 +237,7 @@ fn qemu_takes(arguments: &[&str]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("QEMU is part of the tests' set-up (scripts/setup)");
-    // It may have ended already, if it did not like them.
+    // It may have ended already if it has rejected the arguments.
     let _ = qemu.stdin.take().unwrap().write_all(b"{'execute':'qmp_capabilities'}{'execute':'quit'}\n");
     qemu.wait_with_output().unwrap()
 }
@@ -251,11 +252,11 @@ fn each_qemu_gets_what_it_takes() {
         let line = printed.lines().find_map(|line| line.strip_prefix("-chardev "));
         line.unwrap_or_else(|| panic!("{printed}")).to_owned()
     };
-    // The one of this machine.
+    // This machine's QEMU.
     let printed = chardev("");
     let output = qemu_takes(&["-chardev", &printed]);
     assert!(output.status.success(), "{printed}: {output:?}");
-    // Others, by their answers.
+    // Other versions, simulated by their answers.
     let qemu = volumes.path("qemu");
     for (answer, wanted) in [
         ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", "reconnect=1"),
@@ -268,7 +269,7 @@ fn each_qemu_gets_what_it_takes() {
         assert!(printed.ends_with(&format!(",{wanted}")), "{answer}: {printed}");
     }
     assert!(chardev("--qemu-version 10.2").ends_with(",reconnect-ms=1000"));
-    // Who is no QEMU, or nobody.
+    // A program that is not QEMU, and a program that does not exist.
     for flags in ["--qemu /bin/true", "--qemu /no/qemu", "--qemu-version new"] {
         let status = if flags.contains("new") { 2 } else { 1 };
         let (_, said) = volumes.expect(status, &format!("qemu-args a {flags}"));

@@ -3,7 +3,7 @@
 use crate::epoll::PAIRS;
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 
-/// Doorbells rung, and bytes sent to wake.
+/// The number of doorbells rung, and of bytes sent to wake a peer.
 struct Wakes {
     rings: u64,
     bytes: u64,
@@ -24,7 +24,7 @@ fn run(program: &str, ends: usize) -> Option<Wakes> {
     })
 }
 
-/// Ways of waiting for a byte, and threads that answer to each byte with the next one.
+/// Ways of waiting for a byte, and threads that answer each byte with the next one.
 const SLEEPERS: &str = r#"
 def by_recv(c):
     return c.recv(1)
@@ -86,7 +86,7 @@ end(a, b, thread)
     }
 }
 
-/// The doorbell has room for a few sleepers of a process only.
+/// The doorbell has room for only a few sleepers of a process.
 #[test]
 fn more_sleepers_than_have_room_at_the_doorbell_are_woken_by_bytes() {
     for wait in ["recv", "poll", "epoll"] {
@@ -147,7 +147,7 @@ for wait in ('call', 'poll') * 3:
     run(program, 2);
 }
 
-/// Each process has places of its own, also in epoll instances that it has from its parent.
+/// Each process has slots of its own, even in epoll instances that it has inherited from its parent.
 #[test]
 fn a_child_sleeps_at_its_own_doorbell() {
     let program = r#"
@@ -238,12 +238,12 @@ print(len(hidden), hidden)
         stage.serve(port, &[PYTHON, "-c", server, &port.to_string()]);
         print!("{mode}: {}", stage.client(&[PYTHON, "-c", client, &port.to_string()]));
         let connections = stage.end();
-        // The server may be ended before it has reported all.
+        // The server may end before it has reported everything.
         assert!(!changed(&connections, "python3").is_empty(), "{connections:#?}");
     }
 }
 
-/// The kernel refuses more entries than the program may have descriptors.
+/// The kernel refuses more entries than the number of descriptors that the program may have.
 #[test]
 fn a_program_may_wait_for_as_many_as_it_may_have() {
     let program = r#"

@@ -1,4 +1,4 @@
-//! A daemon in folders of its own, and the command run beside it.
+//! A daemon in folders of its own, and the `ginnel` command that runs beside it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -9,27 +9,27 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Nothing that is waited for takes longer.
+/// The time limit of every wait.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// The daemon.
+/// Returns the path of the daemon.
 fn ginneld() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| built("ginneld"))
 }
 
-/// A program of another package, as cargo's profile of this test makes it.
+/// Returns a program of another package, built in the cargo profile of this test.
 pub fn built(program: &str) -> PathBuf {
     build(&["--bin", program], program)
 }
 
-/// A library of another package, likewise.
+/// Returns a library of another package, built in the same way.
 pub fn built_library(file: &str) -> PathBuf {
     build(&["--lib"], file)
 }
 
-/// All packages have a say in the features of what they depend on, and those of tests only if a test is built. A package that is built without
-/// these would have most others built again.
+/// All packages together determine the features of their dependencies, and test dependencies count only if a test is
+/// built. Building a package without them would rebuild most other packages.
 const TOGETHER: [&str; 5] = ["--workspace", "--exclude", "vmtest", "--test", "header"];
 
 fn build(target: &[&str], file: &str) -> PathBuf {
@@ -47,9 +47,9 @@ fn build(target: &[&str], file: &str) -> PathBuf {
     programs.join(file)
 }
 
-/// The folder of libraries that a package's Makefile links, likewise.
+/// Returns the folder of libraries that a package's Makefile links, built in the same way.
 pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
-    // One test at a time: another one's linker would write the files that this one's reads.
+    // One test at a time, because the linker of another one would overwrite the files that this one reads.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
@@ -60,7 +60,7 @@ pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
         .arg(root.join(package))
         .arg(format!("PROFILE={}", if name == "debug" { "dev" } else { name }))
         .arg(format!("PACKAGES={} --lib", TOGETHER.join(" ")))
-        // Not as a part of the `make` that may run this test.
+        // Not as a sub-make of the `make` that may run this test.
         .env_remove("MAKEFLAGS")
         .env("CARGO_TARGET_DIR", programs.parent().unwrap())
         .status()
@@ -69,7 +69,7 @@ pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
     programs.join(folder)
 }
 
-/// Starts a daemon in a folder that has its configuration.
+/// Starts a daemon in a folder that contains its configuration.
 fn start(folder: &Path) -> Child {
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
     Command::new(ginneld())
@@ -90,7 +90,8 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon with the segment `web`, the host's alone, and `shared`, of the host and the VM `vm-a`, which never runs.
+/// A daemon with the segments `web`, of which only the host is a member, and `shared`, of the host and the VM `vm-a`,
+/// which never runs.
 pub struct World {
     folder: TempDir,
     daemon: Child,
@@ -101,12 +102,12 @@ impl World {
         Self::with("size = '64M'")
     }
 
-    /// The same, where these lines of the configuration say what `web` is like.
+    /// Makes a world in which these lines of the configuration describe `web`.
     pub fn with(web: &str) -> Self {
         Self::configured(web, "")
     }
 
-    /// The same, with further tables of the configuration.
+    /// Makes a world with further tables of the configuration.
     pub fn configured(web: &str, tables: &str) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let at = folder.path().display();
@@ -125,7 +126,7 @@ impl World {
         world
     }
 
-    /// Kills the daemon as hard as possible, and starts another.
+    /// Kills the daemon with SIGKILL, and starts another one.
     pub fn replace_daemon(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
@@ -133,7 +134,7 @@ impl World {
         self.wait_for_daemon();
     }
 
-    /// The same with another configuration.
+    /// Does the same with another configuration.
     pub fn reconfigure(&mut self, change: impl FnOnce(String) -> String) {
         let file = self.folder.path().join("ginneld.toml");
         fs::write(&file, change(fs::read_to_string(&file).unwrap())).unwrap();
@@ -156,12 +157,12 @@ impl World {
         self.folder.path().join("run/ginnel.sock")
     }
 
-    /// A place for files.
+    /// Returns the folder for files.
     pub fn files(&self) -> PathBuf {
         self.folder.path().join("files")
     }
 
-    /// The whole folder.
+    /// Returns the folder of this world.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -170,7 +171,7 @@ impl World {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// The command with its arguments, split at white space, in the folder for files.
+    /// Returns the command with its arguments, split at white space, in the folder for files.
     pub fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
         command.args(line.split_whitespace()).env("GINNEL_SOCKET", self.socket()).current_dir(self.files());
@@ -178,7 +179,7 @@ impl World {
         command
     }
 
-    /// Runs the command; what it printed, if it ended with this status.
+    /// Runs the command, which must end with this status, and returns its output.
     pub fn expect(&self, status: i32, line: &str) -> Said {
         let Output { status: got, stdout, stderr } = self.command(line).output().unwrap();
         let said = Said { out: text(&stdout), err: text(&stderr) };
@@ -191,7 +192,7 @@ impl World {
         self.expect(0, line)
     }
 
-    /// Starts a server, and waits until it says that it is ready.
+    /// Starts a server, and waits until it prints that it is ready.
     pub fn server(&self, line: &str) -> Server {
         Server::start(self.command(line))
     }
@@ -202,7 +203,7 @@ impl Drop for World {
         if std::thread::panicking() {
             eprintln!("ginneld said:\n{}", self.log());
         }
-        // SIGTERM, so that it ends its keeper too.
+        // SIGTERM, so that the daemon ends its keeper too.
         signal(&self.daemon, "TERM");
         let end = Instant::now() + Duration::from_secs(10);
         while matches!(self.daemon.try_wait(), Ok(None)) {
@@ -214,7 +215,7 @@ impl Drop for World {
     }
 }
 
-/// What a command has printed.
+/// The output of a command.
 #[derive(Debug)]
 pub struct Said {
     pub out: String,
@@ -239,12 +240,12 @@ pub fn signal(child: &Child, name: &str) {
 /// A command that runs until the value is dropped.
 pub struct Server {
     pub child: Child,
-    /// Its first line.
+    /// The first line of its output.
     pub first: String,
 }
 
 impl Server {
-    /// Starts it, and waits until it says that it is ready.
+    /// Starts it, and waits until it prints that it is ready.
     pub fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut first = String::new();
@@ -256,7 +257,7 @@ impl Server {
         server
     }
 
-    /// Kills it; what it said on stderr.
+    /// Kills it, and returns its error output.
     pub fn end(&mut self) -> String {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,11 +1,11 @@
-//! One end of a connection, which knows each byte that it is to send and to receive.
+//! One end of a connection, which knows each byte that it must send and receive.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Which end.
+/// Which end of the connection it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Side {
     Connector,
@@ -20,31 +20,31 @@ impl Side {
         }
     }
 
-    /// What it sends at a position of its stream.
+    /// Returns the byte that it sends at a position of its stream.
     fn byte(self, position: u64) -> u8 {
         let salt = if self == Self::Connector { 0x9e37 } else { 0x79b9 };
         ((position + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8
     }
 }
 
-/// An end. No call of it waits, but for `drain`.
+/// An end. None of its methods waits, except `drain`.
 pub struct Connection {
     stream: TcpStream,
     side: Side,
     pub sent: u64,
     pub received: u64,
-    /// How it has ended, if it has.
+    /// How the connection has ended, if it has.
     ended: bool,
 }
 
 impl Connection {
     pub fn new(stream: TcpStream, side: Side) -> Self {
-        // So that a byte of TCP which the test says was sent has left this process.
+        // So that each byte that the test considers sent over TCP has left this process.
         stream.set_nodelay(true).unwrap();
         Self { stream, side, sent: 0, received: 0, ended: false }
     }
 
-    /// Sends so many bytes, or fewer if there is no room or nobody is there.
+    /// Sends this many bytes, or fewer if there is no room or the peer is gone.
     pub fn send(&mut self, len: usize) {
         let bytes: Vec<u8> = (self.sent..self.sent + len as u64).map(|at| self.side.byte(at)).collect();
         // SAFETY: as many bytes.
@@ -59,7 +59,7 @@ impl Connection {
         self.sent += u64::try_from(n).unwrap_or(0);
     }
 
-    /// Receives at most so many bytes, if they are there. True at the end of the stream.
+    /// Receives at most this many bytes, if they are there. Returns true at the end of the stream.
     pub fn receive(&mut self, most: usize) -> bool {
         let mut bytes = vec![0; most.min(64 << 10)];
         // SAFETY: room for as many bytes.
@@ -83,7 +83,8 @@ impl Connection {
         self.ended
     }
 
-    /// Receives until the end or a reset, and sees that nobody takes what is sent any more. How many bytes have come in all.
+    /// Receives until the end or a reset, and checks that the peer does not accept data any more. Returns the total
+    /// number of received bytes.
     pub fn drain(&mut self, watchdog: Duration) -> u64 {
         let end = Instant::now() + watchdog;
         while !self.receive(usize::MAX) {
@@ -105,7 +106,7 @@ impl Connection {
         unsafe { libc::poll(&raw mut poll, 1, within.as_millis() as i32) > 0 }
     }
 
-    /// Whether a byte more can be sent, as it seems.
+    /// Returns whether another byte can apparently be sent.
     fn has_reader(&self) -> bool {
         // SAFETY: one byte.
         let n = unsafe {
@@ -119,7 +120,7 @@ impl Connection {
         n == 1 || io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
     }
 
-    /// Sends nothing more.
+    /// Ends the sending direction.
     pub fn finish(&self) {
         self.stream.shutdown(Shutdown::Write).unwrap();
     }

@@ -1,6 +1,6 @@
-//! One of two programs whose connection changes over to shared memory is killed: before and after each of its system calls, from
-//! the first byte until it has closed the connection. What the other one gets is what TCP would have given it: all that was sent, and
-//! then the end or a reset. Nothing stays behind, and the next connection changes over.
+//! One of two programs whose connection changes over to shared memory is killed: before and after each of its system
+//! calls, from the first byte until it has closed the connection. The other program gets what TCP would have delivered:
+//! everything that was sent, and then the end or a reset. Nothing is left behind, and the next connection changes over.
 //!
 //!     cargo test -p ginnel-cli --test kill [-- --every N]         kills at one of N places only
 #![allow(unsafe_code)] // fork, ptrace, and calls with flags that the standard library does not have.
@@ -27,9 +27,9 @@ use ginnel_status::Inspect;
 use victim::{Order, Victim};
 use world::{World, wait_for};
 
-/// Nothing that is waited for takes longer.
+/// The time limit of every wait.
 const WATCHDOG: Duration = Duration::from_secs(30);
-/// The variable by which the driver, which has the library, is told from its parent.
+/// The environment variable that distinguishes the driver, which has the library, from its parent.
 const FILES: &str = "GINNEL_TEST_KILL_FILES";
 
 fn main() {
@@ -55,7 +55,7 @@ fn with_library() {
     assert!(status.success(), "{status}");
 }
 
-/// One thread, so that a victim can be forked off it.
+/// Runs in one thread, so that a victim can be forked from it.
 fn drive(files: &Path) {
     let arguments: Vec<String> = std::env::args().collect();
     let every =
@@ -64,7 +64,7 @@ fn drive(files: &Path) {
     let mut stage = Stage::new(files);
     for side in [Side::Connector, Side::Acceptor] {
         let begun = Instant::now();
-        // Without a kill, so that there is an endpoint whenever something is compared.
+        // The first round has no kill, so that an endpoint exists whenever something is compared.
         assert_eq!(stage.case(side, usize::MAX), Outcome::Over);
         let mut kills = 0;
         let mut at = 0;
@@ -73,7 +73,7 @@ fn drive(files: &Path) {
             at += every;
         }
         println!("the {side:?} was killed at {kills} places ({:.1} s)", begun.elapsed().as_secs_f64());
-        // As after all kills together.
+        // The same as after all kills together.
         assert_eq!(stage.case(side, usize::MAX), Outcome::Over);
     }
 }
@@ -81,21 +81,21 @@ fn drive(files: &Path) {
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Killed,
-    /// Nothing was left to do.
+    /// There was no further system call at which to kill.
     Over,
 }
 
-/// Between two looks at what others do.
+/// The pause between two checks of the other processes.
 const PACE: Duration = Duration::from_micros(200);
 
 struct Stage {
     report: PathBuf,
     daemon: Daemon,
-    /// What the daemon has while there is no connection, once it is known.
+    /// The daemon's resources while there is no connection, once they are known.
     base: Option<Seen>,
 }
 
-/// What the daemon says there is.
+/// The resources that the daemon reports.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     used: u64,
@@ -119,7 +119,7 @@ impl Stage {
         }
     }
 
-    /// Whether both ends have left TCP, both ways.
+    /// Returns whether both ends have left TCP in both directions.
     fn has_changed(&self) -> bool {
         let Ok(file) = fs::File::open(&self.report) else { return false };
         let report = Report::read(std::io::BufReader::new(file)).unwrap();
@@ -128,7 +128,7 @@ impl Stage {
         changed.count() == 2
     }
 
-    /// A connection from its begin to its end, or until the victim was stopped `kill` times and is killed.
+    /// Runs a connection from beginning to end, or until the victim has been stopped `kill` times and is killed.
     fn case(&mut self, side: Side, kill: usize) -> Outcome {
         let _ = fs::remove_file(&self.report);
         let (mut victim, stream) = Victim::begin(side, kill);
@@ -151,9 +151,9 @@ impl Stage {
         outcome
     }
 
-    /// What both do in turn. `None`: the victim was killed.
+    /// Makes both ends act in turn. Returns `None` if the victim was killed.
     fn script(&self, victim: &mut Victim, near: &mut Connection) -> Option<()> {
-        // On TCP, and some of it is not received yet.
+        // On TCP, while some of the data is not received yet.
         victim.does(Order::Send(1000))?;
         near.send(700);
         victim.does(Order::Receive(300))?;
@@ -173,7 +173,7 @@ impl Stage {
             near.send(3000);
             victim.does(Order::Receive(2800))?;
         }
-        // Half-closed: the other direction goes on.
+        // Half-closed: the other direction continues.
         victim.does(Order::Finish)?;
         while !near.receive(usize::MAX) {}
         near.send(500);
@@ -183,7 +183,7 @@ impl Stage {
         victim.does(Order::Close)
     }
 
-    /// The daemon has nothing left of a connection, nor of the victim.
+    /// Checks that the daemon has nothing left of the connection or of the victim.
     fn all_is_gone(&mut self, what: &str) {
         let Some(base) = self.base.clone() else {
             wait_for("the end of the first victim", || {
@@ -206,7 +206,7 @@ impl Stage {
     }
 }
 
-/// Something that makes the library see what the daemon has said: a connection that is worth a report, and leads to nothing.
+/// Makes the library read the daemon's messages: opens a connection that is worth a report and leads to nothing.
 fn look_at_daemon() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

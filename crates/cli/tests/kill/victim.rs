@@ -1,4 +1,4 @@
-//! The program that is killed: a child that does what it is told, one thing at a time, and is stopped at each of its system calls.
+//! The program that is killed: a child that executes one order at a time, and is stopped at each of its system calls.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -8,16 +8,16 @@ use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use crate::end::{Connection, Side};
 use crate::stepper::{self, Stepper, leave};
 
-/// What it can be told.
+/// The orders.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
-    /// Send so many bytes.
+    /// Send this many bytes.
     Send(u32),
-    /// Receive at most so many bytes that are there.
+    /// Receive at most this many bytes that are there.
     Receive(u32),
     /// Receive until the end.
     ReceiveAll,
-    /// Say that it sends no more.
+    /// End the sending direction.
     Finish,
     /// Close the connection.
     Close,
@@ -36,12 +36,12 @@ impl Order {
     }
 }
 
-// In a page that both processes have.
+// These words are in a page that both processes share.
 const ORDER: usize = 0;
-/// 1: waits for an order.
+/// 1 means that the child waits for an order.
 const WAITS: usize = 8;
 const PORT: usize = 16;
-/// Bytes that calls have sent, or may have: what the call that is under way has at most.
+/// The number of bytes that calls have sent or may have sent; for the call that is in progress, the maximum.
 const SENT: usize = 24;
 const TRIED: usize = 32;
 const RECEIVED: usize = 40;
@@ -49,7 +49,7 @@ const RECEIVED: usize = 40;
 pub struct Victim {
     process: Stepper,
     page: Mapping,
-    /// So many stops are left until it is killed.
+    /// The number of stops that are left until it is killed.
     left: usize,
 }
 
@@ -57,7 +57,7 @@ fn obey(page: &Mapping, stream: TcpStream, side: Side) {
     let mut connection = Some(Connection::new(stream, side));
     loop {
         page.store_release_u64(WAITS, 1);
-        // A system call, at which it is stopped.
+        // The child is stopped at a system call.
         // SAFETY: it cannot fail.
         unsafe { libc::getppid() };
         let order = page.load_acquire_u64(ORDER);
@@ -82,14 +82,14 @@ fn obey(page: &Mapping, stream: TcpStream, side: Side) {
 }
 
 impl Victim {
-    /// One that has a connection, and its other end.
+    /// Starts a victim with a connection. Returns it with the other end.
     pub fn begin(side: Side, kill: usize) -> (Self, TcpStream) {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(4096).unwrap();
         let page = Mapping::of_file(&file, 0, 4096, Protection::ReadWrite).unwrap();
         let far = page.clone();
         let listener = (side == Side::Acceptor).then(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
-        // A listener in the child, or in its parent.
+        // The listener is in the child, or in its parent.
         let (process, stream) = match listener {
             Some(listener) => {
                 let address = listener.local_addr().unwrap();
@@ -125,7 +125,7 @@ impl Victim {
         (victim, stream)
     }
 
-    /// Until it waits for an order. `None`: it was killed before.
+    /// Waits until the child waits for an order. Returns `None` if it was killed before that.
     fn goes_on(&mut self) -> Option<()> {
         loop {
             if self.left == 0 {
@@ -143,14 +143,14 @@ impl Victim {
         }
     }
 
-    /// Does what it is told. `None`: it was killed meanwhile.
+    /// Executes an order. Returns `None` if the child was killed meanwhile.
     pub fn does(&mut self, order: Order) -> Option<()> {
         self.page.store_release_u64(ORDER, order.word());
         self.page.store_release_u64(WAITS, 0);
         self.goes_on()
     }
 
-    /// Bytes that it has sent at least, and at most.
+    /// Returns the least and the greatest number of bytes that the child may have sent.
     pub fn sent(&self) -> (u64, u64) {
         let [sent, tried] = [SENT, TRIED].map(|word| self.page.load_acquire_u64(word));
         (sent, tried)

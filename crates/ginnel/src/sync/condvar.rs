@@ -1,13 +1,14 @@
-//! Waiting for a condition.
+//! Condition variables.
 
 use super::handle::{Handle, common};
 use super::mutex::MutexGuard;
 use crate::error::Error;
 use ginnel_shmem::Mapping;
 
-/// A condition variable of the segment, beside a [`super::Mutex`]. See [`crate::sync`] for handles, waiting and death.
+/// A condition variable in the segment, used together with a [`super::Mutex`]. See [`crate::sync`] for handles, waiting
+/// and death.
 ///
-/// A waiter that dies with a signal it has not used passes that on.
+/// If a waiter dies after it was signalled and before it could act on the signal, the signal goes to another waiter.
 pub struct Condvar {
     condvar: ginnel_sync::Condvar<Mapping>,
     handle: Handle,
@@ -20,32 +21,40 @@ impl Condvar {
         Self { condvar: ginnel_sync::Condvar::new(handle.page.clone(), handle.user), handle }
     }
 
-    /// Unlocks the mutex, waits for a signal as this handle is set up to wait, and locks again as the mutex's handle is. False
-    /// if this handle's timeout came first. Look at the condition in any case: somebody may have been quicker, and after a
-    /// death there are signals without a reason. With an error the mutex is not locked any more.
+    /// Unlocks the mutex, waits for a signal, and locks the mutex again. Returns the guard, and false if this handle's
+    /// timeout expired before a signal came. The wait obeys the settings of this handle; locking again obeys those of
+    /// the mutex's handle.
+    ///
+    /// The caller must check its condition in either case: another thread may have changed it first, and there are
+    /// spurious signals after a death.
+    ///
+    /// # Errors
+    ///
+    /// After any error the mutex is not locked by this handle any more. [`Error::NotOwner`] if the guard's mutex is not
+    /// locked; otherwise the errors of [`super::Mutex::lock`].
     pub fn wait<'a>(&mut self, guard: MutexGuard<'a>) -> Result<(MutexGuard<'a>, bool), Error> {
         let Some(mutex) = guard.into_mutex() else { return Err(Error::NotOwner) };
         let relock = mutex.handle.patience;
         let woken = self.condvar.wait(
-            &mut self.handle.office,
+            &mut self.handle.wakeups,
             self.handle.patience,
             &mut mutex.lock,
-            &mut mutex.handle.office,
+            &mut mutex.handle.wakeups,
             relock,
         )?;
         Ok((MutexGuard::of(mutex, woken.locked), woken.signalled))
     }
 
-    /// Signals one waiter, if there is one; they take turns. Never blocks. With or without the mutex, but the condition must
-    /// have been changed with it.
+    /// Wakes one waiter, if there is one; the longest-waiting goes first. Never blocks. The caller need not hold the
+    /// mutex, but must have held it while it changed the condition.
     #[inline]
     pub fn notify_one(&mut self) {
-        self.condvar.notify_one(&mut self.handle.office);
+        self.condvar.notify_one(&mut self.handle.wakeups);
     }
 
-    /// Signals all who wait. Never blocks.
+    /// Wakes all waiters. Never blocks.
     #[inline]
     pub fn notify_all(&mut self) {
-        self.condvar.notify_all(&mut self.handle.office);
+        self.condvar.notify_all(&mut self.handle.wakeups);
     }
 }

@@ -1,10 +1,11 @@
-//! An open object: its page and slot, how it waits, and how it rings others.
+//! A handle of an open object: the object's page, the handle's slot in it, how the handle waits, and how it wakes
+//! others.
 
-use crate::bells::Whose;
-use crate::doorbell::{Bed, Doorbell};
+use crate::doorbell::{Doorbell, WaitPoint};
 use crate::endpoint::{Endpoint, Inner, parse_name};
 use crate::error::Error;
 use crate::fork::Opener;
+use crate::peer_doorbells::EndpointId;
 use ginnel_layout::sync::{SIZE, SLOT_BELL, SLOT_ENDPOINT, SLOT_ENDPOINT_EPOCH, SyncKind, slot};
 use ginnel_layout::wire::{self, Kind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
@@ -16,14 +17,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How to open a synchronisation object. The defaults are right for most programs.
+/// Options for opening a synchronisation object. The defaults are right for most programs.
 #[derive(Clone, Copy, Debug)]
 pub struct SyncOptions {
-    /// Make the object if it is not there. Without, that is [`wire::ErrorCode::NOT_FOUND`].
+    /// Create the object if it does not exist; otherwise the open fails with [`wire::ErrorCode::NOT_FOUND`]. Default:
+    /// true.
     pub create: bool,
-    /// It must not be there ([`wire::ErrorCode::IN_USE`]).
+    /// Fail with [`wire::ErrorCode::IN_USE`] if the object exists. Default: false.
     pub exclusive: bool,
-    /// If it is made by this: it stays until it is unlinked. Without, it goes when its last handle is closed.
+    /// If this open creates the object: keep it until it is unlinked. Otherwise it is removed with its last handle.
+    /// Default: false.
     pub persistent: bool,
 }
 
@@ -33,13 +36,13 @@ impl Default for SyncOptions {
     }
 }
 
-/// What all kinds of handle have in common.
+/// The part that the handles of all kinds of object have in common.
 pub(crate) struct Handle {
     pub page: Mapping,
     pub user: User,
     pub limit: u32,
     pub patience: Patience,
-    pub office: Office,
+    pub wakeups: Wakeups,
     kind: SyncKind,
     name: ginnel_layout::Name,
     object: u64,
@@ -82,12 +85,12 @@ impl Handle {
         let packet = endpoint.request(Kind::SYNC_OPEN, body.as_bytes())?;
         let (sync, _) = packet.into_body::<wire::Sync>(Kind::SYNC, &endpoint.path)?;
         let (user, page) = Self::checked(&endpoint, &sync, kind).inspect_err(|_| {
-            // It is ours, whatever is wrong with it.
+            // The daemon has granted the slot, so it must be given back even though the answer is unusable.
             let wire::Sync { object, slot, epoch, .. } = sync;
             endpoint.tell(Kind::SYNC_CLOSE, wire::SyncRef { object, slot, epoch }.as_bytes());
         })?;
-        let office = Office {
-            bed: Bed::new(endpoint.event.clone()),
+        let wakeups = Wakeups {
+            wait_point: WaitPoint::new(endpoint.event.clone()),
             page: page.clone(),
             known: HashMap::new(),
             woke: None,
@@ -98,7 +101,7 @@ impl Handle {
             user,
             limit: sync.limit,
             patience: Patience { mode, timeout: None },
-            office,
+            wakeups,
             kind,
             name,
             object: sync.object,
@@ -106,12 +109,12 @@ impl Handle {
         })
     }
 
-    /// What the daemon says of a slot: who we are there, and the object's page.
+    /// Checks the daemon's answer, and returns our identity in the slot and the object's page.
     fn checked(endpoint: &Inner, sync: &wire::Sync, kind: SyncKind) -> Result<(User, Mapping), Error> {
         let user = u16::try_from(sync.epoch)
             .ok()
             .and_then(|epoch| User::new(sync.slot as usize, epoch, endpoint.number()))
-            .ok_or_else(|| endpoint.protocol("a slot that cannot be"))?;
+            .ok_or_else(|| endpoint.protocol("an impossible slot"))?;
         let page = endpoint
             .part(sync.offset, SIZE)
             .ok_or_else(|| endpoint.protocol("an object outside the segment"))?;
@@ -121,16 +124,16 @@ impl Handle {
         Ok((user, page))
     }
 
-    /// Another handle on the same object, with the same settings.
+    /// Opens another handle of the same object, with the same settings.
     pub fn again(&self) -> Result<Self, Error> {
-        let (endpoint, limit) = (self.office.endpoint.clone(), (self.limit, 0));
+        let (endpoint, limit) = (self.wakeups.endpoint.clone(), (self.limit, 0));
         let mut other = Self::ask(endpoint, self.name, self.kind, limit, 0, self.patience.mode)?;
         if other.object != self.object {
-            // Removed meanwhile, and made anew by somebody.
+            // The object was removed meanwhile, and another user has created a new one with this name.
             return Err(Error::Refused {
                 code: wire::ErrorCode::NOT_FOUND,
                 text: format!(
-                    "{} {} has been unlinked; nobody else can open it",
+                    "{} {} has been unlinked, so no further handle can be opened",
                     self.kind.name(),
                     self.name
                 ),
@@ -144,7 +147,7 @@ impl Handle {
         self.name.as_str()
     }
 
-    /// Whether dropping it, or a guard of it, is for this process to do: not in a fork's child whose parent lives.
+    /// Whether this process may release the handle or its guard. False in the child of a fork while the parent lives.
     #[inline]
     pub fn is_ours(&self) -> bool {
         self.opener.is_here_or_succeeded()
@@ -161,77 +164,83 @@ impl Drop for Handle {
             slot: self.user.slot() as u32,
             epoch: self.user.epoch().into(),
         };
-        self.office.endpoint.tell(Kind::SYNC_CLOSE, body.as_bytes());
+        self.wakeups.endpoint.tell(Kind::SYNC_CLOSE, body.as_bytes());
     }
 }
 
-/// Where a handle sleeps, and how it rings the others.
-pub(crate) struct Office {
-    bed: Bed,
+/// The place where a handle sleeps, and the doorbells with which it wakes other handles.
+pub(crate) struct Wakeups {
+    wait_point: WaitPoint,
     page: Mapping,
     endpoint: Arc<Inner>,
-    /// How to ring the users of slots, by slot, and for which doorbell and endpoint in it.
-    known: HashMap<usize, ((u32, Whose), Arc<Doorbell>)>,
+    /// Doorbells by slot, each with the bell number and the endpoint for which it is valid.
+    known: HashMap<usize, ((u32, EndpointId), Arc<Doorbell>)>,
     woke: Option<Instant>,
 }
 
-/// After a pause this long, naps (in a VM without interrupts) begin short again.
+/// After a pause this long, the naps of a VM without interrupts start at their shortest length again.
 const NEW_WAIT: Duration = Duration::from_millis(5);
 
-impl Sleeper for Office {
+impl Sleeper for Wakeups {
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         if self.woke.is_none_or(|at| at.elapsed() > NEW_WAIT) {
-            self.bed.rested();
+            self.wait_point.rested();
         }
-        let slept = self.bed.sleep(deadline);
+        let slept = self.wait_point.sleep(deadline);
         self.woke = Some(Instant::now());
         slept
     }
 }
 
-impl World for Office {
+impl World for Wakeups {
     #[cold]
     fn ring(&mut self, k: usize) {
         let word = |at| self.page.load_relaxed_u32(slot(k) + at);
-        let (bell, whose) = (word(SLOT_BELL), (word(SLOT_ENDPOINT), word(SLOT_ENDPOINT_EPOCH)));
+        let (bell, sleeper) = (word(SLOT_BELL), (word(SLOT_ENDPOINT), word(SLOT_ENDPOINT_EPOCH)));
         match self.known.get(&k) {
-            Some((of, doorbell)) if *of == (bell, whose) => doorbell.ring(),
+            Some((of, doorbell)) if *of == (bell, sleeper) => doorbell.ring(),
             _ => {
-                if let Some(doorbell) = self.endpoint.ring(bell, whose) {
-                    self.known.insert(k, ((bell, whose), doorbell));
+                if let Some(doorbell) = self.endpoint.ring(bell, sleeper) {
+                    self.known.insert(k, ((bell, sleeper), doorbell));
                 }
             }
         }
     }
 }
 
-/// Removes an object's name.
+/// Removes the name of an object.
 pub(crate) fn unlink(endpoint: &Endpoint, name: &str) -> Result<(), Error> {
     let body = wire::ByName { name: parse_name(name)? };
     let packet = endpoint.inner().request(Kind::SYNC_UNLINK, body.as_bytes())?;
     packet.into_body::<[u8; 0]>(Kind::OK, &endpoint.inner().path).map(|_| ())
 }
 
-/// The methods that all handles share. Each has a field `handle`, and is made of one by `new`.
+/// The methods that all kinds of handle share. Each kind has a field `handle` and is made from a [`Handle`] by `new`.
 macro_rules! common {
     ($handle:ident) => {
         impl $handle {
-            /// How this handle waits. The default is the endpoint's.
+            /// Sets how this handle waits. The default is the endpoint's wait mode.
             pub fn set_mode(&mut self, mode: $crate::WaitMode) {
                 self.handle.patience.mode = mode;
             }
 
-            /// How long operations of this handle may wait; `None`, the default, means for ever.
+            /// Sets how long each operation of this handle may wait; `None`, the default, means for ever.
             pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
                 self.handle.patience.timeout = timeout;
             }
 
-            /// Another handle on the same object, for another thread, with the same settings. Asks the daemon.
+            /// Opens another handle of the same object with the same settings, for another thread. Blocks for the
+            /// daemon, for at most 10 seconds.
+            ///
+            /// # Errors
+            ///
+            /// As for opening the object, and [`Error::Refused`](crate::Error::Refused) if the object has been
+            /// unlinked.
             pub fn try_clone(&self) -> Result<Self, $crate::Error> {
                 self.handle.again().map(Self::new)
             }
 
-            /// The object's name.
+            /// Returns the object's name.
             pub fn name(&self) -> &str {
                 self.handle.name()
             }

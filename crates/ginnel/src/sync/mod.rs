@@ -1,8 +1,8 @@
-//! Locks by name, in a segment: between processes, between VMs, and between both.
+//! Named synchronisation objects in a segment: locks that work between processes, between VMs, and between both.
 //!
-//! An object is opened by name (one for all kinds) and is there for all endpoints of the segment. It is made at the first
-//! open and goes with its last handle, unless [`SyncOptions`] say otherwise, or its last user has died: then it stays for
-//! the next one, who is told.
+//! All kinds of object share one name space, and every endpoint of the segment can open an object by name. The first
+//! open creates it. It is removed when its last handle is closed, unless [`SyncOptions`] say otherwise. If the last
+//! user died instead of closing its handle, the object stays for the next user, which learns of the death.
 //!
 //! ```no_run
 //! let endpoint = ginnel::Endpoint::attach("web")?;
@@ -17,22 +17,33 @@
 //!
 //! # Handles and threads
 //!
-//! A handle is for one thread at a time; each further thread needs one of its own ([`Mutex::try_clone`] and so on). An object has
-//! 63 handles at most. Opening and closing asks the daemon; using does not. Whoever is the first to wake a user asks the daemon
-//! how to ring it, but does not wait for the answer: the daemon rings meanwhile.
+//! A handle belongs to one thread at a time; each further thread needs a handle of its own ([`Mutex::try_clone`] and so
+//! on). An object has at most 63 handles. Opening and closing a handle asks the daemon; operations do not. The first
+//! time that a handle has to wake another user, it asks the daemon for that user's doorbell but does not wait for the
+//! answer: the daemon rings the doorbell itself.
 //!
 //! # Waiting
 //!
-//! Uncontended, an operation is one atomic instruction or two. Else it spins, sleeps, or both in turn, as the mode of the
-//! handle says ([`crate::WaitMode`]); it is the endpoint's unless set. With a timeout ([`Mutex::set_timeout`] and so on) it ends
-//! with [`Error::TimedOut`]; the timeout is that of the whole call. A sleeper that is woken need not get the lock: others may
-//! come first. A sleeper also looks ten times a second by itself, in case nobody could ring it: the daemon may be away when it
-//! is to be woken for the first time.
+//! An uncontended operation costs one or two atomic instructions. A contended one spins, sleeps, or does both in turn,
+//! depending on the handle's [`crate::WaitMode`], which is the endpoint's unless it is set. A timeout
+//! ([`Mutex::set_timeout`] and so on) limits the whole call, which then fails with [`Error::TimedOut`]. A waiter that
+//! is woken does not necessarily get the lock: another user may take it first. A sleeping waiter also checks the object
+//! ten times a second, in case nobody could ring its doorbell, for example because the daemon was away when the waiter
+//! had to be woken for the first time.
 //!
 //! # Death
 //!
-//! When an endpoint dies (its process ends, its VM ends, it is declared dead), what it had is handed on within 100 ms: see
-//! each object. A handle whose endpoint was declared dead while its process still runs is [`Error::Fenced`].
+//! When an endpoint dies (its process or its VM ends, or it is declared dead), whatever it held is handed on within 100
+//! ms; each object's documentation says how. If the process of an endpoint that was declared dead still runs, its
+//! handles fail with [`Error::Fenced`].
+//!
+//! # Errors
+//!
+//! Functions that open an object wait for the daemon for at most 10 seconds. They fail with [`Error::Name`] for an
+//! invalid name, [`Error::ReadOnly`] if this member may only read the segment, [`Error::Refused`] if the daemon
+//! refuses, and [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers. Every operation of an open object can
+//! fail with [`Error::Fenced`], with [`Error::CorruptLock`] if another member has corrupted the object, and with
+//! [`Error::Broken`] if the segment's memory is gone; the documentation of an operation names only its other errors.
 
 mod barrier;
 mod condvar;
@@ -55,43 +66,77 @@ use crate::error::Error;
 use ginnel_layout::sync::SyncKind;
 
 impl Endpoint {
-    /// Opens a mutex of the segment, making it if it is not there.
+    /// Opens the mutex `name`, and creates it if it does not exist. Blocks for the daemon.
+    ///
+    /// # Errors
+    ///
+    /// As for every open: see [`crate::sync`].
     pub fn mutex(&self, name: &str) -> Result<Mutex, Error> {
         self.mutex_with(name, &SyncOptions::default())
     }
 
-    /// Opens a mutex as `options` say.
+    /// Opens a mutex with the given options; otherwise like [`Endpoint::mutex`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::mutex`]; also [`Error::Refused`] as [`SyncOptions`] describe.
     pub fn mutex_with(&self, name: &str, options: &SyncOptions) -> Result<Mutex, Error> {
         handle::Handle::open(self, name, SyncKind::MUTEX, (0, 0), options).map(Mutex::new)
     }
 
-    /// Opens a read-write lock of the segment, making it if it is not there.
+    /// Opens the read-write lock `name`, and creates it if it does not exist. Blocks for the daemon.
+    ///
+    /// # Errors
+    ///
+    /// As for every open: see [`crate::sync`].
     pub fn rwlock(&self, name: &str) -> Result<RwLock, Error> {
         self.rwlock_with(name, &SyncOptions::default())
     }
 
-    /// Opens a read-write lock as `options` say.
+    /// Opens a read-write lock with the given options; otherwise like [`Endpoint::rwlock`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::rwlock`]; also [`Error::Refused`] as [`SyncOptions`] describe.
     pub fn rwlock_with(&self, name: &str, options: &SyncOptions) -> Result<RwLock, Error> {
         handle::Handle::open(self, name, SyncKind::RWLOCK, (0, 0), options).map(RwLock::new)
     }
 
-    /// Opens a condition variable of the segment, making it if it is not there.
+    /// Opens the condition variable `name`, and creates it if it does not exist. Blocks for the daemon.
+    ///
+    /// # Errors
+    ///
+    /// As for every open: see [`crate::sync`].
     pub fn condvar(&self, name: &str) -> Result<Condvar, Error> {
         self.condvar_with(name, &SyncOptions::default())
     }
 
-    /// Opens a condition variable as `options` say.
+    /// Opens a condition variable with the given options; otherwise like [`Endpoint::condvar`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::condvar`]; also [`Error::Refused`] as [`SyncOptions`] describe.
     pub fn condvar_with(&self, name: &str, options: &SyncOptions) -> Result<Condvar, Error> {
         handle::Handle::open(self, name, SyncKind::CONDVAR, (0, 0), options).map(Condvar::new)
     }
 
-    /// Opens a semaphore of the segment. If it is not there it is made, for at most `limit` permits, of which it has
-    /// `initial`. An existing one must have the same limit; a limit of 0 takes any.
+    /// Opens the semaphore `name`. If it does not exist, creates it with `initial` permits and a maximum of `limit`.
+    /// Blocks for the daemon.
+    ///
+    /// An existing semaphore must have the same limit; a `limit` of 0 accepts any.
+    ///
+    /// # Errors
+    ///
+    /// As for every open: see [`crate::sync`].
     pub fn semaphore(&self, name: &str, limit: u32, initial: u32) -> Result<Semaphore, Error> {
         self.semaphore_with(name, limit, initial, &SyncOptions::default())
     }
 
-    /// Opens a semaphore as `options` say.
+    /// Opens a semaphore with the given options; otherwise like [`Endpoint::semaphore`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::semaphore`]; also [`Error::Refused`] as [`SyncOptions`] describe.
     pub fn semaphore_with(
         &self,
         name: &str,
@@ -102,27 +147,50 @@ impl Endpoint {
         handle::Handle::open(self, name, SyncKind::SEMAPHORE, (limit, initial), options).map(Semaphore::new)
     }
 
-    /// Opens a barrier of the segment for `parties`, each with a handle of its own; makes it if it is not there.
+    /// Opens the barrier `name` for `parties` parties, each of which needs a handle of its own. Creates it if it does
+    /// not exist. Blocks for the daemon.
+    ///
+    /// # Errors
+    ///
+    /// As for every open: see [`crate::sync`].
     pub fn barrier(&self, name: &str, parties: u32) -> Result<Barrier, Error> {
         self.barrier_with(name, parties, &SyncOptions::default())
     }
 
-    /// Opens a barrier as `options` say.
+    /// Opens a barrier with the given options; otherwise like [`Endpoint::barrier`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::barrier`]; also [`Error::Refused`] as [`SyncOptions`] describe.
     pub fn barrier_with(&self, name: &str, parties: u32, options: &SyncOptions) -> Result<Barrier, Error> {
         handle::Handle::open(self, name, SyncKind::BARRIER, (parties, 0), options).map(Barrier::new)
     }
 
-    /// Opens a once of the segment, making it if it is not there.
+    /// Opens the once `name`, and creates it if it does not exist. Blocks for the daemon.
+    ///
+    /// # Errors
+    ///
+    /// As for every open: see [`crate::sync`].
     pub fn once(&self, name: &str) -> Result<Once, Error> {
         self.once_with(name, &SyncOptions::default())
     }
 
-    /// Opens a once as `options` say.
+    /// Opens a once with the given options; otherwise like [`Endpoint::once`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Endpoint::once`]; also [`Error::Refused`] as [`SyncOptions`] describe.
     pub fn once_with(&self, name: &str, options: &SyncOptions) -> Result<Once, Error> {
         handle::Handle::open(self, name, SyncKind::ONCE, (0, 0), options).map(Once::new)
     }
 
-    /// Removes a synchronisation object's name. Those who have it open keep it; the next open of the name makes another.
+    /// Removes the name of a synchronisation object. Existing handles stay usable; the next open of the name creates a
+    /// new object. Blocks for the daemon, for at most 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Name`] for an invalid name, [`Error::Refused`] if the daemon refuses, for example because there is no
+    /// such object, [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn unlink_sync(&self, name: &str) -> Result<(), Error> {
         handle::unlink(self, name)
     }

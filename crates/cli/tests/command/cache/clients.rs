@@ -1,4 +1,4 @@
-//! Clients of memcached, unmodified, of several languages: what they check holds for memcached, and for a cache.
+//! Unmodified memcached clients in several languages: the checks that they make hold for memcached and for a cache.
 
 use super::served::CacheServer;
 use crate::stage::{PYTHON, have};
@@ -7,12 +7,12 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A port that nobody uses at the moment.
+/// Returns a port that is unused at the moment.
 fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The folder of what npm and Maven have fetched. Says why if there is none.
+/// Returns the folder with the packages that npm and Maven have fetched, or prints why there is none.
 fn folder() -> Option<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/memcached-clients");
     let output = Command::new(script).output().unwrap();
@@ -32,7 +32,7 @@ impl Drop for Memcached {
     }
 }
 
-/// Runs a client against memcached, and against a cache.
+/// Runs a client with memcached, and with a cache.
 fn check(client: &Command) {
     if !have(&["memcached"]) {
         return;

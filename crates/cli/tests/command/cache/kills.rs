@@ -1,4 +1,5 @@
-//! A server that is killed at random moments, while clients change and read items whose values say what they are.
+//! A server that is killed at random moments, while clients change and read items. Each value contains its key and
+//! version.
 
 use super::options;
 use super::served::{CacheServer, unix};
@@ -10,10 +11,10 @@ use xxhash_rust::xxh64::xxh64;
 
 const WRITERS: usize = 2;
 
-/// What is known of a key.
+/// The knowledge about a key.
 #[derive(Default)]
 struct Known {
-    /// No earlier version may be found by who begins to look now.
+    /// A reader that begins now must not find an earlier version.
     least: AtomicU64,
     /// No later version was ever sent.
     most: AtomicU64,
@@ -23,7 +24,7 @@ fn key(number: usize) -> String {
     format!("key {number}")
 }
 
-/// Says the key, the version and a checksum, and is of a length that changes with the version.
+/// Makes a value with the key, the version and a checksum, whose length changes with the version.
 fn value(number: usize, version: u64) -> Vec<u8> {
     let mut value = format!("{number} {version} ").into_bytes();
     let len = [20, 100, 101, 3000, 40][version as usize % 5];
@@ -33,7 +34,7 @@ fn value(number: usize, version: u64) -> Vec<u8> {
     value
 }
 
-/// The version of a value, which must be whole and of this key.
+/// Returns the version of a value, which must be complete and belong to this key.
 fn version(number: usize, found: &[u8]) -> u64 {
     let (rest, sum) = found.split_at(found.len().checked_sub(8).expect("a torn value"));
     assert_eq!(xxh64(rest, 0).to_le_bytes(), sum, "a torn value of key {number}: {found:?}");
@@ -44,7 +45,7 @@ fn version(number: usize, found: &[u8]) -> u64 {
 
 struct Load {
     known: Vec<Known>,
-    /// Keys of each writer.
+    /// Number of keys of each writer.
     keys: usize,
     stop: AtomicBool,
     gets: AtomicU64,
@@ -53,7 +54,7 @@ struct Load {
     missing: AtomicU64,
 }
 
-/// Looks a key up. Whether there is an item.
+/// Looks up a key. Returns whether there is an item.
 fn look(load: &Load, cache: &Cache, number: usize, found: &mut Vec<u8>) -> Option<u64> {
     found.clear();
     let least = load.known[number].least.load(Ordering::SeqCst);
@@ -68,7 +69,7 @@ fn look(load: &Load, cache: &Cache, number: usize, found: &mut Vec<u8>) -> Optio
             Some(version)
         }
         Ok(None) => None,
-        // The server was killed while it changed that very item, and there is none yet.
+        // The server was killed while it changed this very item, and there is no new server yet.
         Err(Error::NoServer { .. } | Error::Lost { .. }) => None,
         Err(error) => panic!("{error}"),
     }
@@ -105,7 +106,7 @@ fn write(load: &Load, cache: &Cache, writer: usize) {
         };
         match done {
             Ok(()) => {
-                // What was deleted has no version up to this one any more.
+                // After a delete, no version up to this one may be found any more.
                 let is_deleted = next.is_multiple_of(7);
                 known.least.store(next + u64::from(is_deleted), Ordering::SeqCst);
                 load.changes.fetch_add(1, Ordering::Relaxed);
@@ -129,7 +130,7 @@ fn kills(usually: u64) -> u64 {
 #[test]
 fn no_value_is_wrong_torn_or_back_from_the_dead() {
     let missing = kill(kills(200), "16M", 64);
-    // There is room for all of them; only one that was being replaced may have gone.
+    // There is room for all items; only one that was being replaced may be missing.
     assert_eq!(missing, 0);
 }
 
@@ -138,8 +139,8 @@ fn nor_while_items_have_to_go_for_others() {
     kill(kills(100), "1M", 2000);
 }
 
-/// Kills servers of a cache with so much memory, while there are so many keys of each writer. How many of the values that were just stored
-/// were not there.
+/// Kills servers of a cache with this much memory, while each writer has this many keys. Returns how many of the values
+/// that had just been stored were missing.
 fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
     let world = World::new();
     let more = format!("--max-item-size 8K --memory {memory}");
@@ -149,7 +150,7 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
         Cache::open_with("web/c", &options).unwrap()
     };
     let writers = [patient("auto"), patient(&format!("unix {}", unix(&world).display()))];
-    // Readers wait for nobody.
+    // Readers never wait.
     let reader = Cache::open_with("web/c", &options(&world, "auto")).unwrap();
     let load = Load {
         known: (0..keys * WRITERS).map(|_| Known::default()).collect(),
@@ -161,7 +162,7 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
         missing: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
-        // Also if something here fails.
+        // Also if this test fails.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -185,7 +186,7 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
             wait_for("gets without a server", || load.gets.load(Ordering::Relaxed) > gets + 100);
             server = CacheServer::start(&world, &more);
         }
-        // An answer of the server before may be counted now.
+        // An answer of the previous server may be counted only now.
         let before = load.changes.load(Ordering::Relaxed) + 10;
         wait_for("changes with the last server", || load.changes.load(Ordering::Relaxed) > before);
     });
@@ -200,7 +201,7 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
         counted.hits,
         counted.asked
     );
-    // Few are killed before they serve.
+    // Only a few servers are killed before they serve.
     assert!(reader.survey().is_some_and(|survey| survey.servers > kills / 2));
     assert!(count(&load.changes) > kills && counted.hits > count(&load.gets) / 8);
     count(&load.missing)

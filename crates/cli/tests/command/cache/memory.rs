@@ -1,4 +1,4 @@
-//! What a client finds in memory, without a server.
+//! The items that a client finds in memory, without a server.
 
 use super::{Keeper, attach, create, get, is_no_server, options};
 use crate::world::{World, wait_for};
@@ -53,7 +53,7 @@ fn items_are_found_without_a_server() {
         survey.small.bytes > 0 && survey.small.segments + survey.main.segments + survey.free.segments > 3
     );
 
-    // A change needs one, and the header names none.
+    // A change needs a server, and the header names none.
     let error = cache.set(b"a", b"x", 0, 0).unwrap_err();
     assert!(is_no_server(&error) && error.to_string().contains("its header names none"), "{error}");
 }
@@ -62,7 +62,7 @@ fn items_are_found_without_a_server() {
 fn a_reader_of_the_segment_reads() {
     let world = World::new();
     world.good("segment create news --size 16M --members vm-a --readers host --memory dax --page 4K");
-    // Nobody else is there to make it, so only the refusals can be seen here.
+    // No other program creates the cache, so only the refusals can be seen here.
     let endpoint = Endpoint::attach_with("news", &attach(&world)).unwrap();
     assert!(endpoint.is_read_only());
     let error = Cache::open_with("news/c", &options(&world, "auto")).unwrap_err();
@@ -98,7 +98,7 @@ fn another_cache_in_the_place_is_noticed_at_once() {
     assert_eq!(get(&cache, "a").as_deref(), Some("new"));
     assert_eq!(cache.id(), Some(store.id()));
 
-    // In another block, and the old one says so.
+    // In another block, and the old one is marked as replaced.
     let memory = keeper.block.memory().unwrap();
     keeper.endpoint.unlink_block("cache.c").unwrap();
     let mut keeper = Keeper::new(&world, "c", [5, 6]);
@@ -120,13 +120,13 @@ fn a_cache_that_was_left_alone_is_noticed_when_its_clock_stands() {
     other.store.set(b"a", &[b"new"], 0, 0).unwrap();
     let began = Instant::now();
     wait_for("the other cache", || {
-        // A miss looks at the clock, and so do hits now and then.
+        // Each miss checks the clock, and hits do so now and then.
         get(&cache, "none");
         get(&cache, "a").as_deref() == Some("new")
     });
     assert!(began.elapsed() > Duration::from_secs(1), "{:?}", began.elapsed());
 
-    // And none at all.
+    // And without any cache.
     other.endpoint.unlink_block("cache.c").unwrap();
     let mut value = Vec::new();
     wait_for("the end of the cache", || cache.get(b"none", &mut value).is_err());
@@ -152,7 +152,7 @@ fn an_end_counts_only_while_the_clock_goes() {
     assert_eq!(get(&cache, "for a while").as_deref(), Some("x"));
     keeper.store.tick(100_000);
     assert_eq!(get(&cache, "for a while"), None);
-    // A successor.
+    // The next server.
     let mut store = Store::open(keeper.block.memory().unwrap(), 0).unwrap();
     store.flush();
     assert_eq!(get(&cache, "for ever"), None);

@@ -1,4 +1,4 @@
-//! Caches: what a client finds in memory, how it speaks with a server, and the command.
+//! Caches: the items that a client finds in memory, its communication with a server, and the command.
 
 mod clients;
 mod kills;
@@ -26,7 +26,7 @@ fn options(world: &World, changes: &str) -> Options {
     }
 }
 
-/// The memory of a cache whose server is the test.
+/// The memory of a cache whose server is the test itself.
 struct Keeper {
     endpoint: Endpoint,
     block: Block,
@@ -34,7 +34,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Of the cache `NAME` in `web`.
+    /// Opens the memory of the cache `NAME` in `web`.
     fn new(world: &World, name: &str, key: [u64; 2]) -> Self {
         let endpoint = Endpoint::attach_with("web", &attach(world)).unwrap();
         let options = BlockOptions { persistent: true, others: Rights::READ, ..BlockOptions::default() };
@@ -48,7 +48,7 @@ fn create(block: &Block, key: [u64; 2]) -> Store<Mapping> {
     Store::create(block.memory().unwrap(), plan(block.len(), 4000, 100).unwrap(), key, 0).unwrap()
 }
 
-/// What a get finds.
+/// Returns the result of a get.
 fn get(cache: &Cache, key: &str) -> Option<String> {
     let mut value = Vec::new();
     cache.get(key.as_bytes(), &mut value).unwrap()?;

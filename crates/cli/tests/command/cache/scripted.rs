@@ -1,4 +1,4 @@
-//! Servers that die, hang, lie, or are others.
+//! Servers that die, hang, lie, or belong to another cache.
 
 use super::{Keeper, get, is_no_server, options};
 use crate::world::World;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A server that answers each connection in its own way, one after the other.
+/// A server that answers each connection in its own way, one after another.
 fn serve(world: &World, scripts: Vec<Box<dyn FnOnce(Peer) + Send>>) -> (PathBuf, JoinHandle<()>) {
     let path = world.files().join("server.sock");
     let _ = std::fs::remove_file(&path);
@@ -25,20 +25,20 @@ fn serve(world: &World, scripts: Vec<Box<dyn FnOnce(Peer) + Send>>) -> (PathBuf,
 struct Peer(UnixStream);
 
 impl Peer {
-    /// Reads so many bytes.
+    /// Reads this many bytes.
     fn read(&mut self, bytes: usize) -> String {
         let mut read = vec![0; bytes];
         self.0.read_exact(&mut read).unwrap();
         String::from_utf8(read).unwrap()
     }
 
-    /// Reads just this.
+    /// Reads exactly these bytes.
     fn expect(&mut self, bytes: &str) {
         assert_eq!(self.read(bytes.len()), bytes);
     }
 
     fn say(&mut self, bytes: &str) {
-        // The client may have heard enough.
+        // The client may have received enough already.
         let _ = self.0.write_all(bytes.as_bytes());
     }
 
@@ -129,18 +129,18 @@ fn a_lost_answer_is_said_and_the_next_request_goes_to_the_next_server() {
     let (path, server) = serve(
         &world,
         vec![
-            // Dies with the request.
+            // The server dies when it gets the request.
             Box::new(move |mut peer| {
                 peer.greet(id);
                 peer.expect("ms k 1 c\r\n1\r\n");
             }),
-            // Dies when nothing is asked.
+            // The server dies while there is no request.
             Box::new(move |mut peer| {
                 peer.greet(id);
                 peer.expect("ms k 1 c\r\n2\r\n");
                 peer.say("HD c2\r\n");
             }),
-            // Dies in the middle of an answer.
+            // The server dies in the middle of an answer.
             Box::new(move |mut peer| {
                 peer.greet(id);
                 peer.expect("ms k 1 c\r\n3\r\n");
@@ -148,7 +148,7 @@ fn a_lost_answer_is_said_and_the_next_request_goes_to_the_next_server() {
                 peer.expect("md k\r\n");
                 peer.say("H");
             }),
-            // Hangs.
+            // The server hangs.
             Box::new(move |mut peer| {
                 peer.greet(id);
                 peer.expect("ma k v D1\r\n");
@@ -214,7 +214,7 @@ fn a_server_that_lies_is_left() {
                 peer.greet(id);
                 peer.expect("md k\r\n");
                 peer.say(&lie);
-                // The client leaves.
+                // The client disconnects.
                 let _ = peer.0.read_to_end(&mut Vec::new());
             }) as _
         })
@@ -257,7 +257,7 @@ fn another_server_is_not_asked() {
     }
     server.join().unwrap();
 
-    // The header leads to whatever it likes; what is there must be this cache's.
+    // The header may name any server; the server that answers must belong to this cache.
     keeper.store.set_contact(&format!("tcp nowhere\nnonsense\nunix {}\nchannel none\n", path.display()));
     keeper.store.set(b"k", &[b"there"], 0, 0).unwrap();
     let id = keeper.store.id();
@@ -291,7 +291,7 @@ fn a_server_that_is_being_replaced_is_waited_for() {
         let (_, server) = serve(
             &world,
             vec![
-                // Dies before it says anything.
+                // The server dies before it sends anything.
                 Box::new(|_| {}),
                 Box::new(move |mut peer| {
                     peer.greet(id);
@@ -338,7 +338,7 @@ fn hits_are_reported_while_memory_is_short() {
                     words += 1;
                 }
             }
-            // Keys that share a place are told in turn, but no more than a bound.
+            // Keys that share a slot are reported in turn, but no more than a limit.
             assert!((100..=256 * 25).contains(&words), "{words}");
         })],
     );
@@ -366,7 +366,7 @@ fn a_get_does_not_wait_for_a_server_that_hangs() {
     let limit = keeper.store.segments().0;
     keeper.store.set_limit(limit);
     let path = world.files().join("server.sock");
-    // Whoever connects waits in its queue.
+    // A client that connects waits in the server's queue.
     let listener = UnixListener::bind(&path).unwrap();
     let cache = open(&world, &path);
     let began = Instant::now();
@@ -382,7 +382,7 @@ fn an_answer_without_an_end_is_not_waited_for_for_ever() {
     let keeper = Keeper::new(&world, "c", [1, 2]);
     let id = keeper.store.id();
     let drip = |mut peer: Peer| {
-        // A line now and then.
+        // The server sends a line now and then.
         while peer.0.write_all(b"STAT a 1\r\n").is_ok() {
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -414,7 +414,7 @@ fn a_server_that_accepts_nobody_is_not_waited_for_for_ever() {
     let listener = UnixListener::bind(&path).unwrap();
     let cache = open_impatiently(&world, &path);
     let began = Instant::now();
-    // It says nothing; and once its queue is full, it takes nobody.
+    // The server sends nothing, and when its queue is full it accepts no connection.
     let mut waiting = Vec::new();
     assert!(is_no_server(&cache.delete(b"k").unwrap_err()));
     rustix::net::listen(&listener, 0).unwrap();

@@ -8,13 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// `ginnel-cache` of the cache `web/c`.
+/// The server `ginnel-cache` of the cache `web/c`.
 pub struct CacheServer(pub Child);
 
 impl CacheServer {
-    /// Starts it; it need not serve yet.
+    /// Starts the server, which need not serve yet when this returns.
     pub fn start(world: &World, more: &str) -> Self {
-        // Once: cargo takes longer than a server to start, and waits for others of its kind.
+        // Built only once: cargo takes longer than a server to start, and waits for other runs of cargo.
         static BUILT: OnceLock<PathBuf> = OnceLock::new();
         let mut command = Command::new(BUILT.get_or_init(|| built("ginnel-cache")));
         if !more.contains("--memory") {
@@ -25,7 +25,7 @@ impl CacheServer {
         Self(command.stdin(Stdio::null()).spawn().unwrap())
     }
 
-    /// The same, and waits until it serves.
+    /// Starts the server, and waits until it serves.
     pub fn serving(world: &World, more: &str) -> Self {
         let server = Self::start(world, more);
         let options = Options { patience: Duration::from_secs(20), ..options(world, "auto") };
@@ -89,7 +89,7 @@ fn every_call(cache: &Cache) {
     assert!(cache.delete(b"a").unwrap() && !cache.delete(b"a").unwrap());
     assert_eq!(get(cache, "a"), None);
 
-    // Of all lengths; the longest go in many pieces.
+    // Values of all lengths; the longest are sent in many pieces.
     for len in [0, 1, 100, 5000, 70_000, 1_000_000] {
         let bytes: Vec<u8> = (0..len).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         cache.set(b"long", &bytes, 0, 0).unwrap();
@@ -103,7 +103,7 @@ fn every_call(cache: &Cache) {
     assert!(matches!(cache.set(b"long", &vec![b'x'; 2 << 20], 0, 0), Err(Error::TooLarge { .. })));
     assert_eq!(get(cache, "long"), None, "memcached too removes what could not be replaced");
 
-    // Keys of any bytes, and of the longest.
+    // Keys of any bytes, and of the maximum length.
     let keys: Vec<Vec<u8>> =
         vec![b"a b\r\n\0\xff".to_vec(), vec![b'k'; 250], vec![b' '; 186], "grüezi".into(), vec![0x7f]];
     for key in &keys {
@@ -164,7 +164,8 @@ fn items_end_for_readers_too() {
     cache.set(b"in a month", b"z", 0, 60 * 60 * 24 * 40).unwrap();
     wait_for("the end of an item", || get(&cache, "soon").is_none());
     assert_eq!(get(&cache, "in a month").as_deref(), Some("z"));
-    // A server that hangs does not let what has an end live for ever: memory does not tell any more.
+    // A server that hangs does not keep items with an expiry time alive for ever: memory does not answer for them any
+    // more.
     crate::world::signal(&server.0, "STOP");
     let impatient = Options { timeout: Duration::from_millis(300), ..options(&world, "auto") };
     let cache = Cache::open_with("web/c", &impatient).unwrap();
@@ -215,7 +216,7 @@ fn readers_keep_what_they_use() {
     for key in &wanted {
         writer.set(key.as_bytes(), &value, 0, 0).unwrap();
     }
-    // Far more than there is room for, that nobody reads.
+    // Far more items than there is room for, which no client reads.
     for number in 0..30_000 {
         writer.set(format!("scanned {number}").as_bytes(), &value, 0, 0).unwrap();
         if number % 10 == 0 {
@@ -289,7 +290,7 @@ fn what_another_process_changes_is_read() {
     assert_eq!(world.good("cache get web/c a").out, "2\n");
 }
 
-/// Python's client, with its own tests.
+/// The Python client, with its own tests.
 #[test]
 fn python_s_client_passes_its_tests() {
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {

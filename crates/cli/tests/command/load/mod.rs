@@ -1,4 +1,5 @@
-//! Thousands of connections that change over to shared memory under load, at random positions, and what they leave behind.
+//! Thousands of connections that change over to shared memory under load, at random positions, and the resources that
+//! remain after them.
 
 mod program;
 mod talk;
@@ -16,24 +17,26 @@ use crate::world::{World, built_library, signal};
 use ginnel_report::Report;
 use ginnel_status::Inspect;
 
-/// Connections before anything is compared, and between the two looks. Each has two directions that change over.
+/// Number of connections before the first measurement, and between the two measurements. Each has two directions that
+/// change over.
 const WARM: u64 = 1000;
 const CONNECTIONS: u64 = 9000;
-/// Places at their doorbell that programs make when the first thread sleeps there.
+/// Number of slots at their doorbell that programs allocate when the first thread sleeps there.
 const PLACES: usize = 4;
-/// How often `make soak` does it, each time with other connections: a million changes.
+/// How often `make soak` repeats this, each time with other connections: a million changes in all.
 const ROUNDS: u64 = 60;
-/// What becomes of a connection whose peer's report has met that of a socket which is gone, before the daemon was told.
+/// The outcome of a connection whose peer's report was matched with a socket that was gone before the daemon learned of
+/// it.
 const IN_VAIN: [&str; 2] =
     ["more than one socket could be its other end", "the daemon did not open the rings"];
-/// Nothing is waited for longer than this without any progress.
+/// How long to wait without any progress.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
-/// A process, and what it has of the machine.
+/// A process, and the resources that it uses.
 #[derive(Debug)]
 struct Footprint {
     fds: usize,
-    /// KiB that belong to it alone.
+    /// Private memory, in KiB.
     memory: u64,
 }
 
@@ -97,7 +100,7 @@ impl Load {
                 let ended = self.programs[i].try_wait().unwrap();
                 assert!(ended.is_none(), "{ended:?} before {what}: {}", self.said());
             }
-            // As long as they report connections, they do not hang.
+            // As long as the programs report connections, they do not hang.
             let now = self.reported();
             if std::mem::replace(&mut size, now) != now {
                 end = Instant::now() + WATCHDOG;
@@ -111,7 +114,7 @@ impl Load {
         fs::metadata(self.world.files().join("client.report")).map_or(0, |meta| meta.len())
     }
 
-    /// Waits for the end of a phase, and compares what was sent with what was received.
+    /// Waits for the end of a phase, and compares the bytes sent with those received.
     fn phase(&mut self, phase: usize) -> u64 {
         let files = self.world.files();
         let results = ["client", "server"].map(|role| files.join(format!("{role}.{phase}")));
@@ -133,7 +136,7 @@ impl Load {
         serde_json::from_str(&daemon.inspect().unwrap()).unwrap()
     }
 
-    /// What the daemon and the programs have once all connections are gone.
+    /// Returns the resources of the daemon and the programs once all connections are gone.
     fn footprints(&mut self) -> (u64, Vec<Footprint>) {
         let end = Instant::now() + WATCHDOG;
         let inspect = loop {
@@ -152,8 +155,8 @@ impl Load {
         (used, processes.into_iter().map(Footprint::of).collect())
     }
 
-    /// Lets the programs end. Counts directions that have changed over, and ends that were reported in vain because of others with their
-    /// addresses, whose ports they have.
+    /// Lets the programs end. Counts the directions that have changed over, and the ends that were reported in vain
+    /// because later connections use the same addresses and ports.
     fn end(mut self) -> (u64, u64) {
         for program in &mut self.programs {
             let status = program.wait().unwrap();
@@ -178,7 +181,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         for program in &mut self.programs {
             if matches!(program.try_wait(), Ok(None)) {
-                // `ginnel run` passes it on.
+                // `ginnel run` passes the signal on.
                 signal(program, "TERM");
                 let _ = program.wait();
             }
@@ -207,7 +210,7 @@ fn thousands_of_connections_change_over_under_load_and_leave_nothing() {
     }
 }
 
-/// Connections whose numbers begin with `first`.
+/// Runs connections whose numbers begin with `first`.
 fn change_over(first: u64, count: u64) {
     let mut load = Load::start(&format!("{first} {WARM} {count}"));
     assert_eq!(load.phase(0), WARM);
@@ -216,7 +219,7 @@ fn change_over(first: u64, count: u64) {
     load.go(0);
     assert_eq!(load.phase(1), count);
     let took = begun.elapsed();
-    // While the programs wait they make a connection now and then, whose descriptors come and go.
+    // While the programs wait, they make a connection now and then, whose descriptors come and go.
     let end = Instant::now() + WATCHDOG;
     let (used_after, after) = loop {
         let (used, after) = load.footprints();
@@ -234,7 +237,7 @@ fn change_over(first: u64, count: u64) {
     }
     load.go(1);
     let (changed, in_vain) = load.end();
-    // One for each sender that was to go on until it has changed over, at least.
+    // At least one direction for each sender that was told to continue until it has changed over.
     let expected = (first..first + WARM + count).filter(|number| Plan::new(*number).changes).count() as u64;
     println!(
         "{changed} directions changed over, those of {count} connections in {took:?}; {in_vain} ends in vain"

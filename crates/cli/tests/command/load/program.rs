@@ -1,4 +1,4 @@
-//! The two programs of a load: a server and a client, with many connections one after the other, in some threads.
+//! The two programs of a load test: a server and a client, with many connections one after another, in several threads.
 
 use std::fs;
 use std::io::{BufWriter, Read, Write};
@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use super::talk::{End, Plan, Sums};
 
-/// Connections at a time.
+/// Number of connections at a time.
 const THREADS: usize = 4;
-/// The variables by which a program is told what it is.
+/// The environment variables that tell a program its role.
 pub const ROLE: &str = "GINNEL_TEST_LOAD_ROLE";
 pub const PHASES: &str = "GINNEL_TEST_LOAD_PHASES";
 
-/// Not a test of its own: a program in a folder, by which it is told how to go on. It is told the number of its first connection, and how
-/// many there are in each phase. After each it leaves what it has sent and received, and waits.
+/// Not a test, but a program that is controlled through a folder. It is told the number of its first connection, and
+/// the number of connections in each phase. After each phase it writes the bytes that it has sent and received, and
+/// waits.
 #[test]
 #[ignore = "a program for the tests of its module"]
 fn program() {
@@ -39,7 +40,7 @@ fn program() {
     for (phase, count) in phases.iter().enumerate() {
         let next = AtomicU64::new(first);
         first += count;
-        // Written as they come: what is kept would look like a leak.
+        // Written as they end, because data that is kept would look like a leak.
         let part = PathBuf::from(format!("{role}.part"));
         let sums = Mutex::new(BufWriter::new(fs::File::create(&part).unwrap()));
         std::thread::scope(|scope| {
@@ -61,7 +62,7 @@ fn program() {
         });
         sums.into_inner().unwrap().into_inner().unwrap();
         fs::rename(&part, format!("{role}.{phase}")).unwrap();
-        // Until it is allowed to go on.
+        // Waits until it may continue.
         while !Path::new(&format!("go.{phase}")).exists() {
             assert!(Path::new("port").exists(), "the test is over");
             look_at_daemon();
@@ -70,7 +71,7 @@ fn program() {
     }
 }
 
-/// Something that makes the library see what the daemon has said: a connection that is worth a report, and leads to nothing.
+/// Makes the library read the daemon's messages: opens a connection that is worth a report and leads to nothing.
 fn look_at_daemon() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

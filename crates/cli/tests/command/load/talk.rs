@@ -1,4 +1,4 @@
-//! One end of a connection under load: random calls and sizes, bytes that are known from their position.
+//! One end of a connection under load: random calls and sizes, and bytes that can be computed from their position.
 #![allow(unsafe_code)] // Calls that the standard library does not have.
 
 use std::cell::RefCell;
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use libc::{c_int, iovec};
 
-/// A hang, if it takes so long.
+/// The time after which an end is considered hung.
 const WATCHDOG: c_int = 60_000;
 
-/// Numbers that look random, and are the same each time.
+/// Generates numbers that look random and are the same each time.
 pub struct Random(u64);
 
 impl Random {
@@ -33,14 +33,14 @@ impl Random {
     }
 }
 
-/// Calls, with a pause before each, after which a sender does not wait any longer for the change.
+/// The number of calls, with a pause before each, after which a sender does not wait any longer for the change.
 const PATIENCE: u32 = 100_000;
-/// Bytes after which the content of a stream comes again: a prime, so that no buffer is as long.
+/// Length of the period of a stream's content: a prime, so that no buffer has this length.
 const PERIOD: usize = 65_521;
 /// The longest piece that is sent or received at once.
 const LONGEST: usize = 300 << 10;
 
-/// The bytes of a stream from a position on.
+/// Returns the bytes of a stream from a position on.
 fn content(stream: u64, position: u64, len: usize) -> &'static [u8] {
     static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
@@ -52,23 +52,23 @@ fn content(stream: u64, position: u64, len: usize) -> &'static [u8] {
     &table[start..start + len]
 }
 
-/// How an end waits.
+/// The way in which an end waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Style {
-    /// In its calls. For one direction only.
+    /// In its calls; only for one direction.
     Blocking,
     Poll,
     /// Edge-triggered.
     Epoll,
 }
 
-/// What both ends of a connection know of it.
+/// The properties of a connection that both ends know.
 #[derive(Clone, Copy)]
 pub struct Plan {
     seed: u64,
     styles: [Style; 2],
     sends: [bool; 2],
-    /// Whether a sender goes on until its bytes go through shared memory.
+    /// Whether a sender continues until its bytes go through shared memory.
     pub changes: bool,
 }
 
@@ -87,28 +87,28 @@ impl Plan {
     }
 }
 
-/// Bytes that an end has sent and received.
+/// The numbers of bytes that an end has sent and received.
 pub type Sums = (u64, u64);
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; LONGEST]);
 }
 
-/// One end of a connection, at work.
+/// One end of a connection while it works.
 pub struct End<'s> {
     stream: &'s TcpStream,
     fd: RawFd,
     plan: Plan,
-    /// 0: has connected.
+    /// 0 means the end that has connected.
     side: usize,
     random: Random,
     sent: u64,
     received: u64,
-    /// Where the stream that is sent ends, once that is known.
+    /// The position at which the sent stream ends, once it is known.
     until: Option<u64>,
     has_finished: bool,
     has_ended: bool,
-    /// Those that have sent.
+    /// The number of ends that have sent.
     calls: u32,
 }
 
@@ -129,14 +129,14 @@ impl<'s> End<'s> {
             sent: 0,
             received: 0,
             until,
-            // Who sends nothing says so by closing.
+            // An end that sends nothing shows that by closing.
             has_finished: !plan.sends[side],
             has_ended: false,
             calls: 0,
         }
     }
 
-    /// Sends and receives all there is.
+    /// Sends and receives everything.
     pub fn run(mut self) -> Sums {
         let style = self.plan.styles[self.side];
         self.stream.set_nonblocking(style != Style::Blocking).unwrap();
@@ -190,7 +190,7 @@ impl<'s> End<'s> {
             while !self.has_ended && self.receive() {
                 progress = true;
             }
-            // Not until there is no room: bytes come meanwhile.
+            // Do not continue until there is no room, because bytes arrive meanwhile.
             if !self.has_finished {
                 progress |= self.send();
             }
@@ -211,7 +211,7 @@ impl<'s> End<'s> {
         unsafe { libc::close(epoll) };
     }
 
-    /// Whether bytes have gone past the kernel.
+    /// Returns whether bytes have bypassed the kernel.
     fn has_left_tcp(&self) -> bool {
         const BYTES_SENT: usize = 200;
         const NOT_SENT: usize = 144;
@@ -233,7 +233,7 @@ impl<'s> End<'s> {
         self.sent > sent + u64::from(not_sent)
     }
 
-    /// One call that sends, or says that nothing more comes. False if there is no room.
+    /// Makes one call that sends, or that ends the stream. Returns false if there is no room.
     fn send(&mut self) -> bool {
         if self.until.is_none() && (self.calls >= PATIENCE || self.has_left_tcp()) {
             let more = if self.random.one_in(32) { 800 << 10 } else { 20 << 10 };
@@ -247,7 +247,7 @@ impl<'s> End<'s> {
         }
         self.calls += 1;
         if self.until.is_none() {
-            // So that TCP does not fill while the daemon is at work.
+            // So that TCP's buffers do not fill up while the daemon works.
             std::thread::sleep(Duration::from_micros(self.random.below(200) as u64));
         }
         let most = if self.until.is_some() && self.random.one_in(8) { LONGEST } else { 2000 };
@@ -272,7 +272,7 @@ impl<'s> End<'s> {
         n > 0
     }
 
-    /// One call that receives, or a look and a call. False if there is nothing.
+    /// Makes one call that receives, or peeks and then receives. Returns false if there is nothing.
     fn receive(&mut self) -> bool {
         BUFFER.with_borrow_mut(|buffer| self.receive_into(buffer))
     }
@@ -312,7 +312,7 @@ impl<'s> End<'s> {
         }
     }
 
-    /// Bytes that a call has moved; `None` if there is nothing to move now.
+    /// Returns the number of bytes that a call has moved; `None` if nothing can be moved now.
     fn moved(&self, n: isize, what: &str) -> Option<usize> {
         usize::try_from(n)
             .map_err(|_| {
@@ -327,7 +327,7 @@ impl<'s> End<'s> {
     }
 }
 
-/// Up to three pieces of a buffer.
+/// Returns up to three pieces of a buffer.
 fn split(at: *mut u8, len: usize, random: &mut Random) -> Vec<iovec> {
     let mut cuts = [0, random.below(len + 1), random.below(len + 1), len];
     cuts.sort_unstable();

@@ -1,4 +1,4 @@
-//! Python's asyncio, with many connections at once.
+//! Python's asyncio with many connections at once.
 
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 use crate::world::World;
@@ -20,7 +20,7 @@ fn asyncio() {
         stage.serve(port, &[PYTHON, "-c", ECHO, "serve", "127.0.0.1", &at, &connections]);
         stage.client(&[PYTHON, "-c", ECHO, "talk", "127.0.0.1", &at, &connections]);
         let connections = stage.end();
-        // Both ends of each.
+        // Both ends of each connection.
         assert_eq!(changed(&connections, "python3").len(), 2 * CONNECTIONS, "{mode}");
     }
 }

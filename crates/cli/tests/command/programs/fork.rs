@@ -1,8 +1,8 @@
-//! Processes that have a connection in common, after a fork.
+//! Processes that share a connection after a fork.
 
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 
-/// A server whose child goes on with a connection that has changed over, after programs were executed beside it.
+/// A server whose child continues a connection that has changed over, after other programs were executed.
 const FORK: &str = r#"
 import os, socket, subprocess, sys
 port = int(sys.argv[2])
@@ -66,12 +66,12 @@ fn trap_1_a_child_goes_on_with_a_connection_of_its_parent() {
         stage.client(&[PYTHON, "-c", FORK, "talk", &at]);
         let log = stage.log();
         let connections = stage.end();
-        // Both ends, and the child's.
+        // Both ends, and the end of the child.
         assert_eq!(changed(&connections, "python3").len(), 3, "{mode}: {connections:#?} {log}");
     }
 }
 
-/// One process sends and another one receives, each more than fits into a ring.
+/// One process sends and another one receives, each more than a ring holds.
 const SPLIT: &str = r#"
 import os, random, socket, sys, time
 port = int(sys.argv[2])
@@ -121,7 +121,7 @@ fn trap_1_one_process_sends_and_another_one_receives() {
     }
 }
 
-/// Processes of a server that have a connection in common send and receive in turn.
+/// Processes of a server that share a connection send and receive in turn.
 const TURNS: &str = r#"
 import os, random, signal, socket, sys
 port, when = int(sys.argv[2]), sys.argv[3]

@@ -1,4 +1,4 @@
-//! A server written in Go, which calls the kernel past every library.
+//! A server written in Go, which makes system calls without any library.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ fn go() {
             "{mode}: {out}"
         );
         let connections = stage.end();
-        // The clients have them in the report, with the reason.
+        // The clients' report contains the connections, with the reason why they stayed on TCP.
         assert!(connections.len() >= 5, "{mode}: {connections:#?}");
         for connection in &connections {
             let stays = connection.reason == "it ended before both its ends were reported";

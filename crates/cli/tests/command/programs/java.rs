@@ -2,7 +2,7 @@
 
 use crate::stage::{MODES, Stage, changed, free_port, have};
 
-/// `java` compiles it.
+/// `java` compiles this source itself.
 const ECHO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/programs/Echo.java");
 
 #[test]
@@ -18,7 +18,7 @@ fn java() {
         stage.serve(port, &[&java[..], &["serve", "127.0.0.1", &at]].concat());
         stage.client(&[&java[..], &["talk", "127.0.0.1", &at]].concat());
         let connections = stage.end();
-        // Both ends of eight.
+        // Both ends of eight connections.
         assert_eq!(changed(&connections, "java").len(), 16, "{mode}: {connections:#?}");
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 
-/// Sets and gets values until the connection has changed over, and a number of them afterwards.
+/// Sets and gets values until the connection has changed over, and then some more.
 const PYMEMCACHE: &str = include_str!("values.py");
 
 #[test]
@@ -18,18 +18,18 @@ fn memcached() {
         let at = port.to_string();
         let server = format!("127.0.0.1:{at}");
         stage.serve(port, &["memcached", "-u", "root", "-l", "127.0.0.1", "-p", &at, "-U", "0", "-t", "2"]);
-        // All commands of both protocols. It says of each whether the server does what it is to do.
+        // Tests all commands of both protocols, and prints for each whether the server behaves correctly.
         let memccapable = ["memccapable", "-h", "127.0.0.1", "-p", &at];
         let out = stage.client_until_changed(&memccapable, 2, "memcached");
         assert!(out.contains("All tests passed"), "{mode}: {out}");
-        // Each of a number of threads has a connection.
+        // Each of several threads has a connection.
         let memcslap = ["memcslap", "-s", &server, "-t", "get", "-c", "3", "-e", "3000"];
         stage.client_until_changed(&memcslap, 3, "memcached");
-        // Looks at each value that it gets.
+        // The tool checks each value that it gets.
         let memcaslap = ["memcaslap", "-s", &server, "-t", "1s", "-T", "2", "-c", "8", "-v", "1"];
         let out = stage.client_until_changed(&memcaslap, 8, "memcached");
         assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{mode}: {out}");
-        // One connection for one value: it stays on TCP or changes over, as it comes.
+        // One connection for one value. It may stay on TCP or change over, depending on timing.
         let folder = stage.world.files();
         let value: String = (0..900_000_u32)
             .map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8))

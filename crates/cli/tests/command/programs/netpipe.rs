@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::stage::{MODES, Stage, changed, free_port, have};
 
-/// Messages of 1 byte to 3 MB go back and forth, and each is compared with what was sent.
+/// Sends messages of 1 byte to 3 MB back and forth, and compares each with what was sent.
 #[test]
 fn netpipe() {
     if !have(&["NPtcp"]) {
@@ -18,7 +18,7 @@ fn netpipe() {
         stage.serve(port, &[&["NPtcp", "-o", "/dev/null"][..], &options].concat());
         let client = [&["NPtcp", "-h", "127.0.0.1", "-o", "out"][..], &options].concat();
         let (good, out, err) = stage.client_with(&client, Stdio::null());
-        // It ends with an error at the first message that is not what was sent. One line for each size.
+        // It ends with an error at the first message that differs. It prints one line for each size.
         let sizes = err.matches("Integrity check passed").count();
         assert!(good && sizes >= 35, "{mode}: {sizes} sizes: {out}{err}");
         let connections = stage.end();

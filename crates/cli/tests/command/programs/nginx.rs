@@ -29,11 +29,12 @@ fn nginx() {
             &["nginx", "-p", &at, "-c", &format!("{at}/nginx.conf"), "-e", &format!("{at}/error")],
         );
         let url = format!("http://127.0.0.1:{port}/large");
-        // Three times over one connection.
+        // Three requests over one connection.
         let out = ["one", "two", "three"].map(|name| format!("{at}/{name}"));
         let curl = [&["curl", "-sS", "--limit-rate", "24M"][..], &["-o", &out[0], &url, "-o", &out[1], &url]];
         let curl = [curl.concat(), vec!["-o", &out[2], &url]].concat();
-        // A receiver that rests, as on a machine that is busy elsewhere, has its connection go back to TCP for a while: then it runs again.
+        // A receiver that does not run, for example on a busy machine, lets its connection go back to TCP for a while;
+        // so run it again then.
         let end = Instant::now() + PATIENCE;
         loop {
             stage.client(&curl);
@@ -47,7 +48,7 @@ fn nginx() {
             }
             assert!(Instant::now() < end, "{mode}, sendfile {sendfile}: {connections:#?}");
         }
-        // Pages over several connections, each of which stays for the next one.
+        // Requests pages over several connections, each of which stays open for the next request.
         fs::write(folder.join("small"), &bytes[..700]).unwrap();
         let url = format!("http://127.0.0.1:{port}/small");
         let out = stage.client_until_changed(&["wrk", "-t", "2", "-c", "10", "-d", "1s", &url], 10, "nginx");

@@ -17,7 +17,7 @@ fn node() {
         let out = stage.client(&["node", "-e", ECHO, "talk", "127.0.0.1", &at]);
         assert_eq!(out.trim(), "good", "{mode}");
         let connections = stage.end();
-        // Both ends of four.
+        // Both ends of four connections.
         assert_eq!(changed(&connections, "node").len(), 8, "{mode}: {connections:#?}");
     }
 }

@@ -8,9 +8,9 @@ use std::process::Command;
 use crate::stage::{MODES, Stage, free_port};
 use crate::world::wait_for;
 
-/// Debian's folder of its programs.
+/// Debian's folder of PostgreSQL's programs.
 const FOLDER: &str = "/usr/lib/postgresql/15/bin";
-/// It refuses to run as root.
+/// PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
 fn program(name: &str) -> String {
@@ -50,7 +50,7 @@ fn postgresql() {
         let options =
             [&server, "-D", data, "-p", &at, "-c", settings[0], "-c", settings[1], "-c", settings[2]];
         stage.serve(port, &[as_user, &options].concat());
-        // It listens before it is ready.
+        // The server listens before it is ready.
         wait_for("that PostgreSQL is ready", || {
             let answer =
                 Command::new(program("pg_isready")).args(["-q", "-h", "127.0.0.1", "-p", &at]).status();
@@ -70,14 +70,14 @@ fn postgresql() {
             out.lines().find_map(|line| line.strip_prefix("number of transactions actually processed: "));
         let done = done.unwrap_or_else(|| panic!("{mode}: {out}"));
         assert!(out.contains("number of failed transactions: 0 "), "{mode}: {out}");
-        // Each transaction has added to an account, and has noted how much.
+        // Each transaction has changed an account and has recorded the amount.
         let sums = query(&format!(
             "select (select count(*) from pgbench_history) >= {done}, \
              (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)"
         ));
         assert_eq!(sums.trim(), "t|t", "{mode}: {done}");
 
-        // Megabytes from the server, and back.
+        // Transfers megabytes from the server and back.
         let rows = "select i, repeat(chr(97 + i % 26), i % 200) from generate_series(1, 30000) i";
         query(&format!(r"\copy ({rows}) to rows"));
         let row =

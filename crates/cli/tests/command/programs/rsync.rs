@@ -1,11 +1,11 @@
-//! rsync and its daemon: at either end, one process sends and another one receives.
+//! rsync and its daemon: at each end, one process sends and another one receives.
 
 use std::fs;
 use std::path::Path;
 
 use crate::stage::{MODES, Stage, changed, free_port, have};
 
-/// A folder with files of all sizes.
+/// Makes a folder with files of many sizes.
 fn fill(folder: &Path) {
     fs::create_dir(folder).unwrap();
     for (number, len) in (0..100).map(|i| i * 100).chain([8 << 20]).enumerate() {
@@ -53,10 +53,10 @@ fn rsync() {
             &["rsync", "--daemon", "--no-detach", "--address=127.0.0.1", &listen, &configuration],
         );
         let there = format!("rsync://127.0.0.1:{port}/there/");
-        // Everything again each time. It compares checksums of all that it gets.
+        // Each run copies everything again. rsync compares checksums of everything that it receives.
         let rsync = ["rsync", "-a", "--whole-file", "--ignore-times"];
-        // It forks soon after the first bytes, and one process sends and another one receives from then on. A connection that has not changed over by
-        // then stays on TCP, so how many do is up to the machine.
+        // rsync forks soon after the first bytes, and from then on one process sends and another one receives. A
+        // connection that has not changed over by then stays on TCP, so the number of changes depends on the machine.
         for turn in 0..5 {
             stage.client(&[&rsync[..], &["here/", &there]].concat());
             assert!(

@@ -1,4 +1,4 @@
-//! OpenSSH: a server that executes itself, forks, drops its rights and confines itself, all with one connection.
+//! OpenSSH: a server that executes itself, forks, drops its privileges and confines itself, all with one connection.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -17,7 +17,7 @@ fn ssh() {
         return;
     }
     for mode in MODES {
-        // By default it stays on TCP, so that one can still log in whatever happens.
+        // By default ssh stays on TCP, so that users can still log in if something is wrong.
         let world = World::configured("size = '64M'", "[sockets]\nexclude = []\n");
         let mut stage = Stage::in_world(mode, world);
         let folder = stage.world.files();
@@ -30,7 +30,7 @@ fn ssh() {
                 .unwrap();
             assert!(made.success());
         }
-        // Where the distribution's server confines itself.
+        // The folder in which the distribution's server confines itself.
         fs::create_dir_all("/run/sshd").unwrap();
         let port = free_port();
         fs::write(
@@ -67,7 +67,7 @@ fn ssh() {
         .unwrap();
         let sum = Command::new("sha256sum").stdin(File::open(&data).unwrap()).output().unwrap().stdout;
         let program = [&options[..], &["sha256sum"]].concat();
-        // How far a connection comes until all is sent is up to the machine.
+        // How far a connection gets before everything is sent depends on the machine.
         let end = Instant::now() + PATIENCE;
         loop {
             let (status, out, err) = stage.client_with(&program, File::open(&data).unwrap().into());

@@ -1,9 +1,10 @@
-//! What an endpoint keeps of what the daemon says: connections to its listeners, rights to blocks, and how to ring others.
+//! The state that an endpoint keeps from the daemon's messages: connections to its listeners, rights to blocks, and the
+//! doorbells of others.
 
-use crate::bells::{Bells, Ring, Whose};
 use crate::block::OpenBlocks;
 use crate::connection::Packet;
 use crate::doorbell::Doorbell;
+use crate::peer_doorbells::{EndpointId, PeerDoorbells, Ring};
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, Kind, Rights};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -12,8 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Something to tell the daemon.
-pub(crate) type Note = (Kind, Vec<u8>);
+/// A message that the daemon must get, and whose answer nobody waits for.
+pub(crate) type Notification = (Kind, Vec<u8>);
 
 /// A connection that waits to be accepted.
 pub(crate) struct Incoming {
@@ -21,45 +22,49 @@ pub(crate) struct Incoming {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Filled by the session, which calls it while it is locked: so nothing here waits. Stays empty as long as there is no endpoint.
+/// The state of one endpoint in one process. The session changes it while it holds its lock, so nothing here waits. It
+/// stays empty as long as the session has no endpoint.
 #[derive(Default)]
-pub(crate) struct EndpointBooks {
+pub(crate) struct EndpointState {
     pub blocks: OpenBlocks,
-    pub bells: Bells,
-    /// By listener; readable as long as somebody waits there.
-    doors: HashMap<u32, Arc<OwnedFd>>,
+    pub doorbells: PeerDoorbells,
+    /// One eventfd per listener, readable as long as a connection waits there.
+    arrival_events: HashMap<u32, Arc<OwnedFd>>,
     waiting: HashMap<u32, VecDeque<Incoming>>,
-    /// Channels that were announced to us. A daemon may announce them again, until it has answered that they are closed.
+    /// Channels that the daemon has announced to this process. The daemon may announce them again until it has answered
+    /// that they are closed.
     known: HashSet<u64>,
-    notes: Vec<Note>,
+    notifications: Vec<Notification>,
     /// The segment's file was truncated.
-    pub cut: bool,
+    pub is_truncated: bool,
 }
 
-impl EndpointBooks {
-    /// What becomes readable when somebody waits at a listener: `event`, unless it has one already.
-    pub fn door(&mut self, listener: u32, event: OwnedFd) -> Arc<OwnedFd> {
-        let door = self.doors.entry(listener).or_insert_with(|| Arc::new(event)).clone();
-        self.show(listener);
-        door
+impl EndpointState {
+    /// Returns the eventfd that becomes readable when a connection waits at the listener: `event`, unless the listener
+    /// has one already.
+    pub fn arrival_event(&mut self, listener: u32, event: OwnedFd) -> Arc<OwnedFd> {
+        let event = self.arrival_events.entry(listener).or_insert_with(|| Arc::new(event)).clone();
+        self.update_arrival_event(listener);
+        event
     }
 
-    fn show(&self, listener: u32) {
-        let Some(door) = self.doors.get(&listener) else { return };
+    /// Makes the listener's eventfd readable if and only if a connection waits there.
+    fn update_arrival_event(&self, listener: u32) {
+        let Some(event) = self.arrival_events.get(&listener) else { return };
         let _ = match self.waiting.get(&listener).is_none_or(VecDeque::is_empty) {
-            true => rustix::io::read(door, &mut [0u8; 8]),
-            false => rustix::io::write(door, &1u64.to_ne_bytes()),
+            true => rustix::io::read(event, &mut [0u8; 8]),
+            false => rustix::io::write(event, &1u64.to_ne_bytes()),
         };
     }
 
-    /// The next connection to a listener.
+    /// Takes the next connection to a listener.
     pub fn take_incoming(&mut self, listener: u32) -> Option<Incoming> {
         let incoming = self.waiting.get_mut(&listener).and_then(VecDeque::pop_front)?;
-        self.show(listener);
+        self.update_arrival_event(listener);
         Some(incoming)
     }
 
-    /// A channel goes on that another process has accepted: nobody is to accept it here.
+    /// Notes that this process continues a channel that another process has accepted, so that it is not accepted here.
     pub fn resumed(&mut self, channel: u64) {
         self.known.insert(channel);
         let at = self.waiting.iter().find(|(_, all)| all.iter().any(|i| i.channel.channel == channel));
@@ -67,13 +72,13 @@ impl EndpointBooks {
             && let Some(waiting) = self.waiting.get_mut(&listener)
         {
             waiting.retain(|incoming| incoming.channel.channel != channel);
-            self.show(listener);
+            self.update_arrival_event(listener);
         }
     }
 
-    /// How to ring a doorbell. `None`: the daemon rings it, or it cannot be rung.
-    pub fn ring(&mut self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
-        match self.bells.ring(bell, whose, Instant::now()) {
+    /// Returns the doorbell with this number. `None` means that the daemon rings it, or that it cannot be rung.
+    pub fn ring(&mut self, bell: u32, sleeper: EndpointId) -> Option<Arc<Doorbell>> {
+        match self.doorbells.ring(bell, sleeper, Instant::now()) {
             Ring::By(doorbell) => return Some(doorbell),
             Ring::Ask => self.ask_for_bell(bell),
             Ring::Nothing => {}
@@ -85,9 +90,9 @@ impl EndpointBooks {
         self.tell(Kind::BELL, &wire::BellOf { bell, reserved: 0 });
     }
 
-    /// Nobody listens there any more; who waits is refused.
+    /// Stops listening; waiting connections are refused.
     pub fn unlisten(&mut self, listener: u32) {
-        self.doors.remove(&listener);
+        self.arrival_events.remove(&listener);
         self.tell(Kind::UNLISTEN, &wire::Listening { listener, reserved: 0 });
         self.refuse(listener);
     }
@@ -99,26 +104,26 @@ impl EndpointBooks {
     }
 
     fn tell<T: IntoBytes + zerocopy::Immutable>(&mut self, kind: Kind, body: &T) {
-        self.notes.push((kind, body.as_bytes().to_vec()));
+        self.notifications.push((kind, body.as_bytes().to_vec()));
     }
 
     fn incoming(&mut self, channel: wire::Channel, fds: Vec<OwnedFd>) {
         if self.known.insert(channel.channel) {
             self.waiting.entry(channel.listener).or_default().push_back(Incoming { channel, fds });
-            self.show(channel.listener);
+            self.update_arrival_event(channel.listener);
         }
     }
 }
 
-/// The body of an answer, if it is of that kind.
+/// Returns the body of an answer, if the answer is of that kind.
 fn granted<T: FromBytes>(answer: &Packet, kind: Kind) -> Option<T> {
     if answer.header.kind == kind { wire::body(&answer.body) } else { None }
 }
 
-impl EndpointBooks {
-    /// The daemon says something unasked.
+impl EndpointState {
+    /// Handles a message that the daemon has sent unasked.
     pub fn event(&mut self, packet: Packet) {
-        // A malformed event costs what it announces, nothing else.
+        // A malformed event is ignored, which affects only the object that it announces.
         match packet.header.kind {
             Kind::INCOMING => {
                 if let Some(channel) = wire::body(&packet.body) {
@@ -130,17 +135,17 @@ impl EndpointBooks {
                     self.blocks.revoked(&event);
                 }
             }
-            Kind::SEGMENT_CUT => self.cut = true,
+            Kind::SEGMENT_CUT => self.is_truncated = true,
             _ => {}
         }
     }
 
-    /// What was told has been answered.
+    /// Handles the answer to a message that was sent with [`crate::session::Session::tell`].
     pub fn answered(&mut self, kind: Kind, body: &[u8], answer: Packet) {
         match kind {
             Kind::BELL => {
                 if let Some(wire::BellOf { bell, .. }) = wire::body(body)
-                    && self.bells.answered(bell, answer, Instant::now())
+                    && self.doorbells.answered(bell, answer, Instant::now())
                 {
                     self.ask_for_bell(bell);
                 }
@@ -151,15 +156,15 @@ impl EndpointBooks {
                 }
             }
             Kind::UNLISTEN => {
-                // Who came before the daemon heard of it.
+                // Connections that came before the daemon knew that nobody listens any more.
                 if let Some(wire::Listening { listener, .. }) = wire::body(body)
-                    && !self.doors.contains_key(&listener)
+                    && !self.arrival_events.contains_key(&listener)
                 {
                     self.refuse(listener);
                 }
             }
             Kind::BLOCK_CLOSE => {
-                // What the daemon said of it before it heard.
+                // The daemon may have revoked rights of this handle before it was closed.
                 if let Some(wire::BlockRights { handle, .. }) = wire::body(body) {
                     self.blocks.forget(handle);
                 }
@@ -168,7 +173,7 @@ impl EndpointBooks {
         }
     }
 
-    /// A request has been answered that nobody waits for any more: notes what undoes it.
+    /// Handles the answer to an abandoned request: queues the message that undoes the grant.
     pub fn unclaimed(&mut self, kind: Kind, body: &[u8], answer: &Packet) {
         match kind {
             Kind::CONNECT => {
@@ -179,7 +184,7 @@ impl EndpointBooks {
             Kind::LISTEN => {
                 // An endpoint that listens twice at a name has one listener.
                 if let Some(listening) = granted::<wire::Listening>(answer, Kind::LISTENING)
-                    && !self.doors.contains_key(&listening.listener)
+                    && !self.arrival_events.contains_key(&listening.listener)
                 {
                     self.unlisten(listening.listener);
                 }
@@ -212,22 +217,22 @@ impl EndpointBooks {
         }
     }
 
-    /// What is to be told because of the above.
-    pub fn notes(&mut self) -> Vec<Note> {
+    /// Takes the messages that the daemon must get because of the calls above.
+    pub fn take_notifications(&mut self) -> Vec<Notification> {
         for heard in self.blocks.take_acknowledgements() {
             self.tell(Kind::BLOCK_ACK, &heard);
         }
-        std::mem::take(&mut self.notes)
+        std::mem::take(&mut self.notifications)
     }
 
-    /// What was announced to the parent and accepted there must not be accepted here; what still waits is announced again.
-    /// What the child of a fork begins with.
+    /// Returns the state with which the child of a fork begins. Channels that were announced to the parent and accepted
+    /// there must not be accepted in the child. Channels that still wait are announced to the child again.
     pub fn inherited(&self) -> Self {
         let waiting = self.waiting.values().flatten().map(|incoming| incoming.channel.channel);
         let waiting: HashSet<u64> = waiting.collect();
         Self {
             blocks: self.blocks.clone(),
-            bells: self.bells.inherited(),
+            doorbells: self.doorbells.inherited(),
             known: self.known.difference(&waiting).copied().collect(),
             ..Self::default()
         }
