@@ -43,12 +43,7 @@ fn on_a_device(by: By, file_system: &str, options: &str, flags: &str) -> Option<
     let wrapper = ["unshare", "--mount", "sh", "-c", &make, "sh"];
     let server = Server::start_under(&wrapper, 0, &format!("--path IMAGE.disk {flags}"));
     let can_discard = file_system == "tmpfs";
-    assert_eq!(
-        server.count("a thread does it"),
-        usize::from(by_thread && can_discard),
-        "{}",
-        server.log()
-    );
+    assert_eq!(server.count("a thread does it"), usize::from(by_thread && can_discard), "{}", server.log());
     Some(server)
 }
 

@@ -319,7 +319,7 @@ fn a_disk_grows_while_it_is_used() {
     let answer = server.control(r#"{"op":"resize"}"#);
     assert!(answer.contains(&(3 * BYTES).to_string()), "{answer}");
     let answer = server.control(r#"{"op":"resize","size":1000}"#);
-    assert!(answer.contains("no multiple"), "{answer}");
+    assert!(answer.contains("not a multiple"), "{answer}");
 }
 
 /// The next event of a SCSI target.
