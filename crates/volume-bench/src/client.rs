@@ -1,16 +1,16 @@
 //! The client: a disk, as a front end sees it.
 
-use crate::device::{Device, Wire};
+use crate::device::{Device, Encoding};
 use crate::disk::Disk;
 use crate::echo::Echo;
 use crate::error::Error;
 use crate::events::Events;
-use crate::memory::{DriverMemory, GUEST, Place, Plan};
+use crate::memory::{DriverMemory, GUEST, MemoryRange, Plan};
 use crate::options::{Options, Ring};
-use crate::queue::{Bells, HEAD, Parts, Queue, Shape, stride};
+use crate::queue::{Eventfds, HEAD, Parts, Queue, Shape, stride};
 use crate::request::{Operation, Request, Status};
 use crate::scsi;
-use crate::session::{Account, Session, Vring};
+use crate::session::{InflightRegion, Session, Vring};
 use ginnel_layout::vhost_user::{VringAddress, protocol};
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_layout::virtio_blk::ID_LEN;
@@ -29,12 +29,12 @@ const LARGEST: u16 = 1024;
 /// The parts of one queue in the shared memory.
 #[derive(Clone, Copy)]
 struct QueueAddresses {
-    descriptors: Place,
-    driver: Place,
-    device: Place,
-    tables: Place,
-    heads: Place,
-    buffers: Place,
+    descriptors: MemoryRange,
+    driver: MemoryRange,
+    device: MemoryRange,
+    tables: MemoryRange,
+    heads: MemoryRange,
+    buffers: MemoryRange,
 }
 
 /// A connection to a server, and the memory and the queues that outlive it.
@@ -46,22 +46,22 @@ pub struct Client {
     memory: DriverMemory,
     addresses: Vec<QueueAddresses>,
     /// The queues of the device before the request queues. Only the event queue gets a buffer.
-    others: Vec<(QueueAddresses, Bells)>,
+    others: Vec<(QueueAddresses, Eventfds)>,
     events: Option<Events>,
     log: Option<DriverMemory>,
     session: Session,
     disk: Disk,
     queues: Vec<Queue>,
-    account: Option<Account>,
+    inflight_region: Option<InflightRegion>,
 }
 
 /// What happened at [`Client::reconnect`] to the requests that were in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum Recovery {
     /// The new server has its predecessor's in-flight region, and continues the requests.
-    ByTheServer,
+    ByServer,
     /// The server has no in-flight region, so the client has submitted the requests again.
-    ByUs,
+    Resubmitted,
 }
 
 impl Client {
@@ -73,7 +73,7 @@ impl Client {
         let addresses: Vec<_> =
             (0..options.queues).map(|_| plan_queue(&mut plan, &options, ring_size)).collect();
         let others = (0..options.device.first_queue())
-            .map(|_| Ok((plan_queue(&mut plan, &options, ring_size), bells()?)))
+            .map(|_| Ok((plan_queue(&mut plan, &options, ring_size), new_eventfds()?)))
             .collect::<Result<_, Error>>()?;
         let memory = DriverMemory::new("ginnel-volume-bench", plan.len())?;
         let session = Session::open(&options)?;
@@ -89,7 +89,7 @@ impl Client {
             session,
             disk: Disk::default(),
             queues,
-            account: None,
+            inflight_region: None,
         };
         client.count_queues()?;
         for index in 0..usize::from(client.options.queues) {
@@ -127,8 +127,8 @@ impl Client {
     }
 
     /// Returns whether the server records the requests in flight, so that its successor can continue them.
-    pub fn keeps_account(&self) -> bool {
-        self.account.is_some()
+    pub fn has_inflight_region(&self) -> bool {
+        self.inflight_region.is_some()
     }
 
     /// Returns the request queues. Each may be used by a thread of its own.
@@ -143,7 +143,7 @@ impl Client {
 
     /// Connects again after the server has gone. Makes one attempt. Afterwards all requests that were in flight are in
     /// flight again.
-    pub fn reconnect(&mut self) -> Result<Carried, Error> {
+    pub fn reconnect(&mut self) -> Result<Recovery, Error> {
         let session = Session::open(&self.options)?;
         if session.features != self.session.features {
             return Err(Error::Unsupported(format!(
@@ -156,13 +156,13 @@ impl Client {
         for queue in &mut self.queues {
             queue.socket = self.session.socket();
         }
-        if self.account.is_some() && self.session.has(protocol::INFLIGHT_SHMFD) {
+        if self.inflight_region.is_some() && self.session.has(protocol::INFLIGHT_SHMFD) {
             let bases: Vec<_> = (0..self.queues.len()).map(|index| self.used_base(index)).collect();
             self.start(&bases)?;
             self.look_again()?;
-            return Ok(Carried::ByTheServer);
+            return Ok(Recovery::ByServer);
         }
-        self.account = None;
+        self.inflight_region = None;
         let bases = vec![self.fresh_base(); self.queues.len()];
         for index in 0..self.queues.len() {
             let ring = self.new_ring(&self.addresses[index])?;
@@ -173,11 +173,11 @@ impl Client {
             queue.publish()?;
         }
         self.look_again()?;
-        Ok(Carried::ByUs)
+        Ok(Recovery::Resubmitted)
     }
 
     /// Connects again as [`Client::reconnect`] does, and retries for at most `limit` while there is no server.
-    pub fn reconnect_within(&mut self, limit: Duration) -> Result<Carried, Error> {
+    pub fn reconnect_within(&mut self, limit: Duration) -> Result<Recovery, Error> {
         let deadline = Instant::now() + limit;
         loop {
             match self.reconnect() {
@@ -350,9 +350,9 @@ impl Client {
         // Not all units have that page.
         let _ = self.do_one(scsi::mode_sense(), &mut mode);
         let disk = scsi::disk(&capacity, &mode, queues);
-        if let Wire::Scsi(unit) = self.options.device.wire() {
+        if let Encoding::Scsi(unit) = self.options.device.encoding() {
             let unit = scsi::Unit { block: disk.block.max(1), ..unit };
-            self.queues.iter_mut().for_each(|queue| queue.set_wire(Wire::Scsi(unit)));
+            self.queues.iter_mut().for_each(|queue| queue.set_encoding(Encoding::Scsi(unit)));
         }
         Ok(disk)
     }
@@ -391,9 +391,9 @@ impl Client {
             // A server looks at a queue when it is kicked. QEMU creates its notifiers with a kick, too.
             queue.kick()?;
         }
-        let others = self.others.iter().map(|(_, bells)| bells);
-        let bells: Vec<_> = others.chain(self.queues.iter().map(|queue| &queue.bells)).collect();
-        self.session.start(&self.memory, &vrings, &bells, &mut self.account)
+        let others = self.others.iter().map(|(_, eventfds)| eventfds);
+        let eventfds: Vec<_> = others.chain(self.queues.iter().map(|queue| &queue.eventfds)).collect();
+        self.session.start(&self.memory, &vrings, &eventfds, &mut self.inflight_region)
     }
 
     /// Returns the number of a request queue among all queues of the device.
@@ -417,11 +417,11 @@ impl Client {
 
     /// Returns an empty ring.
     fn new_ring(&self, addresses: &QueueAddresses) -> Result<DriverQueue<Mapping>, Error> {
-        let area = |place: Place| Area {
+        let area = |range: MemoryRange| Area {
             memory: self.memory.mapping.clone(),
-            at: place.at,
-            len: place.len,
-            guest: place.guest(),
+            at: range.at,
+            len: range.len,
+            guest: range.guest(),
         };
         let has = |feature| self.session.features & feature != 0;
         let tables = has(virtio::INDIRECT_DESC).then(|| {
@@ -474,20 +474,20 @@ impl Client {
         };
         let options = &self.options;
         let shape = Shape {
-            wire: options.device.wire(),
+            encoding: options.device.encoding(),
             slots: options.depth,
             buffer: options.buffer,
             segment: options.segment,
             indirect: self.session.features & virtio::INDIRECT_DESC != 0,
         };
-        Ok(Queue::new(index, shape, parts, bells()?, self.session.socket(), self.ring_size))
+        Ok(Queue::new(index, shape, parts, new_eventfds()?, self.session.socket(), self.ring_size))
     }
 }
 
-fn bells() -> Result<Bells, Error> {
+fn new_eventfds() -> Result<Eventfds, Error> {
     let bell =
         || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::io("making an eventfd"));
-    Ok(Bells { kick: bell()?, call: bell()?, error: bell()? })
+    Ok(Eventfds { kick: bell()?, call: bell()?, error: bell()? })
 }
 
 fn address(index: usize, addresses: &QueueAddresses) -> VringAddress {

@@ -34,17 +34,17 @@ impl Device {
         }
     }
 
-    pub(crate) fn wire(self) -> Wire {
+    pub(crate) fn encoding(self) -> Encoding {
         match self {
-            Self::Blk => Wire::Blk,
-            Self::Scsi { target, lun, wide } => Wire::Scsi(Unit::new(target, lun, wide)),
+            Self::Blk => Encoding::Blk,
+            Self::Scsi { target, lun, wide } => Encoding::Scsi(Unit::new(target, lun, wide)),
         }
     }
 }
 
 /// The encoding of requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wire {
+pub(crate) enum Encoding {
     Blk,
     Scsi(Unit),
 }
@@ -60,7 +60,7 @@ pub(crate) struct Frame {
 /// No device writes this status, so it shows that none was written.
 const UNANSWERED: u8 = 0xff;
 
-impl Wire {
+impl Encoding {
     /// Returns whether the answer comes before the data that the device writes.
     #[inline]
     pub fn answers_first(&self) -> bool {

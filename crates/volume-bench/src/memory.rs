@@ -21,12 +21,12 @@ pub(crate) struct Plan {
 
 /// A range of the shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct MemoryRange {
     pub at: usize,
     pub len: usize,
 }
 
-impl Place {
+impl MemoryRange {
     pub fn guest(self) -> u64 {
         GUEST + self.at as u64
     }
@@ -37,10 +37,10 @@ impl Place {
 
 impl Plan {
     /// Reserves `len` bytes at a page boundary.
-    pub fn pages(&mut self, len: usize) -> Place {
-        let place = Place { at: self.used, len: len.next_multiple_of(PAGE) };
-        self.used += place.len;
-        place
+    pub fn pages(&mut self, len: usize) -> MemoryRange {
+        let range = MemoryRange { at: self.used, len: len.next_multiple_of(PAGE) };
+        self.used += range.len;
+        range
     }
 
     /// Returns the total length in bytes.
@@ -70,10 +70,10 @@ impl DriverMemory {
     }
 
     /// Returns the mapping of one range, which must come from the plan of this memory.
-    pub fn part(&self, place: Place) -> Result<Mapping, Error> {
+    pub fn part(&self, range: MemoryRange) -> Result<Mapping, Error> {
         self.mapping
-            .part(place.at, place.len)
-            .ok_or_else(|| Error::Invalid(format!("{place:?} is outside of the shared memory")))
+            .part(range.at, range.len)
+            .ok_or_else(|| Error::Invalid(format!("{range:?} is outside of the shared memory")))
     }
 
     pub fn len(&self) -> u64 {

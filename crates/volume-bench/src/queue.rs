@@ -5,7 +5,7 @@
 //! release it. Only [`sleep`] and [`Queue::call`] block, and nothing allocates.
 
 use crate::connection::wait;
-use crate::device::{Frame, Wire};
+use crate::device::{Encoding, Frame};
 use crate::echo::Echo;
 use crate::error::Error;
 use crate::request::{Request, Status};
@@ -65,13 +65,13 @@ pub(crate) struct Parts {
 }
 
 /// The eventfds through which both sides wake each other.
-pub(crate) struct Bells {
+pub(crate) struct Eventfds {
     pub kick: OwnedFd,
     pub call: OwnedFd,
     pub error: OwnedFd,
 }
 
-impl Bells {
+impl Eventfds {
     /// Kicks the server.
     pub fn kick(&self) -> Result<(), Error> {
         match rustix::io::write(&self.kick, &1u64.to_ne_bytes()) {
@@ -85,7 +85,7 @@ impl Bells {
 /// How requests are put into the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    pub wire: Wire,
+    pub encoding: Encoding,
     pub slots: u16,
     /// Size of a slot's buffer, in bytes.
     pub buffer: u32,
@@ -99,7 +99,7 @@ pub struct Queue {
     index: usize,
     shape: Shape,
     parts: Parts,
-    pub(crate) bells: Bells,
+    pub(crate) eventfds: Eventfds,
     /// The connection's socket, by which the end of the server is detected.
     pub(crate) socket: Arc<OwnedFd>,
     states: Vec<State>,
@@ -116,7 +116,7 @@ impl Queue {
         index: usize,
         shape: Shape,
         parts: Parts,
-        bells: Bells,
+        eventfds: Eventfds,
         socket: Arc<OwnedFd>,
         ring_size: u16,
     ) -> Self {
@@ -127,7 +127,7 @@ impl Queue {
             index,
             shape,
             parts,
-            bells,
+            eventfds,
             socket,
             states: vec![State::Free; shape.slots.into()],
             free: (0..shape.slots).rev().collect(),
@@ -139,8 +139,8 @@ impl Queue {
     }
 
     /// Sets the encoding of requests. No request may be in flight.
-    pub(crate) fn set_wire(&mut self, wire: Wire) {
-        self.shape.wire = wire;
+    pub(crate) fn set_encoding(&mut self, encoding: Encoding) {
+        self.shape.encoding = encoding;
     }
 
     /// Returns its number among the request queues.
@@ -213,14 +213,14 @@ impl Queue {
     fn put(&mut self, slot: Slot, request: Request) -> Result<(), Error> {
         let parts = &self.parts;
         let head = slot.index() * HEAD;
-        let Frame { asked, answered } = self.shape.wire.frame(&parts.heads, head, request);
+        let Frame { asked, answered } = self.shape.encoding.frame(&parts.heads, head, request);
         let head = parts.heads_guest + head as u64;
         let piece = |address, len, writable| Segment { address, len, writable };
         let answer = piece(head + ANSWER as u64, answered, true);
         let list = &mut self.segments;
         list.clear();
         list.push(piece(head, asked, false));
-        match self.shape.wire.buffer(&request) {
+        match self.shape.encoding.buffer(&request) {
             None => list.push(answer),
             Some((_, len)) if len > self.shape.buffer => {
                 let room = self.shape.buffer;
@@ -231,7 +231,7 @@ impl Queue {
             Some((writable, len)) => {
                 // Buffers that the device reads come before those that it writes. SCSI has the answer before the data
                 // that the device writes.
-                let first = writable && self.shape.wire.answers_first();
+                let first = writable && self.shape.encoding.answers_first();
                 if first {
                     list.push(answer);
                 }
@@ -264,7 +264,7 @@ impl Queue {
             echo.answer(&self.parts.heads, &self.slot_of);
         } else if wanted {
             self.kicks += 1;
-            self.bells.kick()?;
+            self.eventfds.kick()?;
         }
         Ok(())
     }
@@ -282,7 +282,7 @@ impl Queue {
         };
         self.states[usize::from(slot)] = State::Claimed;
         self.submitted -= 1;
-        let status = self.shape.wire.status(&self.parts.heads, usize::from(slot) * HEAD);
+        let status = self.shape.encoding.status(&self.parts.heads, usize::from(slot) * HEAD);
         Ok(Some(Done { slot: Slot(slot), request, status, written }))
     }
 
@@ -299,7 +299,7 @@ impl Queue {
     /// Returns whether the server has reported, through the queue's error descriptor, that it no longer serves the
     /// queue. Makes a system call.
     pub fn is_given_up(&self) -> bool {
-        matches!(wait(&[self.bells.error.as_fd()], Some(Duration::ZERO)), Ok(true))
+        matches!(wait(&[self.eventfds.error.as_fd()], Some(Duration::ZERO)), Ok(true))
     }
 
     /// Executes one request while no other is in flight in this queue. `data` goes to the disk for a write, and comes
@@ -310,7 +310,7 @@ impl Queue {
         }
         let full = || Error::Invalid("all slots are claimed".into());
         let slot = self.claim().ok_or_else(full)?;
-        let buffer = self.shape.wire.buffer(&request);
+        let buffer = self.shape.encoding.buffer(&request);
         if matches!(buffer, Some((false, _))) {
             self.buffer(slot).write(0, data);
         }
@@ -359,7 +359,7 @@ impl Queue {
 
     /// Kicks the server, whether it wants that or not.
     pub(crate) fn kick(&mut self) -> Result<(), Error> {
-        self.bells.kick()
+        self.eventfds.kick()
     }
 }
 
@@ -375,13 +375,13 @@ pub fn sleep(queues: &mut [&mut Queue], limit: Duration) -> Result<bool, Error> 
         there |= queue.parts.ring.arm();
     }
     if !there {
-        let mut fds: Vec<_> = queues.iter().map(|queue| queue.bells.call.as_fd()).collect();
+        let mut fds: Vec<_> = queues.iter().map(|queue| queue.eventfds.call.as_fd()).collect();
         fds.extend(queues.first().map(|queue| queue.socket.as_fd()));
         there = wait(&fds, Some(limit))?;
     }
     for queue in queues.iter_mut() {
         // An empty counter is no error.
-        let _ = rustix::io::read(&queue.bells.call, &mut [0; 8]);
+        let _ = rustix::io::read(&queue.eventfds.call, &mut [0; 8]);
         queue.parts.ring.disarm();
     }
     Ok(there)

@@ -63,7 +63,7 @@ impl<'a> Report<'a> {
         let seconds = outcome.time.as_secs_f64();
         Self {
             disk: client.disk(),
-            in_flight_account: client.keeps_account(),
+            in_flight_account: client.has_inflight_region(),
             seconds,
             iops: outcome.iops(),
             client_cpu: outcome.cpu,

@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::memory::{DriverMemory, GUEST, USER};
 use crate::options::{Options, Ring};
-use crate::queue::Bells;
+use crate::queue::Eventfds;
 use ginnel_fdpass::{self as fdpass, SendFlags};
 use ginnel_layout::vhost_user::{
     BackendRequest, ConfigHeader, Header, InflightArea, LogArea, MEMORY_HEADER, MemoryRegion, Request,
@@ -64,7 +64,7 @@ pub(crate) struct Vring {
 }
 
 /// The region in which the server records the requests in flight. The client hands it to the server's successor.
-pub(crate) struct Account {
+pub(crate) struct InflightRegion {
     what: InflightArea,
     file: OwnedFd,
 }
@@ -142,19 +142,19 @@ impl Session {
     }
 
     /// Sends the memory, the in-flight region and the queues, and starts the queues. If there is no in-flight region
-    /// yet and the server supports one, gets a new one and stores it in `account`.
+    /// yet and the server supports one, gets a new one and stores it in `inflight_region`.
     pub fn start(
         &mut self,
         memory: &DriverMemory,
         vrings: &[Vring],
-        bells: &[&Bells],
-        account: &mut Option<Account>,
+        eventfds: &[&Eventfds],
+        inflight_region: &mut Option<InflightRegion>,
     ) -> Result<(), Error> {
         if self.has(protocol::INFLIGHT_SHMFD) {
-            if account.is_none() {
-                *account = Some(self.new_account(vrings)?);
+            if inflight_region.is_none() {
+                *inflight_region = Some(self.new_inflight_region(vrings)?);
             }
-            if let Some(Account { what, file }) = account {
+            if let Some(InflightRegion { what, file }) = inflight_region {
                 self.connection.tell(Request::SET_INFLIGHT_FD, what.as_bytes(), &[file.as_fd()])?;
             }
         }
@@ -164,7 +164,7 @@ impl Session {
         table[0] = 1;
         table[MEMORY_HEADER..].copy_from_slice(region.as_bytes());
         self.connection.tell(Request::SET_MEM_TABLE, &table, &[memory.file()])?;
-        for (vring, bells) in vrings.iter().zip(bells) {
+        for (vring, eventfds) in vrings.iter().zip(eventfds) {
             let state = |value| VringState { index: vring.address.index, value };
             self.connection.tell(Request::SET_VRING_NUM, state(vring.size.into()).as_bytes(), &[])?;
             self.connection.tell(Request::SET_VRING_BASE, state(vring.base).as_bytes(), &[])?;
@@ -172,9 +172,9 @@ impl Session {
             let number = u64::from(vring.address.index);
             let mut bell =
                 |request, fd: &OwnedFd| self.connection.tell(request, number.as_bytes(), &[fd.as_fd()]);
-            bell(Request::SET_VRING_ERR, &bells.error)?;
-            bell(Request::SET_VRING_CALL, &bells.call)?;
-            bell(Request::SET_VRING_KICK, &bells.kick)?;
+            bell(Request::SET_VRING_ERR, &eventfds.error)?;
+            bell(Request::SET_VRING_CALL, &eventfds.call)?;
+            bell(Request::SET_VRING_KICK, &eventfds.kick)?;
         }
         if self.protocol != 0 {
             for vring in vrings {
@@ -185,7 +185,7 @@ impl Session {
         Ok(())
     }
 
-    fn new_account(&mut self, vrings: &[Vring]) -> Result<Account, Error> {
+    fn new_inflight_region(&mut self, vrings: &[Vring]) -> Result<InflightRegion, Error> {
         let request = Request::GET_INFLIGHT_FD;
         let queues = vrings.iter().map(|vring| vring.address.index + 1).max().unwrap_or(0) as u16;
         let queue_size = vrings.iter().map(|vring| vring.size).max().unwrap_or(0);
@@ -201,7 +201,7 @@ impl Session {
             .map_err(|_| Error::Malformed { request, what: "its length" })?;
         let mut files = answer.fds.into_iter();
         match (files.next(), files.next()) {
-            (Some(file), None) if what.size > 0 => Ok(Account { what, file }),
+            (Some(file), None) if what.size > 0 => Ok(InflightRegion { what, file }),
             _ => Err(Error::Malformed { request, what: "it must have one descriptor, and a size" }),
         }
     }

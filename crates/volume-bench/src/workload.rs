@@ -2,8 +2,8 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::lane::Lane;
 use crate::queue::{Queue, sleep};
+use crate::request_stream::RequestStream;
 use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -168,7 +168,7 @@ pub(crate) struct Job<'w> {
 /// Runs a workload over all queues of the client. Blocks until it is done. Requests that the disk answers with an error
 /// are counted. A block with wrong contents, a server that does not come back, or a broken ring is an error.
 pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
-    let mut lanes = lanes(client, workload)?;
+    let mut streams = streams(client, workload)?;
     let kicks: u64 = client.queues().iter().map(Queue::kicks).sum();
     let begin = Instant::now();
     let count_from = begin + workload.ramp;
@@ -178,14 +178,14 @@ pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
     };
     let job = Job { workload, count_from, until, gone: AtomicBool::new(false) };
     let cpu = cpu_time();
-    let mut reconnects = go(client, &mut lanes, &job)?;
-    let end = lanes.iter().filter_map(|lane| lane.last).max().unwrap_or(count_from);
+    let mut reconnects = go(client, &mut streams, &job)?;
+    let end = streams.iter().filter_map(|stream| stream.last).max().unwrap_or(count_from);
     let cpu = cpu_time().saturating_sub(cpu).as_secs_f64() / begin.elapsed().as_secs_f64();
     let kicks = client.queues().iter().map(Queue::kicks).sum::<u64>().saturating_sub(kicks);
     if workload.verify {
-        lanes.iter_mut().for_each(Lane::check_all);
+        streams.iter_mut().for_each(RequestStream::check_all);
         let job = Job { workload, count_from, until: None, gone: AtomicBool::new(false) };
-        reconnects += go(client, &mut lanes, &job)?;
+        reconnects += go(client, &mut streams, &job)?;
     }
     let mut outcome = Outcome {
         reads: Tally::new(),
@@ -199,18 +199,18 @@ pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
         reconnects,
         kicks,
     };
-    for lane in lanes {
-        outcome.reads.merge(&lane.reads);
-        outcome.writes.merge(&lane.writes);
-        outcome.flushes.merge(&lane.flushes);
-        outcome.failed += lane.failed;
-        outcome.verified += lane.verified;
-        outcome.first_failure = outcome.first_failure.or(lane.first_failure);
+    for stream in streams {
+        outcome.reads.merge(&stream.reads);
+        outcome.writes.merge(&stream.writes);
+        outcome.flushes.merge(&stream.flushes);
+        outcome.failed += stream.failed;
+        outcome.verified += stream.verified;
+        outcome.first_failure = outcome.first_failure.or(stream.first_failure);
     }
     Ok(outcome)
 }
 
-fn lanes(client: &mut Client, workload: &Workload) -> Result<Vec<Lane>, Error> {
+fn streams(client: &mut Client, workload: &Workload) -> Result<Vec<RequestStream>, Error> {
     let disk = client.disk().clone();
     let invalid = |what: String| Err(Error::Invalid(what));
     let Workload { block, depth, verify, .. } = *workload;
@@ -235,15 +235,15 @@ fn lanes(client: &mut Client, workload: &Workload) -> Result<Vec<Lane>, Error> {
     }
     let before =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-    Ok((0..count).map(|index| Lane::new(workload, index, count, slots, blocks, before)).collect())
+    Ok((0..count).map(|index| RequestStream::new(workload, index, count, slots, blocks, before)).collect())
 }
 
 /// Runs the streams until they are done, over as many servers as necessary. Returns the number of reconnects.
-fn go(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<u32, Error> {
+fn go(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Result<u32, Error> {
     let mut reconnects = 0;
     loop {
         job.gone.store(false, Ordering::Relaxed);
-        spread(client, lanes, job)?;
+        spread(client, streams, job)?;
         if !job.gone.load(Ordering::Relaxed) {
             return Ok(reconnects);
         }
@@ -255,10 +255,10 @@ fn go(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<u32, Err
 }
 
 /// Runs one thread for each share of the queues.
-fn spread(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<(), Error> {
+fn spread(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Result<(), Error> {
     let threads = job.workload.threads.max(1);
     let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, pair) in client.queues().iter_mut().zip(lanes).enumerate() {
+    for (index, pair) in client.queues().iter_mut().zip(streams).enumerate() {
         shares[index % threads].push(pair);
     }
     std::thread::scope(|scope| {
@@ -290,22 +290,22 @@ fn spread(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<(), 
 }
 
 /// Drives some queues until their streams are done and no request is in flight, or until the server is gone.
-fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Error> {
-    for (queue, lane) in share.iter_mut() {
-        lane.fill(queue, job, Instant::now())?;
+fn drive(share: &mut [(&mut Queue, &mut RequestStream)], job: &Job<'_>) -> Result<(), Error> {
+    for (queue, stream) in share.iter_mut() {
+        stream.fill(queue, job, Instant::now())?;
         queue.publish()?;
     }
     let (mut idle, mut progress) = (0u32, Instant::now());
     while share.iter().any(|(queue, _)| queue.submitted() > 0) {
         let mut now = None;
-        for (queue, lane) in share.iter_mut() {
+        for (queue, stream) in share.iter_mut() {
             let mut any = false;
             while let Some(done) = queue.poll()? {
                 // One reading of the clock serves all answers that came at once, as their end and as the start of the
                 // next requests.
                 let now = *now.get_or_insert_with(Instant::now);
                 any = true;
-                lane.done(queue, done, job, now)?;
+                stream.done(queue, done, job, now)?;
             }
             if any {
                 queue.publish()?;
@@ -331,10 +331,10 @@ fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Err
             if is_gone(share) {
                 // Requests that it answered before it ended count.
                 let mut answered = false;
-                for (queue, lane) in share.iter_mut() {
+                for (queue, stream) in share.iter_mut() {
                     while let Some(done) = queue.poll()? {
                         answered = true;
-                        lane.done(queue, done, job, Instant::now())?;
+                        stream.done(queue, done, job, Instant::now())?;
                     }
                 }
                 if !answered {
@@ -354,7 +354,7 @@ fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Err
     Ok(())
 }
 
-fn is_gone(share: &[(&mut Queue, &mut Lane)]) -> bool {
+fn is_gone(share: &[(&mut Queue, &mut RequestStream)]) -> bool {
     share.first().is_some_and(|(queue, _)| queue.is_server_gone())
 }
 

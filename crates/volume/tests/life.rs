@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_volume_bench::verify::{Ledger, Since};
-use ginnel_volume_bench::{Carried, Client, Device, Operation, Options, Request, Ring, Status};
+use ginnel_volume_bench::{Client, Device, Operation, Options, Recovery, Request, Ring, Status};
 use server::{PROMPT, Server, random};
 
 const BLOCK: u32 = 4096;
@@ -139,7 +139,7 @@ fn killed_at_random(ring: Ring, kills: usize, flags: &str) {
         server.kill();
         longest = longest.max(client.queue(0).submitted());
         server.restart();
-        assert_eq!(client.reconnect_within(PROMPT).unwrap(), Carried::ByTheServer);
+        assert_eq!(client.reconnect_within(PROMPT).unwrap(), Recovery::ByServer);
     }
     load.drain(&mut client);
     load.check_all(&mut client, Since::Running);

@@ -17,7 +17,7 @@ fn killed_under_load(ring: Ring, kills: u32, flags: &str) {
     let mut server = Server::start(16 << 20, flags);
     let options = Options { queues: 3, ring, indirect: true, ..server.options() };
     let mut client = Client::connect(options).unwrap();
-    assert!(client.keeps_account());
+    assert!(client.has_inflight_region());
     let ended = AtomicBool::new(false);
     let mut state = 0x1234 + u64::from(kills);
     let (reconnects, verified) = std::thread::scope(|scope| {

@@ -8,7 +8,7 @@ use crate::workload::{Job, Limit, Tally, Workload};
 use std::time::Instant;
 
 /// The state of one queue's stream. It outlives the connection.
-pub(crate) struct Lane {
+pub(crate) struct RequestStream {
     pub reads: Tally,
     pub writes: Tally,
     pub flushes: Tally,
@@ -42,7 +42,7 @@ struct Check {
     reading_back: Option<usize>,
 }
 
-impl Lane {
+impl RequestStream {
     /// Returns the stream of queue `index` of `count`, on a disk with this many blocks.
     pub fn new(
         workload: &Workload,
