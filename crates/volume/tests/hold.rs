@@ -78,7 +78,7 @@ fn what_fails_waits_and_is_tried_again_in_its_order() {
         assert_eq!(request["waits_for"], "operator", "{dump}");
         assert!(request["error"].as_str().unwrap().contains("No space left"), "{dump}");
     }
-    server.wait_for_line("No space left on device (os error 28); it waits", 1);
+    server.wait_for_line("No space left on device (os error 28); it and others that fail wait", 1);
     // Too early.
     assert_eq!(server.control(RESUME).trim(), r#"{"resumed":2}"#);
     server.wait_for_line("held requests again", 1);
