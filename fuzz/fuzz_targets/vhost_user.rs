@@ -194,7 +194,7 @@ impl Workers {
             let Start { memory, index, .. } = &*start;
             let written = match self.device.begin(*index, memory, &self.chain, &mut self.request) {
                 Begin::Done(written) => written,
-                Begin::Settle => self.device.finish(memory, &self.request, Ok(())),
+                Begin::Barrier => self.device.finish(memory, &self.request, Ok(())),
                 Begin::Do { disk, op } => {
                     let result = self.stores.start(0, disk, op, &self.request.data, memory);
                     let result = result.expect("memory is done at once");
@@ -222,11 +222,11 @@ impl Queues for Workers {
         Ok(())
     }
 
-    fn left(&mut self) {
+    fn vm_left(&mut self) {
         assert!(self.running.iter().all(Option::is_none), "a queue runs still");
     }
 
-    fn stays(&mut self) {
+    fn vm_stayed(&mut self) {
         self.left();
     }
 

@@ -58,7 +58,7 @@ fuzz_target!(|input: &[u8]| {
     let mut request = Request::default();
     let written = match target.begin(queue, &guest, &chain, &mut request) {
         Begin::Done(written) => written,
-        Begin::Settle => target.finish(&guest, &request, Ok(())),
+        Begin::Barrier => target.finish(&guest, &request, Ok(())),
         Begin::Do { disk, op } => {
             // A blk device has only the first disk.
             let which = if choice & 3 == 3 { 1 } else { usize::from(disk) };

@@ -12,10 +12,10 @@ pub struct Library {
     /// The characters that separate entries of this variable.
     separators: &'static [u8],
     /// The variable by which the user can say where it is.
-    place: &'static str,
+    path_variable: &'static str,
     /// The paths at which it is looked for, relative to the folder of this command: as cargo builds it, and as it is
     /// installed.
-    places: &'static [&'static str],
+    search_paths: &'static [&'static str],
     /// What it is, for messages.
     purpose: &'static str,
     /// Whether a path is such a library or folder.
@@ -26,8 +26,12 @@ pub struct Library {
 pub const PRELOAD: Library = Library {
     variable: "LD_PRELOAD",
     separators: b" :",
-    place: "GINNEL_PRELOAD",
-    places: &["libginnel_preload.so", "../lib/ginnel/libginnel-preload.so", "../lib/libginnel-preload.so"],
+    path_variable: "GINNEL_PRELOAD",
+    search_paths: &[
+        "libginnel_preload.so",
+        "../lib/ginnel/libginnel-preload.so",
+        "../lib/libginnel-preload.so",
+    ],
     purpose: "the library that moves connections to shared memory",
     is_there: Path::is_file,
 };
@@ -40,8 +44,8 @@ pub const DEVICE_FILES: &str = "device-files.so";
 pub const VERBS: Library = Library {
     variable: "LD_LIBRARY_PATH",
     separators: b":;",
-    place: "GINNEL_VERBS",
-    places: &["verbs", "../lib/ginnel/verbs"],
+    path_variable: "GINNEL_VERBS",
+    search_paths: &["verbs", "../lib/ginnel/verbs"],
     purpose: "the folder of the libraries for RDMA verbs",
     is_there: |folder| ["libibverbs.so.1", DEVICE_FILES].iter().all(|file| folder.join(file).is_file()),
 };
@@ -49,23 +53,23 @@ pub const VERBS: Library = Library {
 impl Library {
     /// Finds it: at the path that the user has set, or beside this command.
     pub fn find(&self) -> Result<PathBuf> {
-        let Self { place: variable, purpose, .. } = self;
-        if let Some(place) = std::env::var_os(variable).filter(|place| !place.is_empty()) {
-            let place = PathBuf::from(place);
-            if !(self.is_there)(&place) {
-                bail!("{variable} names {}, which is not {purpose}", place.display());
+        let Self { path_variable: variable, purpose, .. } = self;
+        if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
+            let path = PathBuf::from(path);
+            if !(self.is_there)(&path) {
+                bail!("{variable} names {}, which is not {purpose}", path.display());
             }
-            return whole(&place);
+            return canonical(&path);
         }
         let command = std::env::current_exe().context("cannot find the path of this command")?;
         let folder = command.parent().unwrap_or(Path::new("/"));
-        let places: Vec<_> = self.places.iter().map(|place| folder.join(place)).collect();
-        match places.iter().find(|place| (self.is_there)(place)) {
-            Some(place) => whole(place),
+        let paths: Vec<_> = self.search_paths.iter().map(|path| folder.join(path)).collect();
+        match paths.iter().find(|path| (self.is_there)(path)) {
+            Some(path) => canonical(path),
             None => bail!(
                 "{purpose} is missing: it is not at {}; install it (`make install`), or set its path: \
                  {variable}=PATH",
-                places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", nor at ")
+                paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", nor at ")
             ),
         }
     }
@@ -80,7 +84,7 @@ impl Library {
                 self.variable,
                 library.display(),
                 if self.separators.contains(&b' ') { "spaces and colons" } else { "colons and semicolons" },
-                self.place
+                self.path_variable
             );
         }
         let library = library.as_os_str().as_bytes();
@@ -91,8 +95,8 @@ impl Library {
     }
 }
 
-fn whole(place: &Path) -> Result<PathBuf> {
-    place.canonicalize().with_context(|| format!("cannot find the full path of {}", place.display()))
+fn canonical(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().with_context(|| format!("cannot find the full path of {}", path.display()))
 }
 
 #[cfg(test)]
@@ -119,9 +123,9 @@ mod tests {
 
     #[test]
     fn a_place_that_the_loader_cannot_be_told_is_an_error() {
-        for (library, place) in [(PRELOAD, "/a b/x.so"), (PRELOAD, "/a:b/x.so"), (VERBS, "/a;b")] {
-            let error = library.first(Path::new(place), None).unwrap_err().to_string();
-            assert!(error.contains(place) && error.contains(library.place), "{error}");
+        for (library, path) in [(PRELOAD, "/a b/x.so"), (PRELOAD, "/a:b/x.so"), (VERBS, "/a;b")] {
+            let error = library.first(Path::new(path), None).unwrap_err().to_string();
+            assert!(error.contains(path) && error.contains(library.path_variable), "{error}");
         }
         assert!(VERBS.first(Path::new("/a b/verbs"), None).is_ok());
     }

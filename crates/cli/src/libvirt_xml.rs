@@ -3,7 +3,7 @@
 use crate::inspect::MemoryKind;
 use crate::qemu_version::QemuVersion;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
-use crate::volume_devices::{PlacesArgs, VolumeDevice};
+use crate::volume_devices::{VolumeDevice, VolumePathArgs};
 use crate::{one_line, output};
 use anyhow::Result;
 use ginnel_volume_control::config::Device;
@@ -17,11 +17,11 @@ pub struct Args {
     vm: String,
 
     #[command(flatten)]
-    places: PlacesArgs,
+    volume_paths: VolumePathArgs,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let mut volumes = args.places.volumes()?;
+    let mut volumes = args.volume_paths.volumes()?;
     volumes.retain(|v| v.vm.as_ref() == Some(&args.vm));
     let mut parts = Vec::new();
     match Devices::of(&args.vm) {

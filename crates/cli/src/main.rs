@@ -81,15 +81,15 @@ impl std::error::Error for Usage {}
 
 /// An error that was already reported. Only the exit status says so once more.
 #[derive(Debug)]
-struct AlreadySaid;
+struct AlreadyReported;
 
-impl std::fmt::Display for AlreadySaid {
+impl std::fmt::Display for AlreadyReported {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("failed")
     }
 }
 
-impl std::error::Error for AlreadySaid {}
+impl std::error::Error for AlreadyReported {}
 
 fn main() -> ExitCode {
     // The process ends here with status 2 for usage errors, and with 0 for help and version.
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_reader_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            if !error.is::<AlreadySaid>() {
+            if !error.is::<AlreadyReported>() {
                 output::note(format!("ginnel: {}", one_line(&error)));
             }
             ExitCode::from(match error.downcast_ref::<run::NotRun>() {

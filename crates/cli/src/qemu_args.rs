@@ -7,8 +7,8 @@ mod volumes;
 use crate::inspect::{Inspect, MemoryKind};
 use crate::qemu_version::{QemuArgs, QemuVersion};
 use crate::vm_devices::{Devices, control_socket, escaped};
-use crate::volume_devices::{PlacesArgs, VolumeDevice, shared_ram};
-use crate::{AlreadySaid, one_line, output};
+use crate::volume_devices::{VolumeDevice, VolumePathArgs, shared_ram};
+use crate::{AlreadyReported, one_line, output};
 use anyhow::Result;
 use ginnel::Daemon;
 use ginnel_config::Bytes;
@@ -51,11 +51,11 @@ pub struct Args {
     qemu: QemuArgs,
 
     #[command(flatten)]
-    places: PlacesArgs,
+    volume_paths: VolumePathArgs,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let all = args.places.volumes()?;
+    let all = args.volume_paths.volumes()?;
     let volumes: Vec<_> = all.iter().filter(|v| v.vm.as_ref() == Some(&args.vm)).cloned().collect();
     let segments = match ask(&args.vm) {
         Ok(found) => Some(found),
@@ -78,7 +78,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     if !problems.is_empty() {
         problems.iter().for_each(|problem| output::note(format!("ginnel: {problem}")));
-        return Err(AlreadySaid.into());
+        return Err(AlreadyReported.into());
     }
     if args.check.is_some() {
         return output::line(format!("VM {}: the command line is good", args.vm));

@@ -22,7 +22,7 @@ pub struct VolumeDevice {
 
 /// Options that say where configurations and sockets are.
 #[derive(clap::Args)]
-pub struct PlacesArgs {
+pub struct VolumePathArgs {
     /// Folder of the configurations of volumes.
     #[arg(long, value_name = "DIR", env = "GINNEL_VOLUME_CONFIGS", hide_env_values = true)]
     volume_configs: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct PlacesArgs {
     volume_sockets: Option<PathBuf>,
 }
 
-impl PlacesArgs {
+impl VolumePathArgs {
     fn paths(&self) -> VolumePaths {
         let standard = VolumePaths::default();
         VolumePaths {
@@ -160,7 +160,7 @@ pub mod tests {
     fn configurations_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let args =
-            PlacesArgs { volume_configs: Some(folder.path().into()), volume_sockets: Some("/s".into()) };
+            VolumePathArgs { volume_configs: Some(folder.path().into()), volume_sockets: Some("/s".into()) };
         assert_eq!(args.volumes().unwrap(), []);
         let text = "vm = \"a\"\nqueues = 2\npacked = true\n[[disk]]\npath = \"/i\"";
         std::fs::write(folder.path().join("x.toml"), text).unwrap();

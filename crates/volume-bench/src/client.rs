@@ -1,16 +1,16 @@
-//! A disk, as a front end has it.
+//! The client: a disk, as a front end sees it.
 
-use crate::device::{Device, Wire};
+use crate::device::{Device, Encoding};
 use crate::disk::Disk;
 use crate::echo::Echo;
 use crate::error::Error;
 use crate::events::Events;
-use crate::memory::{DriverMemory, GUEST, Place, Plan};
+use crate::memory::{DriverMemory, GUEST, MemoryRange, Plan};
 use crate::options::{Options, Ring};
-use crate::queue::{Bells, HEAD, Parts, Queue, Shape, stride};
+use crate::queue::{Eventfds, HEAD, Parts, Queue, Shape, stride};
 use crate::request::{Operation, Request, Status};
 use crate::scsi;
-use crate::session::{Account, Session, Vring};
+use crate::session::{InflightRegion, Session, Vring};
 use ginnel_layout::vhost_user::{VringAddress, protocol};
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_layout::virtio_blk::ID_LEN;
@@ -20,59 +20,60 @@ use ginnel_virtqueue::{Area, DriverQueue, DriverSetup, IndirectTables, Kind};
 use rustix::event::{EventfdFlags, eventfd};
 use std::time::{Duration, Instant};
 
-/// The longest that one of [`Client`]'s own requests may take.
+/// The longest time that one of [`Client`]'s own requests may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The largest queue that QEMU's library for servers takes.
+/// The largest queue that QEMU's library for vhost-user servers supports, in descriptors.
 const LARGEST: u16 = 1024;
 
-/// Where the parts of one queue lie.
+/// The parts of one queue in the shared memory.
 #[derive(Clone, Copy)]
 struct QueueAddresses {
-    descriptors: Place,
-    driver: Place,
-    device: Place,
-    tables: Place,
-    heads: Place,
-    buffers: Place,
+    descriptors: MemoryRange,
+    driver: MemoryRange,
+    device: MemoryRange,
+    tables: MemoryRange,
+    heads: MemoryRange,
+    buffers: MemoryRange,
 }
 
 /// A connection to a server, and the memory and the queues that outlive it.
 ///
-/// For one thread; its queues can be used by one thread each ([`Client::queues`]).
+/// The client belongs to one thread; each of its queues can be used by a thread of its own ([`Client::queues`]).
 pub struct Client {
     options: Options,
     ring_size: u16,
     memory: DriverMemory,
     addresses: Vec<QueueAddresses>,
-    /// The queues of the device in front of the request queues. Nothing is put into them but a buffer for an event.
-    others: Vec<(QueueAddresses, Bells)>,
+    /// The queues of the device before the request queues. Only the event queue gets a buffer.
+    others: Vec<(QueueAddresses, Eventfds)>,
     events: Option<Events>,
     log: Option<DriverMemory>,
     session: Session,
     disk: Disk,
     queues: Vec<Queue>,
-    account: Option<Account>,
+    inflight_region: Option<InflightRegion>,
 }
 
-/// What has become of the requests that were on their way, at [`Client::reconnect`].
+/// What happened at [`Client::reconnect`] to the requests that were in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
-    /// The new server has its predecessor's account and goes on with them.
-    ByTheServer,
-    /// The server keeps no account: they were submitted anew.
-    ByUs,
+pub enum Recovery {
+    /// The new server has its predecessor's in-flight region, and continues the requests.
+    ByServer,
+    /// The server has no in-flight region, so the client has submitted the requests again.
+    Resubmitted,
 }
 
 impl Client {
-    /// Connects, and starts the queues. Tries once, and blocks for at most the options' patience with each message.
+    /// Connects, and starts the queues. Makes one attempt. Blocks for each message for at most the `patience` of the
+    /// options.
     pub fn connect(options: Options) -> Result<Self, Error> {
         let ring_size = ring_size(&options)?;
         let mut plan = Plan::default();
         let addresses: Vec<_> =
             (0..options.queues).map(|_| plan_queue(&mut plan, &options, ring_size)).collect();
         let others = (0..options.device.first_queue())
-            .map(|_| Ok((plan_queue(&mut plan, &options, ring_size), bells()?)))
+            .map(|_| Ok((plan_queue(&mut plan, &options, ring_size), new_eventfds()?)))
             .collect::<Result<_, Error>>()?;
         let memory = DriverMemory::new("ginnel-volume-bench", plan.len())?;
         let session = Session::open(&options)?;
@@ -88,7 +89,7 @@ impl Client {
             session,
             disk: Disk::default(),
             queues,
-            account: None,
+            inflight_region: None,
         };
         client.count_queues()?;
         for index in 0..usize::from(client.options.queues) {
@@ -102,7 +103,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects, as soon as there is a server within `limit`.
+    /// Connects as [`Client::connect`] does, and retries for at most `limit` while there is no server.
     pub fn connect_within(options: Options, limit: Duration) -> Result<Self, Error> {
         let deadline = Instant::now() + limit;
         loop {
@@ -115,33 +116,34 @@ impl Client {
         }
     }
 
-    /// The disk.
+    /// Returns the disk's properties.
     pub fn disk(&self) -> &Disk {
         &self.disk
     }
 
-    /// Virtio feature bits that were agreed on.
+    /// Returns the negotiated virtio feature bits.
     pub fn features(&self) -> u64 {
         self.session.features
     }
 
-    /// Whether the server keeps account of what is in flight, so that its successor can go on.
-    pub fn keeps_account(&self) -> bool {
-        self.account.is_some()
+    /// Returns whether the server records the requests in flight, so that its successor can continue them.
+    pub fn has_inflight_region(&self) -> bool {
+        self.inflight_region.is_some()
     }
 
-    /// The queues. Each may be used by a thread of its own.
+    /// Returns the request queues. Each may be used by a thread of its own.
     pub fn queues(&mut self) -> &mut [Queue] {
         &mut self.queues
     }
 
-    /// One queue. Panics if there is no such one.
+    /// Returns one request queue. Panics if `index` is out of range.
     pub fn queue(&mut self, index: usize) -> &mut Queue {
         &mut self.queues[index]
     }
 
-    /// Connects again, after the server has gone. Tries once. All requests that were on their way are on their way again.
-    pub fn reconnect(&mut self) -> Result<Carried, Error> {
+    /// Connects again after the server has gone. Makes one attempt. Afterwards all requests that were in flight are in
+    /// flight again.
+    pub fn reconnect(&mut self) -> Result<Recovery, Error> {
         let session = Session::open(&self.options)?;
         if session.features != self.session.features {
             return Err(Error::Unsupported(format!(
@@ -154,13 +156,13 @@ impl Client {
         for queue in &mut self.queues {
             queue.socket = self.session.socket();
         }
-        if self.account.is_some() && self.session.has(protocol::INFLIGHT_SHMFD) {
+        if self.inflight_region.is_some() && self.session.has(protocol::INFLIGHT_SHMFD) {
             let bases: Vec<_> = (0..self.queues.len()).map(|index| self.used_base(index)).collect();
             self.start(&bases)?;
             self.look_again()?;
-            return Ok(Carried::ByTheServer);
+            return Ok(Recovery::ByServer);
         }
-        self.account = None;
+        self.inflight_region = None;
         let bases = vec![self.fresh_base(); self.queues.len()];
         for index in 0..self.queues.len() {
             let ring = self.new_ring(&self.addresses[index])?;
@@ -171,16 +173,16 @@ impl Client {
             queue.publish()?;
         }
         self.look_again()?;
-        Ok(Carried::ByUs)
+        Ok(Recovery::Resubmitted)
     }
 
-    /// Connects again, as soon as there is a server within `limit`.
-    pub fn reconnect_within(&mut self, limit: Duration) -> Result<Carried, Error> {
+    /// Connects again as [`Client::reconnect`] does, and retries for at most `limit` while there is no server.
+    pub fn reconnect_within(&mut self, limit: Duration) -> Result<Recovery, Error> {
         let deadline = Instant::now() + limit;
         loop {
             match self.reconnect() {
                 Err(Error::Connect { .. } | Error::Gone) if Instant::now() < deadline => {
-                    // Nobody tells when there will be a server.
+                    // There is no notification when a server starts.
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 result => return result,
@@ -188,20 +190,21 @@ impl Client {
         }
     }
 
-    /// Ends the session as a VM does: the server answers what is on its way, and stops. Returns where each queue stopped.
+    /// Ends the session as a VM does: the server completes the requests in flight, and stops. Returns the base at which
+    /// each queue stopped.
     pub fn close(mut self) -> Result<Vec<u32>, Error> {
         (0..self.queues.len()).map(|index| self.session.stop(self.vring_index(index))).collect()
     }
 
-    /// Stops a queue and starts it again where it stopped, as a VM that is paused does.
+    /// Stops all queues and starts them again where they stopped, as a VM that is paused does.
     pub fn pause(&mut self) -> Result<(), Error> {
         let bases: Result<Vec<_>, _> =
             (0..self.queues.len()).map(|index| self.session.stop(self.vring_index(index))).collect();
         self.start(&bases?)
     }
 
-    /// Whether the server has said since the last call that the disk has changed; then it has been looked at anew. Does
-    /// not block if not.
+    /// Returns whether the server has reported a change of the disk since the last call. If so, reads the disk's
+    /// properties again; otherwise does not block.
     pub fn has_changed(&mut self) -> Result<bool, Error> {
         let changed = self.session.config_changed()?;
         if changed {
@@ -210,14 +213,14 @@ impl Client {
         Ok(changed)
     }
 
-    /// Gives the server a buffer for an event of its SCSI target (virtio 1.2, section 5.6.6.3), after that of the one before was
-    /// taken, and again after [`Client::reconnect`].
+    /// Gives the server a buffer for an event of its SCSI target (virtio 1.2, section 5.6.6.3). Call it again after the
+    /// event in the previous buffer was taken, and after [`Client::reconnect`].
     pub fn offer_event_buffer(&mut self) -> Result<(), Error> {
         let kick = self.events()?.offer()?;
         if kick { self.others[EVENT_QUEUE as usize].1.kick() } else { Ok(()) }
     }
 
-    /// Takes the event that the server has put there; none if there is none now. Does not block.
+    /// Takes the event that the server has put into the buffer, if there is one. Does not block.
     pub fn take_event(&mut self) -> Result<Option<Event>, Error> {
         self.events()?.take()
     }
@@ -232,34 +235,35 @@ impl Client {
         self.look()
     }
 
-    /// Reads with nothing else on its way in the first queue. `bytes` is no longer than a buffer.
+    /// Reads from the disk. Blocks. No other request may be in flight in the first queue, and `bytes` must not be
+    /// longer than a buffer.
     pub fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         self.do_one(Request::read(offset, bytes.len() as u32), bytes)
     }
 
-    /// Writes, likewise.
+    /// Writes to the disk, as [`Client::read`] reads from it.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.do_one(Request::write(offset, bytes.len() as u32), &mut bytes.to_vec())
     }
 
-    /// Flushes the disk's cache, likewise.
+    /// Flushes the disk's cache, under the same conditions.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.do_one(Request::flush(), &mut [])
     }
 
-    /// Gives a range back, likewise.
+    /// Discards a range, under the same conditions.
     pub fn discard(&mut self, offset: u64, len: u32) -> Result<(), Error> {
         self.do_one(Request { operation: Operation::Discard, offset, len }, &mut [])
     }
 
-    /// Makes a range zero, likewise.
+    /// Writes zeros to a range, under the same conditions.
     pub fn write_zeroes(&mut self, offset: u64, len: u32, unmap: bool) -> Result<(), Error> {
         self.do_one(Request { operation: Operation::WriteZeroes { unmap }, offset, len }, &mut [])
     }
 
-    /// The disk's serial number, likewise.
+    /// Returns the disk's serial number, under the same conditions.
     pub fn id(&mut self) -> Result<String, Error> {
-        // SCSI has four bytes in front, of which the last is the length.
+        // A SCSI page has a header of four bytes, of which the last is the length.
         let (len, start) = if self.options.device == Device::Blk { (ID_LEN, 0) } else { (64, 4) };
         let mut bytes = vec![0; len];
         self.do_one(Request { operation: Operation::GetId, offset: 0, len: len as u32 }, &mut bytes)?;
@@ -287,14 +291,15 @@ impl Client {
         Ok(())
     }
 
-    /// Makes it stop that.
+    /// Makes the server stop marking pages.
     pub fn stop_log(&mut self) -> Result<(), Error> {
         self.log = None;
         let rings: Vec<_> = self.addresses().collect();
         self.session.set_log(false, &rings)
     }
 
-    /// Takes the marks: offsets into the shared memory of the pages written since the last call.
+    /// Takes the marks. Returns the offsets in the shared memory of the pages that the server has written since the
+    /// last call.
     pub fn take_dirty(&mut self) -> Vec<usize> {
         let Some(log) = &self.log else { return Vec::new() };
         let first = (GUEST / 4096) as usize;
@@ -308,8 +313,8 @@ impl Client {
         pages
     }
 
-    /// The offsets into the shared memory of the pages that a slot's buffer, a slot's answer, and a queue's used ring lie in,
-    /// for whoever checks marks.
+    /// Returns the ranges of pages in the shared memory that contain a slot's buffer, the slot's answer, and the
+    /// queue's used ring. Tests use them to check the marks.
     pub fn pages_of(&self, queue: usize, slot: usize) -> [std::ops::Range<usize>; 3] {
         let QueueAddresses { heads, buffers, device, .. } = self.addresses[queue];
         let head = heads.at + HEAD * slot;
@@ -318,7 +323,7 @@ impl Client {
             .map(|range| range.start / 4096 * 4096..range.end.next_multiple_of(4096))
     }
 
-    /// Looks at the disk.
+    /// Reads the disk's properties.
     fn look(&mut self) -> Result<(), Error> {
         self.disk = match self.options.device {
             Device::Blk => Disk::of_blk(&self.session.config()?, self.session.features),
@@ -327,14 +332,14 @@ impl Client {
         Ok(())
     }
 
-    /// After a reconnect: requests may be on their way, so a SCSI unit is not asked.
+    /// Reads the disk's properties after a reconnect. Requests may be in flight, so a SCSI unit is not asked.
     fn look_again(&mut self) -> Result<(), Error> {
         if self.options.device == Device::Blk { self.look() } else { Ok(()) }
     }
 
     fn look_at_unit(&mut self) -> Result<Disk, Error> {
         let queues = self.most_queues();
-        // Whoever comes anew is told of each thing that has happened, once.
+        // The unit reports each unit attention condition once to a new initiator.
         for _ in 0..8 {
             if self.do_one(scsi::test_unit_ready(), &mut []).is_ok() {
                 break;
@@ -342,17 +347,17 @@ impl Client {
         }
         let (mut capacity, mut mode) = ([0; 32], [0; 64]);
         self.do_one(scsi::read_capacity(), &mut capacity)?;
-        // Not all have that page.
+        // Not all units have that page.
         let _ = self.do_one(scsi::mode_sense(), &mut mode);
         let disk = scsi::disk(&capacity, &mode, queues);
-        if let Wire::Scsi(unit) = self.options.device.wire() {
+        if let Encoding::Scsi(unit) = self.options.device.encoding() {
             let unit = scsi::Unit { block: disk.block.max(1), ..unit };
-            self.queues.iter_mut().for_each(|queue| queue.set_wire(Wire::Scsi(unit)));
+            self.queues.iter_mut().for_each(|queue| queue.set_encoding(Encoding::Scsi(unit)));
         }
         Ok(disk)
     }
 
-    /// The most request queues that the server has.
+    /// Returns the number of request queues that the server has.
     fn most_queues(&self) -> u16 {
         let others = u64::from(self.options.device.first_queue());
         u16::try_from(self.session.queues.saturating_sub(others)).unwrap_or(u16::MAX)
@@ -383,26 +388,26 @@ impl Client {
         let vrings: Vec<_> =
             others.chain(self.addresses().zip(bases).map(|(address, base)| vring(address, *base))).collect();
         for queue in &mut self.queues {
-            // A server looks at a queue when it is kicked, and QEMU's notifiers are made kicked.
+            // A server looks at a queue when it is kicked. QEMU creates its notifiers with a kick, too.
             queue.kick()?;
         }
-        let others = self.others.iter().map(|(_, bells)| bells);
-        let bells: Vec<_> = others.chain(self.queues.iter().map(|queue| &queue.bells)).collect();
-        self.session.start(&self.memory, &vrings, &bells, &mut self.account)
+        let others = self.others.iter().map(|(_, eventfds)| eventfds);
+        let eventfds: Vec<_> = others.chain(self.queues.iter().map(|queue| &queue.eventfds)).collect();
+        self.session.start(&self.memory, &vrings, &eventfds, &mut self.inflight_region)
     }
 
-    /// The number of a request queue among all queues of the device.
+    /// Returns the number of a request queue among all queues of the device.
     fn vring_index(&self, queue: usize) -> u32 {
         u32::from(self.options.device.first_queue()) + queue as u32
     }
 
-    /// Where the request queues lie.
+    /// Returns the addresses of the request queues.
     fn addresses(&self) -> impl Iterator<Item = VringAddress> {
         let first = usize::from(self.options.device.first_queue());
         self.addresses.iter().enumerate().map(move |(index, addresses)| address(first + index, addresses))
     }
 
-    /// Where a new ring begins: with the wrap counters of a packed one set.
+    /// Returns the base of a new ring. In a packed ring, both wrap counters are set.
     fn fresh_base(&self) -> u32 {
         match self.options.ring {
             Ring::Split => 0,
@@ -410,13 +415,13 @@ impl Client {
         }
     }
 
-    /// An empty ring.
+    /// Returns an empty ring.
     fn new_ring(&self, addresses: &QueueAddresses) -> Result<DriverQueue<Mapping>, Error> {
-        let area = |place: Place| Area {
+        let area = |range: MemoryRange| Area {
             memory: self.memory.mapping.clone(),
-            at: place.at,
-            len: place.len,
-            guest: place.guest(),
+            at: range.at,
+            len: range.len,
+            guest: range.guest(),
         };
         let has = |feature| self.session.features & feature != 0;
         let tables = has(virtio::INDIRECT_DESC).then(|| {
@@ -437,14 +442,15 @@ impl Client {
         DriverQueue::new(setup).map_err(|error| Error::Invalid(error.to_string()))
     }
 
-    /// Where the server's successor goes on, as QEMU says it: at the used index that the server has published.
+    /// Returns the base from which the server's successor continues. Like QEMU, this uses the used index that the
+    /// server has published.
     fn used_base(&self, index: usize) -> u32 {
         match self.options.ring {
             Ring::Split => {
                 let at = self.addresses[index].device.at + split::INDEX;
                 self.memory.mapping.load_relaxed_u16(at).into()
             }
-            // There is none to be seen in a packed ring; the account has it.
+            // A packed ring has no visible index; the in-flight region has it.
             Ring::Packed => self.queues[index].base(),
         }
     }
@@ -468,20 +474,20 @@ impl Client {
         };
         let options = &self.options;
         let shape = Shape {
-            wire: options.device.wire(),
+            encoding: options.device.encoding(),
             slots: options.depth,
             buffer: options.buffer,
             segment: options.segment,
             indirect: self.session.features & virtio::INDIRECT_DESC != 0,
         };
-        Ok(Queue::new(index, shape, parts, bells()?, self.session.socket(), self.ring_size))
+        Ok(Queue::new(index, shape, parts, new_eventfds()?, self.session.socket(), self.ring_size))
     }
 }
 
-fn bells() -> Result<Bells, Error> {
+fn new_eventfds() -> Result<Eventfds, Error> {
     let bell =
         || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::io("making an eventfd"));
-    Ok(Bells { kick: bell()?, call: bell()?, error: bell()? })
+    Ok(Eventfds { kick: bell()?, call: bell()?, error: bell()? })
 }
 
 fn address(index: usize, addresses: &QueueAddresses) -> VringAddress {
@@ -495,7 +501,7 @@ fn address(index: usize, addresses: &QueueAddresses) -> VringAddress {
     }
 }
 
-/// Checks the options; how many descriptors a queue has.
+/// Checks the options. Returns the number of descriptors of a queue.
 fn ring_size(options: &Options) -> Result<u16, Error> {
     let invalid = |what: String| Err(Error::Invalid(what));
     let Options { queues, depth, buffer, segment, .. } = *options;
@@ -514,7 +520,7 @@ fn ring_size(options: &Options) -> Result<u16, Error> {
         ));
     }
     let pieces = u64::from(pieces(options));
-    // Without indirect tables, the ring holds all descriptors. Whether there are tables is up to the server.
+    // Without indirect tables, the ring holds all descriptors. The server decides whether there are tables.
     let needed = pieces * u64::from(depth);
     let size = match options.ring_size {
         Some(size) => size,
@@ -528,7 +534,7 @@ fn ring_size(options: &Options) -> Result<u16, Error> {
     Ok(size)
 }
 
-/// Descriptors of the longest request.
+/// Returns the number of descriptors of the longest request.
 fn pieces(options: &Options) -> u32 {
     options.buffer.div_ceil(options.segment) + 2
 }

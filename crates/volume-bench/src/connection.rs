@@ -1,7 +1,7 @@
-//! The socket to a server: messages with descriptors, and answers that come in time or not at all.
+//! The socket to a server: messages with descriptors, and answers that must come in time.
 //!
-//! Own code and not the front end of the `vhost` crate, because that one waits for an answer without end, and its
-//! `SET_VRING_BASE` has 16 of the 32 bits that a packed ring needs.
+//! The front end of the `vhost` crate is not used: it waits for an answer without limit, and its `SET_VRING_BASE` has
+//! 16 of the 32 bits that a packed ring needs.
 
 use crate::error::Error;
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
@@ -16,27 +16,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What has come: the words in front, the bytes and the descriptors.
+/// A received message: its header, its payload and its descriptors.
 pub(crate) struct Message {
     pub header: Header,
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// A connection. Calls block, for at most the patience it was made with.
+/// A connection to a server. Calls block for at most the patience that was given to [`Connection::connect`].
 pub(crate) struct Connection {
     socket: Arc<OwnedFd>,
     patience: Duration,
-    /// Ask for an answer to messages that have none of their own.
+    /// Whether to ask for an acknowledgement of messages that have no answer of their own (`REPLY_ACK`).
     pub acknowledge: bool,
 }
 
 impl Connection {
-    /// Connects. Tries once.
+    /// Connects. Makes one attempt.
     pub fn connect(path: &Path, patience: Duration) -> Result<Self, Error> {
         let connected = || {
             let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-            // A server that takes no connections makes `connect` wait; and one that reads nothing, `sendmsg`.
+            // Without a timeout, `connect` blocks on a server that accepts no connections, and `sendmsg` on one that
+            // reads nothing.
             set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
             connect(&socket, &SocketAddrUnix::new(path)?)?;
             Ok(socket)
@@ -46,12 +47,12 @@ impl Connection {
         Ok(Self { socket: Arc::new(socket), patience, acknowledge: false })
     }
 
-    /// The socket itself, to learn whether the server is there.
+    /// Returns the socket, on which a queue can detect the end of the server.
     pub fn socket(&self) -> Arc<OwnedFd> {
         self.socket.clone()
     }
 
-    /// Says something that has no answer, or only one that says that it was done; then waits for that.
+    /// Sends a message that has no answer of its own, and waits for its acknowledgement if acknowledgements are on.
     pub fn tell(&mut self, request: Request, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let need = if self.acknowledge { Header::NEED_REPLY } else { 0 };
         self.send(request, Header::VERSION | need, body, fds)?;
@@ -66,13 +67,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for something.
+    /// Sends a request, and waits for its answer.
     pub fn ask(&mut self, request: Request, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message, Error> {
         self.send(request, Header::VERSION, body, fds)?;
         self.answer(request)
     }
 
-    /// Asks for a value.
+    /// Sends a request, and waits for an answer that is one value.
     pub fn ask_for<T: FromBytes>(&mut self, request: Request, body: &[u8]) -> Result<T, Error> {
         let answer = self.ask(request, body, &[])?;
         T::read_from_bytes(&answer.body).map_err(|_| Error::Malformed { request, what: "its length" })
@@ -102,7 +103,7 @@ impl Connection {
     }
 }
 
-/// Receives one message; none if it has not come by the deadline.
+/// Receives one message. Returns `None` if it has not arrived by the deadline.
 pub(crate) fn receive(socket: BorrowedFd<'_>, deadline: Instant) -> Result<Option<Message>, Error> {
     let mut fds = Vec::new();
     let mut header = [0; size_of::<Header>()];
@@ -124,7 +125,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, deadline: Instant) -> Result<Optio
     Ok(Some(Message { header, body, fds }))
 }
 
-/// Reads until `bytes` is full; false if the deadline comes first.
+/// Reads until `bytes` is full. Returns false if the deadline passes first.
 fn fill(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -152,7 +153,7 @@ fn fill(
     Ok(true)
 }
 
-/// Waits until one of them has something; false if the time is up first.
+/// Waits until one of the descriptors is readable. Returns false if the time limit passes first.
 pub(crate) fn wait(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<bool, Error> {
     let deadline = limit.map(|limit| Instant::now() + limit);
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -175,7 +176,7 @@ fn gone(errno: Errno, what: &'static str) -> Error {
     }
 }
 
-/// Whether the peer has closed its end.
+/// Returns whether the peer has closed its end.
 pub(crate) fn is_closed(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,4 +1,4 @@
-//! How each kind of device wants its requests written, and writes its answers.
+//! How each kind of device encodes its requests and its answers.
 
 use crate::queue::ANSWER;
 use crate::request::{Operation, Request, Status};
@@ -8,7 +8,7 @@ use ginnel_layout::virtio_scsi::FIRST_COMMAND_QUEUE;
 use ginnel_shmem::{Mapping, SharedMemory};
 use zerocopy::IntoBytes;
 
-/// A kind of device.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// vhost-user-blk.
@@ -16,17 +16,17 @@ pub enum Device {
     Blk,
     /// vhost-user-scsi: one logical unit.
     Scsi {
-        /// Its target.
+        /// The unit's target.
         target: u8,
-        /// Its number there.
+        /// The unit's number in the target.
         lun: u16,
-        /// Commands of 16 bytes also where shorter ones would do.
+        /// Whether to use commands of 16 bytes even where shorter ones suffice.
         wide: bool,
     },
 }
 
 impl Device {
-    /// The number of the first request queue among all queues of the device.
+    /// Returns the number of the first request queue among all queues of the device.
     pub(crate) fn first_queue(self) -> u16 {
         match self {
             Self::Blk => 0,
@@ -34,40 +34,41 @@ impl Device {
         }
     }
 
-    pub(crate) fn wire(self) -> Wire {
+    pub(crate) fn encoding(self) -> Encoding {
         match self {
-            Self::Blk => Wire::Blk,
-            Self::Scsi { target, lun, wide } => Wire::Scsi(Unit::new(target, lun, wide)),
+            Self::Blk => Encoding::Blk,
+            Self::Scsi { target, lun, wide } => Encoding::Scsi(Unit::new(target, lun, wide)),
         }
     }
 }
 
-/// The form of requests.
+/// The encoding of requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wire {
+pub(crate) enum Encoding {
     Blk,
     Scsi(Unit),
 }
 
-/// A request whose head is written.
+/// The lengths of a request's head, after it was written.
 pub(crate) struct Frame {
-    /// Bytes that the device reads, from the start of the head.
+    /// Number of bytes that the device reads, from the start of the head.
     pub asked: u32,
-    /// Bytes that it answers with, at [`ANSWER`].
+    /// Number of bytes of the device's answer, at [`ANSWER`].
     pub answered: u32,
 }
 
 /// No device writes this status, so it shows that none was written.
 const UNANSWERED: u8 = 0xff;
 
-impl Wire {
-    /// Whether the answer comes before the data that the device writes.
+impl Encoding {
+    /// Returns whether the answer comes before the data that the device writes.
     #[inline]
     pub fn answers_first(&self) -> bool {
         matches!(self, Self::Scsi(_))
     }
 
-    /// Whether data go with the request: whether the device writes them, and how many bytes they are.
+    /// Returns whether the device writes the request's data, and the length of the data in bytes; `None` if there are
+    /// none.
     #[inline]
     pub fn buffer(&self, request: &Request) -> Option<(bool, u32)> {
         match request.operation {
@@ -80,7 +81,7 @@ impl Wire {
         .filter(|(_, len)| *len > 0)
     }
 
-    /// Writes the head at `at` for a request.
+    /// Writes a request's head at `at`.
     #[inline]
     pub fn frame(&self, heads: &Mapping, at: usize, request: Request) -> Frame {
         match self {
@@ -95,7 +96,7 @@ impl Wire {
         match self {
             Self::Scsi(_) => scsi::status(heads, at),
             Self::Blk => {
-                // The status is the byte; the rest of the word is ours.
+                // The device writes one byte; the rest of the word belongs to the client.
                 let status = heads.load_relaxed_u32(at + ANSWER).to_le_bytes()[0];
                 match blk::Status(status) {
                     blk::Status::OK => Status::Ok,
@@ -117,14 +118,14 @@ fn frame_blk(heads: &Mapping, at: usize, request: Request) -> Frame {
         Operation::Flush => (RequestKind::FLUSH, None),
         Operation::GetId => (RequestKind::GET_ID, None),
         Operation::Other(kind) => (RequestKind(kind), None),
-        // No virtio-blk request: one that no disk knows.
+        // SCSI commands do not exist in virtio-blk, so this uses a type that no disk knows.
         Operation::Command(_) => (RequestKind(u32::MAX), None),
         Operation::Discard => (RequestKind::DISCARD, Some(0)),
         Operation::WriteZeroes { unmap } => {
             (RequestKind::WRITE_ZEROES, Some(if unmap { RangeSegment::UNMAP } else { 0 }))
         }
     };
-    // Of a range, the header has no sector.
+    // For a request with a range, the header has no sector.
     let header = RequestHeader { kind, reserved: 0, sector: if range.is_some() { 0 } else { sector } };
     heads.write(at, header.as_bytes());
     heads.store_relaxed_u32(at + ANSWER, u32::from(UNANSWERED));

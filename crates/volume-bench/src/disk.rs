@@ -1,31 +1,31 @@
-//! What a disk says of itself.
+//! The properties of a disk.
 
 use ginnel_layout::virtio_blk::{Config, SECTOR, feature};
 use serde::Serialize;
 
-/// A disk's properties. Sizes are in bytes.
+/// The properties of a disk, as it reports them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Disk {
-    /// Its size.
+    /// Size of the disk, in bytes.
     pub bytes: u64,
-    /// Its logical block: requests begin and end at multiples.
+    /// Size of a logical block, in bytes. Requests begin and end at multiples of it.
     pub block: u32,
-    /// How many queues it takes requests from.
+    /// Number of request queues.
     pub queues: u16,
-    /// It takes no writes.
+    /// Whether the disk refuses writes.
     pub read_only: bool,
-    /// Writes may stay in a cache until a flush.
+    /// Whether writes may stay in a cache until a flush.
     pub write_cache: bool,
-    /// It takes discards.
+    /// Whether the disk supports discards.
     pub discard: bool,
-    /// It takes requests to write zeroes.
+    /// Whether the disk supports requests to write zeroes.
     pub write_zeroes: bool,
-    /// The most pieces that a buffer may be in; 0 if it does not say.
+    /// The largest number of pieces of a buffer; 0 if the disk does not report it.
     pub segments: u32,
 }
 
 impl Disk {
-    /// As a virtio-blk device describes itself.
+    /// Returns the properties of a virtio-blk device.
     pub(crate) fn of_blk(config: &Config, features: u64) -> Self {
         let has = |bit| features & bit != 0;
         Self {

@@ -1,5 +1,5 @@
-//! A device that is not there: answers all requests of a split ring at once, in the client's own thread, with OK and nothing.
-//! What a workload then costs is the client itself.
+//! A replacement for the device: the client's own thread answers all requests of a split ring at once with OK, and does
+//! nothing else. This measures the cost of the client itself.
 
 use crate::queue::{ANSWER, HEAD};
 use ginnel_layout::virtio::split;
@@ -7,16 +7,16 @@ use ginnel_shmem::{Mapping, SharedMemory};
 
 pub(crate) struct Echo {
     pub size: u16,
-    /// The memory, and where the two rings lie in it.
+    /// The shared memory, and the offsets of the two rings in it.
     pub memory: Mapping,
     pub available: usize,
     pub used: usize,
-    /// The next to answer.
+    /// Index of the next request to answer.
     pub next: u16,
 }
 
 impl Echo {
-    /// Answers what was published. `slot_of` tells whose status is whose.
+    /// Answers the published requests. `slot_of` has the slot of each descriptor.
     #[inline]
     pub fn answer(&mut self, heads: &Mapping, slot_of: &[u16]) {
         let memory = &self.memory;

@@ -1,4 +1,4 @@
-//! What can go wrong between a front end and its server.
+//! Errors between a front end and its server.
 
 use ginnel_layout::vhost_user::Request;
 use std::io;
@@ -10,12 +10,12 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody takes connections there.
+    /// No server accepts connections at this socket.
     #[error("connecting to {}: {source}; is the server running?", path.display())]
     Connect {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The server has closed the connection, or has died.
@@ -24,68 +24,68 @@ pub enum Error {
     /// The server has not answered in time.
     #[error("the server has not answered {request:?} within {patience:?}")]
     Silent {
-        /// What it was asked.
+        /// The request.
         request: Request,
-        /// How long we have waited.
+        /// How long the client has waited.
         patience: Duration,
     },
-    /// The server has answered what no server may.
+    /// The server's answer breaks the protocol.
     #[error("the server's answer to {request:?} is malformed: {what}")]
     Malformed {
-        /// What it was asked.
+        /// The request.
         request: Request,
         /// What is wrong with the answer.
         what: &'static str,
     },
-    /// The server has refused.
+    /// The server has answered a request with an error.
     #[error("the server refuses {0:?}")]
     Refused(Request),
-    /// What was asked for and the server, or the disk, cannot do.
+    /// The server or the disk cannot do what was requested.
     #[error("{0}")]
     Unsupported(String),
-    /// A request that makes no sense for this disk or this queue; nothing was sent.
+    /// The request is not valid for this disk or this queue. Nothing was sent.
     #[error("{0}")]
     Invalid(String),
-    /// The ring has no room for the request's descriptors now; the slot is claimed still. A larger ring has, or indirect
-    /// descriptors.
+    /// The ring has no room for the request's descriptors now. The slot stays claimed. A larger ring would have room,
+    /// and so would indirect descriptors.
     #[error(
         "the ring has no room for another request; connect with a larger one, or with indirect descriptors"
     )]
     Full,
-    /// A request was not completed in time. It is still with the server.
+    /// A request was not completed in time. It is still in flight.
     #[error("no completion within {0:?}")]
     TimedOut(Duration),
-    /// The server has answered a request with an error.
+    /// The disk has answered a request with an error.
     #[error("{operation} failed: {status}")]
     Failed {
-        /// What it was asked to do, and where.
+        /// The operation and its range.
         operation: String,
-        /// Its answer.
+        /// The disk's answer.
         status: crate::Status,
     },
-    /// The ring holds what no device may write.
+    /// The ring contains what no correct device writes.
     #[error("the server has broken the ring of queue {queue}: {what}")]
     Corrupt {
-        /// Which.
+        /// Number of the queue.
         queue: usize,
-        /// How.
+        /// What is wrong.
         what: String,
     },
-    /// A block does not hold what it must.
+    /// A block does not have the expected contents.
     #[error(transparent)]
     Wrong(#[from] crate::verify::Wrong),
-    /// The operating system.
+    /// A system call has failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// What was attempted.
         what: &'static str,
-        /// Why it failed.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Wraps what the operating system says.
+    /// Returns a function that wraps an error of the kernel.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| Self::Io { what, source: errno.into() }
     }

@@ -15,13 +15,13 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// `guest` is where the server finds the buffer.
+    /// Creates the queue. `guest` is the guest physical address of the buffer.
     pub fn new(mut ring: DriverQueue<Mapping>, buffer: Mapping, guest: u64) -> Self {
         ring.disarm();
         Self { ring, buffer, guest }
     }
 
-    /// Gives the server the buffer; says whether it wants to be woken.
+    /// Gives the server the buffer. Returns whether the server wants a kick.
     pub fn offer(&mut self) -> Result<bool, Error> {
         let buffer = Segment { address: self.guest, len: LEN as u32, writable: true };
         self.ring
@@ -30,7 +30,7 @@ impl Events {
         Ok(self.ring.publish())
     }
 
-    /// What the server has put into it.
+    /// Takes the event that the server has put into the buffer, if there is one.
     pub fn take(&mut self) -> Result<Option<Event>, Error> {
         let corrupt = |what| Error::Corrupt { queue: EVENT_QUEUE.into(), what };
         let Some((_, written)) = self.ring.poll().map_err(|error| corrupt(error.to_string()))? else {

@@ -1,17 +1,18 @@
-//! A poll-mode vhost-user front end: drives a disk server (`ginnel-volume`, QEMU's storage daemon, any other) from user space,
-//! as a VM would, without a VM.
+//! A polling vhost-user front end. It drives a disk server (`ginnel-volume`, QEMU's storage daemon, or any other) from
+//! user space, as a VM would, without a VM.
 //!
-//! It is an instrument to measure with and a driver for tests, so it does what a guest and its QEMU do, and no more: memory in a
-//! memfd, the stock rings, the messages in QEMU's order, the in-flight account kept and handed to the server's successor.
+//! It is a tool for measurements and tests, so it does what a guest and its QEMU do, and no more: memory in a memfd,
+//! the standard rings, messages in QEMU's order, and an in-flight region that is kept and handed to the server's
+//! successor.
 //!
 //! ```no_run
 //! use ginnel_volume_bench::{Client, Options, Request};
 //!
 //! let mut disk = Client::connect(Options { queues: 2, ..Options::new("/run/ginnel/volumes/web.sock") })?;
-//! // One at a time, blocking:
+//! // One request at a time, blocking:
 //! disk.write(4096, b"sixteen bytes...".repeat(32).as_slice())?;
 //! disk.flush()?;
-//! // Many at a time, polling; each queue can have a thread of its own:
+//! // Many requests at a time, polling; each queue can have a thread of its own:
 //! let queue = disk.queue(1);
 //! while let Some(slot) = queue.claim() {
 //!     queue.submit(slot, Request::read(4096 * slot.index() as u64, 4096))?;
@@ -23,12 +24,13 @@
 //!         queue.release(done.slot);
 //!     }
 //! }
-//! // The server was killed, and started again: what was on its way is still.
+//! // The server was killed and restarted: the requests in flight stay in flight.
 //! disk.reconnect()?;
 //! # Ok::<(), ginnel_volume_bench::Error>(())
 //! ```
 //!
-//! [`workload`] runs streams of requests and measures them; [`verify`] makes and checks blocks that know themselves.
+//! [`workload`] runs streams of requests and measures them; [`verify`] writes and checks blocks that identify
+//! themselves.
 
 mod client;
 mod connection;
@@ -37,17 +39,17 @@ mod disk;
 mod echo;
 mod error;
 mod events;
-mod lane;
 mod memory;
 mod options;
 mod queue;
 mod request;
+mod request_stream;
 mod scsi;
 mod session;
 pub mod verify;
 pub mod workload;
 
-pub use client::{Carried, Client};
+pub use client::{Client, Recovery};
 pub use device::Device;
 pub use disk::Disk;
 pub use error::Error;

@@ -15,92 +15,92 @@ use std::time::Duration;
 
 /// Measures and checks a vhost-user-blk or -scsi server (ginnel-volume, qemu-storage-daemon, ...) without a VM.
 ///
-/// Connects as QEMU does, submits requests like a guest's driver, and looks for the answers all the time. With --rw write,
-/// randwrite, rw or randrw, what is on the disk is lost. Exit status: 0 if all went well, 1 if something failed or a
-/// block was wrong, 2 if the command line makes no sense.
+/// Connects as QEMU does, submits requests as a guest's driver does, and polls for the answers. With --rw write,
+/// randwrite, rw or randrw, the data on the disk is lost. Exit status: 0 for success, 1 if something failed or a block
+/// was wrong, 2 for an invalid command line.
 #[derive(Parser)]
 #[command(name = "ginnel-volume-bench", version, max_term_width = 100)]
 struct Cli {
     /// The server's vhost-user socket.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// The server is vhost-user-scsi: this logical unit, as TARGET:LUN.
+    /// The server is vhost-user-scsi: use this logical unit, as TARGET:LUN.
     #[arg(long, value_name = "TARGET:LUN", value_parser = unit)]
     scsi: Option<(u8, u16)>,
-    /// Only print what the disk says of itself.
+    /// Only print the properties of the disk.
     #[arg(long)]
     info: bool,
-    /// Only give these parts of the disk back, one after the other. What is in them is lost.
+    /// Only discard these parts of the disk, one after another. The data in them is lost.
     #[arg(long, value_name = "OFFSET:SIZE", value_parser = part, value_delimiter = ',')]
     discard: Vec<(u64, u32)>,
-    /// Requests: sequential or random, reading, writing or both.
+    /// Pattern of the requests: sequential or random, reading, writing or both.
     #[arg(long, value_enum, default_value = "randread")]
     rw: Rw,
-    /// With rw and randrw: of a hundred requests, how many read.
+    /// With rw and randrw: percentage of requests that read.
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..100))]
     reads: u8,
-    /// Bytes of a request. k, M and G are 2^10, 2^20 and 2^30, here and below.
+    /// Size of a request in bytes. k, M and G are 2^10, 2^20 and 2^30, here and below.
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     bs: Bytes,
-    /// Requests on their way in each queue, 1 to 256.
+    /// Requests in flight in each queue, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 32)]
     qd: u16,
-    /// Queues to use.
+    /// Number of queues to use.
     #[arg(long, value_name = "N", default_value_t = 1)]
     queues: u16,
-    /// Threads that the queues are dealt out to; one for each queue if not given.
+    /// Number of threads over which the queues are distributed. Default: one for each queue.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Keep the first thread on this CPU, the second on the next, and so on.
+    /// Bind the first thread to this CPU, the second to the next one, and so on.
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
-    /// How long, in seconds.
+    /// Duration of the measurement, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
     seconds: Duration,
-    /// Stop after so many requests of each queue instead.
+    /// Stop after this many requests of each queue instead.
     #[arg(long, value_name = "N", conflicts_with = "seconds")]
     requests: Option<u64>,
-    /// Run so long before it counts, in seconds.
+    /// Time to run before the measurement begins, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     ramp: Duration,
     /// Use only the first SIZE bytes of the disk.
     #[arg(long, value_name = "SIZE")]
     size: Option<Bytes>,
-    /// Flush after so many writes of a queue.
+    /// Flush after this many writes of a queue.
     #[arg(long, value_name = "N")]
     flush_every: Option<u64>,
-    /// Write blocks with offset, sequence number and checksum, check all that is read, and read all that was written once more
-    /// at the end.
+    /// Write blocks with offset, sequence number and checksum, check all blocks that are read, and read all that were
+    /// written once more at the end.
     #[arg(long)]
     verify: bool,
-    /// When the server goes away, wait so long for the next one, hand it the account of what is in flight, and go on.
+    /// If the server ends, wait this long for the next one, hand it the in-flight region, and continue.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     reconnect: Option<Duration>,
-    /// Sleep until an answer comes, instead of looking for it all the time.
+    /// Sleep until an answer comes, instead of polling.
     #[arg(long)]
     sleep: bool,
-    /// Packed rings instead of split ones.
+    /// Use packed rings instead of split ones.
     #[arg(long)]
     packed: bool,
-    /// Indirect descriptors, if the server takes them.
+    /// Use indirect descriptors, if the server supports them.
     #[arg(long)]
     indirect: bool,
-    /// No event index: suppress notifications by flag.
+    /// Use no event index: suppress notifications by flag.
     #[arg(long)]
     no_event_idx: bool,
-    /// Descriptors in a ring, a power of two.
+    /// Number of descriptors in a ring, a power of two.
     #[arg(long, value_name = "N")]
     ring_size: Option<u16>,
-    /// Bytes of a request that one descriptor covers at most.
+    /// Largest number of bytes of a request in one descriptor.
     #[arg(long, value_name = "SIZE")]
     segment: Option<Bytes>,
-    /// Answer all requests ourselves instead of the server: what is measured is the client alone.
+    /// Answer all requests in the client instead of the server, to measure the client alone.
     #[arg(long)]
     echo: bool,
-    /// Other numbers make other random requests.
+    /// Seed of the random requests.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Print JSON; latencies are in nanoseconds.
+    /// Print the result as JSON; latencies are in nanoseconds.
     #[arg(long)]
     json: bool,
 }
@@ -116,14 +116,14 @@ enum Rw {
     Randrw,
 }
 
-/// A logical unit.
+/// Parses a logical unit.
 fn unit(text: &str) -> Result<(u8, u16), String> {
     let numbers =
         text.split_once(':').and_then(|(target, lun)| Some((target.parse().ok()?, lun.parse().ok()?)));
     numbers.filter(|(_, lun)| *lun < 1 << 14).ok_or_else(|| "a target and a logical unit, like 0:1".into())
 }
 
-/// A part of the disk.
+/// Parses a part of the disk.
 fn part(text: &str) -> Result<(u64, u32), String> {
     let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0).ok();
     let numbers = text.split_once(':').and_then(|(offset, size)| Some((bytes(offset)?, bytes(size)?)));
@@ -142,7 +142,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// False if requests failed.
+/// Runs the command. Returns false if requests failed.
 fn go(cli: &Cli) -> Result<bool> {
     let narrow =
         |name, value: u64| u32::try_from(value).map_err(|_| anyhow::anyhow!("--{name} is too large"));
@@ -239,7 +239,7 @@ fn describe(disk: &Disk, id: Option<&str>) -> String {
     )
 }
 
-/// Prints on stdout, which may find nobody reading.
+/// Prints on stdout. Ignores errors, because stdout may have no reader.
 fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

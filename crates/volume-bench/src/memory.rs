@@ -1,32 +1,32 @@
-//! The memory that client and server share: one sealed memfd, as a VM's RAM would be.
+//! The memory that client and server share: one sealed memfd, like a VM's RAM.
 
 use crate::error::Error;
 use ginnel_shmem::{Mapping, Protection};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Guest physical address of the first byte. Like [`USER`] a label: only the server translates it, and a mix-up of the two
-/// kinds of address, or of either with an offset, finds nothing.
+/// Guest physical address of the first byte. Only the server translates this address and [`USER`]. The values are
+/// chosen so that using one instead of the other, or an offset, does not lead to valid memory.
 pub(crate) const GUEST: u64 = 0x1000_0000;
-/// What the server is told to be our own address of the first byte.
+/// The address of the first byte in the front end's address space, as the server is told.
 pub(crate) const USER: u64 = 0x5500_0000_0000;
 
 const PAGE: usize = 4096;
 
-/// Plans what lies where, before there is memory.
+/// Assigns offsets in the shared memory before it exists.
 #[derive(Default)]
 pub(crate) struct Plan {
     used: usize,
 }
 
-/// Where something lies.
+/// A range of the shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct MemoryRange {
     pub at: usize,
     pub len: usize,
 }
 
-impl Place {
+impl MemoryRange {
     pub fn guest(self) -> u64 {
         GUEST + self.at as u64
     }
@@ -36,32 +36,32 @@ impl Place {
 }
 
 impl Plan {
-    /// Room for `len` bytes at a page boundary.
-    pub fn pages(&mut self, len: usize) -> Place {
-        let place = Place { at: self.used, len: len.next_multiple_of(PAGE) };
-        self.used += place.len;
-        place
+    /// Reserves `len` bytes at a page boundary.
+    pub fn pages(&mut self, len: usize) -> MemoryRange {
+        let range = MemoryRange { at: self.used, len: len.next_multiple_of(PAGE) };
+        self.used += range.len;
+        range
     }
 
-    /// Bytes of all of it.
+    /// Returns the total length in bytes.
     pub fn len(&self) -> usize {
         self.used
     }
 }
 
-/// The memory.
+/// Memory that the client shares with the server.
 pub(crate) struct DriverMemory {
     file: OwnedFd,
     pub mapping: Mapping,
 }
 
 impl DriverMemory {
-    /// Makes and maps it, zeroed.
+    /// Creates and maps the memory, filled with zeros.
     pub fn new(name: &str, len: usize) -> Result<Self, Error> {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(Error::io("creating shared memory"))?;
         ftruncate(&file, len as u64).map_err(Error::io("sizing shared memory"))?;
-        // The server can then rely on its size, and so can we.
+        // Afterwards both sides can rely on its size.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(Error::io("sealing shared memory"))?;
         let mapping = Mapping::of_file(&file, 0, len, Protection::ReadWrite)
@@ -69,11 +69,11 @@ impl DriverMemory {
         Ok(Self { file, mapping })
     }
 
-    /// One place of it. All places come from the plan it was made by.
-    pub fn part(&self, place: Place) -> Result<Mapping, Error> {
+    /// Returns the mapping of one range, which must come from the plan of this memory.
+    pub fn part(&self, range: MemoryRange) -> Result<Mapping, Error> {
         self.mapping
-            .part(place.at, place.len)
-            .ok_or_else(|| Error::Invalid(format!("{place:?} is outside of the shared memory")))
+            .part(range.at, range.len)
+            .ok_or_else(|| Error::Invalid(format!("{range:?} is outside of the shared memory")))
     }
 
     pub fn len(&self) -> u64 {

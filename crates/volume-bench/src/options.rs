@@ -1,52 +1,54 @@
-//! How to connect.
+//! The options of a connection.
 
 use crate::device::Device;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The form of a queue.
+/// The format of a virtqueue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ring {
-    /// Virtio 1.2, section 2.7.
+    /// Split (virtio 1.2, section 2.7).
     #[default]
     Split,
-    /// Virtio 1.2, section 2.8.
+    /// Packed (virtio 1.2, section 2.8).
     Packed,
 }
 
-/// How to connect to a server. [`Options::new`] has what most want.
+/// The options of a connection to a server. [`Options::new`] returns the usual ones.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The server's vhost-user socket.
     pub socket: PathBuf,
-    /// What it serves.
+    /// The kind of device that the server has.
     pub device: Device,
-    /// Request queues to use.
+    /// Number of request queues to use.
     pub queues: u16,
-    /// Requests that can be on their way in each queue.
+    /// Number of requests that can be in flight in each queue.
     pub depth: u16,
-    /// Bytes of a request's buffer.
+    /// Size of a request's buffer, in bytes.
     pub buffer: u32,
-    /// Bytes of a buffer that one descriptor covers at most; smaller ones make requests of several pieces.
+    /// Largest number of bytes of a buffer in one descriptor. A smaller number makes requests of several pieces.
     pub segment: u32,
-    /// The form of the queues.
+    /// The format of the queues.
     pub ring: Ring,
-    /// Descriptors of a queue, a power of two; none: as many as `depth` requests need, and at least 128.
+    /// Number of descriptors of a queue, a power of two. Default: as many as `depth` requests need, and at least 128.
     pub ring_size: Option<u16>,
-    /// Put each request's descriptors into a table of its own, if the server can read them there.
+    /// Whether to put each request's descriptors into an indirect table, if the server supports that.
     pub indirect: bool,
-    /// Suppress notifications by index, if the server can.
+    /// Whether to suppress notifications by index, if the server supports that.
     pub event_idx: bool,
-    /// Let the server keep account of what is in flight, if it can, so that its successor goes on with it.
+    /// Whether the server should record the requests in flight, if it can, so that its successor continues them.
     pub inflight: bool,
-    /// Hand the server no queue, and answer all requests ourselves, with nothing: to measure the client alone.
+    /// Whether the client answers all requests itself, without data, and gives the server no queue. This measures the
+    /// client alone.
     pub echo: bool,
-    /// How long the server has for each answer on its socket.
+    /// How long the server may take for each answer on its socket.
     pub patience: Duration,
 }
 
 impl Options {
-    /// One queue, 32 requests of at most 64 KiB, split, and whatever the server can do.
+    /// Returns options for one split queue with 32 requests of at most 64 KiB, and with all features that the server
+    /// has.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),

@@ -1,11 +1,11 @@
 //! One request queue of a disk, for one thread.
 //!
-//! A request lives in a slot: its header, its status and its buffer, all in memory that the server sees. Claim a slot, fill
-//! its buffer, submit it, publish, poll until it is done, and use the slot again or release it. Nothing here blocks but
-//! [`sleep`] and [`Queue::call`], and nothing allocates.
+//! A request occupies a slot: its header, its status and its buffer, all in memory that the server sees. To execute a
+//! request, claim a slot, fill its buffer, submit it, publish, and poll until it is done. Then use the slot again or
+//! release it. Only [`sleep`] and [`Queue::call`] block, and nothing allocates.
 
 use crate::connection::wait;
-use crate::device::{Frame, Wire};
+use crate::device::{Encoding, Frame};
 use crate::echo::Echo;
 use crate::error::Error;
 use crate::request::{Request, Status};
@@ -16,17 +16,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of a slot that are not its buffer: what the device reads, and from [`ANSWER`] on what it writes.
+/// Size of a slot without its buffer, in bytes: the part that the device reads and, from [`ANSWER`] on, the part that
+/// it writes.
 pub(crate) const HEAD: usize = 256;
-/// Where in a slot's head the device's answer lies: not in the cache line that we write.
+/// Offset of the device's answer in a slot's head. It is not in the cache line that the client writes.
 pub(crate) const ANSWER: usize = 128;
 
-/// A place for one request. Of use only with the queue that it was claimed from.
+/// A place for one request. It is valid only for the queue from which it was claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(u16);
 
 impl Slot {
-    /// Its number, from 0; less than [`Queue::slots`].
+    /// Returns its number, which is less than [`Queue::slots`].
     pub fn index(self) -> usize {
         self.0.into()
     }
@@ -35,13 +36,13 @@ impl Slot {
 /// A request that the server has answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// Where it was. Claimed still.
+    /// The slot of the request. It stays claimed.
     pub slot: Slot,
-    /// What it was.
+    /// The request.
     pub request: Request,
-    /// The answer.
+    /// The disk's answer.
     pub status: Status,
-    /// Bytes that the device says it has written: buffer and answer.
+    /// Number of bytes that the device has written, according to itself: data and answer.
     pub written: u32,
 }
 
@@ -52,29 +53,29 @@ enum State {
     Submitted(Request),
 }
 
-/// What a queue is made of.
+/// The parts of a queue.
 pub(crate) struct Parts {
     pub ring: DriverQueue<Mapping>,
     pub heads: Mapping,
     pub heads_guest: u64,
     pub buffers: Mapping,
     pub buffers_guest: u64,
-    /// Answers instead of the server.
+    /// Answers the requests instead of the server, if it exists.
     pub echo: Option<Echo>,
 }
 
-/// The descriptors through which both sides wake each other.
-pub(crate) struct Bells {
+/// The eventfds through which both sides wake each other.
+pub(crate) struct Eventfds {
     pub kick: OwnedFd,
     pub call: OwnedFd,
     pub error: OwnedFd,
 }
 
-impl Bells {
-    /// Wakes the server.
+impl Eventfds {
+    /// Kicks the server.
     pub fn kick(&self) -> Result<(), Error> {
         match rustix::io::write(&self.kick, &1u64.to_ne_bytes()) {
-            // Full: it has not been looked at for ages, and rings still.
+            // The counter is full: the server has not read it for a long time, and it is still readable.
             Ok(_) | Err(Errno::AGAIN) => Ok(()),
             Err(errno) => Err(Error::io("kicking a queue")(errno)),
         }
@@ -84,26 +85,26 @@ impl Bells {
 /// How requests are put into the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    pub wire: Wire,
+    pub encoding: Encoding,
     pub slots: u16,
-    /// Bytes of a slot's buffer.
+    /// Size of a slot's buffer, in bytes.
     pub buffer: u32,
-    /// Bytes of a buffer that one descriptor covers at most.
+    /// Largest number of bytes of a buffer in one descriptor.
     pub segment: u32,
     pub indirect: bool,
 }
 
-/// One queue.
+/// A request queue.
 pub struct Queue {
     index: usize,
     shape: Shape,
     parts: Parts,
-    pub(crate) bells: Bells,
-    /// The connection, to see that the server is gone.
+    pub(crate) eventfds: Eventfds,
+    /// The connection's socket, by which the end of the server is detected.
     pub(crate) socket: Arc<OwnedFd>,
     states: Vec<State>,
     free: Vec<u16>,
-    /// Which slot a ring's token stands for.
+    /// The slot for each token of the ring.
     slot_of: Vec<u16>,
     segments: Vec<Segment>,
     submitted: usize,
@@ -115,18 +116,18 @@ impl Queue {
         index: usize,
         shape: Shape,
         parts: Parts,
-        bells: Bells,
+        eventfds: Eventfds,
         socket: Arc<OwnedFd>,
         ring_size: u16,
     ) -> Self {
         let mut parts = parts;
-        // We look, and need not be called.
+        // The client polls, and needs no calls.
         parts.ring.disarm();
         Self {
             index,
             shape,
             parts,
-            bells,
+            eventfds,
             socket,
             states: vec![State::Free; shape.slots.into()],
             free: (0..shape.slots).rev().collect(),
@@ -137,44 +138,44 @@ impl Queue {
         }
     }
 
-    /// From now on, requests have this form. None may be on its way.
-    pub(crate) fn set_wire(&mut self, wire: Wire) {
-        self.shape.wire = wire;
+    /// Sets the encoding of requests. No request may be in flight.
+    pub(crate) fn set_encoding(&mut self, encoding: Encoding) {
+        self.shape.encoding = encoding;
     }
 
-    /// Its number among the request queues.
+    /// Returns its number among the request queues.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// How many requests can be on their way.
+    /// Returns how many requests can be in flight.
     pub fn slots(&self) -> usize {
         self.states.len()
     }
 
-    /// Bytes that a slot's buffer has.
+    /// Returns the size of a slot's buffer, in bytes.
     pub fn buffer_len(&self) -> usize {
         self.shape.buffer as usize
     }
 
-    /// How many are on their way.
+    /// Returns how many requests are in flight.
     pub fn submitted(&self) -> usize {
         self.submitted
     }
 
-    /// How often the server had to be woken.
+    /// Returns how often the server had to be kicked.
     pub fn kicks(&self) -> u64 {
         self.kicks
     }
 
-    /// A free slot; none if all are in use.
+    /// Returns a free slot, or `None` if all are in use.
     pub fn claim(&mut self) -> Option<Slot> {
         let slot = self.free.pop()?;
         self.states[usize::from(slot)] = State::Claimed;
         Some(Slot(slot))
     }
 
-    /// Gives a slot back. One that is free, or with the server, stays as it is.
+    /// Frees a slot. Does nothing if the slot is free or its request is in flight.
     pub fn release(&mut self, slot: Slot) {
         if let Some(state @ State::Claimed) = self.states.get_mut(slot.index()) {
             *state = State::Free;
@@ -182,21 +183,21 @@ impl Queue {
         }
     }
 
-    /// The slot's buffer. While the request is with the server, both may write to it. Panics if the slot is of another queue
-    /// and there is no such one here.
+    /// Returns the slot's buffer. While the request is in flight, both sides may write to it. Panics if the slot is
+    /// from another queue with more slots.
     #[inline]
     pub fn buffer(&self, slot: Slot) -> SharedSlice<'_, Mapping> {
         let len = self.shape.buffer as usize;
         SharedSlice::new(&self.parts.buffers, slot.index() * self.stride(), len)
     }
 
-    /// Bytes from one buffer to the next.
+    /// Returns the distance between two buffers, in bytes.
     fn stride(&self) -> usize {
         stride(self.shape.buffer)
     }
 
-    /// Puts the request into the ring; [`Error::Full`] if that has no room for its descriptors now. The server sees it at the next [`Queue::publish`]. Whether it makes sense to the disk
-    /// is for the disk to say.
+    /// Puts the request into the ring. Fails with [`Error::Full`] if the ring has no room for its descriptors now. The
+    /// server sees the request at the next [`Queue::publish`]. The disk checks whether the request is valid.
     #[inline]
     pub fn submit(&mut self, slot: Slot, request: Request) -> Result<(), Error> {
         let Some(State::Claimed) = self.states.get(slot.index()) else {
@@ -212,14 +213,14 @@ impl Queue {
     fn put(&mut self, slot: Slot, request: Request) -> Result<(), Error> {
         let parts = &self.parts;
         let head = slot.index() * HEAD;
-        let Frame { asked, answered } = self.shape.wire.frame(&parts.heads, head, request);
+        let Frame { asked, answered } = self.shape.encoding.frame(&parts.heads, head, request);
         let head = parts.heads_guest + head as u64;
         let piece = |address, len, writable| Segment { address, len, writable };
         let answer = piece(head + ANSWER as u64, answered, true);
         let list = &mut self.segments;
         list.clear();
         list.push(piece(head, asked, false));
-        match self.shape.wire.buffer(&request) {
+        match self.shape.encoding.buffer(&request) {
             None => list.push(answer),
             Some((_, len)) if len > self.shape.buffer => {
                 let room = self.shape.buffer;
@@ -228,8 +229,9 @@ impl Queue {
                 )));
             }
             Some((writable, len)) => {
-                // What the device reads comes before what it writes; SCSI has the answer in front of the data then.
-                let first = writable && self.shape.wire.answers_first();
+                // Buffers that the device reads come before those that it writes. SCSI has the answer before the data
+                // that the device writes.
+                let first = writable && self.shape.encoding.answers_first();
                 if first {
                     list.push(answer);
                 }
@@ -254,7 +256,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes what was submitted visible, and wakes the server if it wants to be woken.
+    /// Publishes the submitted requests, and kicks the server if it wants that.
     #[inline]
     pub fn publish(&mut self) -> Result<(), Error> {
         let wanted = self.parts.ring.publish();
@@ -262,12 +264,12 @@ impl Queue {
             echo.answer(&self.parts.heads, &self.slot_of);
         } else if wanted {
             self.kicks += 1;
-            self.bells.kick()?;
+            self.eventfds.kick()?;
         }
         Ok(())
     }
 
-    /// The next answered request; none if there is none now.
+    /// Returns the next answered request, if there is one.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Done>, Error> {
         let polled = self.parts.ring.poll();
@@ -280,7 +282,7 @@ impl Queue {
         };
         self.states[usize::from(slot)] = State::Claimed;
         self.submitted -= 1;
-        let status = self.shape.wire.status(&self.parts.heads, usize::from(slot) * HEAD);
+        let status = self.shape.encoding.status(&self.parts.heads, usize::from(slot) * HEAD);
         Ok(Some(Done { slot: Slot(slot), request, status, written }))
     }
 
@@ -289,25 +291,26 @@ impl Queue {
         Error::Corrupt { queue: self.index, what }
     }
 
-    /// Whether the server has closed the connection, or died. A system call.
+    /// Returns whether the server has closed the connection, or has died. Makes a system call.
     pub fn is_server_gone(&self) -> bool {
         crate::connection::is_closed(self.socket.as_fd())
     }
 
-    /// Whether the server has said, through the queue's error descriptor, that it gave the queue up. A system call.
+    /// Returns whether the server has reported, through the queue's error descriptor, that it no longer serves the
+    /// queue. Makes a system call.
     pub fn is_given_up(&self) -> bool {
-        matches!(wait(&[self.bells.error.as_fd()], Some(Duration::ZERO)), Ok(true))
+        matches!(wait(&[self.eventfds.error.as_fd()], Some(Duration::ZERO)), Ok(true))
     }
 
-    /// Does one request with nothing else on its way in this queue: `data` goes to the disk with a write, and comes from it
-    /// with a read. Blocks for at most `patience`, looking all the time.
+    /// Executes one request while no other is in flight in this queue. `data` goes to the disk for a write, and comes
+    /// from it for a read. Blocks for at most `patience`, and polls.
     pub fn call(&mut self, request: Request, data: &mut [u8], patience: Duration) -> Result<Done, Error> {
         if self.submitted > 0 {
             return Err(Error::Invalid("other requests are on their way".into()));
         }
         let full = || Error::Invalid("all slots are claimed".into());
         let slot = self.claim().ok_or_else(full)?;
-        let buffer = self.shape.wire.buffer(&request);
+        let buffer = self.shape.encoding.buffer(&request);
         if matches!(buffer, Some((false, _))) {
             self.buffer(slot).write(0, data);
         }
@@ -322,7 +325,7 @@ impl Queue {
                 break done;
             }
             if self.is_server_gone() {
-                // It may have answered before.
+                // The server may have answered before it ended.
                 break self.poll()?.ok_or(Error::Gone)?;
             }
             if Instant::now() > deadline {
@@ -337,12 +340,12 @@ impl Queue {
         Ok(done)
     }
 
-    /// How far the answers of the ring have been polled.
+    /// Returns the base up to which the ring's answers have been polled.
     pub(crate) fn base(&self) -> u32 {
         self.parts.ring.base()
     }
 
-    /// Begins anew with an empty ring, and puts what was on its way into it again.
+    /// Continues with an empty ring, and puts the requests in flight into it again.
     pub(crate) fn restart(&mut self, ring: DriverQueue<Mapping>) -> Result<(), Error> {
         self.parts.ring = ring;
         self.parts.ring.disarm();
@@ -354,31 +357,31 @@ impl Queue {
         Ok(())
     }
 
-    /// Wakes the server whether it wants to or not.
+    /// Kicks the server, whether it wants that or not.
     pub(crate) fn kick(&mut self) -> Result<(), Error> {
-        self.bells.kick()
+        self.eventfds.kick()
     }
 }
 
-/// Bytes from one slot's buffer to the next: they begin at pages, for direct I/O.
+/// Returns the distance between the buffers of two slots, in bytes. Buffers begin at pages, for direct I/O.
 pub(crate) fn stride(buffer: u32) -> usize {
     (buffer as usize).next_multiple_of(4096)
 }
 
-/// Sleeps until one of the queues has something to poll, or the server is gone, or the time is up (false then).
+/// Sleeps until one of the queues has something to poll, or the server is gone. Returns false if `limit` passes first.
 pub fn sleep(queues: &mut [&mut Queue], limit: Duration) -> Result<bool, Error> {
     let mut there = false;
     for queue in queues.iter_mut() {
         there |= queue.parts.ring.arm();
     }
     if !there {
-        let mut fds: Vec<_> = queues.iter().map(|queue| queue.bells.call.as_fd()).collect();
+        let mut fds: Vec<_> = queues.iter().map(|queue| queue.eventfds.call.as_fd()).collect();
         fds.extend(queues.first().map(|queue| queue.socket.as_fd()));
         there = wait(&fds, Some(limit))?;
     }
     for queue in queues.iter_mut() {
-        // Nothing there: fine as well.
-        let _ = rustix::io::read(&queue.bells.call, &mut [0; 8]);
+        // An empty counter is no error.
+        let _ = rustix::io::read(&queue.eventfds.call, &mut [0; 8]);
         queue.parts.ring.disarm();
     }
     Ok(there)

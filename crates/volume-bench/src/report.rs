@@ -1,17 +1,17 @@
-//! What the command prints of an outcome.
+//! The output of the command.
 
 use ginnel_volume_bench::workload::{Outcome, Tally};
 use ginnel_volume_bench::{Client, Disk};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Everything, for programs.
+/// The result of a measurement, for JSON.
 #[derive(Serialize)]
 pub struct Report<'a> {
     disk: &'a Disk,
     in_flight_account: bool,
     seconds: f64,
-    /// Reads and writes a second.
+    /// Reads and writes per second.
     iops: f64,
     client_cpu: f64,
     kicks: u64,
@@ -58,12 +58,12 @@ impl Kind {
 }
 
 impl<'a> Report<'a> {
-    /// Sums up.
+    /// Summarises an outcome.
     pub fn new(client: &'a Client, outcome: &'a Outcome) -> Self {
         let seconds = outcome.time.as_secs_f64();
         Self {
             disk: client.disk(),
-            in_flight_account: client.keeps_account(),
+            in_flight_account: client.has_inflight_region(),
             seconds,
             iops: outcome.iops(),
             client_cpu: outcome.cpu,
@@ -78,7 +78,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The table for people. Latencies are in microseconds.
+    /// Returns the result as a table. Latencies are in microseconds.
     pub fn table(&self) -> String {
         let titles =
             ["", "requests", "a second", "MiB/s", "mean", "min", "50 %", "90 %", "99 %", "99.9 %", "max us"];
@@ -118,7 +118,7 @@ impl<'a> Report<'a> {
             let _ = write!(text, ", {} reconnects", self.reconnects);
         }
         if self.verified > 0 {
-            let _ = write!(text, ", {} blocks checked and right", self.verified);
+            let _ = write!(text, ", {} blocks verified", self.verified);
         }
         if let Some(first) = self.first_failure {
             let _ = write!(text, "\n{} requests failed, the first: {first}", self.failed);

@@ -1,53 +1,53 @@
-//! What a disk can be asked to do, and what it answers.
+//! The requests to a disk, and its answers.
 
 use std::fmt;
 
-/// An operation.
+/// An operation of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Disk to buffer.
+    /// Copies from the disk to the buffer.
     Read,
-    /// Buffer to disk.
+    /// Copies from the buffer to the disk.
     Write,
-    /// What was acknowledged before is on stable storage when this is.
+    /// Makes all earlier acknowledged writes durable.
     Flush,
-    /// The contents of the range are no longer needed.
+    /// Declares that the contents of the range are no longer needed.
     Discard,
-    /// The range reads as zeros.
+    /// Fills the range with zeros.
     WriteZeroes {
-        /// Its space may be given back.
+        /// Whether the disk may release the space.
         unmap: bool,
     },
-    /// The disk's serial number, into the buffer.
+    /// Reads the disk's serial number into the buffer.
     GetId,
-    /// A request of this type (virtio-blk) or with this operation code (SCSI) whatever it means, with the buffer for the
-    /// disk to write to. For tests.
+    /// A request with this type (virtio-blk) or this operation code (SCSI), whatever it means. The disk may write to
+    /// the buffer. For tests.
     Other(u32),
-    /// SCSI: this command, with the buffer for the disk to write to.
+    /// SCSI: this command. The disk may write to the buffer.
     Command([u8; 16]),
 }
 
-/// An operation and the range it is about.
+/// An operation with its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is to be done.
+    /// What to do.
     pub operation: Operation,
-    /// Where, in bytes; a multiple of 512.
+    /// Start of the range in bytes; a multiple of 512.
     pub offset: u64,
-    /// Bytes. A multiple of 512, except with [`Operation::GetId`].
+    /// Length of the range in bytes. A multiple of 512, except for [`Operation::GetId`].
     pub len: u32,
 }
 
 impl Request {
-    /// Reads `len` bytes.
+    /// Returns a request that reads `len` bytes.
     pub fn read(offset: u64, len: u32) -> Self {
         Self { operation: Operation::Read, offset, len }
     }
-    /// Writes `len` bytes.
+    /// Returns a request that writes `len` bytes.
     pub fn write(offset: u64, len: u32) -> Self {
         Self { operation: Operation::Write, offset, len }
     }
-    /// Flushes the disk's cache.
+    /// Returns a request that flushes the disk's cache.
     pub fn flush() -> Self {
         Self { operation: Operation::Flush, offset: 0, len: 0 }
     }
@@ -65,21 +65,21 @@ impl fmt::Display for Request {
 /// A disk's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done.
+    /// The request succeeded.
     Ok,
-    /// Failed (virtio-blk `VIRTIO_BLK_S_IOERR`).
+    /// The request failed (virtio-blk `VIRTIO_BLK_S_IOERR`).
     IoError,
-    /// The disk does not do that (`VIRTIO_BLK_S_UNSUPP`).
+    /// The disk does not support the request (`VIRTIO_BLK_S_UNSUPP`).
     Unsupported,
-    /// No status was written, or one that no specification knows.
+    /// No status was written, or one that no specification has.
     Unknown(u8),
-    /// SCSI: the target's answer.
+    /// SCSI: the target's answer, if it is not good.
     Scsi {
-        /// What the transport says; 0: the rest is valid.
+        /// The transport's response; the other fields are valid if it is 0.
         response: u8,
-        /// SCSI status; 2: check condition.
+        /// The SCSI status; 2 is CHECK CONDITION.
         status: u8,
-        /// Sense key, additional sense code, and its qualifier.
+        /// Sense key, additional sense code, and additional sense code qualifier.
         sense: [u8; 3],
     },
 }

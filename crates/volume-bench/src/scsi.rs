@@ -9,16 +9,16 @@ use ginnel_shmem::{Mapping, SharedMemory};
 use std::mem::offset_of;
 use zerocopy::IntoBytes;
 
-/// One command and its operands.
+/// A command descriptor block: one command with its operands.
 pub(crate) type Cdb = [u8; 16];
 
-/// What a logical unit's requests have in common.
+/// A logical unit, as far as its requests depend on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unit {
     pub address: [u8; 8],
-    /// Bytes of a logical block.
+    /// Size of a logical block, in bytes.
     pub block: u32,
-    /// READ(16) and WRITE(16) also where the shorter ones would do.
+    /// Whether to use READ(16) and WRITE(16) even where the shorter commands suffice.
     pub wide: bool,
 }
 
@@ -27,7 +27,7 @@ impl Unit {
         Self { address: Address::bytes(target, lun), block: 512, wide }
     }
 
-    /// Writes the head at `at`.
+    /// Writes a request's head at `at`.
     pub fn frame(&self, heads: &Mapping, at: usize, request: Request) -> Frame {
         let mut cdb = [0; CDB_LEN];
         cdb[..16].copy_from_slice(&self.cdb(&request));
@@ -36,7 +36,7 @@ impl Unit {
         heads.write(at, header.as_bytes());
         let mut asked = size_of::<CommandHeader>();
         if request.operation == Operation::Discard {
-            // The parameter list of UNMAP, with one range: data to write, so right behind the header.
+            // The parameter list of UNMAP, with one range. It is data that the device reads, so it follows the header.
             let (first, blocks) = self.range(&request);
             let mut list = [0; 24];
             list[..2].copy_from_slice(&22u16.to_be_bytes());
@@ -46,12 +46,12 @@ impl Unit {
             heads.write(at + asked, &list);
             asked += list.len();
         }
-        // No device writes these, so they show that none was written.
+        // No device writes these values, so they show that none was written.
         heads.store_relaxed_u32(at + ANSWER + WORD, u32::MAX);
         Frame { asked: asked as u32, answered: size_of::<CommandResponse>() as u32 }
     }
 
-    /// First block and number of blocks.
+    /// Returns the first block and the number of blocks.
     fn range(&self, request: &Request) -> (u64, u32) {
         (request.offset / u64::from(self.block), request.len / self.block)
     }
@@ -83,9 +83,9 @@ impl Unit {
                 cdb[8] = 24;
                 cdb
             }
-            // WRITE SAME(16) without a block of data, which is zeros.
+            // WRITE SAME(16) without a block of data, which writes zeros.
             Operation::WriteZeroes { unmap } => long(0x93, 1 | if unmap { 8 } else { 0 }),
-            // INQUIRY, the page of the serial number.
+            // INQUIRY for the page with the serial number.
             Operation::GetId => inquiry(0x80, request.len as u8),
             Operation::Other(code) => command([code as u8, 0, 0, 0]),
             Operation::Command(cdb) => cdb,
@@ -126,31 +126,31 @@ pub(crate) fn status(heads: &Mapping, at: usize) -> Status {
     Status::Scsi { response, status, sense }
 }
 
-/// A question to a logical unit, with so many bytes of answer.
+/// Returns a request with this command and `len` bytes of answer.
 fn ask(cdb: Cdb, len: u32) -> Request {
     Request { operation: Operation::Command(cdb), offset: 0, len }
 }
 
-/// TEST UNIT READY. Its answer may be a unit attention, of which there is one for each thing that has happened.
+/// Returns TEST UNIT READY. Its answer may be a unit attention; there is one for each condition.
 pub(crate) fn test_unit_ready() -> Request {
     ask(command([0, 0, 0, 0]), 0)
 }
 
-/// READ CAPACITY(16).
+/// Returns READ CAPACITY(16).
 pub(crate) fn read_capacity() -> Request {
     let mut cdb = command([0x9e, 0x10, 0, 0]);
     cdb[13] = 32;
     ask(cdb, 32)
 }
 
-/// MODE SENSE(6), the page of the cache, without block descriptors.
+/// Returns MODE SENSE(6) for the caching page, without block descriptors.
 pub(crate) fn mode_sense() -> Request {
     let mut cdb = command([0x1a, 8, 8, 0]);
     cdb[4] = 64;
     ask(cdb, 64)
 }
 
-/// The disk that [`read_capacity`] and [`mode_sense`] tell of.
+/// Returns the disk that the answers to [`read_capacity`] and [`mode_sense`] describe.
 pub(crate) fn disk(capacity: &[u8; 32], mode: &[u8; 64], queues: u16) -> Disk {
     let number = |at: usize, len: usize| {
         capacity[at..at + len].iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte))
@@ -162,7 +162,7 @@ pub(crate) fn disk(capacity: &[u8; 32], mode: &[u8; 64], queues: u16) -> Disk {
         block: block as u32,
         queues,
         read_only: mode[2] & 0x80 != 0,
-        // The page follows the header of four bytes and the block descriptors, if there are any in spite of all.
+        // The page follows the header of four bytes and the block descriptors, if the unit has sent some nevertheless.
         write_cache: mode.get(4 + usize::from(mode[3]) + 2).is_some_and(|flags| flags & 4 != 0),
         discard: unmap,
         write_zeroes: true,

@@ -1,11 +1,11 @@
-//! A vhost-user session: features, memory, queues, in the order in which QEMU says them.
+//! A vhost-user session: features, memory and queues, in QEMU's order of messages.
 
 use crate::connection::{Connection, receive, wait};
 use crate::device::Device;
 use crate::error::Error;
 use crate::memory::{DriverMemory, GUEST, USER};
 use crate::options::{Options, Ring};
-use crate::queue::Bells;
+use crate::queue::Eventfds;
 use ginnel_fdpass::{self as fdpass, SendFlags};
 use ginnel_layout::vhost_user::{
     BackendRequest, ConfigHeader, Header, InflightArea, LogArea, MEMORY_HEADER, MemoryRegion, Request,
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What we use of a server's features, and a disk's.
+/// The features of the device and of its queues that the client uses.
 const WANTED: u64 = virtio::VERSION_1
     | blk::SIZE_MAX
     | blk::SEG_MAX
@@ -32,7 +32,7 @@ const WANTED: u64 = virtio::VERSION_1
     | blk::MQ
     | blk::DISCARD
     | blk::WRITE_ZEROES;
-/// Bits whose meaning is the device's.
+/// The feature bits whose meaning depends on the kind of device.
 const DEVICE_BITS: u64 = (1 << 24) - 1;
 const WANTED_PROTOCOL: u64 = protocol::MQ
     | protocol::LOG_SHMFD
@@ -50,27 +50,27 @@ pub(crate) struct Session {
     pub features: u64,
     /// Negotiated protocol features.
     pub protocol: u64,
-    /// Queues that the server has at most; 1 if it does not say.
+    /// Number of queues that the server has; 1 if it does not report it.
     pub queues: u64,
-    /// On which the server speaks first.
+    /// The channel on which the server sends requests.
     backend: Option<OwnedFd>,
 }
 
-/// Where a queue lies and what it is told.
+/// A queue's size, base and addresses.
 pub(crate) struct Vring {
     pub size: u16,
     pub base: u32,
     pub address: VringAddress,
 }
 
-/// The region in which the server keeps account of what is in flight. Handed to its successor.
-pub(crate) struct Account {
+/// The region in which the server records the requests in flight. The client hands it to the server's successor.
+pub(crate) struct InflightRegion {
     what: InflightArea,
     file: OwnedFd,
 }
 
 impl Session {
-    /// Connects and agrees on features.
+    /// Connects and negotiates features.
     pub fn open(options: &Options) -> Result<Self, Error> {
         let mut connection = Connection::connect(&options.socket, options.patience)?;
         let offered: u64 = connection.ask_for(Request::GET_FEATURES, &[])?;
@@ -104,12 +104,12 @@ impl Session {
         Ok(Self { connection, offered, features, protocol: agreed, queues, backend })
     }
 
-    /// Whether this protocol feature was agreed on.
+    /// Returns whether a protocol feature was negotiated.
     pub fn has(&self, feature: u64) -> bool {
         self.protocol & feature != 0
     }
 
-    /// The connection's socket.
+    /// Returns the connection's socket.
     pub fn socket(&self) -> Arc<OwnedFd> {
         self.connection.socket()
     }
@@ -141,20 +141,20 @@ impl Session {
         self.connection.tell(Request::SET_CONFIG, &request, &[])
     }
 
-    /// Hands over the memory, the account of a predecessor if there is one, and the queues, and starts them. If there is no
-    /// account, and the server keeps one, it is put into its place.
+    /// Sends the memory, the in-flight region and the queues, and starts the queues. If there is no in-flight region
+    /// yet and the server supports one, gets a new one and stores it in `inflight_region`.
     pub fn start(
         &mut self,
         memory: &DriverMemory,
         vrings: &[Vring],
-        bells: &[&Bells],
-        account: &mut Option<Account>,
+        eventfds: &[&Eventfds],
+        inflight_region: &mut Option<InflightRegion>,
     ) -> Result<(), Error> {
         if self.has(protocol::INFLIGHT_SHMFD) {
-            if account.is_none() {
-                *account = Some(self.new_account(vrings)?);
+            if inflight_region.is_none() {
+                *inflight_region = Some(self.new_inflight_region(vrings)?);
             }
-            if let Some(Account { what, file }) = account {
+            if let Some(InflightRegion { what, file }) = inflight_region {
                 self.connection.tell(Request::SET_INFLIGHT_FD, what.as_bytes(), &[file.as_fd()])?;
             }
         }
@@ -164,7 +164,7 @@ impl Session {
         table[0] = 1;
         table[MEMORY_HEADER..].copy_from_slice(region.as_bytes());
         self.connection.tell(Request::SET_MEM_TABLE, &table, &[memory.file()])?;
-        for (vring, bells) in vrings.iter().zip(bells) {
+        for (vring, eventfds) in vrings.iter().zip(eventfds) {
             let state = |value| VringState { index: vring.address.index, value };
             self.connection.tell(Request::SET_VRING_NUM, state(vring.size.into()).as_bytes(), &[])?;
             self.connection.tell(Request::SET_VRING_BASE, state(vring.base).as_bytes(), &[])?;
@@ -172,9 +172,9 @@ impl Session {
             let number = u64::from(vring.address.index);
             let mut bell =
                 |request, fd: &OwnedFd| self.connection.tell(request, number.as_bytes(), &[fd.as_fd()]);
-            bell(Request::SET_VRING_ERR, &bells.error)?;
-            bell(Request::SET_VRING_CALL, &bells.call)?;
-            bell(Request::SET_VRING_KICK, &bells.kick)?;
+            bell(Request::SET_VRING_ERR, &eventfds.error)?;
+            bell(Request::SET_VRING_CALL, &eventfds.call)?;
+            bell(Request::SET_VRING_KICK, &eventfds.kick)?;
         }
         if self.protocol != 0 {
             for vring in vrings {
@@ -185,13 +185,13 @@ impl Session {
         Ok(())
     }
 
-    fn new_account(&mut self, vrings: &[Vring]) -> Result<Account, Error> {
+    fn new_inflight_region(&mut self, vrings: &[Vring]) -> Result<InflightRegion, Error> {
         let request = Request::GET_INFLIGHT_FD;
         let queues = vrings.iter().map(|vring| vring.address.index + 1).max().unwrap_or(0) as u16;
         let queue_size = vrings.iter().map(|vring| vring.size).max().unwrap_or(0);
         let want = InflightArea { size: 0, offset: 0, queues, queue_size, padding: 0 };
         let answer = self.connection.ask(request, want.as_bytes(), &[])?;
-        // With the padding that C gives it, or without.
+        // The payload comes with or without the padding that C adds.
         let mut bytes = answer.body.clone();
         bytes.resize(
             if bytes.len() == InflightArea::PACKED { size_of::<InflightArea>() } else { bytes.len() },
@@ -201,12 +201,13 @@ impl Session {
             .map_err(|_| Error::Malformed { request, what: "its length" })?;
         let mut files = answer.fds.into_iter();
         match (files.next(), files.next()) {
-            (Some(file), None) if what.size > 0 => Ok(Account { what, file }),
+            (Some(file), None) if what.size > 0 => Ok(InflightRegion { what, file }),
             _ => Err(Error::Malformed { request, what: "it must have one descriptor, and a size" }),
         }
     }
 
-    /// Stops a queue; the server answers what is on its way first. Returns where its successor goes on.
+    /// Stops a queue. The server first completes the requests in flight. Returns the base from which a successor
+    /// continues.
     pub fn stop(&mut self, index: u32) -> Result<u32, Error> {
         let request = Request::GET_VRING_BASE;
         let state: VringState =
@@ -217,18 +218,19 @@ impl Session {
         Ok(state.value)
     }
 
-    /// Makes the server mark what it writes in `log`, one bit for each page of 4096 bytes; its used rings at these addresses.
+    /// Makes the server mark the pages that it writes in `log`, with one bit for each page of 4096 bytes. Also enables
+    /// logging for the used rings at these addresses.
     pub fn log_to(&mut self, log: &DriverMemory, rings: &[VringAddress]) -> Result<(), Error> {
         if !self.has(protocol::LOG_SHMFD) || self.offered & feature::LOG_ALL == 0 {
             return Err(Error::Unsupported("the server marks no dirty pages".into()));
         }
         let what = LogArea { size: log.len(), offset: 0 };
-        // It answers this one in any case.
+        // The server answers this message in any case.
         self.connection.ask(Request::SET_LOG_BASE, what.as_bytes(), &[log.file()])?;
         self.set_log(true, rings)
     }
 
-    /// Switches the log on or off, while the queues run.
+    /// Turns the log on or off while the queues run.
     pub fn set_log(&mut self, on: bool, rings: &[VringAddress]) -> Result<(), Error> {
         let log = if on { feature::LOG_ALL } else { 0 };
         let features = self.features | feature::PROTOCOL_FEATURES | log;
@@ -240,7 +242,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the server has said that the configuration space changed. Does not block.
+    /// Returns whether the server has reported a change of the configuration space. Does not block.
     pub fn config_changed(&mut self) -> Result<bool, Error> {
         let Some(backend) = &self.backend else { return Ok(false) };
         let mut changed = false;
@@ -266,7 +268,7 @@ impl Session {
     }
 }
 
-/// The features that we take of those offered.
+/// Returns the offered features that the client uses.
 fn choose(options: &Options, offered: u64) -> Result<u64, Error> {
     let mut want = WANTED;
     if options.indirect {
@@ -285,7 +287,7 @@ fn choose(options: &Options, offered: u64) -> Result<u64, Error> {
         return Err(Error::Unsupported("the server has no virtio 1.0 device".into()));
     }
     if options.device != Device::Blk {
-        // The low bits are the device's own; of a SCSI device we want to hear of changes.
+        // The low bits have a meaning of their own for a SCSI device. The client uses only the reports of changes.
         want = want & !DEVICE_BITS | scsi::CHANGE;
     }
     Ok(want & offered)

@@ -1,59 +1,59 @@
-//! Blocks that know where and when they were written, and the account of what must be on the disk.
+//! Blocks that contain where and when they were written, and a ledger of what must be on the disk.
 //!
-//! Each block carries its offset, a sequence number and a checksum; the rest of it follows from the two numbers. The
-//! [`Ledger`] knows which sequence number each block must have: the newest acknowledged one while the storage lives, and
-//! the newest that a completed FLUSH covers after a power cut.
+//! Each block contains its offset, a sequence number and a checksum; the rest of it is computed from the two numbers.
+//! The [`Ledger`] knows which sequence number each block must have: the newest acknowledged one while the storage
+//! lives, and the newest one that a completed FLUSH covers after a power cut.
 
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-/// Bytes at the start of each block that are not filling.
+/// Number of bytes at the start of each block that are not filling.
 pub const STAMP: usize = 32;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ginnelVB");
 
-/// A block that does not hold what it must.
+/// A block does not have the expected contents.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Wrong {
-    /// It was written by us, and is no whole block of ours.
+    /// A block that was stamped, but is not intact.
     #[error("the block at {offset} is damaged: {what}")]
     Damaged {
-        /// Where it was read, in bytes.
+        /// Offset at which it was read, in bytes.
         offset: u64,
         /// What is wrong with it.
         what: &'static str,
     },
-    /// A whole block that belongs elsewhere.
+    /// An intact block that belongs elsewhere.
     #[error("the block at {offset} holds what was written to {found}")]
     Elsewhere {
-        /// Where it was read.
+        /// Offset at which it was read, in bytes.
         offset: u64,
-        /// Where it belongs.
+        /// Offset at which it belongs, in bytes.
         found: u64,
     },
-    /// An acknowledged write is missing, or came back from the past.
+    /// An acknowledged write is missing, or was replaced by an earlier one.
     #[error("the block at {offset} holds write {found}; it must be {least} or a later one")]
     Lost {
-        /// Where it was read.
+        /// Offset at which it was read, in bytes.
         offset: u64,
-        /// What is there; 0 for what was there before us.
+        /// Sequence number that was found; 0 for a block without a stamp.
         found: u64,
-        /// What must be there.
+        /// The smallest allowed sequence number.
         least: u64,
     },
-    /// What nobody has written yet.
+    /// A sequence number that was not written yet.
     #[error("the block at {offset} holds write {found}, which is later than the last one, {newest}")]
     Unwritten {
-        /// Where it was read.
+        /// Offset at which it was read, in bytes.
         offset: u64,
-        /// What is there.
+        /// Sequence number that was found.
         found: u64,
-        /// The last one.
+        /// The last sequence number that was written.
         newest: u64,
     },
 }
 
-/// One word of filling.
+/// Returns one word of filling.
 #[inline]
 fn filling(offset: u64, sequence: u64, at: usize) -> u64 {
     let x = (offset ^ sequence.rotate_left(32)).wrapping_add((at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -70,7 +70,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
 }
 
-/// Fills a block. Its length is a multiple of 8 and at least [`STAMP`].
+/// Stamps and fills a block. Its length must be a multiple of 8 and at least [`STAMP`].
 pub fn stamp(block: &mut [u8], offset: u64, sequence: u64) {
     let (head, body) = block.split_at_mut(STAMP);
     let mut sum = checksum(offset, sequence, std::iter::empty());
@@ -82,7 +82,7 @@ pub fn stamp(block: &mut [u8], offset: u64, sequence: u64) {
     head.copy_from_slice([MAGIC, offset, sequence, sum].as_bytes());
 }
 
-/// The sequence number of a block of ours; none if nobody of us has ever written it.
+/// Returns the sequence number of a stamped block; `None` if the block has no stamp.
 pub fn read_stamp(block: &[u8], offset: u64) -> Result<Option<u64>, Wrong> {
     let (head, body) = block.split_at(STAMP);
     let mut numbers = words(head);
@@ -103,13 +103,13 @@ pub fn read_stamp(block: &[u8], offset: u64) -> Result<Option<u64>, Wrong> {
 /// What has happened to the storage since the writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// Nothing; or its server has been killed. Every acknowledged write is there.
+    /// Nothing, or its server was killed. Every acknowledged write must be there.
     Running,
-    /// The power was cut. Everything that a completed flush covers is there.
+    /// The power was cut. Everything that a completed flush covers must be there.
     PowerCut,
 }
 
-/// A write that was acknowledged, and when, counted in acknowledgements.
+/// An acknowledged write, and its number in the order of acknowledgements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Acknowledged {
     sequence: u64,
@@ -118,22 +118,22 @@ struct Acknowledged {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// The last one begun. Equal to the last acknowledged, unless one is on its way or has failed.
+    /// The last write that was begun. It equals the last acknowledged one, unless a write is in flight or has failed.
     newest: u64,
     last: Acknowledged,
-    /// The last one that the flush on its way, or the last completed one, covers, if that is not `last`.
+    /// The last write that the current or the last completed flush covers, if that is not `last`.
     covered: Acknowledged,
-    /// The last one before `covered` that a completed flush covers.
+    /// The last write before `covered` that a completed flush covers.
     durable: u64,
 }
 
-/// The account of the blocks of one run. At most one write to a block, and one flush, are on their way at a time.
+/// Records the writes to the blocks of one run. At most one write to a block, and one flush, are in flight at a time.
 pub struct Ledger {
     block: u32,
-    /// Number of its first block on the disk, and from one of its blocks to the next.
+    /// The number on the disk of its first block, and the step from one of its blocks to the next.
     first: usize,
     step: usize,
-    /// The greatest number before ours.
+    /// The largest sequence number before this run.
     before: u64,
     sequence: u64,
     order: u64,
@@ -143,8 +143,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// For `blocks` blocks of `block` bytes each. Its numbers follow `before`: the greatest number of an earlier run on the
-    /// same disk, or any that is at least as great (nanoseconds since 1970 will do).
+    /// Returns a ledger for `blocks` blocks of `block` bytes each. Its sequence numbers begin after `before`, which
+    /// must be at least the largest number of an earlier run on the same disk (nanoseconds since 1970 are suitable).
     pub fn new(block: u32, blocks: usize, before: u64) -> Self {
         Self {
             block,
@@ -159,23 +159,23 @@ impl Ledger {
         }
     }
 
-    /// Makes its block `index` number `first + index * step` of the disk.
+    /// Makes its block `index` the block `first + index * step` of the disk.
     pub fn every(self, first: usize, step: usize) -> Self {
         Self { first, step, ..self }
     }
 
-    /// Where block `index` lies, in bytes.
+    /// Returns the offset of block `index`, in bytes.
     pub fn offset(&self, index: usize) -> u64 {
         (self.first + index * self.step) as u64 * u64::from(self.block)
     }
 
-    /// How many blocks it covers.
+    /// Returns how many blocks it covers.
     pub fn blocks(&self) -> usize {
         self.states.len()
     }
 
-    /// Fills a buffer with what is to be written to block `index` next. Panics if there is no such block, or if the buffer
-    /// is not as long as a block.
+    /// Begins a write: fills a buffer with the next contents of block `index`. Panics if there is no such block, or if
+    /// the buffer is not as long as a block.
     pub fn write(&mut self, index: usize, buffer: &mut [u8]) {
         assert_eq!(buffer.len(), self.block as usize, "a buffer is one block");
         self.sequence += 1;
@@ -183,7 +183,7 @@ impl Ledger {
         stamp(buffer, self.offset(index), self.sequence);
     }
 
-    /// The write to that block was acknowledged.
+    /// Records that the write to a block was acknowledged.
     pub fn acknowledged(&mut self, index: usize) {
         self.order += 1;
         let state = &mut self.states[index];
@@ -196,22 +196,22 @@ impl Ledger {
         state.last = Acknowledged { sequence: state.newest, order: self.order };
     }
 
-    /// A flush is about to be submitted: it covers what has been acknowledged until now.
+    /// Records that a flush is about to be submitted, which covers everything that has been acknowledged so far.
     pub fn flush(&mut self) {
         self.flushing = self.order;
     }
 
-    /// It was acknowledged.
+    /// Records that the flush was acknowledged.
     pub fn flushed(&mut self) {
         self.flushed = self.flushing;
     }
 
-    /// Whether this run has written to the block.
+    /// Returns whether this run has written to the block.
     pub fn is_written(&self, index: usize) -> bool {
         self.states[index].newest != 0
     }
 
-    /// What must be in the block at least.
+    /// Returns the smallest sequence number that the block may have.
     fn least(&self, index: usize, since: Since) -> u64 {
         let State { last, covered, durable, .. } = self.states[index];
         match since {
@@ -222,12 +222,13 @@ impl Ledger {
         }
     }
 
-    /// Checks what was read from a block, and takes it for what is there from now on. No write to it may be on its way when
-    /// the read is submitted.
+    /// Checks the contents of a block, and takes them as its contents from now on. No write to the block may be in
+    /// flight when the read is submitted.
     pub fn check(&mut self, index: usize, bytes: &[u8], since: Since) -> Result<(), Wrong> {
         let offset = self.offset(index);
         let newest = self.states[index].newest;
-        // Before the first write anything may be there, but no half of a block of ours, and none from the future.
+        // Before the first write the block may have any contents, except a damaged stamp or a sequence number of the
+        // future.
         let found = read_stamp(bytes, offset)?.unwrap_or(0);
         let least = self.least(index, since);
         if found < least {
@@ -237,7 +238,7 @@ impl Ledger {
             return Err(Wrong::Unwritten { offset, found, newest });
         }
         if newest != 0 && found != self.states[index].last.sequence {
-            // A failed write has come through, or unflushed ones have gone.
+            // A failed write has reached the disk, or unflushed ones were lost.
             let last = Acknowledged { sequence: found, order: 0 };
             self.states[index] = State { newest: found, last, covered: last, durable: found };
         }
@@ -297,7 +298,7 @@ mod tests {
         let first = written(&mut ledger, 0);
         ledger.acknowledged(0);
         ledger.flush();
-        // Acknowledged while the flush is on its way: it may be covered or not.
+        // Acknowledged while the flush is in flight, so the flush may or may not cover it.
         let second = written(&mut ledger, 0);
         ledger.acknowledged(0);
         let other = written(&mut ledger, 1);
@@ -316,7 +317,7 @@ mod tests {
         written(&mut ledger, 0);
         ledger.acknowledged(0);
         assert_eq!(ledger.check(0, &first, Since::PowerCut), Ok(()));
-        // From here on that is what is there.
+        // From here on, these are the block's contents.
         assert_eq!(ledger.check(0, &first, Since::Running), Ok(()));
         assert!(ledger.check(0, &nothing, Since::PowerCut).is_err(), "what was found stays");
     }

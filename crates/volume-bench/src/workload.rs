@@ -1,19 +1,19 @@
-//! Workloads: what to ask a disk for, how much of it at a time, and what came of it.
+//! Workloads: which requests to send to a disk, how many at a time, and the result.
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::lane::Lane;
 use crate::queue::{Queue, sleep};
+use crate::request_stream::RequestStream;
 use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// In which order, and in which direction.
+/// The order and the direction of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// Anywhere; or one block after the other.
+    /// Whether the requests use random blocks instead of consecutive ones.
     pub random: bool,
-    /// Of a hundred requests, how many read. The others write.
+    /// Percentage of requests that read. The others write.
     pub reads: u8,
 }
 
@@ -22,45 +22,46 @@ pub struct Pattern {
 pub enum Limit {
     /// After this time.
     Time(Duration),
-    /// After so many requests of each queue.
+    /// After this many requests of each queue.
     Requests(u64),
 }
 
-/// What to do with a disk.
+/// A workload for a disk.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// Which requests.
+    /// The pattern of the requests.
     pub pattern: Pattern,
-    /// Bytes of each.
+    /// Size of each request, in bytes.
     pub block: u32,
-    /// Requests on their way in each queue; at most the client's depth.
+    /// Number of requests in flight in each queue; at most the depth of the client.
     pub depth: u16,
-    /// How long.
+    /// When to stop submitting.
     pub limit: Limit,
-    /// First run so long without counting.
+    /// Time to run before counting begins.
     pub ramp: Duration,
-    /// Bytes of the disk to use, from its start; none: all.
+    /// Number of bytes of the disk to use, from its start. Default: all.
     pub bytes: Option<u64>,
-    /// Threads that the queues are dealt out to.
+    /// Number of threads over which the queues are distributed.
     pub threads: usize,
-    /// The first thread's CPU; the next has the next. None: any.
+    /// The CPU of the first thread; each further thread gets the next one. `None` binds no thread.
     pub cpu: Option<usize>,
-    /// Sleep until there is something, instead of looking all the time.
+    /// Whether to sleep until there are answers, instead of polling.
     pub sleep: bool,
-    /// A flush after so many writes of a queue.
+    /// Number of writes of a queue after which it flushes.
     pub flush_every: Option<u64>,
-    /// Write blocks that know themselves, check all that is read, and read all that was written once more at the end.
+    /// Whether to write stamped blocks, check all blocks that are read, and read all that were written once more at the
+    /// end.
     pub verify: bool,
-    /// When the server goes, wait so long for its successor and go on.
+    /// If the server ends, how long to wait for its successor. `None` fails instead.
     pub reconnect: Option<Duration>,
-    /// How long a thread waits without a single answer before it gives up.
+    /// How long a thread waits without any answer before it fails.
     pub patience: Duration,
-    /// Other numbers make other random requests.
+    /// Seed of the random requests.
     pub seed: u64,
 }
 
 impl Default for Workload {
-    /// A second of random reads of 4 KiB, 32 deep, polling.
+    /// A second of random reads of 4 KiB with polling, of which 32 are in flight.
     fn default() -> Self {
         Self {
             pattern: Pattern { random: true, reads: 100 },
@@ -84,17 +85,17 @@ impl Default for Workload {
 /// Requests of one kind.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
-    /// What they moved.
+    /// Number of bytes that they transferred.
     pub bytes: u64,
-    /// How long each took, in nanoseconds.
+    /// Durations in nanoseconds.
     pub latency: Histogram<u64>,
 }
 
 impl Tally {
     pub(crate) fn new() -> Self {
-        // From 1 ns to a minute with three digits: always a valid histogram.
+        // From 1 ns to a minute with three digits, which are always valid bounds.
         let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3);
         Self { requests: 0, bytes: 0, latency: latency.unwrap_or_else(|_| unreachable!("valid bounds")) }
     }
@@ -114,38 +115,38 @@ impl Tally {
     }
 }
 
-/// What came of a workload.
+/// The result of a workload.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Reads, writes and flushes that went well, after the ramp.
+    /// Successful reads after the ramp.
     pub reads: Tally,
-    /// Writes.
+    /// Successful writes after the ramp.
     pub writes: Tally,
-    /// Flushes.
+    /// Successful flushes after the ramp.
     pub flushes: Tally,
-    /// How long it ran, without the ramp and the check at the end.
+    /// The duration, without the ramp and the check at the end.
     pub time: Duration,
-    /// CPU time of this process over time; 1 is one CPU.
+    /// CPU time of this process divided by the duration; 1 is one whole CPU.
     pub cpu: f64,
-    /// Requests that the disk answered with an error.
+    /// Number of requests that the disk answered with an error.
     pub failed: u64,
-    /// The first of them.
+    /// The first failed request and its status.
     pub first_failure: Option<String>,
-    /// Blocks that were read and checked.
+    /// Number of blocks that were read and checked.
     pub verified: u64,
-    /// How often the server was gone and came back.
+    /// How often the server ended and came back.
     pub reconnects: u32,
-    /// How often the server was woken.
+    /// How often the server was kicked.
     pub kicks: u64,
 }
 
 impl Outcome {
-    /// Reads and writes a second.
+    /// Returns the number of reads and writes per second.
     pub fn iops(&self) -> f64 {
         (self.reads.requests + self.writes.requests) as f64 / self.time.as_secs_f64()
     }
 
-    /// Reads and writes together: the latency's histogram, in nanoseconds.
+    /// Returns the latencies of reads and writes together, in nanoseconds.
     pub fn latency(&self) -> Histogram<u64> {
         let mut both = self.reads.clone();
         both.merge(&self.writes);
@@ -158,16 +159,16 @@ pub(crate) struct Job<'w> {
     pub workload: &'w Workload,
     /// When counting begins.
     pub count_from: Instant,
-    /// When submitting ends; none: when each queue has done its part.
+    /// When submitting ends; `None` if each queue has a number of requests.
     pub until: Option<Instant>,
-    /// The server is gone.
+    /// Whether the server has ended, or a thread has failed.
     pub gone: AtomicBool,
 }
 
-/// Runs a workload over all queues of the client. Blocks until it is done. Requests that the disk answers with an error are
-/// counted; a block that does not hold what it must, a server that is gone for good, or a broken ring is an error.
+/// Runs a workload over all queues of the client. Blocks until it is done. Requests that the disk answers with an error
+/// are counted. A block with wrong contents, a server that does not come back, or a broken ring is an error.
 pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
-    let mut lanes = lanes(client, workload)?;
+    let mut streams = streams(client, workload)?;
     let kicks: u64 = client.queues().iter().map(Queue::kicks).sum();
     let begin = Instant::now();
     let count_from = begin + workload.ramp;
@@ -177,14 +178,14 @@ pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
     };
     let job = Job { workload, count_from, until, gone: AtomicBool::new(false) };
     let cpu = cpu_time();
-    let mut reconnects = go(client, &mut lanes, &job)?;
-    let end = lanes.iter().filter_map(|lane| lane.last).max().unwrap_or(count_from);
+    let mut reconnects = go(client, &mut streams, &job)?;
+    let end = streams.iter().filter_map(|stream| stream.last).max().unwrap_or(count_from);
     let cpu = cpu_time().saturating_sub(cpu).as_secs_f64() / begin.elapsed().as_secs_f64();
     let kicks = client.queues().iter().map(Queue::kicks).sum::<u64>().saturating_sub(kicks);
     if workload.verify {
-        lanes.iter_mut().for_each(Lane::check_all);
+        streams.iter_mut().for_each(RequestStream::check_all);
         let job = Job { workload, count_from, until: None, gone: AtomicBool::new(false) };
-        reconnects += go(client, &mut lanes, &job)?;
+        reconnects += go(client, &mut streams, &job)?;
     }
     let mut outcome = Outcome {
         reads: Tally::new(),
@@ -198,18 +199,18 @@ pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
         reconnects,
         kicks,
     };
-    for lane in lanes {
-        outcome.reads.merge(&lane.reads);
-        outcome.writes.merge(&lane.writes);
-        outcome.flushes.merge(&lane.flushes);
-        outcome.failed += lane.failed;
-        outcome.verified += lane.verified;
-        outcome.first_failure = outcome.first_failure.or(lane.first_failure);
+    for stream in streams {
+        outcome.reads.merge(&stream.reads);
+        outcome.writes.merge(&stream.writes);
+        outcome.flushes.merge(&stream.flushes);
+        outcome.failed += stream.failed;
+        outcome.verified += stream.verified;
+        outcome.first_failure = outcome.first_failure.or(stream.first_failure);
     }
     Ok(outcome)
 }
 
-fn lanes(client: &mut Client, workload: &Workload) -> Result<Vec<Lane>, Error> {
+fn streams(client: &mut Client, workload: &Workload) -> Result<Vec<RequestStream>, Error> {
     let disk = client.disk().clone();
     let invalid = |what: String| Err(Error::Invalid(what));
     let Workload { block, depth, verify, .. } = *workload;
@@ -228,36 +229,36 @@ fn lanes(client: &mut Client, workload: &Workload) -> Result<Vec<Lane>, Error> {
     if queues.first().is_some_and(|queue| block as usize > queue.buffer_len()) {
         return invalid(format!("requests of {block} bytes: the client's buffers are smaller"));
     }
-    // In verify mode a block has one request at a time.
+    // With verification, a block has one request at a time.
     if blocks < count as u64 * if verify { u64::from(depth) + 1 } else { 1 } {
         return invalid(format!("{blocks} blocks are too few for {count} queues, {depth} deep"));
     }
     let before =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-    Ok((0..count).map(|index| Lane::new(workload, index, count, slots, blocks, before)).collect())
+    Ok((0..count).map(|index| RequestStream::new(workload, index, count, slots, blocks, before)).collect())
 }
 
-/// Runs the lanes until they are done, over as many servers as it takes. Returns how often there was a new one.
-fn go(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<u32, Error> {
+/// Runs the streams until they are done, over as many servers as necessary. Returns the number of reconnects.
+fn go(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Result<u32, Error> {
     let mut reconnects = 0;
     loop {
         job.gone.store(false, Ordering::Relaxed);
-        spread(client, lanes, job)?;
+        spread(client, streams, job)?;
         if !job.gone.load(Ordering::Relaxed) {
             return Ok(reconnects);
         }
         let Some(limit) = job.workload.reconnect else { return Err(Error::Gone) };
-        // Whoever carries them over: what was on its way is still, for the lanes.
+        // For the streams, the requests in flight stay in flight, whoever resumes them.
         client.reconnect_within(limit)?;
         reconnects += 1;
     }
 }
 
-/// One thread for each share of the queues; with one, this thread does it.
-fn spread(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<(), Error> {
+/// Runs one thread for each share of the queues.
+fn spread(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Result<(), Error> {
     let threads = job.workload.threads.max(1);
     let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, pair) in client.queues().iter_mut().zip(lanes).enumerate() {
+    for (index, pair) in client.queues().iter_mut().zip(streams).enumerate() {
         shares[index % threads].push(pair);
     }
     std::thread::scope(|scope| {
@@ -272,7 +273,7 @@ fn spread(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<(), 
                     }
                     let result = drive(&mut share, job);
                     if result.is_err() {
-                        // The others stop too.
+                        // The other threads stop, too.
                         job.gone.store(true, Ordering::Relaxed);
                     }
                     result
@@ -288,22 +289,23 @@ fn spread(client: &mut Client, lanes: &mut [Lane], job: &Job<'_>) -> Result<(), 
     })
 }
 
-/// Drives some queues until their lanes are done and nothing is on its way, or the server is gone.
-fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Error> {
-    for (queue, lane) in share.iter_mut() {
-        lane.fill(queue, job, Instant::now())?;
+/// Drives some queues until their streams are done and no request is in flight, or until the server is gone.
+fn drive(share: &mut [(&mut Queue, &mut RequestStream)], job: &Job<'_>) -> Result<(), Error> {
+    for (queue, stream) in share.iter_mut() {
+        stream.fill(queue, job, Instant::now())?;
         queue.publish()?;
     }
     let (mut idle, mut progress) = (0u32, Instant::now());
     while share.iter().any(|(queue, _)| queue.submitted() > 0) {
         let mut now = None;
-        for (queue, lane) in share.iter_mut() {
+        for (queue, stream) in share.iter_mut() {
             let mut any = false;
             while let Some(done) = queue.poll()? {
-                // One look at the clock serves all that came at once, as the end of these and the start of the next.
+                // One reading of the clock serves all answers that came at once, as their end and as the start of the
+                // next requests.
                 let now = *now.get_or_insert_with(Instant::now);
                 any = true;
-                lane.done(queue, done, job, now)?;
+                stream.done(queue, done, job, now)?;
             }
             if any {
                 queue.publish()?;
@@ -321,18 +323,18 @@ fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Err
         }
         idle = idle.wrapping_add(1);
         std::hint::spin_loop();
-        // Some ten milliseconds of looking: time to ask whether there is anybody.
+        // After some ten milliseconds of polling, check whether the server is still there.
         if idle.is_multiple_of(1 << 18) || job.workload.sleep {
             if job.gone.load(Ordering::Relaxed) {
                 return Ok(());
             }
             if is_gone(share) {
-                // What it answered before it went counts.
+                // Requests that it answered before it ended count.
                 let mut answered = false;
-                for (queue, lane) in share.iter_mut() {
+                for (queue, stream) in share.iter_mut() {
                     while let Some(done) = queue.poll()? {
                         answered = true;
-                        lane.done(queue, done, job, Instant::now())?;
+                        stream.done(queue, done, job, Instant::now())?;
                     }
                 }
                 if !answered {
@@ -352,18 +354,18 @@ fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Err
     Ok(())
 }
 
-fn is_gone(share: &[(&mut Queue, &mut Lane)]) -> bool {
+fn is_gone(share: &[(&mut Queue, &mut RequestStream)]) -> bool {
     share.first().is_some_and(|(queue, _)| queue.is_server_gone())
 }
 
-/// Keeps this thread on one CPU. A wish: there may be no such one.
+/// Binds this thread to a CPU, if that CPU exists.
 fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// CPU time of this process.
+/// Returns the CPU time of this process.
 fn cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec as u32)

@@ -1,7 +1,7 @@
 //! The client against QEMU's storage daemon.
 
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_bench::{Carried, Client, Error, Operation, Options, Request, Status};
+use ginnel_volume_bench::{Client, Error, Operation, Options, Recovery, Request, Status};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -202,7 +202,7 @@ fn goes_on_with_the_next_server() {
     let socket = server.socket();
     let worker = std::thread::spawn(move || {
         let mut disk = Client::connect(Options { queues: 2, ..Options::new(socket) }).unwrap();
-        assert!(!disk.keeps_account());
+        assert!(!disk.has_inflight_region());
         let workload = Workload {
             pattern: Pattern { random: true, reads: 30 },
             limit: Limit::Time(Duration::from_secs(3)),
@@ -230,7 +230,7 @@ fn goes_on_with_the_next_server() {
     server.kill();
     assert!(matches!(disk.read(0, &mut [0; 512]), Err(Error::Gone)));
     server.restart();
-    assert_eq!(disk.reconnect().unwrap(), Carried::ByUs);
+    assert_eq!(disk.reconnect().unwrap(), Recovery::Resubmitted);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Asks a volume.
+//! The client of a volume's control socket.
 
 use crate::{Answer, Request};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -7,42 +7,42 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
 
-/// How long a volume may take for an answer. It drains queues for a resize; everything else takes it microseconds.
+/// How long a volume may take for an answer. A resize drains queues; everything else takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The longest answer that is taken, in bytes.
+/// The longest accepted answer, in bytes.
 const ANSWER_MAX: u64 = 64 << 20;
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Nobody listens there.
-    #[error("volume {0} does not run (nobody listens at {1}): start it with `ginnel volume serve {0}`")]
+    /// No process listens at the socket.
+    #[error("volume {0} is not running (no process listens at {1}): start it with `ginnel volume serve {0}`")]
     NotRunning(String, PathBuf),
-    /// The socket is another user's.
-    #[error("no right to {0}: be root, or in the group that the volume's control-group names")]
+    /// The user may not connect to the socket.
+    #[error("no permission for {0}: become root, or a member of the volume's control-group")]
     NoRight(PathBuf),
-    /// It does not answer, or nonsense.
+    /// The volume does not answer, or its answer is not understood.
     #[error("{path}: {cause}")]
     Broken {
-        /// The control socket.
+        /// Path of the control socket.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         cause: io::Error,
     },
-    /// The volume does not do it.
+    /// The volume has refused the request.
     #[error("{0}")]
     Refused(String),
 }
 
-/// A connection to a volume's control socket. Every call blocks until the answer is there, at most some seconds.
+/// A connection to a volume's control socket. Each call blocks until there is an answer, for at most some seconds.
 pub struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
 }
 
 impl Client {
-    /// Connects to a volume. `name` is for messages.
+    /// Connects to a volume. `name` appears in messages.
     pub fn connect(name: &str, path: &Path) -> Result<Self, Error> {
         let broken = |cause| Error::Broken { path: path.into(), cause };
         let stream = UnixStream::connect(path).map_err(|cause| match cause.kind() {
@@ -57,7 +57,7 @@ impl Client {
         Ok(Self { path: path.into(), stream: BufReader::new(stream) })
     }
 
-    /// Asks, and waits for the answer. [`Answer::Error`] becomes [`Error::Refused`].
+    /// Sends a request, and waits for the answer. [`Answer::Error`] becomes [`Error::Refused`].
     pub fn ask(&mut self, request: &Request) -> Result<Answer, Error> {
         match self.exchange(request) {
             Ok(Answer::Error(text)) => Err(Error::Refused(text)),
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    /// A server that reads a line and says `answer`.
+    /// Runs a server that reads a line and answers `answer`. Returns the client's result.
     fn served(answer: &'static str) -> (tempfile::TempDir, Result<Answer, Error>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("v.ctl");

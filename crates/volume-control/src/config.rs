@@ -1,5 +1,5 @@
-//! The configuration of a volume: a TOML file, flags of the same names, or both; checked as a whole before anything is
-//! done.
+//! The configuration of a volume: a TOML file, flags with the same names, or both. It is checked as a whole before
+//! anything is done.
 
 mod disk;
 mod kinds;
@@ -13,137 +13,137 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The most queues of a volume: QEMU's own bound is 1024, and one for each virtual processor is enough.
+/// The largest number of queues of a volume. QEMU's own limit is 1024, and one for each virtual CPU is enough.
 pub const QUEUES_MAX: u16 = 256;
-/// The most threads of a volume.
+/// The largest number of threads of a volume.
 pub const THREADS_MAX: usize = 256;
-/// The longest queue, as virtio has it for split rings.
+/// The longest queue, in descriptors: virtio's limit for split rings.
 pub const QUEUE_SIZE_MAX: u16 = 32768;
-/// The most LUNs of a target.
+/// The largest number of LUNs of a target.
 pub const DISKS_MAX: usize = 256;
 
-/// A volume, as it is written. Every key may be left away but what says where the bytes are.
+/// A volume, as it is in the file. Only the key that says where the data is stored is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Spec {
     /// `blk` (one disk) or `scsi` (a target with a LUN for each disk).
     pub device: Device,
-    /// The VM that it is for: `ginnel qemu-args` and `libvirt-xml` print its part.
+    /// The VM that gets it: `ginnel qemu-args` and `ginnel libvirt-xml` print the arguments for it.
     pub vm: Option<String>,
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: Option<PathBuf>,
-    /// The control socket.
+    /// Path of the control socket.
     pub control: Option<PathBuf>,
     /// Permissions of the vhost-user socket.
     pub socket_mode: Option<Mode>,
-    /// Its owner: QEMU's user.
+    /// Owner of the vhost-user socket: QEMU's user.
     pub socket_user: Option<Account>,
-    /// Its group.
+    /// Group of the vhost-user socket.
     pub socket_group: Option<Account>,
     /// Permissions of the control socket.
     pub control_mode: Option<Mode>,
-    /// Its owner.
+    /// Owner of the control socket.
     pub control_user: Option<Account>,
-    /// Its group: the volume's operators.
+    /// Group of the control socket: the volume's operators.
     pub control_group: Option<Account>,
-    /// Request queues.
+    /// Number of request queues.
     pub queues: Option<u16>,
-    /// The longest queue that is taken, in descriptors.
+    /// The longest queue that a front end may use, in descriptors.
     pub queue_size: Option<u16>,
-    /// Threads; queues are spread over them.
+    /// Number of threads, over which the queues are distributed.
     pub threads: Option<usize>,
-    /// A processor for each thread.
+    /// One CPU for each thread.
     pub cpus: Vec<usize>,
-    /// How threads wait.
+    /// How threads wait for requests.
     pub wait: Wait,
-    /// For how long an adaptive thread looks before it sleeps.
+    /// How long an adaptive thread polls before it sleeps.
     pub poll_for: Option<Period>,
-    /// Whether the guest's memory is pinned, so that requests need not look up its pages.
+    /// Whether the guest's memory is pinned, so that the kernel need not look up its pages for each request.
     pub pin_memory: Option<bool>,
-    /// Whether packed rings are offered.
+    /// Whether packed virtqueues are offered.
     pub packed: Option<bool>,
-    /// The most segments of a request.
+    /// Largest number of segments in a request.
     pub segments: Option<u32>,
-    /// Limits, at the start.
+    /// The limits at the start.
     pub limits: Limits,
-    /// Whether the process locks itself in.
+    /// Whether the process enters a sandbox.
     pub sandbox: SandboxMode,
-    /// Who it is once everything is open, if it was started as root.
+    /// The user of the process once everything is open, if it was started as root.
     pub user: Option<Account>,
-    /// Its group then; else the group of `user`.
+    /// The group of the process then. Default: the group of `user`.
     pub group: Option<Account>,
-    /// What is logged, as `RUST_LOG` has it.
+    /// The log level, in the form of `RUST_LOG`.
     pub log: Option<String>,
-    /// How the log looks.
+    /// The format of the log.
     pub log_format: LogFormat,
-    /// The disk; for `scsi` as many as there are LUNs, from 0 on.
+    /// The disks. `blk` has one; `scsi` has one for each LUN, from 0 on.
     pub disk: Vec<DiskSpec>,
 }
 
 /// Who may connect to a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permissions {
-    /// Its mode.
+    /// The mode of the socket.
     pub mode: Mode,
-    /// Its owner, if that is not who starts the volume.
+    /// The owner of the socket, if that is not the user who starts the volume.
     pub user: Option<Account>,
-    /// Its group, likewise.
+    /// The group of the socket, if that is not the group of the user who starts the volume.
     pub group: Option<Account>,
 }
 
-/// A volume, checked.
+/// A volume after the checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
-    /// What the VM gets.
+    /// The kind of device that the VM gets.
     pub device: Device,
-    /// The VM that it is for.
+    /// The VM that gets it.
     pub vm: Option<String>,
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: PathBuf,
-    /// The control socket.
+    /// Path of the control socket.
     pub control: PathBuf,
     /// Who may connect to the vhost-user socket.
     pub front_ends: Permissions,
     /// Who may connect to the control socket.
     pub operators: Permissions,
-    /// Request queues.
+    /// Number of request queues.
     pub queues: u16,
-    /// The longest queue that is taken.
+    /// The longest queue that a front end may use, in descriptors.
     pub queue_size: u16,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// A processor for each thread, or none at all.
+    /// One CPU for each thread, or none at all.
     pub cpus: Vec<usize>,
-    /// How threads wait.
+    /// How threads wait for requests.
     pub wait: Wait,
-    /// For how long an adaptive thread looks before it sleeps.
+    /// How long an adaptive thread polls before it sleeps.
     pub poll_for: Duration,
     /// Whether the guest's memory is pinned.
     pub pin_memory: bool,
-    /// Whether packed rings are offered.
+    /// Whether packed virtqueues are offered.
     pub packed: bool,
-    /// The most data segments of a request.
+    /// Largest number of data segments in a request.
     pub segments: u32,
-    /// Limits at the start.
+    /// The limits at the start.
     pub limits: Limits,
-    /// Whether the process locks itself in.
+    /// Whether the process enters a sandbox.
     pub sandbox: SandboxMode,
-    /// Who it is once everything is open.
+    /// The user of the process once everything is open.
     pub user: Option<Account>,
-    /// Its group then.
+    /// The group of the process then.
     pub group: Option<Account>,
-    /// What is logged.
+    /// The log level.
     pub log: String,
-    /// How the log looks.
+    /// The format of the log.
     pub log_format: LogFormat,
-    /// Its disks; one for `blk`.
+    /// The disks; exactly one for `blk`.
     pub disks: Vec<Disk>,
 }
 
 impl Spec {
-    /// Reads a configuration. `path` is for messages.
+    /// Parses a configuration. `path` appears in messages.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Problem> {
         from_toml(text, path, "see ginnel-volume(8) for all keys")
     }
@@ -155,8 +155,8 @@ impl Spec {
         Self::parse(&text, path)
     }
 
-    /// Checks everything that can be known without opening anything. `place` is for messages: the file, or the command
-    /// line.
+    /// Checks everything that can be checked without opening a file. `place` appears in messages: it is the file, or
+    /// the command line.
     pub fn check(&self, name: &str, paths: &VolumePaths, place: &str) -> Result<Config, Problem> {
         let bad = |key: &str, what: String, fix: &str| Problem::new(format!("{place}: {key}"), what, fix);
         check_name(name).map_err(|what| bad("name", what, "use letters, digits, `.`, `_` and `-`"))?;
@@ -182,7 +182,7 @@ impl Spec {
         if !queue_size.is_power_of_two() {
             return Err(bad(
                 "queue-size",
-                format!("{queue_size} is no power of two"),
+                format!("{queue_size} is not a power of two"),
                 "choose one, such as 256",
             ));
         }
@@ -194,7 +194,7 @@ impl Spec {
             return Err(bad("threads", what, "have as many queues, or fewer threads"));
         }
         if !self.cpus.is_empty() && self.cpus.len() != threads {
-            let what = format!("{} processors for {threads} threads", self.cpus.len());
+            let what = format!("{} CPUs for {threads} threads", self.cpus.len());
             return Err(bad("cpus", what, "name one for each thread, or none"));
         }
         let segments = self.segments.unwrap_or(126);
@@ -215,7 +215,8 @@ impl Spec {
                 group: self.socket_group.clone(),
             },
             operators: Permissions {
-                // The group of who starts the volume may be that of QEMU: it has no rights before it is named.
+                // The group of the user who starts the volume may be QEMU's, so it has no rights unless the
+                // configuration names it.
                 mode: self.control_mode.unwrap_or(Mode(if self.control_group.is_some() {
                     0o660
                 } else {
@@ -249,7 +250,7 @@ impl Spec {
             (_, 0) => {
                 return bad(
                     "there is none".into(),
-                    "say where the bytes are, such as path = \"/var/lib/a.img\"",
+                    "say where the data is stored, such as path = \"/var/lib/a.img\"",
                 );
             }
             (Device::Blk, 2..) => {
@@ -276,7 +277,7 @@ impl Spec {
         Ok(disks)
     }
 
-    /// A configuration of one RAM disk, for tests and first steps.
+    /// Returns a configuration with one ram disk, for tests and examples.
     pub fn ram(size: u64) -> Self {
         let disk =
             DiskSpec { backend: Some(BackendKind::Ram), size: Some(Bytes(size)), ..Default::default() };
@@ -284,7 +285,7 @@ impl Spec {
     }
 }
 
-/// Whether `name` can be part of file names, unit names and QEMU's ids.
+/// Checks that `name` can be part of file names, unit names and QEMU's ids.
 fn check_name(name: &str) -> Result<(), String> {
     let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     match name.chars().next() {
@@ -293,7 +294,7 @@ fn check_name(name: &str) -> Result<(), String> {
             Err(format!("{name:?} does not begin with a letter or digit"))
         }
         _ if name.len() > 64 => Err(format!("{name:?} is longer than 64 bytes")),
-        _ if !name.chars().all(good) => Err(format!("{name:?} has other characters")),
+        _ if !name.chars().all(good) => Err(format!("{name:?} has characters that are not allowed")),
         _ => Ok(()),
     }
 }

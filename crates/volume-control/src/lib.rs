@@ -1,7 +1,7 @@
-//! What a volume is told and what it tells: its configuration, the protocol of its control socket with a small blocking
-//! client, its statistics as JSON and Prometheus text.
+//! The interface of volumes: their configuration, the protocol of their control socket with a small blocking client,
+//! and their statistics as JSON and Prometheus text.
 //!
-//! Shared by the volume itself, by the command `ginnel`, and by tests. Nothing here opens an image or maps memory.
+//! The volume itself, the command `ginnel` and tests share this crate. Nothing here opens an image or maps memory.
 
 mod client;
 pub mod config;

@@ -1,24 +1,24 @@
-//! How much a volume may do.
+//! The limits of a volume.
 
 use ginnel_config::{Bytes, Period};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Bounds of a volume, for all of its queues together. Zero: none.
+/// The limits of a volume, for all of its queues together. Zero means no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Requests a second, of any kind that reaches the backend.
+    /// Requests per second, of any kind that reaches the backend.
     pub iops: u64,
-    /// Bytes read or written a second.
+    /// Bytes read or written per second.
     pub bandwidth: Bytes,
-    /// How much of what was not used may be used later at once, as the time in which it adds up. What passes in any
-    /// second is at most the limit and this much of it.
+    /// How much unused allowance may be used later at once, as the time in which it accumulates. In any second, at most
+    /// the limit and this much of it passes.
     pub burst: Period,
 }
 
 impl Limits {
-    /// So much that a worker which wakes late can catch up, and within 1 % over a second.
+    /// The default burst: enough for a worker that wakes late to catch up, and within 1 % over a second.
     pub const BURST: Period = Period(Duration::from_millis(10));
 }
 
@@ -28,14 +28,14 @@ impl Default for Limits {
     }
 }
 
-/// What to change of [`Limits`]; the rest stays.
+/// Changes to [`Limits`]. `None` keeps a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitChange {
-    /// Requests a second; 0: no limit.
+    /// Requests per second; 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// Bytes a second; 0: no limit.
+    /// Bytes per second; 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bytes>,
     /// See [`Limits::burst`].
@@ -44,7 +44,7 @@ pub struct LimitChange {
 }
 
 impl LimitChange {
-    /// The limits after the change.
+    /// Returns the limits after the change.
     pub fn of(&self, limits: Limits) -> Limits {
         Limits {
             iops: self.iops.unwrap_or(limits.iops),

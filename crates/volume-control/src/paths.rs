@@ -1,14 +1,14 @@
-//! Where volumes are found.
+//! The paths of volumes' files.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where the sockets and configurations of volumes lie.
+/// The folders with the sockets and configurations of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumePaths {
-    /// Holds `NAME.sock` (vhost-user) and `NAME.ctl` (control).
+    /// The folder with `NAME.sock` (vhost-user) and `NAME.ctl` (control).
     pub sockets: PathBuf,
-    /// Holds `NAME.toml`.
+    /// The folder with `NAME.toml`.
     pub configurations: PathBuf,
 }
 
@@ -19,8 +19,8 @@ impl Default for VolumePaths {
 }
 
 impl VolumePaths {
-    /// `GINNEL_VOLUME_SOCKETS` and `GINNEL_VOLUME_CONFIGS` if they are set, else `/run/ginnel/volumes` and
-    /// `/etc/ginnel/volumes`.
+    /// Returns the folders that `GINNEL_VOLUME_SOCKETS` and `GINNEL_VOLUME_CONFIGS` name. The defaults are
+    /// `/run/ginnel/volumes` and `/etc/ginnel/volumes`.
     pub fn from_environment() -> Self {
         let standard = Self::default();
         let or = |name, path| std::env::var_os(name).filter(|v| !v.is_empty()).map_or(path, PathBuf::from);
@@ -30,33 +30,33 @@ impl VolumePaths {
         }
     }
 
-    /// Where a volume listens for its VM.
+    /// Returns the path of a volume's vhost-user socket.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.sockets.join(format!("{name}.sock"))
     }
 
-    /// Where a volume listens for its operators.
+    /// Returns the path of a volume's control socket.
     pub fn control(&self, name: &str) -> PathBuf {
         self.sockets.join(format!("{name}.ctl"))
     }
 
-    /// Where a volume's configuration is.
+    /// Returns the path of a volume's configuration.
     pub fn configuration(&self, name: &str) -> PathBuf {
         self.configurations.join(format!("{name}.toml"))
     }
 
-    /// Volumes that have a control socket, in the order of their names. Some of them may have died.
+    /// Returns the names of volumes that have a control socket, sorted. Some of the volumes may have died.
     pub fn running(&self) -> io::Result<Vec<String>> {
         names(&self.sockets, "ctl")
     }
 
-    /// Volumes that have a configuration, in the order of their names.
+    /// Returns the names of volumes that have a configuration, sorted.
     pub fn configured(&self) -> io::Result<Vec<String>> {
         names(&self.configurations, "toml")
     }
 }
 
-/// The names of the files in a folder with that ending. A folder that is not there has none.
+/// Returns the names of the files in a folder that have this extension, without it. A missing folder has none.
 fn names(folder: &Path, ending: &str) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

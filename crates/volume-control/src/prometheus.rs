@@ -1,13 +1,13 @@
-//! Statistics as Prometheus' text exposition format, version 0.0.4.
+//! Statistics in Prometheus' text exposition format, version 0.0.4.
 
 use crate::{DiskStat, Latency, OperationStat, QueueStat, Stat, ThreadStat};
 use std::fmt::Write;
 
-/// Bounds of the buckets that are shown: 2^8 ns (256 ns) to 2^34 ns (17 s), each twice the one before. They coincide with
-/// bounds of the buckets in which volumes count.
+/// Binary logarithms of the buckets' bounds, from 256 ns to 17 s. Each bound is also a bound of the buckets in which
+/// volumes count.
 const BOUNDS: std::ops::RangeInclusive<u32> = 8..=34;
 
-/// The counters of several volumes, as one exposition.
+/// Returns the counters of several volumes as one exposition.
 pub fn prometheus(stats: &[Stat]) -> String {
     let mut text = String::new();
     about(&mut text, stats);
@@ -17,7 +17,7 @@ pub fn prometheus(stats: &[Stat]) -> String {
     text
 }
 
-/// Writing to a `String` never fails.
+/// Appends a line to a `String`, which never fails.
 macro_rules! put {
     ($text:expr, $($arg:tt)*) => { let _ = writeln!($text, $($arg)*); };
 }
@@ -28,7 +28,7 @@ fn family(text: &mut String, name: &str, kind: &str, help: &str) {
 }
 
 fn about(text: &mut String, stats: &[Stat]) {
-    family(text, "ginnel_volume_info", "gauge", "What a volume is; always 1.");
+    family(text, "ginnel_volume_info", "gauge", "Properties of a volume; always 1.");
     for s in stats {
         put!(
             text,
@@ -47,16 +47,16 @@ fn about(text: &mut String, stats: &[Stat]) {
             f64::from(u8::from(s.front_end.is_some()))
         }),
         ("ginnel_volume_sessions_total", "counter", "Front ends that have connected.", |s| s.sessions as f64),
-        ("ginnel_volume_limit_iops", "gauge", "Requests a second that are allowed; 0: no limit.", |s| {
+        ("ginnel_volume_limit_iops", "gauge", "Allowed requests per second; 0 means no limit.", |s| {
             s.limits.iops as f64
         }),
         (
             "ginnel_volume_limit_bytes_per_second",
             "gauge",
-            "Bytes a second that are allowed; 0: no limit.",
+            "Allowed bytes per second; 0 means no limit.",
             |s| s.limits.bandwidth.0 as f64,
         ),
-        ("ginnel_volume_limit_burst_seconds", "gauge", "Unused allowance that is kept.", |s| {
+        ("ginnel_volume_limit_burst_seconds", "gauge", "Time in which unused allowance accumulates.", |s| {
             s.limits.burst.0.as_secs_f64()
         }),
     ];
@@ -73,7 +73,7 @@ fn disks(text: &mut String, stats: &[Stat]) {
     type Gauge = (&'static str, &'static str, fn(&DiskStat) -> u64);
     let gauges: [Gauge; 2] = [
         ("ginnel_volume_disk_size_bytes", "Size of a disk.", |d| d.size),
-        ("ginnel_volume_disk_lost_writes", "Whether accepted writes are lost and flushes fail.", |d| {
+        ("ginnel_volume_disk_lost_writes", "Whether acknowledged writes are lost and flushes fail.", |d| {
             d.lost_writes.into()
         }),
     ];
@@ -94,9 +94,15 @@ fn queues(text: &mut String, stats: &[Stat]) {
         ("ginnel_volume_queue_done_total", "Requests given back.", |q| q.done),
         ("ginnel_volume_queue_kicks_total", "Kicks from the driver.", |q| q.kicks),
         ("ginnel_volume_queue_calls_total", "Calls to the driver.", |q| q.calls),
-        ("ginnel_volume_queue_calls_saved_total", "Calls that the driver did not want.", |q| q.calls_saved),
+        (
+            "ginnel_volume_queue_calls_saved_total",
+            "Calls that were not sent because the driver did not want them.",
+            |q| q.calls_saved,
+        ),
         ("ginnel_volume_queue_throttled_total", "Requests that waited for a limit.", |q| q.throttled),
-        ("ginnel_volume_queue_malformed_total", "Requests that made no sense.", |q| q.malformed),
+        ("ginnel_volume_queue_malformed_total", "Requests that the device could not interpret.", |q| {
+            q.malformed
+        }),
     ];
     let held = "Requests that wait for an operator because their disk was full or had failed.";
     let kinds = counters.map(|(name, help, value)| (name, "counter", help, value));
@@ -114,9 +120,11 @@ fn queues(text: &mut String, stats: &[Stat]) {
 fn threads(text: &mut String, stats: &[Stat]) {
     type Counter = (&'static str, &'static str, fn(&ThreadStat) -> u64);
     let counters: [Counter; 3] = [
-        ("ginnel_volume_thread_turns_total", "Looks of a thread for work.", |t| t.turns),
-        ("ginnel_volume_thread_busy_turns_total", "Looks that found some.", |t| t.busy_turns),
-        ("ginnel_volume_thread_sleeps_total", "Sleeps of a thread.", |t| t.sleeps),
+        ("ginnel_volume_thread_turns_total", "Loop turns of a thread.", |t| t.turns),
+        ("ginnel_volume_thread_busy_turns_total", "Loop turns of a thread that found work.", |t| {
+            t.busy_turns
+        }),
+        ("ginnel_volume_thread_sleeps_total", "How often a thread has slept.", |t| t.sleeps),
     ];
     for (name, help, value) in counters {
         family(text, name, "counter", help);
@@ -131,7 +139,7 @@ fn threads(text: &mut String, stats: &[Stat]) {
 fn operations(text: &mut String, stats: &[Stat]) {
     type Counter = (&'static str, &'static str, fn(&OperationStat) -> u64);
     let counters: [Counter; 3] = [
-        ("ginnel_volume_requests_total", "Requests, done or failed.", |o| o.requests),
+        ("ginnel_volume_requests_total", "Requests, successful or failed.", |o| o.requests),
         ("ginnel_volume_bytes_total", "Bytes of data in requests.", |o| o.bytes),
         ("ginnel_volume_errors_total", "Requests that failed.", |o| o.errors),
     ];
@@ -147,7 +155,7 @@ fn operations(text: &mut String, stats: &[Stat]) {
         }
     }
     let name = "ginnel_volume_latency_seconds";
-    family(text, name, "histogram", "From taking a request to giving it back.");
+    family(text, name, "histogram", "Time from taking a request to giving it back.");
     for s in stats {
         for o in &s.operations {
             histogram(text, name, &labels(s, o), &o.latency);
@@ -167,7 +175,7 @@ fn histogram(text: &mut String, name: &str, labels: &str, latency: &Latency) {
     put!(text, "{name}_count{{{labels}}} {}", latency.count);
 }
 
-/// The value of a label.
+/// Returns the quoted value of a label.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
@@ -208,7 +216,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
         }
-        // Each family is announced once, and has its samples together.
+        // Each family is declared once, and its samples are together.
         let announced: Vec<_> = text.lines().filter(|l| l.starts_with("# TYPE")).collect();
         let mut unique = announced.clone();
         unique.dedup();

@@ -1,26 +1,26 @@
-//! The state of queues, for whoever looks at a guest that is stuck.
+//! The state of queues, for debugging a guest that is stuck.
 
 use serde::{Deserialize, Serialize};
 
-/// The state of a volume's queues at one moment; each queue as its own thread saw it.
+/// The state of a volume's queues at one moment; each queue as seen by its own thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dump {
-    /// The volume.
+    /// Name of the volume.
     pub volume: String,
-    /// Feature bits that the driver has chosen, as virtio numbers them.
+    /// Feature bits that the driver has chosen, as numbered by virtio.
     pub features: u64,
-    /// Feature bits of vhost-user that the front end has chosen.
+    /// vhost-user protocol features that the front end has chosen.
     pub protocol_features: u64,
-    /// Its queues.
+    /// The queues of the device.
     pub queues: Vec<QueueState>,
 }
 
-/// A virtqueue. Indices are as virtio has them: modulo 2^16.
+/// A virtqueue. Indices are modulo 2^16, as in virtio.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueState {
-    /// Its number.
+    /// Number of the queue.
     pub queue: u16,
     /// The thread that owns it.
     pub thread: usize,
@@ -28,47 +28,47 @@ pub struct QueueState {
     pub state: String,
     /// `split` or `packed`.
     pub format: String,
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u16,
     /// Whether notifications are suppressed by index.
     pub event_index: bool,
-    /// Up to where the driver has made descriptors available; packed: unknown, 0.
+    /// Index up to which the driver has made descriptors available; unknown, and 0, for packed queues.
     pub driver_index: u16,
-    /// Up to where the volume has taken them.
+    /// Index up to which the volume has taken them.
     pub taken_index: u16,
-    /// Up to where the volume has given them back.
+    /// Index up to which the volume has given them back.
     pub used_index: u16,
-    /// Whether the volume asks to be kicked.
+    /// Whether the volume asks for kicks.
     pub armed: bool,
-    /// Kicks that came.
+    /// Number of kicks that were received.
     pub kicks: u64,
-    /// Calls that were made.
+    /// Number of calls that were sent.
     pub calls: u64,
-    /// Nanoseconds until the limits let the next request pass; 0: none waits.
+    /// Nanoseconds until the limits let the next request pass; 0 if none waits.
     pub throttled_ns: u64,
     /// Requests that were taken and not given back yet, the oldest first.
     pub in_flight: Vec<InFlight>,
 }
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InFlight {
-    /// Its head descriptor (packed: buffer id).
+    /// Its head descriptor (for packed queues, its buffer id).
     pub head: u16,
-    /// What it does, in a word.
+    /// The operation's word.
     pub operation: String,
-    /// The disk (LUN) that it is for.
+    /// The disk (LUN).
     pub disk: u32,
-    /// Where on the disk, in bytes.
+    /// Offset on the disk, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
-    /// For how long, in nanoseconds.
+    /// Time since it was taken, in nanoseconds.
     pub age_ns: u64,
-    /// What it waits for: `disk`, `limit`, `others` (it ends when all that came before it has ended), or `operator` (it is held
-    /// because its disk has failed it).
+    /// What it waits for: `disk`, `limit`, `others` (it ends when all earlier requests have ended), or `operator` (it
+    /// is held because its disk has failed it).
     pub waits_for: String,
-    /// How its disk has failed it, if it is held.
+    /// The error of its disk, if it is held.
     pub error: String,
 }

@@ -1,65 +1,65 @@
-//! What is said on a control socket.
+//! The protocol of the control socket.
 //!
-//! A Unix stream socket. Each side writes one JSON object a line (`\n`): the client a [`Request`], the volume an
-//! [`Answer`] to it. A connection may carry several, one after the other. Who may connect may do everything: the mode and
-//! group of the socket decide.
+//! The control socket is a Unix stream socket. Each side writes one JSON object per line (`
+//! `): the client a [`Request`], and the volume an [`Answer`] to it. A connection can carry several requests, one after
+//! another. A client that may connect may do everything, so the mode and group of the socket decide.
 
 use crate::{Dump, LimitChange, Limits, Stat};
 use ginnel_config::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// The longest line of a request, in bytes. The volume drops a client that sends a longer one.
+/// The longest line of a request, in bytes. The volume disconnects a client that sends a longer one.
 pub const REQUEST_MAX: usize = 4096;
 
-/// What a volume is asked.
+/// A request to a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// Counters, latencies, and what the volume is.
+    /// Returns the volume's properties, counters and latencies.
     Stat,
-    /// Changes limits; without any change, tells them.
+    /// Changes limits. Without any change, returns them.
     Limit(LimitChange),
-    /// Gives a disk another size, and tells the guest.
+    /// Changes the size of a disk, and tells the guest.
     Resize {
-        /// Its LUN; 0 for vhost-user-blk.
+        /// The LUN; 0 for vhost-user-blk.
         #[serde(default)]
         disk: u32,
-        /// Its size from now on. Without: what the file or device has become.
+        /// The new size. Default: the present size of the file or device.
         size: Option<Bytes>,
     },
-    /// Accepts that a disk has lost writes: it may say again that something is durable.
+    /// Accepts that a disk has lost writes, so that flushes can succeed again.
     ResetErrors {
-        /// Its LUN; 0 for vhost-user-blk.
+        /// The LUN; 0 for vhost-user-blk.
         #[serde(default)]
         disk: u32,
     },
     /// Tries requests again that are held because their disk was full or had failed.
     Resume {
-        /// Lets them fail instead.
+        /// Whether to fail them instead.
         #[serde(default)]
         fail: bool,
     },
-    /// The state of each queue, for a guest that is stuck.
+    /// Returns the state of each queue, for debugging a guest that is stuck.
     Dump,
 }
 
-/// What a volume answers.
+/// The answer of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// To [`Request::Stat`].
+    /// The answer to [`Request::Stat`].
     Stat(Box<Stat>),
-    /// To [`Request::Limit`]: the limits from now on.
+    /// The answer to [`Request::Limit`]: the limits from now on.
     Limits(Limits),
-    /// To [`Request::Resize`]: the size from now on, in bytes.
+    /// The answer to [`Request::Resize`]: the size from now on, in bytes.
     Size(u64),
-    /// To [`Request::ResetErrors`]: whether there was something to accept.
+    /// The answer to [`Request::ResetErrors`]: whether writes had been lost.
     Reset(bool),
-    /// To [`Request::Resume`]: how many requests were held.
+    /// The answer to [`Request::Resume`]: how many requests were held.
     Resumed(u64),
-    /// To [`Request::Dump`].
+    /// The answer to [`Request::Dump`].
     Dump(Dump),
-    /// It was not done: what is wrong and what helps, on one line.
+    /// The request was not executed: the problem and the remedy, on one line.
     Error(String),
 }
 

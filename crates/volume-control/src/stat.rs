@@ -1,54 +1,54 @@
-//! What a volume counts.
+//! The statistics of a volume.
 
 use crate::Limits;
 use crate::config::{BackendKind, Device, OnError, Wait};
 use serde::{Deserialize, Serialize};
 
-/// A volume and its counters. They count from the start of its process.
+/// A volume's properties and counters. Counters begin at 0 when its process starts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stat {
-    /// Its name.
+    /// Name of the volume.
     pub volume: String,
     /// Version of the program.
     pub version: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
     /// Seconds since its start.
     pub uptime: f64,
-    /// What the VM gets.
+    /// The kind of device that the VM gets.
     pub device: Device,
-    /// The vhost-user socket.
+    /// Path of the vhost-user socket.
     pub socket: String,
-    /// The VM that it is meant for, if its configuration says so.
+    /// The VM that gets it, if its configuration names one.
     pub vm: Option<String>,
-    /// Who is connected.
+    /// The connected front end.
     pub front_end: Option<FrontEnd>,
-    /// Front ends so far.
+    /// Number of front ends so far.
     pub sessions: u64,
-    /// How its threads wait.
+    /// How its threads wait for requests.
     pub wait: Wait,
-    /// What holds it: `landlock+seccomp`, `seccomp`, `none`.
+    /// The sandbox of the process: `landlock+seccomp`, `landlock`, `seccomp` or `none`.
     pub sandbox: String,
-    /// Its limits.
+    /// The current limits.
     pub limits: Limits,
-    /// Its disks.
+    /// The disks, by LUN.
     pub disks: Vec<DiskStat>,
-    /// Its threads.
+    /// The threads, by number.
     pub threads: Vec<ThreadStat>,
-    /// Its queues.
+    /// The queues, by number.
     pub queues: Vec<QueueStat>,
-    /// Its requests by kind, over all queues.
+    /// The requests by kind, over all queues.
     pub operations: Vec<OperationStat>,
 }
 
-/// The front end that is connected: QEMU as a rule.
+/// The connected front end, usually QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrontEnd {
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Seconds since it has connected.
+    /// Seconds since it connected.
     pub since: f64,
 }
 
@@ -56,27 +56,27 @@ pub struct FrontEnd {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskStat {
-    /// Its LUN; 0 for vhost-user-blk.
+    /// The LUN; 0 for vhost-user-blk.
     pub disk: u32,
-    /// Where its bytes are.
+    /// Where its data is stored.
     pub backend: BackendKind,
-    /// The image.
+    /// Path of the image.
     pub path: Option<String>,
     /// Size in bytes.
     pub size: u64,
     /// Size of a sector in bytes.
     pub sector: u32,
-    /// Whether the guest cannot write.
+    /// Whether the disk is read-only for the guest.
     pub read_only: bool,
-    /// Its serial number.
+    /// The serial number.
     pub serial: String,
     /// Whether the kernel's page cache is bypassed.
     pub direct: bool,
-    /// Whether writes may wait for a flush in a volatile cache; the guest can turn that off.
+    /// Whether writes may stay in a volatile cache until a flush. The guest can turn this off.
     pub write_back: bool,
-    /// Whether writes that had been accepted are lost, so that no flush succeeds until an operator has reset that.
+    /// Whether acknowledged writes are lost, so that flushes fail until an operator accepts that.
     pub lost_writes: bool,
-    /// What becomes of requests that it fails.
+    /// What happens to requests that it fails.
     pub on_error: OnError,
 }
 
@@ -84,17 +84,17 @@ pub struct DiskStat {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ThreadStat {
-    /// Its number.
+    /// Number of the thread.
     pub thread: usize,
-    /// The processor that it is bound to.
+    /// The CPU to which it is bound.
     pub cpu: Option<usize>,
-    /// How often it has looked for work.
+    /// Number of loop turns in which it looked for work.
     pub turns: u64,
-    /// In how many of them there was some.
+    /// Number of turns in which it found work.
     pub busy_turns: u64,
-    /// How often it has slept.
+    /// Number of times it has slept.
     pub sleeps: u64,
-    /// Its slowest turn, in nanoseconds, without sleep.
+    /// Duration of its longest turn, in nanoseconds, without sleep.
     pub longest_turn_ns: u64,
 }
 
@@ -102,7 +102,7 @@ pub struct ThreadStat {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueStat {
-    /// Its number.
+    /// Number of the queue.
     pub queue: u16,
     /// The thread that owns it.
     pub thread: usize,
@@ -110,17 +110,17 @@ pub struct QueueStat {
     pub taken: u64,
     /// Requests that were given back.
     pub done: u64,
-    /// Kicks that came.
+    /// Kicks that were received from the driver.
     pub kicks: u64,
-    /// Calls that were made.
+    /// Calls that were sent to the driver.
     pub calls: u64,
-    /// Calls that were not made, because the driver did not want them.
+    /// Calls that were not sent because the driver did not want them.
     pub calls_saved: u64,
     /// Requests that had to wait for a limit.
     pub throttled: u64,
-    /// Requests that are held at the moment, because their disk was full or had failed.
+    /// Requests that are currently held because their disk was full or had failed.
     pub held: u64,
-    /// Requests that made no sense.
+    /// Requests that the device could not interpret.
     pub malformed: u64,
 }
 
@@ -130,42 +130,42 @@ pub struct QueueStat {
 pub struct OperationStat {
     /// `read`, `write`, `flush`, `discard`, `write_zeroes`, `other`.
     pub operation: String,
-    /// That were done, or failed.
+    /// Number of requests, successful or failed.
     pub requests: u64,
-    /// Bytes of data.
+    /// Number of bytes of data.
     pub bytes: u64,
-    /// That failed.
+    /// Number of failed requests.
     pub errors: u64,
-    /// From taken to given back.
+    /// The time from taking a request to giving it back.
     pub latency: Latency,
 }
 
-/// A distribution of latencies, in nanoseconds, exact to about 6 %.
+/// A distribution of latencies in nanoseconds. Values are exact to about 6 %.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latency {
-    /// How many.
+    /// Number of latencies.
     pub count: u64,
     /// The mean.
     pub mean: u64,
-    /// Half were not longer.
+    /// The median.
     pub p50: u64,
-    /// 90 % were not longer.
+    /// The 90th percentile.
     pub p90: u64,
-    /// 99 % were not longer.
+    /// The 99th percentile.
     pub p99: u64,
-    /// 99.9 % were not longer.
+    /// The 99.9th percentile.
     pub p999: u64,
-    /// The longest.
+    /// The largest latency.
     pub max: u64,
-    /// All of them together.
+    /// The sum of all latencies.
     pub sum: u64,
-    /// Upper bound of each bucket that is not empty, and how many lie in it.
+    /// The upper bound of each bucket that is not empty, and the number of latencies in it.
     pub buckets: Vec<(u64, u64)>,
 }
 
 impl Latency {
-    /// Of these buckets (upper bound, how many; in ascending order), their sum and the longest.
+    /// Returns the distribution with these buckets (upper bound and number, in ascending order), sum and maximum.
     pub fn of(buckets: Vec<(u64, u64)>, sum: u64, max: u64) -> Self {
         let count = buckets.iter().map(|(_, n)| n).sum::<u64>();
         let at = |share: f64| {
@@ -181,7 +181,7 @@ impl Latency {
         Self { count, mean: sum.checked_div(count).unwrap_or(0), p50, p90, p99, p999, max, sum, buckets }
     }
 
-    /// What has come since an earlier look at the same counters.
+    /// Returns the latencies since an earlier state of the same counters.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |upper| earlier.buckets.iter().find(|b| b.0 == upper).map_or(0, |b| b.1);
         let buckets: Vec<_> = self
@@ -196,8 +196,8 @@ impl Latency {
 }
 
 impl Stat {
-    /// What has come since an earlier look at the same volume: counters are differences, the rest is as now. Without
-    /// meaning if the volume was started anew meanwhile ([`Stat::is_same_process`]).
+    /// Returns the changes since an earlier state of the same volume: counters are differences, and everything else has
+    /// its present value. The result is meaningless if the volume was restarted meanwhile ([`Stat::is_same_process`]).
     pub fn since(&self, earlier: &Self) -> Self {
         let mut now = self.clone();
         for operation in &mut now.operations {
@@ -211,7 +211,7 @@ impl Stat {
         now
     }
 
-    /// Whether both are of one run of a volume.
+    /// Returns whether both are states of the same process.
     pub fn is_same_process(&self, other: &Self) -> bool {
         self.pid == other.pid && self.uptime >= other.uptime
     }

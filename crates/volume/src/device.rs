@@ -44,7 +44,7 @@ pub trait Device: Send + Sync {
     /// writable memory were written, including those of the operation.
     fn finish(&self, memory: &GuestMemory<Mapping>, request: &Request, result: Result<(), Failure>) -> u32;
 
-    /// Returns the queue whose requests wait for those of all other queues ([`Begin::Settle`]).
+    /// Returns the queue whose requests wait for those of all other queues ([`Begin::Barrier`]).
     fn control_queue(&self) -> Option<u16> {
         None
     }
@@ -73,7 +73,7 @@ pub enum Begin {
         op: Op,
     },
     /// The request is finished when all earlier operations, on any queue of the device, have ended.
-    Settle,
+    Barrier,
 }
 
 /// The state of a request between its beginning and its end. The worker keeps it and uses it again.

@@ -23,15 +23,15 @@ use tracing_subscriber::EnvFilter;
 
 /// How long to wait for the lock of an image that a predecessor may still hold. The kernel closes the files of an
 /// io_uring some time after the end of its process.
-const PREDECESSOR: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long to wait if the predecessor was killed: the kernel first finishes the requests that the predecessor had
 /// begun, however long the disk takes (more than five seconds were seen on a busy disk). This is less than systemd
 /// waits for a service to start.
-const KILLED: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT_AFTER_KILL: Duration = Duration::from_secs(60);
 
 /// The exit status for an invalid configuration, as for an invalid command line: starting again is of no use.
-const NO_SENSE: u8 = 2;
+const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(problem) => {
             complain(&problem.into());
-            return ExitCode::from(NO_SENSE);
+            return ExitCode::from(EXIT_USAGE);
         }
     };
     match run(config, &flags) {
@@ -70,9 +70,9 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
         .map(|disk| Backend::open(disk, config.threads))
         .collect::<Result<_, ImageError>>()?;
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
-    let patience = if sockets::is_left(&config.socket) { KILLED } else { PREDECESSOR };
+    let patience = if sockets::is_left(&config.socket) { LOCK_TIMEOUT_AFTER_KILL } else { LOCK_TIMEOUT };
     let ownership = Ownership::new(disks, patience)?;
-    let turn = Turn::take(&config.socket, KILLED)?;
+    let turn = Turn::take(&config.socket, LOCK_TIMEOUT_AFTER_KILL)?;
 
     let front_ends = sockets::bind(&config.socket, front_ends)?;
     let operators = sockets::bind(&config.control, operators)?;

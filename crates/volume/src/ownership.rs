@@ -99,17 +99,17 @@ impl Ownership {
         Ok(taken)
     }
 
-    /// Unlocks the images of a VM that has stopped to continue elsewhere. `settled` makes all acknowledged writes of a
+    /// Unlocks the images of a VM that has stopped to continue elsewhere. `make_durable` makes all acknowledged writes of a
     /// disk durable, and says whether that succeeded. If it did not, the image stays locked: nobody else would know
     /// that writes are missing.
-    pub fn vm_stopped(&self, settled: impl Fn(usize) -> Result<(), String>) {
-        self.release(|_| true, settled);
+    pub fn vm_stopped(&self, make_durable: impl Fn(usize) -> Result<(), String>) {
+        self.release(|_| true, make_durable);
     }
 
     /// Does the same as [`Ownership::vm_stopped`] when the VM has ended or lost its connection, but only for images
     /// that are locked only while a VM runs.
-    pub fn vm_gone(&self, settled: impl Fn(usize) -> Result<(), String>) {
-        self.release(|claim| claim.lock == Lock::Vm, settled);
+    pub fn vm_gone(&self, make_durable: impl Fn(usize) -> Result<(), String>) {
+        self.release(|claim| claim.lock == Lock::Vm, make_durable);
     }
 
     /// Unlocks all images at the end of the volume. All requests must be complete.
@@ -129,10 +129,10 @@ impl Ownership {
         held.then(work)
     }
 
-    fn release(&self, which: impl Fn(&Claim) -> bool, settled: impl Fn(usize) -> Result<(), String>) {
+    fn release(&self, which: impl Fn(&Claim) -> bool, make_durable: impl Fn(usize) -> Result<(), String>) {
         let mut released = Vec::new();
         for claim in self.claims().iter_mut().filter(|claim| claim.held && which(claim)) {
-            if let Err(error) = settled(claim.disk) {
+            if let Err(error) = make_durable(claim.disk) {
                 error!("{error}; its image stays locked until this volume ends");
                 continue;
             }

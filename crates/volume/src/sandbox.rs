@@ -28,14 +28,14 @@ use std::path::Path;
 
 /// The restrictions of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct Restrictions {
     /// Whether Landlock is in force: no path can be opened.
     pub landlock: bool,
     /// Whether the seccomp filter is in force: only few system calls are allowed.
     pub seccomp: bool,
 }
 
-impl Held {
+impl Restrictions {
     /// Returns the word for the statistics.
     pub fn word(self) -> &'static str {
         match (self.landlock, self.seccomp) {
@@ -49,9 +49,9 @@ impl Held {
 
 /// Enters the sandbox. `name` is the volume's, and `folders` contain its sockets. If the kernel lacks something, that
 /// is an error if the sandbox is required, and a log message otherwise. Must be called before other threads start.
-pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Held, Problem> {
+pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Restrictions, Problem> {
     if mode == SandboxMode::Off {
-        return Ok(Held::default());
+        return Ok(Restrictions::default());
     }
     let missing = |what: &str, why: String| {
         let fix = "use a kernel that has it, or write sandbox = \"auto\"";
@@ -71,7 +71,7 @@ pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Held, P
         Ok(()) => true,
         Err(error) => missing("seccomp filter", error)?,
     };
-    Ok(Held { landlock, seccomp })
+    Ok(Restrictions { landlock, seccomp })
 }
 
 /// Enters Landlock. Returns whether the kernel supports it.

@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     limiter: Arc<Limiter>,
     workers: Vec<Handle>,
     limits: Mutex<RateLimits>,
-    facts: Mutex<Facts>,
+    front_end_info: Mutex<FrontEndInfo>,
     /// For each disk, whether its size has changed and the front end has not been told yet.
     resized: Vec<AtomicBool>,
     wake: OwnedFd,
@@ -80,7 +80,7 @@ pub(crate) struct Shared {
 
 /// What the statistics say about the front end.
 #[derive(Clone, Debug, Default)]
-struct Facts {
+struct FrontEndInfo {
     front_end: Option<(u32, Instant)>,
     sessions: u64,
     features: u64,
@@ -160,7 +160,7 @@ impl Server {
             limiter,
             workers,
             limits: Mutex::new(config.limits),
-            facts: Mutex::default(),
+            front_end_info: Mutex::default(),
             resized,
             wake,
             started,
@@ -171,7 +171,7 @@ impl Server {
 
     /// Sets the word by which the statistics name the sandbox of the process.
     pub fn set_sandbox(&self, word: &str) {
-        self.shared.facts().sandbox = word.to_owned();
+        self.shared.front_end_info().sandbox = word.to_owned();
     }
 
     /// Serves front ends until `stop` is readable; then finishes the requests that were taken, and returns.
@@ -235,7 +235,7 @@ impl Server {
             packed: self.shared.config.packed,
         };
         let mut session = Session::new(self.shared.device.clone(), limits);
-        self.shared.front_end_came(pid);
+        self.shared.front_end_connected(pid);
         let mut workers = Workers(&self.shared);
         let mut go_on = true;
         let end = loop {
@@ -265,9 +265,9 @@ impl Server {
                 self.tell_resized(Some(&mut session));
             }
             if connected {
-                queue_up(listener, next);
+                accept_waiting(listener, next);
             }
-            if message && let Err(gone) = one_turn(&mut connection, &mut session, &mut workers) {
+            if message && let Err(gone) = handle_message(&mut connection, &mut session, &mut workers) {
                 break Some(gone);
             }
             self.shared.note(&session);
@@ -280,7 +280,7 @@ impl Server {
         // Closed first, so that an operator who sees the front end disappear from the statistics finds none of its
         // files open.
         drop((session, connection));
-        self.shared.front_end_went();
+        self.shared.front_end_disconnected();
         match end {
             Some(Gone::Closed) => info!(pid, "the front end has gone"),
             Some(gone) => error!(pid, "the front end is given up: {gone}"),
@@ -312,7 +312,7 @@ impl Server {
 
 /// Handles one message, if all of it has arrived. It handles no second one: a front end that sends faster than it gets
 /// answers must not keep the other descriptors waiting, least of all `stop`.
-fn one_turn(
+fn handle_message(
     connection: &mut Connection,
     session: &mut Session,
     workers: &mut Workers<'_>,
@@ -327,7 +327,7 @@ fn one_turn(
 }
 
 /// Accepts a front end that connects while another one is served.
-fn queue_up(listener: &UnixListener, next: &mut Option<UnixStream>) {
+fn accept_waiting(listener: &UnixListener, next: &mut Option<UnixStream>) {
     let Some(stream) = accept(listener) else { return };
     let pid = peer(&stream);
     // A front end that has hung up meanwhile no longer counts as waiting.
@@ -388,11 +388,11 @@ impl Queues for Workers<'_> {
         self.0.worker_of(index).stop(index, suspend)
     }
 
-    fn left(&mut self) {
+    fn vm_left(&mut self) {
         self.0.ownership.vm_stopped(|disk| self.0.sync(disk));
     }
 
-    fn stays(&mut self) {
+    fn vm_stayed(&mut self) {
         if let Err(error) = self.0.take_images(Duration::ZERO) {
             warn!("the VM runs here, and has lost an image meanwhile: {error}");
         }
@@ -437,29 +437,30 @@ impl Shared {
         done.map_err(|error| format!("disk {number}: its cache cannot be flushed: {error}"))
     }
 
-    fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn front_end_info(&self) -> MutexGuard<'_, FrontEndInfo> {
+        self.front_end_info.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn front_end_came(&self, pid: u32) {
-        let mut facts = self.facts();
-        facts.front_end = Some((pid, Instant::now()));
-        facts.sessions += 1;
+    fn front_end_connected(&self, pid: u32) {
+        let mut front_end_info = self.front_end_info();
+        front_end_info.front_end = Some((pid, Instant::now()));
+        front_end_info.sessions += 1;
     }
 
-    fn front_end_went(&self) {
-        let mut facts = self.facts();
-        *facts = Facts {
-            sessions: facts.sessions,
-            sandbox: std::mem::take(&mut facts.sandbox),
-            ..Facts::default()
+    fn front_end_disconnected(&self) {
+        let mut front_end_info = self.front_end_info();
+        *front_end_info = FrontEndInfo {
+            sessions: front_end_info.sessions,
+            sandbox: std::mem::take(&mut front_end_info.sandbox),
+            ..FrontEndInfo::default()
         };
     }
 
     fn note(&self, session: &Session) {
-        let mut facts = self.facts();
-        (facts.features, facts.protocol) = (session.features(), session.protocol_features());
-        facts.rings = session.rings().collect();
+        let mut front_end_info = self.front_end_info();
+        (front_end_info.features, front_end_info.protocol) =
+            (session.features(), session.protocol_features());
+        front_end_info.rings = session.rings().collect();
     }
 
     /// Returns the disks whose new size the front end does not know, and resets their flags.

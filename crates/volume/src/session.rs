@@ -77,9 +77,9 @@ pub trait Queues {
     /// the in-flight region.
     fn stop(&mut self, index: u16, suspend: bool) -> Result<u32, String>;
     /// Called when no queue is served any more and the VM has probably migrated away. It may also continue here.
-    fn left(&mut self);
+    fn vm_left(&mut self);
     /// Called when the VM has not migrated after all: its driver has reset the device.
-    fn stays(&mut self);
+    fn vm_stayed(&mut self);
     /// Makes all acknowledged writes durable. Blocks for as long as the disks take.
     fn sync(&mut self) -> Result<(), String>;
     /// Sets another call descriptor for a queue that is being served.
@@ -98,7 +98,7 @@ pub struct Session {
     log: Option<DirtyLog<Mapping>>,
     inflight: Option<Inflight>,
     /// Whether the VM seems to have migrated away.
-    left: bool,
+    vm_left: bool,
     rings: Vec<Ring>,
     /// The channel for the back end's own requests (`SET_BACKEND_REQ_FD`).
     channel: Option<UnixStream>,
@@ -142,7 +142,7 @@ struct Ring {
     enabled: Option<bool>,
     running: bool,
     /// Whether it has run, and is expected to run again with the requests that lie in it.
-    returns: bool,
+    will_restart: bool,
 }
 
 #[derive(Default)]
@@ -181,7 +181,7 @@ impl Session {
             memory: None,
             log: None,
             inflight: None,
-            left: false,
+            vm_left: false,
             rings,
             channel: None,
         }
@@ -260,7 +260,7 @@ impl Session {
                 self.change_all(queues, |session| {
                     if session.driver.replace(driver(features)) != Some(driver(features)) {
                         session.device.set_features(features);
-                        session.rings.iter_mut().for_each(|ring| ring.returns = false);
+                        session.rings.iter_mut().for_each(|ring| ring.will_restart = false);
                     }
                     session.features = features;
                 })?;
@@ -274,8 +274,8 @@ impl Session {
                 self.inflight = None;
                 self.log = None;
                 forget_driver(&*self.device);
-                if std::mem::take(&mut self.left) {
-                    queues.stays();
+                if std::mem::take(&mut self.vm_left) {
+                    queues.vm_stayed();
                 }
             }
             Request::GET_PROTOCOL_FEATURES => return Ok(number(Self::PROTOCOL)),
@@ -315,7 +315,7 @@ impl Session {
                 let addresses: VringAddress = message.payload()?;
                 let index = self.index(message, addresses.index)?;
                 // Front ends send this also while the queue runs, to start or stop the logging of written pages.
-                self.end(index, self.inflight.is_some(), queues)?;
+                self.stop_or_suspend(index, self.inflight.is_some(), queues)?;
                 self.rings[index].addresses = Some(addresses);
                 self.start(index, queues)?;
             }
@@ -328,10 +328,10 @@ impl Session {
             }
             Request::GET_VRING_BASE => {
                 let (index, _) = self.vring(message)?;
-                self.end(index, self.leaves(), queues)?;
+                self.stop_or_suspend(index, self.may_leave_in_flight(), queues)?;
                 if self.features & connection::LOG_ALL != 0 && !self.rings.iter().any(|ring| ring.running) {
-                    queues.left();
-                    self.left = true;
+                    queues.vm_left();
+                    self.vm_left = true;
                 }
                 let ring = &mut self.rings[index];
                 ring.kick = Kick::None;
@@ -361,7 +361,7 @@ impl Session {
                 }
                 if self.rings[index].enabled != Some(on == 1) {
                     // QEMU disables all queues before it asks for the base of the first one.
-                    self.end(index, self.leaves(), queues)?;
+                    self.stop_or_suspend(index, self.may_leave_in_flight(), queues)?;
                     self.rings[index].enabled = Some(on == 1);
                     self.start(index, queues)?;
                 }
@@ -404,20 +404,20 @@ impl Session {
     }
 
     fn stop(&mut self, index: usize, queues: &mut dyn Queues) -> Result<(), Gone> {
-        self.end(index, false, queues)
+        self.stop_or_suspend(index, false, queues)
     }
 
-    fn end(&mut self, index: usize, suspend: bool, queues: &mut dyn Queues) -> Result<(), Gone> {
+    fn stop_or_suspend(&mut self, index: usize, suspend: bool, queues: &mut dyn Queues) -> Result<(), Gone> {
         if !self.rings[index].running {
             return Ok(());
         }
         if let Some(control) = self.control().filter(|control| *control != index) {
-            self.end(control, false, queues)?;
+            self.stop_or_suspend(control, false, queues)?;
         }
         let ring = &mut self.rings[index];
         // A queue that does not stop still runs, so its position must not be used by anyone else.
         ring.base = Some(queues.stop(index as u16, suspend).map_err(Gone::Refused)?);
-        (ring.running, ring.returns) = (false, true);
+        (ring.running, ring.will_restart) = (false, true);
         Ok(())
     }
 
@@ -426,7 +426,7 @@ impl Session {
     }
 
     /// Returns whether a queue that the front end stops may leave requests in flight. This needs an in-flight region.
-    fn leaves(&self) -> bool {
+    fn may_leave_in_flight(&self) -> bool {
         self.protocol & protocol::GET_VRING_BASE_INFLIGHT != 0 && self.inflight.is_some()
     }
 
@@ -434,7 +434,7 @@ impl Session {
     /// the in-flight region, if there is one.
     pub fn pause_all(&mut self, queues: &mut dyn Queues) -> Result<(), Gone> {
         let suspend = self.inflight.is_some();
-        (0..self.rings.len()).try_for_each(|index| self.end(index, suspend, queues))
+        (0..self.rings.len()).try_for_each(|index| self.stop_or_suspend(index, suspend, queues))
     }
 
     fn start_all(&mut self, queues: &mut dyn Queues) -> Result<(), Gone> {
@@ -470,8 +470,9 @@ impl Session {
     }
 
     fn start_one(&mut self, index: usize, queues: &mut dyn Queues) -> Result<(), Gone> {
-        let others_return = || self.rings.iter().enumerate().any(|(n, ring)| n != index && ring.returns);
-        if self.rings[index].running || (self.control() == Some(index) && others_return()) {
+        let others_will_restart =
+            || self.rings.iter().enumerate().any(|(n, ring)| n != index && ring.will_restart);
+        if self.rings[index].running || (self.control() == Some(index) && others_will_restart()) {
             return Ok(());
         }
         let ring = &self.rings[index];
@@ -521,9 +522,9 @@ impl Session {
             event_idx,
         };
         queues.start(start).map_err(Gone::Refused)?;
-        self.left = false;
+        self.vm_left = false;
         let ring = &mut self.rings[index];
-        (ring.running, ring.returns) = (true, false);
+        (ring.running, ring.will_restart) = (true, false);
         Ok(())
     }
 

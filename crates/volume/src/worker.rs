@@ -8,15 +8,15 @@
 //! While the thread is awake it suppresses kicks. Before it sleeps it enables them and looks at the queues once more.
 //! Only then does it wait, for a kick, for an order, or for a completion.
 
+mod barrier;
 mod hold;
-mod mail;
+mod mailbox;
 mod queue;
-mod settle;
 mod sleep;
 mod slots;
 
-pub use mail::{Event, Events, Handle, Order, Peers};
-pub use settle::Settling;
+pub use barrier::Barrier;
+pub use mailbox::{Event, Events, Handle, Order, Peers};
 
 use std::io;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ use crate::device::{Begin, Device};
 use crate::disk::Disk;
 use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
+use barrier::Barriers;
 use hold::OnHold;
-use mail::Inbox;
+use mailbox::Inbox;
 use queue::{Queue, State};
-use settle::Settlements;
 use sleep::Sleep;
 use slots::Slots;
 
@@ -45,7 +45,7 @@ const BATCH: usize = 32;
 /// How many bytes this thread itself copies, for a disk in memory, for one queue in one turn, give or take one request.
 /// With a larger limit, a guest could delay the orders for as long as it likes, such as one that stops a queue: a
 /// request may have 4 GiB.
-const STINT: u64 = 4 << 20;
+const COPY_LIMIT: u64 = 4 << 20;
 
 /// How long memory stays pinned after the last queue has stopped. A change that concerns all queues stops them only for
 /// a moment.
@@ -89,8 +89,8 @@ pub(crate) struct Worker {
     next: usize,
     slots: Slots,
     chain: Chain,
-    /// Bytes copied so far of the current [`STINT`].
-    stint: u64,
+    /// Bytes copied so far of the current [`COPY_LIMIT`].
+    copied: u64,
     inbox: Inbox,
     sleep: Sleep,
     wait: Wait,
@@ -99,7 +99,7 @@ pub(crate) struct Worker {
     counters: Arc<Counters>,
     limiter: Arc<Limiter>,
     peers: Peers,
-    settlements: Settlements,
+    barriers: Barriers,
     /// For each disk, whether requests that it fails wait for an operator.
     holds: Vec<bool>,
     on_hold: OnHold,
@@ -136,7 +136,7 @@ impl Worker {
             next: 0,
             slots: Slots::default(),
             chain: Chain::new(),
-            stint: 0,
+            copied: 0,
             inbox,
             sleep,
             wait: plan.wait,
@@ -145,7 +145,7 @@ impl Worker {
             counters: plan.counters,
             limiter: plan.limiter,
             peers: plan.peers,
-            settlements: Settlements::default(),
+            barriers: Barriers::default(),
             on_hold: OnHold::new(),
             missed: false,
             pins: plan.pin_memory,
@@ -209,9 +209,9 @@ impl Worker {
     fn turn(&mut self) -> io::Result<bool> {
         let mut worked = false;
         self.ended = 0;
-        if self.inbox.has_mail() {
+        if self.inbox.has_orders() {
             self.began();
-            self.read_mail();
+            self.execute_orders();
             worked = true;
         }
         if self.limiter.limits() {
@@ -219,15 +219,15 @@ impl Worker {
         } else {
             for at in 0..self.queues.len() {
                 worked |= self.take(at, BATCH);
-                if self.stint >= STINT && self.inbox.has_mail() {
+                if self.copied >= COPY_LIMIT && self.inbox.has_orders() {
                     break;
                 }
             }
         }
         self.stores.submit()?;
         worked |= self.reap();
-        if !self.settlements.is_empty() {
-            worked |= self.settle();
+        if !self.barriers.is_empty() {
+            worked |= self.check_barriers();
         }
         if worked {
             for queue in &mut self.queues {
@@ -245,7 +245,7 @@ impl Worker {
         let count = self.queues.len();
         let (mut worked, mut refused) = (false, 0);
         for _ in 0..count * BATCH {
-            if refused == count || (self.stint >= STINT && self.inbox.has_mail()) {
+            if refused == count || (self.copied >= COPY_LIMIT && self.inbox.has_orders()) {
                 break;
             }
             let at = self.next % count;
@@ -263,8 +263,8 @@ impl Worker {
     #[inline]
     fn take(&mut self, at: usize, batch: usize) -> bool {
         let mut taken = 0;
-        self.stint = 0;
-        while taken < batch && self.stint < STINT {
+        self.copied = 0;
+        while taken < batch && self.copied < COPY_LIMIT {
             let queue = &mut self.queues[at];
             if let Some(slot) = queue.held.take() {
                 let now = self.began();
@@ -291,8 +291,8 @@ impl Worker {
             let queue = &mut self.queues[at];
             queue.counters.taken.add(1);
             let slot = self.slots.free();
-            let place = self.slots.at(slot);
-            match self.device.begin(queue.index, &queue.memory, &self.chain, &mut place.request) {
+            let entry = self.slots.at(slot);
+            match self.device.begin(queue.index, &queue.memory, &self.chain, &mut entry.request) {
                 Begin::Done(written) => {
                     if let Some(log) = &queue.log {
                         log.mark_buffers(&queue.memory, self.chain.writable(), u64::MAX);
@@ -301,7 +301,7 @@ impl Worker {
                     queue.give_back(ticket, written);
                 }
                 Begin::Do { disk, op } => {
-                    place.begin(ticket, at, queue.serial, disk, op, now);
+                    entry.begin(ticket, at, queue.serial, disk, op, now);
                     self.slots.occupy(slot);
                     queue.slots += 1;
                     if !self.pass(at, slot, now) {
@@ -310,13 +310,13 @@ impl Worker {
                     }
                     self.dispatch(at, slot);
                 }
-                Begin::Settle => {
-                    place.begin(ticket, at, queue.serial, 0, Op::Flush, now);
-                    place.settles = true;
+                Begin::Barrier => {
+                    entry.begin(ticket, at, queue.serial, 0, Op::Flush, now);
+                    entry.is_barrier = true;
                     self.slots.occupy(slot);
                     queue.slots += 1;
                     let urgent = queue.state != State::Running;
-                    self.settlements.begin(slot, self.number, urgent, &self.peers);
+                    self.barriers.begin(slot, self.number, urgent, &self.peers);
                 }
             }
         }
@@ -325,10 +325,10 @@ impl Worker {
 
     /// Checks which barriers are complete. Returns whether one of this worker's own requests was.
     #[cold]
-    fn settle(&mut self) -> bool {
+    fn check_barriers(&mut self) -> bool {
         let mut done = false;
         self.queues.iter_mut().for_each(Queue::publish);
-        while let Some(slot) = self.settlements.look(&self.queues, &self.slots, &self.peers) {
+        while let Some(slot) = self.barriers.look(&self.queues, &self.slots, &self.peers) {
             let now = self.now();
             self.complete(slot, Ok(()), now);
             done = true;
@@ -345,13 +345,13 @@ impl Worker {
 
     fn pass_limited(&mut self, at: usize, slot: u32, now: u64) -> bool {
         let queue = &mut self.queues[at];
-        let place = self.slots.at(slot);
-        let bytes = place.bytes() + self.stores.zeros_written(place.disk, place.op);
-        place.counted = bytes;
-        let number = place.number;
+        let entry = self.slots.at(slot);
+        let bytes = entry.bytes() + self.stores.zeros_written(entry.disk, entry.op);
+        entry.counted = bytes;
+        let number = entry.number;
         match queue.limit.pass(now, bytes) {
             Ok(()) => true,
-            Err(NotBefore(_)) if queue.state != State::Running || self.settlements.is_urgent(number) => {
+            Err(NotBefore(_)) if queue.state != State::Running || self.barriers.is_urgent(number) => {
                 queue.limit.owe(now, 1, bytes);
                 true
             }
@@ -367,12 +367,12 @@ impl Worker {
     #[inline]
     fn dispatch(&mut self, at: usize, slot: u32) {
         let queue = &self.queues[at];
-        let place = self.slots.at(slot);
-        place.begun = true;
-        let (disk, op) = (place.disk, place.op);
-        let bytes = op.span().unwrap_or(place.bytes());
-        if let Some(result) = self.stores.start(slot, disk, op, &place.request.data, &queue.memory) {
-            self.stint = self.stint.saturating_add(bytes);
+        let entry = self.slots.at(slot);
+        entry.begun = true;
+        let (disk, op) = (entry.disk, entry.op);
+        let bytes = op.span().unwrap_or(entry.bytes());
+        if let Some(result) = self.stores.start(slot, disk, op, &entry.request.data, &queue.memory) {
+            self.copied = self.copied.saturating_add(bytes);
             // The driver sees it at the end of the turn together with all others, so it is also answered then.
             self.slots.done.push((slot, result));
         }
@@ -412,15 +412,15 @@ impl Worker {
     /// Answers a request and gives it back to the driver.
     #[inline]
     fn finish(&mut self, slot: u32, result: Result<(), Failure>, now: u64) {
-        let place = self.slots.at(slot);
-        let Some(ticket) = place.ticket.take() else { return };
-        let (at, serial, disk, op) = (place.queue, place.serial, place.disk, place.op);
-        let (bytes, began, counted) = (place.bytes(), place.began, place.counted);
+        let entry = self.slots.at(slot);
+        let Some(ticket) = entry.ticket.take() else { return };
+        let (at, serial, disk, op) = (entry.queue, entry.serial, entry.disk, entry.op);
+        let (bytes, began, counted) = (entry.bytes(), entry.began, entry.counted);
         let result = if op.is_durable() { self.judge(disk, began, result) } else { result };
         if let Err(failure) = result {
             self.complain(disk, op.word(), op.at(), bytes, failure);
         }
-        let place = self.slots.at(slot);
+        let entry = self.slots.at(slot);
         // A queue's index in the list changes when another queue ends.
         let queue = match self.queues.get_mut(at) {
             Some(queue) if queue.serial == serial => queue,
@@ -434,12 +434,12 @@ impl Worker {
         if zeros > counted {
             queue.limit.owe(now, 0, zeros - counted);
         }
-        let written = self.device.finish(&queue.memory, &place.request, result);
+        let written = self.device.finish(&queue.memory, &entry.request, result);
         if let Some(log) = &queue.log {
             if kind(op) == Kind::Read {
-                log.mark_buffers(&queue.memory, &place.request.data, u64::MAX);
+                log.mark_buffers(&queue.memory, &entry.request.data, u64::MAX);
             }
-            log.mark_buffers(&queue.memory, &place.request.reply, u64::MAX);
+            log.mark_buffers(&queue.memory, &entry.request.reply, u64::MAX);
         }
         queue.counters.done(kind(op), bytes, now.saturating_sub(began), result.is_ok());
         queue.slots -= 1;
@@ -494,7 +494,7 @@ impl Worker {
         }
     }
 
-    fn read_mail(&mut self) {
+    fn execute_orders(&mut self) {
         while let Some(order) = self.inbox.next() {
             match order {
                 Order::Start(start) => {
@@ -528,9 +528,9 @@ impl Worker {
                     Some(queue) => _ = queue.tell(event, &mut self.chain),
                     None => self.missed = true,
                 },
-                Order::Look => {}
-                Order::Settle(settling) => {
-                    self.settlements.ask(&mut self.queues, &self.slots, settling);
+                Order::Wake => {}
+                Order::Barrier(barrier) => {
+                    self.barriers.ask(&mut self.queues, &self.slots, barrier);
                     // A driver that aborts commands waits for their answers.
                     self.fail_held(|_| true);
                 }
@@ -553,14 +553,14 @@ impl Worker {
         let queue = &mut self.queues[at];
         let serial = queue.serial;
         let mut own = |slot| self.slots.at(slot).serial == serial;
-        queue.begin_stop(suspend && !self.settlements.anybody_waits(&mut own), answer);
+        queue.begin_stop(suspend && !self.barriers.anybody_waits(&mut own), answer);
         if queue.state == State::Suspending {
             queue.held = None;
             queue.slots -= self.slots.leave(serial);
-            self.settlements.forget(&self.slots);
+            self.barriers.forget(&self.slots);
             self.forget_held(at);
         } else {
-            self.settlements.hurry(own, &self.peers);
+            self.barriers.hurry(own, &self.peers);
             self.fail_held(|queue| queue == serial);
         }
     }
@@ -585,12 +585,12 @@ impl Worker {
         }
         let until = self.queues.iter().filter(|q| q.held.is_some()).map(|q| q.ready_at).min();
         let now = self.now();
-        if !work && !self.inbox.has_mail() && until.is_none_or(|then| then > now) {
+        if !work && !self.inbox.has_orders() && until.is_none_or(|then| then > now) {
             counters.sleeps.add(1);
             let unused = self.queues.is_empty() && self.stores.is_pinned();
             let until = until.map(|then| Duration::from_nanos(then - now));
             self.sleep.sleep(until.or(unused.then_some(PINNED)), &self.queues)?;
-            if unused && !self.inbox.has_mail() {
+            if unused && !self.inbox.has_orders() {
                 self.stores.pin(None);
             }
         }

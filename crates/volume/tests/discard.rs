@@ -1,4 +1,4 @@
-//! Discards on block devices: loop devices over files, in which a discard makes a hole.
+//! Discards on block devices: the tests use loop devices over files, in which a discard punches a hole.
 
 mod front;
 mod server;
@@ -13,10 +13,10 @@ use zerocopy::IntoBytes;
 
 const BYTES: u64 = 8 << 20;
 
-/// Who discards.
+/// How the volume executes a discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// io_uring, where the kernel can do that (6.12); a thread elsewhere.
+    /// io_uring, if the kernel has the operation (Linux 6.12); else a thread.
     Kernel,
     /// A thread that calls BLKDISCARD, as on older kernels.
     Thread,
@@ -24,8 +24,9 @@ enum By {
 
 const BOTH: [By; 2] = [By::Kernel, By::Thread];
 
-/// A volume on a loop device that is made with these options over a file in a file system of this kind. All of it vanishes with the
-/// process, which holds it. `None` if this is not root, who alone can make one.
+/// Starts a volume on a loop device that `losetup` makes with `options` over a file in a file system of this type. The
+/// volume's process keeps the device and the file system alive, so both vanish with it. Returns `None` if the test does
+/// not run as root: only root can make a loop device.
 fn on_a_device(by: By, file_system: &str, options: &str, flags: &str) -> Option<Server> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED only root can make a loop device");
@@ -43,22 +44,17 @@ fn on_a_device(by: By, file_system: &str, options: &str, flags: &str) -> Option<
     let wrapper = ["unshare", "--mount", "sh", "-c", &make, "sh"];
     let server = Server::start_under(&wrapper, 0, &format!("--path IMAGE.disk {flags}"));
     let can_discard = file_system == "tmpfs";
-    assert_eq!(
-        server.count("a thread does it"),
-        usize::from(by_thread && can_discard),
-        "{}",
-        server.log()
-    );
+    assert_eq!(server.count("a thread does it"), usize::from(by_thread && can_discard), "{}", server.log());
     Some(server)
 }
 
-/// Bytes that the file below takes.
+/// Returns the number of bytes that the file below the loop device occupies.
 fn taken(server: &Server) -> u64 {
     let file = format!("/proc/{}/root{}/below/file", server.pid(), server.dir.path().display());
     std::fs::metadata(file).unwrap().blocks() * 512
 }
 
-/// Discards that the device was asked for, not zeroes to write.
+/// Returns the number of discards that the device has received. Requests to write zeroes do not count.
 fn discards(server: &Server) -> u64 {
     let device = std::fs::metadata(server.image().with_file_name("image.disk")).unwrap().rdev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -66,7 +62,7 @@ fn discards(server: &Server) -> u64 {
     stat.split_whitespace().nth(11).unwrap().parse().unwrap()
 }
 
-/// Whether io_uring has a discard (6.12).
+/// Whether io_uring has a discard operation (Linux 6.12).
 fn kernel_has_it() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
@@ -110,7 +106,7 @@ fn is_cut(by: By) {
     let gone = back.iter().position(|&byte| byte == 0).unwrap()
         ..back.iter().rposition(|&byte| byte == 0).unwrap() + 1;
     assert_eq!(gone, 4096..8192);
-    // Zeroes are wanted, so what does not fit is written.
+    // The guest asks for zeroes, so the volume must write the parts that are not aligned to the device's sectors.
     client.write_zeroes(512, 1024, true).unwrap();
     client.write_zeroes(12288 + 512, 1024, false).unwrap();
     client.read(0, &mut back).unwrap();
@@ -125,7 +121,7 @@ fn a_device_that_has_none_says_so() {
 }
 
 fn says_so(by: By) {
-    // ramfs makes no holes.
+    // ramfs cannot punch holes.
     let Some(server) = on_a_device(by, "ramfs", "", "") else { return };
     let mut client = server.connect();
     client.write(0, &[7; 4096]).unwrap();
@@ -148,7 +144,7 @@ fn discard_all(guest: &mut Guest, count: usize) {
     guest.kick(0);
 }
 
-/// Whoever stops the queue finds all of them done.
+/// When a queue has been stopped, all of its discards must be complete.
 #[test]
 fn a_queue_is_stopped_when_its_discards_are_done() {
     const COUNT: usize = 8;
@@ -158,7 +154,7 @@ fn a_queue_is_stopped_when_its_discards_are_done() {
         let mut guest = Guest::connect(&server.socket(), 1);
         for round in 0..ROUNDS {
             discard_all(&mut guest, COUNT);
-            // It takes at least one, in most rounds while others are under way.
+            // The volume takes at least one request, and in most rounds others are still in flight.
             server.wait_for_taken((round * COUNT) as u64 + 1);
             let taken = guest.stop(0) as usize - round * COUNT;
             let done = std::iter::from_fn(|| guest.poll(0)).count();
@@ -171,7 +167,7 @@ fn a_queue_is_stopped_when_its_discards_are_done() {
         let kinds = stat["stat"]["operations"].as_array().unwrap();
         let counted = kinds.iter().find(|kind| kind["operation"] == "discard").unwrap();
         assert_eq!(counted["requests"], ROUNDS * COUNT, "{by:?}: {counted}");
-        // So does the whole volume.
+        // Terminating the whole volume must wait for the discards as well.
         discard_all(&mut guest, COUNT);
         assert!(server.terminate().success(), "{by:?}");
     }

@@ -1,4 +1,4 @@
-//! When the disk fails: the guest gets the right status, the log one clear line, and the volume goes on.
+//! Disk failures: the guest gets the right status, the log gets one clear line, and the volume goes on.
 
 mod server;
 
@@ -11,13 +11,13 @@ const BYTES: u64 = 32 << 20;
 
 #[test]
 fn a_full_disk_fails_writes_and_nothing_else() {
-    // A small file system in name spaces of its own.
+    // A small file system in a mount namespace of the volume's own.
     let mount = "mount -t tmpfs -o size=4m none DIR && exec \"$@\"";
     let user = if rustix::process::geteuid().is_root() { vec![] } else { vec!["--map-root-user"] };
     let wrapper = [vec!["unshare", "--mount"], user, vec!["sh", "-c", mount, "sh"]].concat();
-    // The image is made behind the mount, sparse.
+    // The volume creates the image inside the mount, as a sparse file.
     let server = Server::start_under(&wrapper, 0, "--path IMAGE --size 32M --create --sandbox off");
-    // Its socket is in there too.
+    // The volume's socket is inside the mount as well.
     let socket = format!("/proc/{}/root{}", server.pid(), server.socket().display());
     let mut client = Client::connect(Options::new(socket)).unwrap();
     let mut failed = 0;
@@ -33,7 +33,7 @@ fn a_full_disk_fails_writes_and_nothing_else() {
     client.read(0, &mut back).unwrap();
     assert_eq!(back, [7; 4096]);
     client.flush().unwrap();
-    // Space that is given back can be used again.
+    // Space that a discard has freed can be used again.
     client.discard(0, 1 << 20).unwrap();
     client.write(BYTES - 4096, &[8; 4096]).unwrap();
     server.wait_for_line("No space left on device", 1);
@@ -50,10 +50,10 @@ fn an_image_that_is_cut_fails_behind_its_end() {
         let image = File::options().write(true).open(server.image()).unwrap();
         image.set_len(BYTES / 2 + 4096).unwrap();
         assert_eq!(status(client.read(BYTES - 8192, &mut [0; 8192])), Status::IoError);
-        // Half of it is there, so the system's read is a short one.
+        // Only the first half of this range exists, so the read system call returns less than was asked for.
         assert_eq!(status(client.read(BYTES / 2, &mut [0; 8192])), Status::IoError);
         client.read(BYTES / 2, &mut [0; 4096]).unwrap();
-        // A write makes it longer again.
+        // A write behind the end makes the file longer again.
         client.write(BYTES - 4096, &[2; 4096]).unwrap();
         client.read(BYTES - 8192, &mut [0; 8192]).unwrap();
         server.wait_for_line("it was truncated", 1);
@@ -78,7 +78,7 @@ fn ranges_that_fail_are_reported_and_the_rest_goes_on() {
     client.write(4096, &[1; 4096]).unwrap();
     client.read(8192, &mut [0; 4096]).unwrap();
     std::fs::write(server.faults(), "").unwrap();
-    // A flush that has failed is told until somebody has looked at it: see lost_writes.rs.
+    // A failed flush is reported until an operator resets the errors: see lost_writes.rs.
     server.control(r#"{"op":"reset-errors"}"#);
     client.flush().unwrap();
     let mut back = [0; 4096];

@@ -1,5 +1,5 @@
-//! Guests that ask for as much as they can: a queue can be stopped all the same, so that the next front end is served, and what
-//! a volume needs for a request is bounded.
+//! Guests that ask for as much as they can. Their queues can still be stopped at once, so that the next front end is
+//! served, and the resources that a volume needs for a request are bounded.
 
 mod front;
 mod server;
@@ -21,10 +21,10 @@ use ginnel_volume_bench::{Client, Options};
 use server::{PROMPT, Server};
 use zerocopy::IntoBytes;
 
-/// How long who stops a queue may wait; far shorter than what its guest has asked for takes.
+/// The longest time that stopping a queue may take. It is far shorter than the time that the guest's requests need.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Data of `count` times the same bytes of the guest, from `skip` on.
+/// Returns `count` segments that all describe the same `len` bytes of the guest's data, `skip` bytes after their start.
 fn folded(guest: &Guest, count: usize, len: u32, skip: u64, writable: bool) -> Vec<Segment> {
     vec![Segment { address: guest.data() + skip, len, writable }; count]
 }
@@ -33,7 +33,7 @@ fn read(sector: u64) -> RequestHeader {
     RequestHeader { kind: RequestKind::IN, reserved: 0, sector }
 }
 
-/// The guest goes; how long until the next one has its answer.
+/// Disconnects the guest. Returns the time until the next front end has the answer to its first request.
 fn gone(server: &Server, guest: Guest) -> Duration {
     drop(guest);
     let begin = Instant::now();
@@ -48,7 +48,7 @@ fn a_stop_does_not_wait_for_gigabytes() {
     const EACH: usize = 32;
     let server = Server::start(0, "--backend ram --size 1G --queues 8 --threads 1");
     let mut guest = Guest::connect(&server.socket(), QUEUES);
-    // 448 MiB in each of them, so 112 GiB.
+    // Each request reads 448 MiB, so all together read 112 GiB.
     let data = folded(&guest, 112, 4 << 20, 0, true);
     for queue in 0..QUEUES {
         for n in 0..EACH {
@@ -64,7 +64,7 @@ fn a_stop_does_not_wait_for_gigabytes() {
 
 #[test]
 fn a_stop_does_not_wait_for_the_limits() {
-    // A MiB at 1 KiB a second is on its way for 17 minutes, and an abort waits for it.
+    // At 1 KiB per second, 1 MiB is in flight for 17 minutes, and an abort waits for it.
     let server = Server::start(0, "--device scsi --backend ram --size 64M --threads 1 --bandwidth 1024");
     let mut guest = Guest::connect(&server.socket(), usize::from(FIRST_COMMAND_QUEUE) + 1);
     let mut cdb = [0; CDB_LEN];
@@ -85,7 +85,7 @@ fn a_stop_does_not_wait_for_the_limits() {
     guest.add(CONTROL_QUEUE.into(), 0, task.as_bytes(), &[], 1, false);
     guest.kick(CONTROL_QUEUE.into());
     server.wait_for_taken(2);
-    // The queue of the abort first, as QEMU does it when it goes.
+    // The abort's queue is stopped first, as QEMU does when it disconnects.
     let begin = Instant::now();
     guest.front.stop();
     let mut done = [guest.wait(), guest.wait()];
@@ -96,7 +96,7 @@ fn a_stop_does_not_wait_for_the_limits() {
     assert!(guest.front.is_served());
 }
 
-/// For how long the limits hold the next request of a queue, once they hold one; in seconds.
+/// Waits until the limits hold back a request of a queue, and returns for how long they do so, in seconds.
 fn held(server: &Server) -> u64 {
     let until = Instant::now() + PROMPT;
     loop {
@@ -111,10 +111,10 @@ fn held(server: &Server) -> u64 {
     }
 }
 
-/// A stop does not wait for the limits, but what it lets go is paid for.
+/// Stopping a queue does not wait for the limits, but the requests that it lets through are charged to later ones.
 #[test]
 fn stops_are_no_way_around_the_limits() {
-    // 64 seconds' worth each.
+    // Each of these requests uses 64 seconds' worth of bandwidth.
     let server = Server::start(0, "--backend ram --size 64M --bandwidth 16384");
     let mut guest = Guest::connect(&server.socket(), 1);
     let data = folded(&guest, 1, 1 << 20, 0, true);
@@ -133,10 +133,11 @@ fn stops_are_no_way_around_the_limits() {
     assert!(held > 10 * 64, "20 requests of 64 seconds each went, and the next one waits {held}");
 }
 
-/// Zeroes that the disk has to write are bytes like others.
+/// Zeroes that the volume has to write to the disk count against the limits like any other data.
 #[test]
 fn zeroes_are_limited_where_they_are_written() {
-    // In memory that is known from the beginning; of a file system that cannot make them, after the first.
+    // For memory the volume knows from the start whether it has to write the zeroes; for a file system that cannot make
+    // zeroes, only after the first attempt.
     let shm = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     shm.as_file().set_len(8 << 20).unwrap();
     let file = format!("--path {} --direct off", shm.path().display());
@@ -162,7 +163,7 @@ fn zeroes_are_limited_where_they_are_written() {
     }
 }
 
-/// More segments than it was told are an end to its queue, however long that is.
+/// A chain with more segments than the device has announced breaks its queue, however long the chain is.
 #[test]
 fn requests_have_no_more_segments_than_told() {
     let server = Server::start(0, "--backend ram --size 64M --segments 30 --queues 2");
@@ -178,7 +179,8 @@ fn requests_have_no_more_segments_than_told() {
     assert!(guest.front.is_served());
 }
 
-/// What cannot be handed to the disk as it lies in memory is copied, and a guest can ask for more of that than the host has.
+/// Buffers that direct I/O cannot use because of their alignment are copied. A guest can ask for more copies than the
+/// host has memory for.
 #[test]
 fn copies_for_alignment_are_bounded() {
     const REQUESTS: usize = 32;
@@ -190,7 +192,7 @@ fn copies_for_alignment_are_bounded() {
         peak.trim_end_matches(" kB").parse::<u64>().unwrap()
     };
     let before = peak();
-    // 64 MiB in each of them, from an odd address on.
+    // Each request has 64 MiB, at an odd address.
     let data = folded(&guest, 16, 4 << 20, 1, true);
     for n in 0..REQUESTS {
         guest.add(0, n, read(0).as_bytes(), &data, 1, false);
@@ -202,7 +204,7 @@ fn copies_for_alignment_are_bounded() {
     assert!(grown < (DATA as u64 >> 10) + (64 << 10), "{grown} KiB");
 }
 
-/// A request that is copied in many parts is whole, also where its buffers are cut at odd places.
+/// A request that is copied in many parts is copied completely, also if its buffers are split at odd addresses.
 #[test]
 fn what_is_copied_is_whole() {
     const LEN: usize = 3 << 20;
@@ -239,8 +241,8 @@ fn what_is_copied_is_whole() {
     assert!(back == bytes, "what was read");
 }
 
-/// QEMU stops all queues of a guest that reboots, as at the end of a migration. If pages are logged then, only the reset that
-/// comes next tells one from the other.
+/// QEMU stops all queues when the guest reboots, as it does at the end of a migration. If pages are being logged at
+/// that time, only the device reset that follows a reboot tells the two apart.
 #[test]
 fn a_reboot_during_a_migration_keeps_the_image() {
     let server = Server::start(8 << 20, "--path IMAGE");

@@ -1,4 +1,5 @@
-//! Requests that are in flight when a queue is stopped: done by whoever had them, or by whoever comes next, and once.
+//! Requests that are in flight when a queue is stopped: either the old volume or the next one completes each of them,
+//! exactly once.
 
 mod front;
 mod server;
@@ -19,7 +20,7 @@ use zerocopy::IntoBytes;
 
 const BLOCK: usize = 4096;
 const KINDS: [Kind; 2] = [Kind::Split, Kind::Packed];
-/// A disk that lets a block go every four minutes. So nothing that is not meant to pass does.
+/// Flags of a volume whose limit lets one block pass every four minutes. So only requests that are meant to pass do.
 const SLOW: &str = "--path IMAGE --direct off --bandwidth 16";
 const FAST: &str = "--path IMAGE --direct off";
 
@@ -27,7 +28,7 @@ fn stamp(block: usize) -> [u8; BLOCK] {
     [block as u8 + 1; BLOCK]
 }
 
-/// The guest's memory that is written to a block, and holds what belongs there.
+/// Fills the guest's buffer for a block with that block's stamp, and returns the buffer.
 fn data(guest: &Guest, block: usize) -> [Segment; 1] {
     let address = guest.data() + (block * BLOCK) as u64;
     guest.memory.write((address - front::GUEST) as usize, &stamp(block));
@@ -42,7 +43,7 @@ fn write(guest: &mut Guest, block: usize) {
     guest.kick(0);
 }
 
-/// A volume that had so many requests of queue 0 when it was killed.
+/// Leaves this number of requests of queue 0 in flight, as a volume does that is killed.
 fn predecessor(guest: &Guest, requests: usize) {
     let (mut device, memory) = guest.device(0);
     let mut chain = Chain::new();
@@ -51,7 +52,7 @@ fn predecessor(guest: &Guest, requests: usize) {
     }
 }
 
-/// Which of the first blocks of an image hold what was to be written there.
+/// Returns which of the first blocks of an image hold their stamps.
 fn written(server: &Server, blocks: usize) -> Vec<usize> {
     let image = std::fs::File::open(server.image()).unwrap();
     let mut bytes = [0; BLOCK];
@@ -66,7 +67,8 @@ fn done(guest: &mut Guest, queue: usize) -> usize {
     std::iter::from_fn(|| guest.poll(queue)).count()
 }
 
-/// A queue's base says nothing of requests that a predecessor has left. Who migrates, or saves a VM, has only the base.
+/// A queue's base does not mention requests that a killed volume has left in flight. A migrated or saved VM carries
+/// only the base, so these requests must be complete when the base is returned.
 #[test]
 fn what_a_killed_volume_had_is_done_before_the_queue_is_stopped() {
     const LEFT: usize = 8;
@@ -84,8 +86,8 @@ fn what_a_killed_volume_had_is_done_before_the_queue_is_stopped() {
     }
 }
 
-/// Where the front end takes requests in flight along, a stop does not wait for what has not been begun, and none of it is
-/// done twice.
+/// If the front end hands requests in flight over to the next volume, stopping a queue does not wait for requests that
+/// have not been begun, and none of them is executed twice.
 #[test]
 fn what_was_not_begun_goes_along() {
     const LEFT: usize = 4;
@@ -107,7 +109,7 @@ fn what_was_not_begun_goes_along() {
         source.wait_for_taken(1);
         let base = stop(&mut guest);
         assert_eq!(done(&mut guest, 0), 0, "{kind:?}: nothing has passed the limit");
-        // It comes back for a moment, as from a migration that fails.
+        // The guest returns to the source for a moment, as after a failed migration.
         guest.start(0);
         source.wait_for_taken(2);
         assert_eq!(stop(&mut guest), base, "{kind:?}");
@@ -119,7 +121,7 @@ fn what_was_not_begun_goes_along() {
         assert_eq!(done(&mut guest, 0), 0, "{kind:?}: each once");
         assert_eq!(written(&source, ALL), [0; 0], "{kind:?}");
         assert_eq!(written(&destination, ALL), Vec::from_iter(0..ALL), "{kind:?}");
-        // And on it goes.
+        // The queue goes on working.
         guest.stop(0);
         guest.start(0);
         write(&mut guest, 0);
@@ -127,7 +129,7 @@ fn what_was_not_begun_goes_along() {
     }
 }
 
-/// An abort that waits for commands goes along with them, and is answered behind them.
+/// An abort that waits for commands is handed over with them, and is answered after them.
 #[test]
 fn an_abort_goes_along_with_what_it_waits_for() {
     const CONTROL: usize = CONTROL_QUEUE as usize;
@@ -151,7 +153,7 @@ fn an_abort_goes_along_with_what_it_waits_for() {
             guest.add(queue, block % EACH, command.as_bytes(), &data, room, false);
             guest.kick(queue);
         }
-        // One of each is held.
+        // The limits hold one command of each queue.
         source.wait_for_taken(2);
         let function = TaskFunction::LOGICAL_UNIT_RESET;
         let task = TaskManagement { kind: ControlKind::TASK_MANAGEMENT, function, lun, tag: 0 };
@@ -164,7 +166,7 @@ fn an_abort_goes_along_with_what_it_waits_for() {
         }
         assert_eq!(written(&source, 2 * EACH), [0; 0], "{kind:?}");
         guest.move_to(&destination.socket(), GET_VRING_BASE_INFLIGHT);
-        // The abort's queue last: when it runs, all that it waits for is there.
+        // The abort's queue starts last, so that all commands that it waits for are there.
         for (queue, base) in bases.into_iter().enumerate().rev() {
             guest.run(queue, Some(base));
         }

@@ -1,5 +1,5 @@
-//! `kill -9` in each step of a handover from one volume to another on the same image: nothing is lost, and nothing is done again
-//! over what came later.
+//! `kill -9` at each step of a handover from one volume to another on the same image: no write is lost, and no write is
+//! repeated over a later one.
 
 mod front;
 mod server;
@@ -21,26 +21,27 @@ use zerocopy::IntoBytes;
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 32;
-/// The first of them, whose writes wait at the source, and those of them whose writes wait at the destination too.
+/// The number of blocks whose writes are held at the source, and how many of these are held at the destination too.
 const WAIT: usize = 16;
 const WAIT_LONGER: usize = 8;
 
-/// Where a handover stands.
+/// The steps of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum Step {
-    /// The source has requests.
+    /// The source serves requests.
     Serving,
-    /// It is asked for the queue's base (GET_VRING_BASE).
+    /// The front end has asked the source for the queue's base (GET_VRING_BASE).
     Stopping,
-    /// It has answered.
+    /// The source has answered.
     Stopped,
-    /// The destination has the memory and the in-flight region.
+    /// The destination has the guest's memory and the in-flight region.
     HandedOver,
-    /// And all of the queue but what starts it.
+    /// The destination has been told everything about the queue except to start it.
     SetUp,
-    /// It is told to start (SET_VRING_KICK, SET_VRING_ENABLE).
+    /// The destination has been told to start the queue (SET_VRING_KICK, SET_VRING_ENABLE).
     Starting,
-    /// It repeats: some of what went along is back, and newer writes to the same blocks are too.
+    /// The destination repeats the requests in flight: some of them have completed, and so have newer writes to the
+    /// same blocks.
     Repeating,
 }
 
@@ -48,51 +49,51 @@ use Step::{HandedOver, Repeating, Serving, SetUp, Starting, Stopped, Stopping};
 
 const STEPS: [Step; 7] = [Serving, Stopping, Stopped, HandedOver, SetUp, Starting, Repeating];
 
-/// Who is killed then.
+/// Which volume is killed at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
     Source,
-    /// The handover is tried again.
+    /// Only the destination; the handover to it is tried again.
     Destination,
-    /// The source goes on as from a migration that fails, and then it is tried again.
+    /// Only the destination; the source goes on as after a failed migration, and then the handover begins anew.
     DestinationForGood,
     Both,
 }
 
 use Victim::{Both, Destination, DestinationForGood, Source};
 
-/// What each step has.
+/// Returns the victims that make sense at a step.
 fn victims(step: Step) -> &'static [Victim] {
     match step {
         Serving | Stopping => &[Source],
         Stopped => &[Source, Both],
         HandedOver | SetUp => &[Source, Destination, DestinationForGood, Both],
-        // Whoever runs the queue has it.
+        // The queue runs at the destination, so the source cannot go on.
         Starting | Repeating => &[Source, Destination, Both],
     }
 }
 
-/// How the volumes have their image.
+/// The behaviour of both volumes' disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disk {
-    /// As it comes: what is under way at a kill is what happens to be.
+    /// All writes succeed. Which ones are in flight at a kill is a matter of chance.
     Fast,
-    /// Some writes fail and are held. So they are in flight at each step, and some come back before others.
+    /// Some writes fail and are held. They are in flight at each step, and some complete before others.
     Failing,
 }
 
-/// A write to each block, again and again, and what must be there.
+/// Writes each block again and again, and records what the image must hold.
 struct Load {
     ledger: Ledger,
-    /// By what the driver calls them: the number of their memory.
+    /// The block of each request in flight, by the number that the driver gave it, which is also its slot of memory.
     on_their_way: HashMap<u16, usize>,
-    /// Of each block, how often it was written.
+    /// How often each block was written.
     turns: [usize; BLOCKS],
 }
 
 impl Load {
-    /// Writes to each block that has nothing on its way. What an earlier write was made of is still there: who repeats it undoes
-    /// the later one.
+    /// Writes each block that has no write in flight. The data of the previous write remain in memory, so a volume that
+    /// wrongly repeats that write overwrites the later one, which the test sees.
     fn write(&mut self, guest: &mut Guest) {
         for block in 0..BLOCKS {
             if self.on_their_way.values().any(|n| n % BLOCKS == block) {
@@ -113,7 +114,7 @@ impl Load {
         guest.kick(0);
     }
 
-    /// Takes what comes back, until so many are left.
+    /// Waits for completions until only `left` requests are in flight.
     fn wait_until_left(&mut self, guest: &mut Guest, left: usize) {
         while self.on_their_way.len() > left {
             let (_, id) = guest.wait();
@@ -124,7 +125,7 @@ impl Load {
     }
 }
 
-/// Two volumes, and a guest that goes from one to the other.
+/// Two volumes, and a guest that moves from one to the other.
 struct Handover {
     source: Server,
     destination: Server,
@@ -134,7 +135,7 @@ struct Handover {
     guest: Guest,
     load: Load,
     base: u32,
-    /// The connection to the source, while there is one to the destination.
+    /// The connection to the source, while the guest is connected to the destination.
     left: Option<Front>,
 }
 
@@ -152,13 +153,13 @@ impl Handover {
         Self { source, destination, disk, image, faults, guest, load, base: 0, left: None }
     }
 
-    /// From now on, writes to so many blocks fail.
+    /// From now on, writes to the first `blocks` blocks fail.
     fn fail(&self, blocks: usize) {
         let line = format!("write 0 {} 28\n", blocks * BLOCK);
         std::fs::write(&self.faults, if blocks > 0 { line } else { String::new() }).unwrap();
     }
 
-    /// Goes on to this step.
+    /// Takes the handover to this step.
     fn go_to(&mut self, step: Step) {
         match step {
             Serving => {
@@ -203,8 +204,8 @@ impl Handover {
         before
     }
 
-    /// Starts the queue at a volume that is connected or will be, again and again until it has the image: the kernel may take its
-    /// time to close what a killed volume had.
+    /// Connects to a volume and starts the queue there. Tries again until the volume has locked the image: the kernel
+    /// may take a while to close the files of a killed volume.
     fn run_at(&mut self, socket: PathBuf) {
         let until = Instant::now() + PROMPT;
         loop {
@@ -218,7 +219,7 @@ impl Handover {
         }
     }
 
-    /// Kills, and does what a front end does then, until the handover is where it was.
+    /// Kills the victims, and then acts as a front end would, until the handover is at the same step again.
     fn kill(&mut self, step: Step, victim: Victim) {
         if matches!(victim, Source | Both) {
             self.source.kill();
@@ -251,7 +252,8 @@ impl Handover {
         }
     }
 
-    /// All that went along comes back; all that was written is there. The destination is the next source.
+    /// Checks that all requests in flight complete and that the image holds all writes. Then the destination becomes
+    /// the next source.
     fn finish(&mut self) {
         if self.disk == Disk::Failing {
             self.destination.wait_for_held(WAIT_LONGER as u64);

@@ -1,4 +1,5 @@
-//! `on-error = "hold"`: requests that a disk fails wait until an operator goes on, and nobody notices but them.
+//! `on-error = "hold"`: requests that the disk fails wait until an operator lets them go on, and all other requests are
+//! served.
 
 mod front;
 mod server;
@@ -25,7 +26,7 @@ use zerocopy::IntoBytes;
 const BLOCK: usize = 4096;
 const HOLD: &str = "--path IMAGE --backend volatile --on-error hold";
 const RESUME: &str = r#"{"op":"resume"}"#;
-/// Statuses of virtio-blk.
+/// Status values of virtio-blk.
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 
@@ -45,7 +46,7 @@ fn flush(guest: &mut Guest, n: usize) {
     guest.kick(0);
 }
 
-/// The first byte of a block of an image.
+/// Returns the first byte of a block of the image.
 fn found(server: &Server, block: usize) -> u8 {
     let mut byte = [0];
     std::fs::File::open(server.image()).unwrap().read_exact_at(&mut byte, (block * BLOCK) as u64).unwrap();
@@ -56,7 +57,7 @@ fn fails(server: &Server, what: &str) {
     std::fs::write(server.faults(), what).unwrap();
 }
 
-/// What fails for want of space in the second block.
+/// A fault: writes to the second block fail with ENOSPC.
 const FULL: &str = "write 4096 4096 28\n";
 
 #[test]
@@ -64,7 +65,7 @@ fn what_fails_waits_and_is_tried_again_in_its_order() {
     let server = Server::start(1 << 20, HOLD);
     let mut guest = Guest::connect(&server.socket(), 1);
     fails(&server, FULL);
-    // Twice the same block: the later one must win.
+    // Two writes to the same block: the later one must win.
     write(&mut guest, 0, 1, 10);
     write(&mut guest, 1, 1, 11);
     write(&mut guest, 2, 2, 12);
@@ -78,8 +79,8 @@ fn what_fails_waits_and_is_tried_again_in_its_order() {
         assert_eq!(request["waits_for"], "operator", "{dump}");
         assert!(request["error"].as_str().unwrap().contains("No space left"), "{dump}");
     }
-    server.wait_for_line("No space left on device (os error 28); it waits", 1);
-    // Too early.
+    server.wait_for_line("No space left on device (os error 28); it and others that fail wait", 1);
+    // The disk still fails, so this is too early.
     assert_eq!(server.control(RESUME).trim(), r#"{"resumed":2}"#);
     server.wait_for_line("held requests again", 1);
     server.wait_for_held(2);
@@ -95,7 +96,7 @@ fn what_fails_waits_and_is_tried_again_in_its_order() {
     assert_eq!((found(&server, 1), found(&server, 2)), (11, 12));
 }
 
-/// What a flush could not make durable may be gone: another one must not hide that.
+/// Data that a flush could not make durable may be lost. A repeated flush would succeed and hide that.
 #[test]
 fn a_flush_that_fails_does_not_wait() {
     let server = Server::start(1 << 20, HOLD);
@@ -107,7 +108,7 @@ fn a_flush_that_fails_does_not_wait() {
     guest.wait();
     assert_eq!(guest.answer(0, 1), IOERR);
     server.wait_for_held(1);
-    // Nor does it succeed later, whatever is done about the write.
+    // Later flushes must fail as well, even after the write has succeeded.
     fails(&server, "");
     server.control(RESUME);
     guest.wait();
@@ -127,7 +128,7 @@ fn an_operator_can_let_it_fail() {
     guest.wait();
     assert_eq!(guest.answer(0, 0), IOERR);
     server.wait_for_held(0);
-    // All others are reported at once.
+    // Without `on-error = "hold"`, every error is reported at once.
     let server = Server::start(1 << 20, "--path IMAGE --backend volatile");
     let mut guest = Guest::connect(&server.socket(), 1);
     fails(&server, FULL);
@@ -136,7 +137,8 @@ fn an_operator_can_let_it_fail() {
     assert_eq!(guest.answer(0, 0), IOERR);
 }
 
-/// Who stops a queue for good gets the errors; who takes over what is in flight gets that.
+/// A front end that stops a queue for good gets the errors. One that takes requests in flight along gets the requests
+/// back unanswered, and the next volume executes them.
 #[test]
 fn a_queue_can_be_stopped_while_requests_wait() {
     for kind in [Kind::Split, Kind::Packed] {
@@ -172,7 +174,7 @@ fn a_queue_can_be_stopped_while_requests_wait() {
     }
 }
 
-/// What the front end changes, as at the beginning of a migration, and a restart of the volume are no ends.
+/// Neither a change by the front end, as at the start of a migration, nor a restart of the volume ends the wait.
 #[test]
 fn changes_and_restarts_leave_it_waiting() {
     let mut server = Server::start(1 << 20, HOLD);
@@ -187,7 +189,7 @@ fn changes_and_restarts_leave_it_waiting() {
     assert!(guest.front.is_served());
     server.wait_for_held(1);
     assert!(guest.poll(0).is_none());
-    // The file of faults is opened when a volume starts.
+    // The volume opens the file of faults when it starts, so the new faults take effect with the next process.
     assert!(server.terminate().success());
     assert!(guest.poll(0).is_none());
     server.restart();
@@ -200,7 +202,7 @@ fn changes_and_restarts_leave_it_waiting() {
     assert_eq!(guest.answer(0, 0), OK);
 }
 
-/// A driver that aborts its commands wants an answer, and gets the error.
+/// A driver that aborts its commands needs an answer, so held commands fail with their errors.
 #[test]
 fn an_abort_does_not_wait_for_an_operator() {
     const CONTROL: usize = CONTROL_QUEUE as usize;
@@ -227,12 +229,12 @@ fn an_abort_does_not_wait_for_an_operator() {
     server.wait_for_held(0);
 }
 
-/// A file system that is full, and then is not.
+/// A file system that is full, and later has space again.
 #[test]
 fn a_disk_that_was_full_goes_on_without_an_error() {
     const COUNT: usize = 96;
     const LEN: u32 = 64 << 10;
-    // A small one in name spaces of its own.
+    // A small file system in a mount namespace of the volume's own.
     let mount = "mount -t tmpfs -o size=4m none DIR && exec \"$@\"";
     let user = if rustix::process::geteuid().is_root() { vec![] } else { vec!["--map-root-user"] };
     let wrapper = [vec!["unshare", "--mount"], user, vec!["sh", "-c", mount, "sh"]].concat();
@@ -247,7 +249,7 @@ fn a_disk_that_was_full_goes_on_without_an_error() {
         guest.add(0, n, header.as_bytes(), &data, 1, false);
     }
     guest.kick(0);
-    // 6 MiB do not fit into 4.
+    // The 6 MiB do not fit into the 4 MiB of the file system.
     let control = inside(&server.dir.path().join("v.ctl"));
     let mut control = ginnel_volume_control::Client::connect("v", Path::new(&control)).unwrap();
     let mut held = || match control.ask(&Ask::Stat).unwrap() {
@@ -262,7 +264,7 @@ fn a_disk_that_was_full_goes_on_without_an_error() {
     }
     let waiting = held();
     assert!(waiting > COUNT / 4 && waiting < COUNT / 2, "{waiting}");
-    // Room for them.
+    // Makes room for the held writes.
     let header = RequestHeader { kind: RequestKind::DISCARD, reserved: 0, sector: 0 };
     let range = RangeSegment { sector: 0, sectors: 3 << 11, flags: 0 };
     guest.add(0, COUNT, &[header.as_bytes(), range.as_bytes()].concat(), &[], 1, false);

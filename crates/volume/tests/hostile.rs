@@ -1,5 +1,5 @@
-//! Front ends that mean harm: whatever one says, or does to what it shares, the volume goes on and serves the next one at
-//! once, and a volume beside it notices nothing.
+//! Hostile front ends: whatever a front end sends, or does to the memory that it shares, the volume keeps running and
+//! serves the next front end at once. A volume next to it in the same process is not affected.
 
 mod front;
 mod server;
@@ -20,7 +20,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use server::{PROMPT, Server, random};
 use zerocopy::IntoBytes;
 
-/// Descriptors of all kinds that are no memory and no eventfd.
+/// Returns descriptors of many kinds, none of which is shareable memory or an eventfd.
 fn oddities() -> Vec<OwnedFd> {
     let (socket, far_end) = UnixStream::pair().unwrap();
     (&far_end).write_all(&[1; 1000]).unwrap();
@@ -31,7 +31,7 @@ fn oddities() -> Vec<OwnedFd> {
     let files = ["/dev/null", "/dev/zero", "/dev/full", "/", "/proc/self/mem", "/proc/self/exe"];
     let opened = files.iter().map(|path| File::open(path).unwrap().into());
     let empty = memfd_create("empty", MemfdFlags::CLOEXEC).unwrap();
-    // Each of the two ends of the pipe finds the other closed in the end.
+    // When this returns, the other ends of the socket and of the pipe are closed.
     [reader, writer, socket.into(), sealed, empty].into_iter().chain(opened).collect()
 }
 
@@ -42,7 +42,7 @@ fn garbage(socket: &Path) {
         let mut bytes: Vec<u8> =
             (0..random(&mut state) % 4096).map(|_| (random(&mut state) >> 32) as u8).collect();
         if round % 2 == 0 {
-            // It looks like a message of some kind, at least.
+            // The header at least is well-formed.
             let (request, size) = (random(&mut state) as u32 % 45, random(&mut state) as u32 % 100);
             let header = Header { request, flags: Header::VERSION, size };
             bytes.splice(..0, header.as_bytes().iter().copied());
@@ -80,13 +80,13 @@ fn wrong_descriptors(socket: &Path) {
             }
             assert!(!front.is_served(), "{odd:?} is taken for memory");
         }
-        // As what wakes and what is woken, of a queue that runs.
+        // Passes the descriptor as the kick and call eventfd of a running queue.
         let front = Front::connect(socket);
         front.set_up(&good, odd.as_fd(), odd.as_fd(), false);
         front.is_served();
         front.stop();
     }
-    // None, or more than there should be.
+    // Passes no descriptor, or too many.
     let many: Vec<_> = (0..40).map(|_| good.as_fd()).collect();
     for fds in [&many[..0], &many[..2], &many[..32], &many] {
         for request in [Request::SET_MEM_TABLE, Request::SET_VRING_KICK, Request::GET_FEATURES] {
@@ -113,7 +113,7 @@ fn memory_that_is_not_there(socket: &Path) {
             assert!(!front.is_served(), "{size:#x} bytes at {offset:#x} in flight");
         }
     }
-    // It goes away under a queue that runs.
+    // The front end truncates the memory of a running queue.
     for packed in [false, true] {
         let (front, memory, kick) = (Front::connect(socket), memory(), event());
         front.set_up(&memory, kick.as_fd(), event().as_fd(), packed);
@@ -121,7 +121,7 @@ fn memory_that_is_not_there(socket: &Path) {
         ftruncate(&memory, 0).unwrap();
         rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
         front.stop();
-        // It may have found nothing to do; what is left of it ends with the connection.
+        // The volume may have found nothing to do. Closing the connection cleans up the rest.
     }
 }
 
@@ -149,7 +149,7 @@ fn broken_rings(socket: &Path) {
             .flat_map(|_| random(&mut state).wrapping_mul(0x9e37_79b9).to_ne_bytes())
             .collect();
         if round % 3 == 0 {
-            // Descriptors that lead in a circle, and more of them than there are.
+            // Descriptors that form a loop, and an available ring that claims more of them than the queue has.
             for (number, descriptor) in bytes[..16 * SIZE as usize].chunks_exact_mut(16).enumerate() {
                 descriptor[..8].copy_from_slice(&(GUEST + 0x1000).to_ne_bytes());
                 descriptor[8..12].copy_from_slice(&16u32.to_ne_bytes());
@@ -197,7 +197,7 @@ fn flood(socket: &Path) {
         let _ = stream.write(&[0; 5]);
     }
     drop(all);
-    // One that asks, and hears nothing of the answers.
+    // A front end that sends requests and never reads the answers.
     let front = Front::connect(socket);
     front.0.set_nonblocking(true).unwrap();
     let ask = Header { request: Request::GET_FEATURES.0, flags: 1, size: 0 };
@@ -216,13 +216,13 @@ const ATTACKS: &[Attack] = &[
     ("a flood of connections", flood),
 ];
 
-/// As a VM would come, within a second.
+/// Connects as a well-behaved VM does, and checks that it is served within a second.
 fn a_good_front_end_is_served(server: &Server, after: &str) {
     let begin = Instant::now();
     let mut client = loop {
         match Client::connect(Options { patience: PROMPT, ..server.options() }) {
             Ok(client) => break client,
-            // Refused, as long as others wait.
+            // The volume refuses connections while others are waiting.
             Err(error) => assert!(begin.elapsed() < PROMPT, "after {after}: {error}"),
         }
     };
@@ -295,7 +295,7 @@ fn a_volume_that_pins_memory_survives() {
     attacked("--path IMAGE --queues 2 --threads 2 --pin-memory true --iopoll");
 }
 
-/// SIGTERM is heard also while a front end talks without end.
+/// SIGTERM ends the volume even while a front end sends messages without a pause.
 #[test]
 fn who_talks_without_end_does_not_keep_it_alive() {
     let mut server = Server::start(8 << 20, "--backend ram --size 8M");
@@ -305,7 +305,7 @@ fn who_talks_without_end_does_not_keep_it_alive() {
         let front = Front::connect(&socket);
         let owner = Header { request: Request::SET_OWNER.0, flags: Header::VERSION, size: 0 };
         let many = owner.as_bytes().repeat(4000);
-        // What comes back, and when, nobody cares; it ends when the volume has hung up.
+        // This thread ignores the answers and ends when the volume has closed the connection.
         while (&front.0).write_all(&many).is_ok() {
             let _ = talks.send(());
         }
@@ -320,7 +320,8 @@ fn who_talks_without_end_does_not_keep_it_alive() {
     talker.join().unwrap();
 }
 
-/// What a process has open, mapped, and in memory that is its own (KiB), while it has no front end.
+/// Returns the numbers of open files and of mappings, and the private memory in KiB, of the volume's process while it
+/// has no front end.
 fn belongings(server: &Server) -> (usize, usize, u64) {
     let until = Instant::now() + PROMPT;
     while !server.control(r#"{"op":"stat"}"#).contains(r#""front_end":null"#) {
@@ -334,7 +335,7 @@ fn belongings(server: &Server) -> (usize, usize, u64) {
     (open, mapped, own.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-/// A front end that gets as far as `stage`, and then leaves.
+/// Connects, goes as far as `stage` in setting up a device, and disconnects.
 fn come_and_go(socket: &Path, stage: u64, fds: &[OwnedFd; 3]) {
     let [memory, kick, call] = fds;
     let front = Front::connect(socket);
@@ -346,7 +347,7 @@ fn come_and_go(socket: &Path, stage: u64, fds: &[OwnedFd; 3]) {
             front.agree(true);
             front.share(memory, MEMORY);
         }
-        // Descriptors with the first half of a message.
+        // The first half of a message, with descriptors.
         4 => {
             let header = Header { request: Request::SET_MEM_TABLE.0, flags: Header::VERSION, size: 40 };
             front.send(header.as_bytes(), &[memory.as_fd(), kick.as_fd(), call.as_fd()]);
@@ -366,11 +367,11 @@ fn come_and_go(socket: &Path, stage: u64, fds: &[OwnedFd; 3]) {
         }
         _ => {
             front.set_up(memory, kick.as_fd(), call.as_fd(), true);
-            // A message that ends the session.
+            // An invalid message, which ends the session.
             front.say(Request(99), &[], &[memory.as_fd(), call.as_fd()]);
         }
     }
-    // All of it has been done before it leaves, but of what is half said.
+    // Waits until the volume has handled all messages, except where a message is incomplete.
     if !matches!(stage % 8, 1 | 4) {
         front.is_served();
     }
@@ -383,7 +384,7 @@ fn thousands_of_front_ends_leave_nothing_behind() {
     let mut before = (0, 0, 0);
     for number in 0..5000 {
         come_and_go(&server.socket(), number, &fds);
-        // What is allocated once is there by then.
+        // By then the volume has made all allocations that it makes once and keeps.
         if number == 500 {
             a_good_front_end_is_served(&server, "the first 500");
             before = belongings(&server);
@@ -393,7 +394,8 @@ fn thousands_of_front_ends_leave_nothing_behind() {
     let after = belongings(&server);
     println!("open, mapped, own KiB: {before:?} after 500 front ends, {after:?} after 5000");
     assert!(server.count("has connected") > 5000 / 8 * 6, "hardly any was served");
-    // One of each kind would be more than five hundred. Our own questions are open for a moment longer than we see.
+    // A leak of one object of each kind by each front end would add up to more than 500. Descriptors of this test's own
+    // queries stay open for a moment, so small differences do not count.
     let grown = (
         after.0.saturating_sub(before.0),
         after.1.saturating_sub(before.1),

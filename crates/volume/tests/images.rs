@@ -1,4 +1,4 @@
-//! Images that are there, and images that are not.
+//! Images that exist, and images that do not.
 
 mod server;
 
@@ -9,7 +9,7 @@ use server::Server;
 
 const BYTES: u64 = 1 << 20;
 
-/// What a volume says that is to fail at its start.
+/// Starts a volume that must fail to start, and returns its error message.
 fn refused(folder: &Path, flags: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
         .args(["w", "--socket"])
@@ -35,7 +35,7 @@ fn an_image_that_is_not_there_is_made_only_if_that_is_asked_for() {
     let said = refused(folder.path(), &["--path", path, "--size", "1M", "--read-only", "--create"]);
     assert!(said.contains("read-only"), "{said}");
     assert!(!image.exists());
-    // Its folder is that of a file system that is not mounted.
+    // The image's folder does not exist, as if its file system was not mounted.
     let nowhere = folder.path().join("srv/image");
     let said = refused(folder.path(), &["--path", nowhere.to_str().unwrap(), "--size", "1M", "--create"]);
     assert!(said.contains("cannot be created: No such file"), "{said}");
@@ -66,7 +66,7 @@ fn an_image_that_another_has_does_not_grow() {
 
 #[test]
 fn direct_io_needs_nobody_to_tell_how() {
-    // tmpfs has it since Linux 6.6, and does not tell its alignment.
+    // tmpfs supports O_DIRECT since Linux 6.6, but does not report the alignment.
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = folder.path().join("image");
     std::fs::write(&image, vec![7; BYTES as usize]).unwrap();

@@ -1,4 +1,4 @@
-//! How files are read and written: completions that are polled, memory that is pinned.
+//! I/O on files: polled completions, and pinned memory.
 
 mod server;
 
@@ -10,7 +10,7 @@ use server::{PROMPT, Server};
 
 const BYTES: u64 = 8 << 20;
 
-/// Writes, reads and flushes, and checks all that it reads.
+/// Writes, reads and flushes; verifies all data that it reads.
 fn load(client: &mut Client) {
     let workload = Workload {
         pattern: Pattern { random: true, reads: 50 },
@@ -27,7 +27,7 @@ fn load(client: &mut Client) {
     assert!(outcome.verified > 500 && outcome.flushes.requests > 0);
 }
 
-/// All kinds of requests, on the disk that a client sees.
+/// Makes all kinds of requests on the disk that the client sees.
 fn all_kinds(client: &mut Client) {
     load(client);
     client.write(4096, &[7; 16384]).unwrap();
@@ -46,7 +46,7 @@ fn a_polled_disk_can_be_written_flushed_and_discarded() {
         let server = Server::start(BYTES, flags);
         let mut client = server.connect();
         all_kinds(&mut client);
-        // Not every disk has queues to poll: told once, and it goes on.
+        // Not every disk has queues to poll. The volume reports that once and goes on.
         assert!(server.count("no queues to poll") <= 1, "{}", server.log());
         assert_eq!(server.count("failed"), 0, "{}", server.log());
     }
@@ -78,7 +78,7 @@ fn polled_and_other_disks_in_one_target() {
     assert_eq!(server.count("failed"), 0, "{}", server.log());
 }
 
-/// Kilobytes that the kernel has pinned for a volume.
+/// Returns the amount of memory that the kernel has pinned for a volume, in KiB.
 fn pinned(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmPin")).unwrap();
@@ -109,7 +109,7 @@ fn pinned_memory_is_let_go_with_its_front_end() {
 
 #[test]
 fn memory_that_must_not_be_pinned_is_used_as_it_is() {
-    // Who may pin all that he wants is nobody any more.
+    // Root is exempt from the limit on locked memory, so the volume must not run as root.
     let user = if rustix::process::geteuid().is_root() { " --user nobody" } else { "" };
     let server = Server::start_under(
         &["prlimit", "--memlock=65536:65536"],

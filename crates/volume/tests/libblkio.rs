@@ -1,7 +1,7 @@
-//! A front end of others: the crate `virtio-driver`, on which libblkio's vhost-user transport is built.
+//! A front end that is not ours: the crate `virtio-driver`, on which libblkio's vhost-user transport is built.
 //!
-//! It shares rings and buffers of any size, each as a region of its own, and not a VM's whole memory.
-#![allow(unsafe_code)] // That crate is handed buffers in memory that is shared with the volume.
+//! It shares rings and buffers of any size, each as a memory region of its own, instead of a VM's whole memory.
+#![allow(unsafe_code)] // The crate takes pointers to buffers in memory that is shared with the volume.
 
 mod server;
 
@@ -19,7 +19,7 @@ use virtio_driver::{
 
 const BYTES: u64 = 1 << 20;
 
-/// Of memory that is shared: neither pages nor words.
+/// Size of the shared buffer in bytes: a multiple neither of the page size nor of the word size.
 const SHARED: usize = 2 * 4096 + 1003;
 
 struct Queue<'a> {
@@ -29,7 +29,7 @@ struct Queue<'a> {
 }
 
 impl Queue<'_> {
-    /// Waits for the one request that is under way.
+    /// Waits for the one request in flight.
     fn finish(&mut self) {
         self.queue.set_used_notif_enabled(true);
         let until = Instant::now() + PROMPT;
@@ -40,7 +40,7 @@ impl Queue<'_> {
                 return;
             }
             assert!(Instant::now() < until, "no answer");
-            // SAFETY: open as long as `self.call` is there.
+            // SAFETY: the descriptor is open as long as `self.call` exists.
             let call = unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) };
             let patience = Timespec { tv_sec: PROMPT.as_secs().cast_signed(), tv_nsec: 0 };
             assert_eq!(poll(&mut [PollFd::new(&call, PollFlags::IN)], Some(&patience)), Ok(1), "no call");
@@ -52,7 +52,7 @@ impl Queue<'_> {
 #[test]
 fn libblkios_transport_reads_writes_and_flushes() {
     let (event_idx, packed) = (VirtioFeatureFlags::RING_EVENT_IDX, VirtioFeatureFlags::RING_PACKED);
-    // Of packed rings it gives 0 as the base, without the wrap counters.
+    // For packed rings the crate sends 0 as the base, without the wrap counters.
     for ring in [event_idx, VirtioFeatureFlags::empty(), packed, packed | event_idx] {
         let server = Server::start(BYTES, "--path IMAGE --queues 2 --threads 2");
         let features = VirtioFeatureFlags::VERSION_1 | ring;
@@ -64,7 +64,7 @@ fn libblkios_transport_reads_writes_and_flushes() {
 
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(SHARED as u64).unwrap();
-        // SAFETY: nobody cuts the file.
+        // SAFETY: nobody truncates the file.
         let mut shared = unsafe { memmap2::MmapOptions::new().len(SHARED).map_mut(&file) }.unwrap();
         let start = shared.as_mut_ptr();
         transport.map_mem_region(start as usize, SHARED, file.as_raw_fd(), 0).unwrap();
@@ -75,10 +75,10 @@ fn libblkios_transport_reads_writes_and_flushes() {
             let kick = transport.get_submission_notifier(number);
             let call = transport.get_completion_fd(number);
             let mut queue = Queue { queue, kick, call };
-            // The last bytes of the region, and the first.
+            // Writes from the last bytes of the region, and reads into the first ones.
             let (byte, at) = (7 + number as u8, 65536 * (1 + number as u64));
             let (from, to) = (SHARED - 1024, 0);
-            // SAFETY: all inside the mapping, which outlives the queues, and no request is under way here.
+            // SAFETY: all of it is inside the mapping, which outlives the queues, and no request is in flight here.
             unsafe {
                 start.add(from).write_bytes(byte, 1024);
                 start.add(to).write_bytes(0, 1024);

@@ -1,4 +1,4 @@
-//! The life of a volume, driven by the poll-mode client: killed, cut from power, drained, resized, paused.
+//! The life cycle of a volume, driven by the polling client: it is killed, loses power, is drained, resized and paused.
 
 mod server;
 
@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_volume_bench::verify::{Ledger, Since};
-use ginnel_volume_bench::{Carried, Client, Device, Operation, Options, Request, Ring, Status};
+use ginnel_volume_bench::{Client, Device, Operation, Options, Recovery, Request, Ring, Status};
 use server::{PROMPT, Server, random};
 
 const BLOCK: u32 = 4096;
 const BLOCKS: usize = 2048;
 const BYTES: u64 = BLOCKS as u64 * BLOCK as u64;
 
-/// What a load does with its blocks: random reads and writes, with a flush now and then, each in its own slot of one queue.
+/// A load of random reads and writes, with an occasional flush. Each request has its own slot of one queue.
 struct Load {
     ledger: Ledger,
     state: u64,
-    /// What each slot is about: a block, or a flush.
+    /// The block of each slot's request, or `None` for a flush.
     slots: Vec<Option<usize>>,
     busy: Vec<bool>,
     flushing: bool,
@@ -36,7 +36,7 @@ impl Load {
         }
     }
 
-    /// Fills the queue.
+    /// Submits requests until the queue is full.
     fn submit(&mut self, client: &mut Client) {
         let queue = client.queue(0);
         while let Some(slot) = queue.claim() {
@@ -68,7 +68,7 @@ impl Load {
         queue.publish().unwrap();
     }
 
-    /// Takes what is done; says whether there was anything.
+    /// Handles completions; returns whether there were any.
     fn poll(&mut self, client: &mut Client) -> bool {
         let queue = client.queue(0);
         let mut any = false;
@@ -97,7 +97,7 @@ impl Load {
         any
     }
 
-    /// Until nothing is on its way.
+    /// Waits until no request is in flight.
     fn drain(&mut self, client: &mut Client) {
         let until = Instant::now() + PROMPT;
         while client.queue(0).submitted() > 0 {
@@ -117,7 +117,7 @@ impl Load {
         }
     }
 
-    /// Reads everything that was ever written.
+    /// Reads and verifies every block that was ever written.
     fn check_all(&mut self, client: &mut Client, since: Since) {
         let mut bytes = vec![0; BLOCK as usize];
         for index in 0..BLOCKS {
@@ -139,7 +139,7 @@ fn killed_at_random(ring: Ring, kills: usize, flags: &str) {
         server.kill();
         longest = longest.max(client.queue(0).submitted());
         server.restart();
-        assert_eq!(client.reconnect_within(PROMPT).unwrap(), Carried::ByTheServer);
+        assert_eq!(client.reconnect_within(PROMPT).unwrap(), Recovery::ByServer);
     }
     load.drain(&mut client);
     load.check_all(&mut client, Since::Running);
@@ -157,7 +157,7 @@ fn killed_at_random_with_packed_rings() {
     killed_at_random(Ring::Packed, 100, "--path IMAGE --direct off");
 }
 
-/// The kernel may take its time until all is closed that a killed volume had begun.
+/// The kernel may take a while until it has closed everything that a killed volume used.
 #[test]
 fn a_successor_waits_until_its_predecessor_is_gone() {
     use ginnel_volume::lock::{Use, lock};
@@ -166,7 +166,7 @@ fn a_successor_waits_until_its_predecessor_is_gone() {
     let file = std::fs::File::options().read(true).write(true).open(server.image()).unwrap();
     lock(&file, &server.image(), Use::Write, PROMPT).unwrap();
     let releases = std::thread::spawn(move || {
-        // Longer than for an image that nobody was killed with.
+        // This is longer than a volume waits for an image if it does not know of a killed predecessor.
         std::thread::sleep(Duration::from_secs(8));
         drop(file);
     });
@@ -176,13 +176,13 @@ fn a_successor_waits_until_its_predecessor_is_gone() {
     server.connect().read(0, &mut [0; 512]).unwrap();
 }
 
-/// Also where the image's lock does not tell.
+/// The same, if the image has no lock that would tell.
 #[test]
 fn without_a_lock_a_successor_waits_too() {
     use rustix::fs::{FlockOperation, flock};
     let mut server = Server::start(BYTES, "--path IMAGE --lock false");
     server.kill();
-    // As the rings of the killed one hold it until the disk has answered.
+    // Holds the socket's lock file, as the io_uring rings of a killed volume do until the disk has answered.
     let held = std::fs::File::open(server.dir.path().join("v.sock.lock")).unwrap();
     let until = Instant::now() + PROMPT;
     while flock(&held, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -212,7 +212,7 @@ fn a_power_cut_takes_only_what_was_not_flushed() {
         server.kill();
         server.restart();
         client.reconnect_within(PROMPT).unwrap();
-        // First what the cut has left, then on from there.
+        // First checks what the power cut has left, and then continues from there.
         let mut bytes = vec![0; BLOCK as usize];
         for index in 0..BLOCKS {
             client.read(load.ledger.offset(index), &mut bytes).unwrap();
@@ -222,7 +222,7 @@ fn a_power_cut_takes_only_what_was_not_flushed() {
             }
         }
     }
-    // Or else the cache is none, and the test shows nothing.
+    // Otherwise the disk has no volatile cache, and the test proves nothing.
     assert!(lost > 0, "nothing was lost in {} requests", load.done);
 }
 
@@ -240,7 +240,7 @@ fn without_a_write_cache_a_power_cut_takes_nothing() {
     load.check_all(&mut client, Since::Running);
 }
 
-/// Who turns the cache off flushes no more, so what is in it then is flushed for him.
+/// A driver that turns the write cache off sends no more flushes, so the volume flushes the cache at that time.
 #[test]
 fn what_was_in_the_cache_when_it_is_turned_off_is_durable() {
     let mut server = Server::start(BYTES, "--path IMAGE --backend volatile");
@@ -268,7 +268,7 @@ fn a_signal_drains_it() {
     for _ in 0..5 {
         load.run_for(&mut client, Duration::from_millis(20));
         assert!(server.terminate().success());
-        // What it had taken it has answered; what it had not is in the queue.
+        // The volume has answered all requests that it had taken. The others are still in the queue.
         load.poll(&mut client);
         server.restart();
         client.reconnect_within(PROMPT).unwrap();
@@ -314,15 +314,15 @@ fn a_disk_grows_while_it_is_used() {
     assert_eq!(client.disk().bytes, 2 * BYTES);
     client.write(2 * BYTES - 4096, &[1; 4096]).unwrap();
     assert!(client.write(2 * BYTES, &[1; 4096]).is_err());
-    // An image that has grown by other hands.
+    // The image is grown by another program.
     std::fs::File::options().write(true).open(server.image()).unwrap().set_len(3 * BYTES).unwrap();
     let answer = server.control(r#"{"op":"resize"}"#);
     assert!(answer.contains(&(3 * BYTES).to_string()), "{answer}");
     let answer = server.control(r#"{"op":"resize","size":1000}"#);
-    assert!(answer.contains("no multiple"), "{answer}");
+    assert!(answer.contains("not a multiple"), "{answer}");
 }
 
-/// The next event of a SCSI target.
+/// Waits for the next event of a SCSI target.
 fn event(client: &mut Client) -> Event {
     let until = Instant::now() + PROMPT;
     loop {
@@ -334,7 +334,7 @@ fn event(client: &mut Client) -> Event {
     }
 }
 
-/// Virtio 1.2, section 5.6.6.3.1: the driver is told if events were lost for want of a buffer.
+/// Virtio 1.2, section 5.6.6.3.1: the device tells the driver if it has dropped events because it had no buffer.
 #[test]
 fn events_that_were_missed_are_told_of() {
     let missed = Event { event: Event::NONE | Event::MISSED, lun: [0; 8], reason: 0 };
@@ -353,7 +353,7 @@ fn events_that_were_missed_are_told_of() {
         resize();
         assert_eq!(event(&mut client).event, Event::PARAM_CHANGE);
 
-        // One is lost. Its bit comes as soon as there is a buffer, and once.
+        // One event is dropped. The flag that says so comes with the next buffer, and only once.
         resize();
         server.wait_for_line("no buffer for an event", 1);
         client.offer_event_buffer().unwrap();
@@ -362,7 +362,7 @@ fn events_that_were_missed_are_told_of() {
         resize();
         assert_eq!(event(&mut client).event, Event::PARAM_CHANGE);
 
-        // What happens while nobody is there was missed as well.
+        // Events that happen while no front end is connected count as dropped too.
         drop(client);
         resize();
         let mut client = Client::connect(options).unwrap();
@@ -377,7 +377,7 @@ fn events_that_were_missed_are_told_of() {
 #[test]
 fn written_pages_are_marked_for_a_guest_that_migrates() {
     for ring in [Ring::Split, Ring::Packed] {
-        // One slot, so that it is known which one is used.
+        // With one slot, the test knows which one is used.
         let server = Server::start(BYTES, "--path IMAGE");
         let mut client = Client::connect(Options { ring, depth: 1, ..server.options() }).unwrap();
         let mut load = Load::new(1, 11);
@@ -392,7 +392,7 @@ fn written_pages_are_marked_for_a_guest_that_migrates() {
             assert!(dirty.contains(&page), "{ring:?}: page {page:#x} of {dirty:x?}");
         }
         assert!(ring == Ring::Packed || used.step_by(4096).any(|page| dirty.contains(&page)), "{dirty:x?}");
-        // A write changes the answer and the ring, and not the buffer.
+        // Writing to the disk changes the status and the ring in the guest's memory, but not the buffer.
         client.write(0, &[1; 8192]).unwrap();
         let dirty = client.take_dirty();
         let [buffer, answer, _] = client.pages_of(0, 0);
@@ -464,7 +464,7 @@ fn an_idle_volume_sleeps() {
         let threads = answer["stat"]["threads"].as_array().unwrap().clone();
         threads.iter().map(|thread| thread["turns"].as_u64().unwrap()).sum::<u64>()
     };
-    // Nothing wakes it: not a turn in a second, once the last budget is spent.
+    // Once the last polling budget is used up, nothing wakes the volume: its workers make no turn within a second.
     let until = Instant::now() + PROMPT;
     let mut before = turns();
     loop {

@@ -1,6 +1,6 @@
-//! Limits hold from end to end, and a volume that has nothing to do uses nothing.
+//! Limits are exact end to end, and an idle volume uses no CPU time.
 //!
-//! One after the other: these measure time.
+//! The tests run one after the other, because they measure time.
 
 mod server;
 
@@ -14,10 +14,10 @@ use server::{PROMPT, Server};
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A while to use up what has been saved, then so long measured.
+/// How long a measurement takes, after a phase that uses up the saved burst.
 const MEASURED: Duration = Duration::from_secs(1);
 
-/// Requests under way for each of two queues.
+/// Number of requests in flight on each of the two queues.
 const DEPTH: u16 = 16;
 
 fn ask(server: &Server, request: &Request) -> Answer {
@@ -47,9 +47,10 @@ fn load(client: &mut Client, block: u32) -> Outcome {
     outcome
 }
 
-/// Measures until one time all is as it should be, within two percent. It may never be more than that, but for what had been done
-/// before the time began and was seen in it (`unseen`, at most all that is under way): the machine may have kept the
-/// client from looking. That it is less, or that a queue starves, can be the machine's doing too.
+/// Measures repeatedly until the result is within two percent of the limit and no queue starves. A result may never
+/// exceed the limit by more than that, except for requests that completed before the measurement began and were seen
+/// only in it (`unseen`, at most the number in flight): the machine may have kept the client from looking. A lower
+/// result, or a queue that starves, can be caused by the machine as well, so it only leads to another attempt.
 fn holds(what: &str, limit: f64, unseen: f64, mut measure: impl FnMut() -> (f64, bool)) {
     for _ in 0..8 {
         let (measured, even) = measure();
@@ -76,18 +77,18 @@ fn limited(flags: &str) {
         let after = stat(&server).queues;
         let done: Vec<_> = after.iter().zip(&before).map(|(a, b)| (a.done - b.done) as f64).collect();
         println!("queues: {done:?}");
-        // Who comes late leaves its turn to the other, so under load they are not the same.
+        // A queue that comes late leaves its turn to the other one, so on a busy machine the two counts differ.
         (amount(&outcome) / outcome.time.as_secs_f64(), done[0].min(done[1]) > 0.45 * (done[0] + done[1]))
     };
     let unseen = 2.0 * f64::from(DEPTH);
     holds("requests a second", 4000.0, unseen, || measure(4096, &count));
 
-    // Another limit, while it runs.
+    // Changes the limits of the running volume.
     let change = LimitChange { iops: Some(0), bandwidth: Some("32M".parse().unwrap()), burst: None };
     assert!(matches!(ask(&server, &Request::Limit(change)), Answer::Limits(limits) if limits.iops == 0));
     holds("bytes a second", f64::from(32 << 20), unseen * f64::from(16 << 10), || measure(16 << 10, &bytes));
 
-    // Without one it is far faster, or else the limits have shown nothing.
+    // Without a limit the volume must be far faster; otherwise the measurements above prove nothing.
     let change = LimitChange { bandwidth: Some("0".parse().unwrap()), ..LimitChange::default() };
     ask(&server, &Request::Limit(change));
     let (free, _) = measure(4096, &count);
@@ -107,7 +108,7 @@ fn limits_hold_for_queues_of_two_threads() {
 /// CPU time of all threads of a process, from `/proc/PID/stat`, in clock ticks of 10 ms.
 fn ticks(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // Behind the name, which is in parentheses: state, and then numbers.
+    // After the name, which is in parentheses, come the state and then numbers.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
@@ -120,7 +121,7 @@ fn an_idle_volume_uses_no_time() {
         let mut client = Client::connect(Options { queues: 2, ..server.options() }).unwrap();
         client.write(0, &[1; 4096]).unwrap();
         client.flush().unwrap();
-        // What it has begun may end first.
+        // Work that the volume has begun may still use some time.
         let until = Instant::now() + PROMPT;
         let used = loop {
             let before = ticks(server.pid());
@@ -132,7 +133,7 @@ fn an_idle_volume_uses_no_time() {
             assert!(Instant::now() < until, "{flags}: {used} ticks in a second of nothing");
         };
         println!("{flags}: {used} ticks of 10 ms in a second");
-        // And it is there at once.
+        // The volume still answers at once.
         client.write(4096, &[2; 4096]).unwrap();
     }
 }
@@ -142,7 +143,7 @@ fn a_volume_that_polls_uses_a_whole_processor() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Server::start(32 << 20, "--backend ram --size 32M --wait poll");
     let _client = server.connect();
-    // Or else the ticks above would be no measure.
+    // Shows that the ticks of the other test do measure CPU time.
     let (before, begin) = (ticks(server.pid()), Instant::now());
     while ticks(server.pid()) - before < 5 {
         assert!(begin.elapsed() < PROMPT, "it does not poll");

@@ -1,4 +1,5 @@
-//! Writes that were accepted and could not be written back: nothing says any more that they are durable.
+//! Writes that were acknowledged and then could not be written back: from then on, no request reports that data are
+//! durable.
 
 mod server;
 
@@ -10,12 +11,12 @@ use server::{PROMPT, Server, status};
 const BYTES: u64 = 32 << 20;
 const BLOCK: u32 = 64 << 10;
 
-/// A volume with two queues, each with a thread of its own.
+/// Connects with two queues, each of which has a worker thread of its own.
 fn connect(server: &Server) -> Client {
     Client::connect(Options { queues: 2, ..server.options() }).unwrap()
 }
 
-/// The same request on both queues at once.
+/// Submits the same request on both queues at once.
 fn on_both(client: &mut Client, request: Request) -> [Status; 2] {
     let mut statuses = [None; 2];
     for queue in client.queues() {
@@ -63,8 +64,9 @@ fn reset(server: &Server) -> String {
     server.control(r#"{"op":"reset-errors"}"#)
 }
 
-/// A volume on a disk of 32 MiB that has room for four: a loop device over a file in a file system that is as small. Both
-/// vanish with the process, which holds them. `None` if this is not root, who alone can make one.
+/// Starts a volume on a disk that claims 32 MiB and has room for four: a loop device over a sparse file in a small file
+/// system. The volume's process keeps both alive, so they vanish with it. Returns `None` if the test does not run as
+/// root: only root can make a loop device.
 fn on_a_disk_that_fails(flags: &str) -> Option<Server> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED only root can make a loop device");
@@ -87,20 +89,20 @@ fn what_is_lost_is_told_on_every_queue_until_it_is_reset() {
     }
     assert!(!has_lost(&server));
     assert_eq!(on(&mut client, 0, Request::flush()), Status::IoError);
-    // The disk is well again, and has forgotten.
+    // The disk works again and no longer reports the error.
     std::fs::write(server.faults(), "").unwrap();
     assert!(has_lost(&server));
     for _ in 0..2 {
         assert_eq!(on_both(&mut client, Request::flush()), [Status::IoError; 2]);
     }
-    // Reads go on, and writes that need not be durable.
+    // Reads still succeed, and so do writes that need not be durable.
     client.write(4096, &[2; 4096]).unwrap();
     client.read(4096, &mut [0; 4096]).unwrap();
-    // A driver that turns the cache off, for which each write must be durable.
+    // If the driver turns the cache off, each write must be durable, so it fails.
     client.set_write_cache(false).unwrap_err();
     assert_eq!(status(client.write(4096, &[2; 4096])), Status::IoError);
     client.set_write_cache(true).unwrap();
-    // The next process knows.
+    // The next process of the volume must know about the loss.
     server.kill();
     server.restart();
     client.reconnect_within(PROMPT).unwrap();
@@ -152,11 +154,11 @@ fn linux_loses_what_is_in_its_page_cache() {
     let first = vec![1; BLOCK as usize];
     client.write(0, &first).unwrap();
     assert_eq!(on_both(&mut client, Request::flush()), [Status::Ok; 2]);
-    // All of that is accepted, and most of it has no room.
+    // The page cache accepts all of these writes, but the file system has no room for most of them.
     for at in (u64::from(BLOCK)..BYTES).step_by(BLOCK as usize) {
         client.write(at, &vec![2; BLOCK as usize]).unwrap();
     }
-    // Both at once; the kernel knows nothing of it any more after that.
+    // Both queues flush at once. The kernel reports the error only once, and forgets it after that.
     assert_eq!(on_both(&mut client, Request::flush()), [Status::IoError; 2]);
     assert!(has_lost(&server));
     for _ in 0..3 {
@@ -224,7 +226,7 @@ fn an_image_that_has_lost_something_does_not_go_with_its_vm() {
     for at in (0..BYTES).step_by(BLOCK as usize) {
         client.write(at, &vec![2; BLOCK as usize]).unwrap();
     }
-    // The end of a migration: what is in the page cache cannot be written.
+    // As at the end of a migration: the page cache cannot be written back.
     client.pause().unwrap();
     server.wait_for_line("its image stays locked", 1);
     assert!(is_locked());

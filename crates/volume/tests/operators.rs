@@ -1,4 +1,4 @@
-//! Who may ask a volume: its operators, and not its VM's QEMU.
+//! Which processes may use a volume's control socket: those of its operators, but not the QEMU of its VM.
 
 mod server;
 
@@ -15,7 +15,7 @@ use server::Server;
 const QEMU: u32 = 64001;
 const OPERATOR: u32 = 64002;
 
-/// Connects as a thread that is this user, of the group of the same number.
+/// Connects from a thread whose user and group both have this number.
 fn connect_as(number: u32, path: &Path) -> Result<(), ErrorKind> {
     let path = path.to_owned();
     let thread = std::thread::spawn(move || {
@@ -34,7 +34,7 @@ fn who_has_the_disk_does_not_change_its_limits() {
         println!("SKIPPED only root can give sockets to others");
         return;
     }
-    // Others can come here, other than to where the server has its things.
+    // Unlike the server's own folder, this one is accessible to other users.
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let control = folder.path().join("v.ctl");

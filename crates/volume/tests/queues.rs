@@ -1,5 +1,5 @@
-//! Several queues and threads at once: killed under verified load, cut from power with requests on their way, and an image
-//! that QEMU has.
+//! Several queues and threads at once: killed under verified load, cut from power with requests in flight, and an image
+//! that QEMU uses.
 
 mod server;
 
@@ -17,7 +17,7 @@ fn killed_under_load(ring: Ring, kills: u32, flags: &str) {
     let mut server = Server::start(16 << 20, flags);
     let options = Options { queues: 3, ring, indirect: true, ..server.options() };
     let mut client = Client::connect(options).unwrap();
-    assert!(client.keeps_account());
+    assert!(client.has_inflight_region());
     let ended = AtomicBool::new(false);
     let mut state = 0x1234 + u64::from(kills);
     let (reconnects, verified) = std::thread::scope(|scope| {
@@ -34,7 +34,7 @@ fn killed_under_load(ring: Ring, kills: u32, flags: &str) {
                 ..Workload::default()
             };
             let (mut reconnects, mut verified) = (0, 0);
-            // Each run reads all back that it has written.
+            // Each run reads back and verifies everything that it has written.
             while !ended.load(Ordering::Relaxed) {
                 let outcome = run(&mut client, &workload).unwrap();
                 assert_eq!(outcome.failed, 0, "{:?}", outcome.first_failure);
@@ -69,11 +69,11 @@ fn killed_at_random_with_packed_queues() {
     killed_under_load(Ring::Packed, 50, "--path IMAGE --queues 3 --threads 2 --wait interrupt --direct off");
 }
 
-/// A sector: what a power cut leaves whole.
+/// The block size is one sector, which a power cut either writes completely or not at all.
 const BLOCK: u32 = 512;
 const BLOCKS: usize = 2048;
 
-/// The power goes for the guest as well: what was on its way is with nobody.
+/// The guest loses power as well, so the requests in flight are forgotten.
 #[test]
 fn a_power_cut_in_the_midst_of_it() {
     let mut server = Server::start(BLOCKS as u64 * u64::from(BLOCK), "--path IMAGE --backend volatile");
@@ -88,7 +88,8 @@ fn a_power_cut_in_the_midst_of_it() {
         let mut bytes = vec![0; BLOCK as usize];
         for index in 0..BLOCKS {
             client.read(ledger.offset(index), &mut bytes).unwrap();
-            // As if nothing had happened, an acknowledged one may be missing; that is what the flushes are for.
+            // Counts the acknowledged writes that a check for an uninterrupted run would miss. They may be missing
+            // after a power cut; flushes exist for that reason.
             let found = read_stamp(&bytes, ledger.offset(index)).unwrap().unwrap_or(0);
             lost += usize::from(ledger.check(index, &bytes, Since::Running).is_err());
             ledger.check(index, &bytes, Since::PowerCut).unwrap_or_else(|wrong| panic!("{wrong}: {found}"));
@@ -99,7 +100,8 @@ fn a_power_cut_in_the_midst_of_it() {
     assert!(lost > 0 && cut_off > 0);
 }
 
-/// Writes and flushes until so many are done, then cuts the power with more on their way. Returns how many.
+/// Writes and flushes until this number of requests is done, then cuts the power with more in flight. Returns how many
+/// were done.
 fn cut_at(
     client: &mut Client,
     ledger: &mut Ledger,
@@ -161,7 +163,7 @@ fn cut_at(
     }
 }
 
-/// QEMU's storage daemon and a volume exclude each other, whoever is first.
+/// QEMU's storage daemon and a volume exclude each other from an image, whichever locks it first.
 #[test]
 fn an_image_is_not_shared_with_qemu() {
     let daemon = |server: &Server| {
@@ -202,7 +204,7 @@ fn an_image_is_not_shared_with_qemu() {
     process.kill().unwrap();
     process.wait().unwrap();
     refused.unwrap();
-    // And when it is gone, the volume serves again what it has written.
+    // When the storage daemon has gone, the volume serves the data that the storage daemon has written.
     server.restart();
     let mut bytes = [0; 512];
     server.connect().read(0, &mut bytes).unwrap();

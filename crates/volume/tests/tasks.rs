@@ -1,5 +1,5 @@
-//! Task management of a SCSI target: on the answer a driver completes all commands that it had asked for, and uses their
-//! memory for something else. So none of them may be left, wherever it was.
+//! Task management of a SCSI target. After the answer, the driver considers all of its commands complete and reuses
+//! their memory. So no command may still be executing, wherever it was.
 
 mod front;
 mod server;
@@ -20,10 +20,10 @@ use zerocopy::IntoBytes;
 const CONTROL: usize = CONTROL_QUEUE as usize;
 const COMMANDS: usize = FIRST_COMMAND_QUEUE as usize;
 const BLOCK: usize = 4096;
-/// Commands in a queue when the abort comes.
+/// Number of commands in a queue when the abort arrives.
 const EACH: usize = 12;
 
-/// Writes a block with what lies at its place among the guest's data.
+/// Writes a block with the data at that block's position in the guest's data area.
 fn write(guest: &mut Guest, queue: usize, n: usize, block: usize) {
     let mut cdb = [0; CDB_LEN];
     cdb[0] = 0x2a;
@@ -43,13 +43,13 @@ fn manage(guest: &mut Guest, function: TaskFunction) {
     guest.kick(CONTROL);
 }
 
-/// The bytes of a block in a round.
+/// The data of a block in a round.
 fn stamp(round: usize, block: usize) -> Vec<u8> {
     [round as u8 + 1, block as u8].repeat(BLOCK / 2)
 }
 
-/// All commands of two queues are done, and shown to be, before the answer: those that the limits hold, and those behind them
-/// in the queues.
+/// Checks that all commands of two queues are complete, and that the driver can see that, before the abort is answered.
+/// This includes commands that the limits hold back, and those behind them in the queues.
 fn nothing_is_left(kind: Kind, threads: usize) {
     let flags = "--device scsi --path IMAGE --direct off --queues 2 --iops 200";
     let server = Server::start(1 << 20, &format!("{flags} --threads {threads}"));
@@ -81,7 +81,7 @@ fn nothing_is_left(kind: Kind, threads: usize) {
             }
         }
         assert_eq!(done, 2 * EACH, "{kind:?}, {function:?}: done when the driver heard that all is");
-        // The driver uses the memory for something else.
+        // The driver reuses the memory.
         guest.memory.write(data, &[0xee; 2 * EACH * BLOCK]);
         let mut found = vec![0; BLOCK];
         for block in 0..2 * EACH {
@@ -103,7 +103,7 @@ fn nothing_is_left_of_commands_in_packed_queues() {
     nothing_is_left(Kind::Packed, 2);
 }
 
-/// What comes behind the abort is not waited for, however much it is.
+/// The abort does not wait for commands that arrive after it, however many there are.
 #[test]
 fn commands_without_end_do_not_keep_it_from_its_answer() {
     const DEPTH: usize = 64;
@@ -117,7 +117,7 @@ fn commands_without_end_do_not_keep_it_from_its_answer() {
         let mut more = 0;
         while guest.poll(CONTROL).is_none() {
             assert!(Instant::now() < until, "{kind:?}: no answer, with {more} commands behind the abort");
-            // In place of each that is done there is another one, before the volume looks.
+            // Each completed command is replaced by a new one before the volume looks again.
             while guest.poll(COMMANDS).is_some() {
                 write(&mut guest, COMMANDS, more % DEPTH, more % DEPTH);
                 guest.kick(COMMANDS);
@@ -128,7 +128,7 @@ fn commands_without_end_do_not_keep_it_from_its_answer() {
     }
 }
 
-/// What the driver had asked for in a queue that is stopped is waited for too: the queue starts again with all that.
+/// The abort also waits for commands in a stopped queue. The queue can start again with all of them.
 #[test]
 fn an_abort_waits_for_a_queue_that_is_to_start_again() {
     const QUEUES: usize = COMMANDS + 2;
@@ -140,10 +140,11 @@ fn an_abort_waits_for_a_queue_that_is_to_start_again() {
         (0..EACH).for_each(|n| write(&mut guest, COMMANDS + 1, n, n));
         guest.kick(COMMANDS + 1);
         manage(&mut guest, TaskFunction::LOGICAL_UNIT_RESET);
-        // As QEMU does when a VM goes on.
+        // QEMU does this when a VM is resumed.
         for queue in 0..QUEUES - 1 {
             guest.start(queue);
-            // Each thread has looked by the second answer, since it answers between its turns.
+            // A thread answers control requests between its turns. So by the second answer, each thread has looked at
+            // its queues.
             (0..2).for_each(|_| _ = server.control(r#"{"op":"dump"}"#));
             assert!(guest.poll(CONTROL).is_none(), "{kind:?}, {threads} threads, after queue {queue}");
         }
@@ -157,14 +158,14 @@ fn an_abort_waits_for_a_queue_that_is_to_start_again() {
     }
 }
 
-/// The same while the front end changes what the queues rest on, at any moment.
+/// The same while the front end changes the queues' resources at any moment.
 #[test]
 fn an_abort_waits_for_a_queue_that_is_being_changed() {
     const ROUNDS: usize = 200;
     let server = Server::start(0, "--device scsi --backend ram --size 1M --queues 2 --threads 2");
     let mut guest = Guest::connect(&server.socket(), COMMANDS + 2);
     for round in 0..ROUNDS {
-        // The commands are there, and nobody is kicked for them.
+        // The commands are published, but the volume is not notified of them.
         (0..EACH).for_each(|n| write(&mut guest, COMMANDS + 1, n, n));
         let _ = guest.queues[COMMANDS + 1].publish();
         guest.change(COMMANDS + 1);
@@ -180,11 +181,11 @@ fn an_abort_waits_for_a_queue_that_is_being_changed() {
     }
 }
 
-/// A queue that is stopped while somebody waits for what is in it does that first: when it starts again, the driver has long
-/// used the memory for something else.
+/// If an abort waits for the commands of a queue, stopping the queue completes them first. Otherwise they would run
+/// when the queue starts again, long after the driver has reused their memory.
 #[test]
 fn a_queue_is_not_stopped_before_what_is_waited_for() {
-    // All of it would take a day.
+    // All of the commands together would take a day.
     let server = Server::start(0, "--device scsi --backend ram --size 1M --threads 1 --bandwidth 512");
     let mut guest = Guest::connect(&server.socket(), COMMANDS + 1);
     (0..EACH).for_each(|n| write(&mut guest, COMMANDS, n, n));
@@ -192,7 +193,7 @@ fn a_queue_is_not_stopped_before_what_is_waited_for() {
     server.wait_for_taken(1);
     manage(&mut guest, TaskFunction::ABORT_TASK_SET);
     server.wait_for_taken(2);
-    // By then the thread knows of it: it answers between its turns.
+    // The thread answers control requests between its turns, so by now it knows about the abort.
     server.control(r#"{"op":"dump"}"#);
     let base = guest.front.stop_queue(COMMANDS as u32);
     assert_eq!(base as usize, EACH, "all of its commands");

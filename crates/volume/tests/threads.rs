@@ -1,9 +1,10 @@
-//! All threads of a volume and those of its front ends and operators in one process: workers, the session, limits and sizes that
-//! change, statistics and dumps, front ends that come and go. All that is read is checked.
+//! All threads of a volume, its front ends and its operators in one process: workers, the session, changing limits and
+//! sizes, statistics and dumps, front ends that connect and disconnect. All data that is read is verified.
 //!
-//! `scripts/sanitize` runs this under AddressSanitizer. Under ThreadSanitizer it needs a standard library that is built for it: what a
-//! mutex guards is reported as racing if the mutex was contended, and so is what channels and `Arc` free, for they synchronise
-//! in code that is precompiled, or by fences. There is a `main` of our own all the same, for whoever has such a library.
+//! `scripts/sanitize` runs this under AddressSanitizer. ThreadSanitizer needs a standard library that is built for it:
+//! otherwise it reports races for data behind a contended mutex and for memory that channels and `Arc` free, because
+//! these synchronise in precompiled code or by fences. The test has its own `main` nevertheless, for systems with such
+//! a library.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -43,9 +44,9 @@ fn main() {
 const BYTES: u64 = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A volume of this configuration, and all that can be done with it at a time.
+/// Serves a volume of this configuration, and does everything to it that can be done at the same time.
 fn serve(text: &str) {
-    // On the disk, not in memory, so that direct I/O is what it is.
+    // The folder is on a disk, not in memory, because direct I/O behaves differently there.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let image = folder.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(BYTES).unwrap();
@@ -67,7 +68,7 @@ fn serve(text: &str) {
     let over = Arc::new(AtomicBool::new(false));
     let turns = Arc::new(AtomicU64::new(0));
     let operator = {
-        // A SCSI disk tells of a new size in the answer to a command, which then has to be given again.
+        // A SCSI disk reports a new size in the answer to a command, and the driver then has to repeat that command.
         let (over, turns, sizes) = (over.clone(), turns.clone(), !text.contains("scsi"));
         thread::spawn(move || operate(&*handler, sizes, &over, &turns))
     };
@@ -103,7 +104,7 @@ fn serve(text: &str) {
     volume.join().unwrap();
 }
 
-/// Asks and changes whatever can be, again and again; counts how often.
+/// Sends all queries and changes again and again; counts the rounds in `done`.
 fn operate(handler: &dyn Handler, sizes: bool, over: &AtomicBool, done: &AtomicU64) {
     while !over.load(Ordering::Acquire) {
         let turns = done.load(Ordering::Relaxed);

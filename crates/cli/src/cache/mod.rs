@@ -8,7 +8,7 @@ use crate::inspect::{self, Block};
 use crate::list::or_dash;
 use crate::output::{self, Table};
 use crate::status::period;
-use crate::{AlreadySaid, Usage, address};
+use crate::{AlreadyReported, Usage, address};
 use anyhow::{Result, bail};
 use clap::{Subcommand, ValueEnum};
 use ginnel::Daemon;
@@ -278,7 +278,7 @@ fn status(args: &Status, options: &Options) -> Result<()> {
     } else if names.is_empty() {
         output::note("ginnel: there are no caches");
     }
-    if failed { Err(AlreadySaid.into()) } else { Ok(()) }
+    if failed { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
 fn hot(cache: &Cache, is_json: bool) -> Result<()> {
@@ -358,7 +358,7 @@ fn delete(cache: &Cache, keys: &[String]) -> Result<()> {
             missing = true;
         }
     }
-    if missing { Err(AlreadySaid.into()) } else { Ok(()) }
+    if missing { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
 fn limit(cache: &Cache, size: Bytes) -> Result<()> {

@@ -14,30 +14,27 @@ type Family = (&'static str, &'static str, &'static str, fn(&Stat) -> Option<f64
 const FAMILIES: &[Family] = &[
     ("ginnel_cache_up", "gauge", "Whether the server answers.", |s| Some(flag(s.no_server.is_none()))),
     ("ginnel_cache_servers_total", "counter", "Servers so far.", |s| Some(s.servers as f64)),
-    ("ginnel_cache_clock_seconds", "counter", "Seconds with a server since the cache was made.", |s| {
+    ("ginnel_cache_clock_seconds", "counter", "Seconds with a server since the cache was created.", |s| {
         Some(s.clock_seconds)
     }),
-    ("ginnel_cache_items", "gauge", "Items, those included whose time has come.", |s| Some(s.items as f64)),
+    ("ginnel_cache_items", "gauge", "Items, including expired ones.", |s| Some(s.items as f64)),
     ("ginnel_cache_slots", "gauge", "Places for items in the index.", |s| Some(s.slots as f64)),
     ("ginnel_cache_limit_bytes", "gauge", "Memory that the server may use for items.", |s| {
         Some(s.limit_bytes as f64)
     }),
     ("ginnel_cache_block_bytes", "gauge", "Memory of the block.", |s| Some(s.block_bytes as f64)),
-    ("ginnel_cache_pressed", "gauge", "Whether items have to go for others, soon or already.", |s| {
+    ("ginnel_cache_pressed", "gauge", "Whether the server evicts items, or will soon.", |s| {
         Some(flag(s.pressed))
     }),
-    ("ginnel_cache_get_hits_total", "counter", "Gets of items that came to the server and have hit.", |s| {
+    ("ginnel_cache_get_hits_total", "counter", "Gets executed by the server that were hits.", |s| {
         counter(s, "get_hits")
     }),
-    (
-        "ginnel_cache_get_misses_total",
-        "counter",
-        "Gets of items that came to the server and have missed.",
-        |s| counter(s, "get_misses"),
-    ),
-    ("ginnel_cache_sets_total", "counter", "Requests to store something.", |s| counter(s, "cmd_set")),
-    ("ginnel_cache_flushes_total", "counter", "Requests to end all items.", |s| counter(s, "cmd_flush")),
-    ("ginnel_cache_evictions_total", "counter", "Items that had to go for others.", |s| {
+    ("ginnel_cache_get_misses_total", "counter", "Gets executed by the server that were misses.", |s| {
+        counter(s, "get_misses")
+    }),
+    ("ginnel_cache_sets_total", "counter", "Requests to store an item.", |s| counter(s, "cmd_set")),
+    ("ginnel_cache_flushes_total", "counter", "Requests to remove all items.", |s| counter(s, "cmd_flush")),
+    ("ginnel_cache_evictions_total", "counter", "Items that were evicted for others.", |s| {
         counter(s, "evictions")
     }),
     ("ginnel_cache_connections", "gauge", "Connections to the server.", |s| counter(s, "curr_connections")),
@@ -68,7 +65,7 @@ pub fn text(stats: &[Stat]) -> String {
     }
     if !stats.is_empty() {
         let name = "ginnel_cache_memory_bytes";
-        put!(text, "# HELP {name} Memory of log segments, by what they are for.");
+        put!(text, "# HELP {name} Memory of log segments, by their use.");
         put!(text, "# TYPE {name} gauge");
         for stat in stats {
             for (queue, segments) in

@@ -2,8 +2,8 @@
 
 use super::Args;
 use super::frame::{Frame, Kind, MAX_CONTROL, flags, send_error};
+use super::location::Location;
 use super::peer::Peer;
-use super::place::Place;
 use super::progress::{Progress, Summary};
 use super::receiver::{Receiver, Target};
 use super::relay::relay;
@@ -16,9 +16,9 @@ use std::ffi::OsString;
 /// Copies the files that the arguments name.
 pub fn run(args: &Args, paths: &[OsString]) -> Result<Summary> {
     let usage = |text: &str| Usage(text.into());
-    let places =
-        paths.iter().map(|p| Place::parse(p)).collect::<Result<Vec<_>, _>>().map_err(|e| usage(&e))?;
-    let (target, sources) = places
+    let locations =
+        paths.iter().map(|p| Location::parse(p)).collect::<Result<Vec<_>, _>>().map_err(|e| usage(&e))?;
+    let (target, sources) = locations
         .split_last()
         .filter(|(_, sources)| !sources.is_empty())
         .ok_or_else(|| usage("name at least one source and a target: `ginnel cp FILE MEMBER:PATH`"))?;
@@ -33,7 +33,7 @@ pub fn run(args: &Args, paths: &[OsString]) -> Result<Summary> {
 }
 
 /// Splits the sources into groups that one conversation can copy: each is of one member, and fits into one message.
-fn groups(sources: &[Place]) -> Vec<&[Place]> {
+fn groups(sources: &[Location]) -> Vec<&[Location]> {
     let mut groups = Vec::new();
     let (mut begin, mut len) = (0, 0);
     for (i, source) in sources.iter().enumerate() {
@@ -51,14 +51,14 @@ fn groups(sources: &[Place]) -> Vec<&[Place]> {
 
 struct Copy<'a> {
     args: &'a Args,
-    target: &'a Place,
+    target: &'a Location,
     /// Whether there is more than one source. Several sources can only be copied into a folder.
     many: bool,
     progress: Progress,
 }
 
 impl Copy<'_> {
-    fn group(&mut self, sources: &[Place]) -> Result<()> {
+    fn group(&mut self, sources: &[Location]) -> Result<()> {
         let from = sources.first().and_then(|source| source.member.as_deref());
         match (from, self.target.member.as_deref()) {
             (None, Some(to)) => self.put(to, sources).with_context(|| to.to_owned()),
@@ -83,7 +83,7 @@ impl Copy<'_> {
             | flag(self.args.direct, flags::DIRECT)
     }
 
-    fn put(&mut self, to: &str, sources: &[Place]) -> Result<()> {
+    fn put(&mut self, to: &str, sources: &[Location]) -> Result<()> {
         let mut peer = self.connect(to)?;
         peer.ask(Kind::PUT, self.flags(), &self.target.path)?;
         Frame::expect(&mut peer.input, Kind::READY)?;
@@ -97,7 +97,7 @@ impl Copy<'_> {
         sender.send_all(sources.iter().map(|source| source.path.as_slice()))
     }
 
-    fn get(&mut self, from: &str, sources: &[Place]) -> Result<()> {
+    fn get(&mut self, from: &str, sources: &[Location]) -> Result<()> {
         let target = Target::at(&Root::Open, &self.target.path, self.many)?;
         let mut peer = self.connect(from)?;
         peer.ask(Kind::GET, self.flags(), &paths(sources))?;
@@ -117,7 +117,7 @@ impl Copy<'_> {
 
     /// Copies from one member to another: passes the messages of the source on to the target unchanged, and the answers
     /// back.
-    fn between(&mut self, from: &str, to: &str, sources: &[Place]) -> Result<()> {
+    fn between(&mut self, from: &str, to: &str, sources: &[Location]) -> Result<()> {
         let (mut source, mut sink) = (self.connect(from)?, self.connect(to)?);
         sink.ask(Kind::PUT, self.flags(), &self.target.path)?;
         Frame::expect(&mut sink.input, Kind::READY)?;
@@ -127,7 +127,7 @@ impl Copy<'_> {
 }
 
 /// Returns the paths as `GET` has them.
-fn paths(sources: &[Place]) -> Vec<u8> {
+fn paths(sources: &[Location]) -> Vec<u8> {
     sources.iter().map(|source| source.path.as_slice()).collect::<Vec<_>>().join(&0)
 }
 
@@ -137,9 +137,16 @@ mod tests {
 
     #[test]
     fn a_conversation_has_one_member_and_fits_a_message() {
-        let place = |text: &str| Place::parse(text.as_ref()).unwrap();
+        let location = |text: &str| Location::parse(text.as_ref()).unwrap();
         let long = format!("a:{}", "x".repeat(5000));
-        let sources = [place("a:1"), place("a:2"), place("b:3"), place(&long), place(&long), place(&long)];
+        let sources = [
+            location("a:1"),
+            location("a:2"),
+            location("b:3"),
+            location(&long),
+            location(&long),
+            location(&long),
+        ];
         let lens: Vec<_> = groups(&sources).iter().map(|g| g.len()).collect();
         assert_eq!(lens, [2, 1, 2, 1]);
         for group in groups(&sources) {

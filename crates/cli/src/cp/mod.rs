@@ -4,10 +4,10 @@ mod checksum;
 mod client;
 mod direct;
 mod frame;
-mod litter;
+mod hidden_file;
+mod location;
 mod partial;
 mod peer;
-mod place;
 mod progress;
 mod receiver;
 mod relay;
@@ -15,7 +15,7 @@ mod root;
 mod sender;
 mod serve;
 
-use crate::{AlreadySaid, Usage, output};
+use crate::{AlreadyReported, Usage, output};
 use anyhow::Result;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -104,5 +104,5 @@ pub fn run(args: Args) -> Result<()> {
         output::note(summary.to_string());
     }
     // Refused files were named on stderr.
-    if summary.refused > 0 { Err(AlreadySaid.into()) } else { Ok(()) }
+    if summary.refused > 0 { Err(AlreadyReported.into()) } else { Ok(()) }
 }

@@ -6,7 +6,7 @@
 
 use super::checksum::Checksum;
 use super::frame::{RESUMABLE, plain};
-use super::litter::Hidden;
+use super::hidden_file::HiddenFile;
 use super::root::{SAFE, explain, os};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{
@@ -27,7 +27,7 @@ const TRIES: u32 = 100;
 /// An incomplete file.
 pub struct Partial {
     file: File,
-    hidden: Hidden,
+    hidden: HiddenFile,
     folder: Arc<OwnedFd>,
     name: Vec<u8>,
     /// The checksum of the file's content.
@@ -59,7 +59,7 @@ impl Partial {
                 (Ok(ours), Ok(named)) if (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino) => {}
                 _ => continue,
             }
-            let hidden = Hidden::new(folder.clone(), hidden_name);
+            let hidden = HiddenFile::new(folder.clone(), hidden_name);
             let name = name.to_vec();
             let mut partial =
                 Self { file: file.into(), hidden, folder: folder.clone(), name, sum: Checksum::new() };

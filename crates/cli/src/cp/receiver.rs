@@ -2,8 +2,8 @@
 
 use super::direct::{Direct, Way};
 use super::frame::{Frame, Kind, MAX_PATH, RESUMABLE, check_name, check_path, plain};
+use super::location::base;
 use super::partial::{Partial, permissions, times};
-use super::place::base;
 use super::progress::Progress;
 use super::root::{FOLDER, Root, explain, open_below, os};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -66,7 +66,7 @@ pub struct Receiver<'a> {
 
 /// The source and the file that are being received.
 #[derive(Default)]
-struct Desk {
+struct Position {
     /// The folder and the name of the current source.
     top: Option<(Arc<OwnedFd>, Vec<u8>)>,
     /// Whether the current source is a folder that merges into the target itself.
@@ -92,13 +92,13 @@ struct Incoming {
 impl Receiver<'_> {
     /// Receives everything, and confirms that it is stored.
     pub fn receive_all(&mut self) -> Result<()> {
-        let mut desk = Desk::default();
+        let mut position = Position::default();
         loop {
             let message = self.input.peek()?;
             let frame = Frame::of(&message)?;
             if frame.kind == Kind::DATA {
                 let incoming =
-                    desk.file.as_mut().ok_or_else(|| anyhow!("the sender sent data without a file"))?;
+                    position.file.as_mut().ok_or_else(|| anyhow!("the sender sent data without a file"))?;
                 if incoming.fresh {
                     self.progress.resumed(frame.size);
                 }
@@ -110,26 +110,26 @@ impl Receiver<'_> {
             let tail = Frame::tail(&message)?;
             message.release()?;
             match frame.kind {
-                Kind::TOP => self.top(&mut desk, &tail)?,
-                Kind::FOLDER => self.folder(&mut desk, &tail)?,
-                Kind::LEAVE => leave(&mut desk, &frame, &tail)?,
-                Kind::FILE => self.file(&mut desk, &frame, &tail)?,
+                Kind::TOP => self.top(&mut position, &tail)?,
+                Kind::FOLDER => self.folder(&mut position, &tail)?,
+                Kind::LEAVE => leave(&mut position, &frame, &tail)?,
+                Kind::FILE => self.file(&mut position, &frame, &tail)?,
                 Kind::END => {
-                    let incoming = desk
+                    let incoming = position
                         .file
                         .take()
                         .ok_or_else(|| anyhow!("the sender ended a file that it had not begun"))?;
                     incoming.finish(&frame)?;
                     self.progress.done();
                 }
-                Kind::DROP => drop(desk.file.take()),
+                Kind::DROP => drop(position.file.take()),
                 Kind::LINK => {
-                    link(&mut desk, &frame, &tail)?;
+                    link(&mut position, &frame, &tail)?;
                     self.progress.done();
                 }
                 Kind::REFUSED => self.progress.refused(&plain(&tail)),
                 Kind::DONE => {
-                    ensure!(desk.file.is_none(), "the sender ended in the middle of a file");
+                    ensure!(position.file.is_none(), "the sender ended in the middle of a file");
                     Frame::new(Kind::STORED).send(self.answers, &[])?;
                     return Ok(());
                 }
@@ -140,8 +140,8 @@ impl Receiver<'_> {
     }
 
     /// Begins a new source.
-    fn top(&mut self, desk: &mut Desk, name: &[u8]) -> Result<()> {
-        ensure!(desk.file.is_none(), "the sender began a source in the middle of a file");
+    fn top(&mut self, position: &mut Position, name: &[u8]) -> Result<()> {
+        ensure!(position.file.is_none(), "the sender began a source in the middle of a file");
         if let Some(expected) = &mut self.expected {
             // Refused sources are skipped.
             while expected
@@ -154,21 +154,21 @@ impl Receiver<'_> {
             Target::Into(folder) => (folder.clone(), name.to_vec()),
             Target::As(folder, own) => (folder.clone(), own.clone()),
         };
-        *desk = Desk { merges: own.is_empty(), ..Desk::default() };
-        if !desk.merges {
+        *position = Position { merges: own.is_empty(), ..Position::default() };
+        if !position.merges {
             check_name(&own)?;
         }
-        desk.top = Some((folder, own));
+        position.top = Some((folder, own));
         Ok(())
     }
 
-    fn folder(&mut self, desk: &mut Desk, path: &[u8]) -> Result<()> {
+    fn folder(&mut self, position: &mut Position, path: &[u8]) -> Result<()> {
         ensure!(self.recursive, "the sender sent a folder, which was not requested");
-        ensure!(desk.file.is_none(), "the sender began a folder in the middle of a file");
-        let tree = if path.is_empty() && desk.merges {
-            desk.top.as_ref().map(|(folder, _)| folder.clone()).ok_or_else(no_source)?
+        ensure!(position.file.is_none(), "the sender began a folder in the middle of a file");
+        let tree = if path.is_empty() && position.merges {
+            position.top.as_ref().map(|(folder, _)| folder.clone()).ok_or_else(no_source)?
         } else {
-            let (parent, name) = desk.spot(path)?;
+            let (parent, name) = position.spot(path)?;
             match mkdirat(&parent, os(&name), Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(errno) => return Err(explain(errno, &plain(path_or(path, &name)))),
@@ -177,15 +177,15 @@ impl Receiver<'_> {
             Arc::new(opened.map_err(|e| explain(e, &plain(path_or(path, &name))))?)
         };
         if path.is_empty() {
-            desk.tree = Some(tree.clone());
+            position.tree = Some(tree.clone());
         }
-        desk.last = Some((path.to_vec(), tree));
+        position.last = Some((path.to_vec(), tree));
         Ok(())
     }
 
-    fn file(&mut self, desk: &mut Desk, frame: &Frame, path: &[u8]) -> Result<()> {
-        ensure!(desk.file.is_none(), "the sender began a file in the middle of another");
-        let (folder, name) = desk.spot(path)?;
+    fn file(&mut self, position: &mut Position, frame: &Frame, path: &[u8]) -> Result<()> {
+        ensure!(position.file.is_none(), "the sender began a file in the middle of another");
+        let (folder, name) = position.spot(path)?;
         let large = frame.size >= RESUMABLE;
         let partial = Partial::begin(&folder, &name, self.resume && large)?;
         self.progress.file(&plain(path_or(path, &name)), frame.size);
@@ -201,12 +201,12 @@ impl Receiver<'_> {
         } else {
             None
         };
-        desk.file = Some(Incoming { partial, direct, path, mode: frame.mode, modified, fresh: true });
+        position.file = Some(Incoming { partial, direct, path, mode: frame.mode, modified, fresh: true });
         Ok(())
     }
 }
 
-impl Desk {
+impl Position {
     /// Returns the folder that contains the entry at `path` of the current source, and the entry's name there.
     fn spot(&mut self, path: &[u8]) -> Result<(Arc<OwnedFd>, Vec<u8>)> {
         check_path(path)?;
@@ -305,12 +305,12 @@ fn write_out(slice: &SharedSlice<'_, Mapping>, fd: BorrowedFd<'_>) -> io::Result
 
 /// Completes a folder. Its mode is set only now, because it may forbid writing, and its time, because writing would
 /// change it.
-fn leave(desk: &mut Desk, frame: &Frame, path: &[u8]) -> Result<()> {
+fn leave(position: &mut Position, frame: &Frame, path: &[u8]) -> Result<()> {
     check_path(path)?;
-    if path.is_empty() && desk.merges {
+    if path.is_empty() && position.merges {
         return Ok(());
     }
-    let tree = desk.tree.as_ref().ok_or_else(no_source)?;
+    let tree = position.tree.as_ref().ok_or_else(no_source)?;
     let shown = || plain(path);
     let folder = open_below(tree.as_fd(), path, FOLDER).map_err(|e| explain(e, &shown()))?;
     fchmod(&folder, permissions(frame.mode)).map_err(|e| explain(e, &shown()))?;
@@ -318,13 +318,13 @@ fn leave(desk: &mut Desk, frame: &Frame, path: &[u8]) -> Result<()> {
 }
 
 /// Creates a symbolic link, whatever its target is. Like a file, it is created under a hidden name and renamed.
-fn link(desk: &mut Desk, frame: &Frame, tail: &[u8]) -> Result<()> {
-    ensure!(desk.file.is_none(), "the sender began a link in the middle of a file");
+fn link(position: &mut Position, frame: &Frame, tail: &[u8]) -> Result<()> {
+    ensure!(position.file.is_none(), "the sender began a link in the middle of a file");
     let (path, target) =
         tail.split_at_checked(frame.extra as usize).ok_or_else(|| anyhow!("a link without target"))?;
     let good = !target.is_empty() && target.len() <= MAX_PATH && !target.contains(&0);
     ensure!(good, "{}: a link with an impossible target", plain(path));
-    let (folder, name) = desk.spot(path)?;
+    let (folder, name) = position.spot(path)?;
     let beside = super::partial::hidden_name(&name);
     let fail = |e| explain(e, &plain(path_or(path, &name)));
     // A copy that was killed at this point leaves such a link.

@@ -2,7 +2,7 @@
 
 use super::checksum::Checksum;
 use super::frame::{Frame, Kind, RESUMABLE, check_path, plain, short};
-use super::place::base;
+use super::location::base;
 use super::progress::Progress;
 use super::root::{FOLDER, Root, explain, kind_of, open_below, os, stat};
 use anyhow::{Context, Result, anyhow};

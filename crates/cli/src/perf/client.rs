@@ -1,12 +1,12 @@
 //! `ginnel perf ADDRESS`: makes one connection for each measurement.
 
 use super::Args;
-use super::line::Line;
 use super::measure::{Outcome, ask, clock_ns};
-use super::order::{Kind, Order, Test};
+use super::parameters::{Kind, Parameters, Test};
 use super::server::{options, stream_name};
+use super::transport::Transport;
 use crate::wait::Mode;
-use crate::{AlreadySaid, address, output};
+use crate::{AlreadyReported, address, output};
 use anyhow::{Context, Result};
 use ginnel::{Channel, ChannelOptions, Endpoint, MessageChannel, StreamChannel};
 use serde::Serialize;
@@ -33,13 +33,13 @@ pub fn run(args: &Args, at: &str) -> Result<()> {
             }
             for &mode in &modes {
                 for size in sizes(args, test) {
-                    let order = order(args, test, kind.is_in_place(), Some(mode), size);
+                    let parameters = parameters(args, test, kind.is_in_place(), Some(mode), size);
                     let outcome = if kind.is_stream() {
-                        measure::<StreamChannel>(args, &endpoint, &stream_name(name), &order)
+                        measure::<StreamChannel>(args, &endpoint, &stream_name(name), &parameters)
                     } else {
-                        measure::<MessageChannel>(args, &endpoint, name, &order)
+                        measure::<MessageChannel>(args, &endpoint, name, &parameters)
                     };
-                    report.add(kind, &order, outcome)?;
+                    report.add(kind, &parameters, outcome)?;
                 }
             }
         }
@@ -52,11 +52,11 @@ pub fn run_tcp(args: &Args, at: &str) -> Result<()> {
     let mut report = Report::new(args, at, "tcp");
     for test in or(&args.test, &[Test::Latency, Test::Bandwidth]) {
         for size in sizes(args, test) {
-            let order = order(args, test, false, None, size);
+            let parameters = parameters(args, test, false, None, size);
             let outcome = TcpStream::connect(at)
                 .with_context(|| format!("cannot connect to {at}"))
-                .and_then(|mut socket| ask(&mut socket, &order));
-            report.add(Kind::Stream, &order, outcome.map(|outcome| (outcome, None)))?;
+                .and_then(|mut socket| ask(&mut socket, &parameters));
+            report.add(Kind::Stream, &parameters, outcome.map(|outcome| (outcome, None)))?;
         }
     }
     report.end()
@@ -77,25 +77,25 @@ fn sizes(args: &Args, test: Test) -> Vec<usize> {
     )
 }
 
-fn order(args: &Args, test: Test, in_place: bool, mode: Option<Mode>, size: usize) -> Order {
-    Order { test, in_place, reverse: args.reverse, mode, size, duration: args.duration }
+fn parameters(args: &Args, test: Test, in_place: bool, mode: Option<Mode>, size: usize) -> Parameters {
+    Parameters { test, in_place, reverse: args.reverse, mode, size, duration: args.duration }
 }
 
-fn measure<C: Channel + Line>(
+fn measure<C: Channel + Transport>(
     args: &Args,
     endpoint: &Endpoint,
     name: &str,
-    order: &Order,
+    parameters: &Parameters,
 ) -> Result<(Outcome, Option<usize>)> {
-    let capacity = args.capacity.unwrap_or(match order.test {
+    let capacity = args.capacity.unwrap_or(match parameters.test {
         // A message can have at most a quarter of the ring.
-        Test::Latency if order.size < 32 << 10 => 0,
-        Test::Latency => 8 * order.size,
-        Test::Bandwidth => (8 * order.size).max(MIN_CAPACITY),
+        Test::Latency if parameters.size < 32 << 10 => 0,
+        Test::Latency => 8 * parameters.size,
+        Test::Bandwidth => (8 * parameters.size).max(MIN_CAPACITY),
     });
     let options = ChannelOptions { capacity, ..ChannelOptions::default() };
     let mut channel = endpoint.connect_with::<C>(name, &options)?;
-    let outcome = ask(&mut channel, order)?;
+    let outcome = ask(&mut channel, parameters)?;
     Ok((outcome, channel.capacity()))
 }
 
@@ -147,18 +147,23 @@ impl<'a> Report<'a> {
     }
 
     /// Adds a measurement, and prints it at once unless the output is JSON.
-    fn add(&mut self, kind: Kind, order: &Order, outcome: Result<(Outcome, Option<usize>)>) -> Result<()> {
+    fn add(
+        &mut self,
+        kind: Kind,
+        parameters: &Parameters,
+        outcome: Result<(Outcome, Option<usize>)>,
+    ) -> Result<()> {
         let (outcome, capacity, error) = match outcome {
             Ok((outcome, capacity)) => (Some(outcome), capacity, None),
             Err(error) => (None, None, Some(format!("{error:#}"))),
         };
         self.failed |= error.is_some();
-        let reverse = order.reverse && order.test == Test::Bandwidth;
+        let reverse = parameters.reverse && parameters.test == Test::Bandwidth;
         let measured = Measured {
-            test: order.test,
+            test: parameters.test,
             kind,
-            mode: order.mode,
-            size: order.size,
+            mode: parameters.mode,
+            size: parameters.size,
             reverse,
             capacity,
             outcome,
@@ -168,9 +173,9 @@ impl<'a> Report<'a> {
             output::note(format!("ginnel: {} {}: {error}", self.address, measured.what()));
         }
         if !self.json {
-            if self.shown != Some(order.test) {
-                output::line(heading(order.test))?;
-                self.shown = Some(order.test);
+            if self.shown != Some(parameters.test) {
+                output::line(heading(parameters.test))?;
+                self.shown = Some(parameters.test);
             }
             output::line(measured.to_string())?;
         }
@@ -182,7 +187,7 @@ impl<'a> Report<'a> {
         if self.json {
             output::json(&self)?;
         }
-        if self.failed { Err(AlreadySaid.into()) } else { Ok(()) }
+        if self.failed { Err(AlreadyReported.into()) } else { Ok(()) }
     }
 }
 

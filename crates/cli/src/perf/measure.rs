@@ -1,7 +1,7 @@
 //! The two measurements, on the client and on the server.
 
-use super::line::Line;
-use super::order::{Order, Test};
+use super::parameters::{Parameters, Test};
+use super::transport::Transport;
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -66,64 +66,64 @@ pub fn clock_ns() -> f64 {
 }
 
 /// Executes the client's part of a measurement.
-pub fn ask(line: &mut impl Line, order: &Order) -> Result<Outcome> {
-    line.prepare(order)?;
-    line.send(&order.to_bytes())?;
-    let mut answer = [0; Order::LEN];
+pub fn ask(transport: &mut impl Transport, parameters: &Parameters) -> Result<Outcome> {
+    transport.prepare(parameters)?;
+    transport.send(&parameters.to_bytes())?;
+    let mut answer = [0; Parameters::LEN];
     ensure!(
-        line.receive(&mut answer)?,
+        transport.receive(&mut answer)?,
         "the server refuses the request; do both sides have the same version?"
     );
-    match order.test {
-        Test::Latency => Ok(Outcome::Latency(time_round_trips(line, order)?)),
-        Test::Bandwidth if order.reverse => {
+    match parameters.test {
+        Test::Latency => Ok(Outcome::Latency(time_round_trips(transport, parameters)?)),
+        Test::Bandwidth if parameters.reverse => {
             let begun = Instant::now();
-            let bytes = drain(line, order)?;
-            Ok(Outcome::Bandwidth(bandwidth(bytes, order, begun.elapsed())))
+            let bytes = drain(transport, parameters)?;
+            Ok(Outcome::Bandwidth(bandwidth(bytes, parameters, begun.elapsed())))
         }
         Test::Bandwidth => {
             let begun = Instant::now();
-            fill(line, order)?;
-            let mut count = [0; Order::LEN];
-            ensure!(line.receive(&mut count)?, "the server ended without a count");
+            fill(transport, parameters)?;
+            let mut count = [0; Parameters::LEN];
+            ensure!(transport.receive(&mut count)?, "the server ended without a count");
             let bytes = u64::from_le_bytes(*count.first_chunk().context("a count")?);
-            Ok(Outcome::Bandwidth(bandwidth(bytes, order, begun.elapsed())))
+            Ok(Outcome::Bandwidth(bandwidth(bytes, parameters, begun.elapsed())))
         }
     }
 }
 
 /// Executes the server's part of a measurement.
-pub fn answer(line: &mut impl Line) -> Result<()> {
-    let mut bytes = [0; Order::LEN];
-    if !line.receive(&mut bytes)? {
+pub fn answer(transport: &mut impl Transport) -> Result<()> {
+    let mut bytes = [0; Parameters::LEN];
+    if !transport.receive(&mut bytes)? {
         return Ok(());
     }
-    let order = Order::from_bytes(bytes)?;
-    line.prepare(&order)?;
-    line.send(&bytes)?;
-    match order.test {
+    let parameters = Parameters::from_bytes(bytes)?;
+    transport.prepare(&parameters)?;
+    transport.send(&bytes)?;
+    match parameters.test {
         Test::Latency => {
-            let mut buffer = vec![0; order.size];
-            while line.receive(&mut buffer)? {
-                line.send(&buffer)?;
+            let mut buffer = vec![0; parameters.size];
+            while transport.receive(&mut buffer)? {
+                transport.send(&buffer)?;
             }
             Ok(())
         }
-        Test::Bandwidth if order.reverse => fill(line, &order),
+        Test::Bandwidth if parameters.reverse => fill(transport, &parameters),
         Test::Bandwidth => {
-            let mut count = [0; Order::LEN];
-            count[..8].copy_from_slice(&drain(line, &order)?.to_le_bytes());
-            line.send(&count)
+            let mut count = [0; Parameters::LEN];
+            count[..8].copy_from_slice(&drain(transport, &parameters)?.to_le_bytes());
+            transport.send(&count)
         }
     }
 }
 
-fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
-    let message = vec![0x5a; order.size];
-    let mut buffer = vec![0; order.size];
+fn time_round_trips(transport: &mut impl Transport, parameters: &Parameters) -> Result<Latency> {
+    let message = vec![0x5a; parameters.size];
+    let mut buffer = vec![0; parameters.size];
     let mut trip = || -> Result<()> {
-        line.send(&message)?;
-        ensure!(line.receive(&mut buffer)?, "the server ended in the middle of a measurement");
+        transport.send(&message)?;
+        ensure!(transport.receive(&mut buffer)?, "the server ended in the middle of a measurement");
         Ok(())
     };
     for _ in 0..WARM_UP {
@@ -140,7 +140,7 @@ fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
     let mut histogram = Histogram::<u64>::new(3).context("making a histogram")?;
     let begun = Instant::now();
     let mut last = begun;
-    while last - begun < order.duration {
+    while last - begun < parameters.duration {
         for _ in 0..batch {
             trip()?;
         }
@@ -151,7 +151,7 @@ fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
             .context("a time that is too long for the histogram")?;
         last = now;
     }
-    line.finish()?;
+    transport.finish()?;
     let round_trips = histogram.len() * batch;
     let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 10.0;
     let rtt_ns = Percentiles {
@@ -167,24 +167,32 @@ fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
 }
 
 /// Sends for the duration of the measurement.
-fn fill(line: &mut impl Line, order: &Order) -> Result<()> {
-    let bytes = vec![0x5a; order.size];
-    let sends_per_look = (CLOCK_BYTES / order.size).clamp(1, 1024);
+fn fill(transport: &mut impl Transport, parameters: &Parameters) -> Result<()> {
+    let bytes = vec![0x5a; parameters.size];
+    let sends_per_look = (CLOCK_BYTES / parameters.size).clamp(1, 1024);
     let begun = Instant::now();
-    while begun.elapsed() < order.duration {
+    while begun.elapsed() < parameters.duration {
         for _ in 0..sends_per_look {
-            if order.in_place { line.send_in_place(order.size)? } else { line.send(&bytes)? }
+            if parameters.in_place {
+                transport.send_in_place(parameters.size)?
+            } else {
+                transport.send(&bytes)?
+            }
         }
     }
-    line.finish()
+    transport.finish()
 }
 
 /// Receives until the other side has finished. Returns the number of bytes.
-fn drain(line: &mut impl Line, order: &Order) -> Result<u64> {
-    let mut buffer = vec![0; order.size];
+fn drain(transport: &mut impl Transport, parameters: &Parameters) -> Result<u64> {
+    let mut buffer = vec![0; parameters.size];
     let mut bytes = 0;
     loop {
-        let n = if order.in_place { line.receive_in_place()? } else { line.receive_some(&mut buffer)? };
+        let n = if parameters.in_place {
+            transport.receive_in_place()?
+        } else {
+            transport.receive_some(&mut buffer)?
+        };
         if n == 0 {
             return Ok(bytes);
         }
@@ -192,9 +200,9 @@ fn drain(line: &mut impl Line, order: &Order) -> Result<u64> {
     }
 }
 
-fn bandwidth(bytes: u64, order: &Order, time: Duration) -> Bandwidth {
+fn bandwidth(bytes: u64, parameters: &Parameters, time: Duration) -> Bandwidth {
     let seconds = time.as_secs_f64().max(1e-9);
-    let operations = bytes / order.size as u64;
+    let operations = bytes / parameters.size as u64;
     Bandwidth {
         bytes,
         operations,
@@ -211,16 +219,16 @@ mod tests {
     use std::thread;
 
     /// Runs both parts over a real socket.
-    fn run(order: Order) -> Outcome {
+    fn run(parameters: Parameters) -> Outcome {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = thread::spawn(move || answer(&mut listener.accept().unwrap().0));
-        let outcome = ask(&mut TcpStream::connect(address).unwrap(), &order).unwrap();
+        let outcome = ask(&mut TcpStream::connect(address).unwrap(), &parameters).unwrap();
         server.join().unwrap().unwrap();
         outcome
     }
 
-    const ORDER: Order = Order {
+    const PARAMETERS: Parameters = Parameters {
         test: Test::Latency,
         in_place: false,
         reverse: false,
@@ -231,7 +239,7 @@ mod tests {
 
     #[test]
     fn round_trips_are_counted_and_ordered() {
-        let Outcome::Latency(latency) = run(ORDER) else { panic!("latency was ordered") };
+        let Outcome::Latency(latency) = run(PARAMETERS) else { panic!("latency was ordered") };
         let p = &latency.rtt_ns;
         assert!(latency.round_trips > 0 && latency.round_trips.is_multiple_of(latency.batch));
         assert!(p.min > 0.0 && p.min <= p.p50 && p.p50 <= p.p99 && p.p99 <= p.max, "{latency:?}");
@@ -243,8 +251,8 @@ mod tests {
     #[test]
     fn every_byte_counts_in_both_directions() {
         for reverse in [false, true] {
-            let order = Order { test: Test::Bandwidth, size: 10_000, reverse, ..ORDER };
-            let Outcome::Bandwidth(bandwidth) = run(order) else { panic!("bandwidth was ordered") };
+            let parameters = Parameters { test: Test::Bandwidth, size: 10_000, reverse, ..PARAMETERS };
+            let Outcome::Bandwidth(bandwidth) = run(parameters) else { panic!("bandwidth was ordered") };
             assert!(
                 bandwidth.operations > 0 && bandwidth.bytes == bandwidth.operations * 10_000,
                 "{bandwidth:?}"

@@ -2,17 +2,17 @@
 
 mod client;
 mod emulation;
-mod line;
 mod mapping;
 mod measure;
-mod order;
+mod parameters;
 mod server;
+mod transport;
 
 use crate::Usage;
 use crate::wait::Mode;
 use anyhow::Result;
 use ginnel_config::{Bytes, seconds};
-use order::{Kind, MAX_DURATION, MAX_SIZE, Test};
+use parameters::{Kind, MAX_DURATION, MAX_SIZE, Test};
 use std::time::Duration;
 
 /// Measures latency and bandwidth of channels, or of a TCP connection in the same way.

@@ -1,7 +1,7 @@
 //! `ginnel perf --serve`: executes the measurements that clients request.
 
-use super::line::Line;
 use super::measure::answer;
+use super::transport::Transport;
 use crate::{address, output};
 use anyhow::{Context, Result, anyhow};
 use ginnel::{AttachOptions, Channel, Endpoint, Listener, MessageChannel, StreamChannel};
@@ -32,7 +32,7 @@ pub fn serve(at: &str) -> Result<()> {
     })
 }
 
-fn accept<C: Channel + Line + Send + 'static>(listener: &Listener<C>) -> Result<()> {
+fn accept<C: Channel + Transport + Send + 'static>(listener: &Listener<C>) -> Result<()> {
     loop {
         converse(listener.accept()?)?;
     }
@@ -49,10 +49,10 @@ pub fn serve_tcp(at: &str) -> Result<()> {
 }
 
 /// Executes one measurement in a thread.
-fn converse<L: Line + Send + 'static>(mut line: L) -> Result<()> {
+fn converse<L: Transport + Send + 'static>(mut transport: L) -> Result<()> {
     let work = move || {
         // An error of a client that ends early, as interrupted clients do, is not reported.
-        let _ = answer(&mut line);
+        let _ = answer(&mut transport);
     };
     thread::Builder::new()
         .name("measure".into())

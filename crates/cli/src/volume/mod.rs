@@ -5,7 +5,7 @@ mod serve;
 mod show;
 
 use crate::output::{self, Table};
-use crate::{AlreadySaid, Usage};
+use crate::{AlreadyReported, Usage};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use ginnel_config::{Bytes, Period};
@@ -300,7 +300,7 @@ fn stat(paths: &VolumePaths, args: &StatArgs) -> Result<()> {
     } else if all {
         output::note("ginnel: no volume is running");
     }
-    if failed { Err(AlreadySaid.into()) } else { Ok(()) }
+    if failed { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
 fn limit(paths: &VolumePaths, args: &LimitArgs) -> Result<()> {

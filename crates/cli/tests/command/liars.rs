@@ -96,7 +96,10 @@ fn lies_are_refused_and_leave_nothing() {
     let after = |more: &[Vec<u8>]| [file().as_slice(), more].concat();
     let lies: [(&str, Vec<Vec<u8>>); 19] = [
         ("corrupted during the transfer", after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"dAta")])),
-        ("corrupted during the transfer", after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"data"), frame(END, 4, 1, 0, b"")])),
+        (
+            "corrupted during the transfer",
+            after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"data"), frame(END, 4, 1, 0, b"")]),
+        ),
         (
             "bytes came instead",
             after(&[frame(DATA, 0, SUM_OF_DATA, 0, b"data"), frame(END, 5, SUM_OF_DATA, 0, b"")]),
@@ -113,7 +116,10 @@ fn lies_are_refused_and_leave_nothing() {
         ("was not requested", vec![simple(TOP, ".bashrc")]),
         ("was not requested", vec![simple(TOP, "f"), simple(TOP, "f")]),
         ("without a source", vec![simple(TOP, "f"), frame(FILE, 4, 0, 0, b"x")]),
-        ("not the name of a directory entry", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"../x")]),
+        (
+            "not the name of a directory entry",
+            vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"../x")],
+        ),
         ("bad path", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(FILE, 4, 0, 0, b"/x")]),
         ("impossible target", vec![simple(TOP, "f"), simple(FOLDER, ""), frame(LINK, 0, 0, 1, b"x")]),
         // A link that leads out of the folder, and then a file behind it.

@@ -1,70 +1,70 @@
-//! A disk of a volume.
+//! The configuration of one disk of a volume.
 
 use super::{BackendKind, Device, Direct, Lock, OnError};
 use ginnel_config::{Bytes, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The longest serial number: `VIRTIO_BLK_ID_BYTES`.
+/// The largest length of a serial number: `VIRTIO_BLK_ID_BYTES`.
 pub const SERIAL_MAX: usize = 20;
 
-/// A disk, as it is written.
+/// A disk, as it is in the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct DiskSpec {
-    /// Where its bytes are; `file` if there is a `path`.
+    /// Where its data is stored. Default: `file` if there is a `path`.
     pub backend: Option<BackendKind>,
     /// The image: a raw file or a block device.
     pub path: Option<PathBuf>,
-    /// Its size; else that of the file or device. A shorter file grows.
+    /// Size of the disk; a shorter file grows. Default: the size of the file or device.
     pub size: Option<Bytes>,
     /// Size of a sector: 512 or 4096.
     pub sector: Option<Bytes>,
-    /// Whether the guest cannot write.
+    /// Whether the disk is read-only for the guest.
     pub read_only: bool,
-    /// Its serial number; else the volume's name (and LUN).
+    /// The serial number. Default: the volume's name (and the LUN).
     pub serial: Option<String>,
     /// Whether the kernel's page cache is bypassed.
     pub direct: Direct,
-    /// Whether the guest is told of a write cache, which it flushes; without, each write is durable before it is
+    /// Whether the guest sees a write cache, which it flushes. Without it, each write is durable before it is
     /// acknowledged.
     pub write_cache: Option<bool>,
-    /// Whether the guest may discard, and write zeroes, which make holes.
+    /// Whether the guest may discard blocks, and write zeroes, which makes holes in the image.
     pub discard: Option<bool>,
-    /// What becomes of requests that fail because the disk is full or has an error.
+    /// What happens to requests that fail because the disk is full or has an error.
     pub on_error: OnError,
-    /// Whether completions are polled from the device instead of waited for (`IORING_SETUP_IOPOLL`).
+    /// Whether the device is polled for completions (`IORING_SETUP_IOPOLL`).
     pub iopoll: bool,
     /// Whether the image is locked against other volumes and QEMUs, and for how long.
     pub lock: Option<Lock>,
 }
 
-/// A disk, checked.
+/// A disk after the checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Its LUN.
+    /// The LUN.
     pub lun: u32,
-    /// Where its bytes are.
+    /// Where its data is stored.
     pub backend: BackendKind,
-    /// The image; there for `file` and `volatile`.
+    /// The image. Present for `file` and `volatile`.
     pub path: Option<PathBuf>,
-    /// Its size; there for `ram` and `null`.
+    /// Size in bytes. Present for `ram` and `null`.
     pub size: Option<u64>,
-    /// Size of a sector.
+    /// Size of a sector, in bytes.
     pub sector: u32,
-    /// Whether the guest cannot write.
+    /// Whether the disk is read-only for the guest.
     pub read_only: bool,
-    /// Its serial number.
+    /// The serial number.
     pub serial: String,
     /// Whether the page cache is bypassed.
     pub direct: Direct,
-    /// Whether there is a write cache for the guest to flush.
+    /// Whether the guest sees a write cache.
     pub write_cache: bool,
-    /// Whether the guest may discard.
+    /// Whether the guest may discard blocks.
     pub discard: bool,
-    /// What becomes of requests that fail because it is full or has an error.
+    /// What happens to requests that fail because the disk is full or has an error.
     pub on_error: OnError,
-    /// Whether completions are polled from the device.
+    /// Whether the device is polled for completions.
     pub iopoll: bool,
     /// Whether the image is locked, and for how long.
     pub lock: Lock,
@@ -103,7 +103,8 @@ impl DiskSpec {
                 .extension()
                 .is_some_and(|e| ["qcow2", "qcow", "vmdk", "vdi", "vhdx"].iter().any(|f| e == *f))
         {
-            let what = format!("{} looks like an image with a format, and volumes are raw", path.display());
+            let what =
+                format!("{} looks like an image with a format, but volumes need raw images", path.display());
             return bad(
                 "path",
                 what,
@@ -112,13 +113,13 @@ impl DiskSpec {
         }
         let sector = self.sector.map_or(512, |s| s.0);
         if ![512, 4096].contains(&sector) {
-            return bad("sector", format!("{sector} is no size of a sector here"), "write 512 or 4096");
+            return bad("sector", format!("{sector} is not a supported size"), "write 512 or 4096");
         }
         let size = self.size.map(|s| s.0);
         if let Some(size) = size
             && (size == 0 || !size.is_multiple_of(sector))
         {
-            return bad("size", format!("{size} is no multiple of the sector of {sector}"), "round it");
+            return bad("size", format!("{size} is not a multiple of the sector size, {sector}"), "round it");
         }
         let serial = self.serial.clone().unwrap_or_else(|| default_serial(device, volume, index));
         if serial.len() > SERIAL_MAX || !serial.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
@@ -146,7 +147,7 @@ impl DiskSpec {
     }
 }
 
-/// The volume's name, cut, and the LUN, not cut.
+/// Returns the volume's name, shortened if necessary, followed by the LUN.
 fn default_serial(device: Device, volume: &str, index: usize) -> String {
     let tail = if device == Device::Scsi { format!(".{index}") } else { String::new() };
     let head = volume.get(..SERIAL_MAX - tail.len()).unwrap_or(volume);

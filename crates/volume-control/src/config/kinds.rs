@@ -1,11 +1,11 @@
-//! What a volume can be told to be.
+//! The values of keys that choose one of several kinds.
 
 use ginnel_config::words;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
 words! {
-    /// What a VM gets.
+    /// The kind of device that the VM gets.
     Device {
         /// vhost-user-blk: one disk.
         #[default]
@@ -16,16 +16,16 @@ words! {
 }
 
 words! {
-    /// Where the bytes of a disk are.
+    /// Where the data of a disk is stored.
     BackendKind {
         /// In a file or on a block device.
         #[default]
         File = "file",
-        /// In the process' memory: gone with it.
+        /// In the memory of the process; it is lost with the process.
         Ram = "ram",
-        /// Nowhere: reads are zeroes, writes are lost. For measuring.
+        /// Nowhere: reads leave the guest's buffer as it is, and writes are lost. For measurements.
         Null = "null",
-        /// In a file, behind a write cache that a power cut empties. For tests.
+        /// In a file behind a write cache that a power cut empties. For tests.
         Volatile = "volatile",
     }
 }
@@ -33,10 +33,10 @@ words! {
 words! {
     /// How threads wait for requests.
     Wait {
-        /// Look for some time, then sleep.
+        /// Poll for some time, then sleep.
         #[default]
         Adaptive = "adaptive",
-        /// Look, always: the lowest latency, a processor each.
+        /// Poll always: the lowest latency, but each thread uses a whole CPU.
         Poll = "poll",
         /// Sleep at once.
         Interrupt = "interrupt",
@@ -46,10 +46,10 @@ words! {
 words! {
     /// Whether the kernel's page cache is bypassed.
     Direct {
-        /// Where the file system can, and said so where it cannot.
+        /// Where the file system supports it; otherwise the volume logs a warning.
         #[default]
         Auto = "auto",
-        /// Or the volume does not start.
+        /// Always; otherwise the volume does not start.
         On = "on",
         /// Never.
         Off = "off",
@@ -57,7 +57,7 @@ words! {
 }
 
 words! {
-    /// What becomes of requests that fail because the disk is full or has an error.
+    /// What happens to requests that fail because the disk is full or has an error.
     OnError {
         /// The guest gets the error.
         #[default]
@@ -68,14 +68,14 @@ words! {
 }
 
 words! {
-    /// Whether the process locks itself in.
+    /// Whether the process enters a sandbox.
     SandboxMode {
-        /// With what the kernel has, and said so where something is missing.
+        /// With what the kernel supports; the volume logs a warning if something is missing.
         #[default]
         Auto = "auto",
-        /// With everything, or the volume does not start.
+        /// With everything; otherwise the volume does not start.
         Require = "require",
-        /// Not at all.
+        /// No sandbox.
         Off = "off",
     }
 }
@@ -84,9 +84,9 @@ words! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BoolOrWord", into = "BoolOrWord")]
 pub enum Lock {
-    /// Not at all.
+    /// Not locked.
     Off,
-    /// From the start of the volume to its end, but while its VM runs elsewhere.
+    /// From the start of the volume to its end, except while its VM runs elsewhere.
     #[default]
     Volume,
     /// While a VM runs on it.
@@ -108,7 +108,7 @@ impl FromStr for Lock {
             "false" => Ok(Self::Off),
             "true" => Ok(Self::Volume),
             "vm" => Ok(Self::Vm),
-            _ => Err(format!("{text:?} is none of true, false, vm")),
+            _ => Err(format!("{text:?} is not true, false or vm")),
         }
     }
 }

@@ -79,7 +79,7 @@ fn every_key_is_read() {
 }
 
 #[test]
-fn operators_are_nobody_else_before_they_are_named() {
+fn nobody_but_the_owner_is_an_operator_by_default() {
     let config = |text: &str| check(&format!("{text}\n[[disk]]\npath = \"/a\"")).unwrap();
     let qemu = config("socket-mode = \"0666\"\nsocket-user = \"qemu\"\nsocket-group = \"kvm\"");
     assert_eq!(qemu.operators, Permissions { mode: Mode(0o600), user: None, group: None });
@@ -100,18 +100,18 @@ fn mistakes_are_named_with_place_and_fix() {
         ("[[disk]]\nbackend = \"null\"\npath = \"/x\"", "has no image"),
         ("[[disk]]\npath = \"/a.qcow2\"", "qemu-img convert"),
         ("[[disk]]\npath = \"/a\"\nsector = 1024", "512 or 4096"),
-        ("[[disk]]\npath = \"/a\"\nsize = 1000", "no multiple"),
+        ("[[disk]]\npath = \"/a\"\nsize = 1000", "not a multiple"),
         ("[[disk]]\npath = \"/a\"\nserial = \"123456789012345678901\"", "longer than 20"),
         ("[[disk]]\npath = \"/a\"\n[[disk]]\npath = \"/b\"", "device = \"scsi\""),
         ("device = \"scsi\"\n[[disk]]\npath = \"/a\"\n[[disk]]\npath = \"/a\"", "disks 0 and 1"),
         ("queues = 0\n[[disk]]\npath = \"/a\"", "queues: 0 is not in 1 to 256"),
-        ("queue-size = 100\n[[disk]]\npath = \"/a\"", "no power of two"),
+        ("queue-size = 100\n[[disk]]\npath = \"/a\"", "not a power of two"),
         ("threads = 2\n[[disk]]\npath = \"/a\"", "2 threads for 1 queues"),
-        ("queues = 2\ncpus = [1]\nthreads = 2\n[[disk]]\npath = \"/a\"", "1 processors for 2 threads"),
+        ("queues = 2\ncpus = [1]\nthreads = 2\n[[disk]]\npath = \"/a\"", "1 CPUs for 2 threads"),
         ("poll-for = \"5\"\n[[disk]]\npath = \"/a\"", "v.toml:1"),
         ("[limits]\nburst = \"2000s\"\n[[disk]]\npath = \"/a\"", "longer than a minute"),
         ("[[disk]]\npath = \"/a\"\ndirect = \"off\"\niopoll = true", "iopoll"),
-        ("[[disk]]\npath = \"/a\"\nlock = \"yes\"", "v.toml:3: \"yes\" is none of true, false, vm"),
+        ("[[disk]]\npath = \"/a\"\nlock = \"yes\"", "v.toml:3: \"yes\" is not true, false or vm"),
         ("[[disk]]\npath = \"/a\"\nlock = 1", "expected true, false or \"vm\""),
     ] {
         let problem = check(text).unwrap_err().to_string();
@@ -123,7 +123,7 @@ fn mistakes_are_named_with_place_and_fix() {
 }
 
 #[test]
-fn names_can_be_names_of_files() {
+fn volume_names_are_valid_file_names() {
     for bad in ["", "../a", "-a", ".a", "a/b", "a b", &"x".repeat(65)] {
         assert!(Spec::ram(4096).check(bad, &VolumePaths::default(), "flags").is_err(), "{bad:?}");
     }
@@ -136,7 +136,7 @@ fn a_configuration_is_written_as_it_is_read() {
     assert_eq!(Spec::parse(&toml::to_string(&spec).unwrap(), Path::new("x")).unwrap(), spec);
 }
 
-/// Sections of the manual, and a text in which only the key `?` is wrong.
+/// The sections of the manual, each with a text in which only the key `?` is wrong.
 const TABLES: [(&str, &str); 3] =
     [("Volume", "\"?\" = 1"), ("[limits]", "[limits]\n\"?\" = 1"), ("[[disk]]", "[[disk]]\n\"?\" = 1")];
 
@@ -147,7 +147,7 @@ fn the_manual_and_the_example_have_every_key_and_no_other() {
     let example: toml::Table = example().parse().unwrap();
     assert!(example.clone().try_into::<Spec>().is_ok());
     for (section, text) in TABLES {
-        // serde names all keys to whoever writes another.
+        // serde's error for an unknown key names all keys.
         let error = toml::from_str::<Spec>(text).unwrap_err().message().to_owned();
         let (_, keys) = error.split_once("expected ").unwrap();
         let keys: BTreeSet<&str> = keys.split('`').skip(1).step_by(2).collect();
@@ -166,7 +166,7 @@ fn the_manual_and_the_example_have_every_key_and_no_other() {
     }
 }
 
-/// The example, with the keys that stand in comments.
+/// Returns the example with the keys that are in comments.
 fn example() -> String {
     let key =
         |line: &'static str| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line);

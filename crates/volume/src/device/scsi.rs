@@ -194,7 +194,7 @@ impl Scsi {
             | TaskFunction::LOGICAL_UNIT_RESET
             | TaskFunction::I_T_NEXUS_RESET => {
                 request.note = CONTROL;
-                Begin::Settle
+                Begin::Barrier
             }
             _ => reply(&[Response::FUNCTION_REJECTED.0]),
         }
@@ -577,7 +577,7 @@ mod tests {
             let begin = rig.begin(0, task.as_bytes(), &[], [1, 0]);
             let mut answer = [0];
             rig.memory.read(PLACES[2], &mut answer);
-            if begin == Begin::Settle {
+            if begin == Begin::Barrier {
                 assert_eq!(rig.scsi.finish(&rig.guest, &rig.request, Ok(())), 1);
                 assert_eq!(answer, [0xee], "too early");
                 rig.memory.read(PLACES[2], &mut answer);
@@ -585,7 +585,7 @@ mod tests {
             (begin, Response(answer[0]))
         };
         for function in [0, 1, 3, 4, 5] {
-            assert_eq!(task(function, lun(1)), (Begin::Settle, Response::OK));
+            assert_eq!(task(function, lun(1)), (Begin::Barrier, Response::OK));
         }
         assert_eq!(task(5, lun(2)), (Begin::Done(1), Response::INCORRECT_LUN));
         assert_eq!(task(5, Address::bytes(1, 0)), (Begin::Done(1), Response::BAD_TARGET));

@@ -29,7 +29,7 @@ impl Handler for Shared {
                 *limits = change.of(*limits);
                 self.limiter.set(*limits);
                 // Requests that wait because of an old limit are looked at again.
-                self.workers.iter().for_each(|worker| worker.send(Order::Look));
+                self.workers.iter().for_each(|worker| worker.send(Order::Wake));
                 Answer::Limits(*limits)
             }
             Request::Resize { disk, size } => match self.resize(disk as usize, size.map(|s| s.0)) {
@@ -98,11 +98,11 @@ impl Shared {
     }
 
     fn dump(&self) -> Dump {
-        let facts = self.facts().clone();
+        let front_end_info = self.front_end_info().clone();
         let mut queues: Vec<QueueState> = self.workers.iter().flat_map(|worker| worker.dump()).collect();
         for queue in 0..self.device.queues() {
             if queues.iter().all(|state| state.queue != queue) {
-                let (runs, size) = facts.rings.get(usize::from(queue)).copied().unwrap_or_default();
+                let (runs, size) = front_end_info.rings.get(usize::from(queue)).copied().unwrap_or_default();
                 let state = match (runs, size) {
                     (true, _) => "its thread does not answer",
                     (false, 0) => "not set up",
@@ -115,14 +115,14 @@ impl Shared {
         queues.sort_by_key(|state| state.queue);
         Dump {
             volume: self.config.name.clone(),
-            features: facts.features,
-            protocol_features: facts.protocol,
+            features: front_end_info.features,
+            protocol_features: front_end_info.protocol,
             queues,
         }
     }
 
     fn stat(&self) -> Stat {
-        let facts = self.facts().clone();
+        let front_end_info = self.front_end_info().clone();
         let config = &self.config;
         let disks =
             config.disks.iter().zip(&self.disks).zip(&self.backends).map(|((spec, disk), backend)| {
@@ -148,12 +148,12 @@ impl Shared {
             device: config.device,
             socket: config.socket.display().to_string(),
             vm: config.vm.clone(),
-            front_end: facts
+            front_end: front_end_info
                 .front_end
                 .map(|(pid, since)| FrontEnd { pid, since: since.elapsed().as_secs_f64() }),
-            sessions: facts.sessions,
+            sessions: front_end_info.sessions,
             wait: config.wait,
-            sandbox: facts.sandbox,
+            sandbox: front_end_info.sandbox,
             limits: *self.limits.lock().unwrap_or_else(PoisonError::into_inner),
             disks: disks.collect(),
             threads: self.counters.thread_stats(&config.cpus),

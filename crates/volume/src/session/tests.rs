@@ -15,7 +15,7 @@ const LEN: u64 = 1 << 20;
 
 /// Queues that are served by nobody.
 #[derive(Default)]
-struct Books {
+struct FakeQueues {
     running: Vec<Start>,
     stops: usize,
     suspends: usize,
@@ -30,7 +30,7 @@ struct Books {
     order: Vec<(bool, u16)>,
 }
 
-impl Queues for Books {
+impl Queues for FakeQueues {
     fn start(&mut self, start: Start) -> Result<(), String> {
         if self.refuses {
             return Err("it is another's".to_owned());
@@ -50,11 +50,11 @@ impl Queues for Books {
         }
         Ok(self.running.swap_remove(at).queue.base())
     }
-    fn left(&mut self) {
+    fn vm_left(&mut self) {
         assert!(self.running.is_empty());
         self.lefts += 1;
     }
-    fn stays(&mut self) {
+    fn vm_stayed(&mut self) {
         self.stays += 1;
     }
     fn sync(&mut self) -> Result<(), String> {
@@ -68,7 +68,7 @@ impl Queues for Books {
 
 struct Rig {
     session: Session,
-    books: Books,
+    queues: FakeQueues,
     memory: File,
     disk: Arc<Disk>,
 }
@@ -83,7 +83,7 @@ impl Rig {
         let limits = Limits { queue_size: 256, segments: 126, packed: true };
         let memory = tempfile::tempfile_in("/dev/shm").unwrap();
         memory.set_len(LEN).unwrap();
-        Self { session: Session::new(device, limits), books: Books::default(), memory, disk }
+        Self { session: Session::new(device, limits), queues: FakeQueues::default(), memory, disk }
     }
 
     /// With features and memory, and all that queue 0 needs but its kick.
@@ -118,7 +118,7 @@ impl Rig {
 
     fn say(&mut self, request: Request, body: &[u8], fds: Vec<OwnedFd>) -> Result<Outcome, Gone> {
         let message = Message { request, need_reply: true, body: body.to_vec(), fds };
-        self.session.handle(message, &mut self.books)
+        self.session.handle(message, &mut self.queues)
     }
 
     fn state(&mut self, request: Request, index: u32, value: u32) -> Result<Outcome, Gone> {
@@ -160,7 +160,7 @@ impl Rig {
     }
 
     fn runs(&self) -> Vec<u16> {
-        let mut all: Vec<_> = self.books.running.iter().map(|start| start.index).collect();
+        let mut all: Vec<_> = self.queues.running.iter().map(|start| start.index).collect();
         all.sort_unstable();
         all
     }
@@ -210,13 +210,13 @@ fn a_running_queue_takes_changes_and_goes_on_where_it_stood() {
     let mut rig = Rig::prepared();
     rig.state(Request::SET_VRING_BASE, 0, 77).unwrap();
     rig.kick(0).unwrap();
-    let stops = rig.books.stops;
+    let stops = rig.queues.stops;
     rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
-    assert_eq!((rig.runs(), rig.books.stops), (vec![0], stops + 1));
+    assert_eq!((rig.runs(), rig.queues.stops), (vec![0], stops + 1));
     // It knows better.
     rig.state(Request::SET_VRING_BASE, 0, 5).unwrap();
     rig.say(Request::SET_VRING_CALL, &0u64.to_le_bytes(), vec![bell()]).unwrap();
-    assert_eq!(rig.books.calls, 1);
+    assert_eq!(rig.queues.calls, 1);
     assert_eq!(value(rig.state(Request::GET_VRING_BASE, 0, 0)), 77 << 32);
 }
 
@@ -235,9 +235,9 @@ fn the_control_queue_runs_only_with_all_that_ran_before() {
         |rig: &mut Rig| rig.addresses(3, USER + 0x30000),
         |rig: &mut Rig| rig.table(&[(GUEST, LEN, USER, 0)]),
     ] {
-        rig.books.order.clear();
+        rig.queues.order.clear();
         change(&mut rig).unwrap();
-        let order = &rig.books.order;
+        let order = &rig.queues.order;
         assert_eq!(
             (order.first(), order.last()),
             (Some(&(false, CONTROL)), Some(&(true, CONTROL))),
@@ -275,7 +275,7 @@ fn without_protocol_features_queues_are_enabled_from_the_beginning() {
     rig.addresses(0, USER).unwrap();
     rig.say(Request::SET_VRING_KICK, &VRING_NO_FD.to_le_bytes(), vec![]).unwrap();
     assert_eq!(rig.runs(), [0]);
-    assert!(rig.books.running[0].kick.is_none(), "to be polled");
+    assert!(rig.queues.running[0].kick.is_none(), "to be polled");
 }
 
 #[test]
@@ -287,20 +287,20 @@ fn a_vm_has_left_when_all_queues_have_stopped_under_the_log() {
     // A pause, or a driver that resets the device.
     start(&mut rig);
     (0..2).for_each(|index| drop(stop(&mut rig, index)));
-    assert_eq!(rig.books.lefts, 0);
+    assert_eq!(rig.queues.lefts, 0);
     // Queues that stop and start because something changes do not count.
     start(&mut rig);
     rig.negotiate(plain | connection::LOG_ALL);
     rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
-    assert_eq!((rig.runs(), rig.books.lefts), (vec![0, 1], 0));
+    assert_eq!((rig.runs(), rig.queues.lefts), (vec![0, 1], 0));
     stop(&mut rig, 0);
-    assert_eq!(rig.books.lefts, 0);
+    assert_eq!(rig.queues.lefts, 0);
     stop(&mut rig, 1);
-    assert_eq!(rig.books.lefts, 1);
+    assert_eq!(rig.queues.lefts, 1);
     // It goes on here after all, unless another has the image.
     rig.kick(1).unwrap();
     assert_eq!(rig.runs(), [1]);
-    rig.books.refuses = true;
+    rig.queues.refuses = true;
     assert_eq!(refused(rig.kick(0)), "it is another's");
 }
 
@@ -312,11 +312,11 @@ fn a_vm_that_reboots_while_it_migrates_has_not_left() {
     rig.negotiate(logged);
     rig.kick(0).unwrap();
     rig.state(Request::GET_VRING_BASE, 0, 0).unwrap();
-    assert_eq!((rig.books.lefts, rig.books.stays), (1, 0));
+    assert_eq!((rig.queues.lefts, rig.queues.stays), (1, 0));
     reset(&mut rig);
-    assert_eq!(rig.books.stays, 1);
+    assert_eq!(rig.queues.stays, 1);
     reset(&mut rig);
-    assert_eq!(rig.books.stays, 1, "once is enough");
+    assert_eq!(rig.queues.stays, 1, "once is enough");
     // A migration that is cancelled: it runs here again, which is known already.
     let mut rig = Rig::prepared();
     rig.negotiate(logged);
@@ -324,7 +324,7 @@ fn a_vm_that_reboots_while_it_migrates_has_not_left() {
     rig.state(Request::GET_VRING_BASE, 0, 0).unwrap();
     rig.kick(0).unwrap();
     reset(&mut rig);
-    assert_eq!((rig.books.lefts, rig.books.stays), (1, 0));
+    assert_eq!((rig.queues.lefts, rig.queues.stays), (1, 0));
 }
 
 #[test]
@@ -332,13 +332,13 @@ fn a_cache_that_is_turned_off_is_emptied() {
     let mut rig = Rig::new();
     rig.negotiate(LINUX);
     rig.turn_cache(true);
-    assert_eq!(rig.books.syncs, 0, "it was on");
+    assert_eq!(rig.queues.syncs, 0, "it was on");
     rig.turn_cache(false);
-    assert_eq!(rig.books.syncs, 1);
+    assert_eq!(rig.queues.syncs, 1);
     rig.turn_cache(false);
     rig.turn_cache(true);
-    assert_eq!(rig.books.syncs, 1, "there was nothing in it");
-    rig.books.stuck = true;
+    assert_eq!(rig.queues.syncs, 1, "there was nothing in it");
+    rig.queues.stuck = true;
     let write = [ConfigHeader { offset: 32, size: 1, flags: 0 }.as_bytes(), &[0]].concat();
     assert_eq!(value(rig.say(Request::SET_CONFIG, &write, vec![])), 1, "the driver is told");
     assert!(!rig.disk.is_cache_on(), "no write waits in it from now on");
@@ -356,9 +356,9 @@ fn memory_comes_and_goes_piece_by_piece() {
     rig.kick(0).unwrap();
     let file = rig.memory.try_clone().unwrap().into();
     rig.say(Request::ADD_MEM_REG, &body, vec![file]).unwrap();
-    assert_eq!(rig.books.running[0].memory.regions().len(), 2);
+    assert_eq!(rig.queues.running[0].memory.regions().len(), 2);
     rig.say(Request::REM_MEM_REG, &body, vec![]).unwrap();
-    assert_eq!(rig.books.running[0].memory.regions().len(), 1);
+    assert_eq!(rig.queues.running[0].memory.regions().len(), 1);
     assert!(refused(rig.say(Request::REM_MEM_REG, &body, vec![])).contains("not there"));
 }
 
@@ -368,7 +368,7 @@ fn memory_that_is_taken_away_is_noticed() {
     rig.kick(0).unwrap();
     rig.memory.set_len(0).unwrap();
     assert!(!rig.session.is_broken());
-    rig.books.running[0].memory.regions()[0].memory.load_relaxed_u32(0);
+    rig.queues.running[0].memory.regions()[0].memory.load_relaxed_u32(0);
     assert!(rig.session.is_broken());
 }
 
@@ -418,7 +418,7 @@ fn a_queue_is_only_suspended_where_there_is_a_place_for_what_is_left() {
     let stop = |rig: &mut Rig| {
         rig.kick(0).unwrap();
         rig.state(Request::GET_VRING_BASE, 0, 0).unwrap();
-        std::mem::take(&mut rig.books.suspends)
+        std::mem::take(&mut rig.queues.suspends)
     };
     assert_eq!(stop(&mut rig), 0, "no region");
     let (body, file) = rig.new_inflight();
@@ -427,18 +427,18 @@ fn a_queue_is_only_suspended_where_there_is_a_place_for_what_is_left() {
     // One that goes on at once, with the same region.
     rig.kick(0).unwrap();
     rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
-    assert_eq!(std::mem::take(&mut rig.books.suspends), 1);
+    assert_eq!(std::mem::take(&mut rig.queues.suspends), 1);
     // With another one nothing would be known of what is left.
     let (body, file) = rig.new_inflight();
     rig.say(Request::SET_INFLIGHT_FD, &body, vec![file]).unwrap();
-    rig.session.stop_all(&mut rig.books).unwrap();
-    assert_eq!(rig.books.suspends, 0);
+    rig.session.stop_all(&mut rig.queues).unwrap();
+    assert_eq!(rig.queues.suspends, 0);
     // QEMU disables a queue before it stops it.
     let disable = |rig: &mut Rig| {
         rig.kick(0).unwrap();
         rig.state(Request::SET_VRING_ENABLE, 0, 0).unwrap();
         rig.state(Request::SET_VRING_ENABLE, 0, 1).unwrap();
-        std::mem::take(&mut rig.books.suspends)
+        std::mem::take(&mut rig.queues.suspends)
     };
     assert_eq!(disable(&mut rig), 1);
     let without = Session::PROTOCOL & !protocol::GET_VRING_BASE_INFLIGHT;
@@ -517,13 +517,13 @@ fn a_cache_that_was_turned_off_stays_off_over_a_restart_of_the_volume() {
 fn a_queue_that_does_not_end_still_runs() {
     let mut rig = Rig::prepared();
     rig.kick(0).unwrap();
-    rig.books.stuck = true;
+    rig.queues.stuck = true;
     // As QEMU asks when it pauses a guest; then the session is over.
     assert!(refused(rig.state(Request::GET_VRING_BASE, 0, 0)).contains("does not answer"));
-    assert!(rig.session.stop_all(&mut rig.books).is_err(), "it is taken to be free");
-    rig.books.stuck = false;
-    rig.session.stop_all(&mut rig.books).unwrap();
-    assert_eq!((rig.runs().len(), rig.books.stops), (0, 3));
+    assert!(rig.session.stop_all(&mut rig.queues).is_err(), "it is taken to be free");
+    rig.queues.stuck = false;
+    rig.session.stop_all(&mut rig.queues).unwrap();
+    assert_eq!((rig.runs().len(), rig.queues.stops), (0, 3));
 }
 
 #[test]
@@ -561,7 +561,7 @@ fn lies_end_the_session_with_a_line() {
         let mut rig = Rig::prepared();
         let why = refused(lie(&mut rig));
         assert!(why.contains(part), "lie {n}: {why}");
-        rig.session.stop_all(&mut rig.books).unwrap();
+        rig.session.stop_all(&mut rig.queues).unwrap();
         assert!(rig.runs().is_empty());
     }
 }

@@ -29,10 +29,10 @@ impl Worker {
     /// Holds a failed request, if it should be held. Returns whether it is.
     #[cold]
     pub(super) fn hold(&mut self, slot: u32, failure: Failure) -> bool {
-        let place = self.slots.at(slot);
-        let (serial, disk, op, bytes) = (place.serial, place.disk, place.op, place.bytes());
+        let entry = self.slots.at(slot);
+        let (serial, disk, op, bytes) = (entry.serial, entry.disk, entry.op, entry.bytes());
         let holds = self.holds.get(usize::from(disk)) == Some(&true);
-        if !holds || op == Op::Flush || !failure.may_pass() || self.settlements.anybody_waits(|_| false) {
+        if !holds || op == Op::Flush || !failure.may_pass() || self.barriers.anybody_waits(|_| false) {
             return false;
         }
         let Some(queue) = self.queues.iter_mut().find(|queue| queue.serial == serial) else { return false };

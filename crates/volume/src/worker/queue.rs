@@ -13,7 +13,7 @@ use tracing::{error, warn};
 use zerocopy::IntoBytes;
 
 use super::hold::OnHold;
-use super::mail::ring;
+use super::mailbox::ring;
 use super::slots::Slots;
 use crate::limit::{Limiter, QueueLimit};
 use crate::session::Start;
@@ -275,17 +275,17 @@ impl Queue {
         let failed = |slot| on_hold.iter().find(|(held, _)| *held == slot).map(|(_, failure)| failure);
         let mut in_flight: Vec<_> = slots
             .of_queue(self.serial)
-            .map(|(slot, place)| InFlight {
-                head: place.ticket.as_ref().map_or(0, Ticket::id),
-                operation: place.op.word().into(),
-                disk: place.disk.into(),
-                offset: place.op.at(),
-                length: place.bytes(),
-                age_ns: now.saturating_sub(place.began),
+            .map(|(slot, entry)| InFlight {
+                head: entry.ticket.as_ref().map_or(0, Ticket::id),
+                operation: entry.op.word().into(),
+                disk: entry.disk.into(),
+                offset: entry.op.at(),
+                length: entry.bytes(),
+                age_ns: now.saturating_sub(entry.began),
                 waits_for: match failed(slot) {
                     Some(_) => "operator",
                     None if self.held == Some(slot) => "limit",
-                    None if place.settles => "others",
+                    None if entry.is_barrier => "others",
                     None => "disk",
                 }
                 .into(),

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::queue::Queue;
 
-const MAIL: u64 = 0;
+const ORDERS: u64 = 0;
 const COMPLETIONS: u64 = 1;
 /// The first token of a queue.
 const QUEUES: u64 = 16;
@@ -25,10 +25,10 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
-    pub fn new(mail: BorrowedFd<'_>, completions: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+    pub fn new(orders: BorrowedFd<'_>, completions: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, mail, epoll::EventData::new_u64(MAIL), edge)?;
+        epoll::add(&epoll, orders, epoll::EventData::new_u64(ORDERS), edge)?;
         if let Some(fd) = completions {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(COMPLETIONS), edge)?;
         }

@@ -8,7 +8,7 @@ use crate::device::Request;
 /// All requests of a worker. Slots are used again, so nothing is allocated once there are enough.
 #[derive(Default)]
 pub(super) struct Slots {
-    places: Vec<Place>,
+    entries: Vec<Entry>,
     free: Vec<u32>,
     /// The number that the next request gets.
     next: u64,
@@ -16,7 +16,7 @@ pub(super) struct Slots {
     pub done: Vec<(u32, Result<(), Failure>)>,
 }
 
-pub(super) struct Place {
+pub(super) struct Entry {
     pub request: Request,
     /// Present while the slot is occupied.
     pub ticket: Option<Ticket>,
@@ -34,13 +34,13 @@ pub(super) struct Place {
     /// Whether it is at its disk.
     pub begun: bool,
     /// Whether it waits for other requests. No request waits for it.
-    pub settles: bool,
+    pub is_barrier: bool,
 }
 
-impl Place {
+impl Entry {
     pub fn begin(&mut self, ticket: Ticket, queue: usize, serial: u64, disk: u16, op: Op, now: u64) {
         self.ticket = Some(ticket);
-        (self.settles, self.begun, self.counted) = (false, false, 0);
+        (self.is_barrier, self.begun, self.counted) = (false, false, 0);
         (self.queue, self.serial, self.disk, self.op, self.began) = (queue, serial, disk, op, now);
     }
 
@@ -60,8 +60,8 @@ impl Slots {
     }
 
     fn grow(&mut self) {
-        self.free.push(self.places.len() as u32);
-        self.places.push(Place {
+        self.free.push(self.entries.len() as u32);
+        self.entries.push(Entry {
             request: Request::default(),
             ticket: None,
             queue: 0,
@@ -72,7 +72,7 @@ impl Slots {
             number: 0,
             counted: 0,
             begun: false,
-            settles: false,
+            is_barrier: false,
         });
     }
 
@@ -88,7 +88,7 @@ impl Slots {
     /// Occupies the slot that [`Slots::free`] has just returned.
     #[inline]
     pub fn occupy(&mut self, slot: u32) {
-        self.places[slot as usize].number = self.next;
+        self.entries[slot as usize].number = self.next;
         self.next += 1;
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(slot));
@@ -101,16 +101,16 @@ impl Slots {
     }
 
     #[inline]
-    pub fn at(&mut self, slot: u32) -> &mut Place {
-        &mut self.places[slot as usize]
+    pub fn at(&mut self, slot: u32) -> &mut Entry {
+        &mut self.entries[slot as usize]
     }
 
     /// Frees the slots of one queue whose requests have not been begun; the requests stay in flight. Returns how many.
     pub fn leave(&mut self, serial: u64) -> u32 {
         let mut left = 0;
-        for (slot, place) in self.places.iter_mut().enumerate() {
-            if place.ticket.is_some() && place.serial == serial && !place.begun {
-                place.ticket = None;
+        for (slot, entry) in self.entries.iter_mut().enumerate() {
+            if entry.ticket.is_some() && entry.serial == serial && !entry.begun {
+                entry.ticket = None;
                 self.free.push(slot as u32);
                 left += 1;
             }
@@ -120,18 +120,18 @@ impl Slots {
 
     /// Returns whether a slot is occupied.
     pub fn is_there(&self, slot: u32) -> bool {
-        self.places[slot as usize].ticket.is_some()
+        self.entries[slot as usize].ticket.is_some()
     }
 
     /// Returns the number of the next request, and that of the oldest current request that waits for no others.
     pub fn span(&self) -> (u64, u64) {
-        let there = self.places.iter().filter(|place| place.ticket.is_some() && !place.settles);
-        (self.next, there.map(|place| place.number).min().unwrap_or(self.next))
+        let there = self.entries.iter().filter(|entry| entry.ticket.is_some() && !entry.is_barrier);
+        (self.next, there.map(|entry| entry.number).min().unwrap_or(self.next))
     }
 
     /// Returns the occupied slots of one queue, with their numbers.
-    pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = (u32, &Place)> {
-        let is_its = move |(_, place): &(u32, &Place)| place.ticket.is_some() && place.serial == serial;
-        (0..).zip(&self.places).filter(is_its)
+    pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = (u32, &Entry)> {
+        let is_its = move |(_, entry): &(u32, &Entry)| entry.ticket.is_some() && entry.serial == serial;
+        (0..).zip(&self.entries).filter(is_its)
     }
 }

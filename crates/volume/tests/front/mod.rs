@@ -1,5 +1,5 @@
-//! A front end that says what it likes, for tests.
-#![allow(dead_code)] // Each test program uses its part.
+//! A front end for tests that sends any message, valid or not.
+#![allow(dead_code)] // Each test program uses only a part of this module.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,10 +27,10 @@ use crate::server::PROMPT;
 pub const MEMORY: u64 = 64 << 10;
 pub const GUEST: u64 = 0x1_0000;
 pub const USER: u64 = 0x7000_0000;
-/// Descriptors of a queue.
+/// Number of descriptors in a queue.
 pub const SIZE: u32 = 16;
 
-/// A front end that says what it likes.
+/// The connection of a front end that sends any message, valid or not.
 pub struct Front(pub UnixStream);
 
 impl Front {
@@ -41,7 +41,7 @@ impl Front {
         Self(stream)
     }
 
-    /// What is not taken, because the volume has hung up, is lost.
+    /// Writes these bytes to the socket. Ignores errors: the volume may have closed the connection.
     pub fn raw(&self, bytes: &[u8]) {
         let _ = (&self.0).write_all(bytes);
     }
@@ -55,7 +55,8 @@ impl Front {
         let _ = fdpass::send(self.0.as_fd(), bytes, fds, SendFlags::empty());
     }
 
-    /// Waits until the volume has done all that it was told, or has hung up, which it tells.
+    /// Waits until the volume has handled all messages so far. Returns whether the volume still serves the connection;
+    /// false means that it has closed it.
     pub fn is_served(&self) -> bool {
         self.say(Request::GET_FEATURES, &[], &[]);
         let mut answer = [0; 20];
@@ -68,7 +69,7 @@ impl Front {
         }
     }
 
-    /// A whole device with one queue that runs, in this memory.
+    /// Sets up a whole device with one running queue in this memory.
     pub fn set_up(&self, memory: &OwnedFd, kick: BorrowedFd<'_>, call: BorrowedFd<'_>, packed: bool) {
         self.agree(packed);
         self.share(memory, MEMORY);
@@ -83,14 +84,14 @@ impl Front {
         self.agree_on(packed, 0);
     }
 
-    /// As [`Front::agree`], with more protocol features.
+    /// Like [`Front::agree`], with more protocol features.
     pub fn agree_on(&self, packed: bool, more: u64) {
         let agreed = protocol::CONFIG | protocol::INFLIGHT_SHMFD | protocol::MQ | more;
         self.say(Request::SET_PROTOCOL_FEATURES, agreed.as_bytes(), &[]);
         self.agree_on_features(packed, 0);
     }
 
-    /// The features that all have, and more.
+    /// Acknowledges the feature bits that all tests use, and these in addition.
     pub fn agree_on_features(&self, packed: bool, more: u64) {
         let packed = if packed { virtio::RING_PACKED } else { 0 };
         let features = virtio::VERSION_1 | virtio::INDIRECT_DESC | feature::PROTOCOL_FEATURES | packed | more;
@@ -110,7 +111,7 @@ impl Front {
         self.say(Request::SET_VRING_ADDR, address.as_bytes(), &[]);
     }
 
-    /// A new in-flight region.
+    /// Asks for a new in-flight region (GET_INFLIGHT_FD). Returns its description and its memory.
     pub fn new_account(&self, area: InflightArea) -> (InflightArea, OwnedFd) {
         self.say(Request::GET_INFLIGHT_FD, area.as_bytes(), &[]);
         let mut answer = [0; size_of::<Header>() + size_of::<InflightArea>()];
@@ -132,18 +133,18 @@ impl Front {
         self.stop_queue(0);
     }
 
-    /// Stops a queue; its base, if the volume does not hang up.
+    /// Stops a queue and returns its base. Panics if the volume closes the connection.
     pub fn stop_queue(&self, index: u32) -> u32 {
         self.ask_to_stop(index);
         self.base()
     }
 
-    /// Asks for that.
+    /// Sends GET_VRING_BASE, and does not wait for the answer.
     pub fn ask_to_stop(&self, index: u32) {
         self.say(Request::GET_VRING_BASE, VringState { index, value: 0 }.as_bytes(), &[]);
     }
 
-    /// Waits for the answer to that.
+    /// Waits for the answer to [`Front::ask_to_stop`].
     pub fn base(&self) -> u32 {
         let mut answer = [0; 20];
         let _ = (&self.0).read_exact(&mut answer);
@@ -161,24 +162,24 @@ pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC).unwrap()
 }
 
-/// Descriptors of a queue of [`Guest`], and of an indirect table.
+/// Number of descriptors of a queue of [`Guest`], and of an indirect table.
 const QUEUE_SIZE: u16 = 256;
 const TABLE: u16 = 128;
-/// Bytes of a guest's memory for each queue: its rings, its tables, and then 256 KiB for the driver's own use.
+/// Bytes of a guest's memory for each queue: its rings, its tables, and then 256 KiB that the driver uses for requests.
 const QUEUE: usize = 1 << 20;
 const OWN: usize = QUEUE - (256 << 10);
 
-/// Parts of the memory of a queue.
+/// Returns a function that makes areas, by offset and length, in the memory of this queue.
 fn area(memory: &Mapping, queue: usize) -> impl Fn(usize, usize) -> Area<Mapping> {
     let at = QUEUE * queue;
     move |from, len| Area { memory: memory.clone(), at: at + from, len, guest: GUEST + (at + from) as u64 }
 }
-/// Where the device writes its answer, before it does.
+/// The driver writes this value to where the device will write its status.
 const NO_ANSWER: u8 = 0xff;
-/// Bytes of data that all queues have in common.
+/// Size of the data area that all queues share, in bytes.
 pub const DATA: usize = (4 << 20) + 4096;
 
-/// A guest behind such a front end, whose driver asks for what it likes in rings that are in order.
+/// A guest behind such a front end. Its rings are valid, but its driver can make any request.
 pub struct Guest {
     pub front: Front,
     pub memory: Mapping,
@@ -186,24 +187,25 @@ pub struct Guest {
     file: OwnedFd,
     kind: Kind,
     kicks: Vec<OwnedFd>,
-    /// The in-flight region, once there is one.
+    /// The in-flight region, if the front end has asked for one.
     account: Option<(InflightArea, OwnedFd)>,
 }
 
 impl Guest {
-    /// With so many queues that run, split ones.
+    /// Connects, and starts this number of split queues.
     pub fn connect(socket: &Path, queues: usize) -> Self {
         Self::connect_with(socket, queues, Kind::Split)
     }
 
-    /// With so many queues of this kind that run.
+    /// Connects, and starts this number of queues of this kind.
     pub fn connect_with(socket: &Path, queues: usize, kind: Kind) -> Self {
         let mut guest = Self::meet(socket, queues, kind, 0);
         (0..queues).for_each(|queue| guest.run(queue, None));
         guest
     }
 
-    /// With so many queues that do not run yet, and these protocol features beside the usual ones.
+    /// Connects with this number of queues, none of which runs yet, and with these protocol features in addition to the
+    /// usual ones.
     pub fn meet(socket: &Path, queues: usize, kind: Kind, protocol: u64) -> Self {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         let len = queues * QUEUE + DATA;
@@ -230,7 +232,8 @@ impl Guest {
         self.front.share(&self.file, self.memory.len() as u64);
     }
 
-    /// Goes on at another volume. No queue runs yet; the in-flight region goes along. Returns the connection that it had.
+    /// Moves to another volume. No queue runs there yet; the front end hands the in-flight region over. Returns the
+    /// connection to the previous volume.
     pub fn move_to(&mut self, socket: &Path, protocol: u64) -> Front {
         let before = std::mem::replace(&mut self.front, Front::connect(socket));
         self.agree(protocol);
@@ -238,14 +241,15 @@ impl Guest {
         before
     }
 
-    /// The VM begins to leave, as QEMU has it: written pages are logged, and the queue is disabled and asked to stop.
+    /// Begins a migration of the VM as QEMU does: written pages are logged, the queue is disabled, and the front end
+    /// asks for its base.
     pub fn begin_to_leave(&self, queue: usize) {
         self.front.agree_on_features(self.kind == Kind::Packed, feature::LOG_ALL);
         self.front.enable_queue(queue as u32, false);
         self.front.ask_to_stop(queue as u32);
     }
 
-    /// Asks for an in-flight region, and hands it over.
+    /// Asks for an in-flight region, and shares it with the volume.
     pub fn open_account(&mut self) {
         let queues = self.queues.len() as u16;
         let area = InflightArea { size: 0, offset: 0, queues, queue_size: QUEUE_SIZE, padding: 0 };
@@ -259,7 +263,8 @@ impl Guest {
         }
     }
 
-    /// The device's side of a queue, as a volume has it that runs at the moment, in place of the one that is connected.
+    /// Returns the device's side of a queue and the guest's memory. The test then plays the part of a volume, while no
+    /// real one runs the queue.
     pub fn device(&self, queue: usize) -> (DeviceQueue<Mapping>, GuestMemory<Mapping>) {
         let area = area(&self.memory, queue);
         let inflight = self.account.as_ref().map(|(what, file)| {
@@ -281,14 +286,14 @@ impl Guest {
         (device.unwrap(), GuestMemory::new(regions).unwrap())
     }
 
-    /// Starts a queue, a fresh one or from this base on.
+    /// Starts a queue, at its beginning or at this base.
     pub fn run(&mut self, queue: usize, base: Option<u32>) {
         self.set_up(queue, base);
         self.begin(queue);
         assert!(self.front.is_served());
     }
 
-    /// Says all of a queue but that it is to run.
+    /// Sends everything that a queue needs, except for the messages that start it.
     pub fn set_up(&self, queue: usize, base: Option<u32>) {
         let (front, number, user) = (&self.front, queue as u32, USER + (QUEUE * queue) as u64);
         let state = |value| VringState { index: number, value };
@@ -302,19 +307,19 @@ impl Guest {
         front.say(Request::SET_VRING_CALL, u64::from(number).as_bytes(), &[event().as_fd()]);
     }
 
-    /// Says that a queue is to run.
+    /// Starts a queue that has been set up.
     pub fn begin(&self, queue: usize) {
         self.change(queue);
         self.front.enable_queue(queue as u32, true);
     }
 
-    /// Where the data of all queues begin, as the guest knows it.
+    /// Returns the guest physical address of the data area that all queues share.
     pub fn data(&self) -> u64 {
         GUEST + (QUEUE * self.queues.len()) as u64
     }
 
-    /// Makes a request of `head`, which the device reads, `data`, and `room` bytes that it writes, with the room in front of the
-    /// data or behind it. Its memory is number `n` of the queue's own.
+    /// Adds a request that consists of `head`, which the device reads, `data`, and `room` bytes that the device writes;
+    /// these come before or after the data. `n` is the slot in the queue's own memory that holds the request.
     pub fn add(
         &mut self,
         queue: usize,
@@ -326,7 +331,7 @@ impl Guest {
     ) -> u16 {
         let at = QUEUE * queue + OWN + 512 * n;
         self.memory.write(at, head);
-        // No answer that there is.
+        // A value that is not a status, so that the test sees whether the device has written one.
         self.memory.write(at + 256, &[NO_ANSWER]);
         let address = GUEST + at as u64;
         let head = Segment { address, len: head.len() as u32, writable: false };
@@ -338,42 +343,42 @@ impl Guest {
         self.queues[queue].add(&segments, true).unwrap()
     }
 
-    /// Stops a queue; its base.
+    /// Stops a queue and returns its base.
     pub fn stop(&mut self, queue: usize) -> u32 {
         self.front.stop_queue(queue as u32)
     }
 
-    /// Starts a queue that was stopped, where it stood.
+    /// Starts a stopped queue where it was stopped.
     pub fn start(&mut self, queue: usize) {
         self.begin(queue);
         assert!(self.front.is_served());
     }
 
-    /// Changes something of a queue that runs; does not wait until that is done.
+    /// Changes the eventfds of a running queue. Does not wait until the volume has done so.
     pub fn change(&self, queue: usize) {
         self.front.say(Request::SET_VRING_KICK, (queue as u64).as_bytes(), &[self.kicks[queue].as_fd()]);
     }
 
-    /// The first byte that the device has written as the answer to request `n` of a queue.
+    /// Returns the first byte of the device's answer to request `n` of a queue.
     pub fn answer(&self, queue: usize, n: usize) -> u8 {
         let mut byte = [0];
         self.memory.read(QUEUE * queue + OWN + 512 * n + 256, &mut byte);
         byte[0]
     }
 
-    /// Shows the device what was added.
+    /// Publishes the added requests, and notifies the device if it wants that.
     pub fn kick(&mut self, queue: usize) {
         if self.queues[queue].publish() {
             rustix::io::write(&self.kicks[queue], &1u64.to_ne_bytes()).unwrap();
         }
     }
 
-    /// A request of this queue that has come back, if there is one.
+    /// Returns a completed request of this queue, if there is one.
     pub fn poll(&mut self, queue: usize) -> Option<u16> {
         self.queues[queue].poll().unwrap().map(|(id, _)| id)
     }
 
-    /// The next request that comes back, of any queue.
+    /// Waits for the next completed request of any queue.
     pub fn wait(&mut self) -> (usize, u16) {
         let until = Instant::now() + PROMPT;
         loop {

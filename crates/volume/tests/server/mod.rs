@@ -1,5 +1,5 @@
-//! A volume's process, for tests.
-#![allow(dead_code)] // Each test program uses its part.
+//! A process that serves a volume, for tests.
+#![allow(dead_code)] // Each test program uses only a part of this module.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use ginnel_volume_bench::{Client, Error, Options, Status};
 use tempfile::TempDir;
 
-/// Within this time everything happens that happens at all.
+/// The time limit of every wait: anything that has not happened by then counts as never happening.
 pub const PROMPT: Duration = Duration::from_secs(30);
 
-/// What the volume has answered. Panics on any other error.
+/// Returns the status that the volume has answered with. Panics on any other error.
 pub fn status(result: Result<(), Error>) -> Status {
     match result {
         Err(Error::Failed { status, .. }) => status,
@@ -31,14 +31,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a volume with these flags; `IMAGE` in them is the path of its image, which is there and has `bytes`.
+    /// Starts a volume with these flags. `IMAGE` in them stands for the path of its image, an existing file of `bytes`
+    /// bytes.
     pub fn start(bytes: u64, flags: &str) -> Self {
         Self::start_under(&[], bytes, flags)
     }
 
-    /// As [`Server::start`], by another program that runs it.
+    /// Like [`Server::start`], but `wrapper` is a command that runs the volume.
     pub fn start_under(wrapper: &[&str], bytes: u64, flags: &str) -> Self {
-        // On the disk, not in memory, so that direct I/O is what it is.
+        // The folder is on a disk, not in memory, because direct I/O behaves differently there.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         std::fs::File::create(dir.path().join("image")).unwrap().set_len(bytes).unwrap();
         std::fs::File::create(dir.path().join("image.faults")).unwrap();
@@ -64,7 +65,8 @@ impl Server {
         self.dir.path().join("image")
     }
 
-    /// Whether another volume does not start on this image, which somebody has, and says so in one line; else what it says.
+    /// Starts another volume on this image, which is already in use. Returns an error with its output unless it refuses
+    /// to start and explains why in one line.
     pub fn refuses_another(&self) -> Result<(), String> {
         let another = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
             .args(["w", "--socket"])
@@ -78,7 +80,7 @@ impl Server {
         if refused { Ok(()) } else { Err(said) }
     }
 
-    /// Where a volatile disk is told what is to fail.
+    /// Path of the file that tells a volatile disk which requests must fail.
     pub fn faults(&self) -> PathBuf {
         self.dir.path().join("image.faults")
     }
@@ -107,7 +109,7 @@ impl Server {
         self.wait_for_line("serving", before + 1);
     }
 
-    /// Starts it again, and does not wait until it serves.
+    /// Starts the volume again, without waiting until it serves.
     pub fn launch(&mut self) {
         self.process = run(&self.command, &self.log);
     }
@@ -130,7 +132,7 @@ impl Server {
         self.process.try_wait().unwrap().is_none()
     }
 
-    /// What it has logged so far, over all its lives.
+    /// Returns everything that the volume has logged so far, including its earlier processes.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -147,7 +149,7 @@ impl Server {
         }
     }
 
-    /// Waits until it has taken so many requests.
+    /// Waits until the volume has taken `count` requests.
     pub fn wait_for_taken(&self, count: u64) {
         let until = Instant::now() + PROMPT;
         loop {
@@ -161,7 +163,7 @@ impl Server {
         }
     }
 
-    /// Waits until it holds so many requests for an operator.
+    /// Waits until the volume holds `count` requests for an operator.
     pub fn wait_for_held(&self, count: u64) {
         let until = Instant::now() + PROMPT;
         loop {
@@ -176,7 +178,7 @@ impl Server {
         }
     }
 
-    /// A request on the control socket.
+    /// Sends a request to the control socket and returns the answer.
     pub fn control(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.dir.path().join("v.ctl")).unwrap();
         stream.set_read_timeout(Some(PROMPT)).unwrap();
@@ -214,7 +216,7 @@ fn run(command: &[String], log: &Arc<Mutex<String>>) -> Child {
     process
 }
 
-/// Numbers that look random and are the same each time.
+/// Returns a pseudorandom number. The sequence is the same in each run.
 pub fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

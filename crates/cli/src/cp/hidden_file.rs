@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
 /// A hidden file. Dropping the value removes the file, unless it is to be kept.
-pub struct Hidden(Arc<Entry>);
+pub struct HiddenFile(Arc<Entry>);
 
 struct Entry {
     folder: Arc<OwnedFd>,
@@ -19,7 +19,7 @@ struct Entry {
 
 static ALL: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 
-impl Hidden {
+impl HiddenFile {
     /// Takes charge of a file that exists.
     pub fn new(folder: Arc<OwnedFd>, name: Vec<u8>) -> Self {
         static WATCH: Once = Once::new();
@@ -55,7 +55,7 @@ impl Entry {
     }
 }
 
-impl Drop for Hidden {
+impl Drop for HiddenFile {
     fn drop(&mut self) {
         self.0.sweep();
     }

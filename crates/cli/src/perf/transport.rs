@@ -1,6 +1,6 @@
 //! The transport of a measurement: a channel of either kind, or a TCP socket, with the same few operations.
 
-use super::order::{Order, Test};
+use super::parameters::{Parameters, Test};
 use anyhow::Result;
 use ginnel::{Error, MessageChannel, StreamChannel};
 use std::io::{ErrorKind, Read, Write};
@@ -12,17 +12,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the timeout of a channel. Round trips have none, because with a timeout every wait reads the clock. The
 /// death of the other side is reported anyway.
-fn patience(order: &Order) -> Option<Duration> {
-    match order.test {
+fn patience(parameters: &Parameters) -> Option<Duration> {
+    match parameters.test {
         Test::Latency => None,
         Test::Bandwidth => Some(PATIENCE),
     }
 }
 
 /// A connection between the two sides.
-pub trait Line {
+pub trait Transport {
     /// Sets the transport up for a measurement.
-    fn prepare(&mut self, order: &Order) -> Result<()>;
+    fn prepare(&mut self, parameters: &Parameters) -> Result<()>;
     /// Sends all bytes, as one message if the transport has messages.
     fn send(&mut self, bytes: &[u8]) -> Result<()>;
     /// Receives bytes until the buffer is full. Returns false if the peer has finished instead.
@@ -49,10 +49,10 @@ fn unless_finished<T>(result: Result<T, Error>) -> Result<Option<T>> {
     }
 }
 
-impl Line for MessageChannel {
-    fn prepare(&mut self, order: &Order) -> Result<()> {
-        self.set_mode(order.wait_mode());
-        self.set_timeout(patience(order));
+impl Transport for MessageChannel {
+    fn prepare(&mut self, parameters: &Parameters) -> Result<()> {
+        self.set_mode(parameters.wait_mode());
+        self.set_timeout(patience(parameters));
         Ok(())
     }
 
@@ -98,10 +98,10 @@ impl Line for MessageChannel {
     }
 }
 
-impl Line for StreamChannel {
-    fn prepare(&mut self, order: &Order) -> Result<()> {
-        self.set_mode(order.wait_mode());
-        self.set_timeout(patience(order));
+impl Transport for StreamChannel {
+    fn prepare(&mut self, parameters: &Parameters) -> Result<()> {
+        self.set_mode(parameters.wait_mode());
+        self.set_timeout(patience(parameters));
         Ok(())
     }
 
@@ -159,8 +159,8 @@ impl Line for StreamChannel {
     }
 }
 
-impl Line for TcpStream {
-    fn prepare(&mut self, _: &Order) -> Result<()> {
+impl Transport for TcpStream {
+    fn prepare(&mut self, _: &Parameters) -> Result<()> {
         self.set_nodelay(true)?;
         self.set_read_timeout(Some(PATIENCE))?;
         self.set_write_timeout(Some(PATIENCE))?;

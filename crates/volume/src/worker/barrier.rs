@@ -19,12 +19,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::mail::{Order, Peers};
+use super::mailbox::{Order, Peers};
 use super::queue::Queue;
 use super::slots::Slots;
 
 /// One waiting request, and the number of workers that it still waits for.
-pub struct Settling {
+pub struct Barrier {
     left: AtomicUsize,
     /// The worker of the waiting request.
     owner: usize,
@@ -36,15 +36,15 @@ pub struct Settling {
 
 /// The barriers that concern a worker.
 #[derive(Default)]
-pub(super) struct Settlements {
+pub(super) struct Barriers {
     asked: Vec<Asked>,
     /// The worker's own waiting requests, with their slots.
-    own: Vec<(u32, Arc<Settling>)>,
+    own: Vec<(u32, Arc<Barrier>)>,
 }
 
 /// A barrier for which this worker has been asked.
 struct Asked {
-    settling: Arc<Settling>,
+    barrier: Arc<Barrier>,
     /// Queues that have not taken all requests that were in them, by serial number, and how many they will have taken
     /// then.
     queues: Vec<(u64, u64)>,
@@ -52,7 +52,7 @@ struct Asked {
     mark: Option<u64>,
 }
 
-impl Settlements {
+impl Barriers {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.asked.is_empty() && self.own.is_empty()
@@ -60,32 +60,32 @@ impl Settlements {
 
     /// Makes a request of worker `owner` wait. `urgent` says that its queue is being stopped.
     pub fn begin(&mut self, slot: u32, owner: usize, urgent: bool, peers: &Peers) {
-        let settling = Arc::new(Settling {
+        let barrier = Arc::new(Barrier {
             left: AtomicUsize::new(peers.count()),
             owner,
             urgent: AtomicBool::new(urgent),
             over: AtomicBool::new(false),
         });
-        self.own.push((slot, settling.clone()));
-        peers.each(|| Order::Settle(settling.clone()));
+        self.own.push((slot, barrier.clone()));
+        peers.each(|| Order::Barrier(barrier.clone()));
     }
 
     /// Notes another worker's question: the barrier waits for all requests that are in this worker's queues now, and
     /// for all that were taken out of them.
-    pub fn ask(&mut self, queues: &mut [Queue], slots: &Slots, settling: Arc<Settling>) {
+    pub fn ask(&mut self, queues: &mut [Queue], slots: &Slots, barrier: Arc<Barrier>) {
         // The driver has published these requests before the waiting request. The other worker has seen the waiting
         // request before it asked, so the indices that this worker reads now are not older.
         let behind = queues.iter_mut().filter_map(|queue| Some((queue.serial, queue.must_take_all()?)));
         let queues: Vec<_> = behind.collect();
         let mark = queues.is_empty().then(|| slots.span().0);
-        self.asked.push(Asked { settling, queues, mark });
+        self.asked.push(Asked { barrier, queues, mark });
     }
 
     /// Forgets the worker's waiting requests that were left to a successor.
     pub fn forget(&mut self, slots: &Slots) {
-        self.own.retain(|(slot, settling)| {
+        self.own.retain(|(slot, barrier)| {
             let there = slots.is_there(*slot);
-            settling.over.fetch_or(!there, Ordering::Release);
+            barrier.over.fetch_or(!there, Ordering::Release);
             there
         });
     }
@@ -94,20 +94,20 @@ impl Settlements {
     /// recognises. If so, no request may be left to a successor.
     pub fn anybody_waits(&self, mut is_of: impl FnMut(u32) -> bool) -> bool {
         let mut others = |asked: &Asked| {
-            !self.own.iter().any(|(slot, own)| Arc::ptr_eq(own, &asked.settling) && is_of(*slot))
+            !self.own.iter().any(|(slot, own)| Arc::ptr_eq(own, &asked.barrier) && is_of(*slot))
         };
-        self.asked.iter().any(|asked| !asked.settling.over.load(Ordering::Acquire) && others(asked))
+        self.asked.iter().any(|asked| !asked.barrier.over.load(Ordering::Acquire) && others(asked))
     }
 
     /// Makes the barriers of a queue urgent, because it is being stopped. `is_of` recognises its slots.
     pub fn hurry(&self, mut is_of: impl FnMut(u32) -> bool, peers: &Peers) {
         let mut any = false;
-        for (_, settling) in self.own.iter().filter(|(slot, _)| is_of(*slot)) {
-            settling.urgent.store(true, Ordering::Release);
+        for (_, barrier) in self.own.iter().filter(|(slot, _)| is_of(*slot)) {
+            barrier.urgent.store(true, Ordering::Release);
             any = true;
         }
         if any {
-            peers.each(|| Order::Look);
+            peers.each(|| Order::Wake);
         }
     }
 
@@ -115,7 +115,7 @@ impl Settlements {
     #[cold]
     pub fn is_urgent(&self, number: u64) -> bool {
         let waits = |asked: &Asked| asked.mark.is_none_or(|mark| number < mark);
-        self.asked.iter().any(|asked| waits(asked) && asked.settling.urgent.load(Ordering::Acquire))
+        self.asked.iter().any(|asked| waits(asked) && asked.barrier.urgent.load(Ordering::Acquire))
     }
 
     /// Checks the progress of all barriers. All ended requests must have been published, because the waiting request
@@ -130,13 +130,13 @@ impl Settlements {
             if asked.queues.is_empty() {
                 asked.mark.get_or_insert(next);
             }
-            let settled = asked.mark.is_some_and(|mark| oldest >= mark);
-            if settled && asked.settling.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                peers.wake(asked.settling.owner);
+            let is_done = asked.mark.is_some_and(|mark| oldest >= mark);
+            if is_done && asked.barrier.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                peers.wake(asked.barrier.owner);
             }
-            !settled
+            !is_done
         });
-        let at = self.own.iter().position(|(_, settling)| settling.left.load(Ordering::Acquire) == 0)?;
+        let at = self.own.iter().position(|(_, barrier)| barrier.left.load(Ordering::Acquire) == 0)?;
         Some(self.own.swap_remove(at).0)
     }
 }

@@ -6,13 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The member that has the file; `None` for this machine.
     pub member: Option<String>,
     pub path: Vec<u8>,
 }
 
-impl Place {
+impl Location {
     /// Parses a location. A colon makes it remote, unless a slash comes first (`./a:b` is a local file), as in scp(1).
     pub fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> (Option<String>, String) {
-        let place = Place::parse(text.as_ref()).unwrap();
-        (place.member, String::from_utf8(place.path).unwrap())
+        let location = Location::parse(text.as_ref()).unwrap();
+        (location.member, String::from_utf8(location.path).unwrap())
     }
 
     #[test]
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(parse("./a:b"), (None, "./a:b".into()));
         assert_eq!(parse("/a:b"), (None, "/a:b".into()));
         assert_eq!(parse("plain"), (None, "plain".into()));
-        assert!(Place::parse(":x".as_ref()).is_err() && Place::parse("a b:x".as_ref()).is_err());
+        assert!(Location::parse(":x".as_ref()).is_err() && Location::parse("a b:x".as_ref()).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What one queue is used for in a workload: which request comes next, and what the last ones have said.
+//! The stream of requests in one queue: chooses the next request, and records the answers.
 
 use crate::error::Error;
 use crate::queue::{Done, Queue, Slot};
@@ -7,43 +7,43 @@ use crate::verify::{Ledger, Since};
 use crate::workload::{Job, Limit, Tally, Workload};
 use std::time::Instant;
 
-/// The lane of one queue. It outlives the connection.
-pub(crate) struct Lane {
+/// The state of one queue's stream. It outlives the connection.
+pub(crate) struct RequestStream {
     pub reads: Tally,
     pub writes: Tally,
     pub flushes: Tally,
     pub failed: u64,
     pub first_failure: Option<String>,
     pub verified: u64,
-    /// When the last one was answered.
+    /// When the last request was answered.
     pub last: Option<Instant>,
     block: u32,
-    /// Blocks to choose from, the first of them, and the step from one to the next.
+    /// The number of blocks to choose from, the first of them, and the step from one to the next.
     blocks: u64,
     first: u64,
     step: u64,
-    /// The next one, where they come in order.
+    /// The next block of a sequential stream.
     position: u64,
     random: u64,
     submitted: u64,
     since_flush: u64,
     flushing: bool,
-    /// By slot: when the request was submitted, and its block.
+    /// For each slot, when its request was submitted, and the block.
     slots: Vec<(Instant, u64)>,
     check: Option<Check>,
 }
 
-/// The account of a lane's blocks.
+/// What is known about the contents of the stream's blocks.
 struct Check {
     ledger: Ledger,
     busy: Vec<bool>,
     buffer: Vec<u8>,
-    /// Reading back what was written: the next block to look at.
+    /// The next block to check, once everything that was written is read back.
     reading_back: Option<usize>,
 }
 
-impl Lane {
-    /// For queue `index` of `count`, on a disk with this many blocks.
+impl RequestStream {
+    /// Returns the stream of queue `index` of `count`, on a disk with this many blocks.
     pub fn new(
         workload: &Workload,
         index: usize,
@@ -53,7 +53,8 @@ impl Lane {
         before: u64,
     ) -> Self {
         let (index, count) = (index as u64, count as u64);
-        // Random requests go anywhere. In order, each lane has a stretch of its own. Checked ones share no block.
+        // Random requests may use any block. In sequential order, each stream has a range of its own. With
+        // verification, no two streams share a block.
         let (blocks, first, step) = match (workload.verify, workload.pattern.random) {
             (true, _) => ((all_blocks - index).div_ceil(count), index, count),
             (false, true) => (all_blocks, 0, 1),
@@ -88,14 +89,14 @@ impl Lane {
         }
     }
 
-    /// From now on: reads all that was written.
+    /// From now on, reads back everything that was written.
     pub fn check_all(&mut self) {
         if let Some(check) = &mut self.check {
             check.reading_back = Some(0);
         }
     }
 
-    /// Submits until the queue is as deep as it should be.
+    /// Submits requests until the queue has as many as it should.
     pub fn fill(&mut self, queue: &mut Queue, job: &Job<'_>, now: Instant) -> Result<(), Error> {
         while queue.submitted() < job.workload.depth.into() {
             let Some(slot) = queue.claim() else { break };
@@ -106,7 +107,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Notes an answer, and submits the next request in its place if there is to be one.
+    /// Records an answer. Submits the next request in its slot, if there is one.
     #[inline]
     pub fn done(&mut self, queue: &mut Queue, done: Done, job: &Job<'_>, now: Instant) -> Result<(), Error> {
         let (since, block) = self.slots[done.slot.index()];
@@ -135,7 +136,7 @@ impl Lane {
         self.first_failure.get_or_insert_with(|| format!("{request}: {status}"));
     }
 
-    /// What an answer says about the blocks.
+    /// Updates or checks the ledger after an answer.
     fn verify(&mut self, queue: &Queue, done: &Done, block: u64) -> Result<(), Error> {
         let Some(check) = &mut self.check else { return Ok(()) };
         let (ok, block) = (done.status == Status::Ok, block as usize);
@@ -155,7 +156,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the next request; false, and the slot is free, if there is none.
+    /// Submits the next request. If there is none, releases the slot and returns false.
     #[inline]
     fn submit(&mut self, queue: &mut Queue, slot: Slot, job: &Job<'_>, now: Instant) -> Result<bool, Error> {
         let Some((operation, block)) = self.next(job, now) else {
@@ -187,7 +188,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// What comes next, and on which block; none if there is nothing more to do.
+    /// Returns the next operation and its block, or `None` if there is nothing more to do.
     #[inline]
     fn next(&mut self, job: &Job<'_>, now: Instant) -> Option<(Operation, u64)> {
         if let Some(Check { ledger, reading_back: Some(at), .. }) = &mut self.check {
@@ -206,7 +207,7 @@ impl Lane {
             _ => {}
         }
         if let Some(every) = workload.flush_every {
-            // One on its way at a time.
+            // Only one flush is in flight at a time.
             if self.since_flush >= every && !self.flushing {
                 (self.since_flush, self.flushing) = (0, true);
                 return Some((Operation::Flush, 0));
@@ -226,7 +227,8 @@ impl Lane {
         Some((Operation::Write, block))
     }
 
-    /// The next block. Of checked ones, one that nothing is being done to; there are more than can be on their way.
+    /// Returns the next block. With verification, it is one without a request in flight; there are more blocks than
+    /// slots.
     #[inline]
     fn block(&mut self, random: bool) -> u64 {
         let mut block = if random {
@@ -245,10 +247,10 @@ impl Lane {
         block
     }
 
-    /// A number below `n`.
+    /// Returns a random number below `n`.
     #[inline]
     fn dice(&mut self, n: u64) -> u64 {
-        // Wyrand.
+        // The Wyrand generator.
         self.random = self.random.wrapping_add(0xa076_1d64_78bd_642f);
         let product = u128::from(self.random) * u128::from(self.random ^ 0xe703_7ed1_a0b4_28db);
         let word = (product >> 64) as u64 ^ product as u64;

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tracing::error;
 
-use super::settle::Settling;
+use super::barrier::Barrier;
 use super::{Plan, Worker};
 use crate::session::Start;
 
@@ -49,9 +49,9 @@ pub enum Order {
         event: virtio_scsi::Event,
     },
     /// Look at the queues again: the limits have changed, or a barrier may be complete.
-    Look,
+    Wake,
     /// Report when all earlier requests have ended.
-    Settle(Arc<Settling>),
+    Barrier(Arc<Barrier>),
     /// Try held requests again, or have them fail.
     Resume {
         /// Whether they fail.
@@ -85,7 +85,7 @@ pub struct Handle {
 }
 
 pub(super) struct Bell {
-    mail: AtomicBool,
+    has_orders: AtomicBool,
     wake: OwnedFd,
 }
 
@@ -115,7 +115,7 @@ impl Peers {
 
     pub(super) fn wake(&self, number: usize) {
         if let Some((orders, bell)) = self.0.get().and_then(|all| all.get(number)) {
-            post(orders, bell, Order::Look);
+            post(orders, bell, Order::Wake);
         }
     }
 }
@@ -123,7 +123,7 @@ impl Peers {
 fn post(orders: &Sender<Order>, bell: &Bell, order: Order) {
     // Fails only if the worker has ended, which it has reported.
     let _ = orders.send(order);
-    bell.mail.store(true, Ordering::SeqCst);
+    bell.has_orders.store(true, Ordering::SeqCst);
     ring(&bell.wake);
 }
 
@@ -164,13 +164,13 @@ pub(super) struct Inbox {
 
 impl Inbox {
     #[inline]
-    pub fn has_mail(&self) -> bool {
-        self.bell.mail.load(Ordering::Acquire)
+    pub fn has_orders(&self) -> bool {
+        self.bell.has_orders.load(Ordering::Acquire)
     }
 
     pub fn next(&self) -> Option<Order> {
         // Cleared before the channel is read, so that an order that arrives afterwards is seen the next time.
-        self.bell.mail.store(false, Ordering::SeqCst);
+        self.bell.has_orders.store(false, Ordering::SeqCst);
         self.orders.try_recv().ok()
     }
 
@@ -189,7 +189,7 @@ impl Handle {
     /// Starts a worker, bound to `cpu` if that is given, and waits until it is ready.
     pub fn start(plan: Plan, cpu: Option<usize>, events: &Events) -> io::Result<Self> {
         let (orders, inbox) = mpsc::channel();
-        let bell = Arc::new(Bell { mail: AtomicBool::new(false), wake: new_eventfd()? });
+        let bell = Arc::new(Bell { has_orders: AtomicBool::new(false), wake: new_eventfd()? });
         let inbox = Inbox {
             orders: inbox,
             bell: bell.clone(),
@@ -200,7 +200,7 @@ impl Handle {
         let number = plan.number;
         let thread = thread::Builder::new().name(format!("volume-{number}")).spawn(move || {
             let (events, wake) = (inbox.events.clone(), inbox.events_wake.clone());
-            let mut failed = Failed { events, wake, told: false };
+            let mut failed = FailureNotice { events, wake, told: false };
             let worker = pin(cpu).and_then(|()| Worker::new(plan, inbox));
             let mut worker = match worker {
                 Ok(worker) => {
@@ -270,14 +270,14 @@ impl Drop for Handle {
 }
 
 /// Reports that a worker has ended without an order, for whatever reason.
-struct Failed {
+struct FailureNotice {
     events: Sender<Event>,
     wake: Arc<OwnedFd>,
     /// Whether there is nothing to report: the worker was ordered to end, or has returned the error of its start.
     told: bool,
 }
 
-impl Drop for Failed {
+impl Drop for FailureNotice {
     fn drop(&mut self) {
         if !self.told {
             let _ = self.events.send(Event::Failed);
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn who_is_stuck_is_waited_for_once() {
         let (orders, inbox) = mpsc::channel();
-        let bell = Arc::new(Bell { mail: AtomicBool::new(false), wake: new_eventfd().unwrap() });
+        let bell = Arc::new(Bell { has_orders: AtomicBool::new(false), wake: new_eventfd().unwrap() });
         let worker = Handle { orders, bell, thread: None, stuck: OnceLock::new() };
         let why = worker.stop_within(Duration::ZERO, 3, false).unwrap_err();
         assert!(why.contains("queue 3"), "{why}");

@@ -44,7 +44,7 @@ impl Kind {
 
 /// The parameters of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct Parameters {
     pub test: Test,
     /// Whether data is written and read in place instead of copied.
     pub in_place: bool,
@@ -80,9 +80,9 @@ struct Wire {
     duration_ns: u64,
     more: [u64; 3],
 }
-const _: () = assert!(size_of::<Wire>() == Order::LEN);
+const _: () = assert!(size_of::<Wire>() == Parameters::LEN);
 
-impl Order {
+impl Parameters {
     /// Length of the parameters' message, and of the server's answer to it, in bytes.
     pub const LEN: usize = 64;
 
@@ -143,7 +143,7 @@ impl Order {
 mod tests {
     use super::*;
 
-    const ORDER: Order = Order {
+    const PARAMETERS: Parameters = Parameters {
         test: Test::Bandwidth,
         in_place: true,
         reverse: true,
@@ -156,8 +156,8 @@ mod tests {
     fn orders_arrive_as_they_were_sent() {
         for mode in [None, Some(Mode::Poll), Some(Mode::Interrupt), Some(Mode::Adaptive)] {
             for (test, in_place) in [(Test::Latency, false), (Test::Bandwidth, true)] {
-                let order = Order { test, in_place, mode, reverse: !in_place, ..ORDER };
-                assert_eq!(Order::from_bytes(order.to_bytes()).unwrap(), order);
+                let parameters = Parameters { test, in_place, mode, reverse: !in_place, ..PARAMETERS };
+                assert_eq!(Parameters::from_bytes(parameters.to_bytes()).unwrap(), parameters);
             }
         }
     }
@@ -165,12 +165,12 @@ mod tests {
     #[test]
     fn impossible_orders_are_refused() {
         for (at, byte) in [(0, 0), (8, 7), (16, 9), (31, 0xff), (39, 0xff)] {
-            let mut bytes = ORDER.to_bytes();
+            let mut bytes = PARAMETERS.to_bytes();
             bytes[at] = byte;
-            assert!(Order::from_bytes(bytes).is_err(), "byte {at}");
+            assert!(Parameters::from_bytes(bytes).is_err(), "byte {at}");
         }
-        let mut empty = ORDER.to_bytes();
+        let mut empty = PARAMETERS.to_bytes();
         empty[24..32].fill(0);
-        assert!(Order::from_bytes(empty).is_err());
+        assert!(Parameters::from_bytes(empty).is_err());
     }
 }
