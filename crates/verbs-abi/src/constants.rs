@@ -100,7 +100,7 @@ constants! {
         IBV_PORT_ACTIVE_DEFER = 5,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum ibv_link_layer: u8 {
         IBV_LINK_LAYER_UNSPECIFIED = 0,
         IBV_LINK_LAYER_INFINIBAND = 1,
@@ -221,7 +221,7 @@ constants! {
         IBV_WC_DRIVER3 = 137,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum ibv_wc_shift: u32 {
         IBV_WC_IP_CSUM_OK_SHIFT = 2,
     }
@@ -242,12 +242,12 @@ constants! {
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 0x800,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum ibv_wc_standard: u32 {
         IBV_WC_STANDARD_FLAGS = 127,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum ibv_wc_supported: u32 {
         IBV_CREATE_CQ_SUP_WC_FLAGS = 0xfff,
     }
@@ -449,7 +449,7 @@ constants! {
         IBV_CQ_ATTR_RESERVED = 0x2,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum ibv_sysfs_max: usize {
         IBV_SYSFS_NAME_MAX = 64,
         IBV_SYSFS_PATH_MAX = 0x100,
@@ -467,7 +467,7 @@ constants! {
         IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 0x2,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum ibv_various: u32 {
         IBV_ADVISE_MR_FLAG_FLUSH = 1,
         IBV_QPF_GRH_REQUIRED = 1,

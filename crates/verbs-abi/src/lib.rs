@@ -1,41 +1,41 @@
-//! The binary interface of libibverbs and librdmacm, as far as a library that takes their place touches it: structures with
-//! the size and the offset of every field asserted at compile time, and constants. Written by hand from the public headers of
-//! rdma-core 44; `tests/headers.rs` compares all of it with the headers that are installed.
+//! The binary interface of libibverbs and librdmacm, as far as a replacement of these libraries needs it: structures, with the size and
+//! the offset of every field asserted at compile time, and constants. Written by hand from the public headers of rdma-core 44;
+//! `tests/headers.rs` compares all of it with the installed headers.
 //!
-//! Names are those of C, and what they mean is in the manual pages (`ibv_post_send(3)`), so only structures have a comment.
-//! Enumerations of C are integers here: a value that nobody knows is data. Integers that C calls `__be16` to `__be64` are in
-//! network order.
+//! The names are those of C, and the manual pages define their meaning (`ibv_post_send(3)`), so only structures have a comment. C
+//! enumerations are integers here, because a value that this crate does not know must still be representable. Integers that C calls
+//! `__be16` to `__be64` are in network byte order.
 //!
-//! Structures that newer headers make longer say so. A program that was compiled with such a header still works: it says in a
-//! mask, a size or `verbs_context.sz` how much it expects, or is told.
+//! A structure that newer headers extend is marked as such. A program that was compiled with such a header still works: a mask, a size
+//! or `verbs_context.sz` says how many fields the program expects or may use.
 #![no_std]
-#![allow(non_camel_case_types, non_snake_case)] // The names of C.
-#![allow(missing_docs)] // See above: the manual pages of the libraries.
+#![allow(non_camel_case_types, non_snake_case)] // C's names are kept.
+#![allow(missing_docs)] // The manual pages of the libraries document the items: see above.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("sizes and offsets are those of machines with 64 bits");
 
-/// How the structures of newer headers relate to those of this crate.
+/// How newer headers may extend a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Growth {
-    /// Not at all: the size is fixed.
+    /// The size is fixed.
     None,
-    /// New fields come behind the last one.
+    /// New fields are appended.
     Behind,
-    /// New fields come in front of the first one, so distances from the end stay.
+    /// New fields are added in front, so the distance of a field from the end stays the same.
     InFront,
 }
 
-/// A structure, for comparison with what a C compiler says.
+/// A description of a structure, for comparison with the C compiler's layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Structure {
-    /// Its name behind `struct`.
+    /// The name that follows `struct` in C.
     pub name: &'static str,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: usize,
-    /// What newer headers may do to it.
+    /// How newer headers may extend the structure.
     pub growth: Growth,
-    /// Its fields as C names them, with their offsets.
+    /// The fields by their C names, with their offsets in bytes.
     pub fields: &'static [(&'static str, usize)],
 }
 
@@ -60,8 +60,8 @@ macro_rules! name_in_c {
     };
 }
 
-/// Declares structures. In front of each field is its offset, behind it the name in C if that is another one. The pthread types
-/// have other sizes elsewhere, so the numbers are asserted on x86-64 alone.
+/// Declares structures. Each field is preceded by its offset, and followed by its C name if that differs. The pthread types have other
+/// sizes on other architectures, so the numbers are asserted on x86-64 only.
 macro_rules! structures {
     ($table:ident; $(
         $(#[$doc:meta])*
@@ -74,7 +74,7 @@ macro_rules! structures {
             pub struct $name { $(pub $field: $type,)* }
 
             impl $name {
-                /// All bytes zero.
+                /// The structure with all bytes zero.
                 // SAFETY: every field is an integer, a raw pointer, an optional function, or a structure, a union or an
                 // array of such; zero is a value of each.
                 pub const ZEROED: Self = unsafe { core::mem::zeroed() };
@@ -99,7 +99,7 @@ macro_rules! structures {
     };
 }
 
-/// Declares the constants of C's enumerations.
+/// Declares the constants of C enumerations.
 macro_rules! constants {
     ($table:ident; $(
         $(#[$doc:meta])*
@@ -118,7 +118,7 @@ macro_rules! constants {
 
 mod constants;
 pub mod rdmacm;
-#[allow(unsafe_code)] // Structures of zeros, for callers that have no unsafe code.
+#[allow(unsafe_code)] // `ZEROED` is implemented here, so that callers need no unsafe code.
 mod verbs;
 
 pub use constants::*;

@@ -1,5 +1,5 @@
 //! The structures and constants of `<rdma/rdma_cma.h>`.
-#![allow(unsafe_code)] // Structures of zeros, for callers that have no unsafe code.
+#![allow(unsafe_code)] // `ZEROED` is implemented here, so that callers need no unsafe code.
 
 use crate::{
     ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq,
@@ -7,7 +7,7 @@ use crate::{
 use core::ffi::{c_char, c_int, c_void};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
-/// What an event carries, by the type of its connection.
+/// The parameters of an event: `conn` for a connected service, `ud` for datagrams.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union rdma_cm_event_param {
@@ -18,21 +18,21 @@ pub union rdma_cm_event_param {
 structures! {
     STRUCTURES;
 
-    /// InfiniBand's addresses of a connection.
+    /// The InfiniBand addresses of a connection.
     struct rdma_ib_addr, 40 {
         0 sgid: ibv_gid,
         16 dgid: ibv_gid,
         32 pkey: u16,
     }
 
-    /// Addresses of a connection. C names the same bytes by family, too.
+    /// The addresses of a connection. C also gives the same bytes names by address family.
     struct rdma_addr, 296 {
         0 src_storage: sockaddr_storage,
         128 dst_storage: sockaddr_storage,
         256 addr: rdma_ib_addr,
     }
 
-    /// Addresses and paths of a connection.
+    /// The addresses and paths of a connection.
     struct rdma_route, 312 {
         0 addr: rdma_addr,
         296 path_rec: *mut c_void,
@@ -44,7 +44,7 @@ structures! {
         0 fd: c_int,
     }
 
-    /// A connection.
+    /// A communication identifier: a connection or a listener.
     struct rdma_cm_id, 416 {
         0 verbs: *mut ibv_context,
         8 channel: *mut rdma_event_channel,
@@ -63,7 +63,7 @@ structures! {
         408 qp_type: ibv_qp_type,
     }
 
-    /// What `rdma_connect` and `rdma_accept` are told.
+    /// The parameters of `rdma_connect` and `rdma_accept`.
     struct rdma_conn_param, 24 {
         0 private_data: *const c_void,
         8 private_data_len: u8,
@@ -76,7 +76,7 @@ structures! {
         16 qp_num: u32,
     }
 
-    /// What a datagram's event carries.
+    /// The parameters of a datagram event.
     struct rdma_ud_param, 56 {
         0 private_data: *const c_void,
         8 private_data_len: u8,
@@ -85,7 +85,7 @@ structures! {
         52 qkey: u32,
     }
 
-    /// An event of a connection.
+    /// An event of a communication identifier.
     struct rdma_cm_event, 80 {
         0 id: *mut rdma_cm_id,
         8 listen_id: *mut rdma_cm_id,
@@ -94,7 +94,7 @@ structures! {
         24 param: rdma_cm_event_param,
     }
 
-    /// A result of `rdma_getaddrinfo`.
+    /// One result of `rdma_getaddrinfo`.
     struct rdma_addrinfo, 96 {
         0 ai_flags: c_int,
         4 ai_family: c_int,
@@ -113,7 +113,7 @@ structures! {
         88 ai_next: *mut rdma_addrinfo,
     }
 
-    /// What `rdma_join_multicast_ex` is told.
+    /// The parameters of `rdma_join_multicast_ex`.
     struct rdma_cm_join_mc_attr_ex, 16 {
         0 comp_mask: u32,
         4 join_flags: u32,
@@ -152,7 +152,7 @@ constants! {
         RDMA_PS_IB = 0x13f,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum rdma_max: u8 {
         RDMA_MAX_RESP_RES = 255,
         RDMA_MAX_INIT_DEPTH = 255,
@@ -172,13 +172,13 @@ constants! {
         RDMA_MC_JOIN_FLAG_RESERVED = 0x2,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum rdma_option_level: c_int {
         RDMA_OPTION_ID = 0,
         RDMA_OPTION_IB = 1,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum rdma_option_id: c_int {
         RDMA_OPTION_ID_TOS = 0,
         RDMA_OPTION_ID_REUSEADDR = 1,
@@ -186,12 +186,12 @@ constants! {
         RDMA_OPTION_ID_ACK_TIMEOUT = 3,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum rdma_option_ib: c_int {
         RDMA_OPTION_IB_PATH = 1,
     }
 
-    /// Without a name in C.
+    /// Has no enumeration name in C.
     enum rdma_various: u32 {
         RDMA_UDP_QKEY = 0x1234567,
         RAI_PASSIVE = 1,

@@ -4,18 +4,18 @@ use crate::constants::*;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{pthread_cond_t, pthread_mutex_t};
 
-/// A function whose arguments are of no interest here: what it belongs to is not offered.
+/// A function pointer whose arguments do not matter here, because this library does not offer the feature.
 pub type Call = unsafe extern "C" fn();
 
-/// Bytes that a program with headers before rdma-core 19 has for an [`ibv_port_attr`]. It calls `ibv_query_port` of the library,
-/// as do those for whom a context has no `query_port`, so that function writes no more.
+/// Size in bytes of `struct ibv_port_attr` in headers before rdma-core 19. A program that was compiled with such headers calls the
+/// library's `ibv_query_port`, as does a program whose context has no `query_port`, so that function must not write more.
 pub const COMPAT_PORT_ATTR_SIZE: usize = 48;
 
-/// What [`ibv_context::abi_compat`] holds if the context is the end of a [`verbs_context`]: all bits set.
+/// The value of [`ibv_context::abi_compat`] if the context is the last part of a [`verbs_context`]: all bits set.
 pub const ABI_COMPAT_EXTENDED: usize = usize::MAX;
 
-/// Bytes behind an [`ibv_device`] that the libraries of adapters (`mlx5dv`, `efadv`) read, to see whether the device is theirs:
-/// a pointer to their table. NULL is nobody's.
+/// Number of bytes behind an [`ibv_device`] that the providers' own libraries (`mlx5dv`, `efadv`) read to see whether the device is
+/// theirs: a pointer to their operations. NULL matches none of them.
 pub const DEVICE_PADDING: usize = 64;
 
 /// An address of a port.
@@ -25,7 +25,7 @@ pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-/// What an [`ibv_async_event`] is about, by its type.
+/// The object that an [`ibv_async_event`] concerns; the event type says which member is valid.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_event_element {
@@ -36,7 +36,7 @@ pub union ibv_async_event_element {
     pub port_num: c_int,
 }
 
-/// Where a READ or a WRITE goes.
+/// The remote memory of an RDMA READ or WRITE.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_send_wr_rdma {
@@ -44,7 +44,7 @@ pub struct ibv_send_wr_rdma {
     pub rkey: u32,
 }
 
-/// Where an atomic operation goes, and its operands.
+/// The remote memory of an atomic operation, and its operands.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_send_wr_atomic {
@@ -54,7 +54,7 @@ pub struct ibv_send_wr_atomic {
     pub rkey: u32,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_send_wr_ud {
@@ -63,7 +63,7 @@ pub struct ibv_send_wr_ud {
     pub remote_qkey: u32,
 }
 
-/// What belongs to the opcode or to the type of the queue pair.
+/// The part of a work request that depends on the opcode or on the type of the queue pair.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr_wr {
@@ -72,7 +72,7 @@ pub union ibv_send_wr_wr {
     pub ud: ibv_send_wr_ud,
 }
 
-/// The binding of a memory window.
+/// The parameters of a memory window's binding.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_send_wr_bind_mw {
@@ -81,7 +81,7 @@ pub struct ibv_send_wr_bind_mw {
     pub bind_info: ibv_mw_bind_info,
 }
 
-/// Segmentation offload.
+/// The parameters of segmentation offload.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_send_wr_tso {
@@ -90,7 +90,7 @@ pub struct ibv_send_wr_tso {
     pub mss: u16,
 }
 
-/// The rest of an [`ibv_send_wr`], which older programs do not have.
+/// The last part of an [`ibv_send_wr`], which programs with older headers do not have.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr_tail {
@@ -115,7 +115,7 @@ const _: () = {
     assert!(size_of::<ibv_send_wr_wr>() == 32 && size_of::<ibv_send_wr_tail>() == 48);
 };
 
-/// The parts of [`ibv_send_wr`]'s unions, with their offsets in it.
+/// The members of the unions of [`ibv_send_wr`], with their offsets in the structure.
 pub const SEND_WR_PARTS: &[(&str, usize)] = &[
     ("wr.rdma.remote_addr", 40),
     ("wr.rdma.rkey", 48),
@@ -136,7 +136,7 @@ pub const SEND_WR_PARTS: &[(&str, usize)] = &[
 structures! {
     STRUCTURES;
 
-    /// An entry of a port's table of addresses.
+    /// An entry of a port's GID table.
     struct ibv_gid_entry, 32 {
         0 gid: ibv_gid,
         16 gid_index: u32,
@@ -145,7 +145,7 @@ structures! {
         28 ndev_ifindex: u32,
     }
 
-    /// What a device can do.
+    /// The properties of a device.
     struct ibv_device_attr, 232 {
         0 fw_ver: [c_char; 64],
         64 node_guid: u64,
@@ -189,7 +189,7 @@ structures! {
         227 phys_port_cnt: u8,
     }
 
-    /// On-demand paging, by transport (`rc`, `uc`, `ud`).
+    /// The on-demand paging capabilities, by transport (`rc`, `uc`, `ud`).
     struct ibv_odp_caps, 24 {
         0 general_caps: u64,
         8 rc_odp_caps = "per_transport_caps.rc_odp_caps": u32,
@@ -197,13 +197,13 @@ structures! {
         16 ud_odp_caps = "per_transport_caps.ud_odp_caps": u32,
     }
 
-    /// Segmentation offload.
+    /// The segmentation offload capabilities.
     struct ibv_tso_caps, 8 {
         0 max_tso: u32,
         4 supported_qpts: u32,
     }
 
-    /// Receive-side scaling.
+    /// The receive-side scaling capabilities.
     struct ibv_rss_caps, 32 {
         0 supported_qpts: u32,
         4 max_rwq_indirection_tables: u32,
@@ -212,14 +212,14 @@ structures! {
         24 rx_hash_function: u8,
     }
 
-    /// Packet pacing.
+    /// The packet pacing capabilities.
     struct ibv_packet_pacing_caps, 12 {
         0 qp_rate_limit_min: u32,
         4 qp_rate_limit_max: u32,
         8 supported_qpts: u32,
     }
 
-    /// Tag matching.
+    /// The tag matching capabilities.
     struct ibv_tm_caps, 20 {
         0 max_rndv_hdr_size: u32,
         4 max_num_tags: u32,
@@ -228,20 +228,20 @@ structures! {
         16 max_sge: u32,
     }
 
-    /// Moderation of completion events.
+    /// The limits of the moderation of completion events.
     struct ibv_cq_moderation_caps, 4 {
         0 max_cq_count: u16,
         2 max_cq_period: u16,
     }
 
-    /// Atomics towards PCI.
+    /// The supported sizes of PCI atomic operations.
     struct ibv_pci_atomic_caps, 6 {
         0 fetch_add: u16,
         2 swap: u16,
         4 compare_swap: u16,
     }
 
-    /// What a device can do, extended. Newer headers append.
+    /// The extended properties of a device. Newer headers append fields.
     struct ibv_device_attr_ex, 400 grows {
         0 orig_attr: ibv_device_attr,
         232 comp_mask: u32,
@@ -262,12 +262,12 @@ structures! {
         396 phys_port_cnt_ex: u32,
     }
 
-    /// Wishes to `query_device_ex`.
+    /// The input of `query_device_ex`.
     struct ibv_query_device_ex_input, 4 {
         0 comp_mask: u32,
     }
 
-    /// State and properties of a port. Newer headers append (`active_speed_ex`), so a callee writes as many
+    /// The state and properties of a port. Newer headers append fields (`active_speed_ex`), so the called function writes only as many
     /// bytes as its caller has.
     struct ibv_port_attr, 52 grows {
         0 state: ibv_port_state,
@@ -317,7 +317,7 @@ structures! {
         45 dlid_path_bits: u8,
     }
 
-    /// The global routing header in front of a datagram's payload.
+    /// The global routing header (GRH) that precedes a datagram's payload.
     struct ibv_grh, 40 {
         0 version_tclass_flow: u32,
         4 paylen: u16,
@@ -353,7 +353,7 @@ structures! {
         24 r#type: ibv_mw_type,
     }
 
-    /// What a memory window is bound to.
+    /// The memory that a memory window is bound to.
     struct ibv_mw_bind_info, 32 {
         0 mr: *mut ibv_mr,
         8 addr: u64,
@@ -361,7 +361,7 @@ structures! {
         24 mw_access_flags: c_uint,
     }
 
-    /// Where a packet goes, by GID.
+    /// The destination of a packet, by GID.
     struct ibv_global_route, 24 {
         0 dgid: ibv_gid,
         16 flow_label: u32,
@@ -370,7 +370,7 @@ structures! {
         22 traffic_class: u8,
     }
 
-    /// Where a packet goes.
+    /// The destination of a packet: an address vector.
     struct ibv_ah_attr, 32 {
         0 grh: ibv_global_route,
         24 dlid: u16,
@@ -381,26 +381,26 @@ structures! {
         30 port_num: u8,
     }
 
-    /// Sizes and limit of a shared receive queue.
+    /// The sizes and the limit of a shared receive queue.
     struct ibv_srq_attr, 12 {
         0 max_wr: u32,
         4 max_sge: u32,
         8 srq_limit: u32,
     }
 
-    /// What `ibv_create_srq` is told.
+    /// The parameters of `ibv_create_srq`.
     struct ibv_srq_init_attr, 24 {
         0 srq_context: *mut c_void,
         8 attr: ibv_srq_attr,
     }
 
-    /// Tag matching of a shared receive queue.
+    /// The tag matching parameters of a shared receive queue.
     struct ibv_tm_cap, 8 {
         0 max_num_tags: u32,
         4 max_ops: u32,
     }
 
-    /// What `create_srq_ex` is told.
+    /// The parameters of `create_srq_ex`.
     struct ibv_srq_init_attr_ex, 64 {
         0 srq_context: *mut c_void,
         8 attr: ibv_srq_attr,
@@ -412,7 +412,7 @@ structures! {
         56 tm_cap: ibv_tm_cap,
     }
 
-    /// Sizes of a queue pair.
+    /// The sizes of a queue pair.
     struct ibv_qp_cap, 20 {
         0 max_send_wr: u32,
         4 max_recv_wr: u32,
@@ -421,7 +421,7 @@ structures! {
         16 max_inline_data: u32,
     }
 
-    /// What `ibv_create_qp` is told.
+    /// The parameters of `ibv_create_qp`.
     struct ibv_qp_init_attr, 64 {
         0 qp_context: *mut c_void,
         8 send_cq: *mut ibv_cq,
@@ -432,7 +432,7 @@ structures! {
         56 sq_sig_all: c_int,
     }
 
-    /// Receive hashing.
+    /// The parameters of receive hashing.
     struct ibv_rx_hash_conf, 24 {
         0 rx_hash_function: u8,
         1 rx_hash_key_len: u8,
@@ -440,7 +440,7 @@ structures! {
         16 rx_hash_fields_mask: u64,
     }
 
-    /// What `create_qp_ex` is told. Newer headers append.
+    /// The parameters of `create_qp_ex`. Newer headers append fields.
     struct ibv_qp_init_attr_ex, 136 grows {
         0 qp_context: *mut c_void,
         8 send_cq: *mut ibv_cq,
@@ -460,7 +460,7 @@ structures! {
         128 send_ops_flags: u64,
     }
 
-    /// What `ibv_modify_qp` sets and `ibv_query_qp` gets.
+    /// The attributes that `ibv_modify_qp` sets and `ibv_query_qp` gets.
     struct ibv_qp_attr, 144 {
         0 qp_state: ibv_qp_state,
         4 cur_qp_state: ibv_qp_state,
@@ -498,14 +498,14 @@ structures! {
         12 comp_mask: u32,
     }
 
-    /// A piece of memory.
+    /// A scatter/gather element: a range of registered memory.
     struct ibv_sge, 16 {
         0 addr: u64,
         8 length: u32,
         12 lkey: u32,
     }
 
-    /// Work for the send queue.
+    /// A send request.
     struct ibv_send_wr, 128 {
         0 wr_id: u64,
         8 next: *mut ibv_send_wr,
@@ -519,7 +519,7 @@ structures! {
         80 tail = "bind_mw": ibv_send_wr_tail,
     }
 
-    /// A receive.
+    /// A receive request.
     struct ibv_recv_wr, 32 {
         0 wr_id: u64,
         8 next: *mut ibv_recv_wr,
@@ -527,7 +527,7 @@ structures! {
         24 num_sge: c_int,
     }
 
-    /// A piece of memory without key, for inline data.
+    /// A range of memory without a key, for inline data.
     struct ibv_data_buf, 16 {
         0 addr: *mut c_void,
         8 length: usize,
@@ -561,7 +561,7 @@ structures! {
         152 events_completed: u32,
     }
 
-    /// A queue pair with the calls of the `ibv_wr_*` family. Newer headers append.
+    /// A queue pair with the functions of the `ibv_wr_*` family. Newer headers append fields.
     struct ibv_qp_ex, 352 grows {
         0 qp_base: ibv_qp,
         160 comp_mask: u64,
@@ -610,7 +610,7 @@ structures! {
         )>,
     }
 
-    /// Options of a connection that vendors agree upon.
+    /// Vendor-specific options of a connection (ECE).
     struct ibv_ece, 12 {
         0 vendor_id: u32,
         4 options: u32,
@@ -637,19 +637,18 @@ structures! {
         124 async_events_completed: u32,
     }
 
-    /// Wishes to `start_poll`.
+    /// The parameters of `start_poll`.
     struct ibv_poll_cq_attr, 4 {
         0 comp_mask: u32,
     }
 
-    /// Tag of a completion.
+    /// The tag of a completion, for tag matching.
     struct ibv_wc_tm_info, 16 {
         0 tag: u64,
         8 r#priv: u32,
     }
 
-    /// A completion queue with the calls of the `ibv_start_poll` family. It begins as [`ibv_cq`]. Newer
-    /// headers append.
+    /// A completion queue with the functions of the `ibv_start_poll` family. It begins like [`ibv_cq`]. Newer headers append fields.
     struct ibv_cq_ex, 288 grows {
         0 context: *mut ibv_context,
         8 channel: *mut ibv_comp_channel,
@@ -685,19 +684,19 @@ structures! {
         280 read_completion_wallclock_ns: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
     }
 
-    /// Moderation of completion events.
+    /// The parameters of the moderation of completion events.
     struct ibv_moderate_cq, 4 {
         0 cq_count: u16,
         2 cq_period: u16,
     }
 
-    /// What `modify_cq` sets.
+    /// The attributes that `modify_cq` sets.
     struct ibv_modify_cq_attr, 8 {
         0 attr_mask: u32,
         4 moderate: ibv_moderate_cq,
     }
 
-    /// What `create_cq_ex` is told. Newer headers append.
+    /// The parameters of `create_cq_ex`. Newer headers append fields.
     struct ibv_cq_init_attr_ex, 56 grows {
         0 cqe: u32,
         8 cq_context: *mut c_void,
@@ -716,13 +715,13 @@ structures! {
         16 handle: u32,
     }
 
-    /// Two pointers that programs of the first releases called.
+    /// Two function pointers that programs of the first releases called.
     struct _ibv_device_ops, 16 {
         0 _dummy1: Option<Call>,
         8 _dummy2: Option<Call>,
     }
 
-    /// A device, as `ibv_get_device_list` lists it.
+    /// A device, as `ibv_get_device_list` returns it.
     struct ibv_device, 664 {
         0 _ops: _ibv_device_ops,
         16 node_type: ibv_node_type,
@@ -733,8 +732,8 @@ structures! {
         408 ibdev_path: [c_char; IBV_SYSFS_PATH_MAX],
     }
 
-    /// The calls of the data path, which programs make through this table. Those named `_compat_` are for
-    /// programs of the first releases.
+    /// The functions of the data path, which programs call through this table. Those named `_compat_` are for programs of the first
+    /// releases.
     struct ibv_context_ops, 256 {
         0 _compat_query_device: Option<Call>,
         8 _compat_query_port: Option<Call>,
@@ -778,7 +777,7 @@ structures! {
         248 _compat_async_event: Option<Call>,
     }
 
-    /// An opened device. Always the end of a [`verbs_context`].
+    /// An open device. It is always the last part of a [`verbs_context`].
     struct ibv_context, 328 {
         0 device: *mut ibv_device,
         8 ops: ibv_context_ops,
@@ -789,8 +788,8 @@ structures! {
         320 abi_compat: *mut c_void,
     }
 
-    /// An opened device with its extended calls. New ones are added in front, so a call is found by its
-    /// distance from the end, if `sz` reaches that far.
+    /// An open device with its extended functions. New ones are added in front, so a function is found by its distance from the end, if
+    /// `sz` says that the structure extends that far.
     struct verbs_context, 648 up {
         0 query_port: Option<unsafe extern "C" fn(
             context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr, port_attr_len: usize,

@@ -1,4 +1,4 @@
-//! What this crate says about the binary interface, compared with the headers that are installed.
+//! Compares the declarations of this crate with the installed headers.
 
 use ginnel_verbs_abi as abi;
 use ginnel_verbs_abi::{Growth, Structure};
@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// C that compiles if size and offsets of a structure are ours. Newer headers may have more, where the structure says so.
+/// Appends C code that compiles only if the size and the offsets of a structure are as declared here. Newer headers may have more, where
+/// the structure says so.
 fn assert_structure(text: &mut String, structure: &Structure) {
     let Structure { name, size, growth, fields } = structure;
     let relation = if *growth == Growth::None { "==" } else { ">=" };
@@ -24,7 +25,7 @@ fn assert_structure(text: &mut String, structure: &Structure) {
     }
 }
 
-/// Past the test runner's capture, so that it can be counted.
+/// Writes directly to the terminal, past the test runner's capture, so that skipped tests can be counted.
 fn skipped(reason: &str) {
     let line = format!("SKIPPED headers_agree: {reason}");
     assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");

@@ -1,5 +1,5 @@
 //! Address handles.
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::context::{fail, lid_of, own as own_context};
 use crate::memory::domain;
@@ -9,21 +9,21 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-/// An address handle of ours.
+/// An address handle of this library.
 #[repr(C)]
 pub struct Address {
     ah: ibv_ah,
-    /// The local identifier of the port.
+    /// The local identifier (LID) of the destination port.
     pub lid: u16,
 }
 
-/// The address handle of ours that this is, if it is one.
+/// Returns the address handle if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is null or an address handle's, of this library or another one.
+/// The pointer is null or points to an address handle, of this library or the real one.
 pub unsafe fn own<'a>(ah: *mut ibv_ah) -> Option<&'a Address> {
-    // SAFETY: the caller's address handle; those of our contexts are ours.
+    // SAFETY: the caller's address handle; the handles of our contexts are ours.
     unsafe {
         own_context(ah.as_ref()?.context)?;
         Some(&*ah.cast::<Address>())
@@ -37,7 +37,7 @@ unsafe extern "C" fn ginnel_ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
         let Some((_, domain)) = domain(pd) else { return real::ibv_create_ah(pd, attr) };
         ((*pd).context, domain, &*attr)
     };
-    // As in a real network, the address is the local identifier if there is one, and else the global one.
+    // As in a real network, the destination is the LID if there is one, and otherwise the GID.
     let lid = match attr.dlid {
         0 if attr.is_global != 0 => lid_of(&attr.grh.dgid),
         0 => None,
@@ -65,7 +65,7 @@ unsafe extern "C" fn ginnel_ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     0
 }
 
-/// The address of whoever has sent a datagram. None has a global route header.
+/// Returns the address of the sender of a datagram. This library's datagrams have no global routing header.
 fn sender(port: u8, wc: &ibv_wc) -> ibv_ah_attr {
     let mut attr = ibv_ah_attr::ZEROED;
     (attr.dlid, attr.sl, attr.src_path_bits, attr.port_num) = (wc.slid, wc.sl, wc.dlid_path_bits, port);

@@ -1,5 +1,5 @@
 //! Completion channels.
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::completion::{Queue, queue};
 use crate::context::{fail, own as own_context};
@@ -11,23 +11,23 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A completion channel of ours.
+/// A completion channel of this library.
 #[repr(C)]
 pub struct Channel {
     channel: ibv_comp_channel,
-    /// Addresses of completion queues.
+    /// Each event is the address of a completion queue.
     pub events: Arc<Events<usize>>,
-    /// Completion queues that use it.
+    /// Number of completion queues that use the channel.
     pub users: AtomicU32,
 }
 
-/// The completion channel of ours that this is, if it is one.
+/// Returns the completion channel if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is null or a completion channel's, of this library or another one.
+/// The pointer is null or points to a completion channel, of this library or the real one.
 pub unsafe fn own<'a>(channel: *mut ibv_comp_channel) -> Option<&'a Channel> {
-    // SAFETY: the caller's channel; those of our contexts are ours.
+    // SAFETY: the caller's channel; the channels of our contexts are ours.
     unsafe {
         own_context(channel.as_ref()?.context)?;
         Some(&*channel.cast::<Channel>())

@@ -1,21 +1,21 @@
-//! librdmacm's identifiers, events and calls: the C side of `ginnel_verbs::cm`.
+//! The functions, identifiers (`rdma_cm_id`) and events of librdmacm: the C side of `ginnel_verbs::cm`.
 //!
-//! A process that sees a segment as a device has its connections made here; all others go on to the real librdmacm. So an event channel, an
-//! identifier or a list is ours or the real library's as a whole, and which it is stands in a register of addresses: these calls are
-//! rare.
+//! In a process that sees a segment as a device, this library makes the connections; in any other process, all calls are forwarded to
+//! the real librdmacm. So each event channel, identifier or list belongs entirely to one of the two libraries. A register of addresses
+//! says which objects are ours; looking them up is acceptable because these calls are rare.
 //!
 //! ```text
-//! addresses       addresses of C, of this machine and of the network namespace
+//! addresses       conversion of C addresses; the addresses of this machine and its network namespace
 //! event_channel   event channels and events
-//! id              identifiers
-//! binding         their addresses: bind, listen, resolve
+//! id              creating and destroying identifiers
+//! binding         addresses of identifiers: bind, listen, resolve
 //! connecting      connections: connect, accept, reject, disconnect
 //! endpoint        rdma_create_ep
-//! objects         queue pairs and queues of an identifier
+//! objects         the queue pairs and other queues of an identifier
 //! address_info    rdma_getaddrinfo
-//! refused         what is not offered
+//! refused         calls that are not supported
 //! ```
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 mod address_info;
 pub mod addresses;
@@ -42,7 +42,7 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Addresses of objects of ours.
+/// A set of the addresses of this library's objects of one kind.
 struct Register(Mutex<BTreeSet<usize>>);
 
 impl Register {
@@ -63,7 +63,7 @@ impl Register {
     }
 }
 
-/// A device of ours that is open for identifiers, for as long as the process is.
+/// A device of this library that is open for identifiers. It stays open for as long as the process lives.
 #[derive(Clone, Copy)]
 pub struct Opened {
     process: u32,
@@ -76,14 +76,14 @@ impl Opened {
         ptr::with_exposed_provenance_mut(self.context)
     }
 
-    /// The domain of queue pairs for which the program names none.
+    /// The protection domain for queue pairs for which the program names none.
     fn pd(&self) -> *mut ibv_pd {
         ptr::with_exposed_provenance_mut(self.pd)
     }
 
-    /// The segment.
+    /// Returns the open segment.
     pub fn open(&self) -> Arc<Open> {
-        // SAFETY: the context is ours, and stays open.
+        // SAFETY: the context is ours, and is never closed.
         let own: Option<&Context> = unsafe { own_context(self.context()) };
         own.expect("a context of ours").open.clone()
     }
@@ -93,19 +93,20 @@ impl Opened {
     }
 }
 
-/// Devices that were opened for identifiers, and by which process.
+/// Devices that have been opened for identifiers, each with the process that opened it.
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
-/// The manager, and whose it is.
+/// The connection manager, and the process that started it.
 static MANAGER: Mutex<Option<(u32, Arc<Manager>)>> = Mutex::new(None);
 
-/// While this is there, nobody opens devices for identifiers, starts a manager, or makes or looks for an object.
+/// A guard that keeps other threads from opening devices for identifiers, from starting a manager, and from creating or looking up
+/// objects.
 pub struct Held {
     _opened: MutexGuard<'static, Vec<Opened>>,
     _manager: MutexGuard<'static, Option<(u32, Arc<Manager>)>>,
     _registers: [MutexGuard<'static, BTreeSet<usize>>; 5],
 }
 
-/// Waits until nobody does that.
+/// Waits until no other thread is doing any of this.
 pub fn hold() -> Held {
     let registers =
         [&event_channel::CHANNELS, &event_channel::EVENTS, &id::IDS, &objects::LISTS, &address_info::RESULTS];
@@ -116,7 +117,7 @@ pub fn hold() -> Held {
     }
 }
 
-/// The devices of ours: those that there are when the first one is needed. The child of a fork opens its own.
+/// Returns this library's devices that existed when the first one was needed. The child of a fork opens its own.
 pub fn opened() -> Vec<Opened> {
     forks::follow();
     let mut opened = locked(&OPENED);
@@ -126,7 +127,7 @@ pub fn opened() -> Vec<Opened> {
         return known;
     }
     let open = |listed: *mut ginnel_verbs_abi::ibv_device| {
-        // SAFETY: a device of ours; devices are never freed.
+        // SAFETY: the devices are ours, and are never freed.
         unsafe {
             let context = ginnel_ibv_open_device(listed);
             let pd = if context.is_null() { ptr::null_mut() } else { ginnel_ibv_alloc_pd(context) };
@@ -142,12 +143,12 @@ pub fn opened() -> Vec<Opened> {
     found
 }
 
-/// Whether connections are made here: there is a device of ours.
+/// Returns whether this library makes the connections, which is so if it has a device.
 pub fn is_here() -> bool {
     !opened().is_empty()
 }
 
-/// The manager of this process.
+/// Returns the connection manager of this process, and starts it if necessary.
 fn manager() -> Result<Arc<Manager>, DeviceError> {
     let mut manager = locked(&MANAGER);
     if let Some((process, manager)) = &*manager
@@ -156,28 +157,28 @@ fn manager() -> Result<Arc<Manager>, DeviceError> {
         return Ok(manager.clone());
     }
     let new = Manager::start(|run| {
-        // Signals are for the program's threads.
+        // Signals must be handled by the program's threads.
         let old = block_signals();
         let thread = thread::Builder::new().name("ginnel-cm".into()).spawn(run);
-        // SAFETY: the mask is what it was before.
+        // SAFETY: this restores the earlier mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
         thread
     })?;
     let new = Arc::new(new);
     if let Some((_, parents)) = manager.replace((process::id(), new.clone())) {
-        // Its thread is in the parent.
+        // Its thread runs in the parent only.
         std::mem::forget(parents);
     }
     Ok(new)
 }
 
-/// -1, with this in `errno`.
+/// Sets `errno` and returns -1.
 pub fn failed(error: c_int) -> c_int {
     crate::context::fail(error);
     -1
 }
 
-/// 0, or -1 with an error in `errno`.
+/// Returns 0, or sets `errno` and returns -1.
 pub fn done(result: Result<(), c_int>) -> c_int {
     result.map_or_else(failed, |()| 0)
 }

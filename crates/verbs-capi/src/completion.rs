@@ -1,5 +1,5 @@
 //! Completion queues.
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::channel;
 use crate::context::{MAX_COMPLETIONS, errno, fail, own as own_context};
@@ -16,7 +16,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A completion queue of ours. It begins as both of C's structures do.
+/// A completion queue of this library. It begins with `ibv_cq_ex`, which itself begins like `ibv_cq`.
 #[repr(C)]
 pub struct Queue {
     cq: ibv_cq_ex,
@@ -25,16 +25,16 @@ pub struct Queue {
     pub unacknowledged: Unacknowledged,
 }
 
-/// The queue of ours that this is, if it is one.
+/// Returns the completion queue if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is a completion queue's, of this library or another one.
+/// The pointer is null or points to a completion queue, of this library or the real one.
 pub unsafe fn queue<'a>(cq: *mut ibv_cq) -> Option<&'a Queue> {
     if cq.is_null() {
         return None;
     }
-    // SAFETY: the caller's queue; those of our contexts are ours.
+    // SAFETY: the caller's queue; the queues of our contexts are ours.
     unsafe {
         own_context((*cq).context)?;
         Some(&*cq.cast::<Queue>())
@@ -56,7 +56,7 @@ unsafe fn create(
     cq.cqe = entries.cast_signed();
     (cq.mutex, cq.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     extended_poll::equip(&mut cq);
-    // The address is known only when the queue is there, and there are no events before.
+    // The address is known only once the queue has been allocated. There are no events before that.
     let address = Arc::<AtomicUsize>::default();
     // SAFETY: the caller's channel.
     let queue = match unsafe { channel::own(channel) } {
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn ginnel_ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         if let Some(channel) = channel::own(own.cq.channel) {
             channel.events.remove(|address| *address == cq.addr());
-            // Another thread may be at an event of it.
+            // Another thread may be handling an event of this queue.
             own.unacknowledged.wait();
             channel.users.fetch_sub(1, Ordering::Release);
         }
@@ -139,7 +139,7 @@ unsafe extern "C" fn ginnel_ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
     0
 }
 
-/// A completion as C knows it.
+/// Converts a completion to C's structure.
 #[inline]
 pub fn write(completed: &Completed) -> ibv_wc {
     let mut wc = ibv_wc::ZEROED;
@@ -157,7 +157,8 @@ pub fn write(completed: &Completed) -> ibv_wc {
 }
 
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: a program calls this by way of a context of ours, so the queue is ours, and there is room for `most` completions.
+    // SAFETY: a program gets this function from a context of ours, so the queue is ours. The program promises room for `most`
+    // completions.
     unsafe {
         let own = &*cq.cast::<Queue>();
         let _held = own.extended.hold();
@@ -172,7 +173,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) 
 }
 
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: a program calls this by way of a context of ours, so the queue is ours.
+    // SAFETY: a program gets this function from a context of ours, so the queue is ours.
     unsafe {
         let own = &*cq.cast::<Queue>();
         if let Some(context) = own_context((*cq).context).filter(|_| own.queue.has_events())

@@ -1,5 +1,5 @@
-//! Opened devices.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! Open devices.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::devices::{self, Device as Listed};
 use crate::events::{Events, Unacknowledged};
@@ -19,20 +19,20 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::{process, ptr, thread};
 
-/// The only port.
+/// The number of the only port.
 const PORT: u8 = 1;
-/// The only partition: the default one, as full member.
+/// The only partition key: the default partition, as a full member.
 const PKEY: u16 = 0xffff;
-/// The most elements of a request.
+/// Maximum number of elements of a request.
 pub const MAX_ELEMENTS: usize = ginnel_layout::verbs::receive::MOST;
-/// The most bytes that are taken from the program when it posts.
+/// Maximum length of inline data, in bytes.
 pub const MAX_INLINE: usize = 512;
-/// What atomic requests work on.
+/// The operand sizes of atomic operations.
 const ATOMIC_SIZES: u16 = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP as u16;
-/// The most completions of a queue.
+/// Maximum number of completions of a queue.
 pub const MAX_COMPLETIONS: usize = 1 << 22;
 
-/// An open segment: all contexts of a process share it.
+/// An open segment, which all contexts of a process share.
 pub struct Open {
     pub device: Arc<Device>,
     pub file: Arc<OwnedFd>,
@@ -41,8 +41,8 @@ pub struct Open {
     loss: Arc<Loss>,
 }
 
-/// How the contexts of a device hear that it is lost for good. On its own, because whoever tells them must not be the last who has the
-/// device.
+/// Tells the contexts of a device that the device is lost for good. It is a separate object, because the thread that tells them must not
+/// be the one that drops the last reference to the device.
 #[derive(Default)]
 struct Loss(Mutex<(bool, Vec<Weak<Events<Happened>>>)>);
 
@@ -58,7 +58,7 @@ impl Loss {
             .for_each(|events| events.push(Self::HAPPENED));
     }
 
-    /// A new context hears of it too, also if it has just happened.
+    /// Adds a new context. If the device is already lost, the context gets the event at once.
     fn add(&self, events: &Arc<Events<Happened>>) {
         let (is_lost, contexts) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if *is_lost {
@@ -69,7 +69,7 @@ impl Loss {
     }
 }
 
-/// A context of ours.
+/// A context of this library.
 #[repr(C)]
 pub struct Context {
     verbs: verbs_context,
@@ -77,7 +77,7 @@ pub struct Context {
     pub events: Arc<Events<Happened>>,
 }
 
-/// An event, and the address of the object that it is about.
+/// An event, and the address of the object that it concerns.
 #[derive(Clone, Copy)]
 pub struct Happened {
     pub event: Event,
@@ -85,12 +85,13 @@ pub struct Happened {
 }
 
 impl Context {
-    /// Starts a thread that attends to completion queues while the program sleeps, if there is none.
+    /// Starts the notifier, unless there is one: a thread that handles completion queues while the program sleeps.
     pub fn start_notifier(&self) -> Result<(), DeviceError> {
         start_notifier(&self.open.device)
     }
 
-    /// How an object's events reach the program. The address is put there once it is known.
+    /// Returns a callback that delivers the events of a new object to the program. The caller stores the object's address in the second
+    /// value once it is known.
     pub fn teller(&self) -> (Tell, Arc<AtomicUsize>) {
         let (events, address) = (self.events.clone(), Arc::<AtomicUsize>::default());
         let known = address.clone();
@@ -101,20 +102,21 @@ impl Context {
 
 fn start_notifier(device: &Device) -> Result<(), DeviceError> {
     device.start_notifier(Process, |run| {
-        // Signals are for the program's threads.
+        // Signals must be handled by the program's threads.
         let old = block_signals();
         let thread = thread::Builder::new().name("ginnel-verbs".into()).spawn(run);
-        // SAFETY: the mask is what it was before.
+        // SAFETY: this restores the earlier mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
         thread
     })
 }
 
-/// Blocks all signals for this thread, but for those that say what it has done itself: the kernel ends a process that blocks these, and a
-/// thread that stores to pages while they move into the segment may be made to sleep by one. Which were blocked before.
+/// Blocks all signals of this thread except those that report a fault of the thread itself: the kernel kills a process that blocks
+/// these, and one of them may make a thread sleep while it stores to pages that are being moved into the segment. Returns the earlier
+/// mask.
 pub fn block_signals() -> libc::sigset_t {
     let (mut all, mut old) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
-    // SAFETY: both sets are filled by these calls, which cannot fail for these arguments.
+    // SAFETY: these calls fill both sets, and cannot fail with these arguments.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         for caused in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
@@ -125,22 +127,22 @@ pub fn block_signals() -> libc::sigset_t {
     }
 }
 
-/// Segments that are open, by the process that has opened them (a child of `fork` opens its own) and by name.
+/// Open segments, by the process that opened them (the child of a `fork` opens its own) and by name.
 static OPEN: Mutex<BTreeMap<(u32, String), Weak<Open>>> = Mutex::new(BTreeMap::new());
 
-/// While this is there, no device is opened.
+/// A guard that keeps other threads from opening a device.
 pub type Held = MutexGuard<'static, BTreeMap<(u32, String), Weak<Open>>>;
 
-/// Waits until nobody opens a device.
+/// Waits until no other thread is opening a device.
 pub fn hold() -> Held {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The context of ours that this is, if it is one.
+/// Returns the context if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is a context's, of this library or another one.
+/// The pointer is null or points to a context, of this library or the real one.
 pub unsafe fn own<'a>(context: *mut ibv_context) -> Option<&'a Context> {
     if context.is_null() {
         return None;
@@ -152,22 +154,22 @@ pub unsafe fn own<'a>(context: *mut ibv_context) -> Option<&'a Context> {
         return None;
     }
     let offset = std::mem::offset_of!(verbs_context, context);
-    // SAFETY: only contexts of this library have that function, and each of these is the end of a `verbs_context`.
+    // SAFETY: only contexts of this library have that function, and each of them is the last part of a `verbs_context`.
     Some(unsafe { &*context.byte_sub(offset).cast::<Context>() })
 }
 
-/// A number for another protection domain.
+/// Returns a number for a new protection domain.
 pub fn next_domain(open: &Open) -> u32 {
     open.domains.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
 }
 
-/// Puts a value into `errno`.
+/// Sets `errno`.
 pub fn fail(error: c_int) {
-    // SAFETY: errno is the thread's own.
+    // SAFETY: each thread has its own errno.
     unsafe { *libc::__errno_location() = error }
 }
 
-/// What C is told of an error. If there is no room left, the program's user is told why.
+/// Returns the errno value of an error. If the error means that there is no room, prints the reason for the user.
 pub fn errno(error: &DeviceError) -> c_int {
     let errno = number(error);
     if matches!(errno, libc::ENOMEM | libc::EUSERS) {
@@ -196,15 +198,15 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
     let mut all = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let segment = listed.segment();
     let key = (process::id(), segment.to_owned());
-    // One that is lost stays so; there may be another segment of that name.
+    // A lost device stays lost, but there may be a new segment of that name.
     if let Some(open) = all.get(&key).and_then(Weak::upgrade).filter(|open| !open.device.is_lost()) {
         return Ok(open);
     }
     let code = |error: &DeviceError| match error {
-        // It was listed when there was a daemon.
+        // The daemon has ended since the device was listed.
         DeviceError::Ginnel(ginnel::Error::NoDaemon { .. }) => libc::ENODEV,
         error => {
-            // UCX, for one, says that there is no such device.
+            // Some programs, such as UCX, report only that there is no such device.
             warning::say(error);
             number(error)
         }
@@ -212,7 +214,7 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
     let device = match Device::open(segment, &AttachOptions::default()) {
         Ok(device) => device,
         Err(error) => {
-            // Nobody waits for what is written to stderr.
+            // Other threads must not wait while this writes to stderr.
             drop(all);
             return Err(code(&error));
         }
@@ -257,7 +259,7 @@ pub unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut
     verbs.create_qp_ex = Some(queue_pair::create_qp_ex);
     verbs.create_cq_ex = Some(completion::create_cq_ex);
     verbs.create_srq_ex = Some(shared_receive_queue::create_srq_ex);
-    // Called without a look whether it is there.
+    // Programs call this pointer without checking it.
     verbs.close_xrcd = Some(not_offered);
     verbs.sz = size_of::<verbs_context>();
     let context = &mut verbs.context;
@@ -296,7 +298,7 @@ unsafe extern "C" fn ginnel_ibv_close_device(context: *mut ibv_context) -> c_int
     // SAFETY: the caller's context.
     match unsafe { own(context) } {
         Some(own) => {
-            // SAFETY: made by `ginnel_ibv_open_device`, and the caller gives it up.
+            // SAFETY: `ginnel_ibv_open_device` allocated it, and the caller gives it up.
             drop(unsafe { Box::from_raw(ptr::from_ref(own).cast_mut()) });
             0
         }
@@ -334,8 +336,8 @@ fn attributes(open: &Open) -> ibv_device_attr {
     attr.max_qp_rd_atom = 255;
     attr.max_res_rd_atom = 255;
     attr.max_qp_init_rd_atom = 255;
-    // They are atomic for the CPU too, which `IBV_ATOMIC_GLOB` would say, and `pci_atomic_caps` does. But adapters say this, so programs are
-    // tried with it: UCX offers no atomic operations on a device that says the other.
+    // The operations are atomic for CPUs as well, which `IBV_ATOMIC_GLOB` would express, and `pci_atomic_caps` does. But adapters report
+    // this value, so programs are tested with it: UCX offers no atomic operations on a device that reports the other one.
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_pkeys = 1;
     attr.phys_port_cnt = PORT;
@@ -358,7 +360,7 @@ unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's context and wishes.
+    // SAFETY: the caller's context and input.
     let (own, wishes) = unsafe { (own(context), input.as_ref().map_or(0, |input| input.comp_mask)) };
     let Some(own) = own.filter(|_| wishes == 0) else { return libc::EINVAL };
     let mut all = ibv_device_attr_ex::ZEROED;
@@ -366,7 +368,7 @@ unsafe extern "C" fn query_device_ex(
     all.pci_atomic_caps.fetch_add = ATOMIC_SIZES;
     all.pci_atomic_caps.compare_swap = ATOMIC_SIZES;
     all.phys_port_cnt_ex = PORT.into();
-    // SAFETY: the caller has room for `size` bytes, and what it does not know is not written.
+    // SAFETY: the caller has room for `size` bytes, and no more is written.
     unsafe {
         ptr::write_bytes(attr.cast::<u8>(), 0, size);
         ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size.min(size_of_val(&all)));
@@ -384,7 +386,7 @@ fn port(open: &Open) -> ibv_port_attr {
     attr.pkey_tbl_len = 1;
     attr.lid = lid(open.device.member());
     attr.max_vl_num = 1;
-    // 4X, EDR, LinkUp: InfiniBand Architecture Specification 1.2.1, PortInfo.
+    // 4X, EDR, LinkUp: see InfiniBand Architecture Specification 1.2.1, PortInfo.
     attr.active_width = 2;
     attr.active_speed = 32;
     attr.phys_state = 5;
@@ -415,7 +417,7 @@ unsafe extern "C" fn ginnel_ibv_query_port(
     number: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the caller's context and structure, which may be an older one.
+    // SAFETY: the caller's context and structure, which may have the size of older headers.
     unsafe {
         match own(context) {
             Some(_) => query_port(context, number, attr, COMPAT_PORT_ATTR_SIZE),
@@ -424,16 +426,17 @@ unsafe extern "C" fn ginnel_ibv_query_port(
     }
 }
 
-/// The high bits of ports' addresses within a segment: those of addresses that are locally administered.
+/// The high bits of the interface identifier of each port, which mark it as locally administered.
 const INTERFACE: u64 = 0x0200_0000_0000_0000;
 
-/// The local identifier of the port that has this address.
+/// Returns the LID of the port with this GID.
 pub fn lid_of(gid: &ibv_gid) -> Option<u16> {
     let interface = u64::from_be_bytes(*gid.raw.last_chunk()?);
     u16::try_from(interface ^ INTERFACE).ok().filter(|lid| *lid > 0)
 }
 
-/// The port's address: the prefix of a private subnet, then the segment, and in its place the member.
+/// Returns the GID of the port. Its prefix is that of a private subnet and identifies the segment; its interface identifier identifies
+/// the member.
 fn gid(open: &Open) -> ibv_gid {
     let prefix = 0xfd << 56 | open.guid >> 8;
     let interface = INTERFACE | u64::from(lid(open.device.member()));
@@ -471,7 +474,7 @@ unsafe extern "C" fn ginnel__ibv_query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's context and structure, which is `size` bytes long.
+    // SAFETY: the caller's context and structure, which has `size` bytes.
     unsafe {
         let Some(own) = own(context) else {
             return real::_ibv_query_gid_ex(context, number, index, entry, flags, size);
@@ -489,7 +492,7 @@ unsafe extern "C" fn ginnel__ibv_query_gid_ex(
     0
 }
 
-/// All entries of the table of addresses, which has one.
+/// Returns all entries of the GID table, which has one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel__ibv_query_gid_table(
     context: *mut ibv_context,
@@ -498,7 +501,7 @@ unsafe extern "C" fn ginnel__ibv_query_gid_table(
     flags: u32,
     size: usize,
 ) -> isize {
-    // SAFETY: the caller's context and structures, each of which is `size` bytes long.
+    // SAFETY: the caller's context and structures, each of which has `size` bytes.
     unsafe {
         if own(context).is_none() {
             return real::_ibv_query_gid_table(context, entries, most, flags, size);
@@ -569,7 +572,8 @@ unsafe extern "C" fn ginnel_ibv_get_async_event(
     unsafe {
         let Some(own) = own(context) else { return real::ibv_get_async_event(context, event) };
         if own.events.is_empty() {
-            // Without it nobody would notice anything while the program sleeps here. If it cannot be started, whoever polls notices.
+            // Without the notifier, nothing would detect events while the program sleeps here. If it cannot be started, threads that
+            // poll detect them.
             let _ = own.start_notifier();
         }
         let taken = own.events.take(|Happened { event: Event(kind), address }| {
@@ -597,9 +601,9 @@ unsafe extern "C" fn ginnel_ibv_get_async_event(
     0
 }
 
-/// The events of the object that an event is about, if it is ours.
+/// Returns the counter of unacknowledged events of the object that an event concerns, if the object is ours.
 unsafe fn unacknowledged(event: &ibv_async_event) -> Option<&Unacknowledged> {
-    // SAFETY: the event says which object it is about, and that is there until the event has been acknowledged.
+    // SAFETY: the event type says which object it concerns, and that object exists until the event has been acknowledged.
     unsafe {
         match event.event_type {
             IBV_EVENT_SRQ_LIMIT_REACHED => {
@@ -622,14 +626,14 @@ unsafe extern "C" fn ginnel_ibv_ack_async_event(event: *mut ibv_async_event) {
     unsafe {
         match unacknowledged(&*event) {
             Some(unacknowledged) => unacknowledged.acknowledge(1),
-            // It is about no object, so nothing waits for it, in the real library neither.
+            // The event concerns no object, so no call waits for its acknowledgement. That also holds for the real library.
             None if (*event).event_type == IBV_EVENT_DEVICE_FATAL => {}
             None => real::ibv_ack_async_event(event),
         }
     }
 }
 
-/// The size of a receive queue for what a program asks for; `None` if that is too much.
+/// Returns the size of a receive queue for a program's request, or `None` if the request is too large.
 pub fn shape(entries: u32, elements: u32) -> Option<Shape> {
     let entries = (entries.max(1) as usize).next_power_of_two();
     let elements = elements.max(1) as usize;

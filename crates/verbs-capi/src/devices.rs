@@ -1,4 +1,4 @@
-//! The list of devices: ours first, then those of the real library.
+//! The list of devices: first those of this library, then those of the real library.
 
 use crate::real;
 use ginnel_verbs_abi::{
@@ -9,26 +9,26 @@ use std::ffi::{c_char, c_int};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A device of ours. It is there for as long as the process is, because programs keep pointers to it, and nobody counts them.
+/// A device of this library. It is never freed, because programs keep uncounted pointers to it.
 #[repr(C)]
 pub struct Device {
-    /// What programs see.
+    /// The part that programs see.
     device: ibv_device,
-    /// What the libraries of adapters look at, to see whether the device is theirs.
+    /// The bytes that the providers' own libraries read to see whether the device is theirs.
     padding: [usize; DEVICE_PADDING / size_of::<usize>()],
     guid: u64,
-    /// The segment that it is.
+    /// The name of the segment.
     segment: String,
 }
 
-// SAFETY: `ibv_device` has pointers to functions only, which are none, and nothing changes after `new`.
+// SAFETY: the only pointers in `ibv_device` are function pointers, which are null, and nothing changes after `new`.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// A device with a name (`name`, `dev_name`) and the folders that stand for it (`dev_path`, `ibdev_path`). What is too
-    /// long is cut, and ends with a zero in any case.
+    /// Returns a device with a name (`name`, `dev_name`) and the sysfs folders that represent it (`dev_path`, `ibdev_path`). Strings
+    /// that are too long are truncated; they are always zero-terminated.
     pub fn new(name: &str, dev_path: &str, ibdev_path: &str, guid: u64, segment: &str) -> &'static Self {
         let mut device = ibv_device::ZEROED;
         device.node_type = IBV_NODE_CA;
@@ -40,12 +40,12 @@ impl Device {
         Box::leak(Box::new(Self { device, padding: [0; _], guid, segment: segment.to_owned() }))
     }
 
-    /// The segment that it is.
+    /// Returns the name of the segment.
     pub fn segment(&self) -> &str {
         &self.segment
     }
 
-    /// Its number among all devices of the host.
+    /// Returns the GUID, which is unique among all devices of the host.
     pub fn guid(&self) -> u64 {
         self.guid
     }
@@ -62,19 +62,19 @@ fn write(to: &mut [c_char], text: &str) {
     }
 }
 
-/// Our devices, in the order in which they are listed. The same device is the same allocation each time.
+/// Returns this library's devices that have been listed so far. The same device is the same allocation each time.
 #[cfg(not(test))]
 fn ours() -> Vec<&'static Device> {
     known().clone()
 }
 
-/// While this is there, no device is looked up.
+/// A guard that keeps other threads from looking up a device.
 pub struct Held {
     #[cfg(not(test))]
     _known: std::sync::MutexGuard<'static, Vec<&'static Device>>,
 }
 
-/// Waits until nobody looks up a device.
+/// Waits until no other thread is looking up a device.
 pub fn hold() -> Held {
     Held {
         #[cfg(not(test))]
@@ -82,14 +82,15 @@ pub fn hold() -> Held {
     }
 }
 
-/// Devices that were listed once.
+/// All devices that have ever been listed.
 #[cfg(not(test))]
 fn known() -> MutexGuard<'static, Vec<&'static Device>> {
     static KNOWN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Asks the daemon which segments are devices. Without a daemon there are none. A device that is gone is listed no more, but known.
+/// Asks the daemon which segments are devices, and returns them. Without a daemon there are none. A device that has gone is not listed
+/// any more, but stays known.
 #[cfg(not(test))]
 fn present() -> Vec<&'static Device> {
     let socket = ginnel::AttachOptions::default().socket;
@@ -117,7 +118,8 @@ fn present() -> Vec<&'static Device> {
 #[cfg(test)]
 use ours as present;
 
-/// A number that all members of a segment find alike, from its name (FNV-1a), with the bit of numbers that are given locally (EUI-64).
+/// Returns a GUID that is the same for all members of a segment. It is a hash (FNV-1a) of the segment's name, with the bit for locally
+/// administered numbers (EUI-64).
 #[cfg_attr(test, expect(dead_code, reason = "tests name their devices"))]
 fn guid(segment: &str) -> u64 {
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -127,19 +129,20 @@ fn guid(segment: &str) -> u64 {
 #[cfg(test)]
 use tests::ours;
 
-/// Our devices as they are now.
+/// Returns the devices that exist now.
 pub fn pointers() -> Vec<*mut ibv_device> {
     present().into_iter().map(Device::as_ptr).collect()
 }
 
-/// A list that a program has, and frees. It sees `entries` alone, whose last one is null.
+/// A list of devices that a program gets, and frees. The program sees only `entries`, which end with a null pointer.
 struct List {
     entries: Box<[*mut ibv_device]>,
-    /// What the real library gave, and wants back. Null if it gave nothing.
+    /// The list of the real library, which must be freed too. Null if there is none.
     real: *mut *mut ibv_device,
 }
 
-/// Ours and the real ones; `None` if there are none of ours and the real library fails, which has said why in `errno`.
+/// Lists the devices of this library and the real ones. Returns `None` if this library has none and the real one fails, which has set
+/// `errno` then.
 fn list() -> Option<List> {
     let ours = present();
     let mut count: c_int = 0;
@@ -159,8 +162,9 @@ fn list() -> Option<List> {
     Some(List { entries: entries.into_boxed_slice(), real })
 }
 
-/// The list of the real library that belongs to a list, by the address of that. It is not beside the entries because some programs give a
-/// list to `free` (qperf does), so it must be what `malloc` has returned. The real list of such a program stays, as it would without us.
+/// The real library's list that belongs to each list of a program, by the address of the latter. It is not stored next to the entries,
+/// because some programs (qperf) pass a list to `free`, so the list must be what `malloc` returned. In that case the real list leaks, as
+/// it would without this library.
 static REAL: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 fn real_lists() -> MutexGuard<'static, BTreeMap<usize, usize>> {
@@ -171,7 +175,7 @@ fn real_lists() -> MutexGuard<'static, BTreeMap<usize, usize>> {
 unsafe extern "C" fn ginnel_ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     let count = |count: usize| {
         if !num_devices.is_null() {
-            // SAFETY: a caller that passes a pointer passes one to an int.
+            // SAFETY: a non-null pointer of the caller points to an int.
             unsafe { *num_devices = c_int::try_from(count).unwrap_or(c_int::MAX) };
         }
     };
@@ -184,7 +188,7 @@ unsafe extern "C" fn ginnel_ibv_get_device_list(num_devices: *mut c_int) -> *mut
     let made = unsafe { libc::malloc(length * size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
     if made.is_null() {
         if !real.is_null() {
-            // SAFETY: the list is the real library's, and nobody else has it.
+            // SAFETY: the list comes from the real library, and no one else uses it.
             unsafe { real::ibv_free_device_list(real) };
         }
         count(0);
@@ -194,7 +198,7 @@ unsafe extern "C" fn ginnel_ibv_get_device_list(num_devices: *mut c_int) -> *mut
     // SAFETY: there is room for the entries.
     unsafe { ptr::copy_nonoverlapping(entries.as_ptr(), made, length) };
     if real.is_null() {
-        // What a program has given to `free` may have been here.
+        // A list that a program passed to `free` may have had the same address.
         real_lists().remove(&made.addr());
     } else {
         real_lists().insert(made.addr(), real.expose_provenance());
@@ -208,7 +212,8 @@ unsafe extern "C" fn ginnel_ibv_free_device_list(list: *mut *mut ibv_device) {
         return;
     }
     let real = real_lists().remove(&list.addr());
-    // SAFETY: the list is of the function above, and the caller gives it up; and with it that of the real library, which nobody else has.
+    // SAFETY: the list comes from the function above, and the caller gives it up; no one else uses the real library's list that belongs
+    // to it.
     unsafe {
         libc::free(list.cast());
         if let Some(real) = real {
@@ -217,7 +222,7 @@ unsafe extern "C" fn ginnel_ibv_free_device_list(list: *mut *mut ibv_device) {
     }
 }
 
-/// The device of ours that this is, if it is one.
+/// Returns the device if it is one of this library's.
 pub fn own(device: *const ibv_device) -> Option<&'static Device> {
     ours().into_iter().find(|own| ptr::eq(&own.device, device))
 }
@@ -227,7 +232,7 @@ unsafe extern "C" fn ginnel_ibv_get_device_name(device: *mut ibv_device) -> *con
     if device.is_null() {
         return ptr::null();
     }
-    // SAFETY: the caller's device, ours or not, has this field.
+    // SAFETY: every device has this field, ours or not.
     unsafe { (&raw const (*device).name).cast() }
 }
 
@@ -240,24 +245,24 @@ unsafe extern "C" fn ginnel_ibv_get_device_guid(device: *mut ibv_device) -> u64 
     }
 }
 
-/// Does the real library have a device? Then what it says of forks counts.
+/// Returns whether the real library has a device. If so, its answer about forks counts.
 fn real_devices() -> bool {
     let mut count: c_int = 0;
     // SAFETY: the word is there.
     let list = unsafe { real::ibv_get_device_list(&mut count) };
     if !list.is_null() {
-        // SAFETY: it was got just now, and nobody has anything of it.
+        // SAFETY: it was obtained just now, and nothing of it is in use.
         unsafe { real::ibv_free_device_list(list) };
     }
     !list.is_null() && count > 0
 }
 
-/// The real library calls this too, while it makes its first list, so it must not be asked for one.
+/// Initializes fork support. The real library calls this too while it creates its first list, so this must not ask it for a list.
 #[unsafe(no_mangle)]
 extern "C" fn ginnel_ibv_fork_init() -> c_int {
     // SAFETY: it has no arguments.
     match unsafe { real::ibv_fork_init() } {
-        // There is no real library, and ours needs nothing.
+        // There is no real library, and this one needs no initialization.
         libc::ENOSYS => 0,
         result => result,
     }
@@ -291,7 +296,7 @@ mod tests {
         Device::new(name, "/dev/infiniband/x", "/run/infiniband/x", 5, name)
     }
 
-    /// Gets the list, looks at it as a program does, and gives it back.
+    /// Gets the list, reads it like a program, and frees it.
     fn listed() -> Option<Vec<*mut ibv_device>> {
         let mut count = -1;
         // SAFETY: as a program calls it; the list is read up to its null, then freed.
@@ -323,7 +328,7 @@ mod tests {
         assert_eq!(listed(), Some(vec![ours.as_ptr()]), "without a real library");
     }
 
-    /// qperf does this.
+    /// qperf does this to its list.
     #[test]
     fn a_list_may_be_given_to_free() {
         OURS.set(vec![device("ginnel_a")]);
@@ -342,7 +347,7 @@ mod tests {
             }
             assert_eq!(LISTS.get(), i32::from(lost));
             LISTS.set(0);
-            // Later ones, perhaps at the same address, are as always.
+            // Later lists work as usual, even at the same address.
             assert!(listed().is_some());
         }
     }
@@ -359,7 +364,7 @@ mod tests {
             // SAFETY: a device.
             assert_eq!(unsafe { ginnel_ibv_get_device_guid(device.as_ptr()) }, 5_u64.to_be());
         }
-        // SAFETY: of a device that is not ours, nothing is read here.
+        // SAFETY: a device that is not ours is not dereferenced here.
         assert_eq!(unsafe { ginnel_ibv_get_device_guid(self::device("mlx5_0").as_ptr()) }, 7);
     }
 

@@ -1,12 +1,12 @@
-//! Providers of the real library, as libmlx5: they make themselves known when they are loaded, to whoever is called
-//! `libibverbs.so.1`. A program that is linked with one loads it at its start, long before the real library is needed, if it ever
-//! is. So they are noted, and handed over when it is opened.
+//! Providers of the real library, such as libmlx5. When a provider is loaded, it registers itself with the library called
+//! `libibverbs.so.1`, which is ours. A program that is linked with a provider loads it at its start, long before the real library is
+//! needed, if it is needed at all. So the registrations are recorded here, and passed on when the real library is opened.
 
 use crate::{library, real};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-/// Which private interface a provider has, and its description.
+/// The version of the private interface that a provider uses, and the address of its description.
 type Driver = (Interface, usize);
 
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ fn register(interface: Interface, driver: *const c_void) {
     tell(interface, driver);
 }
 
-/// Tells the real library, which has just been opened, of all that came before.
+/// Passes the recorded registrations on to the real library, which has just been opened.
 pub fn hand_over() {
     let noted = std::mem::take(&mut *NOTED.lock().unwrap_or_else(PoisonError::into_inner));
     for (interface, driver) in noted {
@@ -38,8 +38,8 @@ pub fn hand_over() {
 }
 
 fn tell(interface: Interface, driver: *const c_void) {
-    // SAFETY: a provider passed this for the function of the same name. Where the real library has another interface, that
-    // function is missing, and nothing happens.
+    // SAFETY: a provider passed this pointer to the function of the same name. If the real library has another version of the interface,
+    // that function is missing and the call does nothing.
     unsafe {
         match interface {
             Interface::V34 => real::verbs_register_driver_34(driver),

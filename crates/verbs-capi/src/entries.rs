@@ -1,9 +1,9 @@
-//! The entry points of both libraries, which `build.rs` writes down, and the way from there to the real ones.
+//! The entry points of both libraries, which `build.rs` generates, and their path to the real libraries.
 //!
-//! A forwarded call arrives with its arguments in registers and on the stack, and nobody here knows how many they are. So its
-//! entry point touches none of them: it jumps to an address in memory. As long as that is zero, it takes the long way through
-//! [`ginnel_verbs_resolve`] first, which finds the address.
-#![allow(unsafe_code)] // Assembly, and functions that it knows by name.
+//! A forwarded call arrives with its arguments in registers and on the stack, and this library does not know how many there are. So its
+//! entry point touches none of them and jumps to an address in memory. As long as that address is zero, the entry point takes the slow
+//! path: it first calls [`ginnel_verbs_resolve`], which finds the address.
+#![allow(unsafe_code)] // Assembly, and functions that the assembly calls by name.
 
 use crate::library;
 use std::ffi::{c_char, c_int, c_long, c_void};
@@ -15,10 +15,10 @@ compile_error!(
     "entry points exist for x86-64 alone: src/entries.rs and librdmacm.S need those of this machine"
 );
 
-// What `build.rs` calls.
+// The macros that the output of `build.rs` uses.
 //
-// The long way saves every register that carries arguments: six of integers, rax (the number of vector registers of a variadic
-// call), r10 (a nested function's frame) and eight of vectors. No function of these libraries takes vectors that are wider.
+// The slow path saves every register that carries arguments: six integer registers, rax (the number of vector registers of a variadic
+// call), r10 (the static chain of a nested function) and eight vector registers. No function of these libraries takes wider vectors.
 #[cfg(not(test))]
 std::arch::global_asm!(
     r#"
@@ -123,7 +123,7 @@ ginnel_verbs_long_way:
     options(att_syntax, raw)
 );
 
-/// What an entry point knows of itself. The macro `ginnel_forward` lays it out.
+/// The data of an entry point, with the layout of the macro `ginnel_forward`.
 #[repr(C)]
 pub struct Entry {
     target: AtomicPtr<c_void>,
@@ -133,30 +133,30 @@ pub struct Entry {
     library: usize,
 }
 
-/// Finds what a name stands for in the real library, and keeps it. Called by the entry point alone.
+/// Finds the function of the real library, and stores its address in the entry. Only the entry point calls this.
 ///
 /// # Safety
 ///
-/// The entry is one that `ginnel_forward` laid out.
+/// The entry was laid out by `ginnel_forward`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_verbs_resolve(entry: *const Entry) -> *const c_void {
-    // SAFETY: the caller's promise; entries are static, and only their first word changes, atomically.
+    // SAFETY: the caller's promise. Entries are static, and only their first word changes, atomically.
     let entry = unsafe { &*entry };
     // SAFETY: name and node are static strings of the same macro.
     let found = unsafe { library::find(entry.library, entry.name, entry.node) };
     let target = found.unwrap_or(entry.missing as *mut c_void);
-    // Two threads that come at once find the same. Nothing else is published with it: code is there for everybody.
+    // Two threads at the same time find the same address. No other data is published with it: the code is visible to all threads.
     entry.target.store(target, Ordering::Relaxed);
     target
 }
 
 fn no_library() {
-    // SAFETY: errno is the thread's own.
+    // SAFETY: each thread has its own errno.
     unsafe { *libc::__errno_location() = libc::ENOSYS }
 }
 
-// What stands in for a function that the real library does not have, or that has no real library. Such a function may
-// have any arguments: these look at none.
+// Substitutes for functions of the real library that do not exist, because the real library lacks them or is missing itself. The
+// replaced function may have any arguments, so the substitutes read none.
 
 #[unsafe(no_mangle)]
 extern "C" fn ginnel_missing_null() -> *mut c_void {

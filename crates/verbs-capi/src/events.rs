@@ -1,12 +1,12 @@
-//! Events that programs wait for at a descriptor.
-#![allow(unsafe_code)] // Functions of C.
+//! Events for which programs wait at a file descriptor.
+#![allow(unsafe_code)] // Calls C functions.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Events, and a descriptor that is readable exactly as long as there are some.
+/// A queue of events, with a descriptor that is readable exactly while the queue is not empty.
 pub struct Events<T> {
     fd: OwnedFd,
     queue: Mutex<VecDeque<T>>,
@@ -14,7 +14,7 @@ pub struct Events<T> {
 
 impl<T> Events<T> {
     pub fn new() -> io::Result<Self> {
-        // SAFETY: it takes numbers, and gives a new descriptor or an error.
+        // SAFETY: the call takes numbers only, and returns a new descriptor or an error.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -40,20 +40,20 @@ impl<T> Events<T> {
         let mut queue = self.queue();
         queue.push_back(event);
         let one = 1_u64;
-        // SAFETY: eight bytes of our own. The count is far from its end, so this does not wait.
+        // SAFETY: the eight bytes are a local variable. The counter is far from its maximum, so the call does not block.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
     }
 
-    /// The next event. Waits for it, unless the program has made the descriptor non-blocking. `give` is called before the object that it
-    /// is about can be destroyed.
+    /// Takes the next event. Blocks until there is one, unless the program has made the descriptor non-blocking. Calls `give` under the
+    /// queue's lock, so that the object of the event cannot be destroyed before that.
     pub fn take<R>(&self, give: impl Fn(T) -> R) -> io::Result<R> {
         loop {
             let mut count = 0_u64;
-            // SAFETY: eight bytes of our own.
+            // SAFETY: the eight bytes are a local variable.
             if unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) } < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // It may have been taken away meanwhile.
+            // The event may have been removed meanwhile.
             let mut queue = self.queue();
             if let Some(event) = queue.pop_front() {
                 return Ok(give(event));
@@ -61,7 +61,7 @@ impl<T> Events<T> {
         }
     }
 
-    /// Takes away those that nobody has been given, and returns them.
+    /// Removes the queued events for which `is_gone` returns true, and returns them.
     pub fn remove(&self, is_gone: impl Fn(&T) -> bool) -> Vec<T> {
         let mut queue = self.queue();
         let (gone, left): (Vec<T>, Vec<T>) = queue.drain(..).partition(is_gone);
@@ -69,14 +69,15 @@ impl<T> Events<T> {
         for _ in &gone {
             let mut count = 0_u64;
             let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-            // SAFETY: eight bytes of our own. It does not wait: a thread that takes an event at the same time finds none, and waits again.
+            // SAFETY: the eight bytes are a local variable. The call does not block. If another thread takes an event at the same time,
+            // that thread finds the queue empty, and waits again.
             unsafe { libc::preadv2(self.fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
         }
         gone
     }
 }
 
-/// Events of an object that the program has been given and has not acknowledged. The object cannot be destroyed before.
+/// The number of events of an object that the program has received and not acknowledged yet. The object must not be destroyed before.
 #[derive(Default)]
 pub struct Unacknowledged {
     count: Mutex<u32>,
@@ -88,7 +89,7 @@ impl Unacknowledged {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program is given an event.
+    /// Counts an event that is given to the program.
     pub fn give(&self) {
         *self.count() += 1;
     }
@@ -99,7 +100,7 @@ impl Unacknowledged {
         self.changed.notify_all();
     }
 
-    /// Waits until the program has acknowledged all.
+    /// Blocks until the program has acknowledged all events.
     pub fn wait(&self) {
         let mut count = self.count();
         while *count > 0 {

@@ -1,9 +1,9 @@
-//! The calls of the `ibv_start_poll` family (`ibv_create_cq_ex(3)`).
+//! The functions of the `ibv_start_poll` family (`ibv_create_cq_ex(3)`).
 //!
-//! `ibv_start_poll` takes one completion, since many programs want no more; `ibv_next_poll` takes several at a time. Those that the program
-//! has not come to at `ibv_end_poll` are given back, so plain polls, changes of the size and the end of a queue pair find them where they
-//! belong. Between the first and the last of these calls nobody else polls the queue.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! `ibv_start_poll` takes one completion, since many programs need no more, and `ibv_next_poll` takes several at a time. `ibv_end_poll`
+//! puts back those that the program has not reached, so that plain polls, resizing and the destruction of a queue pair find them in the
+//! queue. From `ibv_start_poll` to `ibv_end_poll`, no other thread polls the queue.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::completion::{Queue, queue, write};
 use crate::program::Process;
@@ -16,20 +16,19 @@ use std::ffi::{c_int, c_uint};
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most completions that are taken at a time.
+/// The maximum number of completions that are taken at a time.
 const BATCH: usize = 16;
 
-/// What can be read of completions.
+/// The fields of a completion that can be read.
 const READABLE: u64 = IBV_WC_STANDARD_FLAGS as u64;
 
-/// Whether a queue can be made as a program wishes. The error is what C is told.
+/// Returns whether a queue with these properties can be created. The error is an errno value.
 ///
 /// # Safety
 ///
-/// The context and the wishes are those of `ibv_create_cq_ex`. A program of older headers has no room for fields that its mask does not
-/// name.
+/// The arguments are those of `ibv_create_cq_ex`. A program with older headers has no memory for fields that its mask does not name.
 pub unsafe fn is_offered(context: *mut ibv_context, init: *const ibv_cq_init_attr_ex) -> Result<(), c_int> {
-    // Completions are never lost, and a process with one thread pays little for its locks.
+    // These flags can be ignored: completions are never lost, and locks cost little in a process with one thread.
     let harmless = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     // SAFETY: the caller's promise.
     unsafe {
@@ -51,38 +50,39 @@ pub unsafe fn is_offered(context: *mut ibv_context, init: *const ibv_cq_init_att
 /// Completions that were taken from a queue.
 pub struct Taken {
     completions: Vec<Completed>,
-    /// The first one that the program has not come to. It reads the one before.
+    /// Index of the first completion that the program has not reached. The program reads the one before.
     next: usize,
 }
 
-/// What a queue needs for these calls.
+/// The state of a queue for this family of functions.
 pub struct Extended {
     taken: Lock<Taken>,
-    /// Whether the program has used them at all. If not, plain polls need not care.
+    /// Whether the program has ever used them. If not, plain polls need no lock.
     is_used: AtomicBool,
 }
 
 impl Extended {
-    /// Nothing is taken.
+    /// Returns the state of a queue of which nothing has been taken.
     pub fn new() -> Self {
         let taken = Taken { completions: Vec::new(), next: 0 };
         Self { taken: Lock::new(taken), is_used: AtomicBool::new(false) }
     }
 
-    /// Waits until nobody has completions that may be given back, and has nobody take any.
+    /// Waits until no thread has completions that may be put back, and keeps others from taking any while the guard exists.
     #[inline]
     pub fn hold(&self) -> Option<Locked<'_, Taken>> {
         self.is_used.load(Ordering::Relaxed).then(|| self.taken.lock())
     }
 }
 
-/// Has nobody poll the queues of a queue pair. One that ends takes its completions with it, and nobody is to give them back then.
+/// Keeps other threads from polling the queues of a queue pair. When a queue pair is destroyed, its completions are dropped, so no
+/// thread may put some back afterwards.
 ///
 /// # Safety
 ///
-/// The pointers are those of a queue pair of ours. Queues live as long as their queue pairs.
+/// The pointers are those of a queue pair of this library. Completion queues outlive their queue pairs.
 pub unsafe fn hold<'a>(sends: *mut ibv_cq, receives: *mut ibv_cq) -> [Option<Locked<'a, Taken>>; 2] {
-    // In the same order everywhere, so that two threads do not wait for each other.
+    // The order is the same in all threads, so that two of them cannot deadlock.
     let (first, second) = (sends.min(receives), sends.max(receives));
     // SAFETY: the caller's promise.
     let (first, second) = unsafe { (queue(first), queue(second).filter(|_| first != second)) };
@@ -90,7 +90,7 @@ pub unsafe fn hold<'a>(sends: *mut ibv_cq, receives: *mut ibv_cq) -> [Option<Loc
 }
 
 impl Taken {
-    /// Goes to the next completion.
+    /// Advances to the next completion. Takes up to `most` from the queue if none is left.
     #[inline]
     fn advance(&mut self, queue: &CompletionQueue<Mapping>, most: usize) -> Option<&Completed> {
         if self.next == self.completions.len() {
@@ -106,15 +106,15 @@ impl Taken {
         Some(current)
     }
 
-    /// The completion that the program reads.
+    /// Returns the completion that the program reads.
     #[inline]
     fn current(&self) -> ibv_wc {
-        // There is none only if the program does not keep to the rules.
+        // There is no completion only if the program violates the interface.
         let current = self.next.checked_sub(1).and_then(|current| self.completions.get(current));
         current.map_or(ibv_wc::ZEROED, write)
     }
 
-    /// Gives back what the program has not come to.
+    /// Puts back the completions that the program has not reached.
     #[inline]
     fn give_back(&mut self, queue: &CompletionQueue<Mapping>) {
         if self.next < self.completions.len() {
@@ -127,20 +127,20 @@ impl Taken {
 
 #[inline]
 unsafe fn own<'a>(cq: *mut ibv_cq_ex) -> &'a Queue {
-    // SAFETY: a program calls these functions by way of a queue of ours.
+    // SAFETY: a program gets these functions only from a completion queue of this library.
     unsafe { &*cq.cast::<Queue>() }
 }
 
-/// For a program that holds the lock.
+/// Returns the completions that were taken. The program holds the lock.
 #[inline]
 unsafe fn taken<'a>(cq: *mut ibv_cq_ex) -> &'a mut Taken {
-    // SAFETY: `ibv_create_cq_ex(3)` has a program call `ibv_start_poll` first, which takes the lock.
+    // SAFETY: `ibv_create_cq_ex(3)` requires that a program calls `ibv_start_poll` first, which takes the lock.
     unsafe { &mut *own(cq).extended.taken.data_ptr() }
 }
 
 #[inline]
 unsafe fn advance(cq: *mut ibv_cq_ex, most: usize) -> c_int {
-    // SAFETY: the caller's queue, and it holds the lock.
+    // SAFETY: the caller's queue; the caller holds the lock.
     unsafe {
         let Some(current) = taken(cq).advance(&own(cq).queue, most) else { return libc::ENOENT };
         ((*cq).wr_id, (*cq).status) = (current.id, current.status.0);
@@ -160,7 +160,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         extended.is_used.store(true, Ordering::Relaxed);
         let result = advance(cq, 1);
         if result != 0 {
-            // The program does not call `ibv_end_poll` then.
+            // After this result, the program does not call `ibv_end_poll`.
             extended.taken.force_unlock();
         }
         result
@@ -168,7 +168,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller's queue, and it has called `ibv_start_poll`.
+    // SAFETY: the caller's queue; the caller has called `ibv_start_poll`.
     unsafe { advance(cq, BATCH) }
 }
 
@@ -202,7 +202,7 @@ read! {
     read_dlid_path_bits dlid_path_bits: u8,
 }
 
-/// Gives a queue these functions. Those for what cannot be read are left out.
+/// Sets the function pointers of a queue. Those of fields that cannot be read stay null.
 pub fn equip(cq: &mut ibv_cq_ex) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);

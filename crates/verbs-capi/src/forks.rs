@@ -1,13 +1,13 @@
-//! Locks of this library that the child of a fork must find free: a thread of its parent that holds one does not exist there.
+//! Locks of this library that must be free in the child of a fork. A parent's thread that holds one does not exist in the child.
 //!
-//! [`pages`](crate::pages) and [`rsocket`](crate::rsocket) follow forks by themselves, because their children begin anew.
-#![allow(unsafe_code)] // A function of C.
+//! [`pages`](crate::pages) and [`rsocket`](crate::rsocket) have their own fork handlers, because their state is reset in the child.
+#![allow(unsafe_code)] // Calls a C function.
 
 use crate::{cm, context, devices, pages, rsocket};
 use std::cell::Cell;
 use std::sync::Once;
 
-/// Holds all of these locks. Nothing in it is on the heap, whose pages may be the parent's, too, for a moment.
+/// Guards of all of these locks. It uses no heap memory, because for a moment the child may share the heap's pages with the parent.
 struct Held {
     _identifiers: cm::Held,
     _devices: devices::Held,
@@ -16,23 +16,23 @@ struct Held {
 }
 
 thread_local! {
-    /// What the thread that forks holds meanwhile.
+    /// The guards that the forking thread holds during a fork.
     static FORKING: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
-/// From now on, forks wait for whoever holds such a lock.
+/// Makes each fork wait until these locks are free, from now on.
 pub fn follow() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // First, so that it comes first in the child, which then has pages of its own.
+        // Registered first, so that it runs first in the child, which then has its own copies of the pages.
         pages::follow_forks();
-        // SAFETY: functions of this library.
+        // SAFETY: the handlers are functions of this library.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
     });
 }
 
 extern "C" fn before() {
-    // In the order in which calls take them.
+    // In the order in which the calls of this library take the locks.
     FORKING.set(Some(Held {
         _identifiers: cm::hold(),
         _devices: devices::hold(),

@@ -1,11 +1,12 @@
-//! `libibverbs.so.1` and `librdmacm.so.1`: they take the place of the system's libraries of these names, for programs that know
-//! nothing of it. What is ours is done here; everything else goes on to the real libraries.
+//! `libibverbs.so.1` and `librdmacm.so.1`: replacements of the system's libraries of these names, for unmodified programs. They
+//! implement what concerns the devices of this library, and forward everything else to the real libraries. In the comments, "ours" means
+//! an object or a function of this library, and "the real library" means the system's.
 //!
-//! Which is which says the table `libibverbs.map` (and `librdmacm.map`), line by line. To make a function ours, write
-//! `ginnel_NAME`, with the C interface of `NAME`; put `ours` where the table says `forward`; and if objects may be foreign, declare
-//! the real function in `real.rs`, and call that for them.
-#![allow(unsafe_code)] // The modules below declare what C calls, by name.
-#![allow(clippy::missing_safety_doc)] // The manual pages of libibverbs say what a caller must keep to.
+//! The tables `libibverbs.map` and `librdmacm.map` say for each function which of the two it is. To implement a function here, write
+//! `ginnel_NAME` with the C interface of `NAME`, and replace `forward` by `ours` in the table. If the function can be called with
+//! objects of the real library, declare the real function in `real.rs`, and call it for those objects.
+#![allow(unsafe_code)] // The modules below declare functions that C calls by name.
+#![allow(clippy::missing_safety_doc)] // The manual pages of libibverbs define the duties of a caller.
 
 mod address;
 mod channel;

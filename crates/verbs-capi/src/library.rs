@@ -1,12 +1,13 @@
-//! The real libraries: found in the folders of the system, and opened when the first call needs them.
+//! The real libraries. They are searched for in the system's library folders, and opened when the first call needs them.
 //!
-//! They have the names that ours have, and the dynamic linker knows a loaded library by its name (`DT_SONAME`). But it compares
-//! that with a name without slashes only: a path is opened, unless it is a file that is open already. So a program has both, and
-//! what others want by name (the providers of the real library, `DT_NEEDED`) is still ours, which sends them on.
+//! The real libraries have the same names as ours, and the dynamic linker identifies a loaded library by its name (`DT_SONAME`). But it
+//! compares that name only with names that contain no slash: a path is opened as a new library, unless that file is already open. So a
+//! program has both libraries. Other libraries that ask for one by name (the providers of the real library, `DT_NEEDED`) get ours, which
+//! forwards their calls.
 //!
-//! Nothing here holds a lock while it calls the dynamic linker, which has a lock of its own, and under it runs initializers that
-//! may call us.
-#![allow(unsafe_code)] // dlopen and its kin.
+//! Nothing in this module holds a lock while it calls the dynamic linker, because the linker has a lock of its own, under which it runs
+//! initializers that may call this library.
+#![allow(unsafe_code)] // `dlopen` and related functions.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where the real libraries are, if the user says so: a folder.
+/// Environment variable with the folder of the real libraries; it replaces the search.
 const PLACE: &str = "GINNEL_VERBS_REAL";
 
 const FOLDERS: [&str; 8] = [
@@ -28,11 +29,11 @@ const FOLDERS: [&str; 8] = [
     "/usr/local/lib",
 ];
 
-/// A library: its file, and a name that only ours of the two has.
+/// A real library: its file name, and a symbol that only our library of that name has.
 struct Library {
     file: &'static str,
     mark: &'static CStr,
-    /// Null: nobody has looked. [`NONE`]: there is none.
+    /// Null: not searched yet. [`NONE`]: not found.
     handle: AtomicPtr<c_void>,
 }
 
@@ -47,26 +48,26 @@ static LIBRARIES: [Library; 2] = [
     Library { file: "librdmacm.so.1", mark: c"ginnel_is_librdmacm", handle: AtomicPtr::new(ptr::null_mut()) },
 ];
 
-/// By this, a library is known to be one of ours, wherever it lies.
+/// Identifies a library file as ours, wherever it is installed.
 #[unsafe(no_mangle)]
 extern "C" fn ginnel_is_libibverbs() {}
 
-/// What a name stands for in a real library, if that is there and has it. `errno` stays.
+/// Returns the address of a symbol of a real library, if the library exists and has it. Keeps `errno`.
 ///
 /// # Safety
 ///
-/// Both are strings of C.
+/// `name` and `node` are C strings.
 pub unsafe fn find(library: usize, name: *const c_char, node: *const c_char) -> Option<*mut c_void> {
     let errno = Errno::keep();
     let found = handle(library).map_or(ptr::null_mut(), |handle| {
-        // SAFETY: the handle is open for good; the caller's promise.
+        // SAFETY: the handle is never closed, and the caller promises that both are C strings.
         unsafe { libc::dlvsym(handle, name, node) }
     });
     drop(errno);
     (!found.is_null()).then_some(found)
 }
 
-/// Is the real libibverbs open?
+/// Returns whether the real libibverbs is open.
 pub fn is_open() -> bool {
     let handle = LIBRARIES[0].handle.load(Ordering::Relaxed);
     !handle.is_null() && handle != NONE
@@ -77,7 +78,7 @@ fn handle(index: usize) -> Option<*mut c_void> {
     let mut handle = library.handle.load(Ordering::Relaxed);
     if handle.is_null() {
         handle = open(library).unwrap_or(NONE);
-        // Another thread may have been here too: it got the same handle.
+        // Another thread may have opened it at the same time. It got the same handle.
         let first = library.handle.swap(handle, Ordering::Relaxed).is_null();
         if index == 0 && first && handle != NONE {
             crate::drivers::hand_over();
@@ -89,7 +90,7 @@ fn handle(index: usize) -> Option<*mut c_void> {
 fn open(library: &Library) -> Option<*mut c_void> {
     // SAFETY: it has no conditions.
     let trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
-    // A program with more rights than its user does not let the user choose.
+    // A program with more rights than its user must not let the user choose a library.
     if let Some(place) = std::env::var_os(PLACE).filter(|_| trusted) {
         return open_at(library, &place);
     }
@@ -98,39 +99,39 @@ fn open(library: &Library) -> Option<*mut c_void> {
 
 fn open_at(library: &Library, folder: &OsStr) -> Option<*mut c_void> {
     let path = PathBuf::from(folder).join(library.file);
-    // Without a slash the dynamic linker would give us ourselves.
+    // Without a slash in the path, the dynamic linker would return our own library.
     if !path.is_absolute() || !path.exists() {
         return None;
     }
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: a string of C. The initializers of a system's library run, as they would without us.
+    // SAFETY: the path is a C string. The initializers of a system library run, as they would without this library.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         return None;
     }
-    // SAFETY: an open handle and a string of C.
+    // SAFETY: the handle is open, and the symbol is a C string.
     let ours = !unsafe { libc::dlsym(handle, library.mark.as_ptr()) }.is_null();
     if ours {
-        // SAFETY: it was opened above, and nothing of it is in use.
+        // SAFETY: it was opened above, and nothing in it is in use.
         unsafe { libc::dlclose(handle) };
         return None;
     }
     Some(handle)
 }
 
-/// Puts `errno` back when it is dropped.
+/// Restores `errno` when it is dropped.
 struct Errno(c_int);
 
 impl Errno {
     fn keep() -> Self {
-        // SAFETY: errno is the thread's own.
+        // SAFETY: each thread has its own errno.
         Self(unsafe { *libc::__errno_location() })
     }
 }
 
 impl Drop for Errno {
     fn drop(&mut self) {
-        // SAFETY: errno is the thread's own.
+        // SAFETY: each thread has its own errno.
         unsafe { *libc::__errno_location() = self.0 }
     }
 }

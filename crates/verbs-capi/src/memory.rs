@@ -1,5 +1,5 @@
 //! Protection domains and memory regions.
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::context::{Context, Open, errno, fail, next_domain, own};
 use crate::pages::{self, NotMoved};
@@ -13,25 +13,25 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A protection domain of ours.
+/// A protection domain of this library.
 #[repr(C)]
 pub struct Domain {
     pd: ibv_pd,
     pub number: u32,
-    /// Regions and queue pairs in it.
+    /// Number of regions, queue pairs and address handles in it.
     pub users: AtomicU32,
 }
 
-/// The domain of ours that this is, with its context, if it is one.
+/// Returns the protection domain and its context if the domain is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is a domain's, of this library or another one.
+/// The pointer is null or points to a protection domain, of this library or the real one.
 pub unsafe fn domain<'a>(pd: *mut ibv_pd) -> Option<(&'a Context, &'a Domain)> {
     if pd.is_null() {
         return None;
     }
-    // SAFETY: the caller's domain; those of our contexts are ours.
+    // SAFETY: the caller's domain; the domains of our contexts are ours.
     unsafe { Some((own((*pd).context)?, &*pd.cast::<Domain>())) }
 }
 
@@ -39,7 +39,7 @@ pub unsafe fn domain<'a>(pd: *mut ibv_pd) -> Option<(&'a Context, &'a Domain)> {
 pub unsafe extern "C" fn ginnel_ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the caller's context.
     let Some(own) = (unsafe { own(context) }) else {
-        // SAFETY: it is not ours.
+        // SAFETY: the context is not ours.
         return unsafe { real::ibv_alloc_pd(context) };
     };
     let number = next_domain(&own.open);
@@ -60,12 +60,13 @@ unsafe extern "C" fn ginnel_ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     0
 }
 
-/// Bits that are a wish, and may be ignored.
+/// Flags that are only hints, and may be ignored.
 const OPTIONAL: c_uint = IBV_ACCESS_OPTIONAL_RANGE | IBV_ACCESS_HUGETLB;
 const KNOWN: c_uint =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// Registers a run of the program's bytes in a domain, and moves its pages into the segment if anybody may reach them.
+/// Registers a range of the program's memory in a protection domain, and moves its pages into the segment if peers or receives may
+/// access it. The error is an errno value.
 pub fn register(
     open: &Arc<Open>,
     domain: u32,
@@ -84,7 +85,7 @@ pub fn register(
     let end = address.checked_add(length as u64).ok_or(libc::EINVAL)?;
     let region = Region { address, length: length as u64, access: Access(access), domain };
     let device = &open.device;
-    // What is only sent from is nobody else's business.
+    // A region without any access right is only sent from, so peers need not reach it.
     let is_written = access & (IBV_ACCESS_LOCAL_WRITE | writes) != 0;
     let chunks = match access {
         0 => Ok(Vec::new()),
@@ -94,7 +95,7 @@ pub fn register(
         Ok(chunks) => device.register(region, &chunks),
         Err(not_moved) => {
             if let NotMoved::Full(error) = not_moved {
-                // The memory can be registered where it is, but is slower there.
+                // The memory can be registered where it is, but access to it is slower.
                 warning::say(&error);
             }
             Err(DeviceError::Full("memory region"))
@@ -102,7 +103,7 @@ pub fn register(
     };
     let registered = match registered {
         Err(DeviceError::Full(_)) if access != 0 => {
-            // As a driver that cannot pin the pages.
+            // A driver that cannot pin the pages fails in the same way.
             if !ginnel_shmem::is_mapped(address as usize..end as usize, is_written).unwrap_or(false) {
                 return Err(libc::EFAULT);
             }
@@ -131,7 +132,7 @@ unsafe fn reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c
     }
 }
 
-/// Has the real library register memory.
+/// Calls `register`, which registers memory with the real library.
 fn reg_real(
     address: *mut c_void,
     length: usize,
@@ -139,14 +140,14 @@ fn reg_real(
     register: impl FnOnce() -> *mut ibv_mr,
 ) -> *mut ibv_mr {
     if access & IBV_ACCESS_ON_DEMAND != 0 {
-        // The device follows the pages.
+        // The device follows changes of the page tables.
         return register();
     }
     let range = address as u64..(address as u64).saturating_add(length as u64);
     ptr::with_exposed_provenance_mut(pages::pin(range, || register().expose_provenance()))
 }
 
-/// Has the real library change what it has registered.
+/// Calls `register`, which changes a registration of the real library.
 pub fn rereg_real(
     mr: *mut ibv_mr,
     translation: Option<(*mut c_void, usize)>,
@@ -180,7 +181,7 @@ unsafe extern "C" fn ginnel_ibv_reg_mr(
     }
 }
 
-/// Addresses by which a peer reaches the region are those of this process, so others are refused.
+/// Registers memory. The addresses that peers use are those of this process, so any other `iova` is refused.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
@@ -225,7 +226,7 @@ unsafe extern "C" fn ginnel_ibv_reg_mr_iova(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: the caller's region; those of our contexts are ours.
+    // SAFETY: the caller's region; the regions of our contexts are ours.
     unsafe {
         let Some(context) = own((*mr).context) else {
             return pages::unpin(mr.addr(), || real::ibv_dereg_mr(mr));

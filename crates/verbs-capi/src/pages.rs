@@ -1,12 +1,13 @@
-//! Pages of the program that peers can reach: they are moved into an arena, in place, and stay there.
+//! Pages of the program that peers can reach. They are moved into an arena, keep their virtual addresses, and stay in the arena.
 //!
-//! Registering is in units of 2 MiB of the program's addresses, the chunks, of which only the pages that are needed are moved. They stay after a region
-//! has ended, so that to register them again costs nothing but a look whether they are still there: the program may have unmapped them.
+//! Memory is registered in chunks of 2 MiB of the program's addresses, of which only the pages that are needed are moved. Pages stay in
+//! the arena after their region has been deregistered, so registering them again costs only a check whether they are still there: the
+//! program may have unmapped them.
 //!
-//! Other threads that store to the pages during a move sleep until it is over. Stacks, and the thread-local memory beside them, are not moved: a
-//! child that is forked has its parent's pages until [`in_child`], and both would run on one stack meanwhile; and any member of the segment
-//! could change where its functions return to.
-#![allow(unsafe_code)] // Pages of the program are replaced.
+//! Other threads that store to the pages during a move sleep until it is over. Stacks, and the thread-local memory next to them, are
+//! never moved, for two reasons. After a fork, the child has its parent's pages until [`in_child`] has run, so both would run on one
+//! stack. And any member of the segment could change the return addresses on the stack.
+#![allow(unsafe_code)] // Replaces pages of the program.
 
 use crate::context::Open;
 use ginnel_layout::verbs::{CHUNK, Chunk};
@@ -22,18 +23,18 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 const PAGE: usize = 4096;
 
-/// Pages are not moved. Peers can only have the owner access them.
+/// The reason why pages were not moved. Peers cannot reach them; the owner has to access them on the peers' behalf.
 #[derive(Debug)]
 pub enum NotMoved {
-    /// This kind of memory, or of process, does not allow it.
+    /// This kind of memory or process does not allow it.
     Unsuitable,
     /// There is no room.
     Full(DeviceError),
 }
 
-/// What of a chunk of addresses has been moved.
+/// The state of a chunk of the program's addresses of which pages have been moved.
 struct Held {
-    /// Stays open for a program that closes the device and opens it again: these pages are of use only there.
+    /// Keeps the device open even if the program closes it and opens it again, because these pages are useful only in this segment.
     open: Arc<Open>,
     chunk: Chunk,
     memory: Mapping,
@@ -41,22 +42,23 @@ struct Held {
     placed: Vec<Placed>,
 }
 
-/// By the first address of each chunk.
+/// All chunks, by their first addresses.
 static HELD: Mutex<BTreeMap<u64, Held>> = Mutex::new(BTreeMap::new());
 
 fn held() -> MutexGuard<'static, BTreeMap<u64, Held>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory that is registered with devices of the real library, by the address of its `ibv_mr`. Those devices reach the pages that were there
-/// at that time, so they must not be exchanged for others. Only used by whoever holds the lock of [`HELD`] as well.
+/// Memory that is registered with devices of the real library, by the address of its `ibv_mr`. Those devices access the pages that were
+/// there at the time of registration, so the pages must not be replaced. Only accessed while the lock of [`HELD`] is held.
 static PINNED: Mutex<BTreeMap<usize, Range<u64>>> = Mutex::new(BTreeMap::new());
 
 fn pinned() -> MutexGuard<'static, BTreeMap<usize, Range<u64>>> {
     PINNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers memory with a real device, while no page is being moved. Returns what `register` returns: the address of an `ibv_mr`, or 0.
+/// Calls `register` to register memory with a real device, while no page is being moved. Returns the result of `register`: the address
+/// of an `ibv_mr`, or 0.
 pub fn pin(range: Range<u64>, register: impl FnOnce() -> usize) -> usize {
     let _held = held();
     let mr = register();
@@ -66,7 +68,8 @@ pub fn pin(range: Range<u64>, register: impl FnOnce() -> usize) -> usize {
     mr
 }
 
-/// Ends a registration with a real device, while no page is being moved. Returns what `deregister` returns, 0 if it has succeeded.
+/// Calls `deregister` to end a registration with a real device, while no page is being moved. Returns the result of `deregister`, which
+/// is 0 on success.
 pub fn unpin(mr: usize, deregister: impl FnOnce() -> c_int) -> c_int {
     let _held = held();
     let result = deregister();
@@ -76,19 +79,19 @@ pub fn unpin(mr: usize, deregister: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Whether a real device reaches some of these pages.
+/// Returns whether memory in this range is registered with a real device.
 fn is_pinned(pages: Range<u64>) -> bool {
     pinned().values().any(|pinned| pinned.start < pages.end && pages.start < pinned.end)
 }
 
-/// Looks at pages while none of them is being moved.
+/// Calls `look` while no page is being moved.
 pub fn while_none_move<T>(look: impl FnOnce() -> T) -> T {
     let _held = held();
     look()
 }
 
-/// The chunks of a range, all of whose pages have been moved. If others may write there, the program must be able to as well: it may have
-/// protected the pages.
+/// Moves all pages of a range that have not been moved yet, and returns the chunks of the range. If peers may write there
+/// (`is_written`), the program must be able to write as well, because it may have protected the pages.
 pub fn move_range(open: &Arc<Open>, range: Range<u64>, is_written: bool) -> Result<Vec<Chunk>, NotMoved> {
     follow_forks();
     let first = range.start / PAGE as u64 * PAGE as u64;
@@ -108,7 +111,7 @@ pub fn move_range(open: &Arc<Open>, range: Range<u64>, is_written: bool) -> Resu
         Err(not_moved) => Err(not_moved),
     };
     if moved.is_err() {
-        // What was taken for nothing.
+        // These chunks were allocated in vain.
         for at in new {
             if held.get(&at).is_some_and(|known| known.placed.is_empty())
                 && let Some(known) = held.remove(&at)
@@ -120,8 +123,8 @@ pub fn move_range(open: &Arc<Open>, range: Range<u64>, is_written: bool) -> Resu
     moved
 }
 
-/// Takes a chunk for each that a range lies in, before anything is moved: pages that have been moved stay, and would take room for nothing
-/// if there is not enough for all.
+/// Allocates a chunk for each part of the range that has none, before any page is moved. Pages that have been moved stay moved, and
+/// would waste room if there is not enough for all.
 fn reserve(
     held: &mut BTreeMap<u64, Held>,
     open: &Arc<Open>,
@@ -130,13 +133,13 @@ fn reserve(
 ) -> Result<(), NotMoved> {
     for at in chunks_of(range.start, range.end - range.start) {
         match held.get(&at) {
-            // A page lies in one segment.
+            // A page can lie in one segment only.
             Some(known) if !Arc::ptr_eq(&known.open, open) => return Err(NotMoved::Unsuitable),
             Some(_) => {}
             None => new.push(at),
         }
     }
-    // Shared memory is not moved. What follows would say so too, but only after it has taken chunks.
+    // Shared memory is not moved. The move itself would also fail, but only after chunks have been allocated.
     for run in new.chunk_by(|a, b| a + CHUNK as u64 == *b) {
         let (first, end) = (run[0].max(range.start), (run[run.len() - 1] + CHUNK as u64).min(range.end));
         if !ginnel_shmem::is_private(first as usize..end as usize).unwrap_or(false) {
@@ -152,10 +155,10 @@ fn reserve(
 }
 
 impl Held {
-    /// Moves those of these pages that are not there yet.
+    /// Moves those of these pages that have not been moved yet.
     fn place(&mut self, wanted: Range<usize>, chunk: u64, is_written: bool) -> Result<(), NotMoved> {
         let addresses = chunk as usize + wanted.start * PAGE..chunk as usize + wanted.end * PAGE;
-        // All of a chunk lies at the same distance, whichever of its pages is asked.
+        // All placed pages of a chunk have the same offset between address and file, so any of them can answer this.
         let there = match self.placed.first() {
             Some(placed) => placed.in_place(addresses.clone()).map_err(|_| NotMoved::Unsuitable)?,
             None => Vec::new(),
@@ -170,7 +173,8 @@ impl Held {
         if threads.stacks.iter().any(|stack| stack.start < addresses.end && addresses.start < stack.end) {
             return Err(NotMoved::Unsuitable);
         }
-        // What the program has unmapped, as a whole. (If it is a part, the rest is still ours.)
+        // Removes the records of pages that the program has unmapped as a whole. If it has unmapped only a part, the rest is still in
+        // use.
         let is_gone = |placed: &Placed| {
             let start = placed.start().as_ptr() as usize;
             let range = start..start + placed.len();
@@ -205,11 +209,11 @@ impl Held {
     ) -> Result<(), NotMoved> {
         let (at, len) = ((first * PAGE) as u64, count * PAGE);
         let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved::Unsuitable)?;
-        // The exchange must not find the vector in the middle of growing.
+        // This avoids a reallocation of the vector while its pages may be replaced.
         self.placed.reserve(1);
         let (file, file_at) = (&*self.open.file, self.file_at + at);
-        // SAFETY: the program has asked for its pages to be registered, and does not unmap them meanwhile; no stack is on them, nor
-        // thread-local memory. Other threads cannot come to be during the call if this is the only one.
+        // SAFETY: the program has asked for its pages to be registered, and does not unmap them during the call. They contain no stack
+        // and no thread-local memory. If this is the only thread, no other one can start during the call.
         let placed = unsafe {
             match threads.is_one {
                 true => self.memory.place(file, file_at, start, len, PAGE),
@@ -221,27 +225,28 @@ impl Held {
                 self.placed.push(placed);
                 Ok(())
             }
-            // Pages that are protected in different ways are moved one by one.
+            // Pages with different protections are moved one by one.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput && count > 1 => {
                 (first..first + count).try_for_each(|page| self.place_run(page, 1, chunk, threads))
             }
-            // Shared memory, userfaultfd that is refused or in use, pages of a file.
+            // The memory is shared or belongs to a file, or userfaultfd is forbidden or in use.
             Err(_) => Err(NotMoved::Unsuitable),
         }
     }
 }
 
-/// The child of a fork gets pages of its own, with what is on them at that moment: what the parent has registered is the parent's.
+/// Gives the child of each fork its own copies of the moved pages, with their contents at the time of the fork. What the parent has
+/// registered stays the parent's.
 pub fn follow_forks() {
     static ONCE: Once = Once::new();
-    // SAFETY: functions of this library.
+    // SAFETY: the handlers are functions of this library.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));
     });
 }
 
 thread_local! {
-    /// What the thread that forks holds meanwhile, so that the child finds it whole.
+    /// The guard that the forking thread holds during a fork, so that the child finds consistent data.
     static FORKING: std::cell::Cell<Option<MutexGuard<'static, BTreeMap<u64, Held>>>> = const { std::cell::Cell::new(None) };
 }
 
@@ -255,17 +260,17 @@ extern "C" fn after_fork() {
 
 extern "C" fn in_child() {
     if let Some(mut held) = FORKING.take() {
-        // The parent's registrations are of the parent's pages.
+        // These registrations are of the parent's pages.
         pinned().clear();
         for (_, known) in std::mem::take(&mut *held) {
             for placed in known.placed {
-                // SAFETY: this is the child's only thread, and nothing of its stack was moved. What its parent stores meanwhile may or may
-                // not be seen, as with a store before or after the fork.
+                // SAFETY: this is the child's only thread, and its stack was not moved. A store by the parent at this time may or may
+                // not be visible, like a store before or after the fork.
                 if let Err((placed, _)) = unsafe { placed.lift() } {
                     drop(placed);
                 }
             }
-            // The device is the parent's, and so is its chunk.
+            // The device and its chunk belong to the parent.
             std::mem::forget(known.open);
         }
     }
@@ -284,7 +289,7 @@ mod tests {
         assert!(!is_pinned(0x1000..0x1800) && !is_pinned(0x3000..0x4000) && !is_pinned(0x9000..0xa000));
         assert_eq!(unpin(7, || libc::EBUSY), libc::EBUSY);
         assert!(is_pinned(0x2000..0x3000));
-        // Registered anew, with another range.
+        // The same region is registered again, with another range.
         assert_eq!(pin(0x5000..0x6000, || 7), 7);
         assert!(!is_pinned(0x2000..0x3000) && is_pinned(0x5000..0x6000));
         assert_eq!(unpin(7, || 0), 0);

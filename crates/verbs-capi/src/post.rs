@@ -1,8 +1,9 @@
-//! The calls of the `ibv_wr_*` family (`ibv_wr_post(3)`).
+//! The functions of the `ibv_wr_*` family (`ibv_wr_post(3)`).
 //!
-//! Requests are collected between `ibv_wr_start` and `ibv_wr_complete`, which posts them. What cannot be posted is refused when it is
-//! collected, so all requests of a batch are posted or none is. Nothing is allocated once a batch has been as large as it gets.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! Requests are collected from `ibv_wr_start` on, and `ibv_wr_complete` posts them. A request that cannot be posted is already refused
+//! when it is collected, so either all requests of a batch are posted or none is. Once a batch has reached its largest size, nothing is
+//! allocated any more.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::program::Process;
 use crate::queue_pair::{Pair, datagram, refused};
@@ -15,10 +16,10 @@ use ginnel_verbs_abi::*;
 use std::ffi::{c_int, c_uint, c_void};
 use std::{mem, slice};
 
-/// Room for requests, from the beginning.
+/// Initial capacity for requests.
 const ROOM: usize = 64;
 
-/// The operations that queue pairs of a type have.
+/// Returns the operations that queue pairs of a type support.
 fn offered(kind: ibv_qp_type) -> u64 {
     let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let writes = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -32,11 +33,12 @@ fn offered(kind: ibv_qp_type) -> u64 {
     }
 }
 
-/// The operations that a program wants for a new queue pair; `None` if it does not want these calls. The error is what C is told.
+/// Returns the operations that a program wants for a new queue pair, or `None` if it does not use this family of functions. The error is
+/// an errno value.
 ///
 /// # Safety
 ///
-/// The pointer is that of `ibv_create_qp_ex`: a program of older headers has no room for fields that its mask does not name.
+/// The pointer is the argument of `ibv_create_qp_ex`. A program with older headers has no memory for fields that its mask does not name.
 pub unsafe fn wanted(init: *const ibv_qp_init_attr_ex) -> Result<Option<u64>, c_int> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -57,30 +59,30 @@ pub unsafe fn wanted(init: *const ibv_qp_init_attr_ex) -> Result<Option<u64>, c_
     }
 }
 
-/// The bytes of a request.
+/// The data of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Data {
-    /// None were named yet.
+    /// Not set yet.
     None,
-    /// Those of its one element.
+    /// The range of the request's own element.
     One,
-    /// Those of some elements of the batch.
+    /// Several elements, which are stored in the batch.
     Elements { first: usize, count: usize },
-    /// They have been copied: those of its one element, whose address counts from the beginning of all these bytes.
+    /// Inline data, which has been copied. The address of the request's own element is an offset in the batch's `bytes`.
     Inline,
 }
 
-/// A request that is not posted yet.
+/// A request that has not been posted yet.
 #[derive(Clone, Copy)]
 struct Request {
-    /// As it will be posted, but for its elements.
+    /// The request as it will be posted, except for its elements.
     work: Work<'static>,
     data: Data,
     element: Element,
 }
 
 impl Request {
-    /// A place for a request.
+    /// An unused slot for a request.
     const EMPTY: Self = {
         let operation = Operation::Send { immediate: None, solicited: false };
         let work =
@@ -91,28 +93,28 @@ impl Request {
 
 /// Requests that are posted together.
 pub struct Batch {
-    /// The operations that the program has asked for.
+    /// The operations that the program asked for when it created the queue pair.
     wanted: u64,
     capacity: Capacity,
     signals_all: bool,
     is_ud: bool,
-    /// The most bytes of a message.
+    /// Maximum length of a message, in bytes.
     longest: u32,
-    /// The first `count` of these, and places for others.
+    /// The first `count` slots are in use.
     requests: Vec<Request>,
     count: usize,
-    /// How many of them are datagrams that have an address. Those come first.
+    /// How many of the requests are datagrams with an address. They precede those without one.
     addressed: usize,
-    /// Of requests with several elements.
+    /// The elements of requests that have several.
     elements: Vec<Element>,
-    /// Of requests with inline data.
+    /// The inline data of requests.
     bytes: Vec<u8>,
-    /// What is wrong with the batch.
+    /// The first error of the batch, as an errno value; 0 if there is none.
     error: c_int,
 }
 
 impl Batch {
-    /// An empty batch for a queue pair.
+    /// Returns an empty batch for a queue pair.
     pub fn new(wanted: u64, kind: Kind, capacity: Capacity, signals_all: bool) -> Self {
         let room = capacity.sends.min(ROOM);
         let is_ud = kind == Kind::UD;
@@ -131,7 +133,7 @@ impl Batch {
         }
     }
 
-    /// The first thing that is wrong is what the program is told.
+    /// Records an error. The program gets the first one.
     #[cold]
     fn fail(&mut self, error: c_int) {
         if self.error == 0 {
@@ -156,7 +158,7 @@ impl Batch {
         }
     }
 
-    /// Begins another request.
+    /// Starts another request.
     #[inline]
     fn add(&mut self, kind: ibv_qp_create_send_ops_flags, id: u64, flags: c_uint, operation: Operation) {
         if self.wanted & u64::from(kind) == 0 {
@@ -166,7 +168,7 @@ impl Batch {
         let Some(Request { work, data, .. }) = self.requests.get_mut(self.count) else {
             return self.fail(libc::ENOMEM);
         };
-        // Field by field, since each store counts: the lock of the queue pair waits for all of them.
+        // The fields are stored one by one, because each store costs time while the queue pair's lock is held.
         (work.id, work.operation, work.is_signaled, work.is_inline) = (id, operation, is_signaled, false);
         *data = Data::None;
         self.count += 1;
@@ -175,7 +177,8 @@ impl Batch {
         }
     }
 
-    /// Makes a place for the next request, if there may be one more. Called last, so that whoever has a place keeps nothing for this.
+    /// Adds a slot for the next request, if there may be one more. It is called last, so that the common path needs to save nothing for
+    /// this call.
     #[cold]
     fn add_place(&mut self) {
         if self.count < self.capacity.sends {
@@ -183,14 +186,14 @@ impl Batch {
         }
     }
 
-    /// The last request, if there is one, and its bytes have not been named yet: each has them once.
+    /// Returns the last request, if there is one and its data has not been set yet. The data of a request is set exactly once.
     #[inline]
     fn last(&mut self) -> Option<&mut Request> {
         let last = self.requests.get_mut(self.count.wrapping_sub(1));
         last.filter(|last| self.error == 0 && last.data == Data::None)
     }
 
-    /// The bytes of the last request are those of this element.
+    /// Makes this element the data of the last request.
     #[inline]
     fn set_element(&mut self, element: Element) {
         let fits = element.length <= self.longest;
@@ -200,7 +203,7 @@ impl Batch {
         }
     }
 
-    /// The bytes of the last request are those of these elements.
+    /// Makes these elements the data of the last request.
     #[inline]
     fn set_elements(&mut self, elements: &[Element]) {
         let (first, count) = (self.elements.len(), elements.len());
@@ -213,7 +216,7 @@ impl Batch {
         self.elements.extend_from_slice(elements);
     }
 
-    /// The bytes of the last request are these ones, which the program may change at once.
+    /// Copies these parts as the inline data of the last request. The program may change them afterwards.
     #[inline]
     fn set_inline<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) {
         let (most, start) = (self.capacity.inline, self.bytes.len());
@@ -233,7 +236,7 @@ impl Batch {
         }
     }
 
-    /// The last request goes there.
+    /// Sets the destination of the last request.
     fn set_datagram(&mut self, datagram: Option<Datagram>) {
         if !self.is_ud {
             return self.fail(libc::EOPNOTSUPP);
@@ -245,7 +248,7 @@ impl Batch {
         }
     }
 
-    /// Posts all requests, or says why none is posted.
+    /// Posts all requests. Returns 0, or an errno value if none was posted.
     #[inline]
     fn post(&mut self, pair: &QueuePair<Mapping>) -> c_int {
         if self.error != 0 {
@@ -254,7 +257,7 @@ impl Batch {
         if self.is_ud && self.addressed != self.count {
             return libc::EINVAL;
         }
-        // A single request is refused by itself. Nobody else posts meanwhile, so there is no less room later.
+        // If a single request does not fit, `QueuePair::post` refuses it. No other thread posts meanwhile, so the room cannot shrink.
         if self.count > 1 && self.count > pair.room() {
             return libc::ENOMEM;
         }
@@ -269,7 +272,7 @@ impl Batch {
                     slice::from_ref(element)
                 }
             };
-            // SAFETY: nothing changes in the batch until it is cleared, and the request ends with it.
+            // SAFETY: the batch does not change until it is cleared, and clearing it ends the request.
             work.elements = unsafe { slice::from_raw_parts(elements.as_ptr(), elements.len()) };
             if let Err(error) = pair.post(&Process, work) {
                 return refused(error);
@@ -279,10 +282,10 @@ impl Batch {
     }
 }
 
-/// The batch of a queue pair. A program that posts holds the lock, from `ibv_wr_start` on.
+/// Returns the lock of the batch of a queue pair. A program that posts holds the lock from `ibv_wr_start` on.
 #[inline]
 unsafe fn lock<'a>(qp: *mut ibv_qp_ex) -> &'a Lock<Batch> {
-    // SAFETY: a program calls these functions by way of a queue pair of ours.
+    // SAFETY: a program gets these functions only from a queue pair of this library.
     match unsafe { &(*qp.cast::<Pair>()).batch } {
         Some(batch) => batch,
         None => unreachable!("only queue pairs with a batch have these functions"),
@@ -291,7 +294,7 @@ unsafe fn lock<'a>(qp: *mut ibv_qp_ex) -> &'a Lock<Batch> {
 
 #[inline]
 unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> &'a mut Batch {
-    // SAFETY: `ibv_wr_post(3)` has a program call `ibv_wr_start` first, which takes the lock.
+    // SAFETY: `ibv_wr_post(3)` requires that a program calls `ibv_wr_start` first, which takes the lock.
     unsafe { &mut *lock(qp).data_ptr() }
 }
 
@@ -301,7 +304,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller's queue pair, and it has called `ibv_wr_start`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`.
     unsafe {
         let batch = batch(qp);
         let result = batch.post(&(*qp.cast::<Pair>()).pair);
@@ -319,21 +322,21 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Begins a request. What it is may depend on whether a peer that waits for solicited events is to be woken.
+/// Starts a request. `operation` gets whether the request is solicited.
 #[inline]
 unsafe fn add(
     qp: *mut ibv_qp_ex,
     kind: ibv_qp_create_send_ops_flags,
     operation: impl FnOnce(bool) -> Operation,
 ) {
-    // SAFETY: the caller's queue pair; it has set these two fields before.
+    // SAFETY: the caller's queue pair; the caller has set these two fields before.
     let (id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
     // SAFETY: as in `complete`.
     unsafe { batch(qp).add(kind, id, flags, operation(flags & IBV_SEND_SOLICITED != 0)) }
 }
 
 unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
-    // SAFETY: as in `complete`; so is it in those below.
+    // SAFETY: as in `complete`. The same holds for the functions below.
     unsafe { add(qp, IBV_QP_EX_WITH_SEND, |solicited| Operation::Send { immediate: None, solicited }) }
 }
 
@@ -392,17 +395,17 @@ unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, length:
     unsafe { batch(qp).set_element(Element { address, length, key }) }
 }
 
-/// What a program says of its memory: `count` things at an address, which counts only if there are any.
+/// Returns a list of the program: `count` values at an address, which is used only if `count` is not 0.
 unsafe fn list<'a, T>(count: usize, first: *const T) -> &'a [T] {
     match count {
         0 => &[],
-        // SAFETY: the program says that they are there.
+        // SAFETY: the program promises that the values exist.
         _ => unsafe { slice::from_raw_parts(first, count) },
     }
 }
 
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, first: *const ibv_sge) {
-    // Theirs and ours are laid out alike.
+    // The two structures have the same layout.
     const _: () = assert!(size_of::<ibv_sge>() == size_of::<Element>());
     // SAFETY: see `send`; the list is the program's.
     unsafe { batch(qp).set_elements(list(count, first.cast())) }
@@ -429,11 +432,11 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn
     }
 }
 
-// What no queue pair has. A real provider leaves the pointers of these unset, so that a program which calls them crashes; here its
-// batch fails.
+// Operations that no queue pair of this library supports. A real provider leaves these pointers null, so a program that calls them
+// crashes; here its batch fails.
 
 unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, _: u32) {
-    // SAFETY: see `send`; so is it in those below.
+    // SAFETY: see `send`. The same holds for the functions below.
     unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
 }
 
@@ -457,7 +460,7 @@ unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, _: u32, _: u64, _: *const 
     unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
 }
 
-/// Gives a queue pair these functions.
+/// Sets the function pointers of a queue pair.
 pub fn equip(qp: &mut ibv_qp_ex) {
     qp.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
     qp.wr_atomic_fetch_add = Some(atomic_fetch_add);

@@ -1,5 +1,5 @@
-//! The program's memory, by address.
-#![allow(unsafe_code)] // Pointers of the program, which answers for them.
+//! The program's memory, accessed by address.
+#![allow(unsafe_code)] // These are pointers of the program, which is responsible for them.
 
 use crate::pages;
 use ginnel_shmem::Mapping;
@@ -7,27 +7,27 @@ use ginnel_verbs::program::Program;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The process itself. A program that posts a request says that its addresses are valid until that is completed, and that nobody changes
-/// the bytes meanwhile (`ibv_post_send(3)`); its registered pages may be shared memory, which others change.
+/// The memory of this process. A program that posts a request promises that its addresses are valid until the request has completed, and
+/// that no one changes the bytes meanwhile (`ibv_post_send(3)`). Its registered pages may be shared memory, which peers can change.
 pub struct Process;
 
 impl Program<Mapping> for Process {
     #[inline]
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, _is_last: bool) {
-        // SAFETY: the program says that its bytes are there. Each piece has its own last word last; the last piece of a message is written
-        // after all others.
+        // SAFETY: the program promises that the bytes exist. Each piece stores its own last word last, and the last piece of a message
+        // is written after all others.
         unsafe { to.write_release_from(at, from as *const u8, len) }
     }
 
     #[inline]
     fn copy_out(&self, from: &Mapping, at: usize, to: u64, len: usize) {
-        // SAFETY: the program says that there is room, and takes what comes for shared memory.
+        // SAFETY: the program promises that there is room, and treats the destination as shared memory.
         unsafe { from.read_acquire_to(at, to as *mut u8, len) }
     }
 
     #[inline]
     fn get(&self, from: u64, into: &mut [u8]) {
-        // SAFETY: the program says that its bytes are there; the buffer is our own.
+        // SAFETY: the program promises that the bytes exist; the buffer belongs to this library.
         unsafe { ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) }
     }
 
@@ -38,7 +38,7 @@ impl Program<Mapping> for Process {
     }
 
     fn deliver(&self, from: &Mapping, at: usize, to: u64, len: usize) {
-        // SAFETY: the program has registered this memory for that, and it is still there. It takes it for shared memory.
+        // SAFETY: the program has registered this memory for such accesses, and it still exists. The program treats it as shared memory.
         unsafe { from.read_release_to(at, to as *mut u8, len) }
     }
 
@@ -56,7 +56,7 @@ impl Program<Mapping> for Process {
     fn is_there(&self, at: u64, len: usize, is_written: bool) -> bool {
         let at = at as usize;
         let Some(end) = at.checked_add(len) else { return false };
-        // A registration may protect the pages for a moment, to move them.
+        // A registration may protect the pages for a moment in order to move them.
         ginnel_shmem::populate(at..end, is_written)
             || pages::while_none_move(|| ginnel_shmem::populate(at..end, is_written))
     }

@@ -1,5 +1,5 @@
 //! Queue pairs.
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::address::{self, Address};
 use crate::completion::queue;
@@ -25,45 +25,45 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A queue pair of ours.
+/// A queue pair of this library.
 #[repr(C)]
 pub struct Pair {
     qp: ibv_qp_ex,
     pub pair: Arc<QueuePair<Mapping>>,
-    /// Of the calls of the `ibv_wr_*` family, if the program wants these.
+    /// The batch of the `ibv_wr_*` functions, if the program wants to use them.
     pub batch: Option<Lock<Batch>>,
     signals_all: bool,
-    /// What the program has set.
+    /// The attributes that the program has set.
     attributes: Mutex<ibv_qp_attr>,
     init: ibv_qp_init_attr,
     pub unacknowledged: Unacknowledged,
 }
 
 impl Pair {
-    /// Its number.
+    /// Returns the number of the queue pair.
     pub fn number(&self) -> u32 {
         self.pair.number().0
     }
 }
 
-/// The queue pair of ours that this is, if it is one.
+/// Returns the queue pair if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is null or a queue pair's, of this library or another one.
+/// The pointer is null or points to a queue pair, of this library or the real one.
 pub unsafe fn pair<'a>(qp: *mut ibv_qp) -> Option<&'a Pair> {
     if qp.is_null() {
         return None;
     }
-    // SAFETY: the caller's queue pair; those of our contexts are ours.
+    // SAFETY: the caller's queue pair; the queue pairs of our contexts are ours.
     unsafe {
         own((*qp).context)?;
         Some(&*qp.cast::<Pair>())
     }
 }
 
-/// Makes a queue pair, or says why not. What was granted is put into `init`. The operations that are wanted are those of the `ibv_wr_*`
-/// family.
+/// Creates a queue pair, and writes the granted sizes into `init`. `operations` are those of the `ibv_wr_*` functions that the program
+/// wants. The error is an errno value.
 unsafe fn create(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
@@ -171,7 +171,7 @@ unsafe extern "C" fn ginnel_ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
 }
 
 pub unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    // SAFETY: the caller's structure, which begins as the shorter one does.
+    // SAFETY: the caller's structure, which begins with the fields of the shorter one.
     unsafe {
         let wanted = post::wanted(init);
         made(wanted.and_then(|wanted| create((*init).pd, &mut *init.cast::<ibv_qp_init_attr>(), wanted)))
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn ginnel_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-/// What a change of a queue pair's state needs (InfiniBand Architecture Specification 1.2.1, table 91).
+/// Returns the attributes that a state transition requires (InfiniBand Architecture Specification 1.2.1, table 91).
 fn required(kind: Kind, from: QpState, to: QpState) -> u32 {
     let (is_reliable, is_connected) = (kind == Kind::RC, kind != Kind::UD);
     let if_connected = |bits| if is_connected { bits } else { 0 };
@@ -219,14 +219,16 @@ fn required(kind: Kind, from: QpState, to: QpState) -> u32 {
     IBV_QP_STATE | bits
 }
 
-/// How long a peer is waited for, by the attributes `timeout` and `retry_cnt` (InfiniBand Architecture Specification 1.2.1, 9.9.2.1.1).
+/// Returns how long to wait for a peer that does not answer, from the attributes `timeout` and `retry_cnt` (InfiniBand Architecture
+/// Specification 1.2.1, 9.9.2.1.1). `None` means without limit.
 fn timeout(attributes: &ibv_qp_attr) -> Option<Duration> {
     let exponent = u32::from(attributes.timeout & 31);
     let once = Duration::from_nanos(4096 << exponent);
     (exponent > 0).then(|| once * (u32::from(attributes.retry_cnt & 7) + 1))
 }
 
-/// How long a receive is waited for, by the attribute `rnr_retry`, of which 7 is for ever. (A device would use the peer's timer.)
+/// Returns how long to wait for the peer to post a receive, from the attribute `rnr_retry`, of which 7 means without limit (`None`). An
+/// adapter would use the peer's RNR timer.
 fn patience(attributes: &ibv_qp_attr) -> Option<Duration> {
     let times = attributes.rnr_retry & 7;
     (times < 7).then(|| Duration::from_millis(10) * (u32::from(times) + 1))
@@ -311,10 +313,10 @@ unsafe extern "C" fn ginnel_ibv_query_qp(
     0
 }
 
-/// What a work request asks for; `None` if it is not offered.
+/// Returns the operation of a work request, or `None` if it is not supported.
 unsafe fn operation(wr: &ibv_send_wr) -> Option<Operation> {
     let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
-    // SAFETY: the opcode says which part of the union the program has filled.
+    // SAFETY: the opcode says which member of the union the program has set. Both members that are read here consist of integers.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let (address, key) = (rdma.remote_addr, Key(rdma.rkey));
     Some(match wr.opcode {
@@ -340,15 +342,15 @@ unsafe fn operation(wr: &ibv_send_wr) -> Option<Operation> {
     })
 }
 
-/// Where a datagram goes; `None` if that is no address of ours.
+/// Returns the destination of a datagram, or `None` if the address handle is not ours.
 ///
 /// # Safety
 ///
-/// The address handle is null or one of this library or another one.
+/// The address handle is null, or one of this library or the real one.
 pub unsafe fn datagram(own: &Pair, ud: ibv_send_wr_ud) -> Option<Datagram> {
     // SAFETY: the program's address handle.
     let Address { lid, .. } = unsafe { address::own(ud.ah) }?;
-    // The highest bit: the queue pair's own (InfiniBand Architecture Specification 1.2.1, 10.2.5).
+    // If the highest bit is set, the queue pair's own Q_Key is used (InfiniBand Architecture Specification 1.2.1, 10.2.5).
     let qkey = match ud.remote_qkey {
         qkey if qkey >> 31 == 1 => own.attributes.lock().unwrap_or_else(PoisonError::into_inner).qkey,
         qkey => qkey,
@@ -356,17 +358,17 @@ pub unsafe fn datagram(own: &Pair, ud: ibv_send_wr_ud) -> Option<Datagram> {
     Some(Datagram { number: QpNumber(ud.remote_qpn & QpNumber::MASK), lid: *lid, qkey })
 }
 
-/// The elements of a request. Theirs and ours are laid out alike.
+/// Returns the elements of a request. The two structures have the same layout.
 pub unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Element] {
     const _: () = assert!(size_of::<ibv_sge>() == size_of::<Element>());
     match usize::try_from(count) {
-        // SAFETY: the program says how many there are.
+        // SAFETY: the program promises that there are `count` elements.
         Ok(count) if count > 0 && !list.is_null() => unsafe { slice::from_raw_parts(list.cast(), count) },
         _ => &[],
     }
 }
 
-/// What C is told of a refusal.
+/// Returns the errno value of a refusal.
 pub fn refused(refused: Refused) -> c_int {
     match refused {
         Refused::Full => libc::ENOMEM,
@@ -379,10 +381,10 @@ pub unsafe extern "C" fn post_send(
     mut wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a program calls this by way of a context of ours, so the queue pair is ours; the list is the program's.
+    // SAFETY: a program gets this function from a context of ours, so the queue pair is ours. The list is the program's.
     unsafe {
         let own = &*qp.cast::<Pair>();
-        // Not between the requests of a batch of another thread.
+        // The lock keeps these requests from being mixed with those of another thread's batch.
         let _held = own.batch.as_ref().map(Lock::lock);
         let is_ud = own.pair.kind() == Kind::UD;
         while let Some(request) = wr.as_ref() {

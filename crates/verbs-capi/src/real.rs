@@ -1,4 +1,4 @@
-//! Functions of the real libraries, for those of ours that need them: each gives what the table says if there is none.
+//! The functions of the real libraries that this library calls. Without a real library, each returns what the table says.
 
 use ginnel_verbs_abi::rdmacm::*;
 use ginnel_verbs_abi::*;
@@ -40,7 +40,7 @@ mod there {
     }
 }
 
-/// A library with as many devices as a test wants.
+/// A fake real library with the devices that a test sets.
 #[cfg(test)]
 pub mod fake {
     use ginnel_verbs_abi::ibv_device;
@@ -49,11 +49,11 @@ pub mod fake {
     use std::ptr;
 
     thread_local! {
-        /// The devices. None: the list fails.
+        /// The devices. `None` makes the list fail.
         pub static DEVICES: RefCell<Option<Vec<*mut ibv_device>>> = const { RefCell::new(None) };
-        /// Lists that have not been given back.
+        /// Number of lists that have not been freed.
         pub static LISTS: Cell<i32> = const { Cell::new(0) };
-        /// What `ibv_fork_init` says.
+        /// The result of `ibv_fork_init`.
         pub static FORK_INIT: Cell<c_int> = const { Cell::new(0) };
     }
 
@@ -87,7 +87,8 @@ pub mod fake {
     pub unsafe fn verbs_register_driver_65(_: *const c_void) {}
 }
 
-/// Declares functions of the real library for objects that are not ours. Tests, which have no such objects, get what the table says.
+/// Declares functions of the real library for objects that are not ours. Tests have no such objects, so there the functions return what
+/// the table says for a missing library.
 macro_rules! foreign {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty = $missing:expr;)*) => {
         #[cfg(not(test))]

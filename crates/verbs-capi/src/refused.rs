@@ -1,5 +1,5 @@
-//! Calls that are not offered for objects of ours. The real library has them for its own.
-#![allow(unsafe_code)] // Functions of C.
+//! Calls that this library does not offer for its own objects. For objects of the real library they are forwarded.
+#![allow(unsafe_code)] // These are C functions.
 
 use crate::context::{fail, own};
 use crate::memory::{domain, rereg_real};
@@ -58,7 +58,8 @@ unsafe extern "C" fn ginnel_ibv_set_ece(qp: *mut ibv_qp, ece: *mut c_void) -> c_
     }
 }
 
-/// Whether a message's bytes arrive in their order. They do not: long copies may go backwards, and only the last word is last.
+/// Returns whether the bytes of a message arrive in order. They do not: a long copy may run backwards, and only the last word is
+/// guaranteed to be last.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_query_qp_data_in_order(qp: *mut ibv_qp, opcode: u32, flags: u32) -> c_int {
     // SAFETY: the caller's objects.
@@ -108,11 +109,11 @@ unsafe extern "C" fn ginnel_ibv_rereg_mr(
         }
     }
     fail(libc::EOPNOTSUPP);
-    // As if the input were wrong: the region is what it was.
+    // The same result as for invalid input: the region is unchanged.
     IBV_REREG_MR_ERR_INPUT
 }
 
-/// `IBV_REREG_MR_ERR_INPUT`.
+/// The value of `IBV_REREG_MR_ERR_INPUT`: the input is invalid, and the region is unchanged.
 const IBV_REREG_MR_ERR_INPUT: c_int = -1;
 
 #[unsafe(no_mangle)]

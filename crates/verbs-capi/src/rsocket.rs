@@ -1,24 +1,24 @@
-//! Rsockets: sockets whose bytes go through a channel of a segment.
+//! Rsockets: sockets whose bytes pass through a channel of a segment.
 //!
-//! A process that sees a segment as a device gets rsockets of this library; otherwise they are the real librdmacm's, and so are all calls
-//! for a number that is none of ours. A stream rsocket is a stream channel. Its listener has the names of its addresses in the segment, as
-//! an identifier of `RDMA_PS_TCP` has, so both share one space of ports (`ginnel_verbs::cm`). The number of an rsocket is that of a
-//! descriptor which nobody else can get meanwhile.
+//! A process that sees a segment as a device gets rsockets of this library. In any other process rsockets belong to the real librdmacm,
+//! and calls for unknown numbers are forwarded to it. A stream rsocket is a stream channel. Its listener uses the same names in the
+//! segment as an identifier of `RDMA_PS_TCP`, so both share one port space (`ginnel_verbs::cm`). The number of an rsocket is that of a
+//! file descriptor that this library keeps open, so nothing else can get the number.
 //!
 //! ```text
-//! table        which numbers are rsockets of ours
-//! waiting      threads that sleep until an rsocket, or a descriptor, is ready
-//! line         one direction of a stream, for several threads
+//! table        the numbers of this library's rsockets
+//! waiting      threads that sleep until an rsocket or a descriptor is ready
+//! line         one direction of a stream, shared by several threads
 //! stream       a connection
-//! listening    a listener, and those who have come
-//! socket       an rsocket, and its states
+//! listening    a listener, and the connections that wait to be accepted
+//! socket       an rsocket and its states
 //! maps         I/O maps: riomap and riowrite
-//! calls        the calls of C that make connections and end them
-//! transfer     those that send and receive
-//! options      those that ask and say what an rsocket is like
+//! calls        the C functions that create, connect and close
+//! transfer     the C functions that send and receive
+//! options      the C functions for socket options
 //! poll         rpoll and rselect
 //! ```
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 mod calls;
 mod line;
@@ -37,7 +37,7 @@ pub use maps::{Held, hold};
 use crate::context::fail;
 use std::ffi::c_int;
 
-/// What a call gives, or -1 and an error in `errno`.
+/// Returns the value of a successful call, or sets `errno` and returns -1.
 fn given(result: Result<usize, c_int>) -> isize {
     match result {
         Ok(value) => value.cast_signed(),
@@ -48,7 +48,7 @@ fn given(result: Result<usize, c_int>) -> isize {
     }
 }
 
-/// Number of the system's error, or this one.
+/// Returns the error number of the system, or `otherwise` if there is none.
 fn code(error: &std::io::Error, otherwise: c_int) -> c_int {
     error.raw_os_error().unwrap_or(otherwise)
 }

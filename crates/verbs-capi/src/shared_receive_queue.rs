@@ -1,5 +1,5 @@
 //! Shared receive queues.
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 use crate::context::{self, errno, fail, own as own_context};
 use crate::events::Unacknowledged;
@@ -14,7 +14,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A shared receive queue of ours.
+/// A shared receive queue of this library.
 #[repr(C)]
 pub struct Shared {
     srq: ibv_srq,
@@ -22,20 +22,20 @@ pub struct Shared {
     pub unacknowledged: Unacknowledged,
 }
 
-/// The shared receive queue of ours that this is, if it is one.
+/// Returns the shared receive queue if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is null or a shared receive queue's, of this library or another one.
+/// The pointer is null or points to a shared receive queue, of this library or the real one.
 pub unsafe fn own<'a>(srq: *mut ibv_srq) -> Option<&'a Shared> {
-    // SAFETY: the caller's queue; those of our contexts are ours.
+    // SAFETY: the caller's queue; the queues of our contexts are ours.
     unsafe {
         own_context(srq.as_ref()?.context)?;
         Some(&*srq.cast::<Shared>())
     }
 }
 
-/// Makes a shared receive queue. What was granted is put into `init`.
+/// Creates a shared receive queue, and writes the granted sizes into `init`. The error is an errno value.
 unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut ibv_srq, c_int> {
     // SAFETY: the caller's domain.
     let (own, domain) = unsafe { domain(pd) }.ok_or(libc::EINVAL)?;
@@ -73,9 +73,9 @@ unsafe extern "C" fn ginnel_ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
     }
 }
 
-/// Of the extended call, only ordinary queues are offered.
+/// Creates a shared receive queue. Only basic ones are supported.
 pub unsafe extern "C" fn create_srq_ex(_: *mut ibv_context, init: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
-    // SAFETY: the caller's structure, which begins as the shorter one does.
+    // SAFETY: the caller's structure, which begins with the fields of the shorter one.
     unsafe {
         let mask = (*init).comp_mask;
         let is_basic = mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || (*init).srq_type == IBV_SRQT_BASIC;
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn post_srq_recv(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a program calls this by way of a context of ours, so the queue is ours; the list is the program's.
+    // SAFETY: a program gets this function from a context of ours, so the queue is ours. The list is the program's.
     unsafe {
         let shared = &*srq.cast::<Shared>();
         while let Some(request) = wr.as_ref() {

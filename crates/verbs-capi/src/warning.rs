@@ -1,17 +1,17 @@
-//! What a program's user is told on stderr, as the real library does it.
+//! Warnings for the user of a program, printed to stderr as the real library does.
 //!
-//! Programs learn of an error by a number, and many show no more than that, or go on without the device. That a segment is full has
-//! a cure that the number does not say.
+//! A program gets only an error number. Many programs show nothing else, or go on without the device. But a full segment can be
+//! remedied, which the number does not tell the user.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Says once in a process what is wrong with a segment. Waits if nobody reads stderr, so that no lock may be held.
+/// Prints a warning about a segment, once in a process. Blocks while nobody reads stderr, so the caller must not hold a lock.
 pub fn say(error: &impl Display) {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
     if !IS_SAID.swap(true, Ordering::Relaxed) {
-        // A program that has closed it wants no warnings.
+        // If the program has closed stderr, the warning is dropped.
         let _ = writeln!(std::io::stderr(), "libibverbs: Warning: {error}");
     }
 }

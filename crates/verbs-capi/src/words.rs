@@ -1,4 +1,4 @@
-//! Names of states and errors, and units of rates: tables without state.
+//! Names of states and errors, and conversions of rates: tables without state.
 
 use ginnel_verbs_abi::*;
 use std::ffi::{CStr, c_char, c_int};
@@ -89,7 +89,7 @@ extern "C" fn ginnel_ibv_port_state_str(state: ibv_port_state) -> *const c_char 
     word(&WORDS, state)
 }
 
-/// Rates: as a multiple of 2.5 Gbit/s, where they are said to be one, and in Mbit/s.
+/// Rates: the multiple of 2.5 Gbit/s, if the real library gives one, and the rate in Mbit/s.
 const RATES: [(ibv_rate, Option<c_int>, c_int); 23] = [
     (IBV_RATE_2_5_GBPS, Some(1), 2_500),
     (IBV_RATE_5_GBPS, Some(2), 5_000),

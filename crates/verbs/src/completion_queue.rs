@@ -1,7 +1,7 @@
 //! Completion queues.
 //!
-//! Completions of sends are private, because whoever posts a request also executes it. Completions of receives lie in rings of their queue
-//! pairs, each of which has one writer.
+//! Completions of sends are in private memory, because the thread that posts a request also executes it. Completions of receives lie in
+//! the rings of their queue pairs, where the peers write them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::queue_pair::QueuePair;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::work::{Completed, Status};
 
-/// What the models look at.
+/// Types that the loom model replaces.
 #[cfg(loom)]
 mod seen {
     pub use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
@@ -36,16 +36,16 @@ mod seen {
 }
 use seen::{AtomicU32, AtomicUsize, Ordering, fence};
 
-/// Polls that find nothing, between two looks at what need not be looked at all the time.
+/// Number of polls without a result between two checks for rare events, such as the death of a peer.
 const LOOKS: u32 = 256;
 
-/// Polls, between two tries of requests that wait.
+/// Number of polls between two attempts of requests that wait.
 const PROGRESS: u32 = 64;
 
-/// Bytes that a poll copies for peers at most, but for the last piece, before it looks for completions again.
+/// Number of bytes that one poll copies for peers before it looks for completions again. The last piece may exceed it.
 const HELP: usize = 512 << 10;
 
-/// Counts something that needs no exact count: of two threads that count at once, one may be forgotten. What was counted before.
+/// Increments a counter that need not be exact: of two increments at the same time, one may be lost. Returns the earlier value.
 #[inline]
 fn count(counter: &AtomicU32) -> u32 {
     let before = counter.load(Ordering::Relaxed);
@@ -53,23 +53,23 @@ fn count(counter: &AtomicU32) -> u32 {
     before
 }
 
-/// A queue pair whose completions come here.
+/// A queue pair that uses this completion queue.
 struct Member<M: SharedMemory> {
     queue_pair: Arc<QueuePair<M>>,
-    /// Those of its receives.
+    /// Whether its receives complete here.
     receives: bool,
 }
 
 struct Members<M: SharedMemory> {
     pairs: Vec<Member<M>>,
-    /// Shared receive queues of these, each once.
+    /// The shared receive queues of these queue pairs, each once.
     shared: Vec<Arc<SharedReceiveQueue<M>>>,
-    /// How many copies peers had offered to share when none was left here to help with.
+    /// The number of offered copies when this side last had none left to help with.
     offers: u64,
 }
 
 impl<M: SharedMemory> Members<M> {
-    /// Helps with copies that peers have offered to share since the last look.
+    /// Helps with the copies that peers have offered to share since the last look.
     #[inline]
     fn help(&mut self) {
         let offers = self.pairs.first().map_or(0, |member| member.queue_pair.offers());
@@ -103,20 +103,20 @@ impl<M: SharedMemory> Members<M> {
 pub struct CompletionQueue<M: SharedMemory> {
     capacity: AtomicUsize,
     ready: seen::Lock<VecDeque<Completed>>,
-    /// How many are ready.
+    /// Length of `ready`.
     count: AtomicUsize,
     members: Lock<Members<M>>,
-    /// Polls that have found nothing.
+    /// Number of polls that have found nothing.
     empty: AtomicU32,
     polls: AtomicU32,
     events: Option<Events>,
 }
 
-/// How the program is told of completions that it has asked for.
+/// How the program is told of completions for which it has armed the queue.
 struct Events {
-    /// What it has asked for last and was not told of yet: [`NOTHING`], [`ANY`] or [`SOLICITED`].
+    /// What the program has asked for and was not told of yet: [`NOTHING`], [`ANY`] or [`SOLICITED`].
     armed: AtomicU32,
-    /// How often it has asked.
+    /// How often the program has asked.
     count: AtomicU32,
     tell: Box<dyn Fn() + Send + Sync>,
 }
@@ -126,7 +126,7 @@ const ANY: u32 = 1;
 const SOLICITED: u32 = 2;
 
 impl<M: SharedMemory> CompletionQueue<M> {
-    /// A queue of so many completions.
+    /// Returns a queue for up to `capacity` completions of sends.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity: AtomicUsize::new(capacity),
@@ -139,26 +139,26 @@ impl<M: SharedMemory> CompletionQueue<M> {
         }
     }
 
-    /// One that calls `tell` once after each [`CompletionQueue::arm`], from any thread.
+    /// Returns a queue that calls `tell` once after each [`CompletionQueue::arm`], from any thread.
     pub fn with_events(capacity: usize, tell: Box<dyn Fn() + Send + Sync>) -> Self {
         let events = Events { armed: AtomicU32::new(NOTHING), count: AtomicU32::new(0), tell };
         Self { events: Some(events), ..Self::new(capacity) }
     }
 
-    /// Whether the program may ask to be told of completions.
+    /// Returns whether the program can ask to be told of completions.
     pub fn has_events(&self) -> bool {
         self.events.is_some()
     }
 
-    /// Asks to be told of the next completion, or of the next one that is solicited or an error. There may be one already that
-    /// nobody is told of, so the program polls afterwards.
+    /// Asks to be told of the next completion; with `solicited_only`, of the next one that is solicited or an error. A completion may
+    /// already be there for which there will be no notification, so the program must poll afterwards.
     pub fn arm(&self, solicited_only: bool) {
         let Some(events) = &self.events else { return };
         let members = self.members();
         let count = events.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        // A wish for any completion is not taken back by one for fewer.
+        // A request for solicited completions does not cancel an earlier request for any completion.
         let is_any = events.armed.load(Ordering::Relaxed) == ANY || !solicited_only;
-        // ORDER verbs.events: this before the program's next poll. Pairs with: `CompletionQueue::tell`.
+        // ORDER verbs.events: the request before the program's next poll. Pairs with: `CompletionQueue::tell`.
         events.armed.store(if is_any { ANY } else { SOLICITED }, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         for member in members.pairs.iter().filter(|member| member.receives) {
@@ -166,7 +166,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
         }
     }
 
-    /// Something was added. Tells the program of it, if it wants to know.
+    /// Tells the program of a completion that was added, if it asked for that.
     pub(crate) fn tell(&self, is_solicited: bool) {
         let Some(events) = &self.events else { return };
         // ORDER verbs.events: what was added before this look. Pairs with: `CompletionQueue::arm`.
@@ -183,8 +183,8 @@ impl<M: SharedMemory> CompletionQueue<M> {
         }
     }
 
-    /// Does what nobody does while the program sleeps: tries again what waits, looks for the dead, and tells of completions. Whether
-    /// requests wait.
+    /// Does the work of polling while the program sleeps: tries waiting requests again, detects peers that have died, and tells the
+    /// program of completions. Returns whether requests wait.
     pub fn attend(&self, program: &impl Program<M>) -> bool {
         let mut is_waiting = false;
         let members = self.members();
@@ -204,7 +204,8 @@ impl<M: SharedMemory> CompletionQueue<M> {
         let receivers = || members.pairs.iter().filter(|member| member.receives);
         let has_received = || receivers().any(|member| member.queue_pair.has_received(solicited_only));
         if !has_received() {
-            // What this was woken for, the program has polled itself. Its peers think that it is awake, so they are told that it sleeps.
+            // The program has already polled the completions for which this thread was woken. The peers still think that the program is
+            // awake, so this tells them that it sleeps.
             let count = events.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             receivers().for_each(|member| member.queue_pair.arm(Armed::new(count, solicited_only)));
         }
@@ -214,12 +215,12 @@ impl<M: SharedMemory> CompletionQueue<M> {
         is_waiting
     }
 
-    /// How many it holds.
+    /// Returns the capacity.
     pub fn capacity(&self) -> usize {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Makes it larger or smaller. False if it has more than that just now.
+    /// Changes the capacity. Returns false, and changes nothing, if the queue holds more completions than that.
     pub fn resize(&self, capacity: usize) -> bool {
         let ready = self.ready();
         let fits = ready.len() <= capacity;
@@ -229,7 +230,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
         fits
     }
 
-    /// Whether no queue pair uses it.
+    /// Returns whether no queue pair uses the queue.
     pub fn is_unused(&self) -> bool {
         self.members().pairs.is_empty()
     }
@@ -249,7 +250,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
         if let Some(events) = self.events.as_ref().filter(|_| receives) {
             let armed = events.armed.load(Ordering::SeqCst);
             if armed != NOTHING {
-                // The program has asked before there was this queue pair.
+                // The program asked before this queue pair was created.
                 queue_pair.arm(Armed::new(events.count.load(Ordering::Relaxed), armed == SOLICITED));
             }
         }
@@ -263,14 +264,14 @@ impl<M: SharedMemory> CompletionQueue<M> {
         self.purge(queue_pair.number());
     }
 
-    /// Forgets the completions of a queue pair that ends or begins anew: the program could not tell them from later ones.
+    /// Drops the completions of a queue pair that ends or is reset, because the program could not distinguish them from later ones.
     pub(crate) fn purge(&self, number: QpNumber) {
         let mut ready = self.ready();
         ready.retain(|completed| completed.queue_pair != number);
         self.count.store(ready.len(), Ordering::Release);
     }
 
-    /// Whether there is no room for another completion of a send.
+    /// Returns whether there is no room for another completion of a send.
     pub(crate) fn is_full(&self) -> bool {
         self.count.load(Ordering::Relaxed) >= self.capacity()
     }
@@ -289,7 +290,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
         self.tell(is_solicited || is_error);
     }
 
-    /// Gives back completions that were taken last, so that they are the next ones again.
+    /// Puts back completions that were taken last, so that they are the next ones again.
     pub fn put_back(&self, completions: impl DoubleEndedIterator<Item = Completed>) {
         let mut ready = self.ready();
         completions.rev().for_each(|completed| ready.push_front(completed));
@@ -299,7 +300,8 @@ impl<M: SharedMemory> CompletionQueue<M> {
     /// Takes up to `most` completions, and hands each to `each`. Returns how many there were.
     pub fn poll(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
         let found = self.take(program, most, &mut each);
-        // Who has let others run looks again: a program that hears elsewhere that its peer has gone believes that there is nothing left.
+        // `has_rested` may have let other processes run, so this looks again: a program that learns by other means that its peer has
+        // ended relies on the queue being empty then.
         if found == 0 && self.has_rested() { self.take(program, most, &mut each) } else { found }
     }
 
@@ -322,7 +324,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
                 }
                 found += self.take_ready(most - found, &mut each);
             }
-            // Now and then also while there is always something to take.
+            // This happens from time to time even if the queue is never empty.
             let is_due = count(&self.polls).is_multiple_of(PROGRESS);
             if found == 0 || is_due {
                 for member in &members.pairs {
@@ -349,7 +351,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
         found
     }
 
-    /// Nothing was found. Whether others have run meanwhile.
+    /// Is called when nothing was found. Returns whether it has let other processes run.
     fn has_rested(&self) -> bool {
         let is_due = count(&self.empty) % LOOKS == LOOKS - 1;
         if is_due {
@@ -363,12 +365,12 @@ impl<M: SharedMemory> CompletionQueue<M> {
         for member in &self.members().pairs {
             member.queue_pair.look();
         }
-        // Whoever shares its CPU with its peer would wait for the end of its time.
+        // If the peer shares the CPU with this thread, it would otherwise have to wait for the end of this thread's time slice.
         std::thread::yield_now();
     }
 }
 
-/// A model of those who add completions beside the program, which asks to be told of them.
+/// A loom model of a thread that adds completions while the program asks to be told of them.
 #[cfg(all(test, loom))]
 mod models {
     use super::*;
@@ -378,7 +380,7 @@ mod models {
     use loom::sync::Condvar;
     use loom::thread;
 
-    /// A program without memory.
+    /// The memory of a program that uses none.
     struct Nothing;
 
     impl Program<LoomMemory> for Nothing {
@@ -411,7 +413,8 @@ mod models {
         }
     }
 
-    /// The program asks, polls, and sleeps until it is told, as often as there are completions. One that nobody tells it of is a deadlock.
+    /// The program arms, polls, and sleeps until it is told, until it has all completions. A completion without a notification would be
+    /// a deadlock.
     #[test]
     fn no_completion_is_added_in_silence() {
         let mut builder = loom::model::Builder::new();

@@ -1,35 +1,36 @@
-//! What a queue pair has executed and what it waits for, for people who look at it.
+//! Statistics of a queue pair for an administrator: what it has executed, and what it waits for.
 //!
-//! The totals are the owner's own; the tables have a copy, which only [`crate::inspect`] reads. So an executed request costs two
-//! stores to a line that nobody else writes or polls. What is waited for is written when a request is tried and has to wait.
+//! The owner keeps the totals in private memory; the tables have a copy, which only [`crate::inspect`] reads. An executed request
+//! therefore costs two stores to a cache line that nobody else writes or polls. The reason for waiting is written each time a request is
+//! tried and has to wait.
 
 use ginnel_layout::verbs::{COUNTERS, Waits, counters};
 use ginnel_shmem::SharedMemory;
 use rustix::time::{ClockId, clock_gettime};
 
-/// CLOCK_MONOTONIC, in nanoseconds. Each machine has its own.
+/// Returns the time of CLOCK_MONOTONIC, in nanoseconds. Each machine has its own clock.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned())
 }
 
-/// The counters of a queue pair, by its owner.
+/// The counters of a queue pair, as its owner writes them.
 pub(crate) struct Counters<M> {
     tables: M,
     at: usize,
     executed: u64,
     bytes: u64,
-    /// Bytes that were copied for requests of the peer's.
+    /// Bytes that this side has copied for requests of its peer.
     helped: u64,
-    /// What the first request waits for, and since when.
+    /// What the first waiting request waits for, and since when.
     waits: Waits,
     since: u64,
-    /// The time of all waits that are over, in nanoseconds.
+    /// Total time of all waits that have ended, in nanoseconds.
     waited: u64,
 }
 
 impl<M: SharedMemory> Counters<M> {
-    /// Those of a new queue pair, whose counters lie there.
+    /// Returns the counters of a new queue pair and clears their copy at the offset `at` of the tables.
     pub fn new(tables: M, at: usize) -> Self {
         let counters =
             Self { tables, at, executed: 0, bytes: 0, helped: 0, waits: Waits::NOTHING, since: 0, waited: 0 };
@@ -41,13 +42,13 @@ impl<M: SharedMemory> Counters<M> {
 
     #[inline]
     fn store(&self, word: usize, value: u64) {
-        // In a model nobody looks at them, and each store is one more to be tried in all orders.
+        // In a loom model nobody reads the counters, and each store would multiply the orders that loom explores.
         if !cfg!(loom) {
             self.tables.store_relaxed_u64(self.at + word, value);
         }
     }
 
-    /// A request of so many bytes has been executed.
+    /// Counts an executed request of so many bytes.
     #[inline]
     pub fn executed(&mut self, bytes: u32) {
         self.executed = self.executed.wrapping_add(1);
@@ -56,13 +57,13 @@ impl<M: SharedMemory> Counters<M> {
         self.store(counters::BYTES, self.bytes);
     }
 
-    /// So many bytes have been copied for a request of the peer's.
+    /// Counts bytes that were copied for a request of the peer.
     pub fn helped(&mut self, bytes: usize) {
         self.helped = self.helped.wrapping_add(bytes as u64);
         self.store(counters::HELPED, self.helped);
     }
 
-    /// A request that waited has been executed. The next one has not begun to wait.
+    /// Records that a waiting request has been executed. The next one has not been tried yet.
     pub fn goes_on(&mut self) {
         self.end_wait(now);
     }
@@ -75,7 +76,7 @@ impl<M: SharedMemory> Counters<M> {
         }
     }
 
-    /// So many requests wait. The first one has been tried, and waits for this; with `None`, it has not been tried again.
+    /// Records that so many requests wait. `waits` says what the first one waits for; `None` means that it has not been tried again.
     #[cold]
     pub fn waits(&mut self, requests: usize, waits: Option<Waits>) {
         if let Some(waits) = waits {
@@ -91,7 +92,7 @@ impl<M: SharedMemory> Counters<M> {
         self.store(counters::WAITS, u64::from(self.waits.0) << 32 | u64::from(requests));
     }
 
-    /// No request waits any more.
+    /// Records that no request waits any more.
     #[cold]
     pub fn rests(&mut self) {
         self.store(counters::WAITS, 0);

@@ -1,9 +1,9 @@
 //! A segment as an RDMA device of this process.
 //!
-//! The process attaches to the segment as an endpoint of its own. It publishes its tables as a block named after the endpoint, and takes
-//! memory for rings and registered pages in further blocks, the arenas. To another endpoint it opens a channel, which says when that dies,
-//! and holds its blocks: so the memory of a peer that dies is given to nobody else before the last who may still be storing into it has
-//! noticed.
+//! The process attaches to the segment as an endpoint of its own. It publishes its tables as a block named after the endpoint, and
+//! allocates memory for rings and registered pages from further blocks, the arenas. For each peer it opens a channel, by which it learns
+//! of the peer's death, and holds the peer's blocks. So the memory of a peer that dies is not given to anyone else while this process
+//! may still be storing into it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,17 +30,18 @@ use crate::runs::Runs;
 use crate::shadow::{self, Bounce};
 use crate::shared_receive_queue::SharedReceiveQueue;
 
-/// The smallest arena, in bytes, and the largest that is taken unless more is needed at once.
+/// The size of the smallest arena, and of the largest that is allocated unless a single request needs more; in bytes.
 const SMALLEST: u64 = 8 << 20;
 const LARGEST: u64 = 64 << 20;
-/// Room that is left for queues, and for what they need, when memory of the program moves to arenas.
+/// Room in bytes that is kept for queues and for what they need, when the program's memory is moved to arenas.
 const FOR_QUEUES: u64 = 1 << 20;
-/// Between two looks whether peers have died, and between two tries to reach one that is not there.
+/// Time between two checks whether peers have died, and between two attempts to reach a peer that is missing.
 pub(crate) const LOOK: Duration = Duration::from_millis(10);
-/// How long a thread that others wait for lets the daemon answer.
+/// How long a thread that others wait for waits for the daemon.
 const SOON: Duration = Duration::from_millis(10);
 
-/// The segments that are RDMA devices of this member, as far as this user sees them, in their order. Asks the daemon.
+/// Returns the names of the segments that are RDMA devices of this member and visible to this user, in the daemon's order. Asks the
+/// daemon.
 pub fn list(socket: &Path) -> Result<Vec<String>, Error> {
     let mut daemon = Daemon::connect_to(socket)?;
     let (text, member) = (daemon.inspect()?, daemon.member_name().to_owned());
@@ -51,10 +52,10 @@ pub fn list(socket: &Path) -> Result<Vec<String>, Error> {
     Ok(inspect.segments.into_iter().filter(is_device).map(|segment| segment.name).collect())
 }
 
-/// Why the device does not do what was asked for.
+/// An error of the device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The library or the daemon says no.
+    /// The library or the daemon reports an error.
     #[error(transparent)]
     Ginnel(#[from] Error),
     /// The endpoint's number is too high for queue pair numbers.
@@ -62,10 +63,10 @@ pub enum DeviceError {
         "endpoint {0} has a number that is too high for queue pairs, which only the first 4,095 of a segment can have"
     )]
     Number(u32),
-    /// There is no room for another one.
+    /// There is no room for another object of this kind.
     #[error("the device has no room for another {0}")]
     Full(&'static str),
-    /// A peer is in the middle of an access, and does not go on.
+    /// A peer has stopped in the middle of an access.
     #[error("a peer has stopped in the middle of an access")]
     Busy,
 }
@@ -76,21 +77,21 @@ impl From<Full> for DeviceError {
     }
 }
 
-/// Who is to be woken when completions for an endpoint have been written.
+/// The means by which a poster wakes an endpoint for which it has written completions.
 enum Doorbell {
-    /// This endpoint.
+    /// The endpoint is this one.
     Own(Arc<OnceLock<Poke>>),
-    /// Whoever reads the other end of a channel.
+    /// The endpoint reads the other end of this channel.
     Channel(Box<Mutex<MessageSender>>),
 }
 
-/// The blocks of an endpoint's arenas, of which each is opened when it is needed.
+/// The blocks of an endpoint's arenas. Each is opened when it is first needed.
 struct Blocks {
     endpoint: Endpoint,
     owner: u32,
     open: Mutex<BTreeMap<u16, (Block, Mapping)>>,
     doorbell: Doorbell,
-    /// The tables of another endpoint, held like its arenas as long as somebody may access them.
+    /// The tables of another endpoint. Like its arenas, they are held for as long as this process may access them.
     _tables: Option<Block>,
 }
 
@@ -123,36 +124,37 @@ impl Arenas<Mapping> for Blocks {
     fn ring(&self) {
         match &self.doorbell {
             Doorbell::Own(poke) => poke.get().into_iter().for_each(Poke::poke),
-            // If there is no room, its reader has been woken, and has not looked yet.
+            // If the channel is full, the reader has been woken and has not read yet.
             Doorbell::Channel(sender) => drop(locked(sender).send(&[0])),
         }
     }
 }
 
-/// An arena of this endpoint's.
+/// An arena of this endpoint.
 struct Arena {
     block: Block,
     memory: Mapping,
     free: Runs,
 }
 
-/// Another endpoint.
+/// The connection to another endpoint.
 struct Link {
     number: u32,
     peer: Arc<Peer<Mapping>>,
     epoch: u32,
-    /// Says when it dies.
+    /// Reports the end of the other endpoint.
     channel: Wire,
 }
 
-/// The half of a channel at which this endpoint hears from another one: that it has written completions, and that it has died.
+/// The receiving half of a channel from another endpoint, which reports that the other endpoint has written completions, and that it has
+/// ended.
 struct Wire {
     receiver: MessageReceiver,
-    /// Channels of others are kept whole, and nothing is sent.
+    /// Of a channel that a peer has opened, the sending half is kept but not used.
     _sender: Option<MessageSender>,
-    /// The notifier is told of it.
+    /// Whether the notifier's ready set contains it.
     is_registered: bool,
-    /// There may be more than was taken, and nobody will say so.
+    /// Whether the channel may contain more messages, for which there will be no further wake-up.
     is_pending: bool,
 }
 
@@ -162,10 +164,10 @@ impl Wire {
         Self { receiver, _sender: sender, is_registered: false, is_pending: false }
     }
 
-    /// Takes what has come. Whether the endpoint at the other end has ended.
+    /// Reads the messages that have arrived. Returns whether the endpoint at the other end has ended.
     fn has_ended(&mut self) -> bool {
         self.is_pending = false;
-        // More than the channel holds, so the end is seen behind all that came before it.
+        // These are more messages than the channel holds, so the loop reaches the end behind all messages that were sent before it.
         for _ in 0..CHANNEL.capacity / 8 {
             match self.receiver.recv_into(&mut [0; 8]) {
                 Ok(_) => {}
@@ -173,15 +175,15 @@ impl Wire {
                 Err(_) => return true,
             }
         }
-        // A peer that goes on sending does not keep this thread for ever.
+        // The loop is bounded, so a peer that sends without end cannot keep this thread busy.
         self.is_pending = true;
         false
     }
 
-    /// Has the notifier told of it, once.
+    /// Adds it to the notifier's ready set, unless it is there already.
     fn register(&mut self, set: &ReadySet, key: u64) {
         if !self.is_registered {
-            // Where there is no room, the notifier looks from time to time.
+            // If the set is full, the notifier polls from time to time.
             self.is_registered = self.receiver.register(set, key).is_ok();
         }
     }
@@ -190,12 +192,12 @@ impl Wire {
 #[derive(Default)]
 struct Links {
     links: HashMap<u32, Link>,
-    /// Channels that others have opened, for the same reason, by numbers of our own.
+    /// Channels that peers have opened to detect the end of this endpoint, by a key that this process chooses.
     incoming: BTreeMap<u64, Wire>,
     last_incoming: u64,
-    /// When those that could not be reached were tried.
+    /// When each endpoint that could not be reached was last tried.
     tried: HashMap<u32, Instant>,
-    /// When the daemon was asked whether those live that have claimed a receive.
+    /// When the daemon was last asked whether an endpoint that has claimed a receive is alive.
     asked: HashMap<u32, Instant>,
     looked: Option<Instant>,
 }
@@ -205,17 +207,17 @@ struct Slots {
     used: BTreeMap<QpNumber, Arc<QueuePair<Mapping>>>,
 }
 
-/// With more queue pairs than these, further ones take less memory.
+/// Up to this number of queue pairs, each gets a large bounce area; further ones get a small one.
 const FEW: usize = 64;
 
 impl Slots {
-    /// How many bytes a peer may ask for at once.
+    /// Returns the maximum length of an errand, in bytes.
     fn most_of_errand(&self) -> usize {
         if self.used.len() <= FEW { shadow::MOST } else { shadow::LEAST }
     }
 }
 
-/// The part that queue pairs need.
+/// The part of a device that its queue pairs need.
 pub(crate) struct Shared {
     endpoint: Endpoint,
     number: u32,
@@ -227,30 +229,30 @@ pub(crate) struct Shared {
     links: Mutex<Links>,
     listener: Listener<MessageChannel>,
     queues: Mutex<Vec<Weak<CompletionQueue<Mapping>>>>,
-    /// There once there is a notifier.
+    /// Set once there is a notifier.
     poke: Arc<OnceLock<Poke>>,
     arenas: Mutex<Vec<Arena>>,
-    /// Starts the notifier.
+    /// Starts the notifier when it is first needed.
     starter: OnceLock<Starter>,
     is_started: AtomicBool,
-    /// The device is lost for good, and who is told of that.
+    /// Whether the device is lost for good, and the callback for that.
     is_lost: AtomicBool,
     tell_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// How a notifier is started that the program has not asked for.
+/// Starts a notifier that the program has not asked for.
 type Starter = Box<dyn Fn() -> Result<(), DeviceError> + Send + Sync>;
 
-/// A segment as an RDMA device of this process. May be used from several threads.
+/// A segment as an RDMA device of this process. It can be used from several threads.
 pub struct Device {
     shared: Arc<Shared>,
-    /// The block of the tables, and the file, for mapping pages at the program's addresses.
+    /// The block of the tables. It also gives access to the segment's file, for mapping its pages at the program's addresses.
     tables: Block,
     slots: Mutex<Slots>,
-    /// There are shadow regions that peers may access, or were.
+    /// Set once there has been a shadow region that peers may access.
     has_shadows: AtomicBool,
     notifier: Mutex<Option<Notifier>>,
-    /// Regions that have been taken away, while a peer was in the middle of an access that has not ended since.
+    /// Keys of regions that have been removed while a peer was in the middle of an access, which had not ended at the last check.
     ending: Mutex<BTreeSet<u32>>,
 }
 
@@ -267,7 +269,8 @@ impl Device {
             return Err(DeviceError::Number(number));
         }
         let name = format!("verbs.{number}");
-        // The name is free: its last bearer has ended. Its block may still be held by peers, but has no name any more.
+        // The name is free: the last endpoint with this number has ended. Peers may still hold its block, but that block has no name any
+        // more.
         let block = endpoint.create_block(&name, verbs::TABLES, &BlockOptions::default())?;
         let tables = block.memory()?;
         let listener = endpoint.listen(&name)?;
@@ -299,7 +302,7 @@ impl Device {
             tell_lost: OnceLock::new(),
         };
         let slots = Slots {
-            // 0 is left out, so that no queue pair number looks like one of the special ones.
+            // Index 0 is not used, so that no queue pair number equals one of the special numbers.
             free: (1..QPS).rev().collect(),
             used: BTreeMap::new(),
         };
@@ -313,7 +316,8 @@ impl Device {
         })
     }
 
-    /// Starts a thread, once, that attends to completion queues while the program sleeps. `spawn` starts it.
+    /// Starts the notifier by calling `spawn`, unless there is one already. The notifier is a thread that handles completion queues
+    /// while the program sleeps.
     pub fn start_notifier(
         &self,
         program: impl Program<Mapping> + Send + 'static,
@@ -321,7 +325,7 @@ impl Device {
     ) -> Result<(), DeviceError> {
         let mut notifier = locked(&self.notifier);
         if notifier.is_none() {
-            // So that the thread itself starts no other.
+            // This keeps the thread itself from starting another one.
             self.shared.is_started.store(true, Ordering::Relaxed);
             let started = Notifier::start(self.shared.clone(), program, spawn);
             self.shared.is_started.store(started.is_ok(), Ordering::Relaxed);
@@ -330,49 +334,51 @@ impl Device {
         Ok(())
     }
 
-    /// How a notifier is started once a shadow region needs one.
+    /// Sets how a notifier is started when a shadow region first needs one.
     pub fn start_notifier_by(&self, start: impl Fn() -> Result<(), DeviceError> + Send + Sync + 'static) {
         let _ = self.shared.starter.set(Box::new(start));
     }
 
-    /// Who is told, once, that the device is lost for good: its segment is not declared any more, or the segment's memory is gone.
+    /// Sets the callback that is called once when the device is lost for good: its segment is not declared any more, or the memory of
+    /// the segment is gone.
     pub fn when_lost(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.tell_lost.set(Box::new(tell));
     }
 
-    /// Whether that is so.
+    /// Returns whether the device is lost for good.
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Number of the member that this process belongs to.
+    /// Returns the number of the member that this process belongs to.
     pub fn member(&self) -> u32 {
         self.shared.endpoint.member()
     }
 
-    /// The endpoint that the process is in the segment.
+    /// Returns the endpoint of this process in the segment.
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.shared.endpoint
     }
 
-    /// The file of the segment.
+    /// Returns a descriptor of the segment's file.
     pub fn file(&self) -> std::io::Result<OwnedFd> {
         self.tables.file().0.as_fd().try_clone_to_owned()
     }
 
-    /// Takes memory of the arenas, which peers can reach: its place, the memory that it lies in, and where in it. What is there is whatever
-    /// was there before.
+    /// Allocates memory from the arenas, which peers can reach. Returns its place, the mapping that contains it, and its offset there.
+    /// The memory is not cleared.
     pub fn take(&self, len: usize, align: usize) -> Result<(Place, Mapping, usize), DeviceError> {
         self.shared.take(len, align)
     }
 
-    /// Gives back what was taken.
+    /// Frees memory that was allocated with `take`.
     pub fn give(&self, place: Place, len: usize) {
         self.shared.give(place, len);
     }
 
-    /// Chunks of arenas for pages of the program: of each, the memory that it lies in, and where in the segment's file it begins. As many as
-    /// are wanted or none; then no room is taken from others either.
+    /// Allocates chunks of arenas for pages of the program. Returns for each the chunk, the mapping that contains it, and the offset in
+    /// the segment's file at which it begins. Allocates all `count` chunks or none; if it fails, it also gives back the arenas that it
+    /// created.
     pub fn take_chunks(&self, count: usize) -> Result<Vec<(Chunk, Mapping, u64)>, DeviceError> {
         let mut arenas = locked(&self.shared.arenas);
         let before = arenas.len();
@@ -390,7 +396,7 @@ impl Device {
                 let place: Place = chunk.place();
                 arenas[usize::from(place.arena())].free.give(place.offset(), CHUNK as u64);
             }
-            // Peers have not heard of the arenas that were made for this. A block lives as long as it has a name.
+            // Peers do not know the new arenas yet. A block lives for as long as it has a name.
             for i in before..arenas.len() {
                 let _ = self.shared.endpoint.unlink_block(&self.shared.arena_name(i));
             }
@@ -401,19 +407,19 @@ impl Device {
         Ok(taken)
     }
 
-    /// Gives a chunk back.
+    /// Frees a chunk.
     pub fn give_chunk(&self, chunk: Chunk) {
         self.give(chunk.place(), CHUNK);
     }
 
-    /// Registers a region, which peers reach by these chunks.
+    /// Registers a region, which peers access through these chunks.
     pub fn register(&self, region: Region, chunks: &[Chunk]) -> Result<Key, DeviceError> {
         let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
         Ok(regions.add(region, chunks)?)
     }
 
-    /// Registers a region whose memory peers cannot reach: what they would do with it, a thread of this process does, which is started now
-    /// if it is needed.
+    /// Registers a region whose memory peers cannot reach. A thread of this process, which is started now if necessary, accesses it for
+    /// them.
     pub fn register_shadow(&self, region: Region) -> Result<Key, DeviceError> {
         const REMOTE: u32 = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         if region.access.0 & REMOTE != 0 {
@@ -429,8 +435,8 @@ impl Device {
         Ok(regions.add_shadow(region)?)
     }
 
-    /// Takes a region away from everybody. Waits for peers that are in the middle of an access, but no longer than a second; then it is
-    /// an error, although nobody can begin another one, and may be tried again.
+    /// Removes a region, so that no peer can begin another access. Waits for peers that are in the middle of an access, for at most a
+    /// second; then it returns [`DeviceError::Busy`], and the caller may call it again. Returns false if there is no such region.
     pub fn deregister(&self, key: Key) -> Result<bool, DeviceError> {
         let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
         if !regions.remove(key) && !locked(&self.ending).contains(&key.0) {
@@ -439,7 +445,7 @@ impl Device {
         drop(regions);
         self.shared.removals.fetch_add(1, Ordering::Release);
         if key.is_shadow() {
-            // Peers access nothing of it themselves, and what this process does for them has ended.
+            // Peers never access a shadow region themselves, and this process has finished what it did for them.
             return Ok(true);
         }
         let used: Vec<_> = locked(&self.slots).used.values().cloned().collect();
@@ -456,7 +462,7 @@ impl Device {
         }
     }
 
-    /// Waits for peers that are in the middle of something. One that dies there is found out meanwhile.
+    /// Waits until `is_accessed` returns false, for at most the device's patience, and notices peers that die meanwhile.
     fn wait_while(&self, mut is_accessed: impl FnMut() -> bool) -> Result<(), DeviceError> {
         let end = Instant::now() + self.shared.patience();
         while is_accessed() {
@@ -469,7 +475,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes a place in the table of queue pairs, and memory for rings of this shape, if there is one.
+    /// Allocates an entry in the table of queue pairs, and memory for rings of this shape, if one is given.
     fn locate(&self, shape: Option<Shape>) -> Result<Location<Mapping>, DeviceError> {
         let rings = match shape {
             Some(shape) => {
@@ -496,7 +502,7 @@ impl Device {
         Ok(Location { number, rings })
     }
 
-    /// Gives back what was taken for what was at a place.
+    /// Frees what `locate` has allocated.
     fn vacate(&self, location: &Location<Mapping>, shape: Shape) {
         locked(&self.slots).free.push(location.number.index());
         if let Some(rings) = &location.rings {
@@ -504,7 +510,7 @@ impl Device {
         }
     }
 
-    /// Makes a queue pair in the state RESET.
+    /// Creates a queue pair in the state RESET.
     pub fn create_queue_pair(&self, wanted: Wanted<Mapping>) -> Result<Arc<QueuePair<Mapping>>, DeviceError> {
         let shape = wanted.shared.is_none().then_some(wanted.capacity.receives);
         let location = self.locate(shape)?;
@@ -516,7 +522,7 @@ impl Device {
             QueuePair::new(tables, location, wanted, adapter).ok_or(DeviceError::Full("queue pair"))?;
         let mut slots = locked(&self.slots);
         slots.used.insert(number, queue_pair.clone());
-        // Whoever registers the first shadow region looks at the list afterwards.
+        // A thread that registers the first shadow region looks at this list afterwards, so one of the two sees the other.
         let has_shadows = self.has_shadows.load(Ordering::Relaxed);
         let most = slots.most_of_errand();
         drop(slots);
@@ -527,12 +533,12 @@ impl Device {
         Ok(queue_pair)
     }
 
-    /// Ends a queue pair. If its peer has stopped in the middle of an access, its number and its rings are not used again.
+    /// Destroys a queue pair. If its peer has stopped in the middle of an access, its number and its rings are not used again.
     pub fn destroy_queue_pair(&self, queue_pair: &Arc<QueuePair<Mapping>>) {
         queue_pair.end();
         let waited = self.wait_while(|| queue_pair.are_rings_accessed());
         if waited.is_err() {
-            // It stays in the list, so that those who take a region away wait for its peer, too.
+            // The queue pair stays in the list, so that `deregister` waits for its peer, too.
             if let Some(shared) = queue_pair.shared() {
                 shared.keep_rings();
             }
@@ -544,7 +550,7 @@ impl Device {
         }
     }
 
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     pub fn create_shared_receive_queue(
         &self,
         domain: u32,
@@ -558,7 +564,7 @@ impl Device {
             .ok_or(DeviceError::Full("shared receive queue"))
     }
 
-    /// Ends a shared receive queue. False if a queue pair still receives from it.
+    /// Destroys a shared receive queue. Returns false if a queue pair still uses it.
     pub fn destroy_shared_receive_queue(&self, shared: &SharedReceiveQueue<Mapping>) -> bool {
         if !shared.is_unused() {
             return false;
@@ -572,18 +578,18 @@ impl Device {
     }
 }
 
-/// Whether less memory might be granted.
+/// Returns whether the daemon might grant a smaller block.
 fn is_too_large(error: &Error) -> bool {
     matches!(error.code(), Some(ErrorCode::NO_MEMORY | ErrorCode::QUOTA))
 }
 
-/// What the channel between two endpoints carries is a byte for each wake.
+/// The channel between two endpoints carries one byte for each wake-up.
 const CHANNEL: ChannelOptions =
     ChannelOptions { capacity: 4096, input_capacity: 4096, patience: Duration::ZERO, backlog: 0 };
 
 impl Shared {
-    /// Takes memory of the arenas, which peers can reach: its place, the memory that it lies in, and where in it. What is there is whatever
-    /// was there before.
+    /// Allocates memory from the arenas, which peers can reach. Returns its place, the mapping that contains it, and its offset there.
+    /// The memory is not cleared.
     fn take(&self, len: usize, align: usize) -> Result<(Place, Mapping, usize), DeviceError> {
         self.take_of(&mut locked(&self.arenas), len, align)
     }
@@ -607,8 +613,8 @@ impl Shared {
         Ok((Place::new(i as u16, at), arenas[i].memory.clone(), at as usize))
     }
 
-    /// Sees to it that the program's memory does not take the last that the segment has, or that the quota allows: it can stay where it is, and
-    /// what queue pairs need cannot.
+    /// Keeps some room for queues, so that the program's memory does not use up the segment or the quota: the program's memory can stay
+    /// where it is, but what queue pairs need must lie in the segment.
     fn keep_room_for_queues(&self, arenas: &mut Vec<Arena>) -> Result<(), DeviceError> {
         if !arenas.iter().any(|arena| arena.free.has(FOR_QUEUES)) {
             self.add_arena(arenas, FOR_QUEUES)?;
@@ -626,7 +632,7 @@ impl Shared {
         let usual = (SMALLEST << i.min(16)).min(LARGEST);
         let name = self.arena_name(i.into());
         let options = BlockOptions { align: CHUNK, zero: false, ..BlockOptions::default() };
-        // Where a large one finds no room, a small one may.
+        // A small arena may still fit where a large one does not.
         let mut size = usual.max(len).next_multiple_of(CHUNK as u64);
         let least = len.next_multiple_of(CHUNK as u64);
         let block = loop {
@@ -643,14 +649,14 @@ impl Shared {
         Ok(arenas.len() - 1)
     }
 
-    /// Gives back what was taken.
+    /// Frees memory that was allocated with `take`.
     fn give(&self, place: Place, len: usize) {
         if let Some(arena) = locked(&self.arenas).get_mut(usize::from(place.arena())) {
             arena.free.give(place.offset(), (len as u64).next_multiple_of(64));
         }
     }
 
-    /// Starts the notifier, if there is a way to do so and nobody has.
+    /// Starts the notifier, if a way to start it is known and it is not running.
     fn start_notifier(&self) -> Result<(), DeviceError> {
         if self.poke.get().is_some() || self.is_started.swap(true, Ordering::Relaxed) {
             return Ok(());
@@ -662,7 +668,7 @@ impl Shared {
         started
     }
 
-    /// Opens the way to another endpoint.
+    /// Connects to another endpoint.
     fn link(&self, number: u32) -> Option<Link> {
         let name = format!("verbs.{number}");
         let channel: MessageChannel = self.endpoint.connect_with(&name, &CHANNEL).ok()?;
@@ -682,13 +688,13 @@ impl Shared {
         let arenas = Blocks { endpoint, owner: number, open, doorbell, _tables: Some(block) };
         let (epoch, peer) = (peer.epoch, Arc::new(Peer::new(tables, Box::new(arenas))));
         if let Some(poke) = self.poke.get() {
-            // It does not know of the new channel.
+            // The notifier does not know the new channel yet.
             poke.poke();
         }
         Some(Link { number, peer, epoch, channel: Wire::new(receiver, None) })
     }
 
-    /// The notifier attends to these queues, too.
+    /// Adds these queues to those that the notifier handles.
     fn attend_to(&self, queues: [&Arc<CompletionQueue<Mapping>>; 2]) {
         let mut known = locked(&self.queues);
         known.retain(|queue| queue.strong_count() > 0);
@@ -699,7 +705,7 @@ impl Shared {
         }
     }
 
-    /// What the notifier waits for beside channels: somebody who opens one.
+    /// The listener at which peers open their channels. The notifier waits for it too.
     pub(crate) fn listener(&self) -> &Listener<MessageChannel> {
         &self.listener
     }
@@ -708,8 +714,8 @@ impl Shared {
         &self.poke
     }
 
-    /// Takes what has come at these channels, and has the notifier told of new ones. How long it may sleep then, as far as they are
-    /// concerned.
+    /// Reads the messages of all channels, and adds new channels to the notifier's ready set. Returns how long the notifier may sleep as
+    /// far as the channels are concerned; `None` means without limit.
     pub(crate) fn hear(&self, set: &ReadySet, keys: &[u64]) -> Option<Duration> {
         let mut links = locked(&self.links);
         let links = &mut *links;
@@ -739,12 +745,12 @@ impl Shared {
         of_peers.chain(links.incoming.values()).filter_map(wait).min()
     }
 
-    /// Looks whether the device is lost for good. If so, that stays, and the program is told.
+    /// Checks whether the device is lost for good. If so, it stays lost, and the program is told once.
     pub(crate) fn is_lost(&self) -> bool {
         if self.is_lost.load(Ordering::Relaxed) {
             return true;
         }
-        // Other errors may pass: the daemon has too many clients just now, for example.
+        // Other errors may be temporary: for example, the daemon has too many clients at the moment.
         let is_lost = match self.endpoint.check() {
             Err(Error::Broken) => true,
             Err(Error::Refused { code, .. }) => matches!(
@@ -755,7 +761,7 @@ impl Shared {
                     | ErrorCode::NOT_FOUND
                     | ErrorCode::DENIED
             ),
-            // What was touched while the file was cut off may be this mapping alone.
+            // If the file was truncated during an access, this mapping may be the only sign of it.
             _ => self.tables.is_broken(),
         };
         if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
@@ -764,15 +770,15 @@ impl Shared {
         is_lost
     }
 
-    /// Attends to all completion queues. Whether requests wait.
+    /// Handles all completion queues. Returns whether requests wait.
     pub(crate) fn attend_queues(&self, program: &impl Program<Mapping>) -> bool {
         let queues: Vec<_> = locked(&self.queues).iter().filter_map(Weak::upgrade).collect();
-        // Each of them, also if an earlier one has something that waits.
+        // `count` visits every queue, even if an earlier one has waiting requests.
         queues.iter().filter(|queue| queue.attend(program)).count() > 0
     }
 }
 
-/// Keys of channels that others have opened.
+/// Keys of channels that peers have opened have this bit.
 const INCOMING: u64 = 1 << 63;
 
 impl Links {
@@ -782,22 +788,24 @@ impl Links {
         self.incoming.insert(self.last_incoming, Wire::new(receiver, Some(sender)));
     }
 
-    /// The blocks of the dead are given back once nothing here can be storing into them.
+    /// Drops the links to dead endpoints, and so their blocks, once no thread of this process can be storing into them.
     fn bury(&mut self) {
         self.links.retain(|_, link| !link.peer.is_dead() || Arc::strong_count(&link.peer) > 1);
     }
 }
 
 impl Shared {
-    /// Whether the endpoint at the other end of a link has ended. For threads other than the notifier: what they take may be a wake that the
-    /// notifier has not seen, and it would go on sleeping while completions wait, so it is woken to look.
+    /// Returns whether the endpoint at the other end of a link has ended. This is for threads other than the notifier. A message that
+    /// such a thread reads may be a wake-up that the notifier has not seen; the notifier would sleep on while completions wait, so this
+    /// wakes it.
     fn has_ended(&self, link: &mut Link) -> bool {
         let has_ended = link.channel.has_ended();
         self.has_to_wait();
         has_ended
     }
 
-    /// Whether nobody has the endpoint's number, or somebody else does. False also if that cannot be told.
+    /// Returns whether the claimer has ended: no endpoint has its number, or another one does. Returns false if that cannot be
+    /// determined.
     fn is_gone(&self, claimer: Claimer) -> bool {
         let number = claimer.endpoint();
         let mut links = locked(&self.links);
@@ -811,7 +819,7 @@ impl Shared {
                 return !claimer.is_of(link.epoch);
             }
         }
-        // Not among those that could not be reached: a datagram for one of these is lost.
+        // `tried` is not consulted or changed here, because a datagram to an endpoint in that list is dropped.
         if links.asked.get(&number).is_some_and(|asked| asked.elapsed() < LOOK) {
             return false;
         }
@@ -833,8 +841,8 @@ impl Adapter<Mapping> for Shared {
             return Some(self.own.clone());
         }
         let mut links = locked(&self.links);
-        // The one that is known may have died, and another one may have its number already, before the notifier has heard of it. Whoever
-        // connects with librdmacm hears of the next one from the next one itself.
+        // The known endpoint may have died, and another one may already have its number, before the notifier has noticed. A program that
+        // connects with librdmacm can learn of the new endpoint from that endpoint itself.
         if let Some(link) = links.links.get_mut(&endpoint).filter(|link| !link.peer.is_dead()) {
             if !self.has_ended(link) {
                 return Some(link.peer.clone());
@@ -849,7 +857,7 @@ impl Adapter<Mapping> for Shared {
             Some(link) => {
                 let peer = link.peer.clone();
                 links.tried.remove(&endpoint);
-                // One that has had the number before is dead; who still has requests for it keeps it.
+                // An earlier endpoint with this number is dead. Queue pairs that still have requests for it keep their own reference.
                 links.links.insert(endpoint, link);
                 Some(peer)
             }
@@ -879,7 +887,7 @@ impl Adapter<Mapping> for Shared {
     }
 
     fn has_asked(&self) {
-        // Without one, whoever polls goes on.
+        // If the notifier cannot be started, threads that poll do its work.
         let _ = self.start_notifier();
     }
 
@@ -900,7 +908,7 @@ impl Adapter<Mapping> for Shared {
     }
 
     fn next_incarnation(&self) -> u32 {
-        // Of the word that says what is accessed, an incarnation has 30 bits.
+        // In the word that says what is being accessed, an incarnation has 30 bits.
         (self.incarnations.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 2)) + 1
     }
 
@@ -909,7 +917,7 @@ impl Adapter<Mapping> for Shared {
     }
 
     fn attend(&self) {
-        // What comes at channels is the notifier's to take.
+        // If there is a notifier, only it reads from the channels.
         if self.poke.get().is_some() {
             return;
         }

@@ -1,4 +1,4 @@
-//! What stands in the tables of a segment's endpoints, for people who look after them.
+//! A readable summary of the tables of a segment's endpoints, for an administrator.
 
 use ginnel::{Endpoint, Error, ErrorCode, Rights, SharedMemory};
 use ginnel_layout::verbs::{
@@ -9,72 +9,75 @@ use serde::Serialize;
 
 use crate::counters::now;
 
-/// An endpoint that uses a segment as an RDMA device, as its tables say.
+/// An endpoint that uses a segment as an RDMA device, according to its tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tables {
     /// Number of the endpoint.
     pub endpoint: u32,
     /// Epoch of that number.
     pub epoch: u32,
-    /// Regions that peers may reach.
+    /// Number of regions that peers can reach.
     pub regions: u64,
-    /// Their bytes.
+    /// Total length of these regions, in bytes.
     pub region_bytes: u64,
-    /// Shadow regions, which its process accesses for its peers.
+    /// Number of shadow regions, which the endpoint's process accesses for its peers.
     pub shadow_regions: u64,
-    /// Their bytes.
+    /// Total length of the shadow regions, in bytes.
     pub shadow_bytes: u64,
-    /// Arenas, of which it takes memory for rings and registered pages.
+    /// Number of arenas, from which the endpoint allocates rings and registered pages.
     pub arenas: u32,
-    /// Its queue pairs and shared receive queues.
+    /// The queue pairs and shared receive queues of the endpoint.
     pub queue_pairs: Vec<QueuePair>,
 }
 
 /// A queue pair, or a shared receive queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QueuePair {
-    /// Its number.
+    /// Number of the queue pair.
     pub number: u32,
     /// `rc`, `uc`, `ud` or `srq`.
     pub kind: &'static str,
-    /// Its state, in verbs' words.
+    /// The state, as the verbs specification names it.
     pub state: &'static str,
-    /// What it is connected to.
+    /// Number of the queue pair that it is connected to.
     pub peer: Option<u32>,
-    /// The shared receive queue that it receives from.
+    /// Number of the shared receive queue that it uses.
     pub shared: Option<u32>,
-    /// Receives ever posted. It says so of its own queue.
+    /// Number of receives posted so far to its own receive queue; 0 if it uses a shared one.
     pub posted: u64,
-    /// Of these, those that peers have used.
+    /// Number of these receives that peers have used.
     pub used: u64,
-    /// Receives that its queue holds.
+    /// Capacity of its own receive queue; 0 if it uses a shared one.
     pub entries: u32,
-    /// Requests that it has executed since it was made: sends, writes, reads and atomic operations.
+    /// Number of requests that it has executed since it was created: sends, writes, reads and atomic operations.
     pub executed: u64,
-    /// Their bytes.
+    /// Total length of these requests, in bytes.
     pub bytes: u64,
-    /// Nanoseconds in which its requests have waited, those that wait now included.
+    /// Total time for which its requests have waited, in nanoseconds, including the current wait.
     pub waited: u64,
-    /// Bytes that it has copied for requests of its peer, which were long.
+    /// Number of bytes that it has copied for long requests of its peer.
     pub helped: u64,
-    /// Requests that wait.
+    /// The requests that wait, if there are any.
     pub waits: Option<Waiting>,
 }
 
 /// Requests that wait to be executed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Waiting {
-    /// How many.
+    /// Number of requests.
     pub requests: u32,
-    /// What the first of them waits for: `peer` (its queue pair is not ready to receive), `receive` (the peer has posted none), `errand`
-    /// (the peer's process has been asked for something), `completions` (its own completion queue is full), `stopped` (its own
-    /// program has stopped it, state SQD), `ended` (the peer has ended), `copy` (the peer has begun to copy a part) or `?`.
+    /// What the first of them waits for: `peer` (the peer's queue pair is not ready to receive), `receive` (the peer has posted no
+    /// receive), `errand` (the peer's process has been asked to do something), `completions` (the queue pair's own completion queue is
+    /// full), `stopped` (the own program has stopped it, state SQD), `ended` (the peer has ended), `copy` (the peer is copying a part)
+    /// or `?`.
     pub reason: &'static str,
-    /// For how long, in nanoseconds. Of a program in another VM, or if this is seen from another machine, up to its last try.
+    /// How long it has waited, in nanoseconds. If the program runs on another machine than the caller, this is the time up to its last
+    /// attempt.
     pub nanoseconds: u64,
 }
 
-/// The tables of these endpoints of a segment; one that has none is left out. Asks the daemon, as an endpoint of its own.
+/// Returns the tables of these endpoints of a segment; an endpoint without tables is left out. Attaches to the segment as an endpoint of
+/// its own, and asks the daemon.
 pub fn tables(segment: &str, endpoints: impl IntoIterator<Item = u32>) -> Result<Vec<Tables>, Error> {
     let own = Endpoint::attach(segment)?;
     let member = own.member();
@@ -82,13 +85,13 @@ pub fn tables(segment: &str, endpoints: impl IntoIterator<Item = u32>) -> Result
     for number in endpoints {
         let block = match own.open_block(&format!("verbs.{number}"), Rights::READ) {
             Ok(block) => block,
-            // It has ended meanwhile, or does something else.
+            // The endpoint has ended meanwhile, or does not use verbs.
             Err(error) if error.code() == Some(ErrorCode::NOT_FOUND) => continue,
             Err(error) => return Err(error),
         };
         if block.len() >= TABLES {
             let tables = block.memory()?;
-            // Machines have clocks of their own.
+            // Each machine has its own clock.
             let is_near = tables.load_relaxed_u32(verbs::MEMBER) == member;
             all.extend(read(&tables, is_near.then(now)));
         }
@@ -96,8 +99,8 @@ pub fn tables(segment: &str, endpoints: impl IntoIterator<Item = u32>) -> Result
     Ok(all)
 }
 
-/// What stands in tables, if anything does. Their owner may have written anything. `now` is the time of the owner's CLOCK_MONOTONIC, if
-/// that is known, in nanoseconds.
+/// Returns a summary of the tables, or `None` if they are not ready. Their owner may have written anything. `now` is the current time of
+/// the owner's CLOCK_MONOTONIC in nanoseconds, if it is known.
 pub fn read(tables: &impl SharedMemory, now: Option<u64>) -> Option<Tables> {
     if tables.load_acquire_u64(verbs::MAGIC) != verbs::READY {
         return None;
@@ -147,7 +150,7 @@ fn queue_pair(tables: &impl SharedMemory, number: QpNumber, now: Option<u64>) ->
     let queue = QpNumber::new(number.endpoint(), word(qp::QUEUE) as usize);
     let shared = queue.filter(|queue| *queue != number).map(|queue| queue.0);
     let own = |offset| if shared.is_none() { tables.load_relaxed_u64(at + offset) } else { 0 };
-    // A shared receive queue executes nothing; what stands there is of a queue pair that had the number before.
+    // A shared receive queue executes nothing. The counters are those of a queue pair that had the number before.
     let counter = |offset| if kind == "srq" { 0 } else { tables.load_relaxed_u64(counters_at + offset) };
     let waits = waiting(counter(counters::WAITS), [counters::SINCE, counters::TRIED].map(counter), now);
     Some(QueuePair {
@@ -182,7 +185,7 @@ fn waiting(word: u64, [since, tried]: [u64; 2], now: Option<u64>) -> Option<Wait
         Waits::COPY => "copy",
         _ => "?",
     };
-    // A clock that shows less is another one after all.
+    // A clock that shows an earlier time is not the clock of the owner.
     let until = now.filter(|now| *now >= tried).unwrap_or(tried);
     Some(Waiting { requests, reason, nanoseconds: until.saturating_sub(since) })
 }
@@ -215,7 +218,7 @@ mod tests {
         counters.rests();
         let shown = pairs(None).remove(0);
         assert!(shown.waits.is_none() && shown.waited > 0);
-        // The queue that has the number now has executed nothing.
+        // The shared receive queue that has the number now has executed nothing.
         counters.waits(1, Some(Waits::PEER));
         tables.store_relaxed_u32(number.at().unwrap() + qp::KIND, Kind::SHARED.0);
         let shown = pairs(None).remove(0);

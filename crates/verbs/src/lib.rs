@@ -1,32 +1,33 @@
 //! RDMA verbs over shared memory.
 //!
-//! A segment is an RDMA device for those who share it. What the verbs specification gives to an adapter, the CPU that posts a request does
-//! itself: it copies straight between its program's memory and the peer's registered pages, which lie in the segment, and writes the peer's
-//! completion. No daemon, kernel or third party takes part. `ginnel_layout::verbs` says what lies in the segment.
+//! A segment with `verbs = true` is an RDMA device for its members. There is no adapter hardware: the CPU that posts a request executes
+//! it. It copies directly between the memory of its program and the peer's registered pages, which lie in the segment, and writes the
+//! peer's completion. No daemon, kernel or third process takes part. `ginnel_layout::verbs` defines what lies in the segment.
 //!
 //! ```text
-//! device        a segment as an adapter: tables, arenas, peers
-//! queue_pair    states, requests that wait, flushing
+//! device        a segment as an adapter: tables, arenas, links to peers
+//! queue_pair    states of queue pairs, requests that wait, flushing
 //! completion_queue
-//! notifier      a thread that attends to completion queues while the program sleeps
-//! remote        the executor: what a poster does with its peer's queue pair
-//! receive       the receive queue, by its owner
-//! shared_receive_queue   one for several queue pairs
+//! notifier      a thread that handles completion queues while the program sleeps
+//! remote        the executor: how a poster works on the queue pair of its peer
+//! receive       the receive queue, as its owner uses it
+//! shared_receive_queue   one receive queue for several queue pairs
 //! peer          a peer's tables and regions, as a poster sees them
-//! regions       own regions
-//! shadow        those whose memory cannot lie in the segment
-//! shared_copy   long copies, in which a peer that polls helps
-//! work          requests and completions
-//! counters      what queue pairs have executed and wait for
-//! inspect       what stands in the tables, for people
+//! regions       the memory regions of this endpoint
+//! shadow        shadow regions, whose memory cannot lie in the segment
+//! shared_copy   long copies, in which a peer that polls takes part
+//! work          work requests and work completions
+//! counters      what each queue pair has executed, and what it waits for
+//! inspect       a summary of the tables for an administrator
 //! cm            the connection manager
 //! ```
 //!
-//! # Whom it protects from whom
+//! # Protection
 //!
-//! Keys, bounds and rights are checked by the poster, which catches mistakes. A hostile member of the segment can read and change all registered
-//! pages, and everything else in the segment, whatever the keys say: the wall is the segment. It cannot make this process access anything
-//! else: what it writes is loaded once, checked against what lies in its own arenas, and used.
+//! The poster checks keys, bounds and access rights, which catches mistakes. It is no protection against a hostile member: that member
+//! can read and change everything in the segment, including all registered pages, whatever the keys say. The trust boundary is the
+//! segment. A hostile member cannot make this process access anything else: this crate loads each word that a peer can write once,
+//! checks it against its own arenas, and uses only the checked value.
 
 pub mod cm;
 pub mod completion_queue;

@@ -1,12 +1,12 @@
-//! Locks within a process that cost next to nothing while it has one thread.
+//! Locks within a process that cost almost nothing while the process has one thread.
 //!
 //! Most programs that post requests have one thread. An uncontended lock of the standard library costs two atomic exchanges, and a
-//! request with its completion takes three locks. While the process has one thread, plain stores do, and a thread that begins later
+//! request with its completion takes three locks. While the process has one thread, plain stores suffice, and a thread that starts later
 //! sees them.
 //!
-//! The type is that of the `lock_api` crate, whose guards this has, and whose `force_unlock` lets one call of C take a lock and another
-//! one release it.
-#![allow(unsafe_code)] // `lock_api` has the implementation promise that it excludes others.
+//! The lock implements the traits of the `lock_api` crate. It has that crate's guards, and its `force_unlock` allows one C call to take
+//! a lock and another C call to release it.
+#![allow(unsafe_code)] // `lock_api` makes the implementation promise mutual exclusion.
 
 use std::hint::spin_loop;
 use std::ptr;
@@ -15,47 +15,48 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use lock_api::{GuardSend, RawMutex};
 use rustix::thread::futex;
 
-/// What only one thread at a time may touch.
+/// A value that only one thread at a time may access.
 pub type Lock<T> = lock_api::Mutex<RawLock, T>;
 
-/// Holds a lock until it is dropped.
+/// A guard that holds a lock until it is dropped.
 pub type Locked<'a, T> = lock_api::MutexGuard<'a, RawLock, T>;
 
-/// Nobody holds the lock.
+/// No thread holds the lock.
 const FREE: u32 = 0;
-/// Somebody does.
+/// One thread holds the lock.
 const TAKEN: u32 = 1;
-/// Somebody does, and others may sleep until it is released.
+/// One thread holds the lock, and others may be sleeping until it is released.
 const AWAITED: u32 = 2;
 
-/// How often the word is looked at before a thread sleeps.
+/// How often a waiting thread looks at the word before it sleeps.
 const LOOKS: u32 = 100;
 
-/// A process that says nothing of its threads may have several.
+/// The default: a process of which nothing is known may have several threads.
 static UNKNOWN: AtomicU8 = AtomicU8::new(0);
 
 static IS_ALONE: AtomicPtr<AtomicU8> = AtomicPtr::new(ptr::from_ref(&UNKNOWN).cast_mut());
 
-/// Names the byte that is not zero while the process has one thread: `__libc_single_threaded` of the GNU C library. Until somebody does,
-/// the process is taken for one with several.
+/// Sets the byte that is non-zero while the process has one thread: `__libc_single_threaded` of the GNU C library. Until this is called,
+/// the process is assumed to have several threads.
 pub fn watch_threads(is_alone: &'static AtomicU8) {
     IS_ALONE.store(ptr::from_ref(is_alone).cast_mut(), Ordering::Relaxed);
 }
 
 #[inline]
 fn is_alone() -> bool {
-    // SAFETY: what it points to lives for ever and is not changed otherwise than by atomic stores: see `watch_threads` and `UNKNOWN`.
+    // SAFETY: the pointer refers to a static, which lives for ever and is changed by atomic stores only: see `watch_threads` and
+    // `UNKNOWN`.
     let is_alone = unsafe { &*IS_ALONE.load(Ordering::Relaxed) };
     is_alone.load(Ordering::Relaxed) != 0
 }
 
-/// A lock without what it guards.
+/// The lock word, without the value that it protects.
 pub struct RawLock {
     word: AtomicU32,
 }
 
-// SAFETY: the word leaves `FREE` by a compare-exchange or a swap, or by a store while there is no other thread that could have changed it
-// since the look before. In both cases it stays until the holder unlocks it.
+// SAFETY: the word leaves `FREE` by a compare-exchange or a swap, or by a store while there is no other thread that could have changed
+// it since it was loaded. In each case it stays taken until the holder unlocks it.
 unsafe impl RawMutex for RawLock {
     const INIT: Self = Self { word: AtomicU32::new(FREE) };
 
@@ -65,7 +66,7 @@ unsafe impl RawMutex for RawLock {
     fn lock(&self) {
         if is_alone() && self.word.load(Ordering::Relaxed) == FREE {
             self.word.store(TAKEN, Ordering::Relaxed);
-        // ORDER verbs.lock: the release before what the next holder does. Pairs with: `RawLock::unlock`.
+        // ORDER verbs.lock: the earlier release before what the next holder does. Pairs with: `RawLock::unlock`.
         } else if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.wait();
         }
@@ -97,17 +98,17 @@ impl RawLock {
             }
             spin_loop();
         }
-        // From here on whoever releases it wakes somebody, though there may be nobody else.
+        // From here on, the releasing thread calls `wake`, even if there is no other waiting thread.
         // ORDER verbs.lock: as in `RawLock::lock`.
         while self.word.swap(AWAITED, Ordering::Acquire) != FREE {
-            // Whatever the call says, the word is looked at again.
+            // The result does not matter, because the loop looks at the word again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, AWAITED, None);
         }
     }
 
     #[cold]
     fn wake(&self) {
-        // It fails only where there is no futex, and there nobody sleeps.
+        // The call fails only where there are no futexes, and there no thread sleeps.
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
     }
 }
@@ -119,11 +120,11 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// The tests say how many threads there are, one after the other.
+    /// Makes the tests that set the number of threads run one after the other.
     static TURN: Mutex<()> = Mutex::new(());
     static ALONE: AtomicU8 = AtomicU8::new(0);
 
-    /// Adds one so often, in two steps.
+    /// Increments the counter `times` times, each time in two steps.
     fn count(counter: &Lock<u64>, times: u64) {
         for i in 0..times {
             let mut counter = counter.lock();
@@ -157,8 +158,8 @@ mod tests {
         ALONE.store(0, Ordering::Relaxed);
         thread::scope(|scope| {
             let other = scope.spawn(|| count(&counter, 1));
-            // It has said that it is about to sleep.
-            // SAFETY: only the word is looked at.
+            // The other thread has announced that it is about to sleep.
+            // SAFETY: the raw lock is only read.
             while unsafe { counter.raw() }.word.load(Ordering::Relaxed) != AWAITED {
                 assert!(!other.is_finished());
                 thread::sleep(Duration::from_millis(1));

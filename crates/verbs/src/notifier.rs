@@ -1,7 +1,7 @@
-//! A thread that attends to completion queues while the program sleeps.
+//! The notifier: a thread that handles completion queues while the program sleeps.
 //!
-//! It sleeps itself until a peer has written a completion that the program wants to be told of, a request has to wait, or a peer has died.
-//! A program that polls needs none: whoever polls does all of it.
+//! It sleeps until a peer has written a completion that the program wants to be told of, a request has to wait, or a peer has died. A
+//! program that polls needs no notifier, because the polling thread does all of this work.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,8 +16,8 @@ use ginnel::{Error, Mapping, ReadySet, WaitMode};
 use crate::device::{LOOK, Shared};
 use crate::program::Program;
 
-/// Between two tries of requests that wait for their peers, as if those had asked for so much time (InfiniBand Architecture
-/// Specification 1.2.1, table 45).
+/// Time between two attempts of a request that waits for its peer. It is the delay that an adapter would use if the peer had asked for
+/// this RNR timer value (InfiniBand Architecture Specification 1.2.1, table 45).
 const RETRY: Duration = Duration::from_micros(480);
 
 const LISTENER: u64 = u64::MAX;
@@ -27,23 +27,23 @@ const POKED: u64 = u64::MAX - 1;
 pub(crate) struct Poke(UnixStream);
 
 impl Poke {
-    /// One that writes to this socket, which does not block.
+    /// Returns a waker that writes to this socket, which must be non-blocking.
     pub(crate) fn new(socket: UnixStream) -> Self {
         Self(socket)
     }
 
     pub(crate) fn poke(&self) {
-        // If there is no room, it is about to wake up.
+        // If the socket is full, the notifier is about to wake up anyway.
         let _ = (&self.0).write(&[0]);
     }
 }
 
-/// The thread. It ends with this.
+/// The notifier's thread. Dropping this value ends the thread.
 pub(crate) struct Notifier {
     shared: Arc<Shared>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    /// After a fork, the child has no such thread.
+    /// The process that started the thread. After a fork, the child does not have the thread.
     process: u32,
 }
 
@@ -66,7 +66,7 @@ impl Notifier {
             let (shared, is_over) = (shared.clone(), is_over.clone());
             spawn(Box::new(move || run(&shared, set, poked, &program, &is_over))).map_err(failed)?
         };
-        // There is one notifier of a device, and so one poke.
+        // A device has one notifier, so this is set once.
         let _ = shared.poke().set(Poke::new(poke));
         Ok(Self { shared, is_over, thread: Some(thread), process: process::id() })
     }
@@ -97,19 +97,20 @@ fn run(
     let (mut keys, mut is_lost, mut looked) = (Vec::new(), false, Instant::now());
     while !is_over.load(Ordering::Acquire) {
         let of_channels = shared.hear(&set, &keys);
-        // Not for each completion that somebody waits for. What the daemon says is readable at the listener.
+        // Checking for each completion would cost too much. A message of the daemon makes the listener readable.
         let is_due = keys.contains(&LISTENER) || looked.elapsed() >= LOOK;
         if is_due && !is_lost {
             (is_lost, looked) = (shared.is_lost(), Instant::now());
             if is_lost {
-                // The listener would wake this thread again and again, and nobody comes there any more.
+                // The listener of a lost device stays readable and would wake this thread again and again, and no peer connects to it
+                // any more.
                 let _ = set.unwatch(shared.listener());
             }
         }
         let of_requests = shared.attend_queues(program).then_some(RETRY);
         let timeout = [of_channels, of_requests].into_iter().flatten().min();
         if set.wait(&mut keys, timeout).is_err() {
-            // Nothing wakes it any more, so it looks again and again.
+            // The ready set does not work any more, so nothing wakes this thread and it has to poll.
             std::thread::sleep(Duration::from_millis(1));
         }
         if keys.contains(&POKED) {
@@ -118,7 +119,7 @@ fn run(
     }
 }
 
-/// Takes what has been written to wake whoever reads here.
+/// Reads and drops the bytes that were written to wake the reader.
 pub(crate) fn drain(poked: &mut UnixStream) {
     let mut bytes = [0; 64];
     loop {

@@ -1,7 +1,7 @@
-//! Another endpoint's tables and memory, as a poster sees them.
+//! The tables and memory of another endpoint, as a poster sees them.
 //!
-//! All of it is hostile input: each word is loaded once, checked, and then used. What passes the checks lies within the arenas that the
-//! peer has, so a peer that lies harms its own memory.
+//! All of it is hostile input. Each word is loaded once, checked, and then used. What passes the checks lies within the peer's own
+//! arenas, so a peer that writes false values harms only its own memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::regions::Region;
 
 /// The arenas of an endpoint, and its doorbell.
 pub trait Arenas<M>: Send + Sync {
-    /// The memory of an arena. May ask the daemon when the arena is needed for the first time.
+    /// Returns the memory of an arena. May ask the daemon when the arena is first needed.
     fn arena(&self, number: u16) -> Option<M>;
 
-    /// The same for a thread that others wait for: gives up soon if the daemon does not answer.
+    /// The same, for a thread that others wait for: gives up soon if the daemon does not answer.
     fn arena_soon(&self, number: u16) -> Option<M> {
         self.arena(number)
     }
 
-    /// Wakes whoever waits there for completions.
+    /// Wakes the threads of the endpoint that wait for completions.
     fn ring(&self);
 }
 
-/// Another endpoint, or this one, by whose queue pairs requests of this one end.
+/// An endpoint, this one or another, to whose queue pairs this endpoint posts requests.
 pub struct Peer<M> {
     tables: M,
     arenas: Box<dyn Arenas<M>>,
@@ -34,42 +34,42 @@ pub struct Peer<M> {
 }
 
 impl<M: SharedMemory> Peer<M> {
-    /// The endpoint that has these tables and arenas.
+    /// Returns the endpoint with these tables and arenas.
     pub fn new(tables: M, arenas: Box<dyn Arenas<M>>) -> Self {
         Self { tables, arenas, is_dead: AtomicBool::new(false) }
     }
 
-    /// Its tables.
+    /// Returns the tables.
     pub fn tables(&self) -> &M {
         &self.tables
     }
 
-    /// Number of the member that it belongs to, as it says.
+    /// Returns the number of the member that the endpoint belongs to, as the endpoint itself claims.
     pub fn member(&self) -> u32 {
         self.tables.load_relaxed_u32(MEMBER)
     }
 
-    /// Wakes whoever waits there for completions.
+    /// Wakes the threads of the endpoint that wait for completions.
     pub fn ring(&self) {
         self.arenas.ring();
     }
 
-    /// Nothing of it runs any more.
+    /// Records that the endpoint has ended.
     pub fn set_dead(&self) {
         self.is_dead.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nothing of it runs any more.
+    /// Returns whether the endpoint has ended, or its memory is gone.
     pub fn is_dead(&self) -> bool {
         self.is_dead.load(Ordering::Relaxed) || self.tables.is_broken()
     }
 
-    /// The memory of `len` bytes at a place, and where in it they begin.
+    /// Returns the mapping that contains `len` bytes at a place, and their offset in it.
     pub fn place(&self, place: Place, len: usize) -> Option<(M, usize)> {
         Self::part(self.arenas.arena(place.arena())?, place, len)
     }
 
-    /// The same as [`Peer::place`], unless the daemon is asked and does not answer soon.
+    /// The same as [`Peer::place`], except that it gives up if the daemon does not answer soon.
     pub(crate) fn place_soon(&self, place: Place, len: usize) -> Option<(M, usize)> {
         Self::part(self.arenas.arena_soon(place.arena())?, place, len)
     }
@@ -81,40 +81,41 @@ impl<M: SharedMemory> Peer<M> {
     }
 }
 
-/// A region of a peer's.
+/// A region of a peer.
 struct Window<M> {
     key: Key,
-    /// The region's word when it was looked at.
+    /// The value of the region's word when the region was looked up.
     word: u64,
     region: Region,
     chunks: Vec<(M, usize)>,
 }
 
-/// How memory of a peer's is found: [`Peer::place`] or [`Peer::place_soon`].
+/// How memory of a peer is found: [`Peer::place`] or [`Peer::place_soon`].
 pub(crate) type FindPlace<M> = fn(&Peer<M>, Place, usize) -> Option<(M, usize)>;
 
-/// Why a peer's memory must not be accessed.
+/// The peer's memory must not be accessed in this way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied;
 
-/// The regions of a peer that were accessed last.
+/// The regions of a peer that were accessed recently.
 pub struct Windows<M> {
     peer: Arc<Peer<M>>,
     known: Vec<Window<M>>,
-    /// The one that was used last.
+    /// Index of the region that was used last.
     last: usize,
 }
 
-/// Regions that are remembered.
+/// The maximum number of regions to remember.
 const MOST: usize = 64;
 
-/// A run of a peer's region.
+/// A region of a peer that may be accessed.
 pub struct Target<'a, M> {
     window: &'a Window<M>,
 }
 
 impl<M: SharedMemory> Target<'_, M> {
-    /// Up to `len` of the bytes at `address` that lie one after the other in memory: the memory, where they are in it, and how many.
+    /// Returns the longest contiguous range that begins at `address` and has at most `len` bytes: the mapping, the offset in it, and the
+    /// length.
     #[inline]
     pub fn piece(&self, address: u64, len: usize) -> (&M, usize, usize) {
         let in_chunk = (address % CHUNK as u64) as usize;
@@ -123,8 +124,8 @@ impl<M: SharedMemory> Target<'_, M> {
         (memory, at + in_chunk, len.min(CHUNK - in_chunk))
     }
 
-    /// Calls `each` with all runs of a range of addresses that lie one after the other in memory: the first address of each, the memory, where
-    /// it is in it, and how many bytes.
+    /// Calls `each` with each contiguous part of a range of addresses: its first address, the mapping, the offset in it, and the length
+    /// in bytes.
     pub fn for_each_piece(&self, range: Range<u64>, mut each: impl FnMut(u64, &M, usize, usize)) {
         let mut first = range.start;
         while first < range.end {
@@ -136,13 +137,13 @@ impl<M: SharedMemory> Target<'_, M> {
 }
 
 impl<M: SharedMemory> Windows<M> {
-    /// None of this peer's yet.
+    /// Returns an empty set of regions of this peer.
     pub fn new(peer: Arc<Peer<M>>) -> Self {
         Self { peer, known: Vec::new(), last: 0 }
     }
 
-    /// The region of a key, if `len` of its bytes at `address` may be accessed so by a queue pair in this domain of the peer's. The caller
-    /// has said before that it is at work on the key.
+    /// Returns the region of a key, if a queue pair in this protection domain of the peer may access `len` bytes at `address` in this
+    /// way. The caller must have announced that it accesses the region of this key.
     #[inline(always)]
     pub fn look_up(
         &mut self,
@@ -156,7 +157,7 @@ impl<M: SharedMemory> Windows<M> {
         self.check(address, len, wanted, domain)
     }
 
-    /// The same for a region that is known already, with the word that it has now.
+    /// The same, but only for a region that is already known and whose word has not changed.
     pub fn look_up_known(
         &mut self,
         key: Key,
@@ -169,12 +170,13 @@ impl<M: SharedMemory> Windows<M> {
         self.check(address, len, wanted, domain)
     }
 
-    /// Learns of a region what is not known yet. Whether there is such a region. May ask the daemon, and gives up soon if that does not answer.
+    /// Looks up a region if it is not known yet. Returns whether there is such a region. May ask the daemon, and gives up soon if the
+    /// daemon does not answer.
     pub fn know(&mut self, key: Key) -> bool {
         self.find(key, Some(Peer::place_soon)).is_ok()
     }
 
-    /// Makes the region of a key the one that was used last. `place` finds the memory of one that is not known.
+    /// Makes the region of a key the one that was used last. `place` finds the memory of a region that is not known yet.
     #[inline(always)]
     fn find(&mut self, key: Key, place: Option<FindPlace<M>>) -> Result<(), Denied> {
         let at = key.at().ok_or(Denied)?;
@@ -201,7 +203,7 @@ impl<M: SharedMemory> Windows<M> {
         Ok(Target { window })
     }
 
-    /// Asks for the line of a byte that is stored to soon, if its region is the one that was used last.
+    /// Prefetches the cache line of a byte that will be stored soon, if its region is the one that was used last.
     #[inline]
     pub fn prefetch_to_store(&self, key: Key, address: u64) {
         if let Some(window) = self.known.get(self.last).filter(|window| window.key == key)
@@ -233,14 +235,14 @@ impl<M: SharedMemory> Windows<M> {
             let chunk = Chunk(tables.load_relaxed_u32(CHUNK_TABLE + i * 4));
             chunks.push(place(&self.peer, chunk.place(), CHUNK).ok_or(Denied)?);
         }
-        // The owner may have removed it meanwhile, and another one may have come. The words above are loaded before this look.
+        // The owner may have removed the region meanwhile and registered another one. The words above are loaded before this check.
         tables.full_fence();
         if tables.load_acquire_u64(at + region::WORD) != word {
             return Err(Denied);
         }
         let window = Window { key, word, region: Region { address, length, access, domain }, chunks };
         let known = &mut self.known;
-        // Generations that are gone make room first.
+        // An entry of an earlier generation of the same key is replaced first.
         let stale = known.iter().position(|window| window.key.index() == key.index());
         let index = stale.unwrap_or(if known.len() < MOST { known.len() } else { (self.last + 1) % MOST });
         match known.get_mut(index) {

@@ -1,8 +1,8 @@
-//! The program's own memory.
+//! Access to the program's own memory.
 
 use ginnel_shmem::SharedMemory;
 
-/// Bytes that were taken from the program when a request was posted. An address is an offset in them.
+/// The bytes of an inline request, which were copied when it was posted. An address is an offset in these bytes.
 pub(crate) struct Kept<'a>(pub &'a [u8]);
 
 impl<M: SharedMemory> Program<M> for Kept<'_> {
@@ -15,7 +15,7 @@ impl<M: SharedMemory> Program<M> for Kept<'_> {
         into.copy_from_slice(&self.0[from as usize..][..into.len()]);
     }
 
-    // Nothing is written to the bytes of an inline request.
+    // Only reads from an inline request are possible, so the methods that write do nothing.
     fn copy_out(&self, _: &M, _: usize, _: u64, _: usize) {}
     fn put(&self, _: u64, _: &[u8]) {}
     fn deliver(&self, _: &M, _: usize, _: u64, _: usize) {}
@@ -30,32 +30,33 @@ impl<M: SharedMemory> Program<M> for Kept<'_> {
     }
 }
 
-/// Memory of the program, by address. The program answers for it that the addresses of its requests are valid until these are completed.
+/// The memory of the program, accessed by virtual address. The program must keep the addresses of a request valid until the request has
+/// completed.
 pub trait Program<M: SharedMemory> {
-    /// Copies `len` bytes of the program at `from` into shared memory. If they are the last of a message, their last word comes last, with
-    /// release ([`SharedSharedMemory::write_release`]).
+    /// Copies `len` bytes of the program's memory from the address `from` to the offset `at` of shared memory. `is_last` says that they
+    /// are the last bytes of a message: then the last word is stored last, with release ordering ([`SharedMemory::write_release`]).
     fn copy_in(&self, from: u64, to: &M, at: usize, len: usize, is_last: bool);
 
-    /// Copies `len` bytes of shared memory to the program's at `to`.
+    /// Copies `len` bytes of shared memory to the program's memory at the address `to`.
     fn copy_out(&self, from: &M, at: usize, to: u64, len: usize);
 
-    /// Copies bytes of the program.
+    /// Reads bytes of the program's memory at the address `from`.
     fn get(&self, from: u64, into: &mut [u8]);
 
-    /// Copies bytes to the program's.
+    /// Writes bytes to the program's memory at the address `to`.
     fn put(&self, to: u64, bytes: &[u8]);
 
-    /// Copies `len` bytes of shared memory to the program's at `to`, where it may be polling the last one of them: the last word comes last,
-    /// with release.
+    /// Copies `len` bytes of shared memory to the program's memory at the address `to`. The program may be polling the last byte, so the
+    /// last word is stored last, with release ordering.
     fn deliver(&self, from: &M, at: usize, to: u64, len: usize);
 
-    /// Puts `new` in the place of the program's word at a multiple of eight, if that is `old`. What was there.
+    /// Replaces the word at `at`, a multiple of eight, by `new` if it equals `old`. Returns the earlier value.
     fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64;
 
-    /// Adds to the program's word at a multiple of eight. What was there.
+    /// Adds `value` to the word at `at`, a multiple of eight. Returns the earlier value.
     fn fetch_add(&self, at: u64, value: u64) -> u64;
 
-    /// Whether the program still has memory there that can be read, or written. It has promised that as long as the region is
-    /// registered; a promise that it has broken must not end it in a thread of this library.
+    /// Returns whether the program has readable (or, with `is_written`, writable) memory at this address. The program promises this for
+    /// as long as the region is registered. If it breaks the promise, an access by a thread of this library must not kill the process.
     fn is_there(&self, at: u64, len: usize, is_written: bool) -> bool;
 }

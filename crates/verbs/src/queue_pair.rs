@@ -1,8 +1,9 @@
 //! Queue pairs: their states, and requests that wait.
 //!
-//! A request is executed when it is posted, and its completion is there when the call returns, unless something has to be waited for: a peer
-//! that is not ready to receive yet, or has posted no receive, or has claimed a piece of a shared copy; or room in the completion queue. Then it
-//! waits behind those before it, and whoever polls a completion queue of the queue pair tries again.
+//! A request is executed when it is posted, and its completion exists when the call returns, unless the request has to wait. It waits
+//! for a peer that is not ready to receive, that has posted no receive, or that has claimed a piece of a shared copy; or for room in the
+//! completion queue. A request that waits, and all requests behind it, are tried again by each thread that polls a completion queue of
+//! the queue pair.
 
 mod help;
 
@@ -28,63 +29,64 @@ use crate::shadow::{Asked, Bounce, Servant};
 use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
 use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
-/// What a queue pair needs of its device.
+/// What a queue pair needs from its device.
 pub trait Adapter<M: SharedMemory>: Send + Sync {
-    /// Another endpoint, if it has tables. May ask the daemon.
+    /// Returns another endpoint, if it has tables. May ask the daemon.
     fn peer(&self, endpoint: u32) -> Option<Arc<Peer<M>>>;
 
-    /// The region of a key.
+    /// Returns the region of a key.
     fn region(&self, key: Key) -> Option<Region>;
 
-    /// Calls `then` with the region of a key, if there is one. It is not removed before that returns.
+    /// Calls `then` with the region of a key, if there is one. The region cannot be removed during the call.
     fn with_region(&self, key: Key, then: &mut dyn FnMut(&Region));
 
-    /// Memory of an arena, which peers can reach. `None` if there is no room.
+    /// Allocates memory of an arena, which peers can reach. Returns `None` if there is no room.
     fn take(&self, len: usize) -> Option<Bounce<M>>;
 
-    /// Gives it back.
+    /// Frees such memory.
     fn give(&self, bounce: Bounce<M>);
 
-    /// Counts how often a region was removed.
+    /// The number of regions that have been removed so far.
     fn removals(&self) -> &AtomicU64;
 
-    /// Looks whether peers have ended. Called now and then by whoever finds nothing to do.
+    /// Checks whether peers have ended. A thread that polls and finds nothing calls this from time to time.
     fn attend(&self);
 
-    /// This endpoint, as one that claims receives of others.
+    /// Returns the identity under which this endpoint claims receives of others.
     fn claimer(&self) -> Claimer;
 
-    /// Number of the member that this endpoint belongs to.
+    /// Returns the number of the member that this endpoint belongs to.
     fn member(&self) -> u32;
 
-    /// Whether an endpoint that has claimed a receive does not live any more. May ask the daemon.
+    /// Returns whether an endpoint that has claimed a receive has died. May ask the daemon.
     fn has_died(&self, claimer: Claimer) -> bool;
 
-    /// A request waits. If nobody polls, somebody else should try it again.
+    /// Is called when a request starts to wait. If no thread polls, the notifier has to try it again.
     fn has_to_wait(&self);
 
-    /// A peer's process has been asked for something, and there may be more to ask for then. Somebody should do that also if nobody polls.
+    /// Is called when the process of a peer has been asked to do something. There may be more to ask for once it has answered, and that
+    /// must happen even if no thread polls.
     fn has_asked(&self) {}
 
-    /// How long is waited for a peer that is in the middle of an access.
+    /// How long to wait for a peer that is in the middle of an access.
     fn patience(&self) -> Duration {
         Duration::from_secs(1)
     }
 
-    /// A number that no queue pair of this endpoint has had for its incarnation.
+    /// Returns an incarnation number that no queue pair of this endpoint has used yet.
     fn next_incarnation(&self) -> u32;
 }
 
-/// What happens to a queue pair or to a shared receive queue, beside completions: numbers of `ibv_event_type`.
+/// An asynchronous event of a queue pair, of a shared receive queue or of the device, with the numbers of `ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(pub u32);
 
 impl Event {
     /// The queue pair has failed.
     pub const QP_FATAL: Self = Self(1);
-    /// The peer has asked for what cannot be.
+    /// The peer has sent an invalid request.
     pub const QP_REQ_ERR: Self = Self(2);
-    /// The peer has asked for what it may not do.
+    /// The peer has requested an access that it has no right to.
     pub const QP_ACCESS_ERR: Self = Self(3);
     /// The device is lost for good.
     pub const DEVICE_FATAL: Self = Self(8);
@@ -94,48 +96,48 @@ impl Event {
     pub const QP_LAST_WQE_REACHED: Self = Self(16);
 }
 
-/// How the program is told of events.
+/// The callback by which the program is told of events.
 pub type Tell = Box<dyn Fn(Event) + Send + Sync>;
 
-/// The local identifier of a member's port.
+/// Returns the local identifier (LID) of a member's port.
 pub fn lid(member: u32) -> u16 {
     u16::try_from(member.saturating_add(1)).unwrap_or(u16::MAX)
 }
 
-/// How large a queue pair is.
+/// The size of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Requests that wait to be executed.
+    /// Maximum number of send requests that wait to be executed.
     pub sends: usize,
-    /// Elements of each.
+    /// Maximum number of elements of a send request.
     pub elements: usize,
-    /// Bytes of one that are taken when it is posted.
+    /// Maximum length of an inline request, in bytes.
     pub inline: usize,
-    /// The receive queue.
+    /// Size of the receive queue.
     pub receives: Shape,
 }
 
-/// What `modify` may change beside the state.
+/// What `modify` can change besides the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// The queue pair to connect to.
+    /// The queue pair to connect to. Required for the change to RTR of a connected queue pair, and forbidden otherwise.
     pub peer: Option<QpNumber>,
-    /// What the peer may do.
+    /// The remote operations that the peer may execute.
     pub access: Option<Access>,
-    /// How long a peer has to be ready to receive; `Some(None)`: for ever.
+    /// How long to wait until the peer is ready to receive; `Some(None)` means without limit.
     pub timeout: Option<Option<Duration>>,
-    /// How long a peer has to post a receive; `Some(None)`: for ever.
+    /// How long to wait until the peer has posted a receive; `Some(None)` means without limit.
     pub patience: Option<Option<Duration>>,
-    /// What a datagram for it must name.
+    /// The Q_Key that a datagram for this queue pair must have.
     pub qkey: Option<u32>,
 }
 
 /// Why a call was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The queue pair is in no state for it, or the arguments make no sense.
+    /// The state of the queue pair does not allow the call, or the arguments are invalid.
     Invalid,
-    /// There is no room for another request.
+    /// The queue has no room for another request.
     Full,
 }
 
@@ -148,59 +150,59 @@ impl From<NotPosted> for Refused {
     }
 }
 
-/// A request that waits.
+/// A send request that waits.
 struct Waiting {
     id: u64,
     operation: Operation,
     datagram: Option<Datagram>,
     elements: Vec<Element>,
-    /// The bytes of an inline request.
+    /// The copied data of an inline request.
     bytes: Option<Vec<u8>>,
     is_signaled: bool,
 }
 
 struct Sender<M> {
-    /// What it is to be connected to, and whose that is.
+    /// The queue pair to connect to, and the endpoint that owns it.
     peer: Option<QpNumber>,
     owner: Option<Arc<Peer<M>>>,
     remote: Option<Remote<M>>,
-    /// Those that datagrams were sent to, with the local identifiers of their ports.
+    /// Queue pairs to which datagrams were sent, with the local identifiers of their ports.
     remotes: HashMap<QpNumber, (u16, Remote<M>)>,
     waiting: VecDeque<Waiting>,
     timeout: Option<Duration>,
     patience: Option<Duration>,
-    /// Since when the first one waits.
+    /// Since when the first request waits for `waits_for`.
     since: Option<Instant>,
-    /// What it will fail with if it waits too long.
+    /// The status with which the first request fails if it waits too long.
     waits_for: Option<Status>,
-    /// Since when the peer is known to have ended.
+    /// When this side first noticed that the peer has ended.
     ended: Option<Instant>,
-    /// Requests posted since the last look whether peers live.
+    /// Requests posted since the last check whether peers are alive.
     posted: u32,
-    /// Keys that were checked last: number of removals then, key and region.
+    /// The key that was checked last: the number of removals at that time, the key and its region.
     known: Option<(u64, u32, Region)>,
-    /// The own regions, as the peer sees them: for copies that it shares with this side.
+    /// The regions of this side, as the peer sees them: for copies that the peer shares with this side.
     own_windows: Option<Windows<M>>,
-    /// When it was last in vain to learn of the regions of such a copy.
+    /// When the last lookup of the regions of such a copy failed after a long wait.
     not_learned: Option<Instant>,
     counters: Counters<M>,
 }
 
-/// What has come of an attempt.
+/// The result of an attempt to execute a request.
 enum Attempt {
     Done,
-    /// It has to wait for something, as long as this; then it fails with this.
+    /// The request has to wait: how long at most, the status with which it fails after that, and what it waits for.
     Wait(Option<Duration>, Status, Waits),
     Failed(Status),
 }
 
-/// Where the receives of a queue pair are.
+/// Where a queue pair takes its receives from.
 enum Receives<M: SharedMemory> {
     Own(Box<Lock<ReceiveQueue<M>>>),
     Shared(Arc<SharedReceiveQueue<M>>),
 }
 
-/// The peer has ended, or its queue pair has.
+/// The peer, or its queue pair, has ended.
 const GONE: Attempt = Attempt::Wait(Some(GRACE), Status::RETRY_EXC_ERR, Waits::ENDED);
 /// There is no peer.
 const NOT_CONNECTED: Attempt = Attempt::Failed(Status::RETRY_EXC_ERR);
@@ -215,16 +217,16 @@ pub struct QueuePair<M: SharedMemory> {
     location: Location<M>,
     adapter: Arc<dyn Adapter<M>>,
     state: AtomicU32,
-    /// Tells it from others of this number, and from what it was before it began anew.
+    /// Distinguishes this queue pair from others that have had its number, and from itself before its last reset.
     incarnation: AtomicU32,
-    /// What the peer may do.
+    /// The remote operations that the peer may execute.
     access: AtomicU32,
     sender: Lock<Sender<M>>,
-    /// Requests may wait. Whoever polls and finds nothing looks at this first, and not at the sender.
+    /// Whether requests may be waiting. A thread that polls and finds nothing looks at this first, to avoid the sender's lock.
     has_waiting: AtomicBool,
-    /// The last copy that the peer has offered to share, once there is nothing left of it to help with ([`ended_as`]).
+    /// The last copy that the peer has offered to share and that has no pieces left to help with ([`ended_as`]).
     ended_offer: AtomicU64,
-    /// For the errands of its peer, if there are shadow regions.
+    /// Executes the errands of the peer, if this process has shadow regions.
     servant: OnceLock<Servant<M>>,
     receives: Receives<M>,
     completes_sends: Arc<CompletionQueue<M>>,
@@ -232,7 +234,7 @@ pub struct QueuePair<M: SharedMemory> {
     tell: Tell,
 }
 
-/// Where the two rings of a receive queue lie.
+/// The location of the two rings of a receive queue.
 #[derive(Clone)]
 pub struct Rings<M> {
     /// The receive ring.
@@ -241,44 +243,45 @@ pub struct Rings<M> {
     pub completions: (Place, (M, usize)),
 }
 
-/// Where a new queue pair lies.
+/// The location of a new queue pair.
 pub struct Location<M> {
-    /// Its number.
+    /// Number of the queue pair.
     pub number: QpNumber,
-    /// Its rings, unless it receives from a shared queue.
+    /// Its rings; `None` if it uses a shared receive queue.
     pub rings: Option<Rings<M>>,
 }
 
-/// What a new queue pair is to be.
+/// The properties of a new queue pair.
 pub struct Wanted<M: SharedMemory> {
     /// RC, UC or UD.
     pub kind: Kind,
-    /// Its protection domain.
+    /// The protection domain.
     pub domain: u32,
-    /// Its size.
+    /// The size.
     pub capacity: Capacity,
-    /// What its receives come from, if that is not its own.
+    /// The shared receive queue; `None` if the queue pair has its own receive queue.
     pub shared: Option<Arc<SharedReceiveQueue<M>>>,
-    /// Where its sends and its receives complete.
+    /// The completion queues for sends and for receives.
     pub completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
-    /// How the program is told of events.
+    /// The callback by which the program is told of events.
     pub tell: Tell,
 }
 
-/// How long after the end of its peer a queue pair fails. A real adapter would go on trying for some hundred milliseconds, and programs
-/// count on that: of two that exchange a number of messages, the one that is ready first ends, while the other one still posts more than it
-/// needs.
+/// How long after the end of its peer a queue pair fails. A real adapter would keep trying for some hundred milliseconds, and programs
+/// rely on that: when two programs exchange a number of messages, the first to finish ends while the other one is still posting more
+/// requests than necessary.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Requests that are posted between two looks whether peers live. Whoever polls looks only when there is nothing to do, and a poster of
-/// writes always has something.
+/// Number of requests that are posted between two checks whether peers are alive. A thread that polls checks only when it finds nothing,
+/// and a program that only writes would never check.
 const LOOKS: u32 = 256;
 
-/// The most queue pairs that a queue pair for datagrams remembers.
+/// Maximum number of destinations that a datagram queue pair remembers.
 const MOST_REMOTES: usize = 1024;
 
 impl<M: SharedMemory> QueuePair<M> {
-    /// A queue pair in the state RESET. `None` if its number has no place in the tables, or if it has nothing to receive from.
+    /// Returns a queue pair in the state RESET. Returns `None` if its number has no place in the tables, or if it has neither rings nor
+    /// a shared receive queue.
     pub fn new(
         tables: M,
         location: Location<M>,
@@ -304,7 +307,7 @@ impl<M: SharedMemory> QueuePair<M> {
             }
         };
         tables.store_relaxed_u32(at + qp::DOMAIN, domain);
-        // Not the count of senders: one of an earlier queue pair of this number may be about to leave.
+        // The count of senders stays as it is: a sender to an earlier queue pair with this number may still be about to decrement it.
         let armed = if completes.1.has_events() { Armed::IDLE } else { Armed::NEVER };
         tables.store_relaxed_u32(at + qp::ARMED, armed.0);
         let sender = Sender {
@@ -356,7 +359,7 @@ impl<M: SharedMemory> QueuePair<M> {
         Some(queue_pair)
     }
 
-    /// Its number.
+    /// Returns the number of the queue pair.
     pub fn number(&self) -> QpNumber {
         self.location.number
     }
@@ -366,17 +369,17 @@ impl<M: SharedMemory> QueuePair<M> {
         self.kind
     }
 
-    /// Its size.
+    /// Returns the size of the queue pair.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// Where it lies.
+    /// Returns the location of the queue pair.
     pub fn location(&self) -> &Location<M> {
         &self.location
     }
 
-    /// The shared receive queue that it receives from, if there is one.
+    /// Returns the shared receive queue, if the queue pair uses one.
     pub fn shared(&self) -> Option<&Arc<SharedReceiveQueue<M>>> {
         match &self.receives {
             Receives::Own(_) => None,
@@ -384,7 +387,7 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Its state.
+    /// Returns the current state.
     pub fn state(&self) -> QpState {
         QpState(self.state.load(Ordering::Acquire))
     }
@@ -395,14 +398,14 @@ impl<M: SharedMemory> QueuePair<M> {
 
     fn publish(&self, state: QpState) {
         self.state.store(state.0, Ordering::Release);
-        // ORDER verbs.state: what belongs to the state before it. Pairs with: `Remote::connect`.
+        // ORDER verbs.state: what belongs to the state before the state. Pairs with: `Remote::connect`.
         // ORDER verbs.executing: the state before a look at `executing`. Pairs with: `Remote::begin`.
         let word = u64::from(self.incarnation()) << 32 | u64::from(state.0);
         self.tables.swap_u64(self.at + qp::STATE, word);
         self.tables.full_fence();
     }
 
-    /// Whether peers are to wake this process for a completion of a receive.
+    /// Publishes whether peers have to wake this process when they complete a receive.
     pub(crate) fn arm(&self, armed: Armed) {
         self.tables.store_relaxed_u32(self.at + qp::ARMED, armed.0);
         // ORDER verbs.armed: this before the next look at completions. Pairs with: `Remote::wake`.
@@ -413,7 +416,7 @@ impl<M: SharedMemory> QueuePair<M> {
         self.sender.lock()
     }
 
-    /// Its own receive queue.
+    /// Locks the queue pair's own receive queue, if it has one.
     fn receiver(&self) -> Option<Locked<'_, ReceiveQueue<M>>> {
         match &self.receives {
             Receives::Own(receiver) => Some(receiver.lock()),
@@ -421,7 +424,7 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Changes the state, as the specification allows (InfiniBand Architecture Specification 1.2.1, figure 124).
+    /// Changes the state, if the specification allows the transition (InfiniBand Architecture Specification 1.2.1, figure 124).
     pub fn modify(&self, to: QpState, change: Change) -> Result<(), Refused> {
         use QpState as State;
         let mut sender = self.sender();
@@ -460,16 +463,16 @@ impl<M: SharedMemory> QueuePair<M> {
                 self.ended_offer.store(0, Ordering::Relaxed);
                 sender.counters.rests();
                 drop(sender);
-                // What a peer that is in the middle of an access writes would be taken for something new.
+                // A later access by a peer that is still in the middle of one would be taken for something new.
                 if !self.wait_for_rings() {
                     return Err(Refused::Invalid);
                 }
                 self.sender().owner = None;
-                // Those that wait are forgotten, as the specification has it.
+                // Outstanding receives are dropped without completions, as the specification says.
                 if let Some(mut receiver) = self.receiver() {
                     receiver.reset();
                 }
-                // Whoever was connected with it is not any more, even if it is connected with the same one again.
+                // The new incarnation ends the connection for the peer too, even if the same two queue pairs are connected again.
                 let turn = self.servant.get().map(Servant::turn);
                 self.incarnation.store(self.adapter.next_incarnation(), Ordering::Relaxed);
                 drop(turn);
@@ -486,7 +489,7 @@ impl<M: SharedMemory> QueuePair<M> {
                     }
                     sender.peer = Some(peer);
                     self.tables.store_relaxed_u32(self.at + qp::PEER, peer.0);
-                    // Now, while the program expects to wait.
+                    // The peer is looked up now, when the program expects the call to take time.
                     sender.owner = self.adapter.peer(peer.endpoint());
                 }
                 self.publish(to);
@@ -508,13 +511,13 @@ impl<M: SharedMemory> QueuePair<M> {
         receiver.post(id, elements)?;
         drop(receiver);
         if self.state() == QpState::ERR {
-            // It is flushed when it is polled.
+            // The receive is flushed when the program polls.
             self.completes_receives.tell(true);
         }
         Ok(())
     }
 
-    /// Posts a request to send: executes it, or has it wait.
+    /// Posts a send request: executes it, or queues it if it has to wait.
     #[inline]
     pub fn post(&self, program: &impl Program<M>, work: &Work<'_>) -> Result<(), Refused> {
         let mut sender = self.sender();
@@ -563,7 +566,7 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// How many further requests it takes, if all of them have to wait.
+    /// Returns how many further requests fit, if all of them have to wait.
     pub fn room(&self) -> usize {
         self.capacity.sends.saturating_sub(self.sender().waiting.len())
     }
@@ -642,11 +645,11 @@ impl<M: SharedMemory> QueuePair<M> {
                 Attempt::Wait(None, Status::SUCCESS, Waits::ERRAND)
             }
             Err(Failure::Shared) => {
-                // If the program does not poll, somebody else has to copy what is left to this side.
+                // If the program does not poll, the notifier has to copy the part that is left to this side.
                 self.adapter.has_asked();
                 Attempt::Wait(None, Status::SUCCESS, Waits::COPY)
             }
-            // Nobody is told.
+            // An unreliable connection reports no error to the sender.
             Err(_) if self.kind == Kind::UC => Attempt::Done,
             Err(Failure::NotReady) => Attempt::Wait(patience, Status::RNR_RETRY_EXC_ERR, Waits::RECEIVE),
             Err(Failure::Gone) => GONE,
@@ -654,13 +657,13 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// What peers know of it.
+    /// Returns what peers get to know of this side.
     fn as_sender(&self) -> remote::Sender {
         let (claimer, lid) = (self.adapter.claimer(), lid(self.adapter.member()));
         remote::Sender { number: self.number(), kind: self.kind, claimer, lid }
     }
 
-    /// Sends a datagram, or loses it.
+    /// Sends a datagram. A datagram that cannot be delivered is dropped.
     #[inline(never)]
     fn send_datagram(&self, sender: &mut Sender<M>, program: &impl Program<M>, work: &Work<'_>) {
         let (Some(to), Operation::Send { immediate, solicited }) = (work.datagram, work.operation) else {
@@ -679,12 +682,12 @@ impl<M: SharedMemory> QueuePair<M> {
                 return;
             }
             if remote.is_dead() {
-                // There may be another endpoint of that number.
+                // There may be another endpoint with that number now.
                 sender.remotes.remove(&to.number);
                 continue;
             }
             match remote.send_datagram(program, work.elements, immediate, solicited, to.qkey) {
-                // There may be another one of the same number.
+                // There may be another queue pair with that number now.
                 Err(Failure::Gone) => drop(sender.remotes.remove(&to.number)),
                 _ => return,
             }
@@ -720,7 +723,7 @@ impl<M: SharedMemory> QueuePair<M> {
         Ok(())
     }
 
-    /// Whether a request may use these bytes of the program.
+    /// Returns whether a request may access this range of the program's memory.
     #[inline(always)]
     fn may_use(&self, sender: &mut Sender<M>, element: &Element, wanted: u32) -> bool {
         if element.length == 0 {
@@ -746,7 +749,7 @@ impl<M: SharedMemory> QueuePair<M> {
         Completed { id, status, opcode, length, immediate: None, queue_pair, source: QpNumber(0), lid: 0 }
     }
 
-    /// Tries again the requests that wait, and does what the peer asks for. To be called now and then.
+    /// Tries waiting requests again, and executes the errands of the peer. Must be called from time to time.
     pub fn progress(&self, program: &impl Program<M>) {
         if let Some(servant) = self.servant.get() {
             self.serve(program, servant);
@@ -780,7 +783,7 @@ impl<M: SharedMemory> QueuePair<M> {
                     }
                 }
                 Attempt::Wait(patience, status, waits) => {
-                    // Time that was spent for something else does not count.
+                    // Time that the request spent waiting for something else does not count.
                     if sender.waits_for != Some(status) {
                         sender.waits_for = Some(status);
                         sender.since = Some(Instant::now());
@@ -805,8 +808,8 @@ impl<M: SharedMemory> QueuePair<M> {
         sender.counters.rests();
     }
 
-    /// From now on, the peer may ask for what is to be done with shadow regions, up to so many bytes at once, or fewer where there is little
-    /// room. False if there is none at all.
+    /// Allows the peer to request operations on shadow regions from now on, in units of up to `most` bytes, or fewer if there is little
+    /// room. Returns false if there is no room at all.
     pub fn offer_errands(&self, most: usize) -> bool {
         if self.kind == Kind::UD || self.servant.get().is_some() {
             return true;
@@ -816,13 +819,13 @@ impl<M: SharedMemory> QueuePair<M> {
             Ok(()) => {
                 self.servant.get().into_iter().for_each(|servant| servant.publish(&self.tables, self.at))
             }
-            // Another thread has been faster.
+            // Another thread has published one first.
             Err(servant) => self.adapter.give(servant.into_bounce()),
         }
         true
     }
 
-    /// Does what the peer has asked for.
+    /// Executes what the peer has requested.
     #[cold]
     fn serve(&self, program: &impl Program<M>, servant: &Servant<M>) {
         let mut done = servant.turn();
@@ -848,13 +851,13 @@ impl<M: SharedMemory> QueuePair<M> {
         status
     }
 
-    /// Whether requests wait, or the peer has ended and this queue pair is about to fail.
+    /// Returns whether requests wait, or the peer has ended and this queue pair is about to fail.
     pub fn is_waiting(&self) -> bool {
         let sender = self.sender();
         !sender.waiting.is_empty() || sender.ended.is_some() && self.state().receives()
     }
 
-    /// Looks whether the peer has ended, or has found something wrong.
+    /// Checks whether the peer has ended, or has reported an error.
     #[cold]
     pub fn look(&self) {
         if !self.state().receives() {
@@ -888,8 +891,8 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Goes to the error state, after a request that has failed. What waits is flushed; receives are when they are polled. Nobody posts
-    /// meanwhile, so what is posted later completes later.
+    /// Goes to the error state after a failed request. Waiting requests are flushed now, receives when the program polls. The caller
+    /// holds the sender's lock, so no other thread posts meanwhile, and later requests complete later.
     #[cold]
     fn fall(&self, sender: &mut Sender<M>, failed: Option<Completed>) {
         if self.state() == QpState::RESET {
@@ -908,20 +911,20 @@ impl<M: SharedMemory> QueuePair<M> {
         sender.since = None;
         sender.counters.rests();
         match &self.receives {
-            // What was posted to receive is flushed when it is polled.
+            // The posted receives are flushed when the program polls.
             Receives::Own(_) => self.completes_receives.tell(true),
             Receives::Shared(_) if was_good => (self.tell)(Event::QP_LAST_WQE_REACHED),
             Receives::Shared(_) => {}
         }
     }
 
-    /// Whether something has come that is worth a wake.
+    /// Returns whether a completion has arrived for which the program should be woken.
     pub(crate) fn has_received(&self, solicited_only: bool) -> bool {
         let Some(receiver) = self.receiver() else { return false };
         receiver.has_received(solicited_only) || self.state() == QpState::ERR && !receiver.is_empty()
     }
 
-    /// The next receive of its own that has ended.
+    /// Returns the next completion of the queue pair's own receive queue.
     #[inline]
     pub(crate) fn poll_receive(&self, program: &impl Program<M>) -> Option<Completed> {
         let mut receiver = self.receiver()?;
@@ -935,7 +938,7 @@ impl<M: SharedMemory> QueuePair<M> {
         if self.state() != QpState::ERR || self.are_receives_accessed() {
             return None;
         }
-        // What came before the peer has left.
+        // This message was complete before the peer left.
         if let Some(received) = receiver.poll(program, |_| Some(self.kind.prefix())) {
             return Some(self.received_by(received));
         }
@@ -964,7 +967,7 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// A receive of the shared queue has ended, with a message for this queue pair.
+    /// Handles a completed receive of the shared receive queue, whose message is for this queue pair.
     pub(crate) fn received(&self, received: Received) {
         let (status, is_solicited) = (received.status, received.is_solicited);
         self.completes_receives.add_received(self.received_by(received), is_solicited);
@@ -973,12 +976,12 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Whether a peer may be in the middle of a message. One for datagrams settles that receive by receive.
+    /// Returns whether a peer may be in the middle of a message. For datagrams this is settled for each receive.
     fn are_receives_accessed(&self) -> bool {
         self.kind != Kind::UD && self.is_accessed(|_| true)
     }
 
-    /// Takes receives from senders that have died.
+    /// Takes back receives from senders that have died.
     fn revoke_claims(&self) {
         if self.kind == Kind::UD
             && let Some(receiver) = self.receiver()
@@ -988,7 +991,8 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Whether its peer is about to access what `what` says. A peer that has ended is not, wherever it was.
+    /// Returns whether the peer is accessing something for which `what` returns true. A peer that has ended accesses nothing, whatever
+    /// its word says.
     fn is_accessed(&self, what: impl Fn(Executing) -> bool) -> bool {
         // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::finish`.
         let executing = Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING));
@@ -996,7 +1000,7 @@ impl<M: SharedMemory> QueuePair<M> {
         executing.is_of(self.incarnation()) && what(executing) && is_alive()
     }
 
-    /// Whether a peer is about to access the region of a key, which has been removed.
+    /// Returns whether a peer may still be accessing the region of a key that has been removed.
     pub fn is_region_accessed(&self, key: Key) -> bool {
         if self.kind != Kind::UD {
             return self.is_accessed(|executing| executing.is_region(key));
@@ -1005,7 +1009,7 @@ impl<M: SharedMemory> QueuePair<M> {
         self.receiver().is_some_and(|receiver| receiver.has_claims())
     }
 
-    /// Ends it. Its rings may be used for something else once [`QueuePair::are_rings_accessed`] is false.
+    /// Ends the queue pair. Its rings may be reused once [`QueuePair::are_rings_accessed`] returns false.
     pub fn end(self: &Arc<Self>) {
         let mut sender = self.sender();
         self.publish(QpState::RESET);
@@ -1020,7 +1024,7 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Gives back what is kept for messages and errands of a queue pair that has ended, once no peer accesses it.
+    /// Frees the memory for messages and errands of a queue pair that has ended. No peer may be accessing it any more.
     pub(crate) fn release(&self) {
         if let Some(mut receiver) = self.receiver() {
             receiver.release();
@@ -1031,7 +1035,7 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Whether a peer is about to access something by way of a queue pair that has ended: its rings, or regions.
+    /// Returns whether a peer may still be accessing the rings or regions of a queue pair that has ended.
     pub fn are_rings_accessed(&self) -> bool {
         match self.kind {
             // ORDER verbs.senders: the end of the accesses before what follows here. Pairs with: `Remote::send_datagram`.
@@ -1040,7 +1044,7 @@ impl<M: SharedMemory> QueuePair<M> {
         }
     }
 
-    /// Waits until no peer is about to access the rings, but not for ever.
+    /// Waits until no peer accesses the rings. Returns false if that takes longer than the adapter's patience.
     fn wait_for_rings(&self) -> bool {
         let end = Instant::now() + self.adapter.patience();
         while self.are_rings_accessed() {

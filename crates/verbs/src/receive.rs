@@ -1,4 +1,4 @@
-//! A queue pair's receive queue, by its owner: entries for messages to come, and what has come.
+//! The receive queue of a queue pair, as its owner uses it: posted receives, and messages that have arrived.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use crate::work::{Element, Opcode, Status};
 /// A receive queue.
 pub struct ReceiveQueue<M: SharedMemory> {
     tables: M,
-    /// Of the queue pair in the tables.
+    /// Offset of the queue pair in the tables.
     at: usize,
     ring: (M, usize),
     completions: (M, usize),
     shape: Shape,
-    /// Entries ever posted.
+    /// Number of entries posted so far.
     tail: u64,
-    /// Entries whose completion has been taken.
+    /// Number of entries whose completion has been taken so far.
     head: u64,
-    /// What was posted, entry by entry.
+    /// The posted entries, by their slot in the ring.
     posted: Vec<Posted>,
     elements: Vec<Element>,
-    /// The shortest that may be posted just now.
+    /// Length of the shortest receive that is posted.
     shortest: u32,
-    /// Several senders may use it, so each claims what it uses.
+    /// Whether several senders may use it, so that each must claim the entry that it uses.
     is_shared: bool,
     owner: Owner<M>,
-    /// Where messages for buffers in shadow regions are put, by the entry's place in the ring.
+    /// Memory for messages to buffers in shadow regions, by the slot of the entry.
     bounces: BTreeMap<usize, Bounce<M>>,
 }
 
-/// Whose receives they are.
+/// The owner of the receives.
 pub struct Owner<M: SharedMemory> {
     /// The device.
     pub adapter: Arc<dyn Adapter<M>>,
@@ -43,22 +43,22 @@ pub struct Owner<M: SharedMemory> {
     pub domain: u32,
 }
 
-/// How large a receive queue is.
+/// The size of a receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// A power of two.
+    /// Number of entries; a power of two.
     pub entries: usize,
-    /// Elements of an entry, at most.
+    /// Maximum number of elements of an entry.
     pub elements: usize,
 }
 
 impl Shape {
-    /// Bytes of an entry of the receive ring.
+    /// Returns the length of an entry of the receive ring, in bytes.
     pub fn stride(self) -> usize {
         receive::stride(self.elements)
     }
 
-    /// Bytes of both rings, the receive ring first.
+    /// Returns the length of both rings together, in bytes. The receive ring comes first.
     pub fn bytes(self) -> usize {
         self.entries * (self.stride() + completion::ENTRY)
     }
@@ -69,44 +69,44 @@ struct Posted {
     id: u64,
     count: usize,
     length: u32,
-    /// A buffer is in a shadow region, so messages are put somewhere else first.
+    /// Whether a buffer lies in a shadow region, so that messages go to other memory first.
     is_bounced: bool,
 }
 
-/// Why a receive was not posted.
+/// The reason why a receive was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotPosted {
     /// The queue is full, or there is no memory for messages to a shadow region.
     Full,
-    /// It has more elements than the queue was made for, or more bytes than a message may have.
+    /// The receive has too many elements for the queue, or more bytes than a message may have.
     Invalid,
 }
 
-/// A receive that has ended.
+/// A receive that has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The program's own number for it.
+    /// The work request identifier (`wr_id`), which the program chose.
     pub id: u64,
-    /// How.
+    /// The result.
     pub status: Status,
-    /// By which operation of the peer's.
+    /// The operation of the peer that consumed the receive.
     pub opcode: Opcode,
-    /// Bytes received.
+    /// Number of bytes received.
     pub length: u32,
-    /// A value that came along.
+    /// Immediate data that came with the message.
     pub immediate: Option<u32>,
-    /// The peer wishes that whoever sleeps for such a message is woken.
+    /// Whether the peer requested a solicited event.
     pub is_solicited: bool,
-    /// Which queue pair it was sent to. Means nothing unless the receive queue is shared.
+    /// The queue pair to which the message was sent. Undefined unless the receive queue is shared.
     pub target: QpNumber,
-    /// The sender's queue pair, likewise.
+    /// The sender's queue pair. Undefined unless the receive queue is shared.
     pub source: QpNumber,
-    /// The local identifier of the sender's port, likewise.
+    /// The local identifier (LID) of the sender's port. Undefined unless the receive queue is shared.
     pub lid: u16,
 }
 
 impl<M: SharedMemory> ReceiveQueue<M> {
-    /// A queue with rings at these places, which nobody else uses yet.
+    /// Returns an empty queue with its rings at these offsets, which no one else uses yet.
     pub fn new(
         tables: M,
         at: usize,
@@ -135,14 +135,14 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         queue
     }
 
-    /// Empties it. No peer uses it.
+    /// Empties the queue. No peer may be using it.
     pub fn reset(&mut self) {
         self.release();
         (self.tail, self.head, self.shortest) = (0, 0, u32::MAX);
         self.clear();
     }
 
-    /// Gives back what is kept for messages. No peer uses it any more.
+    /// Frees the memory for messages to shadow regions. No peer may be using it any more.
     pub fn release(&mut self) {
         for (_, bounce) in std::mem::take(&mut self.bounces) {
             self.owner.adapter.give(bounce);
@@ -158,17 +158,17 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         self.tables.store_release_u64(self.at + qp::TAIL, 0);
     }
 
-    /// Entries that wait for a message.
+    /// Returns the number of entries that wait for a message.
     pub fn len(&self) -> usize {
         (self.tail - self.head) as usize
     }
 
-    /// Whether none waits.
+    /// Returns whether no entry waits.
     pub fn is_empty(&self) -> bool {
         self.tail == self.head
     }
 
-    /// Posts an entry.
+    /// Posts a receive.
     #[inline]
     pub fn post(&mut self, id: u64, elements: &[Element]) -> Result<(), NotPosted> {
         let length = self.length(elements)?;
@@ -179,7 +179,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         Ok(())
     }
 
-    /// The bytes of an entry, if it can be posted.
+    /// Returns the total length of an entry in bytes, if it can be posted.
     #[inline]
     fn length(&self, elements: &[Element]) -> Result<u32, NotPosted> {
         if elements.len() > self.shape.elements {
@@ -192,7 +192,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         Ok(length)
     }
 
-    /// Posts an entry that can be posted, of which peers see these elements.
+    /// Posts an entry that has been checked. Peers see the elements `seen`.
     #[inline]
     fn enter(&mut self, posted: Posted, elements: &[Element], seen: &[Element]) {
         let slot = self.slot(self.tail);
@@ -208,7 +208,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
             memory.store_relaxed_u64(at, element.address);
             memory.store_relaxed_u64(at + 8, u64::from(element.length) | u64::from(element.key) << 32);
         }
-        // A poster that sees this entry must not take a message for shorter than all entries that there are.
+        // A poster that sees this entry must see a value of `SHORTEST` that is no greater than the length of any posted entry.
         self.shortest = if self.is_empty() { length } else { self.shortest.min(length) };
         self.tables.store_relaxed_u32(self.at + qp::SHORTEST, self.shortest);
         self.tail += 1;
@@ -216,7 +216,8 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         self.tables.store_release_u64(self.at + qp::TAIL, self.tail);
     }
 
-    /// Posts an entry with a buffer in a shadow region: peers see memory for a message of its length instead, which there may be already.
+    /// Posts an entry with a buffer in a shadow region. Peers see memory of its length in an arena instead. `kept` is such memory from
+    /// an earlier post.
     #[cold]
     fn post_bounced(
         &mut self,
@@ -238,7 +239,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         Ok(())
     }
 
-    /// Gives back what was kept for messages to an entry.
+    /// Frees the memory for messages to an entry.
     #[cold]
     fn give_bounce(&mut self, slot: usize) {
         if let Some(bounce) = self.bounces.remove(&slot) {
@@ -246,7 +247,8 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         }
     }
 
-    /// Copies a message to the buffers of an entry from where its sender has put it. False if one is not in a region that allows it.
+    /// Copies a message from where its sender has put it to the buffers of an entry. Returns false if a buffer is not in a region that
+    /// allows it.
     #[cold]
     fn fetch(&self, program: &impl Program<M>, slot: usize, len: usize, prefix: usize) -> bool {
         let Some(Bounce { memory, at, .. }) = self.bounces.get(&slot) else { return len == 0 };
@@ -276,14 +278,14 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         true
     }
 
-    /// Whether something has come.
+    /// Returns whether the first entry has completed.
     #[inline]
     pub fn is_ready(&self) -> bool {
         let header = self.header(self.head);
         header.is_of(self.head) && header.claimer().is_none() && !self.is_empty()
     }
 
-    /// Whether something has come that is worth a wake.
+    /// Returns whether a completion has arrived for which the program should be woken.
     pub fn has_received(&self, solicited_only: bool) -> bool {
         for index in self.head..self.tail {
             let header = self.header(index);
@@ -308,14 +310,14 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         Completion(self.completions.0.load_acquire_u64(self.header_at(index)))
     }
 
-    /// The next receive that has ended, in their order. `prefix` says how many bytes a queue pair has in front of a message, if it may use
-    /// these receives.
+    /// Returns the next completed receive, in the order of posting. `prefix` returns how many bytes precede a message to a queue pair,
+    /// or `None` if the queue pair may not use these receives.
     pub fn poll(
         &mut self,
         program: &impl Program<M>,
         prefix: impl Fn(QpNumber) -> Option<usize>,
     ) -> Option<Received> {
-        // Not for ever, whatever others do to the headers meanwhile.
+        // The loop is bounded, whatever other processes write into the headers meanwhile.
         for _ in 0..self.shape.entries {
             let header = self.header(self.head);
             if !header.is_of(self.head) || self.is_empty() {
@@ -337,7 +339,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
                 false => QpNumber(0),
             };
             let Some(prefix) = prefix(target) else {
-                // It was sent to a queue pair that has ended meanwhile, or never was.
+                // The message is for a queue pair that has ended meanwhile, or never existed.
                 self.post_again();
                 continue;
             };
@@ -408,7 +410,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         received
     }
 
-    /// Posts the first entry again, as the last one: nothing has come for it.
+    /// Posts the first entry again as the last one, because no message arrived for it.
     #[cold]
     fn post_again(&mut self) {
         let slot = self.slot(self.head);
@@ -423,8 +425,8 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         debug_assert_eq!(posted, Ok(()), "it was posted before, and its place is free");
     }
 
-    /// Takes an entry back that nothing has come for, since nothing will. `None` if there is none, or if a sender has claimed the first
-    /// one.
+    /// Takes back the first entry, for which no message can arrive any more. Returns `None` if there is no entry, or if a sender has
+    /// claimed the first one.
     pub fn flush(&mut self) -> Option<u64> {
         if self.is_empty() {
             return None;
@@ -439,7 +441,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         Some(id)
     }
 
-    /// Claims the first entry for its owner.
+    /// Claims the first entry for the owner.
     fn take_back(&self) -> bool {
         let header = self.header(self.head);
         if header.is_of(self.head) {
@@ -450,7 +452,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         memory.compare_exchange_u64(at, header.0, void.0).is_ok()
     }
 
-    /// Who has claimed the first entry, and has not completed it.
+    /// Returns the sender that has claimed the first entry and not completed it.
     pub fn claimer(&self) -> Option<Claimer> {
         let header = self.header(self.head);
         if !self.is_shared || self.is_empty() || !header.is_of(self.head) {
@@ -459,7 +461,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         header.claimer()
     }
 
-    /// Takes entries from claimers that do not live any more.
+    /// Takes back entries from claimers that have died.
     pub fn revoke(&self, has_died: impl Fn(Claimer) -> bool) {
         for index in self.head..self.tail {
             let header = self.header(index);
@@ -468,14 +470,14 @@ impl<M: SharedMemory> ReceiveQueue<M> {
                 && has_died(claimer)
             {
                 let void = Completion::new(index, Completion::VOID, 0);
-                // If it is complete after all, so much the better.
+                // If the exchange fails, the claimer has completed the entry after all, which is fine.
                 let _ = self.completions.0.compare_exchange_u64(self.header_at(index), header.0, void.0);
             }
         }
     }
 
-    /// Whether a sender has claimed an entry, and so may be about to access what it names. The caller has taken that away before, with a
-    /// full fence.
+    /// Returns whether a sender has claimed an entry, and so may be about to access the memory that it names. The caller has already
+    /// taken that memory away, and executed a full fence.
     pub fn has_claims(&self) -> bool {
         self.is_shared
             && (self.head..self.tail).any(|index| {
@@ -489,7 +491,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
     }
 }
 
-/// Puts bytes into the buffers of an entry, one after the other, behind so many bytes.
+/// Copies received bytes into the buffers of an entry, behind the first `prefix` bytes.
 fn scatter<M: SharedMemory>(
     program: &impl Program<M>,
     mut bytes: &[u8],

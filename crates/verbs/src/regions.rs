@@ -1,7 +1,7 @@
-//! The memory regions of this endpoint: the books that its own requests are checked against, and what its peers see of them.
+//! The memory regions of this endpoint: the private records against which it checks its own requests, and what its peers see.
 //!
-//! The books are private. What stands in the tables is a copy for peers. This endpoint reads it only to find memory for a copy that a peer
-//! shares with it, after the books have allowed that.
+//! The records are private, and what stands in the tables is a copy for peers. This endpoint reads that copy only to find memory for a
+//! copy that a peer shares with it, after the private records have allowed that.
 
 use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, REGION_TABLE, REGIONS, SHADOW_BYTES, SHADOWS, region,
@@ -11,34 +11,34 @@ use ginnel_shmem::SharedMemory;
 use crate::runs::Runs;
 use crate::work::Element;
 
-/// A region, as it was registered.
+/// A region, as the program registered it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Where it begins.
+    /// Virtual address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// What may be done with it.
+    /// Access rights.
     pub access: Access,
-    /// Its protection domain.
+    /// The protection domain.
     pub domain: u32,
 }
 
 impl Region {
-    /// Whether all of these bytes are its.
+    /// Returns whether the region contains this range.
     fn has(&self, address: u64, length: u32) -> bool {
         let end = address.checked_add(u64::from(length));
         address >= self.address && end.is_some_and(|end| end - self.address <= self.length)
     }
 
-    /// Whether a request in this protection domain may use these bytes so.
+    /// Returns whether a request in this protection domain may access this range in this way.
     #[inline]
     pub fn allows(&self, element: &Element, wanted: u32, domain: u32) -> bool {
         self.domain == domain && self.access.allows(wanted) && self.has(element.address, element.length)
     }
 }
 
-/// Why there is no further region.
+/// The tables have no room for another region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the tables have no room for another memory region")]
 pub struct Full;
@@ -60,25 +60,25 @@ impl Slot {
     }
 }
 
-/// The regions of an endpoint.
+/// The memory regions of an endpoint.
 pub struct Regions<M> {
     tables: M,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// What of the chunk table no region has.
+    /// The free part of the chunk table.
     free_chunks: Runs,
-    /// How many shadow regions there are, and their bytes.
+    /// Number of shadow regions, and their total length in bytes.
     shadows: (u64, u64),
 }
 
 impl<M: SharedMemory> Regions<M> {
-    /// None yet, in these tables.
+    /// Returns an empty set of regions, which publishes them in these tables.
     pub fn new(tables: M) -> Self {
         let free_chunks = Runs::new(CHUNKS as u64);
         Self { tables, slots: Vec::new(), free: Vec::new(), free_chunks, shadows: (0, 0) }
     }
 
-    /// Registers a region. Peers can reach it by the chunks that its bytes lie in; without any they cannot.
+    /// Registers a region. Peers reach its memory through the chunks; without any, they cannot reach it.
     pub fn add(&mut self, region: Region, chunks: &[Chunk]) -> Result<Key, Full> {
         let count = chunks.len() as u32;
         let first = self.take_chunks(count).ok_or(Full)?;
@@ -104,7 +104,7 @@ impl<M: SharedMemory> Regions<M> {
         Ok(self.slots[index].key(index))
     }
 
-    /// Registers a shadow region, of which the tables have nothing but its part in a sum: its key says that the owner is to be asked.
+    /// Registers a shadow region. The tables contain nothing of it except its part of the totals. Its key tells peers to ask the owner.
     pub fn add_shadow(&mut self, region: Region) -> Result<Key, Full> {
         let index = self.enter(region, true).ok_or(Full)?;
         let (count, bytes) = self.shadows;
@@ -114,14 +114,14 @@ impl<M: SharedMemory> Regions<M> {
 
     fn count_shadows(&mut self, count: u64, bytes: u64) {
         self.shadows = (count, bytes);
-        // For people; in a model there are none.
+        // Only `inspect` reads these words. They are left out in loom models.
         if !cfg!(loom) {
             self.tables.store_relaxed_u64(SHADOWS, count);
             self.tables.store_relaxed_u64(SHADOW_BYTES, bytes);
         }
     }
 
-    /// Enters a region into the books. Where.
+    /// Records a region. Returns its index.
     fn enter(&mut self, region: Region, is_shadow: bool) -> Option<usize> {
         let index = match self.free.pop() {
             Some(index) => index as usize,
@@ -136,8 +136,9 @@ impl<M: SharedMemory> Regions<M> {
         Some(index)
     }
 
-    /// Takes a region out of the books, and from its peers' sight. Peers that have looked before may still be at work on it, and say so in
-    /// the `executing` words of this endpoint's queue pairs, which must be looked at afterwards. False if there is no such region.
+    /// Removes a region from the records and from the tables. Peers that looked it up before may still be accessing it. They say so in
+    /// the `executing` words of this endpoint's queue pairs, which the caller must check afterwards. Returns false if there is no such
+    /// region.
     pub fn remove(&mut self, key: Key) -> bool {
         let Some(region) = self.region(key) else { return false };
         if key.is_shadow() {
@@ -148,7 +149,7 @@ impl<M: SharedMemory> Regions<M> {
         slot.region = None;
         let (first, count) = std::mem::take(&mut slot.chunks);
         if let Some(at) = at.filter(|_| count > 0) {
-            // ORDER verbs.executing: the word before a look at `executing`; a poster says what it executes before it looks at the
+            // ORDER verbs.executing: the word before a look at `executing`; a poster announces what it executes before it looks at the
             // word. Pairs with: `Windows::look_up`.
             self.tables.swap_u64(at + region::WORD, 0);
             self.tables.full_fence();
@@ -158,23 +159,23 @@ impl<M: SharedMemory> Regions<M> {
         true
     }
 
-    /// The region of a key.
+    /// Returns the region of a key.
     pub fn region(&self, key: Key) -> Option<Region> {
         let slot = self.slots.get(key.index())?;
         slot.region.filter(|_| slot.key(key.index()) == key)
     }
 
-    /// How many there are.
+    /// Returns the number of regions.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no regions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A run of so many chunks.
+    /// Allocates contiguous entries of the chunk table. Returns the first.
     fn take_chunks(&mut self, count: u32) -> Option<u32> {
         if count == 0 {
             return Some(0);
@@ -187,7 +188,7 @@ impl<M: SharedMemory> Regions<M> {
     }
 }
 
-/// The first addresses of the chunks that a range lies in.
+/// Returns the first address of each chunk that overlaps a range.
 pub fn chunks_of(address: u64, length: u64) -> impl Iterator<Item = u64> {
     let first = address / CHUNK as u64;
     let last = if length == 0 { first } else { address.saturating_add(length - 1) / CHUNK as u64 };
@@ -226,7 +227,7 @@ mod tests {
         let same = Key::new(key.index(), 1);
         assert_eq!((regions.region(same), tables.load_relaxed_u64(same.at().unwrap())), (None, 0));
         let is_told = |count, bytes| {
-            // Models leave these words out.
+            // Loom models leave these words out.
             let told = [SHADOWS, SHADOW_BYTES].map(|word| tables.load_relaxed_u64(word));
             assert!(cfg!(loom) || told == [count, bytes], "{told:?}");
         };

@@ -1,8 +1,9 @@
-//! The peer's queue pair, by whoever posts to this one: the executor.
+//! The executor: works on the peer's queue pair on behalf of a thread that posts to this one.
 //!
-//! Whoever posts a request does its work: checks the peer's key, copies, and writes the peer's completion. Before it looks at anything that
-//! the peer may take away (a region, the rings), it says in the peer's `executing` word what it is about to access; the peer takes away
-//! first and looks at the word afterwards. Both have a full fence in between, so at least one of them sees the other.
+//! The thread that posts a request executes it: it checks the peer's key, copies, and writes the peer's completion. Before it looks at
+//! anything that the peer may take away (a region or the rings), it writes into the peer's `executing` word what it is about to access.
+//! The peer takes a thing away first, and looks at the word afterwards. Both sides execute a full fence between the two steps, so at
+//! least one of them sees the other.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,30 +20,30 @@ use crate::shadow::{Asked, Asker, Step, Way};
 use crate::shared_copy::{self, Next, Offer, Shareable, Sharing};
 use crate::work::{Element, Operation, Status, total};
 
-/// The largest ring that is believed in.
+/// The largest number of ring entries that a poster accepts from a peer.
 pub const MAX_ENTRIES: usize = 1 << 15;
 
-/// Why a request has not been executed.
+/// The reason why a request has not been executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The peer has posted no receive. It may be tried again.
+    /// The peer has posted no receive. The request may be tried again.
     NotReady,
-    /// The peer's process has been asked to do it, and has not answered yet. It is to be tried again.
+    /// The peer's process has been asked to execute the request, and has not answered yet. The request has to be tried again.
     Asked,
-    /// The peer has not copied its last piece of a shared copy yet. It is to be tried again.
+    /// The peer is still copying its last piece of a shared copy. The request has to be tried again.
     Shared,
-    /// The peer's queue pair has ended, or is in error.
+    /// The peer's queue pair has ended, or is in the error state.
     Gone,
-    /// The peer's region does not allow it.
+    /// The peer's region does not allow the access.
     Access,
-    /// The peer's receive cannot take it.
+    /// The request is invalid for the peer; for example, the message is longer than its receive.
     Invalid,
-    /// The peer's receive is wrong in itself.
+    /// The peer's receive is itself invalid.
     Operation,
 }
 
 impl Failure {
-    /// What the completion says.
+    /// Returns the status of the completion.
     pub fn status(self) -> Status {
         match self {
             Self::NotReady => Status::RNR_RETRY_EXC_ERR,
@@ -54,76 +55,77 @@ impl Failure {
     }
 }
 
-/// Why there is no way to a queue pair.
+/// The reason why there is no connection to a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotConnected {
     /// It is not ready to receive yet, or not from this queue pair.
     NotYet,
-    /// What stands in its tables makes no sense.
+    /// The peer's tables contain values that no correct peer writes.
     Corrupt,
 }
 
-/// Who sends.
+/// The sending side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
-    /// The queue pair.
+    /// Number of the sending queue pair.
     pub number: QpNumber,
-    /// What it is.
+    /// Kind of the queue pair.
     pub kind: Kind,
-    /// Its endpoint, as the one that claims receives.
+    /// The identity under which its endpoint claims receives.
     pub claimer: Claimer,
-    /// The local identifier of its port.
+    /// The local identifier (LID) of its port.
     pub lid: u16,
 }
 
-/// A queue pair of a peer's, which this one is connected to, or sends datagrams to.
+/// A queue pair of a peer, to which this one is connected or sends datagrams.
 pub struct Remote<M> {
     peer: Arc<Peer<M>>,
     from: Sender,
     to: QpNumber,
-    /// Of the queue pair in the peer's tables, and of whatever has its receives.
+    /// Offsets in the peer's tables: of the queue pair, and of the queue that has its receives.
     at: usize,
     queue_at: usize,
-    /// Of copies that are shared with the peer.
+    /// Offset of the word group for shared copies.
     copy_at: usize,
-    /// Others may use the same receives.
+    /// Whether other senders may use the same receives.
     is_shared: bool,
-    /// Bytes in front of a message.
+    /// Number of bytes in front of a message.
     prefix: u32,
-    /// The peer may be asleep, and what it was woken for last.
+    /// Whether the peer may ever be asleep, and the `ARMED` value for which it was last woken.
     may_sleep: bool,
     rung: Armed,
     incarnation: u32,
-    /// What this sender has put into the `executing` word.
+    /// What this sender has written into the `executing` word.
     mark: Executing,
-    /// Of the queue pair, and of its receives.
+    /// Protection domains of the queue pair, and of its receives.
     domain: u32,
     queue_domain: u32,
     ring: (M, usize),
     completions: (M, usize),
     entries: usize,
     stride: usize,
-    /// Receive entries used.
+    /// Number of receives used so far.
     head: u64,
-    /// Receive entries that were there at the last look, and the shortest of them.
+    /// Number of receives posted at the last look, and the length of the shortest of them.
     tail: u64,
     shortest: u32,
     windows: Windows<M>,
-    /// For what the peer's process does itself.
+    /// Executes requests on shadow regions, by way of the peer's process.
     asker: Box<Asker<M>>,
-    /// For what the peer's process helps with.
+    /// The state of copies that the peer helps with.
     sharing: Sharing,
-    /// Of an RDMA WRITE with an immediate value in which the peer has a part, the bytes are there, and the receive entry was not.
+    /// Set when the bytes of an RDMA WRITE with immediate data have been copied, but the peer had no receive for it. Used only if the
+    /// peer may take part in the copy.
     is_written: bool,
 }
 
 impl<M: SharedMemory> Remote<M> {
-    /// The way from one queue pair to another, if that is ready to receive from it.
+    /// Connects one queue pair to another, if the other is ready to receive from it.
     pub fn connect(peer: Arc<Peer<M>>, to: QpNumber, from: Sender) -> Result<Self, NotConnected> {
         Self::connect_by(Peer::place, peer, to, from)
     }
 
-    /// The same, with another way to find the peer's memory.
+    /// The same, with a choice of how the peer's memory is found.
     pub(crate) fn connect_by(
         find: FindPlace<M>,
         peer: Arc<Peer<M>>,
@@ -158,7 +160,7 @@ impl<M: SharedMemory> Remote<M> {
         let completions = place(qp::COMPLETIONS, entries * completion::ENTRY).ok_or(NotConnected::Corrupt)?;
         let [domain, queue_domain] = [at, queue_at].map(|at| tables.load_relaxed_u32(at + qp::DOMAIN));
         let incarnation = (state >> 32) as u32;
-        // A sender that begins anew goes on where it was. Others have nothing to write there.
+        // A sender that connects again after a reset continues at the old position. No other sender writes this word.
         let head = tables.load_relaxed_u64(at + qp::HEAD);
         if head > u64::MAX / 2 {
             return Err(NotConnected::Corrupt);
@@ -194,30 +196,30 @@ impl<M: SharedMemory> Remote<M> {
         })
     }
 
-    /// Whether the peer may be copying a piece for a request of this side.
+    /// Returns whether the peer may be copying a piece for a request of this side.
     pub fn is_sharing(&self) -> bool {
         self.sharing.is_open()
     }
 
-    /// Whether nothing of the peer runs any more.
+    /// Returns whether the peer's endpoint has ended.
     pub fn is_dead(&self) -> bool {
         self.peer.is_dead()
     }
 
-    /// Asks for the line that the peer looks at, which is stored to last. It is on its way while the request is checked.
+    /// Prefetches the cache line that is stored last, which the peer is polling. It arrives while the request is being checked.
     #[inline(always)]
     pub fn prefetch(&self, operation: &Operation, len: u32) {
         match *operation {
             Operation::Write { address, key, immediate: None, .. } if len > 0 => {
                 self.windows.prefetch_to_store(key, address.wrapping_add(u64::from(len) - 1));
             }
-            // Where others send, too, this is a guess.
+            // If there are other senders, the position is only a guess.
             Operation::Send { .. } => self.completions.0.prefetch_to_store(self.completion_at()),
             _ => {}
         }
     }
 
-    /// Does what is to be done, with these bytes of the program.
+    /// Executes an operation with these ranges of the program's memory.
     #[inline]
     pub fn execute(
         &mut self,
@@ -265,7 +267,7 @@ impl<M: SharedMemory> Remote<M> {
         result
     }
 
-    /// Sends a datagram. One that the peer cannot take, or that is not for it, is lost.
+    /// Sends a datagram. One that the peer cannot take, or that is not meant for it, is dropped.
     pub fn send_datagram(
         &mut self,
         program: &impl Program<M>,
@@ -276,7 +278,7 @@ impl<M: SharedMemory> Remote<M> {
     ) -> Result<(), Failure> {
         let (peer, senders) = (self.peer.clone(), self.at + qp::SENDERS);
         let tables = peer.tables();
-        // ORDER verbs.senders: this before the look at the state. Pairs with: `QueuePair::are_rings_accessed`.
+        // ORDER verbs.senders: the count before the look at the state. Pairs with: `QueuePair::are_rings_accessed`.
         tables.fetch_add_u64(senders, 1);
         tables.fence_after_exchange();
         let result = match self.check_state() {
@@ -291,7 +293,7 @@ impl<M: SharedMemory> Remote<M> {
         result
     }
 
-    /// The peer's queue pair is in error too, and its owner is told why.
+    /// Puts the peer's queue pair in the error state too, and gives its owner the reason.
     #[cold]
     fn report(&mut self, result: Result<(), Failure>) {
         let status = result.err().map_or(Status::SUCCESS, Failure::status);
@@ -302,13 +304,14 @@ impl<M: SharedMemory> Remote<M> {
         }
     }
 
-    /// Says what is about to be accessed, and looks whether the peer's queue pair still is what it was.
+    /// Announces what is about to be accessed, and checks that the peer's queue pair is still the same. Returns its access rights.
     #[inline(always)]
     fn begin(&mut self, executing: Executing) -> Result<u32, Failure> {
-        // Nobody waits for a datagram's sender alone: it counts itself, and claims.
+        // The owner of a datagram queue pair does not wait for one particular sender: the sender counts itself, and claims receives.
         if self.from.kind != Kind::UD {
             let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
-            // ORDER verbs.executing: this before all looks at what may be taken away. Pairs with: `Regions::remove`, `QueuePair::is_accessed`.
+            // ORDER verbs.executing: the mark before all looks at what may be taken away. Pairs with: `Regions::remove`,
+            // `QueuePair::is_accessed`.
             if tables.compare_exchange_u64(at, self.mark.0, executing.0).is_err() {
                 self.mark_anew(executing)?;
             }
@@ -318,12 +321,12 @@ impl<M: SharedMemory> Remote<M> {
         self.check_state()
     }
 
-    /// The word does not have what this sender has put there: what stands there is of a sender that had to do with an earlier or a later
-    /// queue pair of this number. Only that of the present one counts.
+    /// Handles an `executing` word that does not contain this sender's value. The value is from a sender to an earlier or a later queue
+    /// pair with this number. Only the sender to the present one counts.
     #[cold]
     fn mark_anew(&self, executing: Executing) -> Result<(), Failure> {
         let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
-        // Somebody who changes it all the time does not keep this sender for ever.
+        // The loop is bounded, so a peer that keeps changing the word cannot keep this sender busy.
         for _ in 0..8 {
             let found = tables.load_acquire_u64(at);
             self.check_state()?;
@@ -334,14 +337,14 @@ impl<M: SharedMemory> Remote<M> {
         Err(Failure::Gone)
     }
 
-    /// Nothing is accessed any more.
+    /// Announces that nothing is being accessed any more.
     #[inline(always)]
     fn finish(&mut self, result: Result<(), Failure>) {
         let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
         let mark = std::mem::replace(&mut self.mark, Executing::NONE);
         // ORDER verbs.executing: the accesses before the end. Pairs with: `QueuePair::is_accessed`.
         match result {
-            // The word may be that of a later queue pair.
+            // The word may belong to a later queue pair now.
             Err(Failure::Gone) => drop(tables.compare_exchange_u64(at, mark.0, Executing::NONE.0)),
             _ => tables.store_release_u64(at, Executing::NONE.0),
         }
@@ -358,7 +361,7 @@ impl<M: SharedMemory> Remote<M> {
         Ok(tables.load_relaxed_u32(self.at + qp::ACCESS))
     }
 
-    /// The same for an operation that the peer's queue pair must allow.
+    /// The same as `begin`, for an operation that the peer's queue pair must allow.
     #[inline(always)]
     fn begin_remote(&mut self, executing: Executing, wanted: u32) -> Result<(), Failure> {
         let allowed = Access(self.begin(executing)?);
@@ -414,7 +417,8 @@ impl<M: SharedMemory> Remote<M> {
     ) -> Result<(), Failure> {
         let len = total(elements).ok_or(Failure::Invalid)?;
         let executing = Executing::region_and_rings(self.incarnation, key);
-        // What the peer has a part in, before a receive is claimed: others would wait for that one until the peer has done its part.
+        // A copy in which the peer takes part comes before a receive is claimed. Otherwise other senders would wait for that receive
+        // until the peer has done its part.
         let is_shared = self.from.kind == Kind::RC && len as usize >= shared_copy::LEAST;
         let is_first = key.is_shadow() || is_shared;
         if is_first && !self.is_written {
@@ -427,7 +431,7 @@ impl<M: SharedMemory> Remote<M> {
         if !has_entry {
             return Err(Failure::NotReady);
         }
-        // The claimed entry stays this sender's meanwhile.
+        // The claimed receive belongs to this sender during the copy.
         if !is_first && let Err(failure) = self.write(program, elements, address, key, executing) {
             self.unclaim();
             return Err(failure);
@@ -519,7 +523,7 @@ impl<M: SharedMemory> Remote<M> {
         self.ask(&asked, |_, _, _, _| (), drain)
     }
 
-    /// Has the peer's process do something with a shadow region, as far as that is possible now.
+    /// Asks the peer's process to execute an operation on a shadow region, and proceeds as far as possible without waiting.
     #[cold]
     fn ask(
         &mut self,
@@ -601,7 +605,7 @@ impl<M: SharedMemory> Remote<M> {
         self.share(what, copy)
     }
 
-    /// Copies together with the peer, if that polls meanwhile: as far as that is possible now.
+    /// Copies together with the peer, if the peer polls meanwhile. Proceeds as far as possible without waiting.
     fn share(
         &mut self,
         what: &Shareable,
@@ -628,14 +632,14 @@ impl<M: SharedMemory> Remote<M> {
         Ok(())
     }
 
-    /// Prepares to help with a copy that this peer shares with the owner of `own`: learns of both regions what it does not know. Whether it
-    /// can help.
+    /// Prepares to help with a copy that this peer shares with the owner of `own`: looks up the two regions if they are not known yet.
+    /// Returns whether this side can help.
     pub(crate) fn prepare_to_help(&mut self, own: &mut Windows<M>, what: &Shareable) -> bool {
         own.know(what.key) && self.windows.know(Key(what.local.key))
     }
 
-    /// Copies a piece of a copy that this peer shares with the owner of `own`, whose queue pair is in this domain. How many bytes; `None` if
-    /// there is nothing left to do.
+    /// Copies one piece of a copy that this peer shares with the owner of `own`, whose queue pair is in this domain. Returns the length
+    /// of the piece in bytes, or `None` if there is nothing left to do.
     pub(crate) fn help(&mut self, own: &mut Windows<M>, domain: u32, offer: &Offer<'_, M>) -> Option<usize> {
         let begun = self.begin(Executing::region(self.incarnation, Key(offer.what.local.key)));
         let helped = begun.is_ok().then(|| self.help_piece(own, domain, offer));
@@ -647,7 +651,7 @@ impl<M: SharedMemory> Remote<M> {
         let what = &offer.what;
         let (wanted, local) = what.wanted()?;
         let Element { address, length, key } = what.local;
-        // What has changed since `prepare_to_help` is not learned here, where others may wait for this side.
+        // If a region has changed since `prepare_to_help`, it is not looked up here, because others may be waiting for this side.
         let theirs = self.windows.look_up_known(Key(key), address, length, local, self.domain).ok()?;
         let ours = own.look_up_known(what.key, what.address, length, wanted, domain).ok()?;
         offer.help(|piece| {
@@ -666,7 +670,8 @@ impl<M: SharedMemory> Remote<M> {
         })
     }
 
-    /// Whether the peer has posted a receive that is not used yet. It is this message's then, until it is completed.
+    /// Returns whether the peer has posted a receive that is not used yet. That receive then belongs to this message until it is
+    /// completed.
     #[inline]
     fn has_entry(&mut self) -> bool {
         if self.is_shared {
@@ -683,17 +688,17 @@ impl<M: SharedMemory> Remote<M> {
         let tables = self.peer.tables();
         // ORDER verbs.receive: the tail before the entries, and before the shortest. Pairs with: `ReceiveQueue::post`.
         let tail = tables.load_acquire_u64(self.queue_at + qp::TAIL);
-        // A peer that lies about it has its own entries used twice.
+        // A peer that writes a false value only makes a sender use its own receives twice.
         self.tail = if self.is_shared { tail } else { tail.min(self.head + self.entries as u64) };
         self.shortest = tables.load_relaxed_u32(self.queue_at + qp::SHORTEST);
     }
 
-    /// Claims an entry that others may want, too.
+    /// Claims a receive for which there may be other senders.
     fn claim_entry(&mut self) -> bool {
         self.look_for_entries();
         let entries = self.entries as u64;
         let hint = self.peer.tables().load_relaxed_u64(self.queue_at + qp::HEAD);
-        // Others write the hint, so it may be anything.
+        // Other senders write this hint, so it may have any value.
         let first = if hint <= self.tail { hint } else { self.tail };
         self.head = first.max(self.tail.saturating_sub(entries));
         while self.head < self.tail {
@@ -712,7 +717,7 @@ impl<M: SharedMemory> Remote<M> {
         false
     }
 
-    /// Gives a claimed entry back.
+    /// Gives a claimed receive back.
     #[cold]
     fn unclaim(&mut self) {
         if self.is_shared {
@@ -740,7 +745,7 @@ impl<M: SharedMemory> Remote<M> {
         }
         let immediate = immediate.unwrap_or(0);
         if self.is_shared && self.check_state().is_err() {
-            // It has ended between the last look and the claim, and its owner may be waiting for the entry.
+            // The queue pair has ended between the last check and the claim, and its owner may be waiting for the receive.
             self.unclaim();
             return Err(Failure::Gone);
         }
@@ -824,7 +829,7 @@ impl<M: SharedMemory> Remote<M> {
         }
     }
 
-    /// Copies a message to where the peer fetches it from for a buffer in a shadow region.
+    /// Copies a message for a buffer in a shadow region to the place from which the peer fetches it.
     #[cold]
     fn deliver_in_place(
         &mut self,
@@ -872,7 +877,7 @@ impl<M: SharedMemory> Remote<M> {
         }
     }
 
-    /// Wakes the peer, if it wants to be woken for such a completion and was not yet.
+    /// Wakes the peer, if it wants to be woken for such a completion and this side has not woken it since it armed.
     #[cold]
     fn wake(&mut self, is_solicited: bool) {
         let tables = self.peer.tables();
@@ -894,7 +899,7 @@ impl<M: SharedMemory> Remote<M> {
     }
 }
 
-/// Puts a word into the program's bytes, as much of it as there is room for.
+/// Writes a word to the program's buffers, as much of it as fits.
 fn put_word<M: SharedMemory>(program: &impl Program<M>, elements: &[Element], word: u64) {
     let word = word.to_ne_bytes();
     let mut bytes = &word[..];
@@ -905,7 +910,8 @@ fn put_word<M: SharedMemory>(program: &impl Program<M>, elements: &[Element], wo
     }
 }
 
-/// The runs of the program's bytes that are `len` bytes of a message from an offset on.
+/// Calls `each` with the address and length of each range of the program's memory that holds a part of `len` bytes of the message, from
+/// the offset `from` on.
 pub(crate) fn for_each_run(elements: &[Element], from: usize, len: usize, mut each: impl FnMut(u64, usize)) {
     let (mut skip, mut left) = (from, len);
     for element in elements {

@@ -1,23 +1,23 @@
-//! Runs of something that is given out and comes back.
+//! An allocator of ranges.
 
 use std::collections::BTreeMap;
 
-/// What is free, as runs from an offset on.
+/// Allocates ranges of a space that begins at 0, and keeps the free ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Runs {
-    /// Lengths by offset. No run touches the next one.
+    /// Length of each free range by its offset. No two free ranges are adjacent.
     free: BTreeMap<u64, u64>,
 }
 
 impl Runs {
-    /// All of these are free.
+    /// Returns an allocator in which the whole space of `len` is free.
     pub fn new(len: u64) -> Self {
         let mut runs = Self::default();
         runs.give(0, len);
         runs
     }
 
-    /// Takes `len`, at a multiple of `align`: the first place that has room. `None` if none has, or if nothing is asked for.
+    /// Allocates `len` at the first possible offset that is a multiple of `align`. Returns `None` if there is no room or `len` is 0.
     pub fn take(&mut self, len: u64, align: u64) -> Option<u64> {
         let fits = |(&at, &free): (&u64, &u64)| {
             let aligned = at.checked_next_multiple_of(align)?;
@@ -35,12 +35,12 @@ impl Runs {
         Some(aligned)
     }
 
-    /// Whether so many are free in one run.
+    /// Returns whether one free range has this length.
     pub fn has(&self, len: u64) -> bool {
         self.free.values().any(|free| *free >= len)
     }
 
-    /// Gives back what was taken.
+    /// Frees a range that was allocated.
     pub fn give(&mut self, mut at: u64, mut len: u64) {
         if len == 0 {
             return;

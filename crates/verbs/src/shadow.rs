@@ -1,16 +1,17 @@
-//! Shadow regions: memory that cannot lie in an arena, so that peers cannot reach it.
+//! Shadow regions: registered memory that cannot lie in an arena, so that peers cannot reach it.
 //!
-//! What a peer would do to such memory, the owner's process does. The peer asks for it in the owner's queue pair, and rings; a thread of the
-//! owner's library, or whoever polls there, does it and answers. Meanwhile the request waits in the peer's queue pair, as one does
-//! that finds no receive. A queue pair has one such *errand* at a time. Its bytes go through the *bounce area*, memory of an arena of the
-//! owner's that only this queue pair has; a request that is longer than the area is done in pieces, each of which is an errand.
+//! The owner's process accesses such memory on behalf of the peer. The peer writes a request into the owner's queue pair, and rings the
+//! doorbell. A thread of the owner's library, or a program thread that polls there, executes the request and answers. Meanwhile the
+//! peer's work request waits, like one that finds no receive. A queue pair has one such request, an *errand*, at a time. The data passes
+//! through the *bounce area*, which is memory in an arena of the owner that only this queue pair uses. A work request that is longer
+//! than the bounce area is split into several errands.
 //!
-//! The order of things is that of one letter box: the peer puts its bytes and words before the errand's number, and the owner looks at the
-//! number first; the owner accesses its memory and the bounce area before it answers, and the peer looks at the answer first. The peer
-//! changes nothing in the box before there is an answer.
+//! The memory ordering is that of a mailbox with one slot. The peer writes its data and words before the number of the errand, and the
+//! owner reads the number first. The owner accesses its memory and the bounce area before it answers, and the peer reads the answer
+//! first. The peer changes nothing in the mailbox before there is an answer.
 //!
-//! Both sides take what they find in the box for a stranger's: the owner checks the region, its bounds and rights in its private books, and
-//! the peer accesses nothing outside of the owner's arenas.
+//! Both sides treat the contents of the mailbox as untrusted. The owner checks the region, its bounds and its access rights in private
+//! memory, and the peer accesses nothing outside the owner's arenas.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,50 +24,51 @@ use crate::program::Program;
 use crate::regions::Region;
 use crate::work::{Element, Status};
 
-/// The largest bounce area, and the smallest.
+/// The length of the largest bounce area, in bytes.
 pub const MOST: usize = 64 << 10;
-/// See above.
+/// The length of the smallest bounce area, in bytes.
 pub const LEAST: usize = 4 << 10;
 
-/// A peer that has not answered for so long is rung again. It should have heard the first time. (In a model there is no time.)
+/// A peer that has not answered for this long is rung again, although it should have noticed the first time. A loom model has no time.
 const AGAIN: Duration = if cfg!(loom) { Duration::MAX } else { Duration::from_millis(10) };
 
-/// Memory of an arena of this endpoint's, for bytes on their way to memory of the program.
+/// Memory in an arena of this endpoint, through which data passes on its way to the program's memory.
 #[derive(Clone, Debug)]
 pub struct Bounce<M> {
-    /// Where it lies, as peers find it.
+    /// The place at which peers find it.
     pub place: Place,
-    /// The memory that it lies in, and where.
+    /// The mapping that contains it.
     pub memory: M,
-    /// See above.
+    /// The offset in `memory`.
     pub at: usize,
-    /// Its bytes.
+    /// The length in bytes.
     pub len: usize,
 }
 
-/// What a peer is asked for.
+/// An errand, as the peer requests it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub errand: Errand,
     pub key: Key,
     pub address: u64,
-    /// Of a bounce area, from its beginning.
+    /// Number of bytes of this errand, which begin at the start of the bounce area.
     pub length: u32,
-    /// From the address on, all bytes of the request that are not done yet.
+    /// Number of bytes of the work request that are not done yet, from the address on.
     pub rest: u32,
-    /// What is compared with, or added; then what is put.
+    /// The operands of an atomic operation: the value to compare with or to add, then the value to swap in.
     pub operands: [u64; 2],
 }
 
-/// The owner's side of a queue pair's errands.
+/// The owner's state of a queue pair's errands.
 pub(crate) struct Servant<M> {
     bounce: Bounce<M>,
-    /// The last one that was done.
+    /// Number of the errand that was done last.
     done: Mutex<u32>,
 }
 
 impl<M: SharedMemory> Servant<M> {
-    /// With a bounce area of so many bytes, or as many as there is room for. `None` if there is none.
+    /// Returns a server with a bounce area of `most` bytes, or fewer if there is little room. Returns `None` if there is no room for the
+    /// smallest one.
     pub fn new(most: usize, take: impl Fn(usize) -> Option<Bounce<M>>) -> Option<Self> {
         let sizes =
             std::iter::successors(Some(most), |size| Some(size / 2)).take_while(|size| *size >= LEAST);
@@ -82,7 +84,7 @@ impl<M: SharedMemory> Servant<M> {
         self.bounce
     }
 
-    /// Peers may ask from now on.
+    /// Publishes the bounce area, so that peers may request errands.
     pub fn publish(&self, tables: &M, at: usize) {
         tables.store_relaxed_u64(at + qp::ANSWER, 0);
         tables.store_relaxed_u64(at + qp::BOUNCE, self.bounce.place.0);
@@ -90,12 +92,13 @@ impl<M: SharedMemory> Servant<M> {
         tables.store_release_u32(at + qp::ROOM, self.bounce.len as u32);
     }
 
-    /// Errands are done one after the other, by whichever thread looks; whoever has this is the only one.
+    /// Locks the errands of this queue pair, so that threads execute one at a time. The guard has the number of the last one done.
     pub fn turn(&self) -> MutexGuard<'_, u32> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the peer of this incarnation asks for, and its number, if that is not the one that was done last.
+    /// Returns the number of the errand that the peer of this incarnation requests, and the errand, unless it is the one that was done
+    /// last.
     pub fn asked(&self, tables: &M, at: usize, incarnation: u32, done: u32) -> Option<(u32, Asked)> {
         // ORDER verbs.asked: the number before the errand, and before the bytes in the bounce area. Pairs with: `Asker::ask`.
         let word = tables.load_acquire_u64(at + qp::ASKED);
@@ -116,7 +119,7 @@ impl<M: SharedMemory> Servant<M> {
         Some((number, asked))
     }
 
-    /// Says what has come of an errand.
+    /// Publishes the result of an errand.
     pub fn answer(&self, tables: &M, at: usize, number: u32, status: Status) {
         // ORDER verbs.answer: all accesses before the answer. Pairs with: `Asker::take_answer`.
         tables.store_release_u64(at + qp::ANSWER, u64::from(number) << 32 | u64::from(status.0));
@@ -124,7 +127,8 @@ impl<M: SharedMemory> Servant<M> {
 }
 
 impl Asked {
-    /// What the peer and the region must allow for it, if it can be done with so much room.
+    /// Returns the access right that the peer and the region must allow. Returns `None` if the errand is invalid, or does not fit into a
+    /// bounce area of this size.
     pub fn wanted(&self, room: usize) -> Option<u32> {
         let Self { errand, address, length, rest, .. } = *self;
         let fits = length > 0 && length <= rest && length as usize <= room;
@@ -140,7 +144,8 @@ impl Asked {
         }
     }
 
-    /// Does it, if the region allows that to a queue pair in this domain. The region stays meanwhile.
+    /// Executes the errand, if the region allows it to a queue pair in this protection domain. The caller ensures that the region is not
+    /// removed meanwhile.
     pub fn execute<M: SharedMemory>(
         &self,
         program: &impl Program<M>,
@@ -172,13 +177,13 @@ impl Asked {
     }
 }
 
-/// The peer's side of a queue pair's errands.
+/// The peer's state of a queue pair's errands.
 pub(crate) struct Asker<M> {
-    /// The owner's bounce area, and how large it is.
+    /// The owner's bounce area: its mapping, offset and length.
     bounce: Option<(M, usize, usize)>,
-    /// The errand that has no answer yet.
+    /// The errand that has not been answered yet.
     pending: Option<Pending>,
-    /// Bytes of the request that were done.
+    /// Number of bytes of the work request that are done.
     done: u32,
 }
 
@@ -189,24 +194,24 @@ struct Pending {
     since: Instant,
 }
 
-/// How far a request has come.
+/// How far a work request has come.
 pub(crate) enum Step {
     /// There is no answer yet.
     Waits,
     /// It is done.
     Done,
-    /// It has failed, or cannot be asked for.
+    /// The work request has failed, or the owner does not accept errands.
     Failed(Status),
 }
 
-/// Where a queue pair's words are: its owner, their place in the tables, and the incarnation that they are of.
+/// The words of a queue pair: its owner, its offset in the owner's tables, and the incarnation for which the words are valid.
 pub(crate) struct Way<'a, M> {
     pub peer: &'a Peer<M>,
     pub at: usize,
     pub incarnation: u32,
 }
 
-// By hand, because a derived one would ask the same of `M`.
+// These impls are written by hand, because derived ones would require `M` to be `Clone` and `Copy`.
 impl<M> Clone for Way<'_, M> {
     fn clone(&self) -> Self {
         *self
@@ -220,14 +225,15 @@ impl<M: SharedMemory> Asker<M> {
         Self { bounce: None, pending: None, done: 0 }
     }
 
-    /// The request has ended without an answer, which nobody looks for any more.
+    /// Gives up the current work request, which has ended without an answer.
     pub fn forget(&mut self) {
         (self.pending, self.done) = (None, 0);
     }
 
-    /// Goes on with a request as far as that is possible now: to be called until it is done, with the same one. `fill` puts bytes of the
-    /// request into the bounce area, `drain` takes them out: the area, where in it, from which byte of the request on, and how many.
-    /// The caller has said in the queue pair that it accesses what belongs to it.
+    /// Continues a work request as far as possible without waiting. The caller calls this with the same request until it is done. `fill`
+    /// copies data of the request into the bounce area, and `drain` copies data out of it. Their arguments are the mapping of the bounce
+    /// area, its offset, the first byte of the request, and the number of bytes. The caller must have announced in the queue pair that
+    /// it accesses what belongs to it.
     pub fn proceed(
         &mut self,
         to: Way<'_, M>,
@@ -273,7 +279,7 @@ impl<M: SharedMemory> Asker<M> {
         Step::Waits
     }
 
-    /// The bounce area.
+    /// Returns the owner's bounce area, and looks it up the first time.
     fn bounce(&mut self, to: Way<'_, M>) -> Option<(M, usize, usize)> {
         if self.bounce.is_none() {
             let tables = to.peer.tables();
@@ -290,7 +296,7 @@ impl<M: SharedMemory> Asker<M> {
     }
 }
 
-/// The number of the next errand. `None` while there is one of somebody who was here before.
+/// Returns the number of the next errand. Returns `None` while an errand of an earlier sender is unanswered.
 fn next_number<M: SharedMemory>(to: Way<'_, M>) -> Option<u32> {
     let tables = to.peer.tables();
     let asked = tables.load_acquire_u64(to.at + qp::ASKED);
@@ -310,12 +316,12 @@ fn ask<M: SharedMemory>(to: Way<'_, M>, number: u32, asked: &Asked) {
     tables.store_relaxed_u64(at + qp::ASKED_SECOND, second);
     // ORDER verbs.asked: the errand and its bytes before its number. Pairs with: `Servant::asked`.
     tables.store_release_u64(at + qp::ASKED, u64::from(to.incarnation) << 32 | u64::from(number));
-    // A doorbell that has no room for another ring is about to be looked at: this store must be there by then.
+    // A doorbell that is too full for another ring is about to be read, so this store must be visible by then.
     tables.full_fence();
     to.peer.ring();
 }
 
-/// What has come of an errand, once something has.
+/// Returns the result of an errand once it has been answered.
 fn take_answer<M: SharedMemory>(to: Way<'_, M>, number: u32) -> Option<Status> {
     // ORDER verbs.answer: the answer before what is in the bounce area. Pairs with: `Servant::answer`.
     let answer = to.peer.tables().load_acquire_u64(to.at + qp::ANSWER);

@@ -1,21 +1,22 @@
-//! Copies that the poster of a request and the owner of the memory share.
+//! Copies that the poster of a request and the owner of the remote memory do together.
 //!
-//! A long RDMA READ or WRITE takes as long as one CPU needs to copy its bytes, and the owner of the memory often does nothing but poll
-//! meanwhile: an MPI rank does, while a neighbour fetches a large message. So the poster of a long request offers to share the copy. It
-//! claims one piece after the other from the front and copies it; an owner that polls claims pieces from the back and copies those. An
-//! owner that does not poll costs the poster an offer in vain, and nothing else.
+//! A long RDMA READ or WRITE takes as long as one CPU needs to copy its bytes. Meanwhile the owner of the memory often does nothing but
+//! poll: for example, an MPI rank does while a neighbour fetches a large message. So the poster of a long request offers to share the
+//! copy. It claims and copies pieces one after the other from the front; an owner that polls claims and copies pieces from the back. If
+//! the owner does not poll, the only cost is that of the offer.
 //!
-//! All claims are in one word, which both change by compare-exchange, so each piece has one claimer. Once no piece is left, the poster
-//! waits for the piece that the owner may still be copying: for a moment at once, then as a request waits for other things. A thread of
-//! the owner claims a piece only after it has said what it is about to access, as for a request of its own, so that a region of the
-//! poster's that is deregistered meanwhile is not accessed afterwards. If the owner dies, the request fails, as any request to it does.
+//! All claims are in one word, which both sides change by compare-exchange, so each piece has one claimer. Once no piece is left, the
+//! poster waits for the piece that the owner may still be copying: for a moment in place, and then in the same way as a request that
+//! waits for other things. A thread of the owner claims a piece only after it has announced what it is about to access, as for a request
+//! of its own, so a region of the poster that is deregistered meanwhile is not accessed afterwards. If the owner dies, the request
+//! fails, like any request to it.
 //!
-//! A program may poll the last byte of memory that is written to, and takes all bytes for written then. So the poster of a WRITE shares all
-//! pieces but the last, and copies that one when all others have been copied.
+//! A program may poll the last byte of memory that a peer writes to, and then assume that all bytes have been written. So the poster of
+//! a WRITE shares all pieces except the last, and copies that one when all others have been copied.
 //!
-//! The owner checks the regions of both sides as it would for a request, and then touches nothing but arenas of the two. The owner could put
-//! wrong bytes into either memory anyway, so the poster believes what it says of its progress. An owner that claims a piece and never copies
-//! it holds up this one request, until it dies.
+//! The owner checks the regions of both sides as it would for a request, and then accesses only arenas of the two. The owner could write
+//! wrong bytes into either memory anyway, so the poster trusts what the owner reports about its progress. An owner that claims a piece
+//! and never copies it delays this one request until the owner dies.
 
 use std::ops::Range;
 
@@ -24,13 +25,13 @@ use ginnel_shmem::SharedMemory;
 
 use crate::work::Element;
 
-/// Copies that are shorter are not shared.
+/// The length in bytes from which on a copy is shared.
 pub const LEAST: usize = if cfg!(loom) { 48 } else { 128 << 10 };
 
-/// How often the poster looks whether the last piece of the owner's has been copied, before the request waits.
+/// How often the poster checks whether the owner's last piece has been copied, before the request has to wait.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
 
-/// How often the owner tries to claim a piece, while the poster claims one after the other.
+/// How often the owner tries to claim a piece while the poster keeps claiming others.
 const TRIES: u32 = if cfg!(loom) { 4 } else { 64 };
 
 /// A copy that may be shared.
@@ -38,15 +39,15 @@ const TRIES: u32 = if cfg!(loom) { 4 } else { 64 };
 pub(crate) struct Shareable {
     /// WRITE or READ, by the poster.
     pub errand: Errand,
-    /// The owner's bytes.
+    /// Key and address of the owner's memory.
     pub key: Key,
     pub address: u64,
-    /// The poster's bytes.
+    /// The poster's memory.
     pub local: Element,
 }
 
 impl Shareable {
-    /// The copy for a request of these elements, if the peer can help with it.
+    /// Returns the copy for a request with these elements, if the peer can help with it.
     pub fn new(kind: Kind, errand: Errand, key: Key, address: u64, elements: &[Element]) -> Option<Self> {
         let [local] = *elements else { return None };
         // The peer cannot reach a shadow region of this side.
@@ -58,7 +59,7 @@ impl Shareable {
         self.local.length as usize
     }
 
-    /// How many of its pieces are shared.
+    /// Returns the number of shared pieces.
     fn pieces(&self) -> usize {
         let all = self.len().div_ceil(copy::piece(self.len()));
         if self.errand == Errand::READ { all } else { all - 1 }
@@ -69,17 +70,17 @@ impl Shareable {
         index * len..self.len().min((index + 1) * len)
     }
 
-    /// What comes after the shared pieces.
+    /// Returns the range behind the shared pieces.
     pub fn rest(&self) -> Range<usize> {
         self.len().min(self.pieces() * copy::piece(self.len()))..self.len()
     }
 
-    /// The owner's bytes.
+    /// Returns the range of the owner's memory.
     pub fn remote(&self) -> Element {
         Element { address: self.address, length: self.local.length, key: self.key.0 }
     }
 
-    /// What the owner must allow, and what the poster's region must.
+    /// Returns the access rights that the owner must grant, and those that the poster's region must have.
     pub fn wanted(&self) -> Option<(u32, u32)> {
         match self.errand {
             Errand::READ => Some((Access::REMOTE_READ, Access::LOCAL_WRITE)),
@@ -89,42 +90,42 @@ impl Shareable {
     }
 }
 
-/// What the poster has to do next.
+/// The next step of the poster.
 pub(crate) enum Next {
-    /// Copy these bytes, which it has claimed.
+    /// Copy this range, which the poster has claimed.
     Copy(Range<usize>),
-    /// The owner has not copied its last piece yet.
+    /// The owner is still copying its last piece.
     Wait,
     /// All shared pieces have been copied.
     End,
-    /// What stands in the owner's tables makes no sense.
+    /// The owner's tables contain a value that no correct owner writes.
     Corrupt,
 }
 
-/// The poster's side.
+/// The poster's state of a shared copy.
 #[derive(Default)]
 pub(crate) struct Sharing {
-    /// Of the last offer. There was none if it is `None`.
+    /// Number of the last offer; `None` if there was none.
     number: Option<u32>,
-    /// Of an offer that has not ended.
+    /// The claims of an offer that has not ended.
     claims: Option<Claims>,
-    /// The owner was waited for, and had not copied its last piece.
+    /// Whether the poster has already waited in vain for the owner's last piece.
     has_waited: bool,
 }
 
 impl Sharing {
-    /// Offers to share a copy with the owner of these tables, unless that has been done and the copy has not ended. `at` is where
-    /// the queue pair's shared copy lies, `incarnation` the queue pair's.
+    /// Offers to share a copy with the owner of these tables, unless the offer exists already. `at` is the offset of the queue pair's
+    /// words for shared copies, and `incarnation` that of the queue pair.
     pub fn offer<M: SharedMemory>(&mut self, tables: &M, at: usize, incarnation: u32, what: &Shareable) {
         if self.claims.is_some() {
             return;
         }
-        // Another one may have been connected here before, whose numbers must not come again soon.
+        // Another queue pair may have been connected here before, and its numbers must not recur soon.
         let last = self.number.unwrap_or_else(|| tables.load_relaxed_u64(at + copy::OFFER) as u32);
         let number = last.wrapping_add(1);
         let claims = Claims::new(number);
         let Shareable { errand, key, address, local } = *what;
-        // All pieces of the last offer have been copied, so nobody else changes the word.
+        // All pieces of the last offer have been copied, so no one else changes the word.
         tables.store_relaxed_u64(at + copy::CLAIMS, claims.0);
         // ORDER verbs.offered: the number in the claims before each word of this offer. Pairs with: `find`.
         tables.store_release_u64(at + copy::ADDRESS, address);
@@ -140,7 +141,7 @@ impl Sharing {
         *self = Self { number: Some(number), claims: Some(claims), has_waited: false };
     }
 
-    /// Claims the next piece, or says what else is to be done.
+    /// Claims the next piece, or returns what else the poster has to do.
     pub fn next<M: SharedMemory>(&mut self, tables: &M, at: usize, what: &Shareable) -> Next {
         let (Some(mut claims), pieces) = (self.claims, what.pieces()) else { return Next::End };
         let word = at + copy::CLAIMS;
@@ -151,7 +152,7 @@ impl Sharing {
                     self.claims = Some(claimed);
                     return Next::Copy(what.piece(claims.front()));
                 }
-                // Each time the owner has come further, which it can do a few thousand times.
+                // Each failure means that the owner has made progress, which can happen a few thousand times at most.
                 Err(found) if found != claims.0 && Claims(found).follow(claims, pieces) => {
                     claims = Claims(found)
                 }
@@ -159,7 +160,7 @@ impl Sharing {
             }
         }
         self.claims = Some(claims);
-        // Once; a request that is tried again does not keep its poller.
+        // The poster spins only once per offer, so that a request that is tried again does not delay the thread that polls.
         let looks = if std::mem::replace(&mut self.has_waited, true) { 1 } else { LOOKS };
         for _ in 0..looks {
             // ORDER verbs.copied: the count before the owner's pieces. Pairs with: `Offer::help`.
@@ -177,34 +178,35 @@ impl Sharing {
         Next::Wait
     }
 
-    /// Whether an offer has not ended, so that the owner may be copying a piece.
+    /// Returns whether there is an offer that has not ended, so that the owner may be copying a piece.
     pub fn is_open(&self) -> bool {
         self.claims.is_some()
     }
 }
 
-/// The number of what a queue pair's peer offers to share, if it is of this incarnation. To be called by the owner.
+/// Returns the number of the copy that the peer of a queue pair offers, if the offer is for this incarnation. The owner calls this.
 pub(crate) fn number<M: SharedMemory>(tables: &M, at: usize, incarnation: u32) -> Option<u32> {
     // ORDER verbs.offer: the number before what is offered. Pairs with: `Sharing::offer`.
     let word = tables.load_acquire_u64(at + copy::OFFER);
     ((word >> 32) as u32 == incarnation).then_some(word as u32)
 }
 
-/// What a queue pair's peer offers to share, as the owner sees it.
+/// A copy that the peer of a queue pair offers to share, as the owner sees it.
 pub(crate) struct Offer<'a, M> {
-    /// The owner's tables, and where in them the shared copy lies.
+    /// The owner's tables, and the offset of the words for shared copies.
     tables: &'a M,
     at: usize,
-    /// It tells this offer from others.
+    /// Distinguishes this offer from others.
     pub number: u32,
     pub what: Shareable,
 }
 
-/// What is offered, if it is of this incarnation.
+/// Returns the copy that is offered, if the offer is for this incarnation.
 pub(crate) fn find<M: SharedMemory>(tables: &M, at: usize, incarnation: u32) -> Option<Offer<'_, M>> {
     let number = number(tables, at, incarnation)?;
     // ORDER verbs.offered: each word before the number in the claims. Pairs with: `Sharing::offer`.
-    // One of these words may already be of the next offer. Then so is the number in the claims, and nothing can be claimed of this one.
+    // One of these words may already belong to the next offer. Then so does the number in the claims, and no piece of this offer can be
+    // claimed.
     let word = |word| tables.load_acquire_u64(at + word);
     let (what, local, address) = (word(copy::KEY), word(copy::LOCAL_KEY), word(copy::LOCAL));
     let what = Shareable {
@@ -217,8 +219,8 @@ pub(crate) fn find<M: SharedMemory>(tables: &M, at: usize, incarnation: u32) -> 
 }
 
 impl<M: SharedMemory> Offer<'_, M> {
-    /// Claims a piece for the owner and has it copied. How long it was; `None` if there is none left. The caller has said what is about to
-    /// be accessed.
+    /// Claims a piece for the owner and calls `copy` to copy it. Returns its length in bytes, or `None` if no piece is left. The caller
+    /// must have announced what is about to be accessed.
     pub fn help(&self, copy: impl FnOnce(Range<usize>)) -> Option<usize> {
         let Self { tables, at, number, what } = self;
         let (word, pieces) = (at + copy::CLAIMS, what.pieces());
@@ -293,7 +295,7 @@ mod tests {
         assert!(find(&tables, at, 8).is_none(), "another incarnation");
         let offer = find(&tables, at, 7).unwrap();
         assert_eq!(offer.what, what);
-        // The poster copies all but the last piece, which the owner has.
+        // The owner copies the last piece, and the poster copies all others.
         let mut copied = Vec::new();
         let len = copy::piece(LEAST);
         assert_eq!(offer.help(|piece| copied.push(piece)), Some(len));
@@ -306,7 +308,7 @@ mod tests {
         assert!(matches!(sharing.next(&tables, at, &what), Next::End));
         assert!(matches!(sharing.next(&tables, at, &what), Next::End));
         assert_eq!(offer.help(|_| panic!("there is no piece left")), None);
-        // An offer of somebody who is connected here later has another number.
+        // An offer from a queue pair that is connected here later has another number.
         Sharing::default().offer(&tables, at, 7, &what);
         assert!(find(&tables, at, 7).is_some_and(|next| next.number != offer.number));
         assert_eq!(offer.help(|_| panic!("this offer has ended")), None);
@@ -327,7 +329,7 @@ mod tests {
             assert!(matches!(sharing.next(&tables, at, &what), Next::Copy(_)));
         }
         assert!(matches!(sharing.next(&tables, at, &what), Next::Wait));
-        // The request is tried again, and is offered once.
+        // The request is tried again, but the offer stays the same.
         sharing.offer(&tables, at, 7, &what);
         assert!(matches!(sharing.next(&tables, at, &what), Next::Wait));
         let honest = tables.load_relaxed_u64(word);
@@ -340,8 +342,8 @@ mod tests {
     }
 }
 
-/// Models of the poster and the owner: two copies of a few pieces, one after the other. Each source word is overwritten once its copy has
-/// ended, and each copied word is looked at then, so a piece that is copied twice, or too late, is a race.
+/// Models of the poster and the owner: two copies of a few pieces, one after the other. Each source word is overwritten once its copy
+/// has ended, and each copied word is checked then, so a piece that is copied twice or too late shows up as a race.
 #[cfg(all(test, loom))]
 mod models {
     use super::*;
@@ -351,7 +353,7 @@ mod models {
     const AT: usize = 0;
     const FROM: usize = 64;
     const TO: usize = 128;
-    /// Of the two copies. The second one has more pieces.
+    /// Lengths of the two copies. The second one has more pieces.
     const LENS: [usize; 2] = [48, 64];
 
     fn copy_piece(memory: &LoomMemory, piece: Range<usize>) {

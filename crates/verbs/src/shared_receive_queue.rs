@@ -13,7 +13,7 @@ use crate::queue_pair::{Adapter, Event, Location, QueuePair, Refused, Rings, Tel
 use crate::receive::{Owner, ReceiveQueue, Shape};
 use crate::work::Element;
 
-/// A receive queue for several queue pairs. It has a place in the table of queue pairs, for its words.
+/// A receive queue for several queue pairs. It has an entry in the table of queue pairs, for the words that peers use.
 pub struct SharedReceiveQueue<M: SharedMemory> {
     location: Location<M>,
     shape: Shape,
@@ -21,16 +21,17 @@ pub struct SharedReceiveQueue<M: SharedMemory> {
     at: usize,
     adapter: Arc<dyn Adapter<M>>,
     receiver: Lock<ReceiveQueue<M>>,
-    /// Until they end.
+    /// The queue pairs that use it, until they end.
     members: Lock<BTreeMap<QpNumber, Arc<QueuePair<M>>>>,
     are_rings_kept: AtomicBool,
-    /// The program wants to know of fewer receives than this; 0 if it does not.
+    /// The number of receives below which the program wants an event; 0 if it wants none.
     limit: AtomicU32,
     tell: Tell,
 }
 
 impl<M: SharedMemory> SharedReceiveQueue<M> {
-    /// An empty one, for buffers in a protection domain. `None` if its number has no place in the tables, or it has no rings.
+    /// Returns an empty queue for buffers in this protection domain. Returns `None` if its number has no place in the tables, or if it
+    /// has no rings.
     pub fn new(
         tables: M,
         location: Location<M>,
@@ -46,7 +47,7 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
         let (ring, completions) = (rings.receives.1.clone(), rings.completions.1.clone());
         let owner = Owner { adapter: adapter.clone(), domain };
         let receiver = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, true, owner);
-        // Nobody connects with it, so the state is for those who look at the tables.
+        // No peer connects to the queue, so this state is only for readers of the tables, such as `inspect`.
         let word = u64::from(adapter.next_incarnation()) << 32 | u64::from(QpState::RTR.0);
         tables.store_release_u64(at + qp::STATE, word);
         let (receiver, members) = (Lock::new(receiver), Lock::default());
@@ -66,17 +67,17 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
         }))
     }
 
-    /// Its number, which is none of a queue pair.
+    /// Returns the number of the queue, which no queue pair has.
     pub fn number(&self) -> QpNumber {
         self.location.number
     }
 
-    /// Its size.
+    /// Returns the size of the queue.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Where its rings lie.
+    /// Returns the location of the rings.
     pub fn location(&self) -> &Location<M> {
         &self.location
     }
@@ -97,24 +98,24 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
         self.members().remove(&queue_pair.number());
     }
 
-    /// Whether no queue pair receives from it.
+    /// Returns whether no queue pair uses the queue.
     pub fn is_unused(&self) -> bool {
         self.members().is_empty()
     }
 
-    /// Ends it. No queue pair receives from it any more.
+    /// Ends the queue. No queue pair may be using it any more.
     pub fn end(&self) {
         self.tables.store_release_u64(self.at + qp::STATE, u64::from(QpState::RESET.0));
         self.tables.store_relaxed_u32(self.at + qp::KIND, Kind::NONE.0);
     }
 
-    /// Below how many receives the program is to be told, once; 0 if never.
+    /// Sets the number of receives below which the program gets one event; 0 means never.
     pub fn set_limit(&self, limit: u32) {
         self.limit.store(limit, Ordering::Relaxed);
         self.look_at_limit(self.len());
     }
 
-    /// Below how many receives the program is to be told.
+    /// Returns the number of receives below which the program gets an event; 0 if there will be none.
     pub fn limit(&self) -> u32 {
         self.limit.load(Ordering::Relaxed)
     }
@@ -127,17 +128,17 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
         }
     }
 
-    /// Gives back what is kept for messages. No sender uses it any more.
+    /// Frees the memory for messages to shadow regions. No sender may be using it any more.
     pub(crate) fn release(&self) {
         self.receiver().release();
     }
 
-    /// A sender has stopped in the middle of an access, so the rings cannot be used for something else.
+    /// Records that a sender has stopped in the middle of an access, so that the rings must not be reused.
     pub fn keep_rings(&self) {
         self.are_rings_kept.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the rings cannot be used for something else.
+    /// Returns whether the rings must not be reused.
     pub fn are_rings_kept(&self) -> bool {
         self.are_rings_kept.load(Ordering::Relaxed)
     }
@@ -147,17 +148,17 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
         self.receiver().post(id, elements).map_err(Refused::from)
     }
 
-    /// Receives that wait for a message.
+    /// Returns the number of receives that wait for a message.
     pub fn len(&self) -> usize {
         self.receiver().len()
     }
 
-    /// Whether none waits.
+    /// Returns whether no receive waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Hands out up to `most` receives that have ended: each to the completion queue of its queue pair.
+    /// Delivers up to `most` completed receives, each to the completion queue of its queue pair.
     pub(crate) fn poll(&self, program: &impl Program<M>, most: usize) {
         let mut receiver = self.receiver();
         if !receiver.is_ready() {
@@ -176,7 +177,7 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
         self.look_at_limit(len);
     }
 
-    /// Looks whether a sender that holds up all others has died.
+    /// Checks whether a sender that blocks all others has died.
     #[cold]
     pub(crate) fn look(&self) {
         let receiver = self.receiver();
@@ -186,7 +187,7 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
     }
 }
 
-/// What peers must know of rings.
+/// Writes what peers must know about the rings into the tables.
 pub(crate) fn publish_rings<M: SharedMemory>(
     tables: &M,
     at: usize,

@@ -1,20 +1,20 @@
-//! Work requests, and what comes of them.
+//! Work requests and work completions.
 
 use ginnel_layout::verbs::{Key, QpNumber};
 
-/// A run of the program's bytes, within one of its regions: `ibv_sge`.
+/// A range of the program's memory within one of its regions: `ibv_sge`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Element {
-    /// Where it begins.
+    /// Virtual address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Key of its region.
+    /// Key (`lkey`) of the region that contains the range.
     pub key: u32,
 }
 
-/// Bytes of all elements. `None` if they are more than a message may have.
+/// Returns the total length of the elements in bytes, or `None` if it exceeds the length of a message.
 #[inline]
 pub fn total(elements: &[Element]) -> Option<u32> {
     let bytes = match elements {
@@ -24,61 +24,61 @@ pub fn total(elements: &[Element]) -> Option<u32> {
     u32::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_MESSAGE)
 }
 
-/// The most bytes of a message.
+/// The maximum length of a message, in bytes.
 pub const MAX_MESSAGE: u32 = 1 << 31;
 
-/// What is to be done.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// A message for the peer's next receive entry.
+    /// Sends a message into the peer's next receive.
     Send {
-        /// A value that goes along.
+        /// Immediate data for the receiver's completion.
         immediate: Option<u32>,
-        /// Whether a peer that waits for solicited events is woken.
+        /// Whether to wake a peer that waits for solicited events.
         solicited: bool,
     },
-    /// RDMA WRITE to the peer's memory.
+    /// RDMA WRITE: writes to the peer's memory.
     Write {
-        /// Where to.
+        /// Virtual address in the peer's memory.
         address: u64,
-        /// Key of the peer's region.
+        /// Key (`rkey`) of the peer's region.
         key: Key,
-        /// A value that uses up one of the peer's receive entries.
+        /// Immediate data, which consumes one of the peer's receives.
         immediate: Option<u32>,
-        /// As with [`Operation::Send`], if there is such a value.
+        /// As with [`Operation::Send`]. Ignored without immediate data.
         solicited: bool,
     },
-    /// RDMA READ from the peer's memory.
+    /// RDMA READ: reads from the peer's memory.
     Read {
-        /// Where from.
+        /// Virtual address in the peer's memory.
         address: u64,
-        /// Key of the peer's region.
+        /// Key (`rkey`) of the peer's region.
         key: Key,
     },
-    /// Puts `swap` in the place of the peer's word if that is `compare`. The word that was there is returned.
+    /// Replaces the peer's word by `swap` if it equals `compare`, and returns the earlier value.
     CompareAndSwap {
-        /// The word.
+        /// Virtual address of the word; a multiple of eight.
         address: u64,
-        /// Key of the peer's region.
+        /// Key (`rkey`) of the peer's region.
         key: Key,
-        /// What must be there.
+        /// The value that the word is compared with.
         compare: u64,
-        /// What is put there.
+        /// The new value.
         swap: u64,
     },
-    /// Adds to the peer's word, and returns what was there.
+    /// Adds to the peer's word, and returns the earlier value.
     FetchAndAdd {
-        /// The word.
+        /// Virtual address of the word; a multiple of eight.
         address: u64,
-        /// Key of the peer's region.
+        /// Key (`rkey`) of the peer's region.
         key: Key,
-        /// What is added.
+        /// The value to add.
         add: u64,
     },
 }
 
 impl Operation {
-    /// What a completion says that has been done.
+    /// Returns the opcode of the completion of this operation.
     pub fn done(&self) -> Opcode {
         match self {
             Self::Send { .. } => Opcode::SEND,
@@ -89,68 +89,68 @@ impl Operation {
         }
     }
 
-    /// Whether the program's bytes are written, and not read.
+    /// Returns whether the operation writes to the program's memory instead of reading from it.
     pub fn fills_elements(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareAndSwap { .. } | Self::FetchAndAdd { .. })
     }
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// The queue pair.
+    /// Number of the destination queue pair.
     pub number: QpNumber,
-    /// The local identifier of its port.
+    /// The local identifier (LID) of its port.
     pub lid: u16,
-    /// What it must have been given, too.
+    /// The Q_Key, which must match that of the destination queue pair.
     pub qkey: u32,
 }
 
-/// A request to send.
+/// A send request: `ibv_send_wr`.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
-    /// The program's own number for it.
+    /// The work request identifier (`wr_id`), which the program chooses.
     pub id: u64,
-    /// What is to be done.
+    /// The operation to execute.
     pub operation: Operation,
-    /// Where to, if it is a datagram.
+    /// The destination, if the request is a datagram.
     pub datagram: Option<Datagram>,
-    /// With which bytes of the program.
+    /// The program's buffers.
     pub elements: &'a [Element],
-    /// Their keys do not count, and the program may change the bytes as soon as they are posted.
+    /// The data is copied when the request is posted, so the keys are ignored and the program may change the buffers at once.
     pub is_inline: bool,
-    /// There is a completion also if all is well.
+    /// Whether the request generates a completion when it succeeds.
     pub is_signaled: bool,
 }
 
-/// How a request has ended: `ibv_wc_status`, with its numbers.
+/// The result of a request: `ibv_wc_status`, with the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
 impl Status {
-    /// All is well.
+    /// The request succeeded.
     pub const SUCCESS: Self = Self(0);
-    /// A message is longer than its buffers.
+    /// A received message is longer than the posted buffers.
     pub const LOC_LEN_ERR: Self = Self(1);
-    /// A buffer lies in no region of its key, or the region does not allow this.
+    /// A buffer is not in the region of its key, or the region does not allow the access.
     pub const LOC_PROT_ERR: Self = Self(4);
-    /// The queue pair is in the error state.
+    /// The queue pair is in the error state, so the request was flushed.
     pub const WR_FLUSH_ERR: Self = Self(5);
-    /// The peer has answered what it must not.
+    /// The peer sent an invalid response.
     pub const BAD_RESP_ERR: Self = Self(7);
-    /// The peer cannot do that: its buffer is too short, for example.
+    /// The peer cannot execute the request, for example because its buffer is too short.
     pub const REM_INV_REQ_ERR: Self = Self(9);
-    /// The peer's region does not allow it.
+    /// The peer's region does not allow the access.
     pub const REM_ACCESS_ERR: Self = Self(10);
-    /// The peer could not do it, for a fault of its own.
+    /// The peer could not execute the request because of an error on its own side.
     pub const REM_OP_ERR: Self = Self(11);
     /// The peer does not answer.
     pub const RETRY_EXC_ERR: Self = Self(12);
-    /// The peer has posted no receive in time.
+    /// The peer did not post a receive in time.
     pub const RNR_RETRY_EXC_ERR: Self = Self(13);
 }
 
-/// What a completion is of: `ibv_wc_opcode`, with its numbers.
+/// The operation that a completion belongs to: `ibv_wc_opcode`, with the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode(pub u32);
 
@@ -174,20 +174,20 @@ impl Opcode {
 /// A work completion: `ibv_wc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completed {
-    /// The program's own number for the request.
+    /// The work request identifier (`wr_id`), which the program chose.
     pub id: u64,
-    /// How it has ended.
+    /// The result.
     pub status: Status,
-    /// What it was. Means nothing if it has failed.
+    /// The operation. Undefined if the request has failed.
     pub opcode: Opcode,
-    /// Bytes received.
+    /// Number of bytes received.
     pub length: u32,
-    /// A value that came along.
+    /// Immediate data that came with the message.
     pub immediate: Option<u32>,
-    /// The queue pair that it was posted to.
+    /// The queue pair to which the request was posted.
     pub queue_pair: QpNumber,
-    /// The sender's queue pair, of a datagram that was received.
+    /// The queue pair that sent a received datagram.
     pub source: QpNumber,
-    /// The local identifier of the sender's port, likewise.
+    /// The local identifier (LID) of the port that sent a received datagram.
     pub lid: u16,
 }

@@ -1,5 +1,5 @@
-//! `rdma_getaddrinfo`: names of machines and services, as addresses.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! `rdma_getaddrinfo`: translates names of machines and services to addresses.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::{Register, is_here};
 use crate::real;
@@ -9,12 +9,12 @@ use libc::{addrinfo, sockaddr, socklen_t};
 use std::ffi::{c_char, c_int};
 use std::{mem, ptr};
 
-/// Results of ours that programs have.
+/// Results of this library that programs hold.
 pub static RESULTS: Register = Register::new();
 
-/// A copy of an address, in memory of malloc.
+/// Copies an address to memory from malloc. Returns `None` if there is none left.
 unsafe fn copy(address: *const sockaddr, len: socklen_t) -> Option<*mut sockaddr> {
-    // SAFETY: the caller's address is so long.
+    // SAFETY: the caller's address has this length.
     unsafe {
         let to = libc::malloc(len as usize);
         if to.is_null() {
@@ -25,9 +25,9 @@ unsafe fn copy(address: *const sockaddr, len: socklen_t) -> Option<*mut sockaddr
     }
 }
 
-/// What getaddrinfo is asked, for what librdmacm is.
+/// Converts the hints of librdmacm to those of getaddrinfo.
 fn question(hints: &rdma_addrinfo) -> addrinfo {
-    // SAFETY: zeros are no wishes.
+    // SAFETY: all-zero hints are valid, and request nothing.
     let mut question: addrinfo = unsafe { mem::zeroed() };
     let flags = hints.ai_flags.cast_unsigned();
     let add = |to: &mut c_int, has: bool, flag: c_int| *to |= if has { flag } else { 0 };
@@ -47,14 +47,14 @@ fn question(hints: &rdma_addrinfo) -> addrinfo {
     question
 }
 
-/// Fills a result by one of getaddrinfo's, the first.
+/// Fills a result from the first one of getaddrinfo.
 unsafe fn fill(result: &mut rdma_addrinfo, hints: &rdma_addrinfo, found: &addrinfo) -> Option<()> {
     let is_datagram = found.ai_socktype == libc::SOCK_DGRAM;
     let or = |wanted: c_int, usual: u32| if wanted == 0 { usual.cast_signed() } else { wanted };
     result.ai_family = found.ai_family;
     result.ai_qp_type = or(hints.ai_qp_type, if is_datagram { IBV_QPT_UD } else { IBV_QPT_RC });
     result.ai_port_space = or(hints.ai_port_space, if is_datagram { RDMA_PS_UDP } else { RDMA_PS_TCP });
-    // SAFETY: getaddrinfo says how long its address is, and its name is a string.
+    // SAFETY: getaddrinfo reports the length of its address, and its name is a C string.
     unsafe {
         let address = copy(found.ai_addr, found.ai_addrlen)?;
         let name =
@@ -138,7 +138,7 @@ unsafe extern "C" fn ginnel_rdma_getaddrinfo(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_rdma_freeaddrinfo(result: *mut rdma_addrinfo) {
-    // SAFETY: the caller's result, which the caller gives up. What is in it is of malloc, or null.
+    // SAFETY: the caller's result, which the caller gives up. Its pointers come from malloc, or are null.
     unsafe {
         if !RESULTS.remove(result) {
             return real::rdma_freeaddrinfo(result);

@@ -1,5 +1,5 @@
-//! Addresses of C, of this machine, and of the network namespace.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! Conversion of C addresses, and the addresses of this machine and its network namespace.
+#![allow(unsafe_code)] // C structures and functions.
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use std::hash::{BuildHasher, RandomState};
@@ -8,16 +8,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use std::os::unix::fs::MetadataExt;
 use std::{fs, ptr};
 
-/// Reads an address of C.
+/// Converts an address from C. Returns `None` if it is null, or neither IPv4 nor IPv6.
 ///
 /// # Safety
 ///
-/// The pointer is null, or that of an address which is as long as its family says.
+/// The pointer is null, or points to an address of the length that its family requires.
 pub unsafe fn read(address: *const sockaddr) -> Option<SocketAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: the caller's address; it may lie anywhere.
+    // SAFETY: the caller's address, which may be unaligned.
     unsafe {
         match libc::c_int::from((*address).sa_family) {
             libc::AF_INET => {
@@ -36,9 +36,9 @@ pub unsafe fn read(address: *const sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// An address as C has it, and its length.
+/// Converts an address to C. Returns it with its length in bytes.
 pub fn storage(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
-    // SAFETY: zeros are an address of no family.
+    // SAFETY: all-zero bytes are an address without a family.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let to = &raw mut storage;
     // SAFETY: the storage is large enough, and aligned, for an address of any family.
@@ -64,11 +64,12 @@ pub fn storage(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
     (storage, len as socklen_t)
 }
 
-/// The addresses of this machine's interfaces, but those of loopback interfaces and of links, which mean something on their link alone.
+/// Returns the addresses of this machine's interfaces, without loopback addresses and link-local addresses. The latter have a meaning on
+/// their link only.
 pub fn local() -> Vec<IpAddr> {
     let mut found = Vec::new();
     let mut list = ptr::null_mut();
-    // SAFETY: the list is read to its end, then freed.
+    // SAFETY: the list is read up to its end, then freed.
     unsafe {
         if libc::getifaddrs(&raw mut list) != 0 {
             return found;
@@ -90,27 +91,27 @@ pub fn local() -> Vec<IpAddr> {
     found
 }
 
-/// Whether an address is one of this machine.
+/// Returns whether an address belongs to this machine.
 pub fn is_local(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     ip.is_loopback() || local().contains(&ip)
 }
 
-/// The address from which the kernel would send to another one. Sends nothing.
+/// Returns the address from which the kernel would send to this address. Sends nothing.
 pub fn source(to: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
-    // A port is needed, and none is heard of it.
+    // The call requires a port, but sends nothing to it.
     socket.connect(SocketAddr::new(to.ip(), to.port().max(1)))?;
     Ok(socket.local_addr()?.ip())
 }
 
-/// A port that nobody has probably: one of those that a kernel gives, too.
+/// Returns a random port of the kernel's range of ephemeral ports, which is probably free.
 pub fn any_port() -> u16 {
     32768 + (RandomState::new().hash_one(0) % 28232) as u16
 }
 
-/// The addresses of a listener, the one that must be free first.
+/// Returns the addresses that a listener uses. The first one must be free.
 pub fn listened(bound: SocketAddr) -> Vec<SocketAddr> {
     let with_port = |ip| SocketAddr::new(ip, bound.port());
     if !bound.ip().is_unspecified() {
@@ -121,7 +122,7 @@ pub fn listened(bound: SocketAddr) -> Vec<SocketAddr> {
     std::iter::once(loopback).chain(others.map(with_port)).collect()
 }
 
-/// Where somebody connects: like connect(2), an unspecified address is this machine.
+/// Returns the destination of a connection. As with connect(2), an unspecified address means this machine.
 pub fn target(to: SocketAddr) -> SocketAddr {
     let ip = match to.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -131,7 +132,7 @@ pub fn target(to: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, to.port())
 }
 
-/// Which address connects: the one that is bound, completed by what the kernel would choose.
+/// Returns the source address of a connection: the bound one, with the missing parts as the kernel would choose them.
 pub fn origin(bound: Option<SocketAddr>, to: SocketAddr) -> io::Result<SocketAddr> {
     let ip = match bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()) {
         Some(ip) => ip,
@@ -140,7 +141,7 @@ pub fn origin(bound: Option<SocketAddr>, to: SocketAddr) -> io::Result<SocketAdd
     Ok(SocketAddr::new(ip, bound.map_or_else(any_port, |bound| bound.port())))
 }
 
-/// Number of the network namespace of this process.
+/// Returns the number of this process's network namespace, or 0 if it cannot be determined.
 pub fn namespace() -> u64 {
     fs::metadata("/proc/self/ns/net").map_or(0, |metadata| metadata.ino())
 }
@@ -158,7 +159,7 @@ mod tests {
             // SAFETY: the address was written just now.
             assert_eq!(unsafe { read((&raw const storage).cast()) }, Some(address), "{text}");
         }
-        // SAFETY: no address, and one of no family.
+        // SAFETY: a null pointer, and an address without a family.
         unsafe {
             assert_eq!(read(ptr::null()), None);
             let nothing: sockaddr_storage = std::mem::zeroed();

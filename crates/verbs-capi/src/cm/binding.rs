@@ -1,5 +1,5 @@
-//! The addresses of identifiers: binding, listening, and the way to somebody else.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! The addresses of identifiers: binding, listening, and resolving the address of a peer.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::addresses::{self, storage};
 use super::event_channel::What;
@@ -16,14 +16,14 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Whether an address says through which device. RDMA of the kernel takes loopback addresses for unspecified ones (`cma_any_addr`):
-/// libfabric, for one, binds one to learn whether it has to look for the addresses that other machines know. Where there is none of
-/// those, a loopback address is as good as any.
+/// Returns whether an address determines the device. The RDMA code of the kernel treats loopback addresses as unspecified
+/// (`cma_any_addr`). Programs rely on that: libfabric binds a loopback address to find out whether it has to look for the addresses that
+/// other machines know. If this machine has no other address, a loopback address is as good as any.
 fn names_a_device(ip: IpAddr) -> bool {
     !ip.is_unspecified() && (!ip.to_canonical().is_loopback() || addresses::local().is_empty())
 }
 
-/// Gives an identifier a local address.
+/// Binds an identifier to a local address.
 pub unsafe fn bind(id: *mut rdma_cm_id, own: &Id, address: SocketAddr) -> Result<(), c_int> {
     if own.state().bound.is_some() {
         return Err(libc::EINVAL);
@@ -104,8 +104,9 @@ unsafe extern "C" fn ginnel_rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> 
     }
 }
 
-/// The way to an address: through the device where somebody listens at it. If nobody does yet, through the first. An error of a device
-/// counts if there is no way through another one. ETIMEDOUT: the listener's queue is full.
+/// Connects to an address, through the device at which a peer listens there. Returns the first device without a connection if nobody
+/// listens there yet. Fails with the error of a device only if no other device has a listener; ETIMEDOUT means that the listener's queue
+/// is full.
 pub fn reach(
     space: Space,
     to: SocketAddr,
@@ -130,7 +131,7 @@ pub fn reach(
     }
 }
 
-/// Finds the way to an address. The error of an event, or that of the call.
+/// Resolves an address. The inner error is reported by an event, the outer one by the call.
 pub unsafe fn resolve(
     id: *mut rdma_cm_id,
     own: &Id,
@@ -150,7 +151,7 @@ pub unsafe fn resolve(
     };
     let devices = opened();
     let (opened, connection) = match reach(space, to, &devices) {
-        // There is time until the program connects.
+        // The listener's queue is full, but it may have room when the program connects.
         Err(libc::ETIMEDOUT) if devices.len() == 1 => (devices[0], None),
         reached => reached?,
     };
@@ -199,7 +200,7 @@ unsafe extern "C" fn ginnel_rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: 
     }
 }
 
-/// A port as C has it, in the order of the network.
+/// Returns the port of an address in network byte order.
 unsafe fn port(address: *const libc::sockaddr_storage) -> u16 {
     // SAFETY: the caller's address.
     unsafe { addresses::read(address.cast()).map_or(0, |address| address.port().to_be()) }
@@ -207,7 +208,7 @@ unsafe fn port(address: *const libc::sockaddr_storage) -> u16 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: the caller's identifier: anybody's has this field.
+    // SAFETY: the caller's identifier; those of both libraries have this field.
     unsafe { port(&raw const (*id).route.addr.src_storage) }
 }
 

@@ -1,5 +1,5 @@
-//! Connections: asking, agreeing, refusing, and ending.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! Connections: requesting, accepting, rejecting and disconnecting.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::binding::reach;
 use super::event_channel::{self, What, ginnel_rdma_ack_cm_event, ginnel_rdma_get_cm_event, room};
@@ -16,14 +16,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{ptr, slice, thread};
 
-/// How long whoever connects waits for room in a listener's queue, and between two tries.
+/// How long a connecting thread waits for room in a listener's queue.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long is looked for a listener. On a network, a request takes its time; perftest, for one, connects twice, and does not wait until
-/// the other side listens again.
+/// How long a connecting thread looks for a listener. In a network, a request takes some time, and programs rely on that: perftest
+/// connects twice, without waiting until the other side listens again.
 const GRACE: Duration = Duration::from_millis(100);
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// What a call says of the queue pair, and its private data.
+/// Reads the parameters and the private data of a call. Uses `otherwise` if the caller passes no parameters.
 unsafe fn read(
     id: *mut rdma_cm_id,
     param: *const rdma_conn_param,
@@ -95,7 +95,7 @@ unsafe fn connect(id: *mut rdma_cm_id, own: &Id, param: *const rdma_conn_param) 
     if own.connection().is_some_and(ask) {
         return Ok(());
     }
-    // Nobody was there when the address was resolved, or has gone since.
+    // Nobody listened there when the address was resolved, or the listener has ended since.
     // SAFETY: as above.
     let verbs = unsafe { (*id).verbs };
     let devices: Vec<_> = opened().into_iter().filter(|opened| opened.context() == verbs).collect();
@@ -141,7 +141,7 @@ unsafe fn accept(id: *mut rdma_cm_id, own: &Id, param: *const rdma_conn_param) -
     // SAFETY: the caller's identifier and structure.
     let (qp, (mut parameters, private)) =
         unsafe { ((*id).qp, read(id, param, otherwise, RDMA_CM_EVENT_CONNECT_RESPONSE)?) };
-    // This side goes by what the other one has asked for.
+    // This side uses the retry count that the other side has requested.
     parameters.retry_count = theirs.retry_count;
     own.state().own = parameters;
     let connection = own.connection().ok_or(libc::EINVAL)?;
@@ -187,7 +187,7 @@ unsafe extern "C" fn ginnel_rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's identifier.
     unsafe {
         let Some(own) = own(id) else { return real::rdma_establish(id) };
-        // With a queue pair of its own, an identifier is established without this call.
+        // An identifier with a queue pair of its own is established without this call.
         if !(*id).qp.is_null() {
             return failed(libc::EINVAL);
         }
@@ -205,7 +205,7 @@ unsafe extern "C" fn ginnel_rdma_notify(id: *mut rdma_cm_id, event: ibv_event_ty
         }
         match own.connection().map(|connection| connection.is_in_use()) {
             Some(Ok(())) => own.core.push(What::Event(Event::Established)),
-            // It was established meanwhile.
+            // The connection was established meanwhile.
             Some(Err(_)) => {}
             None => return failed(libc::EINVAL),
         }
@@ -220,7 +220,7 @@ unsafe extern "C" fn ginnel_rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
         let Some(own) = own(id) else { return real::rdma_disconnect(id) };
         own.fail_queue_pair();
         let Some(connection) = own.connection() else { return failed(libc::EINVAL) };
-        // The other side may have been faster: its end has been told, or is about to be.
+        // The other side may have disconnected first. Then its event has been delivered, or is about to be.
         let is_first = connection.disconnect().is_ok();
         done(if is_first { complete(id) } else { Ok(()) })
     }

@@ -1,5 +1,5 @@
-//! `rdma_create_ep`: an identifier, its addresses and its queue pair at once.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! `rdma_create_ep`: creates an identifier with its addresses and its queue pair in one call.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::binding::{bind, resolve};
 use super::id::{Id, create, ginnel_rdma_destroy_id, own, space};
@@ -21,7 +21,7 @@ unsafe extern "C" fn ginnel_rdma_create_ep(
         // SAFETY: the caller's objects.
         return unsafe { real::rdma_create_ep(id, res, pd, init) };
     }
-    // SAFETY: as above; the new identifier is nobody else's yet.
+    // SAFETY: as above; no other thread knows the new identifier yet.
     unsafe {
         let wanted = &*res;
         let ps = wanted.ai_port_space.cast_unsigned();
@@ -46,7 +46,7 @@ unsafe extern "C" fn ginnel_rdma_create_ep(
     }
 }
 
-/// Binds a new identifier, or finds its way, and makes its queue pair.
+/// Binds a new identifier, or resolves its destination and creates its queue pair.
 unsafe fn prepare(
     id: *mut rdma_cm_id,
     own: &Id,

@@ -1,5 +1,5 @@
 //! Event channels, and the events that programs take from them.
-#![allow(unsafe_code)] // Structures and functions of C.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::id::{self, Id};
 use super::{Register, done, failed, is_here};
@@ -14,28 +14,28 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::Arc;
 
-/// Event channels of ours.
+/// The event channels of this library.
 pub static CHANNELS: Register = Register::new();
-/// Events of ours that programs have.
+/// Events of this library that programs have not acknowledged yet.
 pub static EVENTS: Register = Register::new();
 
-/// An event channel of ours.
+/// An event channel of this library.
 #[repr(C)]
 pub struct EventChannel {
     channel: rdma_event_channel,
     pub events: Arc<Events<Happened>>,
 }
 
-/// Something that has happened to the identifier of this address.
+/// An event of the identifier at this address.
 pub struct Happened {
     pub id: usize,
     pub what: What,
 }
 
 pub enum What {
-    /// A step of this side's own.
+    /// A step of this side, with the event's status.
     Step(rdma_cm_event_type, c_int),
-    /// The connection manager says so.
+    /// An event of the connection manager.
     Event(Event),
 }
 
@@ -48,33 +48,33 @@ impl EventChannel {
         Ok(made.cast())
     }
 
-    /// Frees a channel of ours.
+    /// Frees a channel of this library.
     ///
     /// # Safety
     ///
-    /// It is one, and nobody uses it any more.
+    /// The channel is one, and no thread uses it any more.
     pub unsafe fn free(channel: *mut rdma_event_channel) {
         if CHANNELS.remove(channel) {
-            // SAFETY: made by `create`, and the caller gives it up.
+            // SAFETY: `create` allocated it, and the caller gives it up.
             drop(unsafe { Box::from_raw(channel.cast::<Self>()) });
         }
     }
 }
 
-/// The event channel of ours that this is, if it is one.
+/// Returns the event channel if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is an event channel's, of this library or another one.
+/// The pointer points to an event channel, of this library or the real one.
 pub unsafe fn own<'a>(channel: *mut rdma_event_channel) -> Option<&'a EventChannel> {
-    // SAFETY: those that are registered are ours, and there.
+    // SAFETY: registered channels are ours, and exist.
     CHANNELS.has(channel).then(|| unsafe { &*channel.cast::<EventChannel>() })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_rdma_create_event_channel() -> *mut rdma_event_channel {
     if !is_here() {
-        // SAFETY: it has no arguments.
+        // SAFETY: the function has no arguments.
         return unsafe { real::rdma_create_event_channel() };
     }
     EventChannel::create().unwrap_or_else(|error| {
@@ -94,18 +94,18 @@ unsafe extern "C" fn ginnel_rdma_destroy_event_channel(channel: *mut rdma_event_
     }
 }
 
-/// An event as a program has it.
+/// An event as a program receives it.
 #[repr(C)]
 struct Given {
     event: rdma_cm_event,
-    /// The identifier that counts it.
+    /// The address of the identifier that counts the event as unacknowledged.
     counted: usize,
-    /// Padded with zeros: adapters say how much fits, not how much was sent.
+    /// The private data, padded with zeros: an adapter reports how much space there is, not how much was sent.
     private: [u8; MOST + 1],
 }
 
-/// How much private data there is in an event, by what it is (InfiniBand Architecture Specification 1.2.1, 12.6, less what librdmacm's
-/// kernel part takes of a request for the addresses).
+/// Returns the space for private data in an event of this type, in bytes (InfiniBand Architecture Specification 1.2.1, 12.6, minus the
+/// part of a request that the kernel's part of librdmacm uses for the addresses).
 pub fn room(event: rdma_cm_event_type, is_datagram: bool) -> usize {
     match (event, is_datagram) {
         (RDMA_CM_EVENT_CONNECT_REQUEST, false) => 56,
@@ -145,7 +145,7 @@ impl Given {
         } else {
             let mut conn = rdma_conn_param::ZEROED;
             (conn.private_data, conn.private_data_len) = (private_data, len as u8);
-            // What one side begins, the other one answers.
+            // Each side responds to what the other side initiates, so the two values are exchanged.
             conn.responder_resources = parameters.initiator_depth;
             conn.initiator_depth = parameters.responder_resources;
             conn.flow_control = parameters.flow_control;
@@ -158,7 +158,7 @@ impl Given {
     }
 }
 
-/// What a program is told of an event, after what the library does at it.
+/// Does the library's own work for an event, and returns what the program receives.
 fn given(own: &Id, id: *mut rdma_cm_id, what: What) -> Result<Box<Given>, c_int> {
     let is_datagram = own.is_datagram();
     Ok(match what {
@@ -191,7 +191,7 @@ fn given(own: &Id, id: *mut rdma_cm_id, what: What) -> Result<Box<Given>, c_int>
     })
 }
 
-/// Nobody listens there.
+/// The status of a rejection because nobody listens at the address.
 pub fn no_service() -> c_int {
     NO_SERVICE.into()
 }
@@ -201,7 +201,8 @@ pub unsafe extern "C" fn ginnel_rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    // SAFETY: the caller's channel and pointer; events are of identifiers that are there, which count those that they have given.
+    // SAFETY: the caller's channel and pointer. Identifiers of queued events exist, because each one counts the events that it has
+    // delivered.
     unsafe {
         let Some(own) = own(channel) else { return real::rdma_get_cm_event(channel, event) };
         if event.is_null() {

@@ -1,5 +1,5 @@
-//! Identifiers: what they are, and their beginning and end.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! Identifiers (`rdma_cm_id`): their state, creation and destruction.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::addresses::storage;
 use super::event_channel::{
@@ -21,10 +21,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Identifiers of ours.
+/// The identifiers of this library.
 pub static IDS: Register = Register::new();
 
-/// An identifier of ours.
+/// An identifier of this library.
 #[repr(C)]
 pub struct Id {
     id: rdma_cm_id,
@@ -33,34 +33,34 @@ pub struct Id {
     pub unacknowledged: Unacknowledged,
 }
 
-/// What the manager's thread knows of an identifier.
+/// The part of an identifier that the manager's thread accesses.
 #[derive(Default)]
 pub struct Core {
     address: AtomicUsize,
-    /// Where its events go. None once the identifier is destroyed.
+    /// The queue of the identifier's event channel. `None` once the identifier is being destroyed.
     events: Mutex<Option<Arc<Events<Happened>>>>,
-    /// Of a listener: requests that the program has not taken, and how many there may be.
+    /// Of a listener: the number of requests that the program has not taken yet, and its limit.
     requests: AtomicUsize,
     pub backlog: AtomicUsize,
 }
 
-/// The most requests that wait for a program, and as many as wait if it does not say.
+/// The maximum and the default number of requests that wait for a program.
 pub const BACKLOG: usize = 1024;
 
 #[derive(Default)]
 pub struct State {
-    /// Calls wait for what they begin, and the event channel is the identifier's own.
+    /// Whether the identifier is synchronous: its calls wait for their result, and it has an event channel of its own.
     pub is_sync: bool,
     pub bound: Option<SocketAddr>,
-    /// The port was chosen here.
+    /// Whether this library chose the port.
     pub is_port_chosen: bool,
     pub listeners: Option<Listeners>,
     pub target: Option<SocketAddr>,
     pub connection: Option<Arc<Connection>>,
-    /// What this side has asked for, or agreed to, and what the other side has.
+    /// The parameters that this side has requested or accepted, and those of the other side.
     pub own: Parameters,
     pub theirs: Parameters,
-    /// What a listener of `rdma_create_ep` makes queue pairs by.
+    /// The attributes of the queue pairs that a listener of `rdma_create_ep` creates.
     pub wanted: Option<ibv_qp_init_attr>,
 }
 
@@ -70,7 +70,7 @@ impl Owner for Core {
             let backlog = self.backlog.load(Ordering::Relaxed);
             let more = |waiting: usize| (waiting < backlog).then_some(waiting + 1);
             if self.requests.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
-                // The other side sees the end of the connection.
+                // The connection is dropped, and the other side sees its end.
                 return;
             }
         }
@@ -86,13 +86,13 @@ impl Core {
     }
 }
 
-/// The identifier of ours that this is, if it is one.
+/// Returns the identifier if it is one of this library's.
 ///
 /// # Safety
 ///
-/// The pointer is an identifier's, of this library or another one.
+/// The pointer points to an identifier, of this library or the real one.
 pub unsafe fn own<'a>(id: *mut rdma_cm_id) -> Option<&'a Id> {
-    // SAFETY: those that are registered are ours, and there.
+    // SAFETY: registered identifiers are ours, and exist.
     IDS.has(id).then(|| unsafe { &*id.cast::<Id>() })
 }
 
@@ -113,7 +113,7 @@ pub fn code(error: &DeviceError) -> c_int {
     }
 }
 
-/// Makes an identifier. Without a channel, it is a synchronous one.
+/// Creates an identifier. Without a channel, it is synchronous.
 pub unsafe fn create(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
@@ -135,7 +135,7 @@ pub unsafe fn create(
     Ok(made.cast())
 }
 
-/// The type of queue pairs of a port space.
+/// Returns the type of the queue pairs of a port space.
 fn qp_type(ps: rdma_port_space) -> ibv_qp_type {
     if matches!(ps, RDMA_PS_UDP | RDMA_PS_IPOIB) { IBV_QPT_UD } else { IBV_QPT_RC }
 }
@@ -153,39 +153,40 @@ impl Id {
         self.state().connection.clone()
     }
 
-    /// Number of the member at the other side.
+    /// Returns the number of the member at the other side, or 0 if there is none.
     pub fn peer_member(&self) -> u32 {
         self.connection().map_or(0, |connection| connection.peer_member())
     }
 
-    /// What both sides have said.
+    /// Returns the parameters of this side and of the other side.
     pub fn parameters(&self) -> (Parameters, Parameters) {
         let state = self.state();
         (state.own, state.theirs)
     }
 
-    /// The program takes a request.
+    /// Counts a request that the program takes.
     pub fn take_request(&self) {
         self.core.requests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// What a listener makes queue pairs by.
+    /// Returns the attributes of the queue pairs that a listener creates.
     pub fn wanted(&self) -> Option<ibv_qp_init_attr> {
         self.state().wanted
     }
 
     fn queue_pair(&self) -> *mut ibv_qp {
-        // The program, and `rdma_create_qp`, may have changed it since.
-        // SAFETY: a field of the identifier, which is there.
+        // The program or `rdma_create_qp` may have changed the field through its own pointer.
+        // SAFETY: the field belongs to the identifier, which exists.
         unsafe { (&raw const self.id.qp).read_volatile() }
     }
 
-    /// After a failure nothing goes through the queue pair any more.
+    /// Puts the queue pair in the error state after a failure.
     pub fn fail_queue_pair(&self) {
         objects::fail(self.queue_pair());
     }
 
-    /// The other side agrees: the queue pair becomes ready to send. What the program is told, and an error.
+    /// Handles the acceptance by the other side: the queue pair becomes ready to send. Returns the type and the status of the event for
+    /// the program.
     pub fn agreed(&self, theirs: &Parameters) -> (rdma_cm_event_type, c_int) {
         self.state().theirs = *theirs;
         if self.is_datagram() {
@@ -210,7 +211,7 @@ impl Id {
         }
     }
 
-    /// An identifier for a connection that somebody asks a listener for, and what that one says of its queue pair.
+    /// Creates an identifier for a connection request to a listener. Returns it with the parameters of the other side.
     pub fn child(
         &self,
         id: *mut rdma_cm_id,
@@ -221,7 +222,7 @@ impl Id {
         let channel = if is_sync { ptr::null_mut() } else { self.id.channel };
         let device = opened().into_iter().find(|opened| Arc::ptr_eq(&opened.device(), connection.device()));
         let device = device.ok_or(libc::ENODEV)?;
-        // SAFETY: the listener's channel; the new identifier is nobody else's yet.
+        // SAFETY: the listener's channel; no other thread knows the new identifier yet.
         unsafe {
             let child = create(channel, (*id).context, (*id).ps, (*id).qp_type)?;
             let own = own(child).ok_or(libc::EINVAL)?;
@@ -239,13 +240,13 @@ impl Id {
     }
 }
 
-/// The identifier belongs to a device from now on.
+/// Assigns an identifier to a device.
 pub unsafe fn attach(id: *mut rdma_cm_id, device: Opened) {
     // SAFETY: the caller's identifier.
     unsafe { ((*id).verbs, (*id).pd, (*id).port_num) = (device.context(), device.pd(), 1) }
 }
 
-/// A synchronous call waits for what it has begun.
+/// Waits for the result of a call on a synchronous identifier. Returns at once for any other.
 pub unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), c_int> {
     // SAFETY: the caller's identifier, and its event.
     unsafe {
@@ -266,7 +267,7 @@ pub unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), c_int> {
     }
 }
 
-/// Acknowledges the event that a synchronous identifier keeps.
+/// Acknowledges the event that a synchronous identifier holds.
 pub unsafe fn acknowledge(id: *mut rdma_cm_id) {
     // SAFETY: the caller's identifier.
     unsafe {
@@ -303,7 +304,7 @@ pub unsafe extern "C" fn ginnel_rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     unsafe {
         let Some(own) = own(id) else { return real::rdma_destroy_id(id) };
         acknowledge(id);
-        // From here on nobody tells it anything.
+        // From here on, the identifier gets no more events.
         let events = locked(&own.core.events).take();
         let mut state = own.state();
         let (listeners, connection) = (state.listeners.take(), state.connection.take());
@@ -313,7 +314,7 @@ pub unsafe extern "C" fn ginnel_rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
         if let Some(connection) = &connection {
             connection.set_owner(None);
         }
-        // Those who have asked and were not answered see the end, as the peer does.
+        // Peers whose requests were not answered see the end of their connection, and so does the connected peer.
         drop(connection);
         if let Some(events) = events {
             events.remove(|happened| happened.id == id.addr());
@@ -372,7 +373,7 @@ unsafe extern "C" fn ginnel_rdma_set_option(
             return real::rdma_set_option(id, level, name, value, len);
         }
     }
-    // There are no classes of service and no acknowledgements; an address is free again at once.
+    // These options have no effect: there are no classes of service and no acknowledgements, and an address is free again at once.
     match (level, name) {
         (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT) if len == 1 => 0,
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY) if len == size_of::<c_int>() => 0,

@@ -1,5 +1,5 @@
-//! Queue pairs and queues of an identifier.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! The queue pairs and other queues of an identifier.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::id::{self, Id};
 use super::{Register, done, failed, opened};
@@ -15,14 +15,14 @@ use ginnel_verbs_abi::*;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// As an adapter's kernel would guess it for a network of some switches: 4.096 microseconds, doubled so often.
+/// The timeout that an adapter's kernel would use in a network with a few switches: 4.096 microseconds times 2 to this power.
 const TIMEOUT: u8 = 18;
 
 fn last_error() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// What a queue pair of this identifier needs for a state, and which attributes these are.
+/// Returns the attributes that a queue pair of this identifier needs for a state, with their mask.
 fn attributes(own: &Id, is_datagram: bool, state: u32) -> Option<(ibv_qp_attr, u32)> {
     let mut attr = ibv_qp_attr::ZEROED;
     attr.qp_state = state;
@@ -55,7 +55,8 @@ fn attributes(own: &Id, is_datagram: bool, state: u32) -> Option<(ibv_qp_attr, u
         (IBV_QPS_RTS, false) => {
             attr.timeout = TIMEOUT;
             attr.retry_cnt = this.retry_count;
-            // Whoever asks says how long the other side's receives are waited for, and is told the same of its own.
+            // Each side tells the other how often to retry a message for which it has no receive, so this side uses the other side's
+            // count.
             attr.rnr_retry = theirs.rnr_retry_count;
             attr.max_rd_atomic = this.initiator_depth;
             IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC
@@ -66,7 +67,7 @@ fn attributes(own: &Id, is_datagram: bool, state: u32) -> Option<(ibv_qp_attr, u
 }
 
 fn change(own: &Id, qp: *mut ibv_qp, state: u32) -> Result<(), c_int> {
-    // SAFETY: the caller's queue pair, of this identifier.
+    // SAFETY: the caller's queue pair, which belongs to this identifier.
     unsafe {
         let is_datagram = (*qp).qp_type == IBV_QPT_UD;
         let (mut attr, mask) = attributes(own, is_datagram, state).ok_or(libc::EINVAL)?;
@@ -77,24 +78,24 @@ fn change(own: &Id, qp: *mut ibv_qp, state: u32) -> Result<(), c_int> {
     }
 }
 
-/// Connects a queue pair with the one of which the other side has told.
+/// Connects a queue pair to the one that the other side has announced.
 pub fn connect(own: &Id, qp: *mut ibv_qp) -> Result<(), c_int> {
     change(own, qp, IBV_QPS_RTR)?;
     change(own, qp, IBV_QPS_RTS)
 }
 
-/// Nothing goes through a queue pair any more, if there is one.
+/// Puts a queue pair in the error state. Does nothing if the pointer is null.
 pub fn fail(qp: *mut ibv_qp) {
     if qp.is_null() {
         return;
     }
     let mut attr = ibv_qp_attr::ZEROED;
     attr.qp_state = IBV_QPS_ERR;
-    // SAFETY: the identifier's queue pair. A datagram's may stay as it is.
+    // SAFETY: the identifier's queue pair. That of a datagram service may keep its state.
     unsafe { ginnel_ibv_modify_qp(qp, &raw mut attr, IBV_QP_STATE.cast_signed()) };
 }
 
-/// Makes a completion queue that the program has not made, and a channel for its events.
+/// Creates a completion queue that the program did not provide, and a channel for its events.
 unsafe fn create_queue(
     id: *mut rdma_cm_id,
     entries: u32,
@@ -132,7 +133,7 @@ unsafe fn destroy_queues(id: *mut rdma_cm_id) {
     // SAFETY: the caller's identifier.
     unsafe {
         let destroy = |channel: &mut *mut ibv_comp_channel, cq: &mut *mut ibv_cq| {
-            // Those without a channel are the program's, or there are none.
+            // A queue without a channel here was provided by the program, or does not exist.
             if !channel.is_null() {
                 ginnel_ibv_destroy_cq(std::mem::replace(cq, ptr::null_mut()));
                 ginnel_ibv_destroy_comp_channel(std::mem::replace(channel, ptr::null_mut()));
@@ -200,11 +201,11 @@ unsafe fn create_ex(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Resu
     Ok(())
 }
 
-/// Makes a queue pair for an identifier, in a domain or in the device's own.
+/// Creates a queue pair for an identifier, in the given protection domain, or in the device's default one.
 ///
 /// # Safety
 ///
-/// The identifier is ours, and the domain is null or of its device.
+/// The identifier is ours, and the domain is null or belongs to its device.
 pub unsafe fn create(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<(), c_int> {
     let mut extended = ibv_qp_init_attr_ex::ZEROED;
     (extended.qp_context, extended.send_cq, extended.recv_cq) = (init.qp_context, init.send_cq, init.recv_cq);
@@ -216,7 +217,7 @@ pub unsafe fn create(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_ini
     Ok(())
 }
 
-/// Makes the queue pair that a listener wants for each connection.
+/// Creates the queue pair that a listener wants for each connection.
 ///
 /// # Safety
 ///
@@ -352,7 +353,7 @@ unsafe extern "C" fn ginnel_rdma_init_qp_attr(
     0
 }
 
-/// Lists of devices of ours that programs have.
+/// Lists of this library's devices that programs hold.
 pub static LISTS: Register = Register::new();
 
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
-//! Calls that are not offered for identifiers of ours. The real library has them for its own.
-#![allow(unsafe_code)] // Functions of C.
+//! Calls that this library does not support for its own identifiers. For identifiers of the real library they are forwarded.
+#![allow(unsafe_code)] // These are C functions.
 
 use super::failed;
 use super::id::own;
@@ -8,7 +8,7 @@ use ginnel_verbs_abi::rdmacm::*;
 use libc::sockaddr;
 use std::ffi::{c_int, c_void};
 
-/// Writes functions that fail for identifiers of ours.
+/// Defines functions that fail for identifiers of this library.
 macro_rules! refused {
     ($($name:ident = $real:ident($($argument:ident: $type:ty),*);)*) => {
         $(
@@ -33,11 +33,11 @@ refused! {
         attr: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void
     );
     ginnel_rdma_leave_multicast = rdma_leave_multicast(address: *mut sockaddr);
-    // What connections of certain adapters have in addition.
+    // Vendor-specific options of a connection (ECE).
     ginnel_rdma_set_local_ece = rdma_set_local_ece(ece: *mut c_void);
     ginnel_rdma_get_remote_ece = rdma_get_remote_ece(ece: *mut c_void);
     ginnel_rdma_reject_ece = rdma_reject_ece(private: *const c_void, len: u8);
-    // Names of services.
+    // Service names.
     ginnel_rdma_resolve_addrinfo = rdma_resolve_addrinfo(
         node: *const i8, service: *const i8, hints: *const rdma_addrinfo
     );

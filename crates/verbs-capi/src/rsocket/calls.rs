@@ -1,5 +1,5 @@
-//! The calls that make connections and end them, and those of I/O maps.
-#![allow(unsafe_code)] // Structures and functions of C.
+//! The C functions that create, connect and close rsockets, and those of I/O maps.
+#![allow(unsafe_code)] // C structures and functions.
 
 use super::maps::Maps;
 use super::socket::Socket;
@@ -13,15 +13,16 @@ use std::net::SocketAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The real library has given the program an rsocket.
+/// Whether the real library has created an rsocket for the program.
 static ARE_FOREIGN: AtomicBool = AtomicBool::new(false);
 
-/// Whether there may be rsockets of the real library.
+/// Returns whether there may be rsockets of the real library.
 pub fn are_foreign() -> bool {
     ARE_FOREIGN.load(Ordering::Relaxed)
 }
 
-/// Calls the real library for a number that is not ours, if it has given any: it does not look whether a number is one of its own.
+/// Calls the real library for a number that is not ours, if the real library has created any rsocket: it does not check whether a number
+/// is one of its own.
 pub fn foreign<T: From<i8>>(call: impl FnOnce() -> T) -> T {
     if are_foreign() {
         return call();
@@ -30,7 +31,7 @@ pub fn foreign<T: From<i8>>(call: impl FnOnce() -> T) -> T {
     T::from(-1)
 }
 
-/// Reads an address of C that is so long.
+/// Reads an address from C that has this length.
 unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c_int> {
     if address.is_null() {
         return Err(libc::EFAULT);
@@ -38,7 +39,7 @@ unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c
     if (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's address has its family.
+    // SAFETY: the caller's address is long enough to have its family.
     let least = match c_int::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
@@ -47,15 +48,15 @@ unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c
     if (len as usize) < least {
         return Err(libc::EINVAL);
     }
-    // SAFETY: it is as long as its family says.
+    // SAFETY: the address is as long as its family requires.
     unsafe { addresses::read(address) }.ok_or(libc::EAFNOSUPPORT)
 }
 
-/// Gives an address to C, as much of it as there is room for.
+/// Copies an address to C, truncated to the room that there is. `len` becomes its full length.
 ///
 /// # Safety
 ///
-/// Both are null, or the room is as long as `len` says.
+/// Either pointer is null, or there is room for as many bytes as `len` says.
 pub unsafe fn write(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
@@ -71,7 +72,7 @@ pub unsafe fn write(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t)
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if !is_here() {
-        // SAFETY: numbers alone.
+        // SAFETY: the arguments are numbers only.
         let number = unsafe { real::rsocket(domain, kind, protocol) };
         if number >= 0 {
             ARE_FOREIGN.store(true, Ordering::Relaxed);
@@ -106,7 +107,7 @@ unsafe extern "C" fn ginnel_rbind(number: c_int, address: *const sockaddr, len: 
 unsafe extern "C" fn ginnel_rlisten(number: c_int, backlog: c_int) -> c_int {
     match table::get(number) {
         Some(socket) => done(socket.listen(backlog)),
-        // SAFETY: numbers alone.
+        // SAFETY: the arguments are numbers only.
         None => unsafe { foreign(|| real::rlisten(number, backlog)) },
     }
 }
@@ -114,13 +115,13 @@ unsafe extern "C" fn ginnel_rlisten(number: c_int, backlog: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_raccept(number: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let Some(socket) = table::get(number) else {
-        // SAFETY: the caller's room.
+        // SAFETY: the caller's buffer and its length.
         return unsafe { foreign(|| real::raccept(number, address, len)) };
     };
     match socket.accept() {
         Ok(accepted) => {
             if let Ok(peer) = accepted.peer() {
-                // SAFETY: the caller's room.
+                // SAFETY: the caller's buffer and its length.
                 unsafe { write(peer, address, len) };
             }
             table::add(accepted)
@@ -144,7 +145,7 @@ unsafe extern "C" fn ginnel_rconnect(number: c_int, address: *const sockaddr, le
 unsafe extern "C" fn ginnel_rshutdown(number: c_int, how: c_int) -> c_int {
     match table::get(number) {
         Some(socket) => done(socket.shut_down(how)),
-        // SAFETY: numbers alone.
+        // SAFETY: the arguments are numbers only.
         None => unsafe { foreign(|| real::rshutdown(number, how)) },
     }
 }
@@ -156,7 +157,7 @@ unsafe extern "C" fn ginnel_rclose(number: c_int) -> c_int {
             socket.close();
             0
         }
-        // SAFETY: a number alone.
+        // SAFETY: the argument is a number only.
         None => unsafe { foreign(|| real::rclose(number)) },
     }
 }
@@ -167,7 +168,7 @@ unsafe extern "C" fn ginnel_rgetpeername(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's room.
+    // SAFETY: the caller's buffer and its length.
     unsafe {
         match table::get(number) {
             Some(socket) => done(socket.peer().map(|peer| write(peer, address, len))),
@@ -182,7 +183,7 @@ unsafe extern "C" fn ginnel_rgetsockname(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's room.
+    // SAFETY: the caller's buffer and its length.
     unsafe {
         match table::get(number) {
             Some(socket) => {
@@ -251,7 +252,7 @@ unsafe extern "C" fn ginnel_riowrite(
             let at = offset.checked_add_unsigned(written as u64).ok_or(libc::EINVAL)?;
             match maps.write_at(from.wrapping_add(written as u64), count - written, at) {
                 Ok(len) => written += len,
-                // What lies behind the map.
+                // The rest lies behind the mapped memory.
                 Err(_) if written > 0 => break,
                 Err(error) => return Err(error),
             }

@@ -1,6 +1,6 @@
-//! One direction of a stream, for several threads.
+//! One direction of a stream, shared by several threads.
 //!
-//! Nobody keeps its lock while sleeping, so that a thread that polls, shuts down or closes never waits for one that receives.
+//! No thread holds the lock while it sleeps, so a thread that polls, shuts down or closes never waits for one that receives.
 
 use super::waiting::{Waiters, Wake};
 use ginnel::{Error, StreamReceiver, StreamSender, WaitMode};
@@ -14,13 +14,14 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Half of a stream.
+/// One half of a stream: the sender or the receiver.
 pub trait Half {
-    /// Operations look as long as this, then say [`Error::TimedOut`].
+    /// Sets the half so that its operations poll for this time, and then fail with [`Error::TimedOut`].
     fn looks(&mut self, time: Duration);
-    /// Operations that would have to wait say [`Error::WouldBlock`], and leave the half armed.
+    /// Sets the half so that operations that would have to wait fail with [`Error::WouldBlock`], and leave the half armed.
     fn arms(&mut self);
-    /// What becomes readable then. `None` if nothing can, in a VM without interrupts.
+    /// Returns the descriptor that becomes readable when an armed half is ready, or `None` in a VM without interrupts, where there is
+    /// none.
     fn descriptor(&mut self) -> Result<Option<RawFd>, Error>;
 }
 
@@ -47,33 +48,33 @@ macro_rules! half {
 }
 half!(StreamSender, StreamReceiver);
 
-/// How an operation is tried.
+/// How to try an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// Once.
+    /// Try once.
     Look,
-    /// For a moment, since a peer that is at work answers soon.
+    /// Try for a moment, because an active peer answers soon.
     Spin,
-    /// Once, and the half is armed if it has to wait.
+    /// Try once, and arm the half if the operation has to wait.
     Arm,
 }
 
-/// Why an operation was not done.
+/// The reason why an operation was not executed.
 #[derive(Debug)]
 pub enum Failed {
-    /// It has to wait.
+    /// The operation has to wait.
     Later,
-    /// This side has given up the direction.
+    /// This side has shut down the direction.
     Shut,
-    /// The channel says so.
+    /// The channel reports an error.
     Channel(Error),
-    /// The system says so.
+    /// A system call failed with this errno value.
     System(c_int),
 }
 
 /// One direction of a stream.
 pub struct Line<H> {
-    /// None once this side has given it up.
+    /// `None` once this side has shut down the direction.
     half: Mutex<Option<H>>,
     pub waiters: Waiters,
 }
@@ -83,14 +84,14 @@ impl<H: Half> Line<H> {
         Self { half: Mutex::new(Some(half)), waiters: Waiters::default() }
     }
 
-    /// Gives the direction up, and wakes those who wait for it.
+    /// Shuts down the direction, and wakes the threads that wait for it.
     pub fn shut(&self) {
         let half = locked(&self.half).take();
         self.waiters.ring(None);
         drop(half);
     }
 
-    /// Does something with the half that does not wait, if it is there.
+    /// Calls `act` with the half, unless the direction is shut down. `act` must not wait.
     pub fn with(&self, act: impl FnOnce(&mut H)) {
         if let Some(half) = &mut *locked(&self.half) {
             act(half);
@@ -98,7 +99,7 @@ impl<H: Half> Line<H> {
         self.waiters.ring(None);
     }
 
-    /// Tries an operation. `wake` is told what becomes readable if the half was armed.
+    /// Tries an operation. If the half was armed, adds the descriptor that becomes readable to `wake`.
     pub fn attempt<T>(
         &self,
         how: How,
@@ -108,7 +109,7 @@ impl<H: Half> Line<H> {
         let mut half = locked(&self.half);
         let there = half.as_mut().ok_or(Failed::Shut)?;
         match how {
-            // The half stays armed for those who sleep at it.
+            // The half stays armed for the threads that sleep.
             How::Look if self.waiters.are_some() => there.arms(),
             How::Look => there.looks(Duration::ZERO),
             How::Spin => there.looks(WaitMode::DEFAULT_BUDGET),
@@ -117,7 +118,7 @@ impl<H: Half> Line<H> {
         match operation(there) {
             Ok(done) => {
                 drop(half);
-                // There may be more, and the readiness of the half is used up.
+                // There may be more, and this operation has consumed the readiness for which other threads sleep.
                 self.waiters.ring(wake.as_deref());
                 Ok(done)
             }
@@ -135,7 +136,7 @@ impl<H: Half> Line<H> {
         }
     }
 
-    /// Does an operation. If it has to wait, it does so, or says [`Failed::Later`].
+    /// Executes an operation. If it would have to wait, waits (`waits`) or fails with [`Failed::Later`].
     pub fn run<T>(
         &self,
         waits: bool,

@@ -1,4 +1,4 @@
-//! A listener, and those who have come.
+//! A listener, and the connections that wait to be accepted.
 
 use super::line::locked;
 use super::maps::Maps;
@@ -17,16 +17,16 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex};
 
-/// Those who have come and have not said who they are. The oldest makes room.
+/// Maximum number of connections that have not sent their hello yet. Beyond it, the oldest is closed.
 const SILENT: usize = 64;
-/// Tries to find a port.
+/// Number of attempts to find a free port.
 const TRIES: u32 = 64;
 
 /// A listener.
 pub struct Listening {
     pub bound: SocketAddr,
     doors: Vec<meet::Door<StreamChannel>>,
-    /// How many wait here to be accepted; the others wait at the daemon.
+    /// Number of connections that wait in this process; the others wait at the daemon.
     backlog: usize,
     queue: Mutex<Queue>,
     pub waiters: Waiters,
@@ -45,7 +45,7 @@ struct Silent {
     greeting: Greeting<{ Hello::LEN }>,
 }
 
-/// Somebody who has come and has said who it is.
+/// A connection that has sent its hello and waits to be accepted.
 pub struct Arrived {
     channel: StreamChannel,
     device: Arc<Device>,
@@ -62,7 +62,7 @@ fn refused(error: &Error) -> c_int {
 }
 
 impl Listening {
-    /// Listens at the addresses of `bound`, of every device.
+    /// Listens at the addresses of `bound` on every device.
     pub fn new(
         mut bound: SocketAddr,
         is_port_chosen: bool,
@@ -86,7 +86,7 @@ impl Listening {
         Ok(Self { bound, doors, backlog, queue: Mutex::default(), waiters: Waiters::default() })
     }
 
-    /// Takes those who have come. `wake` is told where to sleep until there are more.
+    /// Accepts new channels and reads their hellos. Adds to `wake` what becomes readable when there are more.
     fn collect(&self, queue: &mut Queue, mut wake: Option<&mut Wake>) {
         let Queue { silent, arrived } = queue;
         for (listener, device) in &self.doors {
@@ -123,7 +123,7 @@ impl Listening {
         *silent = left;
     }
 
-    /// Whether somebody can be accepted. `wake` is told where to sleep if not.
+    /// Returns whether a connection can be accepted. If not, adds to `wake` what becomes readable then.
     pub fn is_ready(&self, wake: Option<&mut Wake>) -> bool {
         let mut queue = locked(&self.queue);
         if queue.arrived.is_empty() {
@@ -140,13 +140,13 @@ impl Listening {
         let arrived = queue.arrived.pop_front();
         drop(queue);
         if arrived.is_some() {
-            // There may be more for others.
+            // There may be another connection for another thread.
             self.waiters.ring(None);
         }
         arrived
     }
 
-    /// Accepts the next one, and waits for it if wanted.
+    /// Accepts the next connection. If there is none, waits (`waits`) or fails with EAGAIN.
     pub fn accept(&self, waits: bool) -> Result<Stream, c_int> {
         if let Some(arrived) = self.take(None) {
             return arrived.enter(self.bound);
@@ -166,7 +166,7 @@ impl Listening {
 }
 
 impl Arrived {
-    /// The connection, whose other side is told so if it waits for that.
+    /// Establishes the connection, and answers the other side if it expects an answer.
     fn enter(self, bound: SocketAddr) -> Result<Stream, c_int> {
         let Self { mut channel, device, hello } = self;
         let maps = hello.offer.and_then(|theirs| {
@@ -180,7 +180,7 @@ impl Arrived {
             let answer = Answer { offer: maps.as_ref().and_then(Maps::offer) };
             greet(&mut channel, &answer.encode()).map_err(|_| libc::ECONNABORTED)?;
         }
-        // Which of several addresses it is the other side knows.
+        // If the listener has several addresses, the hello says to which of them the other side connected.
         let local = match bound.ip().is_unspecified() {
             true => SocketAddr::new(hello.to.ip(), bound.port()),
             false => bound,

@@ -1,10 +1,11 @@
-//! I/O maps: memory of one side into which the other one writes.
+//! I/O maps: memory of one side to which the other side writes.
 //!
-//! Both sides of a connection with I/O maps have an RC queue pair and a table of what the other side has mapped: [`riomap`](super::calls) writes
-//! an entry into the peer's table by RDMA WRITE, and riowrite looks there for an offset, and writes to where the entry says. Both
-//! happen in the call, as the CPU that posts does the work; so what was written is there before what the stream carries later. Anybody
-//! in the segment can write to a table, so an entry is a wish, which the queue pair's checks of keys and bounds follow up.
-#![allow(unsafe_code)] // Pages for tables, and the words in them.
+//! Both sides of a connection with I/O maps have an RC queue pair, and a table of what the other side has mapped.
+//! [`riomap`](super::calls) writes an entry into the peer's table by RDMA WRITE. `riowrite` looks up an offset in this side's table, and
+//! writes to the memory that the entry names. Both complete during the call, because the CPU that posts executes the request. So the
+//! data is there before anything that is sent on the stream later. Any member of the segment can write to a table, so an entry is not
+//! trusted: the queue pair checks the key and the bounds of each write.
+#![allow(unsafe_code)] // Maps pages for tables, and accesses their words.
 
 use super::line::locked;
 use crate::context::{Open, next_domain};
@@ -26,33 +27,33 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
-/// Pages that are taken from the kernel at once.
+/// Number of pages that are requested from the kernel at a time.
 const PAGES: usize = 16;
-/// Entries of a table.
+/// Number of entries of a table.
 pub const ENTRIES: usize = PAGE / size_of::<Entry>();
-/// The most bytes of one write.
+/// Maximum length of one write, in bytes.
 const MOST: usize = 1 << 30;
-/// How long a peer may take to be ready to receive. The side that accepts is ready before the other one knows of it; that one is once it
-/// looks for the answer, which it does in rconnect, or in rpoll after a call that did not wait.
+/// How long a peer may take to become ready to receive. The accepting side is ready before the connecting side learns of it. The
+/// connecting side becomes ready when it reads the answer, in `rconnect`, or in `rpoll` after a non-blocking call.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Looks, each followed by a turn for other threads, before a request that has to wait is looked for at intervals.
+/// Number of times that a waiting thread polls and yields, before it polls at intervals.
 const LOOKS: u32 = 64;
 const INTERVAL: Duration = Duration::from_micros(200);
 
-/// What is mapped, as words in memory.
+/// An entry of a table: a range of mapped memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 struct Entry {
     offset: u64,
     length: u64,
     address: u64,
-    /// The key of the region, and a bit that says that there is something. The last word is the last to be written.
+    /// The key of the region, and the bit `VALID` if the entry is in use. This word is written last.
     word: u64,
 }
 
 const VALID: u64 = 1 << 32;
 
-/// A page that lies in the segment, for as long as the process lives: it is used again.
+/// A page in the segment that contains a table. The page is never unmapped, and is reused.
 struct Table {
     open: Arc<Open>,
     page: *mut AtomicU64,
@@ -63,13 +64,13 @@ unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
 
-/// Pages that nobody uses, and to which segment each belongs.
+/// Unused pages, each with the address of the segment that it belongs to.
 static FREE: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
-/// While this is there, nobody takes such pages.
+/// A guard that keeps other threads from taking such pages.
 pub type Held = MutexGuard<'static, Vec<(usize, usize)>>;
 
-/// Waits until nobody does that.
+/// Waits until no other thread is taking a page.
 pub fn hold() -> Held {
     locked(&FREE)
 }
@@ -79,7 +80,7 @@ impl Table {
         let owner = Arc::as_ptr(open).addr();
         let mut free = locked(&FREE);
         if !free.iter().any(|(known, _)| *known == owner) {
-            // SAFETY: new pages, which nobody else knows.
+            // SAFETY: these are new pages, which no one else uses.
             let pages = unsafe {
                 let (rights, kind) =
                     (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -100,14 +101,15 @@ impl Table {
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < PAGE / 8);
-        // SAFETY: a word of the page, which stays. Others change it only as a whole, or as they may change all of the segment.
+        // SAFETY: the word belongs to the page, which is never unmapped. Others change it by whole words only, apart from members of the
+        // segment, which may change all of it anyway.
         unsafe { &*self.page.add(at) }
     }
 
-    /// An entry as it is at one moment, if there is something in it.
+    /// Returns a consistent copy of an entry, if it is in use.
     fn entry(&self, index: usize) -> Option<Entry> {
         let at = index * (size_of::<Entry>() / 8);
-        // ORDER copy.last: the last word before those in front of it. Pairs with: the peer's `SharedSharedMemory::write_release`.
+        // ORDER copy.last: the last word before those in front of it. Pairs with: the peer's `SharedMemory::write_release`.
         let word = self.word(at + 3).load(Ordering::Acquire);
         if word & VALID == 0 {
             return None;
@@ -125,28 +127,28 @@ impl Drop for Table {
     }
 }
 
-/// Memory of this side that the other one may write to.
+/// Memory of this side that the other side may write to.
 struct Mapped {
     address: u64,
     len: usize,
     key: Key,
-    /// Where it stands in the other side's table.
+    /// Index of its entry in the other side's table.
     slot: Option<usize>,
 }
 
-/// This side's part in the I/O maps of a connection.
+/// This side's state of the I/O maps of a connection.
 pub struct Maps {
     open: Arc<Open>,
     pair: Arc<QueuePair<Mapping>>,
     completions: Arc<CompletionQueue<Mapping>>,
     domain: u32,
-    /// The region of all of the program's memory, for reading.
+    /// The key of a region with all of the program's memory, from which this side only reads.
     all: Option<Key>,
-    /// The table, and its region.
+    /// The table, and the key of its region.
     table: Option<(Table, Key)>,
     theirs: Offer,
     mapped: Mutex<Vec<Mapped>>,
-    /// One request at a time, so that its completion is known.
+    /// Held during a request, so that its completion can be identified.
     turn: Mutex<()>,
 }
 
@@ -155,7 +157,7 @@ fn code(error: ginnel_verbs::device::DeviceError) -> c_int {
 }
 
 impl Maps {
-    /// A queue pair and a table on a device.
+    /// Creates a queue pair and a table on a device.
     pub fn new(open: &Arc<Open>) -> Result<Self, c_int> {
         let domain = next_domain(open);
         let completions = Arc::new(CompletionQueue::new(4));
@@ -173,7 +175,7 @@ impl Maps {
             tell: Box::new(|_| {}),
         });
         let pair = pair.map_err(code)?;
-        // Whatever fails from here on, is cleared away by `drop`.
+        // If a later step fails, `drop` undoes the earlier ones.
         let mut maps = Self {
             open: open.clone(),
             pair,
@@ -196,7 +198,7 @@ impl Maps {
         Ok(maps)
     }
 
-    /// What the other side is told.
+    /// Returns what the other side needs to know.
     pub fn offer(&self) -> Option<Offer> {
         let (table, key) = self.table.as_ref()?;
         Some(Offer {
@@ -207,7 +209,7 @@ impl Maps {
         })
     }
 
-    /// Connects with what the other side, this endpoint, has told.
+    /// Connects to what the other side has offered. `endpoint` is the other side.
     pub fn connect(&mut self, theirs: Offer, endpoint: u32) -> Result<(), c_int> {
         let number = QpNumber(theirs.queue_pair);
         if theirs.queue_pair & !QpNumber::MASK != 0 || number.endpoint() != endpoint {
@@ -222,7 +224,7 @@ impl Maps {
         self.pair.modify(QpState::RTS, send).map_err(|_| libc::EIO)
     }
 
-    /// Writes bytes of this process to memory of the other side, and waits until they are there.
+    /// Writes data of this process to memory of the other side, and waits until it has been written.
     fn write(&self, from: u64, len: usize, address: u64, key: Key) -> Result<(), c_int> {
         let key_of_all = self.all.ok_or(libc::EOPNOTSUPP)?;
         let elements = [Element { address: from, length: len as u32, key: key_of_all.0 }];
@@ -238,7 +240,7 @@ impl Maps {
         let _turn = locked(&self.turn);
         self.pair.post(&Process, &work).map_err(|_| libc::EIO)?;
         let mut looks = 0;
-        // Ten megabytes in a second, at least.
+        // The limit corresponds to a rate of ten megabytes per second.
         let end = Instant::now() + 2 * PATIENCE + Duration::from_nanos(100 * len as u64);
         let status = loop {
             let mut status = None;
@@ -247,8 +249,8 @@ impl Maps {
                 break status;
             }
             looks += 1;
-            // Usually it was done when it was posted. Otherwise the queue pair's patience ends this, or this one's, if the memory is not in the
-            // segment and its owner does not answer.
+            // Usually the request was complete when it was posted. Otherwise the queue pair's timeouts end it; or this limit does, if
+            // the memory is not in the segment and its owner does not answer.
             if looks > LOOKS && Instant::now() >= end {
                 let _ = self.pair.modify(QpState::ERR, Change::default());
             }
@@ -262,7 +264,7 @@ impl Maps {
         }
     }
 
-    /// Puts an entry into the other side's table.
+    /// Writes an entry into the other side's table.
     fn tell(&self, slot: usize, entry: &Entry) -> Result<(), c_int> {
         let at = (slot * size_of::<Entry>()) as u64;
         let address = self.theirs.table.checked_add(at).ok_or(libc::EFAULT)?;
@@ -270,7 +272,8 @@ impl Maps {
         self.write(from, size_of::<Entry>(), address, Key(self.theirs.key))
     }
 
-    /// Maps memory of the program, for writing by the other side or for nobody. The offset at which it is mapped.
+    /// Maps memory of the program, so that the other side can write to it (`is_shared`) or not. Returns the offset at which it is
+    /// mapped.
     pub fn map(&self, address: u64, len: usize, is_shared: bool, offset: i64) -> Result<i64, c_int> {
         let offset = if offset == -1 { address.cast_signed() } else { offset };
         if len == 0 || offset < 0 || offset.checked_add_unsigned(len as u64).is_none() {
@@ -296,20 +299,20 @@ impl Maps {
         Ok(offset)
     }
 
-    /// Ends what was mapped.
+    /// Removes a map.
     pub fn unmap(&self, address: u64, len: usize) -> Result<(), c_int> {
         let mut mapped = locked(&self.mapped);
         let is_it = |known: &Mapped| (known.address, known.len) == (address, len);
         let at = mapped.iter().position(is_it).ok_or(libc::EINVAL)?;
         let Mapped { key, slot, .. } = mapped.swap_remove(at);
         if let Some(slot) = slot {
-            // A peer that has gone needs to know nothing.
+            // If the peer has gone, the failure does not matter.
             let _ = self.tell(slot, &Entry::default());
         }
         self.open.device.deregister(key).map(drop).map_err(code)
     }
 
-    /// Writes to what the other side has mapped. How many bytes: as many as lie in one map.
+    /// Writes to memory that the other side has mapped. Returns the number of bytes, which ends with the map that contains the offset.
     pub fn write_at(&self, from: u64, len: usize, offset: i64) -> Result<usize, c_int> {
         let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
         let (table, _) = self.table.as_ref().ok_or(libc::EOPNOTSUPP)?;
@@ -338,7 +341,7 @@ impl Drop for Maps {
         if let Some((table, key)) = self.table.take()
             && self.open.device.deregister(key).is_err()
         {
-            // A peer has stopped in the middle of writing to it.
+            // A peer has stopped in the middle of a write to the page, so the page is not reused.
             std::mem::forget(table);
         }
     }

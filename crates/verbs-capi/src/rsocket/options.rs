@@ -1,5 +1,5 @@
-//! The calls that ask and say what an rsocket is like.
-#![allow(unsafe_code)] // Values of C.
+//! The C functions for the options of an rsocket.
+#![allow(unsafe_code)] // Values from C.
 
 use super::calls::foreign;
 use super::line::locked;
@@ -11,7 +11,7 @@ use libc::socklen_t;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
-/// The level of options of rsockets alone, and these (rdma/rsocket.h).
+/// The level of the options that only rsockets have, and these options (rdma/rsocket.h).
 const SOL_RDMA: c_int = 0x10000;
 const RDMA_SQSIZE: c_int = 0;
 const RDMA_RQSIZE: c_int = 1;
@@ -19,21 +19,21 @@ const RDMA_INLINE: c_int = 2;
 const RDMA_IOMAPSIZE: c_int = 3;
 const RDMA_ROUTE: c_int = 4;
 
-/// The sizes of rings that are made for a program's wish.
+/// The limits of the ring size that a program can request, in bytes.
 const SMALLEST: usize = 4096;
 const LARGEST: usize = 4 << 20;
-/// What a program is told of the size that it has not wished for.
+/// The ring size that is reported if the program has not requested one, in bytes.
 const USUAL: usize = 128 << 10;
 
-/// What the program has set. An rsocket that is accepted begins with what its listener has.
+/// The options that the program has set. An accepted rsocket inherits those of its listener.
 #[derive(Clone)]
 pub struct Options {
-    /// Bytes of the rings into which this side sends, and from which it receives. 0: as large as usual.
+    /// Sizes of the rings into which this side sends and from which it receives, in bytes; 0 means the default.
     pub sends: usize,
     pub receives: usize,
-    /// How many I/O maps the other side may have. 0: there are none.
+    /// Maximum number of I/O maps of the other side; 0 means that there are none.
     pub io_maps: u32,
-    /// What is kept and has no meaning here.
+    /// Options that have no effect here, and are only stored.
     kept: Vec<(c_int, c_int, c_int)>,
     lingers: libc::linger,
 }
@@ -45,8 +45,8 @@ impl Default for Options {
     }
 }
 
-/// Options that are kept, each with what it is before it was set. A connection has no use for them: it does not keep small pieces
-/// back, has no segments, hears of a peer that has died, and gives a name back at once.
+/// Options that are only stored, each with its default. A connection needs none of them: it does not delay small pieces of data, has no
+/// segments, detects the death of a peer, and frees a name at once.
 const KEPT: [(c_int, c_int, c_int); 14] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -65,13 +65,13 @@ const KEPT: [(c_int, c_int, c_int); 14] = [
 ];
 
 fn set(socket: &Socket, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
-    // What an adapter needs to know before there is a connection.
+    // An adapter has to know these before there is a connection.
     if level == SOL_RDMA && !socket.is_new() {
         return Err(libc::EINVAL);
     }
     let mut options = locked(&socket.options);
     if (level, name) == (SOL_RDMA, RDMA_ROUTE) {
-        // There is one way.
+        // There is only one route.
         return Ok(());
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
@@ -145,7 +145,7 @@ unsafe extern "C" fn ginnel_rsetsockopt(
     }
     let value = match len {
         0 => &[],
-        // SAFETY: the caller's value is so long.
+        // SAFETY: the caller's value has this length.
         _ => unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len as usize) },
     };
     done(set(&socket, level, name, value))
@@ -160,14 +160,14 @@ unsafe extern "C" fn ginnel_rgetsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     let Some(socket) = table::get(number) else {
-        // SAFETY: the caller's room, and its length.
+        // SAFETY: the caller's buffer and its length.
         return unsafe { foreign(|| real::rgetsockopt(number, level, name, value, len)) };
     };
     if value.is_null() || len.is_null() {
         return failed(libc::EFAULT);
     }
     done(get(&socket, level, name).map(|found| {
-        // SAFETY: the caller's room is so long as it says.
+        // SAFETY: the caller's buffer is as long as `len` says.
         unsafe {
             let fits = found.len().min(*len as usize);
             std::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), fits);
@@ -176,7 +176,7 @@ unsafe extern "C" fn ginnel_rgetsockopt(
     }))
 }
 
-/// In C, the last argument is one of a list of any length. On this machine a function gets it in the same register.
+/// In C, this function is variadic. On this architecture, it gets the last argument in the same register.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_rfcntl(number: c_int, command: c_int, argument: *mut c_void) -> c_int {
     let Some(socket) = table::get(number) else {
@@ -191,7 +191,7 @@ unsafe extern "C" fn ginnel_rfcntl(number: c_int, command: c_int, argument: *mut
             socket.is_nonblocking.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
             0
         }
-        // It is closed in any case when the program is replaced.
+        // An rsocket does not survive execve(2) in any case.
         libc::F_GETFD => libc::FD_CLOEXEC,
         libc::F_SETFD => 0,
         _ => failed(libc::EINVAL),

@@ -1,5 +1,5 @@
 //! `rpoll` and `rselect`: waiting for rsockets and ordinary descriptors together.
-#![allow(unsafe_code)] // Lists and sets of C.
+#![allow(unsafe_code)] // Lists and sets from C.
 
 use super::calls::are_foreign;
 use super::socket::Socket;
@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{slice, thread};
 
-/// Looks before others are let onto the CPU. Who is waited for may need this very one.
+/// Number of polls before the thread yields. The peer may need this CPU.
 const LOOKS: u32 = 16;
 
-/// How many of these are ready, at least one before the deadline. `None` if none of them is an rsocket of ours.
+/// Waits until at least one of these is ready, or the deadline has passed. Returns how many are ready, or `None` if none of them is an
+/// rsocket of this library.
 fn wait(all: &mut [pollfd], deadline: Option<Instant>) -> Option<Result<usize, c_int>> {
     let sockets: Vec<Option<Arc<Socket>>> = all.iter().map(|one| table::get(one.fd)).collect();
     if sockets.iter().all(Option::is_none) {
@@ -30,7 +31,7 @@ fn wait_for(
     sockets: &[Option<Arc<Socket>>],
     deadline: Option<Instant>,
 ) -> Result<usize, c_int> {
-    // Ordinary descriptors, and where each stands in the list.
+    // The ordinary descriptors, and the index of each in the list.
     let is_ordinary = |(i, one): &(usize, &pollfd)| sockets[*i].is_none() && one.fd >= 0;
     let at: Vec<usize> = all.iter().enumerate().filter(is_ordinary).map(|(i, _)| i).collect();
     let ordinary: Vec<pollfd> = at.iter().map(|i| all[*i]).collect();
@@ -41,11 +42,11 @@ fn wait_for(
     let mut kernel = ordinary.clone();
     loop {
         let found = look(all, sockets, None);
-        // The kernel is asked less often: it takes longer than a look at memory.
+        // The kernel is asked less often, because that takes longer than looking at memory.
         let is_asked = looks % LOOKS == 0 && !kernel.is_empty();
         let found = found + if is_asked { ask(all, &at, &mut kernel)? } else { 0 };
         if found > 0 {
-            // So that nothing is left out.
+            // So that the result contains all descriptors that are ready.
             let more = if is_asked || kernel.is_empty() { 0 } else { ask(all, &at, &mut kernel)? };
             return Ok(found + more);
         }
@@ -78,7 +79,7 @@ fn wait_for(
     }
 }
 
-/// Looks at the rsockets. How many are ready.
+/// Polls the rsockets. Returns how many are ready.
 fn look(all: &mut [pollfd], sockets: &[Option<Arc<Socket>>], mut wake: Option<&mut Wake>) -> usize {
     let mut found = 0;
     for (one, socket) in all.iter_mut().zip(sockets) {
@@ -91,7 +92,7 @@ fn look(all: &mut [pollfd], sockets: &[Option<Arc<Socket>>], mut wake: Option<&m
     found
 }
 
-/// Asks the kernel for the ordinary descriptors, which stand at these places of the list.
+/// Asks the kernel about the ordinary descriptors, whose indices in the list are `at`. Returns how many are ready.
 fn ask(all: &mut [pollfd], at: &[usize], kernel: &mut [pollfd]) -> Result<usize, c_int> {
     if kernel.is_empty() {
         return Ok(0);
@@ -107,10 +108,10 @@ fn ask(all: &mut [pollfd], at: &[usize], kernel: &mut [pollfd]) -> Result<usize,
 unsafe extern "C" fn ginnel_rpoll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     let all = match count {
         0 => &mut [],
-        // SAFETY: the caller's list is so long.
+        // SAFETY: the caller's list has this length.
         _ => unsafe { slice::from_raw_parts_mut(list, count as usize) },
     };
-    // A negative time is none.
+    // A negative timeout means none.
     let timeout_of = |timeout: c_int| u64::try_from(timeout).ok().map(Duration::from_millis);
     let deadline = timeout_of(timeout).and_then(|timeout| Instant::now().checked_add(timeout));
     match wait(all, deadline) {
@@ -122,10 +123,10 @@ unsafe extern "C" fn ginnel_rpoll(list: *mut pollfd, count: nfds_t, timeout: c_i
     }
 }
 
-/// Bits of a word of a set.
+/// Number of bits in a word of a set.
 const BITS: usize = c_ulong::BITS as usize;
 
-/// A set of C, which may be longer than its type says.
+/// A set from C, which may be longer than its type says.
 struct Set(*mut c_ulong);
 
 impl Set {
@@ -135,7 +136,7 @@ impl Set {
 
     /// # Safety
     ///
-    /// The set has so many numbers.
+    /// The set is long enough to contain this number.
     unsafe fn has(&self, number: usize) -> bool {
         // SAFETY: the caller's promise.
         !self.0.is_null() && unsafe { *self.0.add(number / BITS) } >> (number % BITS) & 1 == 1
@@ -143,7 +144,7 @@ impl Set {
 
     /// # Safety
     ///
-    /// The set has so many numbers.
+    /// The set is long enough to contain this number.
     unsafe fn put(&self, number: usize, is_there: bool) -> c_int {
         if self.0.is_null() {
             return 0;
@@ -162,7 +163,7 @@ impl Set {
     }
 }
 
-/// Which events a set is about, and which results belong into it (select(2)).
+/// The events that each set requests, and the results that belong to it (select(2)).
 const KINDS: [(c_short, c_short); 3] =
     [(POLLIN, POLLIN | POLLHUP | POLLERR), (POLLOUT, POLLOUT | POLLERR), (POLLPRI, POLLPRI)];
 
@@ -178,7 +179,7 @@ unsafe extern "C" fn ginnel_rselect(
     let sets = [reads, writes, exceptions].map(Set::new);
     let mut list = Vec::new();
     for number in 0..numbers {
-        // SAFETY: the caller's sets have so many numbers.
+        // SAFETY: the caller's sets are long enough for this number.
         let wanted = unsafe { sets.each_ref().map(|set| set.has(number)) };
         let events = wanted.iter().zip(KINDS).map(|(is_wanted, kind)| if *is_wanted { kind.0 } else { 0 });
         let events = events.fold(0, |all, one| all | one);
@@ -186,7 +187,7 @@ unsafe extern "C" fn ginnel_rselect(
             list.push(pollfd { fd: number as c_int, events, revents: 0 });
         }
     }
-    // SAFETY: the caller's time.
+    // SAFETY: the caller's structure.
     let time = unsafe { timeout.as_ref() };
     let length = match time.map(|time| (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec))) {
         None => None,
@@ -198,14 +199,14 @@ unsafe extern "C" fn ginnel_rselect(
     let deadline = length.and_then(|length| Instant::now().checked_add(length));
     let result = match wait(&mut list, deadline) {
         Some(result) => result,
-        // SAFETY: the caller's sets and time.
+        // SAFETY: the caller's sets and structure.
         None if are_foreign() => return unsafe { real::rselect(count, reads, writes, exceptions, timeout) },
-        // SAFETY: the caller's sets and time.
+        // SAFETY: the caller's sets and structure.
         None => return unsafe { libc::select(count, reads, writes, exceptions, timeout) },
     };
     if let Some(deadline) = deadline {
         let left = deadline.saturating_duration_since(Instant::now());
-        // SAFETY: the caller's time, which is there if there is a deadline. As in Linux, it is what is left.
+        // SAFETY: the caller's structure, which exists if there is a deadline. As in Linux, it gets the remaining time.
         unsafe {
             (*timeout).tv_sec = left.as_secs().cast_signed();
             (*timeout).tv_usec = left.subsec_micros().into();
@@ -222,7 +223,7 @@ unsafe extern "C" fn ginnel_rselect(
     for one in &list {
         for (set, (wanted, results)) in sets.iter().zip(KINDS) {
             if one.events & wanted != 0 {
-                // SAFETY: the caller's sets have this number.
+                // SAFETY: the caller's sets are long enough for this number.
                 found += unsafe { set.put(one.fd as usize, one.revents & results != 0) };
             }
         }

@@ -1,7 +1,7 @@
-//! An rsocket, and its states.
+//! An rsocket and its states.
 //!
-//! It is new, then a listener or a connection. A connection that was asked for with an offer of I/O maps is there once the other side has
-//! accepted it; every other one at once, as those of TCP are that wait in a backlog.
+//! An rsocket is new at first, and then a listener or a connection. A connection with an offer of I/O maps is established when the other
+//! side has accepted it. Any other connection is established at once, like a TCP connection that waits in a backlog.
 
 use super::line::locked;
 use super::listening::Listening;
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long whoever connects waits for room in a listener's queue, and how often it looks.
+/// How long a connecting thread waits for room in a listener's queue, and how often it tries.
 const PATIENCE: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_millis(2);
 
@@ -36,18 +36,18 @@ pub struct Socket {
     state: Mutex<State>,
     stream: OnceLock<Stream>,
     listening: OnceLock<Listening>,
-    /// Those who wait for the end of a connection's beginning.
+    /// Threads that wait until a connection is established or has failed.
     changes: Waiters,
 }
 
 #[derive(Default)]
 struct State {
     bound: Option<SocketAddr>,
-    /// The port was chosen here.
+    /// Whether this library chose the port.
     is_port_chosen: bool,
     /// A connection that the other side has not accepted yet.
     pending: Option<Pending>,
-    /// What has become of a connection that was begun by a call that did not wait, until the program asks.
+    /// The result of a connection that a non-blocking call began, until the program has asked for it.
     outcome: Option<Result<(), c_int>>,
 }
 
@@ -83,7 +83,7 @@ impl Socket {
         !self.is_nonblocking.load(Ordering::Relaxed)
     }
 
-    /// The connection.
+    /// Returns the connection.
     pub fn stream(&self) -> Result<&Stream, c_int> {
         match self.stream.get() {
             Some(stream) => Ok(stream),
@@ -147,10 +147,10 @@ impl Socket {
         Ok(())
     }
 
-    /// Accepts a connection, as an rsocket that is like this one.
+    /// Accepts a connection. The new rsocket has the options of this one.
     pub fn accept(&self) -> Result<Arc<Self>, c_int> {
         let listening = self.listening.get().ok_or(libc::EINVAL)?;
-        // Before the connection is taken, which would be lost if there were no number for it.
+        // This comes first, because a connection would be lost if there were no number for it.
         let socket = Self::new(self.family, false)?;
         let stream = listening.accept(self.waits())?;
         *locked(&socket.options) = locked(&self.options).clone();
@@ -159,7 +159,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Begins a connection.
+    /// Starts a connection.
     pub fn connect(&self, to: SocketAddr) -> Result<(), c_int> {
         let to = addresses::target(self.own_kind(to)?);
         let waits = self.waits();
@@ -179,11 +179,11 @@ impl Socket {
         let end = Instant::now() + PATIENCE;
         let made = loop {
             let made = self.begin(&mut state, to);
-            // Its queue is full, perhaps.
+            // The listener's queue may be full.
             if made != Err(libc::ETIMEDOUT) || !waits || Instant::now() >= end {
                 break made;
             }
-            // Others may look at it meanwhile.
+            // Other threads may need the state meanwhile.
             drop(state);
             std::thread::sleep(INTERVAL);
             state = locked(&self.state);
@@ -192,7 +192,7 @@ impl Socket {
             }
         };
         if !waits {
-            // As with TCP, the program is told by poll and SO_ERROR.
+            // As with TCP, the program learns the result from poll and SO_ERROR.
             if made.is_err() || state.pending.is_none() {
                 state.outcome = Some(made);
             }
@@ -251,7 +251,7 @@ impl Socket {
         outcome.unwrap_or(if self.stream.get().is_some() { Ok(()) } else { Err(libc::ECONNREFUSED) })
     }
 
-    /// Looks whether the other side has accepted. True if it has not yet: then `wake` is told where to sleep.
+    /// Checks whether the other side has accepted. Returns true if it has not yet; then adds to `wake` what becomes readable.
     fn advance(&self, wake: Option<&mut Wake>) -> bool {
         let mut state = locked(&self.state);
         let Some(pending) = &mut state.pending else { return false };
@@ -277,7 +277,7 @@ impl Socket {
         false
     }
 
-    /// The error that SO_ERROR tells, once.
+    /// Returns the error for SO_ERROR, once.
     pub fn take_error(&self) -> c_int {
         self.advance(None);
         let mut state = locked(&self.state);
@@ -304,7 +304,7 @@ impl Socket {
         Ok(())
     }
 
-    /// The program has given it up. A thread that is in a call goes on until that ends.
+    /// Ends the connection when the program has closed the rsocket. A thread that is still in a call can complete it.
     pub fn close(&self) {
         if let Some(stream) = self.stream.get() {
             stream.finish();
@@ -332,7 +332,7 @@ impl Socket {
         !self.listens() && self.stream.get().is_none() && locked(&self.state).pending.is_none()
     }
 
-    /// An address of the program's, if it fits this rsocket.
+    /// Returns an address of the program if its family fits this rsocket.
     fn own_kind(&self, address: SocketAddr) -> Result<SocketAddr, c_int> {
         match (self.family, address) {
             (libc::AF_INET, SocketAddr::V6(_)) => Err(libc::EAFNOSUPPORT),
@@ -340,7 +340,7 @@ impl Socket {
         }
     }
 
-    /// An address as programs with this kind of rsocket know it.
+    /// Converts an address to the family of this rsocket.
     fn shown(&self, address: SocketAddr) -> SocketAddr {
         let ip = match (self.family, address.ip()) {
             (libc::AF_INET6, IpAddr::V4(ip)) => ip.to_ipv6_mapped().into(),
@@ -350,7 +350,7 @@ impl Socket {
         SocketAddr::new(ip, address.port())
     }
 
-    /// What poll would say. `wake` is told where to sleep if that is not enough.
+    /// Returns the events that poll would report. Adds to `wake` what becomes readable when there are more.
     pub fn ready(&self, wanted: c_short, mut wake: Option<&mut Wake>) -> c_short {
         if let Some(listening) = self.listening.get() {
             return if wanted & IN != 0 && listening.is_ready(wake) { wanted & IN } else { 0 };
@@ -363,12 +363,12 @@ impl Socket {
         }
         match locked(&self.state).outcome {
             Some(Err(_)) => (wanted & (IN | OUT | POLLRDHUP)) | POLLERR | POLLHUP,
-            // As TCP says of a socket that has not been used yet.
+            // TCP reports the same for a socket that is not connected.
             _ => (wanted & OUT) | POLLHUP,
         }
     }
 
-    /// Where those wait who wait for what `ready` says.
+    /// Returns the lists of waiters for changes of the result of `ready`.
     pub fn waiters(&self, wanted: c_short) -> Vec<&Waiters> {
         if let Some(listening) = self.listening.get() {
             return vec![&listening.waiters];

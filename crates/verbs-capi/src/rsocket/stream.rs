@@ -1,4 +1,4 @@
-//! A connection.
+//! A connected rsocket.
 
 use super::line::{Failed, Half, How, Line};
 use super::maps::Maps;
@@ -16,13 +16,13 @@ pub struct Stream {
     pub maps: Option<Maps>,
     sending: Line<StreamSender>,
     receiving: Line<StreamReceiver>,
-    /// This side has said that it sends nothing more.
+    /// Whether this side has ended the direction in which it sends.
     is_finished: AtomicBool,
-    /// The program knows that the peer has ended.
+    /// Whether the program has been told that the peer has ended.
     is_told: AtomicBool,
 }
 
-/// What poll says of the two kinds of waiting.
+/// The events of poll that mean readable and writable.
 pub const IN: c_short = POLLIN | POLLRDNORM;
 pub const OUT: c_short = POLLOUT | POLLWRNORM;
 
@@ -44,16 +44,16 @@ impl Stream {
         }
     }
 
-    /// As with sockets: the first call after the peer has ended says so, and those that follow find a broken pipe.
+    /// Returns the error after the peer has ended. As with sockets, the first call gets ECONNRESET, and later calls get EPIPE.
     fn broken(&self) -> c_int {
         if self.is_told.swap(true, Ordering::Relaxed) { libc::EPIPE } else { libc::ECONNRESET }
     }
 
-    /// What C is told of a call that receives. The end of the stream is no failure.
+    /// Converts the result of a receive for C. The end of the stream is not an error.
     fn received(&self, result: Result<usize, Failed>) -> Result<usize, c_int> {
         match result {
             Ok(len) => Ok(len),
-            // A process that dies ends its streams, and what it has sent was received before.
+            // If a process dies, its streams end, but what it has sent is received before that.
             Err(Failed::Shut | Failed::Channel(Error::Finished | Error::PeerDead)) => Ok(0),
             Err(Failed::Later) => Err(libc::EAGAIN),
             Err(Failed::System(error)) => Err(error),
@@ -71,24 +71,24 @@ impl Stream {
         })
     }
 
-    /// Receives what is there; 0 at the end.
+    /// Receives the data that is there. Returns 0 at the end of the stream.
     pub fn receive(&self, buffer: &mut [u8], waits: bool) -> Result<usize, c_int> {
         self.received(self.receiving.run(waits, |half| half.recv(buffer)))
     }
 
-    /// The same, and what was received stays. It may be less than there is.
+    /// The same, but the data stays in the stream. May return less than there is.
     pub fn peek(&self, buffer: &mut [u8], waits: bool) -> Result<usize, c_int> {
         self.received(
             self.receiving.run(waits, |half| half.peek().map(|bytes| bytes.slice().read(0, buffer))),
         )
     }
 
-    /// Sends some of the bytes.
+    /// Sends some of the bytes. Returns how many.
     pub fn send(&self, bytes: &[u8], waits: bool) -> Result<usize, c_int> {
         self.sent(self.sending.run(waits, |half| half.send(bytes)))
     }
 
-    /// Ends the direction in which this side sends. What was sent is still received.
+    /// Ends the direction in which this side sends. The peer still receives what was sent.
     pub fn finish(&self) {
         self.is_finished.store(true, Ordering::Relaxed);
         self.sending.with(StreamSender::finish);
@@ -99,11 +99,11 @@ impl Stream {
         self.receiving.shut();
     }
 
-    /// What poll would say. `wake` is told where to sleep if that is not enough.
+    /// Returns the events that poll would report. Adds to `wake` what becomes readable when there are more.
     pub fn ready(&self, wanted: c_short, mut wake: Option<&mut Wake>) -> c_short {
         let mut found = 0;
         let how = if wake.is_some() { How::Arm } else { How::Look };
-        // Also if only an end is waited for.
+        // This is needed even if the program waits only for an end.
         if wanted & (IN | POLLRDHUP) != 0 || wanted & OUT == 0 {
             found |= match self.receiving.attempt(how, wake.as_deref_mut(), |half| half.peek().map(drop)) {
                 Ok(()) => IN,
@@ -116,7 +116,7 @@ impl Stream {
             };
         }
         if wanted & OUT != 0 {
-            // Sending fails at once where it cannot succeed, so that needs no waiting.
+            // A send that cannot succeed fails at once, so the stream counts as writable.
             found |= match self.sending.attempt(how, wake, |half| half.claim(1).map(drop)) {
                 Err(Failed::Later) => 0,
                 Ok(()) | Err(Failed::Shut | Failed::Channel(Error::AfterFinish)) => OUT,
@@ -135,7 +135,7 @@ impl Stream {
     }
 }
 
-/// The first bytes of a stream, which are not the program's, as they come.
+/// The first bytes of a stream, which do not belong to the program, as they arrive.
 pub struct Greeting<const LEN: usize> {
     bytes: [u8; LEN],
     len: usize,
@@ -146,7 +146,7 @@ impl<const LEN: usize> Greeting<LEN> {
         Self { bytes: [0; LEN], len: 0 }
     }
 
-    /// All of them, if they have come. The half is armed if not, and `wake` is told.
+    /// Returns the bytes once all of them have arrived. Otherwise arms the half, and adds its descriptor to `wake`.
     pub fn take(
         &mut self,
         half: &mut StreamReceiver,
@@ -170,7 +170,7 @@ impl<const LEN: usize> Greeting<LEN> {
     }
 }
 
-/// Sends the first bytes, for which there is always room.
+/// Sends the first bytes of a stream, for which there is always room.
 pub fn greet(channel: &mut StreamChannel, bytes: &[u8]) -> Result<(), Error> {
     channel.sender().set_nonblocking(true);
     channel.sender().send_all(bytes)

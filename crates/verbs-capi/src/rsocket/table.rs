@@ -1,5 +1,5 @@
-//! Which numbers are rsockets of ours.
-#![allow(unsafe_code)] // A table that is never freed, and descriptors.
+//! The numbers of this library's rsockets.
+#![allow(unsafe_code)] // Contains a table that is never freed, and descriptors.
 
 use super::socket::Socket;
 use std::ffi::c_int;
@@ -11,19 +11,19 @@ use std::sync::{Arc, Once, PoisonError, RwLock};
 
 type Table = RwLock<Vec<Option<Arc<Socket>>>>;
 
-/// The table of this process; null if it has made no rsocket.
+/// The table of this process; null if the process has created no rsocket.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
-/// Forks between the process that made the first rsocket and this one.
+/// Number of forks between the process that created the first rsocket and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// The child of a fork has no rsockets. Its parent's table is left as it is: a thread of the parent may have been at work on it, and
-/// the connections in it are the parent's.
+/// Gives the child of a fork an empty table. The parent's table is left as it is, because a thread of the parent may have been changing
+/// it, and its connections are the parent's.
 extern "C" fn in_child() {
     TABLE.store(ptr::null_mut(), Ordering::Relaxed);
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Tells what a thread has made in this process from what its parent has made.
+/// Returns a number that distinguishes what a thread has created in this process from what its parent has created.
 pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
@@ -36,7 +36,7 @@ fn table() -> Option<&'static Table> {
 
 fn table_or_new() -> &'static Table {
     static ONCE: Once = Once::new();
-    // SAFETY: a function of this library, which takes no lock.
+    // SAFETY: the handler is a function of this library, and takes no lock.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });
@@ -49,17 +49,17 @@ fn table_or_new() -> &'static Table {
         // SAFETY: tables are never freed.
         Ok(_) => unsafe { &*new },
         Err(other) => {
-            // SAFETY: nobody else has seen it.
+            // SAFETY: no other thread has seen it.
             drop(unsafe { Box::from_raw(new) });
-            // SAFETY: another thread's, which is never freed.
+            // SAFETY: the table is another thread's, and is never freed.
             unsafe { &*other }
         }
     }
 }
 
-/// A descriptor that stands for an rsocket, so that nobody else gets its number.
+/// Returns a descriptor that reserves a number for an rsocket.
 pub fn reserve() -> io::Result<OwnedFd> {
-    // SAFETY: it takes numbers, and gives a new descriptor or an error.
+    // SAFETY: the call takes numbers only, and returns a new descriptor or an error.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -68,7 +68,7 @@ pub fn reserve() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Gives an rsocket its number.
+/// Enters an rsocket into the table. Returns its number.
 pub fn add(socket: Arc<Socket>) -> c_int {
     let number = socket.number().as_raw_fd();
     let mut table = table_or_new().write().unwrap_or_else(PoisonError::into_inner);
@@ -80,14 +80,14 @@ pub fn add(socket: Arc<Socket>) -> c_int {
     number
 }
 
-/// The rsocket of ours that has this number.
+/// Returns this library's rsocket with this number.
 #[inline]
 pub fn get(number: c_int) -> Option<Arc<Socket>> {
     let table = table()?.read().unwrap_or_else(PoisonError::into_inner);
     table.get(usize::try_from(number).ok()?)?.clone()
 }
 
-/// Takes a number away.
+/// Removes a number, and returns its rsocket.
 pub fn remove(number: c_int) -> Option<Arc<Socket>> {
     let mut table = table()?.write().unwrap_or_else(PoisonError::into_inner);
     table.get_mut(usize::try_from(number).ok()?)?.take()

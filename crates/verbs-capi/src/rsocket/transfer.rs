@@ -1,5 +1,5 @@
-//! The calls that send and receive.
-#![allow(unsafe_code)] // Buffers of C.
+//! The C functions that send and receive.
+#![allow(unsafe_code)] // Buffers from C.
 
 use super::calls::{foreign, write};
 use super::socket::Socket;
@@ -9,20 +9,20 @@ use libc::{iovec, msghdr, sockaddr, socklen_t, ssize_t};
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-/// What a program may ask of a call that receives, and of one that sends. No call raises SIGPIPE.
+/// The flags that a program may pass when it receives, and when it sends. No call raises SIGPIPE.
 const RECEIVES: c_int = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
 const SENDS: c_int =
     libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_WAITALL;
-/// The most bytes of one call, as for all of Linux.
+/// Maximum number of bytes of one call, as everywhere in Linux.
 const MOST: usize = 0x7fff_f000;
-/// The most parts of one call (IOV_MAX).
+/// Maximum number of parts of one call (IOV_MAX).
 const PARTS: usize = 1024;
 
-/// The parts of a program's buffer, none of which is longer than C can say.
+/// Returns the parts of a program's buffer. Fails if their total length is too large for C.
 ///
 /// # Safety
 ///
-/// There are so many parts.
+/// The list has this many parts.
 unsafe fn parts<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec], c_int> {
     if count > PARTS {
         return Err(libc::EMSGSIZE);
@@ -40,11 +40,11 @@ unsafe fn parts<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec], c_i
     }
 }
 
-/// Receives into the parts of a buffer, as recvmsg does.
+/// Receives into the parts of a buffer, like recvmsg.
 ///
 /// # Safety
 ///
-/// The program says that there is room.
+/// The program promises that the buffers exist.
 unsafe fn receive(socket: &Socket, parts: &[iovec], flags: c_int) -> Result<usize, c_int> {
     if flags & !RECEIVES != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -56,7 +56,7 @@ unsafe fn receive(socket: &Socket, parts: &[iovec], flags: c_int) -> Result<usiz
     for part in parts.iter().filter(|part| part.iov_len > 0) {
         let mut at = 0;
         while at < part.iov_len {
-            // SAFETY: the caller's promise. Nobody reads what was there before.
+            // SAFETY: the caller's promise. The old contents are never read.
             let rest = unsafe {
                 let start = part.iov_base.cast::<u8>().add(at);
                 slice::from_raw_parts_mut(start, (part.iov_len - at).min(MOST - done))
@@ -67,7 +67,7 @@ unsafe fn receive(socket: &Socket, parts: &[iovec], flags: c_int) -> Result<usiz
             if has(libc::MSG_PEEK) {
                 return stream.peek(rest, waits);
             }
-            // Only the first bytes are waited for, unless all are wanted.
+            // The call waits for the first bytes only, unless the program wants all of them.
             let waits = waits && (done == 0 || has(libc::MSG_WAITALL));
             match stream.receive(rest, waits) {
                 Ok(0) => return Ok(done),
@@ -75,7 +75,7 @@ unsafe fn receive(socket: &Socket, parts: &[iovec], flags: c_int) -> Result<usiz
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
-            // What fills no part is all that there is.
+            // If a part is not filled, there is no more data at the moment.
             if at < part.iov_len && !has(libc::MSG_WAITALL) {
                 return Ok(done);
             }
@@ -84,11 +84,11 @@ unsafe fn receive(socket: &Socket, parts: &[iovec], flags: c_int) -> Result<usiz
     Ok(done)
 }
 
-/// Sends the parts of a buffer, as sendmsg does: all of them, unless it must not wait.
+/// Sends the parts of a buffer, like sendmsg: all of them, unless it must not wait.
 ///
 /// # Safety
 ///
-/// The program says that the bytes are there.
+/// The program promises that the buffers exist.
 unsafe fn send(socket: &Socket, parts: &[iovec], flags: c_int) -> Result<usize, c_int> {
     if flags & !SENDS != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -141,7 +141,7 @@ unsafe extern "C" fn ginnel_rrecvfrom(
     from: *mut sockaddr,
     from_len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's buffer and room.
+    // SAFETY: the caller's buffer, address and length.
     unsafe {
         let Some(socket) = table::get(number) else {
             return foreign(|| real::rrecvfrom(number, buffer, len, flags, from, from_len));

@@ -1,10 +1,10 @@
-//! Threads that sleep until an rsocket, or an ordinary descriptor, is ready.
+//! Threads that sleep until an rsocket or an ordinary descriptor is ready.
 //!
-//! Whoever waits at a direction of a stream sleeps at the descriptor of its half, which becomes readable once after the half was armed. The first
-//! who takes up that half again takes the readiness away from all others who sleep there. So each sleeper has a bell of its own,
-//! puts it into the list of what it waits for, and is rung by whoever changes anything there: no wake is lost, and nobody looks in vain
-//! unless several threads use the same half.
-#![allow(unsafe_code)] // Descriptors by their numbers.
+//! A thread that waits for a direction of a stream sleeps at the descriptor of its half, which becomes readable once after the half was
+//! armed. The first thread that uses the half again consumes this readiness, and the other sleepers would miss it. So each sleeping
+//! thread has a bell of its own, and puts it into the list of what it waits for. Each thread that changes something there rings the
+//! bells in the list. So no wake-up is lost, and no thread wakes in vain unless several threads use the same half.
+#![allow(unsafe_code)] // Descriptors are used by their numbers.
 
 use super::line::locked;
 use super::table::generation;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Between two looks at what cannot wake anybody: a half in a VM without interrupts.
+/// Time between two polls of something that cannot wake a thread: a half in a VM without interrupts.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A descriptor by which a thread is woken.
@@ -28,7 +28,7 @@ thread_local! {
 
 impl Bell {
     fn new() -> io::Result<Arc<Self>> {
-        // SAFETY: it takes numbers, and gives a new descriptor or an error.
+        // SAFETY: the call takes numbers only, and returns a new descriptor or an error.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -37,7 +37,7 @@ impl Bell {
         Ok(Arc::new(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    /// This thread's bell.
+    /// Returns the bell of this thread.
     pub fn own() -> Result<Arc<Self>, c_int> {
         let found = OWN.try_with(|own| {
             let mut own = own.borrow_mut();
@@ -45,24 +45,24 @@ impl Bell {
                 Some((made, bell)) if *made == generation() => Ok(bell.clone()),
                 _ => {
                     let bell = Self::new()?;
-                    // That of the parent of a fork is the parent's, too.
+                    // After a fork, the earlier bell is shared with the parent.
                     *own = Some((generation(), bell.clone()));
                     Ok(bell)
                 }
             }
         });
-        // A thread that is about to end makes one for the occasion.
+        // The thread is about to end, so this bell is not kept.
         found.unwrap_or_else(|_| Self::new()).map_err(|error| super::code(&error, libc::EMFILE))
     }
 
     fn ring(&self) {
         let one = 1_u64;
-        // SAFETY: eight bytes of our own. If the counter is full, it has rung.
+        // SAFETY: the eight bytes are a local variable. If the counter is full, the bell has already rung.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 }
 
-/// poll(2), until a point in time. How many are ready.
+/// Calls poll(2) until a point in time. Returns how many descriptors are ready.
 pub fn poll(descriptors: &mut [libc::pollfd], until: Option<Instant>) -> Result<usize, c_int> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let left = left.map(|left| libc::timespec {
@@ -70,28 +70,28 @@ pub fn poll(descriptors: &mut [libc::pollfd], until: Option<Instant>) -> Result<
         tv_nsec: left.subsec_nanos().into(),
     });
     let timeout = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the list and the time are there during the call.
+    // SAFETY: the list and the time exist during the call.
     let found = unsafe {
         libc::ppoll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, timeout, std::ptr::null())
     };
     usize::try_from(found).map_err(|_| super::code(&io::Error::last_os_error(), libc::ENOMEM))
 }
 
-/// At what a thread sleeps: its bell, and descriptors.
+/// What wakes a sleeping thread: its bell, and descriptors.
 pub struct Wake {
     bell: Arc<Bell>,
     pub descriptors: Vec<libc::pollfd>,
-    /// Something cannot wake it, so it looks from time to time.
+    /// Whether it waits for something that cannot wake it, so that it has to poll from time to time.
     naps: bool,
 }
 
 impl Wake {
-    /// At this thread's bell alone.
+    /// Returns one with this thread's bell only.
     pub fn new() -> Result<Self, c_int> {
         Ok(Self { bell: Bell::own()?, descriptors: Vec::new(), naps: false })
     }
 
-    /// Also at this descriptor, once it is readable. Without one the thread looks from time to time.
+    /// Adds a descriptor that becomes readable. With `None`, the thread polls from time to time.
     pub fn add(&mut self, fd: Option<RawFd>) {
         match fd {
             Some(fd) => self.descriptors.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 }),
@@ -99,7 +99,7 @@ impl Wake {
         }
     }
 
-    /// Sleeps until the bell rings, one of the descriptors is ready, or the deadline comes. An error if a signal came first. Forgets the
+    /// Sleeps until the bell rings, a descriptor is ready, or the deadline has passed. Fails if a signal comes first. Removes the
     /// descriptors.
     pub fn sleep(&mut self, deadline: Option<Instant>) -> Result<(), c_int> {
         let nap = std::mem::take(&mut self.naps).then(|| Instant::now() + NAP);
@@ -109,7 +109,7 @@ impl Wake {
         let found = poll(&mut self.descriptors, until);
         if self.descriptors.last().is_some_and(|bell| bell.revents != 0) {
             let mut count = 0_u64;
-            // SAFETY: eight bytes of our own.
+            // SAFETY: the eight bytes are a local variable.
             unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
         }
         self.descriptors.clear();
@@ -117,21 +117,21 @@ impl Wake {
     }
 }
 
-/// The bells of those who wait for a change of something.
+/// The bells of the threads that wait for a change of something.
 #[derive(Default)]
 pub struct Waiters {
     count: AtomicUsize,
     bells: Mutex<Vec<Arc<Bell>>>,
 }
 
-/// A thread that waits, until this is dropped.
+/// A thread that waits, until this value is dropped.
 pub struct Entered<'a> {
     waiters: &'a Waiters,
     bell: Arc<Bell>,
 }
 
 impl Waiters {
-    /// From now on the bell of this thread is rung. The caller looks once more before it sleeps.
+    /// Adds the bell of this thread. The caller must check once more what it waits for before it sleeps.
     pub fn enter(&self, wake: &Wake) -> Entered<'_> {
         let mut bells = locked(&self.bells);
         bells.push(wake.bell.clone());
@@ -140,14 +140,14 @@ impl Waiters {
         Entered { waiters: self, bell: wake.bell.clone() }
     }
 
-    /// Whether anybody waits. Exact under the lock under which those who wait look once more.
+    /// Returns whether any thread waits. The result is exact under the lock under which waiting threads check once more.
     #[inline]
     pub fn are_some(&self) -> bool {
         // ORDER rsocket.waiters: the change before the count. Pairs with: `Waiters::enter`.
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes all, but the one who calls.
+    /// Wakes all threads except the caller.
     #[inline]
     pub fn ring(&self, caller: Option<&Wake>) {
         if self.are_some() {

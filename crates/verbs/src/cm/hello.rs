@@ -1,11 +1,12 @@
-//! What goes through the stream of an rsocket before the program's bytes.
+//! What the two sides of an rsocket exchange on their stream before the program's bytes.
 //!
-//! Whoever connects sends a hello, and its bytes behind it at once, unless it offers memory for I/O maps: then it waits for the answer, so that
-//! both queue pairs are connected before either program uses them. Only such a hello is answered.
+//! The side that connects sends a hello, and the program's bytes directly behind it. If it offers memory for I/O maps, it waits for an
+//! answer first, so that both queue pairs are connected before either program uses them. A hello without an offer is not answered.
 //!
-//! All numbers are little-endian. A hello is its mark (8 bytes), the addresses from and to (19 bytes each, as in [`crate::cm::message`]), and
-//! an offer; an answer is the mark and an offer. An offer is the number of a queue pair (4 bytes; 0: none, and the rest is 0), and the table of
-//! I/O maps: its address (8 bytes), its key and how many entries it has (4 bytes each).
+//! All numbers are little-endian. A hello consists of a magic number (8 bytes), the source and the destination address (19 bytes each,
+//! as in [`crate::cm::message`]), and an offer. An answer consists of the magic number and an offer. An offer is the number of a queue
+//! pair (4 bytes; 0 means no offer, and the rest is 0 then), and the table of I/O maps: its address (8 bytes), its key and its number of
+//! entries (4 bytes each).
 
 use std::net::SocketAddr;
 
@@ -14,34 +15,34 @@ use crate::cm::message::{ADDRESS, put_address, take_address};
 const MARK: [u8; 8] = *b"rsocket\x01";
 const OFFER: usize = 20;
 
-/// Where the other side writes what it has mapped, and by which queue pair.
+/// The table to which the other side writes its I/O maps, and the queue pair by which it does so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// Number of the queue pair; 0: there is none.
+    /// Number of the queue pair; 0 means that there is no offer.
     pub queue_pair: u32,
     /// Address of the table.
     pub table: u64,
-    /// Key of the region that it lies in.
+    /// Key of the region that contains the table.
     pub key: u32,
-    /// How many entries it has.
+    /// Number of entries of the table.
     pub entries: u32,
 }
 
-/// Who connects, and to whom.
+/// The first message of an rsocket's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Whose address connects.
+    /// Address of the side that connects.
     pub from: SocketAddr,
-    /// Which address it connects to.
+    /// Address that it connects to.
     pub to: SocketAddr,
-    /// For I/O maps.
+    /// The offer for I/O maps, if there is one.
     pub offer: Option<Offer>,
 }
 
 /// The answer to a hello with an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// `None`: there are no I/O maps here.
+    /// The offer of the accepting side; `None` if it does not support I/O maps.
     pub offer: Option<Offer>,
 }
 
@@ -53,7 +54,7 @@ fn put_offer(bytes: &mut Vec<u8>, offer: Option<Offer>) {
     bytes.extend(entries.to_le_bytes());
 }
 
-/// `None` if these bytes are no offer, `Some(None)` if they say that there is none.
+/// Decodes an offer. Returns `None` if the bytes are invalid, and `Some(None)` if they say that there is no offer.
 fn take_offer(bytes: &[u8; OFFER]) -> Option<Option<Offer>> {
     let (queue_pair, rest) = bytes.split_first_chunk()?;
     let (table, rest) = rest.split_first_chunk()?;
@@ -71,10 +72,10 @@ fn take_offer(bytes: &[u8; OFFER]) -> Option<Option<Offer>> {
 }
 
 impl Hello {
-    /// Bytes of a hello.
+    /// Length of an encoded hello, in bytes.
     pub const LEN: usize = MARK.len() + 2 * ADDRESS + OFFER;
 
-    /// The bytes of it.
+    /// Encodes the hello.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MARK.to_vec();
         put_address(&mut bytes, self.from);
@@ -83,7 +84,7 @@ impl Hello {
         bytes
     }
 
-    /// The hello that these bytes are, which may come from anybody.
+    /// Decodes a hello. The bytes are untrusted; returns `None` if they are invalid.
     pub fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let (mark, rest) = bytes.split_first_chunk()?;
         let (from, rest) = rest.split_first_chunk()?;
@@ -95,17 +96,17 @@ impl Hello {
 }
 
 impl Answer {
-    /// Bytes of an answer.
+    /// Length of an encoded answer, in bytes.
     pub const LEN: usize = MARK.len() + OFFER;
 
-    /// The bytes of it.
+    /// Encodes the answer.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MARK.to_vec();
         put_offer(&mut bytes, self.offer);
         bytes
     }
 
-    /// The answer that these bytes are, which may come from anybody.
+    /// Decodes an answer. The bytes are untrusted; returns `None` if they are invalid.
     pub fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let (mark, rest) = bytes.split_first_chunk()?;
         let offer = take_offer(rest.first_chunk()?)?;

@@ -1,11 +1,11 @@
-//! Listeners and connections, and the thread that hears for all of them.
+//! Listeners and connections, and the thread that receives for all of them.
 //!
 //! A connection is in one of these phases:
 //!
 //! ```text
-//!     the side that asks                     the side that is asked
+//!     the active side                        the passive side
 //!
-//!     Open       (the channel is there)
+//!     Open       (the channel exists)
 //!       | request(): REQ  ---------------->
 //!     Asking                                 Asked      Event::Request to the listener's owner
 //!       |           <---------------- REP    | accept()
@@ -18,8 +18,8 @@
 //!     Over       Event::Disconnected
 //! ```
 //!
-//! Either side may disconnect. Datagrams need no RTU: the connection is over with the REP. A side that dies, or drops its connection, ends
-//! the channel: the other one is told by an event for which phase that was.
+//! Either side may disconnect. Datagrams need no RTU: the connection is over after the REP. If a side dies or drops its connection, the
+//! channel ends, and the other side gets an event that depends on its phase.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -40,45 +40,46 @@ use crate::cm::names::Space;
 use crate::device::{Device, DeviceError};
 use crate::notifier::{Poke, drain};
 
-/// Reason of a rejection: nobody listens there (InfiniBand Architecture Specification 1.2.1, table 109).
+/// Reason of a rejection: invalid service ID, nobody listens there (InfiniBand Architecture Specification 1.2.1, table 109).
 pub const NO_SERVICE: u16 = 8;
-/// Reason of a rejection: the program says so.
+/// Reason of a rejection: the program (the consumer) rejects the request.
 pub const CONSUMER: u16 = 28;
 
-/// Channels that have been opened to listeners of this process and have asked for nothing yet. The oldest makes room.
+/// The maximum number of channels to listeners of this process on which no request has arrived yet. Beyond it, the oldest is closed.
 const SILENT: usize = 256;
-/// Connections that are taken from a listener, and messages that are taken from a connection, in a turn. The rest comes in the next.
+/// The maximum number of connections accepted from a listener, and of messages taken from a connection, in one turn. The rest is handled
+/// in the next turn.
 const TURN: usize = 16;
-/// Between two looks at channels of which nobody tells the thread.
+/// Time between two looks at channels for which the thread gets no wake-up.
 const LOOK: Duration = Duration::from_millis(10);
 
 const CHANNEL: ChannelOptions =
     ChannelOptions { capacity: 4096, input_capacity: 4096, patience: Duration::ZERO, backlog: 0 };
 
 const POKED: u64 = u64::MAX;
-/// Keys with this bit are of listeners.
+/// Keys with this bit belong to listeners.
 const LISTENER: u64 = 1 << 63;
 
-/// What has happened to a listener or a connection.
+/// An event of a listener or a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// Somebody asks for a connection.
+    /// A peer requests a connection.
     Request(Arc<Connection>, Request),
-    /// The other side agrees.
+    /// The other side accepts the request.
     Reply(Reply),
-    /// The other side refuses.
+    /// The other side rejects the request.
     Reject(Reject),
     /// The other side is ready.
     Established,
-    /// The connection has ended.
+    /// The connection has been disconnected.
     Disconnected,
-    /// The other side has gone before there was a connection.
+    /// The other side ended before the connection was established.
     Unreachable,
 }
 
-/// Whoever has a listener or a connection.
+/// The receiver of the events of a listener or a connection.
 pub trait Owner: Send + Sync {
-    /// Is told by the manager's thread, which holds no lock.
+    /// Handles an event. The manager's thread calls this without holding a lock.
     fn happened(&self, event: Event);
 }
 
@@ -94,20 +95,21 @@ enum Phase {
     Over,
 }
 
-/// What a call does not fit.
+/// The connection is not in a phase that allows the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongPhase;
 
 struct Side {
     phase: Phase,
-    /// None once it is over.
+    /// `None` once the connection is over.
     sender: Option<MessageSender>,
     owner: Option<Arc<dyn Owner>>,
     is_datagram: bool,
 }
 
 impl Side {
-    /// The other side has ended in any case if a message cannot be sent: the channel has room for more than a connection ever sends.
+    /// Sends a message. The channel has room for more messages than a connection ever sends, so a failure means that the other side has
+    /// ended.
     fn send(&mut self, message: &Message) {
         if let Some(sender) = &mut self.sender {
             let _ = sender.send(&message.encode());
@@ -116,15 +118,15 @@ impl Side {
 
     fn end(&mut self) {
         self.phase = Phase::Over;
-        // What was sent is still read.
+        // Dropping the sender does not lose messages: the other side still reads what was sent.
         self.sender = None;
     }
 }
 
-/// A connection. The other side sees its end when it is dropped.
+/// A connection. When it is dropped, the other side sees that it ends.
 pub struct Connection {
     device: Arc<Device>,
-    /// Number of the member, and of the endpoint, at the other side, as the daemon says.
+    /// Numbers of the member and of the endpoint at the other side, as the daemon reports them.
     peer: (u32, u32),
     side: Mutex<Side>,
     shared: Weak<Shared>,
@@ -145,17 +147,17 @@ impl Connection {
         locked(&self.side)
     }
 
-    /// The device that it goes through.
+    /// Returns the device that the connection uses.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Number of the member at the other side.
+    /// Returns the number of the member at the other side.
     pub fn peer_member(&self) -> u32 {
         self.peer.0
     }
 
-    /// Says who is told of what happens from now on.
+    /// Sets the handler of all later events.
     pub fn set_owner(&self, owner: Option<Arc<dyn Owner>>) {
         self.side().owner = owner;
     }
@@ -169,7 +171,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for the connection.
+    /// Sends the connection request (REQ).
     pub fn request(&self, request: Request) -> Result<(), WrongPhase> {
         self.step(&[Phase::Open], |side| {
             side.phase = Phase::Asking;
@@ -178,7 +180,7 @@ impl Connection {
         })
     }
 
-    /// Agrees to a request.
+    /// Accepts a request (REP).
     pub fn accept(&self, reply: Reply) -> Result<(), WrongPhase> {
         self.step(&[Phase::Asked], |side| {
             side.phase = Phase::Agreeing;
@@ -189,7 +191,7 @@ impl Connection {
         })
     }
 
-    /// Refuses a request, or what the other side has agreed to.
+    /// Rejects a request (REJ), or a reply of the other side.
     pub fn reject(&self, reject: Reject) -> Result<(), WrongPhase> {
         self.step(&[Phase::Asked, Phase::Agreed, Phase::Agreeing], |side| {
             side.send(&Message::Reject(reject));
@@ -197,7 +199,7 @@ impl Connection {
         })
     }
 
-    /// After a reply: this side is ready.
+    /// Confirms a reply: this side is ready to use (RTU).
     pub fn ready(&self) -> Result<(), WrongPhase> {
         self.step(&[Phase::Agreed], |side| {
             side.phase = Phase::Established;
@@ -205,12 +207,12 @@ impl Connection {
         })
     }
 
-    /// The other side's queue pair has been heard of before its message that it is ready.
+    /// Records that the other side uses its queue pair already, although its RTU has not arrived yet.
     pub fn is_in_use(&self) -> Result<(), WrongPhase> {
         self.step(&[Phase::Agreeing], |side| side.phase = Phase::Established)
     }
 
-    /// Ends the connection. The owner is told once the other side knows.
+    /// Disconnects (DREQ). The owner gets the event once the other side knows.
     pub fn disconnect(&self) -> Result<(), WrongPhase> {
         self.step(&[Phase::Established, Phase::Agreeing, Phase::Agreed], |side| {
             side.phase = Phase::Leaving;
@@ -218,12 +220,12 @@ impl Connection {
         })
     }
 
-    /// A number that the other side says is one of its queue pairs'. None has number 0.
+    /// Returns whether a queue pair number that the other side sent can be one of its own. The number 0 means that it has no queue pair.
     fn is_theirs(&self, queue_pair: u32) -> bool {
         queue_pair == 0 || queue_pair & !QpNumber::MASK == 0 && QpNumber(queue_pair).endpoint() == self.peer.1
     }
 
-    /// What a message means; an error if it means nothing now. Such a side is not heard any more.
+    /// Handles a message. Returns an error if the message is not allowed now; then nothing more is read from this side.
     fn hear(&self, message: Message) -> Result<Option<Event>, WrongPhase> {
         let mut side = self.side();
         let event = match (side.phase, message) {
@@ -239,7 +241,7 @@ impl Connection {
                 side.end();
                 Event::Reject(reject)
             }
-            // It is too late for a rejection then.
+            // It is too late for a rejection, so it counts as a disconnection.
             (Phase::Established, Message::Reject(_)) => {
                 side.end();
                 Event::Disconnected
@@ -248,7 +250,7 @@ impl Connection {
                 side.phase = Phase::Established;
                 Event::Established
             }
-            // It was known already, or this side has gone meanwhile.
+            // The message changes nothing: the connection was already in use, or this side has disconnected meanwhile.
             (Phase::Established | Phase::Leaving, Message::Ready) => return Ok(None),
             (Phase::Agreed | Phase::Agreeing | Phase::Established, Message::Disconnect) => {
                 side.send(&Message::Disconnected);
@@ -265,12 +267,12 @@ impl Connection {
         Ok(Some(event))
     }
 
-    /// What it means that the channel has ended.
+    /// Handles the end of the channel.
     fn ended(&self) -> Option<Event> {
         let mut side = self.side();
         let event = match side.phase {
             Phase::Over | Phase::Open => None,
-            // As an adapter's kernel refuses when the program that was asked has gone.
+            // The kernel of a real adapter also rejects the request if the passive program ends.
             Phase::Asking => Some(Event::Reject(Reject { reason: CONSUMER, private: Vec::new() })),
             Phase::Asked | Phase::Agreeing => Some(Event::Unreachable),
             Phase::Agreed | Phase::Established | Phase::Leaving => Some(Event::Disconnected),
@@ -290,13 +292,13 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            // It gives up its half.
+            // The manager's thread drops its half of the channel.
             shared.poke.poke();
         }
     }
 }
 
-/// A name at which the process listens.
+/// A name at which this process listens.
 struct Listening {
     listener: Listener<MessageChannel>,
     device: Arc<Device>,
@@ -305,7 +307,7 @@ struct Listening {
     is_watched: bool,
 }
 
-/// The half of a connection at which this process hears.
+/// The receiving half of a connection.
 struct Wire {
     receiver: MessageReceiver,
     to: To,
@@ -314,7 +316,7 @@ struct Wire {
 }
 
 enum To {
-    /// Nothing has been asked yet.
+    /// No request has arrived yet.
     Silent(Box<Silent>),
     Connection(Weak<Connection>),
 }
@@ -339,15 +341,15 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-/// All listeners and connections of this process. May be used from several threads.
+/// All listeners and connections of this process. It can be used from several threads.
 pub struct Manager {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// After a fork, the child has no such thread.
+    /// The process that started the thread. After a fork, the child does not have the thread.
     process: u32,
 }
 
-/// Addresses at which this process listens. They are free when it is dropped.
+/// Addresses at which this process listens. Dropping this value frees them.
 pub struct Listeners {
     shared: Arc<Shared>,
     keys: Vec<u64>,
@@ -358,7 +360,7 @@ impl Drop for Listeners {
         let mut state = locked(&self.shared.state);
         let gone: Vec<_> = self.keys.iter().filter_map(|key| state.listening.remove(key)).collect();
         drop(state);
-        // Asks the daemon.
+        // This asks the daemon, so it must happen without the lock.
         drop(gone);
     }
 }
@@ -368,7 +370,7 @@ fn failed(source: std::io::Error) -> Error {
 }
 
 impl Manager {
-    /// Starts its thread by `spawn`.
+    /// Starts the manager's thread by calling `spawn`.
     pub fn start(
         spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
     ) -> Result<Self, DeviceError> {
@@ -390,8 +392,8 @@ impl Manager {
         Ok(Self { shared, thread: Some(thread), process: process::id() })
     }
 
-    /// Listens at addresses, none of which is an unspecified one, of each of the devices. The first address must be free on all of them;
-    /// others that somebody else has are left out.
+    /// Listens at each of the addresses on each of the devices. None of them may be an unspecified address. The first address must be
+    /// free on all devices; any other that is in use is left out.
     pub fn listen(
         &self,
         devices: &[Arc<Device>],
@@ -416,7 +418,7 @@ impl Manager {
         Ok(Listeners { shared: self.shared.clone(), keys })
     }
 
-    /// Opens the way to whoever listens at an address; `None` if nobody does. Asks the daemon.
+    /// Opens a channel to the listener of an address; returns `None` if nobody listens there. Asks the daemon.
     pub fn reach(
         &self,
         device: &Arc<Device>,
@@ -455,7 +457,7 @@ impl State {
         self.wires.insert(self.last, wire);
     }
 
-    /// Takes the connections that have come.
+    /// Accepts the channels that peers have opened.
     fn accept(&mut self) {
         let mut came = Vec::new();
         for listening in self.listening.values() {
@@ -480,7 +482,7 @@ impl State {
     }
 }
 
-/// What a connection, or whoever listens, is to be told.
+/// An event that has to be delivered, after the lock has been released.
 enum Telling {
     Listener(Arc<dyn Owner>, Arc<Connection>, Request),
     Connection(Arc<Connection>, Event),
@@ -500,7 +502,7 @@ impl Shared {
         Arc::new(Connection { device, peer, side: Mutex::new(side), shared: Arc::downgrade(self) })
     }
 
-    /// Takes some of what has come at a wire. False: it has ended.
+    /// Takes some of the messages of a receiving half. Returns false if the channel has ended.
     fn hear(self: &Arc<Self>, wire: &mut Wire, told: &mut Vec<Telling>) -> bool {
         wire.is_pending = false;
         let mut buffer = [0; LARGEST];
@@ -526,14 +528,14 @@ impl Shared {
         true
     }
 
-    /// A message has come; `None` if it cannot be read. False: the other side is not heard any more.
+    /// Handles a message; `None` stands for one that could not be decoded. Returns false if nothing more is to be read from this side.
     fn take(self: &Arc<Self>, to: &mut To, message: Option<Message>, told: &mut Vec<Telling>) -> bool {
         match to {
             To::Silent(silent) => {
                 let (Some(Message::Request(request)), Some(sender)) = (message, silent.sender.take()) else {
                     return false;
                 };
-                // What a connection is, the listener says.
+                // The listener determines the port space of a connection.
                 if request.space != silent.space {
                     return false;
                 }
@@ -575,7 +577,7 @@ fn run(shared: &Arc<Shared>, mut set: ReadySet, mut poked: UnixStream) {
             }
         }
         if set.wait(&mut keys, timeout).is_err() {
-            // Nothing wakes it any more, so it looks again and again.
+            // The ready set does not work any more, so nothing wakes this thread and it has to poll.
             std::thread::sleep(Duration::from_millis(1));
         }
         if keys.contains(&POKED) {
@@ -584,7 +586,7 @@ fn run(shared: &Arc<Shared>, mut set: ReadySet, mut poked: UnixStream) {
     }
 }
 
-/// Takes what has come. How long the thread may sleep then.
+/// Handles everything that has arrived. Returns how long the thread may sleep afterwards.
 fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<Telling>) -> Option<Duration> {
     let mut state = locked(&shared.state);
     let mut is_hidden = false;
@@ -601,7 +603,7 @@ fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<T
             continue;
         }
         if !wire.is_registered {
-            // Where there is no room, the thread looks from time to time.
+            // Where there is no room for another registration, the thread polls from time to time.
             wire.is_registered = wire.receiver.register(set, *key).is_ok();
             wire.is_pending = true;
         }
@@ -611,12 +613,12 @@ fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<T
         }
     }
     let gone: Vec<_> = ended.iter().filter_map(|key| state.wires.remove(key)).collect();
-    // After those that were there have been heard, because the oldest of those that are silent make room.
+    // Known channels are handled before new ones are accepted, because accepting may close the oldest that are still silent.
     state.accept();
     let is_pending = state.wires.values().any(|wire| wire.is_pending);
     is_hidden |= state.wires.values().any(|wire| !wire.is_registered);
     drop(state);
-    // Tells the daemon.
+    // This tells the daemon, so it must happen without the lock.
     drop(gone);
     match (is_pending, is_hidden) {
         (true, _) => Some(Duration::ZERO),

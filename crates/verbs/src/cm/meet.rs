@@ -1,4 +1,4 @@
-//! Listening at addresses, and reaching whoever listens at one, with channels of any kind.
+//! Listening at addresses, and connecting to them, with channels of any kind.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use ginnel::{Channel, ChannelOptions, Error, ErrorCode, Listener};
 use crate::cm::names::{Network, Space, name};
 use crate::device::Device;
 
-/// A listener, and the device through which others reach it.
+/// A listener, and the device through which peers reach it.
 pub type Door<C> = (Listener<C>, Arc<Device>);
 
-/// Listens at addresses, none of which is an unspecified one, of each of the devices. The first address must be free on all of them;
-/// others that somebody else has are left out.
+/// Listens at each of the addresses on each of the devices. None of them may be an unspecified address. The first address must be free
+/// on all devices; any other that is in use is left out.
 pub fn listen<C: Channel>(
     devices: &[Arc<Device>],
     space: Space,
@@ -34,8 +34,8 @@ pub fn listen<C: Channel>(
     Ok(found)
 }
 
-/// Opens a channel to whoever listens at an address of a device; `None` if nobody does, or only with channels of another kind. Asks the
-/// daemon.
+/// Opens a channel to the listener of an address on a device. Returns `None` if nobody listens there, or only with channels of another
+/// kind. Asks the daemon.
 pub fn reach<C: Channel>(
     device: &Device,
     space: Space,

@@ -1,85 +1,86 @@
-//! The messages of a connection.
+//! The messages on the channel of a connection.
 //!
-//! All numbers are little-endian. A message begins with its kind and the version of this format:
+//! All numbers are little-endian. A message begins with its kind and the version of this format, one byte each:
 //!
 //! | kind | what follows |
 //! |---|---|
-//! | 1 REQ | number of the port space (1 byte), addresses from and to (19 bytes each), parameters, private data |
+//! | 1 REQ | number of the port space (1 byte), source and destination address (19 bytes each), parameters, private data |
 //! | 2 REP | parameters, private data |
 //! | 3 REJ | reason (2 bytes), private data |
 //! | 4 RTU | nothing |
 //! | 5 DREQ | nothing |
 //! | 6 DREP | nothing |
 //!
-//! An address is its family (4 or 6), its port, and its 16 bytes, of which IPv4 uses the first four. Parameters are the numbers of a queue
-//! pair and its key (4 bytes each), then a byte for each of the numbers of [`Parameters`], in their order. Private data goes on to the end.
+//! An address is its family (4 or 6), its port, and its 16 bytes, of which IPv4 uses the first four. Parameters are the number of a
+//! queue pair and its Q_Key (4 bytes each), then one byte for each of the other fields of [`Parameters`], in their order. Private data
+//! extends to the end of the message.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::cm::names::Space;
 
-/// The most bytes of private data in a message.
+/// The maximum length of private data, in bytes.
 pub const MOST: usize = 255;
 
-/// The largest message.
+/// The maximum length of a message, in bytes.
 pub const LARGEST: usize = 3 + 2 * ADDRESS + PARAMETERS + MOST;
 
 const VERSION: u8 = 1;
-/// Bytes of an address.
+/// Length of an encoded address, in bytes.
 pub(crate) const ADDRESS: usize = 19;
 const PARAMETERS: usize = 14;
 
-/// What one side tells the other of its queue pair.
+/// The parameters of a connection that one side sends to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Number of the queue pair; 0: there is none.
+    /// Number of the queue pair; 0 means that there is none.
     pub queue_pair: u32,
-    /// Key for datagrams.
+    /// Q_Key for datagrams.
     pub qkey: u32,
-    /// How many reads and atomic operations of the other side it serves at a time.
+    /// How many RDMA READs and atomic operations of the other side this side serves at a time.
     pub responder_resources: u8,
-    /// How many reads and atomic operations of its own it has at a time.
+    /// How many RDMA READs and atomic operations of its own this side has in flight at a time.
     pub initiator_depth: u8,
-    /// Whether there is flow control by the adapters.
+    /// Whether the adapters do end-to-end flow control.
     pub flow_control: u8,
-    /// How often a request is tried again that nobody answers.
+    /// How often to retry a request that the peer does not answer.
     pub retry_count: u8,
-    /// How often a request is tried again for which there is no receive.
+    /// How often to retry a request for which the peer has no receive.
     pub rnr_retry_count: u8,
     /// Whether the queue pair has a shared receive queue.
     pub srq: u8,
 }
 
-/// Asks for a connection.
+/// A connection request (REQ).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Where the ports are counted.
+    /// The port space of both addresses.
     pub space: Space,
-    /// Whose address asks.
+    /// Address of the requesting side.
     pub from: SocketAddr,
-    /// Which address is asked.
+    /// Address that the request is for.
     pub to: SocketAddr,
-    /// Of the queue pair that asks.
+    /// Parameters of the requesting side's queue pair.
     pub parameters: Parameters,
-    /// For the program.
+    /// Private data for the program.
     pub private: Vec<u8>,
 }
 
-/// Agrees.
+/// The acceptance of a connection request (REP).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Of the queue pair that is asked.
+    /// Parameters of the accepting side's queue pair.
     pub parameters: Parameters,
-    /// For the program.
+    /// Private data for the program.
     pub private: Vec<u8>,
 }
 
-/// Refuses.
+/// A rejection (REJ).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reject {
-    /// Why (InfiniBand Architecture Specification 1.2.1, 12.6.7.2).
+    /// The reason (InfiniBand Architecture Specification 1.2.1, 12.6.7.2).
     pub reason: u16,
-    /// For the program.
+    /// Private data for the program.
     pub private: Vec<u8>,
 }
 
@@ -92,11 +93,11 @@ pub enum Message {
     Reply(Reply),
     /// REJ.
     Reject(Reject),
-    /// RTU: the side that has asked is ready to use.
+    /// RTU: the requesting side is ready to use the connection.
     Ready,
     /// DREQ: this side disconnects.
     Disconnect,
-    /// DREP: that has been heard.
+    /// DREP: the answer to a DREQ.
     Disconnected,
 }
 
@@ -156,7 +157,7 @@ fn take_parameters(bytes: &[u8; PARAMETERS]) -> Parameters {
 }
 
 impl Message {
-    /// The bytes of it. Private data must not have more than [`MOST`].
+    /// Encodes the message. Private data must not be longer than [`MOST`].
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(LARGEST);
         match self {
@@ -185,7 +186,7 @@ impl Message {
         bytes
     }
 
-    /// The message that these bytes are, which may come from anybody.
+    /// Decodes a message. The bytes are untrusted; returns `None` if they are invalid.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let ([kind, VERSION], rest) = bytes.split_first_chunk()? else { return None };
         let private = |rest: &[u8]| (rest.len() <= MOST).then(|| rest.to_vec());

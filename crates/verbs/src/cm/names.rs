@@ -1,25 +1,25 @@
-//! The names of addresses in a segment.
+//! The names under which addresses are known in a segment.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// A space of port numbers.
+/// A space of port numbers: `rdma_port_space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    /// Of reliable connections.
+    /// For reliable connections (`RDMA_PS_TCP`).
     Tcp,
-    /// Of datagrams.
+    /// For datagrams (`RDMA_PS_UDP`).
     Udp,
-    /// Of datagrams that share a multicast address.
+    /// For datagrams that share a multicast address (`RDMA_PS_IPOIB`).
     Ipoib,
-    /// InfiniBand's own.
+    /// For InfiniBand's own service IDs (`RDMA_PS_IB`).
     Ib,
 }
 
 impl Space {
-    /// Its number in messages.
+    /// All port spaces. The index of each is its number in messages.
     pub(crate) const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Ipoib, Self::Ib];
 
-    /// Whether those who meet there exchange datagrams.
+    /// Returns whether the two sides exchange datagrams.
     pub const fn is_datagram(self) -> bool {
         matches!(self, Self::Udp | Self::Ipoib)
     }
@@ -34,23 +34,23 @@ impl Space {
     }
 }
 
-/// Where loopback addresses are: a member's network namespace.
+/// A network namespace of a member. Loopback addresses are valid only within one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     /// Number of the member.
     pub member: u32,
-    /// Number of the namespace, as its kernel says it.
+    /// Number of the namespace, as its kernel reports it.
     pub namespace: u64,
 }
 
-/// The name of whoever listens at an address, which is none of the unspecified ones. Those of a loopback address are for the same network
-/// namespace alone, and all loopback addresses are one.
+/// Returns the name of the listener of an address, which must not be an unspecified one. The name of a loopback address contains the
+/// network namespace, and all loopback addresses share one name.
 pub fn name(space: Space, address: SocketAddr, network: Network) -> String {
     let (space, port) = (space.word(), address.port());
     match address.ip().to_canonical() {
         ip if ip.is_loopback() => format!("cm.{space}.{port}.lo.{}.{}", network.member, network.namespace),
         IpAddr::V4(ip) => format!("cm.{space}.{port}.{ip}"),
-        // A name has no colons.
+        // A name must not contain colons.
         IpAddr::V6(ip) => format!("cm.{space}.{port}.{}", ip.to_string().replace(':', "-")),
     }
 }

@@ -1,4 +1,4 @@
-//! The part of a queue pair in copies that are shared: it helps its peer with those, and waits for a peer that helps it.
+//! Shared copies, as a queue pair takes part in them: it helps its peer to copy, and waits for a peer that is helping it.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,26 +10,27 @@ use super::{QueuePair, Sender};
 use crate::peer::{Peer, Windows};
 use crate::shared_copy;
 
-/// How long a peer is not helped whose regions could not be learned of: the daemon may not answer, and each poll would wait for it.
+/// How long a queue pair does not help a peer whose regions could not be looked up. The daemon may not be answering, and otherwise each
+/// poll would wait for it.
 const REST: Duration = Duration::from_secs(1);
-/// What takes so long has waited for the daemon.
+/// A lookup that takes this long has waited for the daemon.
 const LONG: Duration = Duration::from_millis(5);
 
-/// The number of an offer, as one that has ended. 0 is none.
+/// Encodes the number of an offer that has ended. The value 0 means that none has ended yet.
 fn ended_as(number: u32) -> u64 {
     1 << 32 | u64::from(number)
 }
 
 impl<M: SharedMemory> QueuePair<M> {
-    /// How many copies peers of this endpoint have offered to share.
+    /// Returns how many copies the peers of this endpoint have offered to share so far.
     pub(crate) fn offers(&self) -> u64 {
-        // A model calls `help` itself.
+        // A loom model calls `help` itself.
         // ORDER verbs.offers: the count before the offers. Pairs with: `Sharing::offer`.
         if cfg!(loom) { 0 } else { self.tables.load_acquire_u64(OFFERS) }
     }
 
-    /// Copies some pieces of a copy that the peer has offered to share, as long as `most` is not used up, which they are taken off. Whether
-    /// there may be more to copy.
+    /// Copies pieces of a copy that the peer has offered to share, until about `most` bytes are copied, and subtracts them from `most`.
+    /// Returns whether there may be more to copy.
     #[cold]
     pub fn help(&self, most: &mut usize) -> bool {
         if self.kind != Kind::RC || !self.state().receives() {
@@ -42,13 +43,13 @@ impl<M: SharedMemory> QueuePair<M> {
         {
             return false;
         }
-        // Another thread is posting, or helps already.
+        // If the lock is taken, another thread is posting, or is helping already.
         let Some(mut sender) = self.sender.try_lock() else { return true };
         let Some(offer) = shared_copy::find(&self.tables, at, self.incarnation()) else { return false };
         let end = || self.ended_offer.store(ended_as(offer.number), Ordering::Relaxed);
         let what = &offer.what;
         let is_allowed = |wanted| Access(self.access.load(Ordering::Relaxed)).allows(wanted);
-        // Others wait for this thread, so it does not wait for a daemon that does not answer.
+        // Others wait for this thread, so it must not wait for a daemon that does not answer.
         let is_connected = sender.remote.is_some()
             || sender.owner.is_some() && self.connect(&mut sender, Peer::place_soon).is_ok();
         let own = || self.adapter.peer(self.number().endpoint()).map(Windows::new);
@@ -70,7 +71,7 @@ impl<M: SharedMemory> QueuePair<M> {
                 }
                 while *most > 0 {
                     let mut helped = None;
-                    // The region stays meanwhile.
+                    // The region cannot be removed during the call.
                     self.adapter.with_region(what.key, &mut |region| {
                         if region.allows(&what.remote(), wanted, self.domain) {
                             helped = remote.help(own, self.domain, &offer);
@@ -90,8 +91,8 @@ impl<M: SharedMemory> QueuePair<M> {
         false
     }
 
-    /// Waits until the peer copies nothing any more for a request that is about to end, but not for ever: the program may use its buffer for
-    /// something else then.
+    /// Waits until the peer has stopped copying for a request that is about to end, because the program may reuse its buffer afterwards.
+    /// Gives up after the adapter's patience.
     pub(super) fn wait_for_helper(&self, sender: &Sender<M>) {
         let Some(remote) = sender.remote.as_ref().filter(|remote| remote.is_sharing()) else { return };
         let end = Instant::now() + self.adapter.patience();
