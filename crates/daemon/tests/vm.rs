@@ -364,7 +364,9 @@ fn sessions_and_doorbells_outlive_the_daemon() {
 
     daemon.restart();
     // The guest's side notices the new session by itself, and finds its program as it was.
-    a.until("a new session", |event| matches!(event, ginnel_daemon::control_link::Event::Up(_)).then_some(()));
+    a.until("a new session", |event| {
+        matches!(event, ginnel_daemon::control_link::Event::Up(_)).then_some(())
+    });
     let endpoints = a.endpoints();
     assert_eq!((endpoints[0].endpoint, endpoints[0].epoch), (attached.endpoint, attached.epoch));
     assert_ne!(channel.peer_state(), DEAD);
