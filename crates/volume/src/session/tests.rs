@@ -530,7 +530,7 @@ fn a_queue_that_does_not_end_still_runs() {
 fn lies_end_the_session_with_a_line() {
     type Lie = fn(&mut Rig) -> Result<Outcome, Gone>;
     let lies: [(&str, Lie); 16] = [
-        ("not known", |rig| rig.say(Request(99), &[], vec![])),
+        ("not one that this volume knows", |rig| rig.say(Request(99), &[], vec![])),
         ("wrong size", |rig| rig.say(Request::SET_FEATURES, &[0; 4], vec![])),
         ("not offered", |rig| rig.say(Request::SET_FEATURES, &u64::MAX.to_le_bytes(), vec![])),
         ("not offered", |rig| rig.say(Request::SET_PROTOCOL_FEATURES, &u64::MAX.to_le_bytes(), vec![])),
@@ -547,7 +547,7 @@ fn lies_end_the_session_with_a_line() {
             rig.addresses(0, USER + LEN - 16)?;
             rig.kick(0)
         }),
-        ("power of two", |rig| {
+        ("powers of two", |rig| {
             rig.state(Request::SET_VRING_NUM, 0, 100)?;
             rig.kick(0)
         }),
