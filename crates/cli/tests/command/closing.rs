@@ -157,7 +157,7 @@ fails(errno.EPIPE, b.send, b'more')
 "#;
 
 #[test]
-fn both_ends_are_told_what_tcp_tells_them() {
+fn both_ends_are_told_the_same_as_over_tcp() {
     if !have(&[PYTHON]) {
         return;
     }

@@ -120,7 +120,7 @@ const MODULES: [Module; 4] = [
 ];
 
 #[test]
-fn the_same_with_and_without_the_library() {
+fn cpython_tests_have_the_same_outcome_with_and_without_the_library() {
     let is_there = have(&[PYTHON])
         && Command::new(PYTHON)
             .args(["-c", "import test.test_socket"])

@@ -31,7 +31,7 @@ impl Drop for Program {
 }
 
 #[test]
-fn a_report_is_made_again_to_the_next_daemon() {
+fn a_report_is_repeated_to_the_next_daemon() {
     if !have(&[PYTHON]) {
         return;
     }

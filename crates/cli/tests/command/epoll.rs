@@ -49,7 +49,7 @@ fn run(program: &str, ends: usize) {
 }
 
 #[test]
-fn sockets_that_are_taken_out_and_added_again() {
+fn sockets_can_be_removed_and_added_again() {
     run(
         r#"
 a, b = pair()
@@ -106,7 +106,7 @@ assert e.poll() == [(number, select.EPOLLIN)]
 }
 
 #[test]
-fn exclusive_registrations() {
+fn exclusive_registrations_work_as_in_the_kernel() {
     run(
         r#"
 a = socket.create_connection(listener.getsockname())
@@ -133,7 +133,7 @@ assert e.poll(0) == []
 }
 
 #[test]
-fn threads_that_wait_in_one_instance() {
+fn several_threads_can_wait_in_one_instance() {
     run(
         r#"
 ends = [pair() for _ in range(4)]

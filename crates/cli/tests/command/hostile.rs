@@ -85,7 +85,7 @@ fn scribble(segment: &File, seed: u64, time: Duration, is_found: impl Fn() -> bo
 }
 
 #[test]
-fn a_peer_that_writes_anything_into_rings_harms_its_own_connections_only() {
+fn a_member_that_corrupts_rings_harms_only_connections_in_its_segment() {
     if !have(&[PYTHON]) {
         return;
     }

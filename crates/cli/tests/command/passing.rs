@@ -122,7 +122,7 @@ const WAYS: [&str; 7] =
     ["exec", "exec of nothing", "spawn", "fork and exec", "posix_spawn", "message", "message to a stranger"];
 
 #[test]
-fn a_connection_that_has_changed_over_goes_to_another_process() {
+fn a_connection_that_has_changed_over_can_go_to_another_process() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -169,7 +169,7 @@ def pair():
 "#;
 
 #[test]
-fn a_message_with_a_connection_waits_for_its_peer_but_not_for_ever() {
+fn a_message_with_a_connection_waits_for_the_peer_for_a_limited_time() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -251,7 +251,7 @@ for unread in (0, 1000):
 }
 
 #[test]
-fn a_program_that_is_executed_beside_a_server_costs_its_connections_nothing() {
+fn executing_another_program_does_not_affect_the_servers_connections() {
     if !have(&[PYTHON]) {
         return;
     }

@@ -32,7 +32,7 @@ fn run(program: &str, ends: usize) -> u64 {
 }
 
 #[test]
-fn a_program_that_sends_much_before_it_receives() {
+fn a_program_may_send_much_before_it_receives() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -69,7 +69,7 @@ assert receive(a, 7) == b'the end' and a.recv(1) == b''
 }
 
 #[test]
-fn ends_of_connections_that_have_gone_back() {
+fn connections_that_have_gone_back_end_as_over_tcp() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -181,7 +181,7 @@ for stream in streams:
 "#;
 
 #[test]
-fn a_call_that_does_not_wait_takes_all_of_a_short_message() {
+fn a_nonblocking_call_takes_all_of_a_short_message() {
     if !have(&[PYTHON]) {
         return;
     }

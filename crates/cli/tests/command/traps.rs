@@ -168,7 +168,7 @@ def sleeps(thread):
 "#;
 
 #[test]
-fn trap_2_a_daemon_goes_on_after_the_processes_that_started_it() {
+fn trap_2_a_daemon_outlives_the_processes_that_started_it() {
     run(
         r#"
 import subprocess
@@ -214,7 +214,7 @@ for turn in range(20):
 }
 
 #[test]
-fn trap_5_a_program_that_closes_all_that_it_does_not_know() {
+fn trap_5_a_program_may_close_all_descriptors_that_it_does_not_know() {
     run(
         r#"
 import ctypes
@@ -263,7 +263,7 @@ works(a, b)
 }
 
 #[test]
-fn trap_12_an_epoll_instance_in_another_one() {
+fn trap_12_an_epoll_instance_may_be_in_another_one() {
     run(
         r#"
 a, b = pair()
@@ -296,7 +296,7 @@ for turn in range(30):
 }
 
 #[test]
-fn trap_13_an_event_is_told_once_where_the_program_wants_it_once() {
+fn trap_13_edge_triggered_and_oneshot_events_are_reported_once() {
     run(
         r#"
 a, b = pair()
@@ -345,7 +345,7 @@ assert found == [[(b.fileno(), select.EPOLLIN)]] * 3, found
 }
 
 #[test]
-fn trap_14_what_another_thread_adds_wakes_a_thread_that_waits_already() {
+fn trap_14_a_waiting_thread_notices_what_another_thread_adds() {
     run(
         r#"
 a, b = pair()
@@ -383,7 +383,7 @@ for turn in range(20):
 }
 
 #[test]
-fn trap_17_who_waits_uses_no_cpu() {
+fn trap_17_a_waiting_thread_uses_no_cpu() {
     run(
         r#"
 ends = [pair() for _ in range(40)]

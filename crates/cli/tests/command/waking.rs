@@ -88,7 +88,7 @@ end(a, b, thread)
 
 /// The doorbell has room for only a few sleepers of a process.
 #[test]
-fn more_sleepers_than_have_room_at_the_doorbell_are_woken_by_bytes() {
+fn sleepers_without_room_at_the_doorbell_are_woken_by_bytes() {
     for wait in ["recv", "poll", "epoll"] {
         let program = format!(
             r#"
@@ -149,7 +149,7 @@ for wait in ('call', 'poll') * 3:
 
 /// Each process has slots of its own, even in epoll instances that it has inherited from its parent.
 #[test]
-fn a_child_sleeps_at_its_own_doorbell() {
+fn a_child_sleeps_on_its_own_doorbell() {
     let program = r#"
 a, b, thread = answering(by_epoll)
 for turn in range(20):
@@ -187,7 +187,7 @@ for child in children:
 
 /// A client that waits in `recv`, and has slept there.
 #[test]
-fn a_client_with_one_connection_has_few_descriptors_of_the_library() {
+fn the_library_uses_few_descriptors_for_one_connection() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -245,7 +245,7 @@ print(len(hidden), hidden)
 
 /// The kernel refuses more entries than the number of descriptors that the program may have.
 #[test]
-fn a_program_may_wait_for_as_many_as_it_may_have() {
+fn a_program_may_poll_as_many_descriptors_as_it_may_open() {
     let program = r#"
 import resource
 a, b = pair()

@@ -54,7 +54,7 @@ else:
 "#;
 
 #[test]
-fn trap_1_a_child_goes_on_with_a_connection_of_its_parent() {
+fn trap_1_a_child_continues_a_connection_of_its_parent() {
     if !have(&[PYTHON]) {
         return;
     }
