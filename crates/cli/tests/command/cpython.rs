@@ -18,14 +18,14 @@ const TRIES: usize = 4;
 
 /// Prints the outcome of each test of a module, one per line: `OUTCOMES MODULE PATTERN...`.
 const RUNNER: &str = r#"
-# What each test of these modules comes to, a line each: `runner.py OUTCOMES MODULE PATTERN...`.
+# Prints the outcome of each test of these modules, one per line: `runner.py OUTCOMES MODULE PATTERN...`.
 import fnmatch, sys, unittest
 from test import support
-# Nothing outside of this machine, as `python3 -m test` has it.
+# No network resources, as in `python3 -m test`.
 support.use_resources = []
 outcomes, module, patterns = open(sys.argv[1], 'w', 1), sys.argv[2], sys.argv[3:]
 ignored = [
-    # Machines differ in whether they have it, and it is no TCP.
+    # Not all machines have it, and it is not TCP.
     '*VSOCK*',
 ]
 class Result(unittest.TextTestResult):

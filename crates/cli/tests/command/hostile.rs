@@ -168,7 +168,7 @@ while not os.path.exists(sys.argv[2]):
             drop(c)
 while ends:
     drop(ends[0])
-# New connections are as good as ever.
+# New connections work as usual.
 a, b = socket.create_connection(listener.getsockname()), None
 b, _ = listener.accept()
 before = changed()

@@ -309,7 +309,7 @@ for n, (a, b) in enumerate(ends):
         a.setsockopt(socket.IPPROTO_TCP, option, value)
     if n >= len(waits):
         a.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1500)
-# Longer than those of a dead peer would live.
+# Longer than connections to a dead peer would live.
 enough = probes() + 4 * len(ends)
 while probes() < enough:
     for a, b in ends:
@@ -362,7 +362,7 @@ def by_poll(c):
     [(_, events)] = poll.poll(100000)
     assert events & select.POLLERR, events
     return c.recv(1)
-# The last one is not looked at any more when it sends.
+# The last connection is not checked any more when it sends.
 waiting = {}
 def by_epoll(c):
     if c not in waiting:

@@ -45,7 +45,7 @@ for turn in range(3):
         data = content[turn:turn + 700000]
         one.sendall(data)
         one.sendall(b'and more')
-        # Calls that have room for more than comes return what there is.
+        # A call with room for more data returns the data that there is.
         rest = data + b'and more'
         while rest:
             part = other.recv(1 << 20)
@@ -76,7 +76,7 @@ fn connections_that_have_gone_back_end_as_over_tcp() {
     run(
         r#"
 data = content[:700000]
-# Shut down, closed, and closed with bytes unread, before the receiver has seen anything.
+# Shut down, closed, and closed with unread bytes, before the receiver has seen anything.
 for end in ('shutdown', 'close', 'reset'):
     a, b = pair()
     a.sendall(data)
@@ -129,7 +129,7 @@ for n in range(12):
     pair_streams = Stream(2 * n), Stream(2 * n + 1)
     for i, c in enumerate(ends):
         c.setblocking(False)
-        # Of some, TCP takes less than a ring does, so that what is sent once more is sent in part.
+        # For some, TCP takes less than a ring does, so that the repeated send is only partial.
         c.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, (65536, 32768, 16384)[n % 3])
         out, into = pair_streams[i], pair_streams[1 - i]
         selector.register(c, selectors.EVENT_READ | selectors.EVENT_WRITE, (out, into))

@@ -55,7 +55,7 @@ def answering(wait):
     thread.start()
     return a, b, thread
 def ask(a, thread, byte, wait):
-    # Until it sleeps in its call. (It may also have been found asleep on the way there; then it looks a little later.)
+    # Until the thread sleeps in its call. (It may also be found asleep on the way there; then it looks a little later.)
     while not is_asleep(thread):
         time.sleep(0.0005)
     a.sendall(bytes([byte]))
@@ -134,7 +134,7 @@ for wait in ('call', 'poll') * 3:
     got = hashlib.sha256()
     left = len(data)
     while left:
-        # A slow one, for whom the sender waits.
+        # A slow receiver, for which the sender waits.
         part = b.recv(20000)
         assert part
         got.update(part)
@@ -168,7 +168,7 @@ for _ in range(3):
     if child == 0:
         listener.close()
         listener = socket.create_server(('127.0.0.1', 0))
-        # The report has the parent's connections too.
+        # The report contains the parent's connections too.
         def changed(before=changed()):
             lines = [line for line in open(os.environ['GINNEL_SOCKETS_REPORT'])
                      if '"sent_after_us"' in line and '"received_after_us"' in line and f'"pid":{os.getpid()},' in line]
@@ -206,7 +206,7 @@ while True:
     let client = r#"
 import os, socket, sys
 def opened():
-    # But for the one by which they are listed.
+    # Except for the descriptor with which they are listed.
     return {int(fd) for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')}
 def has_changed():
     return any('"sent_after_us"' in line and '"received_after_us"' in line and f'"pid":{os.getpid()},' in line
@@ -228,7 +228,7 @@ for _ in range(100):
     ask()
 hidden = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in opened() - before - {c.fileno()}}
 assert len(hidden) <= 8, hidden
-# It has slept at its doorbell.
+# The thread has slept on its doorbell.
 assert 'anon_inode:[eventpoll]' in hidden.values(), hidden
 print(len(hidden), hidden)
 "#;
