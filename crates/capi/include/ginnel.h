@@ -13,7 +13,7 @@
  *
  * - Results. A function returns 0 or a number that is not negative, or a negative ginnel_status. In the
  *   latter case ginnel_last_error() returns the details, per thread. errno has no meaning. The errors named
- *   at a function are those that a correct program can meet; mistakes in a call (-201 and below),
+ *   at a function are those that a correct program can meet; mistakes in a call (-201 to -299),
  *   GINNEL_ERR_SYSTEM and GINNEL_ERR_INTERNAL are possible everywhere.
  * - Handles are opaque and must not be dereferenced. They come from this library, and are valid until they
  *   are freed by the function that the type names (which allows NULL). From then on every function returns

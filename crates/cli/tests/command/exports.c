@@ -132,7 +132,7 @@ static void lists(void)
 	connection();
 	CHECK(by_list(a, "%s %d %.1f %Lf", "list", 7, 7.5, 1.0L) == 19);
 	comes("list 7 7.5 1.000000");
-	/* Not ours. */
+	/* A file that is not a connection. */
 	int pipes[2];
 	char bytes[16];
 	CHECK(!pipe(pipes) && dprintf(pipes[1], "%d", 42) == 2 && read(pipes[0], bytes, 16) == 2);
@@ -391,7 +391,7 @@ static void asynchronous(void)
 	CHECK(lio_listio(LIO_WAIT, list, 1, NULL) == -1 && errno == ENOSYS);
 	CHECK(write(a, "end", 3) == 3);
 	comes("end");
-	/* Not ours. */
+	/* A file that is not a connection. */
 	FILE *file = tmpfile();
 	control.aio_fildes = fileno(file);
 	CHECK(!aio_write(&control));

@@ -486,7 +486,7 @@ for limit in (200, 50, 200):
     except OSError as error:
         assert error.errno == errno.EMFILE, error
     works(a, b)
-    # A sleeping thread needs a descriptor for that.
+    # A thread needs a slot to sleep in, although no descriptor is left.
     found = []
     thread = threading.Thread(target=lambda: found.append(receive(b, 1)))
     thread.start()
