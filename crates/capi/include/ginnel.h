@@ -751,8 +751,8 @@ typedef struct ginnel_cache_counters {
 extern "C" {
 #endif // __cplusplus
 
-// The version of the library that runs, for example "0.1.0"; GINNEL_VERSION is that of the header. Never NULL, never to
-// be freed. Any thread; does not block.
+// Returns the version of the running library, for example "0.1.0"; GINNEL_VERSION is that of the header. The result is
+// never NULL and must not be freed. Any thread may call it; it does not block.
 const char *ginnel_version(void);
 
 // Returns a short fixed text for a status. The result is never NULL and must not be freed. Any thread may call it; it
