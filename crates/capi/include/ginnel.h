@@ -13,7 +13,7 @@
  *
  * - Results. A function returns 0 or a number that is not negative, or a negative ginnel_status. In the
  *   latter case ginnel_last_error() returns the details, per thread. errno has no meaning. The errors named
- *   at a function are those that a correct program can meet; mistakes in a call (-201 and below),
+ *   at a function are those that a correct program can meet; mistakes in a call (-201 to -299),
  *   GINNEL_ERR_SYSTEM and GINNEL_ERR_INTERNAL are possible everywhere.
  * - Handles are opaque and must not be dereferenced. They come from this library, and are valid until they
  *   are freed by the function that the type names (which allows NULL). From then on every function returns
@@ -751,8 +751,8 @@ typedef struct ginnel_cache_counters {
 extern "C" {
 #endif // __cplusplus
 
-// The version of the library that runs, for example "0.1.0"; GINNEL_VERSION is that of the header. Never NULL, never to
-// be freed. Any thread; does not block.
+// Returns the version of the running library, for example "0.1.0"; GINNEL_VERSION is that of the header. The result is
+// never NULL and must not be freed. Any thread may call it; it does not block.
 const char *ginnel_version(void);
 
 // Returns a short fixed text for a status. The result is never NULL and must not be freed. Any thread may call it; it

@@ -5,7 +5,7 @@ use crate::endpoint::Inner;
 use crate::error::Error;
 use crate::fork::Opener;
 use crate::handover::SavedChannel;
-use crate::peer::PeerBell;
+use crate::peer::PeerWaker;
 use crate::waiter::Waiter;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::{ring, wire};
@@ -187,12 +187,12 @@ impl Pipe {
     }
 
     /// Returns the means to wake the consumer of our output ring.
-    pub(crate) fn reader(&self) -> PeerBell {
-        PeerBell::new(self.shared.clone(), self.output.clone(), ring::DATA_ARMED)
+    pub(crate) fn reader(&self) -> PeerWaker {
+        PeerWaker::new(self.shared.clone(), self.output.clone(), ring::DATA_ARMED)
     }
 
     /// Returns the means to wake the producer of our input ring.
-    pub(crate) fn writer(&self) -> PeerBell {
-        PeerBell::new(self.shared.clone(), self.input.clone(), ring::SPACE_ARMED)
+    pub(crate) fn writer(&self) -> PeerWaker {
+        PeerWaker::new(self.shared.clone(), self.input.clone(), ring::SPACE_ARMED)
     }
 }

@@ -3,8 +3,8 @@
 
 use crate::channel::{Counters, Pipe, Shared};
 use crate::error::Error;
-use crate::peer::PeerBell;
-use crate::waiter::{Term, Waiter};
+use crate::peer::PeerWaker;
+use crate::waiter::{OperationDeadline, Waiter};
 use crate::{ChannelInfo, ReadySet};
 use ginnel_ring::wait::Watchable;
 use ginnel_ring::{Corrupt, Cursor, message, stream};
@@ -66,11 +66,11 @@ pub(crate) struct Half<S: Side> {
 /// borrows the ring can be counted when it is given back.
 pub(crate) struct Account {
     counters: Counters,
-    peer: PeerBell,
+    peer: PeerWaker,
 }
 
 impl<S: Side> Half<S> {
-    pub fn new(ring: S, pipe: &Pipe, peer: PeerBell) -> Self {
+    pub fn new(ring: S, pipe: &Pipe, peer: PeerWaker) -> Self {
         Self { ring, waiter: pipe.waiter(), account: Account { counters: Counters::default(), peer } }
     }
 
@@ -80,7 +80,7 @@ impl<S: Side> Half<S> {
         capacity: usize,
         cursor: Cursor,
         pipe: &Pipe,
-        peer: PeerBell,
+        peer: PeerWaker,
     ) -> Result<Self, Corrupt> {
         let mut half = Self::new(S::resume(ring, capacity, cursor)?, pipe, peer);
         half.settle();
@@ -101,8 +101,8 @@ impl<S: Side> Half<S> {
 
     /// Waits, as this half is configured, until the ring is worth another look.
     #[inline]
-    pub fn wait(&mut self, term: &mut Term) -> Result<(), Error> {
-        self.waiter.wait(&mut self.ring, term)
+    pub fn wait(&mut self, until: &mut OperationDeadline) -> Result<(), Error> {
+        self.waiter.wait(&mut self.ring, until)
     }
 
     /// Disarms what an earlier non-blocking operation has left armed.

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::half::{Account, Half, channel, half};
-use crate::waiter::Term;
+use crate::waiter::OperationDeadline;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError, message};
@@ -83,11 +83,11 @@ impl MessageSender {
     /// Does the work of [`MessageSender::send`] when the fast path has failed.
     #[cold]
     fn send_by_claim(&mut self, message: &[u8]) -> Result<(), Error> {
-        let mut term = Term::default();
+        let mut until = OperationDeadline::default();
         let ring = loop {
             match self.0.ring.send(message) {
                 Ok(ring) => break ring,
-                Err(SendError::Full) => self.wait_for_room(message.len(), &mut term)?,
+                Err(SendError::Full) => self.wait_for_room(message.len(), &mut until)?,
                 Err(error) => return Err(error.into()),
             }
         };
@@ -102,9 +102,9 @@ impl MessageSender {
     ///
     /// As for [`MessageSender::send`].
     pub fn claim(&mut self, len: usize) -> Result<Claim<'_>, Error> {
-        let mut term = Term::default();
+        let mut until = OperationDeadline::default();
         while !self.room(len)? {
-            self.wait_for_room(len, &mut term)?;
+            self.wait_for_room(len, &mut until)?;
         }
         // There is room, and no other thread takes it, so this cannot be `Full`.
         let inner = self.0.ring.claim(len)?;
@@ -157,10 +157,10 @@ impl MessageSender {
     }
 
     #[cold]
-    fn wait_for_room(&mut self, len: usize, term: &mut Term) -> Result<(), Error> {
+    fn wait_for_room(&mut self, len: usize, until: &mut OperationDeadline) -> Result<(), Error> {
         // Committed messages must be published first, or the peer could never make room.
         self.publish()?;
-        self.0.waiter.wait(self.0.ring.want(len), term)
+        self.0.waiter.wait(self.0.ring.want(len), until)
     }
 }
 
@@ -265,11 +265,11 @@ impl MessageReceiver {
     /// [`Error::PeerDead`], [`Error::Aborted`], [`Error::Corrupt`] or [`Error::Broken`].
     #[inline]
     pub fn peek(&mut self) -> Result<Message<'_>, Error> {
-        let mut term = Term::default();
+        let mut until = OperationDeadline::default();
         loop {
             match self.0.ring.poll() {
                 Ok(()) => break,
-                Err(RecvError::Empty) => self.wait_for_message(&mut term)?,
+                Err(RecvError::Empty) => self.wait_for_message(&mut until)?,
                 Err(error) => {
                     let owed = self.0.ring.take_owed();
                     self.0.account.ring_if(owed);
@@ -294,10 +294,10 @@ impl MessageReceiver {
     }
 
     #[inline]
-    fn wait_for_message(&mut self, term: &mut Term) -> Result<(), Error> {
+    fn wait_for_message(&mut self, until: &mut OperationDeadline) -> Result<(), Error> {
         let owed = self.0.ring.take_owed();
         self.0.account.ring_if(owed);
-        self.0.wait(term)
+        self.0.wait(until)
     }
 }
 

@@ -8,7 +8,7 @@ use ginnel_shmem::Mapping;
 use std::sync::Arc;
 
 /// The means by which one half of a channel wakes the peer at the other side of its ring.
-pub(crate) struct PeerBell {
+pub(crate) struct PeerWaker {
     pub shared: Arc<Shared>,
     ring: Mapping,
     /// Offset of the peer's wake word in the ring.
@@ -18,7 +18,7 @@ pub(crate) struct PeerBell {
     poster: Poster,
 }
 
-impl PeerBell {
+impl PeerWaker {
     pub fn new(shared: Arc<Shared>, ring: Mapping, armed: usize) -> Self {
         Self { shared, ring, armed, lane: None, poster: Poster::default() }
     }

@@ -100,7 +100,7 @@ impl PeerDoorbells {
 
     /// Handles the daemon's answer. Returns true if the daemon must be asked once more, for another endpoint that
     /// sleeps on this doorbell.
-    #[must_use = "somebody sleeps on"]
+    #[must_use = "an endpoint may keep sleeping if the daemon is not asked again"]
     pub fn answered(&mut self, bell: u32, answer: Packet, now: Instant) -> bool {
         let Some(Entry::Asked { sleeper, again, known }) = self.known.remove(&bell) else { return false };
         let Some(doorbell) = self.doorbell(answer).map(Arc::new) else {

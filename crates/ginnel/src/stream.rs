@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::half::{Account, Half, channel, half};
-use crate::waiter::Term;
+use crate::waiter::OperationDeadline;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_ring::{RecvError, SendError, stream};
 use ginnel_shmem::{Mapping, SharedSlice};
@@ -35,10 +35,10 @@ impl StreamSender {
     /// timeout, [`Error::Closed`] if the peer does not receive any more, [`Error::PeerDead`], [`Error::Aborted`],
     /// [`Error::AfterFinish`], [`Error::Corrupt`] or [`Error::Broken`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
-        self.send_by(bytes, &mut Term::default())
+        self.send_by(bytes, &mut OperationDeadline::default())
     }
 
-    fn send_by(&mut self, bytes: &[u8], term: &mut Term) -> Result<usize, Error> {
+    fn send_by(&mut self, bytes: &[u8], until: &mut OperationDeadline) -> Result<usize, Error> {
         loop {
             let Half { ring, account, .. } = &mut self.0;
             match ring.write(bytes, || account.wake()) {
@@ -46,7 +46,7 @@ impl StreamSender {
                     account.count(n);
                     return Ok(n);
                 }
-                Err(SendError::Full) => self.0.wait(term)?,
+                Err(SendError::Full) => self.0.wait(until)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -58,9 +58,9 @@ impl StreamSender {
     ///
     /// As for [`StreamSender::send`]. After an error it is unknown how many bytes have been sent.
     pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
-        let mut term = Term::default();
+        let mut until = OperationDeadline::default();
         while !bytes.is_empty() {
-            let n = self.send_by(bytes, &mut term)?;
+            let n = self.send_by(bytes, &mut until)?;
             bytes = &bytes[n..];
         }
         Ok(())
@@ -72,11 +72,11 @@ impl StreamSender {
     ///
     /// As for [`StreamSender::send`].
     pub fn claim(&mut self, most: usize) -> Result<Room<'_>, Error> {
-        let mut term = Term::default();
+        let mut until = OperationDeadline::default();
         loop {
             match self.0.ring.claim(most) {
                 Ok(_abandoned) => break,
-                Err(SendError::Full) => self.0.wait(&mut term)?,
+                Err(SendError::Full) => self.0.wait(&mut until)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -136,7 +136,7 @@ impl StreamReceiver {
     /// [`Error::TimedOut`] after this half's timeout, [`Error::PeerDead`], [`Error::Aborted`], [`Error::Corrupt`] or
     /// [`Error::Broken`].
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        let mut term = Term::default();
+        let mut until = OperationDeadline::default();
         loop {
             let Half { ring, account, .. } = &mut self.0;
             match ring.read(buffer, || account.wake()) {
@@ -145,7 +145,7 @@ impl StreamReceiver {
                     return Ok(n);
                 }
                 Err(RecvError::Finished) => return Ok(0),
-                Err(RecvError::Empty) => self.0.wait(&mut term)?,
+                Err(RecvError::Empty) => self.0.wait(&mut until)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -157,7 +157,7 @@ impl StreamReceiver {
     ///
     /// [`Error::Finished`] at the end of the stream; otherwise as [`StreamReceiver::recv`].
     pub fn peek(&mut self) -> Result<Bytes<'_>, Error> {
-        let mut term = Term::default();
+        let mut until = OperationDeadline::default();
         loop {
             let polled = self.0.ring.poll();
             if polled.is_err() {
@@ -166,7 +166,7 @@ impl StreamReceiver {
             }
             match polled {
                 Ok(_) => break,
-                Err(RecvError::Empty) => self.0.wait(&mut term)?,
+                Err(RecvError::Empty) => self.0.wait(&mut until)?,
                 Err(error) => return Err(error.into()),
             }
         }

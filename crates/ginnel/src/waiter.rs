@@ -27,7 +27,7 @@ pub(crate) struct Waiter {
 /// The deadline of one operation, however often it waits. It is determined at the first wait, so that an operation that
 /// does not wait does not read the clock.
 #[derive(Default)]
-pub(crate) struct Term(Option<Option<Instant>>);
+pub(crate) struct OperationDeadline(Option<Option<Instant>>);
 
 /// The number of looks that takes a few hundred nanoseconds.
 const FIRST_LOOKS: u32 = 256;
@@ -45,12 +45,12 @@ impl Waiter {
         }
     }
 
-    /// Waits, as this half is configured, until `what` is ready or has changed. `term` is the deadline of the whole
+    /// Waits, as this half is configured, until `what` is ready or has changed. `until` is the deadline of the whole
     /// operation.
     pub fn wait<W: Watchable<Memory = Mapping>>(
         &mut self,
         what: &mut W,
-        term: &mut Term,
+        until: &mut OperationDeadline,
     ) -> Result<(), Error> {
         self.waits += 1;
         self.begin(what);
@@ -60,13 +60,13 @@ impl Waiter {
         if self.nonblocking {
             return self.arm(what);
         }
-        let deadline = match term.0 {
+        let deadline = match until.0 {
             // The ring had changed, but not enough for the operation. A peer could repeat that for ever, so check the
             // deadline.
             Some(deadline) if deadline.is_some_and(|d| Instant::now() >= d) => return Err(Error::TimedOut),
             Some(deadline) => deadline,
             // A deadline that the clock cannot represent means no deadline.
-            None => *term.0.insert(self.timeout.and_then(|t| Instant::now().checked_add(t))),
+            None => *until.0.insert(self.timeout.and_then(|t| Instant::now().checked_add(t))),
         };
         match wait::wait(what, self.mode, &mut self.wait_point, deadline) {
             Ok(true) => {

@@ -172,12 +172,12 @@ fn poll_select_and_ioctl() {
 }
 
 #[test]
-fn who_sleeps_is_woken() {
+fn sleeping_threads_are_woken() {
     in_c("asleep", 0, 1800);
 }
 
 #[test]
-fn processes_and_programs_that_come_after() {
+fn forked_processes_and_executed_programs() {
     // The child has a connection of its own too.
     in_c("forked", 100, 10);
 }
@@ -245,7 +245,7 @@ fn node() {
 }
 
 #[test]
-fn servers_that_are_killed_under_load() {
+fn clients_survive_servers_that_are_killed_under_load() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -272,7 +272,7 @@ fn servers_that_are_killed_under_load() {
 }
 
 #[test]
-fn a_cache_that_is_short_of_memory_is_told_what_is_found() {
+fn hits_are_reported_to_a_cache_that_is_short_of_memory() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -282,7 +282,7 @@ fn a_cache_that_is_short_of_memory_is_told_what_is_found() {
 }
 
 #[test]
-fn a_server_that_does_not_say_what_it_is() {
+fn a_server_that_does_not_identify_itself() {
     if !have(&[PYTHON]) {
         return;
     }

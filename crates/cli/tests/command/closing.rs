@@ -6,7 +6,7 @@ use std::fs;
 use crate::stage::{PYTHON, Stage, changed, free_port, have};
 use crate::world::wait_for;
 
-/// Connections that are reported and closed in this order, both ways to close one. The first one is for the daemon's greeting.
+/// Connections that are reported and closed in this order, in both ways of closing. The first one is for the daemon's greeting.
 const CLOSE: &str = r#"
 import os, socket, struct, sys, time
 listener = socket.create_server(('127.0.0.1', 0))
@@ -14,7 +14,7 @@ def pair():
     a = socket.create_connection(listener.getsockname())
     return a, listener.accept()[0]
 a, b = pair()
-# The daemon is there, and what it was sent has been looked at.
+# The daemon is there, and has read its messages.
 while '"sent_after_us"' not in open(os.environ['GINNEL_SOCKETS_REPORT']).read():
     a.sendall(b'.')
     assert b.recv(1) == b'.'
@@ -41,7 +41,7 @@ for turn in range(40):
             assert b.recv(100) == b''
         b.close()
 a, b = pair()
-# A child that has the socket too is not harmed when the parent closes it, and the end comes when the last one has closed it.
+# A child that shares the socket is not affected when the parent closes it; the connection ends with the last close.
 a.sendall(b'1')
 go, went = os.pipe()
 child = os.fork()
@@ -56,7 +56,7 @@ os.write(went, b'.')
 assert b.recv(1) == b'2'
 assert b.recv(1) == b''
 os.waitpid(child, 0)
-# A program that ends with a connection that is open. Its peer is another process.
+# A program exits while a connection is open. Its peer is another process.
 a, b = pair()
 if os.fork() == 0:
     a.close()
@@ -108,7 +108,7 @@ def fails(number, call, *arguments):
 def abort(a):
     a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
     a.close()
-# What was sent before a reset is received before it, and the reset is said once.
+# Data sent before a reset is received first, and the reset is reported once.
 a, b = pair()
 a.sendall(b'data')
 abort(a)
@@ -116,7 +116,7 @@ assert b.recv(2) == b'da'
 assert b.recv(100) == b'ta'
 fails(errno.ECONNRESET, b.recv, 100)
 assert b.recv(100) == b''
-# Likewise if the reset comes because something was not read.
+# The same if the reset comes because data was not read.
 a, b = pair()
 a.sendall(b'data')
 b.sendall(b'unread')
@@ -126,7 +126,7 @@ assert b.recv(100) == b'data'
 fails(errno.ECONNRESET, b.recv, 100)
 assert b.recv(100) == b''
 fails(errno.EPIPE, b.send, b'more')
-# And if the last one that closes it, of two processes that have it, is not the one that has begun it.
+# The same if two processes share the connection, and the last to close it is not the one that opened it.
 a, b = pair()
 b.sendall(b'unread')
 go, went = os.pipe()
@@ -141,7 +141,7 @@ a.close()
 os.write(went, b'.')
 fails(errno.ECONNRESET, b.recv, 100)
 assert os.waitpid(child, 0)[1] == 0
-# What is sent first to a peer that has closed its end is lost.
+# The first data sent to a peer that has closed its end is lost.
 a, b = pair()
 a.close()
 assert b.recv(100) == b''
@@ -149,7 +149,7 @@ assert b.sendmsg([b'lost', b'too']) == 7
 fails(errno.EPIPE, b.send, b'more')
 fails(errno.EPIPE, b.send, b'more')
 assert b.recv(100) == b''
-# After its own end, nothing is sent at all.
+# After this side has shut down sending, nothing is sent.
 a, b = pair()
 b.shutdown(socket.SHUT_WR)
 a.close()
@@ -157,7 +157,7 @@ fails(errno.EPIPE, b.send, b'more')
 "#;
 
 #[test]
-fn both_ends_are_told_what_tcp_tells_them() {
+fn both_ends_are_told_the_same_as_over_tcp() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -198,7 +198,7 @@ def unread(c):
 def wake(c):
     epoll = select.epoll()
     epoll.register(c, select.EPOLLIN)
-    # It may have been asleep for something else when the client looked.
+    # When the client looked, it may have been asleep for another reason.
     while unread(c) == 0:
         c.sendall(b'%8d' % os.getpid())
         select.select([c], [], [])

@@ -78,7 +78,7 @@ fn far(options: &str) -> (World, Server) {
 }
 
 #[test]
-fn a_tree_arrives_as_it_was() {
+fn a_tree_is_copied_unchanged() {
     let (world, server) = far("--write");
     assert!(server.first.contains("for reading and writing as cp@host in web"), "{}", server.first);
     let files = world.files();
@@ -108,7 +108,7 @@ fn a_tree_arrives_as_it_was() {
 }
 
 #[test]
-fn several_sources_go_into_a_folder_only() {
+fn several_sources_need_a_folder_as_target() {
     let (world, _server) = far("--write");
     let files = world.files();
     fs::write(files.join("near/a"), "a").unwrap();
@@ -125,7 +125,7 @@ fn several_sources_go_into_a_folder_only() {
 }
 
 #[test]
-fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
+fn files_that_cannot_be_copied_are_named_and_the_rest_is_copied() {
     let (world, _server) = far("--write");
     let files = world.files();
     fs::create_dir(files.join("near/d")).unwrap();
@@ -185,7 +185,7 @@ fn nothing_outside_the_root_is_reached() {
 }
 
 #[test]
-fn reading_only_unless_told_otherwise() {
+fn a_server_is_read_only_by_default() {
     let (world, server) = far("");
     assert!(server.first.contains("for reading as"), "{}", server.first);
     fs::write(world.files().join("near/a"), "a").unwrap();
@@ -232,7 +232,7 @@ fn wait_for_part(folder: &Path, name: &str, len: u64) {
 }
 
 #[test]
-fn a_killed_receiver_leaves_nothing_visible_and_the_next_copy_goes_on() {
+fn a_killed_receiver_leaves_nothing_visible_and_the_next_copy_continues() {
     let (world, mut server) = far("--write");
     let files = world.files();
     let bytes = noise(200 << 20, 2);
@@ -300,7 +300,7 @@ fn an_interrupted_client_leaves_nothing_visible() {
 }
 
 #[test]
-fn direct_writing_changes_nothing_but_the_way() {
+fn direct_writing_gives_the_same_files() {
     // On a disk if there is one, because a tmpfs may not support direct I/O.
     for folder in [Some(Path::new(env!("CARGO_TARGET_TMPDIR"))), None] {
         let (world, mut server) = far("--write");
@@ -342,7 +342,7 @@ fn a_copy_does_not_notice_that_the_daemon_is_killed() {
 }
 
 #[test]
-fn a_small_segment_will_do() {
+fn a_small_segment_is_sufficient() {
     let world = World::new();
     for folder in ["near", "far"] {
         fs::create_dir(world.files().join(folder)).unwrap();
@@ -375,7 +375,7 @@ fn a_full_disk_is_named_and_leaves_nothing() {
 }
 
 #[test]
-fn many_clients_at_once() {
+fn many_clients_are_served_at_once() {
     let (world, _server) = far("--write");
     let files = world.files();
     thread::scope(|scope| {

@@ -18,14 +18,14 @@ const TRIES: usize = 4;
 
 /// Prints the outcome of each test of a module, one per line: `OUTCOMES MODULE PATTERN...`.
 const RUNNER: &str = r#"
-# What each test of these modules comes to, a line each: `runner.py OUTCOMES MODULE PATTERN...`.
+# Prints the outcome of each test of these modules, one per line: `runner.py OUTCOMES MODULE PATTERN...`.
 import fnmatch, sys, unittest
 from test import support
-# Nothing outside of this machine, as `python3 -m test` has it.
+# No network resources, as in `python3 -m test`.
 support.use_resources = []
 outcomes, module, patterns = open(sys.argv[1], 'w', 1), sys.argv[2], sys.argv[3:]
 ignored = [
-    # Machines differ in whether they have it, and it is no TCP.
+    # Not all machines have it, and it is not TCP.
     '*VSOCK*',
 ]
 class Result(unittest.TextTestResult):
@@ -120,7 +120,7 @@ const MODULES: [Module; 4] = [
 ];
 
 #[test]
-fn the_same_with_and_without_the_library() {
+fn cpython_tests_have_the_same_outcome_with_and_without_the_library() {
     let is_there = have(&[PYTHON])
         && Command::new(PYTHON)
             .args(["-c", "import test.test_socket"])

@@ -31,7 +31,7 @@ impl Drop for Program {
 }
 
 #[test]
-fn a_report_is_made_again_to_the_next_daemon() {
+fn a_report_is_repeated_to_the_next_daemon() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -94,7 +94,7 @@ stopped = lambda turn: os.path.exists('stop') and turn > 0
 const SERVER: &str = r#"
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])), backlog=64)
 def serve(c):
-    # What comes goes back, with its digest at the end.
+    # Received data is sent back, with its digest at the end.
     got = hashlib.sha256()
     while part := c.recv(100000):
         got.update(part)

@@ -49,7 +49,7 @@ fn run(program: &str, ends: usize) {
 }
 
 #[test]
-fn sockets_that_are_taken_out_and_added_again() {
+fn sockets_can_be_removed_and_added_again() {
     run(
         r#"
 a, b = pair()
@@ -64,14 +64,14 @@ for turn in range(1000):
     fails(errno.ENOENT, e.unregister, a)
     b.sendall(b'x')
     assert e.poll(0) == []
-    # Sent while it was out.
+    # Sent while the socket was removed.
     e.register(a, select.EPOLLIN | select.EPOLLOUT)
     assert e.poll() == [(a.fileno(), select.EPOLLIN | select.EPOLLOUT)]
     assert receive(a, 1) == b'x'
     assert e.poll() == [(a.fileno(), select.EPOLLOUT)]
     e.modify(a, select.EPOLLIN)
     assert e.poll(0) == []
-# It waits in other calls while it is out: nobody else takes away what wakes it.
+# A thread waits in other calls while the socket is removed: epoll does not consume the byte that wakes it.
 e.unregister(a)
 for turn in range(200):
     thread = threading.Thread(target=lambda: b.sendall(b'y'))
@@ -84,7 +84,7 @@ for turn in range(200):
         assert p.poll() == [(a.fileno(), select.POLLIN)]
         assert receive(a, 1) == b'y'
     thread.join()
-# The next socket of the same number is another one.
+# The next socket with the same number is a different one.
 e.register(a, select.EPOLLIN)
 e.unregister(a)
 number = a.fileno()
@@ -106,7 +106,7 @@ assert e.poll() == [(number, select.EPOLLIN)]
 }
 
 #[test]
-fn exclusive_registrations() {
+fn exclusive_registrations_work_as_in_the_kernel() {
     run(
         r#"
 a = socket.create_connection(listener.getsockname())
@@ -133,7 +133,7 @@ assert e.poll(0) == []
 }
 
 #[test]
-fn threads_that_wait_in_one_instance() {
+fn several_threads_can_wait_in_one_instance() {
     run(
         r#"
 ends = [pair() for _ in range(4)]
@@ -146,7 +146,7 @@ for flags in (select.EPOLLET, select.EPOLLONESHOT):
     goes_on = {b: threading.Semaphore(0) for b in of}
     def work():
         while True:
-            # One at a time: others have to be woken for the rest.
+            # One event at a time, so other threads must be woken for the rest.
             for fd, events in e.poll(-1, 1):
                 data = receive(of[fd], 1)
                 if flags == select.EPOLLONESHOT:
@@ -159,7 +159,7 @@ for flags in (select.EPOLLET, select.EPOLLONESHOT):
     for thread in threads:
         thread.start()
     for turn in range(200):
-        # Each of them is taken by a thread that does not come back before all others were taken too.
+        # Each event is taken by a thread that returns only after all others have been taken.
         order = ends[turn % 4:] + ends[:turn % 4]
         for a, b in order:
             a.sendall(b'x')

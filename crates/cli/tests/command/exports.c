@@ -1,4 +1,4 @@
-/* Bytes that take an unusual way to a socket, and whether they are in the stream. Both ends are here. */
+/* Sends bytes to a socket in unusual ways, and checks that they are in the stream. Both ends are in this process. */
 #define _GNU_SOURCE
 #include <aio.h>
 #include <assert.h>
@@ -66,7 +66,7 @@ static void connection_by(int listener, const struct sockaddr_in *address, void 
 	CHECK(!connect(a, (const void *)address, sizeof *address));
 	b = accept(listener, NULL, NULL);
 	CHECK(b >= 0);
-	/* Both directions change over before they carry anything. */
+	/* Both directions carry a few bytes first, and change over with them. */
 	CHECK(write(a, "begin", 5) == 5);
 	CHECK(write(b, "begin", 5) == 5);
 	char bytes[5];
@@ -91,7 +91,7 @@ static void connection(void)
 	connection_after(nothing);
 }
 
-/* What has come at the other end has to be this, and nothing else. */
+/* Checks that exactly this text has arrived at the other end. */
 static void comes(const char *text)
 {
 	char bytes[4096];
@@ -120,7 +120,7 @@ static void formatted(void)
 	connection();
 	CHECK(dprintf(a, "plain\n") == 6);
 	comes("plain\n");
-	/* More than fits into registers, of both kinds, in turn. */
+	/* More arguments than fit into registers, integers and floating-point numbers in turn. */
 	CHECK(dprintf(a, "%s %d %.1f %s %d %.1f %s %d %.1f %s %d %.1f %s %.1f %.1f %.1f %.1f %.1f %ld", words[0], 1, 1.5,
 	              words[1], 2, 2.5, words[2], 3, 3.5, words[3], 4, 4.5, words[4], 5.5, 6.5, 7.5, 8.5, 9.5,
 	              -1L) == (int)strlen(expected));
@@ -132,7 +132,7 @@ static void lists(void)
 	connection();
 	CHECK(by_list(a, "%s %d %.1f %Lf", "list", 7, 7.5, 1.0L) == 19);
 	comes("list 7 7.5 1.000000");
-	/* Not ours. */
+	/* A file that is not a connection. */
 	int pipes[2];
 	char bytes[16];
 	CHECK(!pipe(pipes) && dprintf(pipes[1], "%d", 42) == 2 && read(pipes[0], bytes, 16) == 2);
@@ -190,7 +190,7 @@ static void system_calls(void)
 	comes("twothree");
 	CHECK(syscall(SYS_fcntl, b, F_SETFL, O_NONBLOCK) == 0);
 	CHECK(syscall(SYS_read, b, bytes, 1) == -1 && errno == EAGAIN);
-	/* Those that do not concern sockets, with six arguments, and with errors. */
+	/* System calls that do not concern sockets, with six arguments, and with errors. */
 	CHECK(syscall(SYS_getpid) == getpid());
 	char *memory = (char *)syscall(SYS_mmap, NULL, 8192L, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
 	CHECK(memory != MAP_FAILED && (memory[8191] = 1));
@@ -207,7 +207,7 @@ static void system_calls(void)
 	comes("end");
 }
 
-/* A child that may do nothing but what its connection needs, and dies of anything else. The parent talks to it. */
+/* A child that may make only the system calls that its connection needs, and is killed by any other. The parent talks to it. */
 static void confined(void)
 {
 	static char sent[200000], got[200000];
@@ -232,7 +232,7 @@ static void confined(void)
 		close(a);
 		CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
 		for (;;) {
-			/* A length, and as many bytes, which go back. */
+			/* Receives a length and as many bytes, and sends the bytes back. */
 			uint32_t n = 0;
 			for (size_t at = 0; at < sizeof n;) {
 				ssize_t some = read(b, (char *)&n + at, sizeof n - at);
@@ -285,7 +285,7 @@ static void spawned(void)
 	comes("end");
 }
 
-/* The child goes on with its connection in another program, which gets more arguments than registers have room for. */
+/* The child continues its connection in another program, which gets more arguments than fit into registers. */
 static void executes(int way)
 {
 	char script[] = "echo \"$0 $1 $2 $3 $4 $5 $WAY\"", *environment[] = {"WAY=its own", NULL};
@@ -358,7 +358,7 @@ static void leave_by_clone(void)
 	ends(clone(leave, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL));
 }
 
-/* A child that has this process's memory closes a connection before it is one, and after it has changed over. */
+/* A child that shares this process's memory closes a connection before it is connected, and after it has changed over. */
 static void born(void (*leave_by)(void))
 {
 	connection_after(leave_by);
@@ -391,7 +391,7 @@ static void asynchronous(void)
 	CHECK(lio_listio(LIO_WAIT, list, 1, NULL) == -1 && errno == ENOSYS);
 	CHECK(write(a, "end", 3) == 3);
 	comes("end");
-	/* Not ours. */
+	/* A file that is not a connection. */
 	FILE *file = tmpfile();
 	control.aio_fildes = fileno(file);
 	CHECK(!aio_write(&control));
@@ -399,7 +399,7 @@ static void asynchronous(void)
 	CHECK(!aio_suspend(wait, 1, NULL) && aio_return(&control) == 3);
 }
 
-/* A stream of the C library over a connection that has changed over; its close is one too, and the number is free then. */
+/* A C library stream over a connection that has changed over; closing the stream closes the connection and frees its number. */
 static void streams(void)
 {
 	char line[100], path[] = "streamXXXXXX";
@@ -411,13 +411,13 @@ static void streams(void)
 		CHECK(fgets(line, sizeof line, in) && atoi(line + 5) == turn);
 	}
 	CHECK(!fclose(out));
-	/* What has the number now is no connection. */
+	/* The file that has the number now is not a connection. */
 	int file = mkstemp(path);
 	CHECK(file == a && write(file, "in the file", 11) == 11);
 	CHECK(pread(file, line, sizeof line, 0) == 11 && !memcmp(line, "in the file", 11));
 	CHECK(!fgets(line, sizeof line, in) && feof(in));
 	CHECK(!fclose(in) && !close(file));
-	/* The same with a connection that the C library has closed by itself. */
+	/* The same with a connection that the C library itself has closed. */
 	connection();
 	CHECK(send(a, "x", 1, 0) == 1);
 	comes("x");
@@ -427,7 +427,7 @@ static void streams(void)
 	comes("y");
 }
 
-/* A call in a thread, and whether it sleeps. */
+/* A call in a thread, of which the test must know whether it sleeps. */
 struct sleeper {
 	pthread_t thread;
 	_Atomic pid_t tid;
@@ -455,7 +455,7 @@ static void begin_to_sleep(struct sleeper *sleeper, int fd, int sends)
 	char path[100], text[2000];
 	*sleeper = (struct sleeper){.fd = fd, .sends = sends};
 	CHECK(!pthread_create(&sleeper->thread, NULL, sleeps, sleeper));
-	/* For some time on end, because whoever waits for room wakes now and then. */
+	/* It must sleep at several checks in a row, because a thread that waits for room wakes now and then. */
 	for (int looks = 0; looks < 20; looks++) {
 		usleep(1000);
 		if (!sleeper->tid) {
@@ -470,7 +470,7 @@ static void begin_to_sleep(struct sleeper *sleeper, int fd, int sends)
 	}
 }
 
-/* What is sent to another file, and what it is sent, has nothing to do with a connection whose number the file has now. */
+/* Checks that bytes written to and read from a file do not mix with those of the connection whose number it has now. */
 static void untouched(int fd, int other)
 {
 	char bytes[100];
@@ -478,7 +478,7 @@ static void untouched(int fd, int other)
 	CHECK(recv(other, bytes, sizeof bytes, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 }
 
-/* Another thread sleeps in a call on a connection whose number becomes that of another file, or of nothing. */
+/* Another thread sleeps in a call on a connection whose number is given to another file, or is closed. */
 static void replaced(void)
 {
 	for (int way = 0; way < 6; way++) {
@@ -493,7 +493,7 @@ static void replaced(void)
 			CHECK(dup3(files[0], b, O_CLOEXEC) == b);
 		else
 			CHECK(!close(b) && fcntl(files[0], F_DUPFD, b) == b);
-		/* The peer wakes it, or ends. */
+		/* The peer wakes the thread, or closes its end. */
 		char bytes[100];
 		while (sends && recv(a, bytes, sizeof bytes, 0) > 0)
 			;
@@ -502,7 +502,7 @@ static void replaced(void)
 		CHECK(sends || sleeper.result <= 0);
 		CHECK(!close(b) && !close(files[0]) && !close(files[1]));
 	}
-	/* One that has another number goes on by that. */
+	/* A connection that has another number continues to work under that. */
 	struct sleeper sleeper;
 	int files[2];
 	connection();
@@ -514,14 +514,14 @@ static void replaced(void)
 	CHECK(!memcmp(sleeper.bytes, "for the sleeper", 15));
 	untouched(b, files[1]);
 	CHECK(write(a, "by the copy", 11) == 11 && recv(copy, sleeper.bytes, 11, MSG_WAITALL) == 11);
-	/* What cannot be replaced stays as it is. */
+	/* If the call fails, the connection stays as it is. */
 	CHECK(dup2(-1, copy) == -1 && errno == EBADF && dup3(a, copy, -1) == -1 && errno == EINVAL);
 	CHECK(write(a, "still there", 11) == 11 && recv(copy, sleeper.bytes, 11, MSG_WAITALL) == 11);
 	CHECK(!memcmp(sleeper.bytes, "still there", 11));
 	CHECK(!close(a) && recv(copy, sleeper.bytes, 1, 0) == 0 && !close(b) && !close(copy));
 }
 
-/* Threads that call while the number becomes another file's, again and again: neither file has bytes that nobody has sent there. */
+/* Threads make calls while the number is given to another file, again and again: no bytes get into the wrong file. */
 static _Atomic int racing, peer_racing, pausing, pauses, peers_sent, peers_got, sent, got;
 
 static void *race(void *unused)
@@ -575,7 +575,7 @@ static void races(void)
 	int files[2], others = 0;
 	pthread_t threads[2];
 	char bytes[4096];
-	/* They have the places at the doorbell: all others are woken by bytes. */
+	/* These threads occupy all slots at the doorbell, so all others are woken by bytes. */
 	for (int i = 0; i < 4; i++) {
 		connection();
 		begin_to_sleep(&idle[i], b, 0);
@@ -589,7 +589,7 @@ static void races(void)
 		for (volatile int i = 0; i < turn * 37 % 20000; i++)
 			;
 		CHECK(write(files[1], "f", 1) == 1 && dup2(files[0], b) == b);
-		/* It comes back while nobody calls: a call on the other file may have begun before, and end after that. */
+		/* The number is given back while no thread makes a call; otherwise a call on the other file could end after that. */
 		pausing = 1;
 		while (!pauses)
 			sched_yield();
@@ -607,7 +607,7 @@ static void races(void)
 	CHECK(!pthread_join(threads[0], NULL));
 	peer_racing = 0;
 	CHECK(!pthread_join(threads[1], NULL));
-	/* Nothing is lost, and nothing is there twice. */
+	/* No byte is lost or received twice. */
 	struct pollfd ends[2] = {{.fd = a, .events = POLLIN}, {.fd = copy, .events = POLLIN}};
 	while (peers_got + others < sent && poll(&ends[0], 1, 10000) == 1)
 		peer_gets(MSG_DONTWAIT);
@@ -622,7 +622,7 @@ static void races(void)
 	exit(0);
 }
 
-/* A thread sleeps in a call on a connection that is closed meanwhile. Those that come later have nothing to do with it. */
+/* A thread sleeps in a call on a connection that is closed meanwhile. Later connections are not affected. */
 static void reused(void)
 {
 	for (int way = 0; way < 4; way++) {
@@ -652,7 +652,7 @@ static void reused(void)
 			CHECK(recv(later[i][1], bytes, 4, 0) == 3 && !memcmp(bytes, "new", 3));
 			CHECK(recv(later[i][0], bytes, 4, 0) == 3 && !memcmp(bytes, "too", 3));
 			CHECK(recv(later[i][0], bytes, 4, MSG_DONTWAIT) == -1 && errno == EAGAIN);
-			/* Whoever sleeps there is woken. */
+			/* A thread that sleeps on the new connection is woken. */
 			begin_to_sleep(&sleepers[0], later[i][1], 0);
 			CHECK(write(later[i][0], "up", 2) == 2 && !pthread_join(sleepers[0].thread, NULL));
 			CHECK(sleepers[0].result == 2 && !memcmp(sleepers[0].bytes, "up", 2));
@@ -674,7 +674,7 @@ static void jump(int signal)
 
 static void *drain(void *end)
 {
-	/* Up to this mark. */
+	/* Receives until 64 marks in a row. */
 	static char bytes[1 << 16];
 	size_t marks = 0;
 	while (marks < 64) {
@@ -686,7 +686,7 @@ static void *drain(void *end)
 	return end;
 }
 
-/* A handler jumps out of calls that send, and that wait, wherever they are. */
+/* A signal handler jumps out of calls that send or wait, at any point. */
 static void jumps(void)
 {
 	static char block[8000];
@@ -739,7 +739,7 @@ static void *receives(void *unused)
 	return unused;
 }
 
-/* The program ends while threads are in calls. */
+/* The program exits while threads are in calls. */
 static void exits(void)
 {
 	connection();
@@ -751,7 +751,7 @@ static void exits(void)
 	exit(0);
 }
 
-/* This program's own allocator asks the dynamic linker for the C library's, and counts. */
+/* This program's own allocator, which counts and then calls that of the C library. */
 static __thread int allocations;
 static void *(*next_malloc)(size_t);
 static char early[1 << 16];
@@ -771,7 +771,7 @@ void *malloc(size_t size)
 		asking = 1;
 		*(void **)&next_malloc = dlsym(RTLD_NEXT, "malloc");
 		asking = 0;
-		/* Calls of the library before it is ready, maybe. */
+		/* This may call the preload library before it is initialised. */
 		if (write(-1, "", 0) != -1)
 			abort();
 	}
@@ -805,7 +805,7 @@ static void allocates(void)
 	}
 }
 
-/* With the rights of another user: nothing is loaded into it, and it works. */
+/* A setuid program: no library is preloaded, and it works. */
 static void privileged(void)
 {
 	Dl_info info;
@@ -830,7 +830,7 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 	mmap(missing, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }
 
-/* The program's own handler for memory that is gone, which it sets when the library has one already, is called for the program's. */
+/* The program sets its own handler for memory faults after the library has set one. It is called for the program's memory. */
 static void faulting(void)
 {
 	char path[] = "faultXXXXXX";

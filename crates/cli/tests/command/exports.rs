@@ -76,22 +76,22 @@ fn trap_9_programs_that_are_executed_by_any_function_get_their_connections() {
 }
 
 #[test]
-fn a_thread_that_sleeps_while_its_descriptor_becomes_another_files_leaves_that_alone() {
+fn a_sleeping_thread_does_not_touch_another_file_with_its_reused_descriptor() {
     run("replaced", &[PLAIN]);
 }
 
 #[test]
-fn threads_that_call_while_a_descriptor_becomes_another_files_mix_nothing_up() {
+fn concurrent_calls_do_not_mix_up_files_when_a_descriptor_is_reused() {
     run("races", &[PLAIN]);
 }
 
 #[test]
-fn a_thread_that_sleeps_in_a_connection_that_is_closed_has_nothing_of_later_ones() {
+fn a_thread_that_sleeps_in_a_closed_connection_gets_no_data_of_later_ones() {
     run("reused", &[PLAIN]);
 }
 
 #[test]
-fn trap_3_a_child_that_has_the_parents_memory_closes_nothing_of_its() {
+fn trap_3_a_child_that_shares_its_parents_memory_closes_no_connection_of_the_parent() {
     run("vforked", &[PLAIN]);
     run("cloned", &[PLAIN]);
 }
@@ -117,7 +117,7 @@ fn trap_19_a_program_may_exit_while_other_threads_send() {
 }
 
 #[test]
-fn a_program_with_the_rights_of_another_user_stays_on_tcp() {
+fn a_setuid_program_stays_on_tcp() {
     if !have(&["cc"]) {
         return;
     }
@@ -226,7 +226,7 @@ const OTHERS: [(&str, &[&str]); 6] = [
 ];
 
 #[test]
-fn what_the_c_library_does_with_descriptors_is_known() {
+fn every_function_of_the_c_library_that_uses_descriptors_is_known() {
     if !have(&["nm"]) {
         return;
     }

@@ -51,7 +51,7 @@ fn wait_for_channels(world: &World, count: usize) {
 }
 
 #[test]
-fn counts_are_those_of_the_whole_whatever_the_pieces() {
+fn counts_do_not_depend_on_the_size_of_pieces() {
     let world = World::new();
     let text = text(300_000);
     fs::write(world.files().join("text"), &text).unwrap();
@@ -91,7 +91,7 @@ fn counts_are_those_of_the_whole_whatever_the_pieces() {
 }
 
 #[test]
-fn programs_are_workers_too() {
+fn programs_can_be_workers() {
     let world = World::new();
     let text = text(100_000);
     fs::write(world.files().join("text"), &text).unwrap();
@@ -113,9 +113,9 @@ fn programs_are_workers_too() {
 }
 
 #[test]
-fn a_worker_killed_in_the_middle_and_a_late_one() {
+fn a_late_worker_replaces_one_that_was_killed() {
     let world = World::new();
-    // Slow work, so that the test can act in the middle: each piece sleeps for half a second after the flag is set.
+    // Slow work, so that the test can act in the middle: the program sets the flag and then sleeps.
     let flag = world.files().join("flag");
     let slow = "farm work web -- sh ./slow.sh";
     fs::write(world.files().join("slow.sh"), "touch flag; exec sleep 100").unwrap();
@@ -182,7 +182,7 @@ fn workers_killed_at_random_instants_change_no_count() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn failures_are_reported_with_their_reason() {
     let world = World::new();
     // No worker comes; all workers die; a piece kills each worker; a program fails; a program hangs.
     let err = |line: &str| {

@@ -46,7 +46,7 @@ fn number(result: &[u8]) -> Result<u64, Refusal> {
 }
 
 #[test]
-fn an_event_loop_drives_a_job_by_one_fd() {
+fn an_event_loop_runs_a_job_with_one_descriptor() {
     let world = World::new();
     let mut manager = manager(&world, Options::default());
     // The workers begin when the loop is about to wait for them, so that it waits at least once, however they are
@@ -136,7 +136,7 @@ fn counter_with_room(world: &World) -> JoinHandle<Result<(), ginnel::Error>> {
 
 /// The manager needs a readiness board to wait for a worker, and the segment has no page left for it.
 #[test]
-fn a_worker_for_whom_there_is_no_readiness_board_is_turned_away() {
+fn a_worker_is_refused_if_there_is_no_room_for_a_readiness_board() {
     let world = World::new();
     let mut manager = manager(&world, Options { patience: Some(Duration::ZERO), ..Options::default() });
     let filler = endpoint(&world);
@@ -182,7 +182,7 @@ fn a_worker_for_whom_there_is_no_readiness_board_is_turned_away() {
 }
 
 #[test]
-fn workers_stay_from_job_to_job_even_if_one_is_given_up() {
+fn workers_stay_from_job_to_job_even_if_one_is_cancelled() {
     let world = World::new();
     let mut manager = manager(&world, Options { window: 3, ..Options::default() });
     let workers = [counter(&world), counter(&world)];

@@ -45,7 +45,7 @@ def pair():
         if all('sent_after_us' in end and 'received_after_us' in end for end in ends):
             return a, b, None
         reasons = [end['reason'] for end in ends if end.get('event') == 'stays']
-        # The end that asks for memory is told so; the other one waits for it for some seconds.
+        # The end that asks for memory is refused; the other one waits for it for some seconds.
         if reasons:
             return a, b, reasons
 pairs, stayed = [], []

@@ -13,7 +13,7 @@ import hashlib, json, random, selectors
 def largest():
     ends = {}
     for line in open(os.environ['GINNEL_SOCKETS_REPORT']):
-        # The last one may be half there.
+        # The last record may be incomplete.
         if not line.endswith('\n'):
             break
         record = json.loads(line)
@@ -56,7 +56,7 @@ fn rings_grow_while_both_ends_wait() {
         let program = r#"
 a, b = pair()
 b.setblocking(False)
-# Echoes, and receives nothing as long as it has something to send.
+# An echo that receives nothing as long as it has something to send.
 def serve():
     waiter = select.WAITS()
     waiter.register(b, select.POLLIN)
@@ -74,7 +74,7 @@ def serve():
         waiter.modify(b, select.POLLOUT if rest else select.POLLIN)
 server = threading.Thread(target=serve)
 server.start()
-# More than the small rings and the server take.
+# More data than the small rings and the server hold.
 for turn in range(20):
     bytes_ = content[turn:turn + 300000]
     a.sendall(bytes_)

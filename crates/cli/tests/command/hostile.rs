@@ -85,7 +85,7 @@ fn scribble(segment: &File, seed: u64, time: Duration, is_found: impl Fn() -> bo
 }
 
 #[test]
-fn a_peer_that_writes_anything_into_rings_harms_its_own_connections_only() {
+fn a_member_that_corrupts_rings_harms_only_connections_in_its_segment() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -168,7 +168,7 @@ while not os.path.exists(sys.argv[2]):
             drop(c)
 while ends:
     drop(ends[0])
-# New connections are as good as ever.
+# New connections work as usual.
 a, b = socket.create_connection(listener.getsockname()), None
 b, _ = listener.accept()
 before = changed()

@@ -44,7 +44,7 @@ fn a_server_that_dies_is_noticed_at_once() {
 }
 
 #[test]
-fn perf_measures_all_that_is_asked_for() {
+fn perf_measures_everything_that_is_requested() {
     let world = World::new();
     let server = world.server("perf --serve web/perf");
     assert_eq!(server.first, "measuring at web/perf\n");
@@ -77,7 +77,7 @@ fn perf_measures_all_that_is_asked_for() {
 }
 
 #[test]
-fn perf_is_selective_in_both_directions() {
+fn perf_measures_only_what_is_selected() {
     let world = World::new();
     let _server = world.server("perf --serve web/perf");
     let line = "perf web/perf --json --duration 0.01 --test bandwidth --kind stream,message-zero-copy --mode adaptive --size 64K --capacity 512K";

@@ -225,7 +225,7 @@ fn networks_with_the_same_addresses_are_never_mixed_up() {
 }
 
 #[test]
-fn look_alikes_in_user_namespaces_get_nothing() {
+fn look_alikes_in_user_namespaces_get_no_data() {
     if !shell("unshare --user --map-root-user --net true") {
         println!("SKIPPED this kernel has no user namespaces, or allows none");
         return;
@@ -309,7 +309,7 @@ for n, (a, b) in enumerate(ends):
         a.setsockopt(socket.IPPROTO_TCP, option, value)
     if n >= len(waits):
         a.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1500)
-# Longer than those of a dead peer would live.
+# Longer than connections to a dead peer would live.
 enough = probes() + 4 * len(ends)
 while probes() < enough:
     for a, b in ends:
@@ -362,7 +362,7 @@ def by_poll(c):
     [(_, events)] = poll.poll(100000)
     assert events & select.POLLERR, events
     return c.recv(1)
-# The last one is not looked at any more when it sends.
+# The last connection is not checked any more when it sends.
 waiting = {}
 def by_epoll(c):
     if c not in waiting:
@@ -403,7 +403,7 @@ for one, other in ((a, b), (b, a)):
 "#;
 
 #[test]
-fn a_peer_that_does_not_acknowledge_what_was_sent_is_given_up() {
+fn a_connection_ends_if_its_peer_does_not_acknowledge_data() {
     if !have(&[PYTHON, "ip", "unshare"]) {
         return;
     }
@@ -466,7 +466,7 @@ print('longest', int(longest * 1000))
 "#;
 
 #[test]
-fn a_call_that_does_not_wait_does_not_wait_for_the_end_of_a_dead_peer_either() {
+fn a_nonblocking_call_does_not_wait_for_the_end_of_a_dead_peer() {
     for how in ["looks", "poll", "epoll", "edge"] {
         let mut longest = Vec::new();
         // A busy machine may withhold the CPU for that long.

@@ -4,7 +4,7 @@ use crate::world::{World, signal};
 use std::process::Stdio;
 
 #[test]
-fn segments_come_and_go() {
+fn segments_are_created_and_deleted() {
     let world = World::new();
     let said = world.good("segment create db --size 17M --members host,vm-a --mode 0600 --allow-users 0");
     assert!(
@@ -50,7 +50,7 @@ fn segments_come_and_go() {
 }
 
 #[test]
-fn a_vm_is_declared_and_its_devices_printed() {
+fn a_vm_is_declared_and_its_devices_are_printed() {
     let world = World::new();
     let said = world.good("vm add vm-b --home 16M");
     assert!(said.out.starts_with("VM vm-b: member 2;"), "{said:?}");
@@ -93,7 +93,7 @@ fn a_vm_is_declared_and_its_devices_printed() {
 }
 
 #[test]
-fn status_shows_who_is_there() {
+fn status_shows_members_endpoints_and_listeners() {
     let world = World::new();
     let server = world.server("ping --serve web/ping");
     let page = world.good("status").out;
@@ -106,7 +106,7 @@ fn status_shows_who_is_there() {
 }
 
 #[test]
-fn where_no_connection_has_changed_over_none_is_shown() {
+fn status_shows_no_connection_if_none_has_changed_over() {
     let world = World::new();
     let said = world.good("sockets");
     assert!(said.out.is_empty() && said.err.contains("no TCP connection"), "{said:?}");
@@ -115,7 +115,7 @@ fn where_no_connection_has_changed_over_none_is_shown() {
 }
 
 #[test]
-fn without_a_daemon_the_fix_is_named() {
+fn without_a_daemon_the_error_names_the_fix() {
     let world = World::new();
     for line in [
         "status",
@@ -158,7 +158,7 @@ fn completions_and_manual_pages_are_generated() {
 }
 
 #[test]
-fn nobody_reading_is_no_failure() {
+fn a_closed_output_pipe_is_not_a_failure() {
     let world = World::new();
     for line in ["status", "segment list", "completions bash", "--help"] {
         let mut child = world.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -24,7 +24,7 @@ def record():
     return last
 def has_changed():
     return all(word in record() for word in ('"sent_after_us"', '"received_after_us"'))
-# Until both ends know of both that they have.
+# Until both ends know that both directions have changed over.
 def ask_until_changed(c, asks):
     changed = []
     while changed != [b'!', b'!']:
@@ -62,7 +62,7 @@ how, port = sys.argv[1], int(sys.argv[2])
 s = socket.create_server(('127.0.0.1', port))
 c, _ = s.accept()
 ask_until_changed(c, False)
-# What comes with the request is for the other process.
+# Data that arrives with the request is for the other process.
 unread = int(receive(c, 6))
 if how == 'half':
     c.sendall(b'take your time')
@@ -81,7 +81,7 @@ elif how == 'exec of nothing':
     exec(GO_ON.replace('sys.argv[1]', 'c.detach()').replace('sys.argv[2]', 'unread'))
 elif how in ('spawn', 'fork and exec'):
     wait = (lambda: None) if how == 'fork and exec' else None
-    # With a function to call first, it forks; else it uses vfork.
+    # With a preexec function, subprocess uses fork; otherwise vfork.
     child = subprocess.Popen(other + ['0', str(unread)], stdin=c, preexec_fn=wait)
     c.close()
     assert child.wait() == 0
@@ -122,7 +122,7 @@ const WAYS: [&str; 7] =
     ["exec", "exec of nothing", "spawn", "fork and exec", "posix_spawn", "message", "message to a stranger"];
 
 #[test]
-fn a_connection_that_has_changed_over_goes_to_another_process() {
+fn a_connection_that_has_changed_over_can_go_to_another_process() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -169,7 +169,7 @@ def pair():
 "#;
 
 #[test]
-fn a_message_with_a_connection_waits_for_its_peer_but_not_for_ever() {
+fn a_message_with_a_connection_waits_for_the_peer_for_a_limited_time() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -192,7 +192,7 @@ if sys.argv[1] == 'serve':
     b, _ = s.accept()
     ask_until_changed(b, False)
     ours, theirs = socket.socketpair()
-    # The client makes no call on the connection before it is told so.
+    # The client makes no call on the connection before it is told to.
     assert receive(b, 500) == content[:500]
     client = int(receive(b, 10))
     while 'sigtimedwait' not in open('/proc/%d/wchan' % client).read():
@@ -204,7 +204,7 @@ if sys.argv[1] == 'serve':
     except BlockingIOError:
         pass
     assert 0.9 < time.monotonic() - begun < 30
-    # What has come can still be received, and what was refused be tried again.
+    # Data that has arrived can still be received, and the refused call can be repeated.
     assert receive(b, 500) == content[500:1000]
     os.kill(client, signal.SIGUSR1)
     socket.send_fds(ours, [b'.'], [b.fileno()])
@@ -251,13 +251,13 @@ for unread in (0, 1000):
 }
 
 #[test]
-fn a_program_that_is_executed_beside_a_server_costs_its_connections_nothing() {
+fn executing_another_program_does_not_affect_the_servers_connections() {
     if !have(&[PYTHON]) {
         return;
     }
     let connections = run(r#"
 a, b = pair()
-# As programs in C leave them, which do not think of it.
+# Descriptors that are inheritable, as C programs often leave them.
 for end in (a, b):
     os.set_inheritable(end.fileno(), True)
     assert os.get_inheritable(end.fileno())
@@ -313,7 +313,7 @@ for how in ('sends', 'epoll', 'poll'):
     peer = threading.Thread(target=send if how == 'sends' else wait)
     peer.start()
     if how == 'sends':
-        # Part of it has come.
+        # A part of the data has arrived.
         assert receive(b, 25) == content[:25]
     begun = time.monotonic()
     socket.send_fds(ours, [b'.'], [b.fileno()])

@@ -4,7 +4,7 @@ use crate::world::World;
 use ginnel::{AttachOptions, Endpoint, Error, MappingKind, MessageChannel, SharedMemory, StreamChannel};
 
 #[test]
-fn a_reader_reads_and_is_told_when_it_would_write() {
+fn a_reader_can_read_and_gets_an_error_when_it_writes() {
     let world = World::new();
     world.good("segment create news --size 16M --members vm-a --readers host --memory dax --page 4K");
     let json = world.good("segment list --json").json();

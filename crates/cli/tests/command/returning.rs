@@ -32,7 +32,7 @@ fn run(program: &str, ends: usize) -> u64 {
 }
 
 #[test]
-fn a_program_that_sends_much_before_it_receives() {
+fn a_program_may_send_much_before_it_receives() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -45,7 +45,7 @@ for turn in range(3):
         data = content[turn:turn + 700000]
         one.sendall(data)
         one.sendall(b'and more')
-        # Calls that have room for more than comes return what there is.
+        # A call with room for more data returns the data that there is.
         rest = data + b'and more'
         while rest:
             part = other.recv(1 << 20)
@@ -69,14 +69,14 @@ assert receive(a, 7) == b'the end' and a.recv(1) == b''
 }
 
 #[test]
-fn ends_of_connections_that_have_gone_back() {
+fn connections_that_have_gone_back_end_as_over_tcp() {
     if !have(&[PYTHON]) {
         return;
     }
     run(
         r#"
 data = content[:700000]
-# Shut down, closed, and closed with bytes unread, before the receiver has seen anything.
+# Shut down, closed, and closed with unread bytes, before the receiver has seen anything.
 for end in ('shutdown', 'close', 'reset'):
     a, b = pair()
     a.sendall(data)
@@ -129,7 +129,7 @@ for n in range(12):
     pair_streams = Stream(2 * n), Stream(2 * n + 1)
     for i, c in enumerate(ends):
         c.setblocking(False)
-        # Of some, TCP takes less than a ring does, so that what is sent once more is sent in part.
+        # For some, TCP takes less than a ring does, so that the repeated send is only partial.
         c.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, (65536, 32768, 16384)[n % 3])
         out, into = pair_streams[i], pair_streams[1 - i]
         selector.register(c, selectors.EVENT_READ | selectors.EVENT_WRITE, (out, into))
@@ -181,7 +181,7 @@ for stream in streams:
 "#;
 
 #[test]
-fn a_call_that_does_not_wait_takes_all_of_a_short_message() {
+fn a_nonblocking_call_takes_all_of_a_short_message() {
     if !have(&[PYTHON]) {
         return;
     }

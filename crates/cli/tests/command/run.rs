@@ -71,7 +71,7 @@ fn the_program_gets_its_arguments_and_the_library() {
 }
 
 #[test]
-fn the_exit_status_says_what_happened() {
+fn the_exit_status_is_that_of_the_program_or_names_the_failure() {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text");
     fs::write(&text, "").unwrap();
@@ -95,7 +95,7 @@ fn the_exit_status_says_what_happened() {
 }
 
 #[test]
-fn a_library_that_is_missing_is_named() {
+fn a_missing_library_is_named() {
     let output = ginnel().env("GINNEL_PRELOAD", "/no/such/library").arg("true").output().unwrap();
     let (status, _, err) = said(&output);
     assert!(status == Some(125) && err.contains("GINNEL_PRELOAD names /no/such/library"), "{err}");
@@ -149,7 +149,7 @@ fn linked_statically() -> Vec<u8> {
 }
 
 #[test]
-fn a_program_that_cannot_load_it_runs_and_is_warned_of() {
+fn a_program_that_cannot_load_the_library_runs_with_a_warning() {
     if !cfg!(target_arch = "x86_64") {
         println!("SKIPPED the program is for x86-64");
         return;
@@ -176,7 +176,7 @@ fn a_program_that_cannot_load_it_runs_and_is_warned_of() {
 }
 
 #[test]
-fn the_report_is_shown_and_kept_where_the_user_says() {
+fn the_report_is_printed_and_saved_as_requested() {
     let folder = tempfile::tempdir().unwrap();
     let line = |pid: u32| {
         format!(
@@ -209,7 +209,7 @@ fn the_report_is_shown_and_kept_where_the_user_says() {
 }
 
 #[test]
-fn signals_reach_the_program_and_its_end_is_ours() {
+fn signals_reach_the_program_and_its_exit_status_is_returned() {
     for report in [None, Some("--report")] {
         for name in ["TERM", "INT", "HUP", "QUIT", "USR1"] {
             let script = format!("trap 'echo got; exit 9' {name}; echo ready; while :; do sleep 0.01; done");
@@ -269,7 +269,7 @@ fn program_with_a_connection() {
     }
     drop(connector);
     echo.join().unwrap();
-    // This process writes its own environment variable: its report goes elsewhere.
+    // The test may write this file, because the report of this process goes to another one.
     fs::write(end, sent.to_string()).unwrap();
 }
 

@@ -52,7 +52,7 @@ def client():
         a.sendall(data)
 thread = threading.Thread(target=client)
 thread.start()
-# Until it sleeps. Where that cannot be seen, it may sleep later, which is the easier case.
+# Wait until the thread sleeps. Where that cannot be seen, it may sleep later, which is the easier case.
 for _ in range(100):
     if open(f'/proc/self/task/{thread.native_id}/syscall').read().split()[0] in ('7', '23', '270', '271'):
         break

@@ -16,7 +16,7 @@ def ask_for_signals(c, how):
 def signals():
     return signal.sigtimedwait([signal.SIGIO], 20) is not None
 def ping(one, other):
-    # Those of before do not count.
+    # Earlier signals do not count.
     while signal.sigtimedwait([signal.SIGIO], 0):
         pass
     other.sendall(b'.')
@@ -70,7 +70,7 @@ for when in ('before connect', 'before accept', 'after'):
         ask_for_signals(a, 'fcntl')
     for turn in range(200):
         ping(a, b)
-    # Once the daemon would take the connection.
+    # When the daemon would take the connection.
     expected += 1
     while open(os.environ['GINNEL_SOCKETS_REPORT']).read().count('O_ASYNC') < expected:
         ping(a, b)

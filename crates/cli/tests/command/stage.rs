@@ -226,7 +226,7 @@ impl Drop for Stage {
     }
 }
 
-/// Returns the number of a program's connections that have changed over in both directions.
+/// Returns the records of a program's connections that have changed over in both directions.
 pub fn changed<'a>(connections: &'a [Record<'static>], program: &str) -> Vec<&'a Record<'static>> {
     connections.iter().filter(|record| record.program == program && record.has_changed_over()).collect()
 }

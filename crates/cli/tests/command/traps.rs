@@ -17,7 +17,7 @@ assert receive(b, 6) == b'first '
 rooms = [bytearray(3), bytearray(9)]
 got = os.preadv(b.fileno(), rooms, -1)
 assert b''.join(rooms)[:got] == b'second third', rooms
-# It does not wait, and on a socket there is no offset.
+# The call does not wait, and a socket has no offset.
 fails(errno.EAGAIN, os.preadv, b.fileno(), rooms, -1, os.RWF_NOWAIT)
 fails(errno.ESPIPE, os.preadv, b.fileno(), rooms, 0)
 fails(errno.ESPIPE, os.pwritev, a.fileno(), [b'x'], 0)
@@ -46,7 +46,7 @@ def handler(*_):
     global handled
     handled += 1
 signal.signal(signal.SIGALRM, handler)
-# Python's own handler is without SA_RESTART.
+# Python installs handlers without SA_RESTART.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 block = bytes(1 << 16)
 def fill():
@@ -57,7 +57,7 @@ def empty(until):
         while select.select([b], [], [], 0.01)[0]:
             b.recv(1 << 20)
 def send():
-    # The ring, and then TCP's buffers too, are full while it begins.
+    # The ring and then TCP's buffers are full when the call begins.
     fill()
     over = threading.Event()
     reader = threading.Timer(0.05, empty, [over])
@@ -74,7 +74,7 @@ for turn in range(20):
     assert result == (1, 0), (turn, result)
 while send() != (-1, errno.EINTR):
     signal.siginterrupt(signal.SIGALRM, True)
-# Two threads that wait for the same bytes: one of them sleeps by the clock.
+# Two threads wait for the same bytes; one of them sleeps with a timeout.
 def receive_one(into):
     room = ctypes.create_string_buffer(1)
     got = libc.recv(idle.fileno(), room, 1, 0)
@@ -85,7 +85,7 @@ for restarts, ends in ((True, {(1, 0)}), (False, {(1, 0), (-1, errno.EINTR)})):
     threads = [threading.Thread(target=receive_one, args=(results,)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    # Signals are delivered to the threads that wait, too.
+    # Signals are delivered to waiting threads, too.
     for turn in range(50):
         for thread in threads:
             if thread.is_alive():
@@ -135,7 +135,7 @@ with select.epoll() as epoll:
     epoll.register(a, select.EPOLLIN)
     events = ctypes.create_string_buffer(64)
     for turn in range(600):
-        # While the call looks, about half of the time.
+        # About half of the time, while the call spins.
         signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00002, 0.0002))
         if turn % 2 == 0:
             result = libc.ppoll(polls, 1, ctypes.byref(timespec(10, 0)), none)
@@ -160,7 +160,7 @@ def works(a, b):
 def is_asleep(thread):
     return open(f'/proc/self/task/{thread.native_id}/stat').read().rpartition(')')[2].split()[0] == 'S'
 def sleeps(thread):
-    # Once may be on the way to where it sleeps.
+    # The thread may be seen once on its way to the sleeping call.
     for _ in range(3):
         while not is_asleep(thread):
             time.sleep(0.0005)
@@ -168,7 +168,7 @@ def sleeps(thread):
 "#;
 
 #[test]
-fn trap_2_a_daemon_goes_on_after_the_processes_that_started_it() {
+fn trap_2_a_daemon_outlives_the_processes_that_started_it() {
     run(
         r#"
 import subprocess
@@ -176,7 +176,7 @@ a, b = pair()
 subprocess.run(['true'], check=True)
 assert os.system('exit 7') == 7 << 8
 works(a, b)
-# As `daemon` does: the grandchild goes on, its parents end.
+# As `daemon` does: the grandchild continues, and its parents end.
 there, here = os.pipe()
 child = os.fork()
 if child == 0:
@@ -204,7 +204,7 @@ fn trap_3_the_child_of_vfork_changes_nothing_for_its_parent() {
 import subprocess
 a, b = pair()
 for turn in range(20):
-    # This Python's subprocesses are made by vfork, and close, or replace by dup2, what they do not get.
+    # This Python creates subprocesses with vfork, which close or replace (with dup2) the descriptors that they must not get.
     said = subprocess.run(['cat'], input=b'%d' % turn, stdout=subprocess.PIPE, close_fds=True, check=True)
     assert said.stdout == b'%d' % turn
     works(a, b)
@@ -214,7 +214,7 @@ for turn in range(20):
 }
 
 #[test]
-fn trap_5_a_program_that_closes_all_that_it_does_not_know() {
+fn trap_5_a_program_may_close_all_descriptors_that_it_does_not_know() {
     run(
         r#"
 import ctypes
@@ -225,10 +225,10 @@ inherited = opened()
 a, b = pair()
 known = {0, 1, 2, listener.fileno(), a.fileno(), b.fileno()}
 hidden = {fd for fd in opened() if fd > 900}
-# But for those that lend a connection to the daemon, which come and go, and notice when they are closed.
+# Except for the descriptors that lend a connection to the daemon, which come and go, and notice when they are closed.
 assert 0 < len(hidden) <= 8, hidden
 for fd in opened() - hidden - known - inherited:
-    # One is that by which they were listed.
+    # One is the descriptor with which they were listed.
     what = os.readlink(f'/proc/self/fd/{fd}') if os.path.exists(f'/proc/self/fd/{fd}') else 'socket:'
     assert what.startswith('socket:'), (fd, what)
 first = max(known) + 1
@@ -239,7 +239,7 @@ ways = [lambda: os.closerange(first, 70000),
 for turn, way in enumerate(ways):
     way()
     assert hidden <= opened(), turn
-    # What is opened now has the lowest numbers, and is nobody else's.
+    # Files that are opened now get the lowest numbers, and belong to the program.
     files = [open(f'file.{turn}.{n}', 'w+b', buffering=0) for n in range(20)]
     assert [file.fileno() for file in files] == list(range(first, first + 20))
     works(a, b)
@@ -263,7 +263,7 @@ works(a, b)
 }
 
 #[test]
-fn trap_12_an_epoll_instance_in_another_one() {
+fn trap_12_an_epoll_instance_may_be_in_another_one() {
     run(
         r#"
 a, b = pair()
@@ -274,7 +274,7 @@ poll = select.poll()
 poll.register(inner, select.POLLIN)
 ways = [lambda: outer.poll(60), lambda: poll.poll(60000), lambda: select.select([inner], [], [], 60)[0]]
 def wait(way, into):
-    # The inner one may be said to have something when it has not, but not for ever.
+    # The inner instance may be reported as readable without need, but not for ever.
     for tries in range(10):
         assert way()
         found = inner.poll(0)
@@ -296,7 +296,7 @@ for turn in range(30):
 }
 
 #[test]
-fn trap_13_an_event_is_told_once_where_the_program_wants_it_once() {
+fn trap_13_edge_triggered_and_oneshot_events_are_reported_once() {
     run(
         r#"
 a, b = pair()
@@ -305,7 +305,7 @@ epoll.register(b, select.EPOLLIN | select.EPOLLONESHOT)
 for turn in range(20):
     a.sendall(b'xy')
     assert epoll.poll(60) == [(b.fileno(), select.EPOLLIN)]
-    # Not again, though there is something, and more comes.
+    # Not again, although there are unread bytes, and more arrive.
     a.sendall(b'z')
     assert epoll.poll(0.002) == []
     assert receive(b, 3) == b'xyz'
@@ -317,12 +317,12 @@ for turn in range(20):
     a.sendall(b'xy')
     assert epoll.poll(60) == [(b.fileno(), select.EPOLLIN)]
     assert epoll.poll(0.002) == []
-    # Once more for what comes then, though the rest was not received.
+    # Once more for new bytes, although the rest was not received.
     a.sendall(b'z')
     assert epoll.poll(60) == [(b.fileno(), select.EPOLLIN)]
     assert epoll.poll(0.002) == []
     assert receive(b, 3) == b'xyz'
-# One of several threads is told, not all, and not none.
+# Exactly one of several threads gets the event.
 found = []
 epoll.modify(b, select.EPOLLIN | select.EPOLLET)
 epoll.poll(0)
@@ -345,7 +345,7 @@ assert found == [[(b.fileno(), select.EPOLLIN)]] * 3, found
 }
 
 #[test]
-fn trap_14_what_another_thread_adds_wakes_a_thread_that_waits_already() {
+fn trap_14_a_waiting_thread_notices_what_another_thread_adds() {
     run(
         r#"
 a, b = pair()
@@ -356,7 +356,7 @@ for turn in range(20):
     thread.start()
     sleeps(thread)
     if turn % 2:
-        # Nothing yet; then it is wanted for what is there.
+        # Nothing yet; then the registration is changed while bytes are there.
         epoll.register(b, 0)
         a.sendall(b'x')
         sleeps(thread)
@@ -367,7 +367,7 @@ for turn in range(20):
     thread.join()
     assert found == [[(b.fileno(), select.EPOLLIN)]], found
     assert receive(b, 1) == b'x'
-    # What was taken out is not told.
+    # A removed descriptor is not reported.
     thread = threading.Thread(target=lambda: found.append(epoll.poll(0.02)))
     thread.start()
     sleeps(thread)
@@ -383,7 +383,7 @@ for turn in range(20):
 }
 
 #[test]
-fn trap_17_who_waits_uses_no_cpu() {
+fn trap_17_a_waiting_thread_uses_no_cpu() {
     run(
         r#"
 ends = [pair() for _ in range(40)]
@@ -391,7 +391,7 @@ def used():
     times = os.times()
     return times.user + times.system
 def idle(what):
-    # Threads that have just begun look for a while before they sleep.
+    # New threads spin for a while before they sleep.
     end = time.monotonic() + 60
     while True:
         before = used()
@@ -399,7 +399,7 @@ def idle(what):
         if used() - before <= 0.02:
             break
         assert time.monotonic() < end, (what, used() - before)
-    # From now on it stays so.
+    # It must stay like that.
     before = used()
     time.sleep(1)
     assert used() - before <= 0.03, (what, used() - before)
@@ -436,7 +436,7 @@ def idle(what, call):
     before = used()
     call()
     assert used() - before <= 0.25, (what, used() - before)
-# These have all places at the doorbell, so that others are woken by bytes.
+# These threads occupy all slots at the doorbell, so others are woken by bytes.
 ends = [pair() for _ in range(4)]
 sleepers = [threading.Thread(target=receive, args=(b, 1)) for _, b in ends]
 for sleeper in sleepers:
@@ -454,7 +454,7 @@ sleeps(waiting)
 a.sendall(b'x')
 waiting.join()
 assert receive(b, 1) == b'x'
-# Nobody waits in the epoll instance, which would take the byte.
+# No thread waits in the epoll instance, which would consume the byte.
 idle('poll', lambda: poll.poll(1000))
 b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 1, 0))
 idle('recv', lambda: fails(errno.EAGAIN, b.recv, 1))
@@ -475,7 +475,7 @@ fn a_program_with_few_descriptors_may_use_all_of_them() {
 import resource
 def limited(limit):
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-# So low that the library's are among the program's, and lower than those that it has.
+# So low that the library's descriptors are among the program's, and lower than those that it has.
 for limit in (200, 50, 200):
     limited(limit)
     a, b = pair()
@@ -486,7 +486,7 @@ for limit in (200, 50, 200):
     except OSError as error:
         assert error.errno == errno.EMFILE, error
     works(a, b)
-    # A thread that sleeps needs a place for that.
+    # A thread needs a slot to sleep in, although no descriptor is left.
     found = []
     thread = threading.Thread(target=lambda: found.append(receive(b, 1)))
     thread.start()

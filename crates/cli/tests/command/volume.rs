@@ -111,7 +111,7 @@ impl Drop for Volumes {
 }
 
 #[test]
-fn a_volume_is_served_listed_counted_resized_and_missed() {
+fn a_volume_is_served_listed_counted_and_resized_and_its_end_is_noticed() {
     let mut volumes = Volumes::new();
     let root = rustix::process::geteuid().is_root();
     if root {
@@ -171,7 +171,7 @@ fn a_volume_is_served_listed_counted_resized_and_missed() {
 }
 
 #[test]
-fn limits_hold_are_fair_and_change() {
+fn limits_hold_and_are_fair_and_can_be_changed() {
     const RATE: u64 = 3000;
     let mut volumes = Volumes::new();
     volumes.configure("web", "queues = 2\n[[disk]]\nbackend = 'ram'\nsize = '16M'");
@@ -208,7 +208,7 @@ fn limits_hold_are_fair_and_change() {
 }
 
 #[test]
-fn what_is_printed_for_qemu_is_what_it_checks() {
+fn the_printed_qemu_options_are_those_that_are_checked() {
     let volumes = Volumes::new();
     volumes.configure("data", "vm = 'a'\nqueues = 4\n[[disk]]\npath = 'IMAGE'");
     volumes.configure("many", "vm = 'a'\ndevice = 'scsi'\n[[disk]]\nbackend = 'ram'\nsize = '1M'");
@@ -243,7 +243,7 @@ fn qemu_takes(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn each_qemu_gets_what_it_takes() {
+fn each_qemu_version_gets_options_that_it_accepts() {
     use std::os::unix::fs::PermissionsExt;
     let volumes = Volumes::new();
     volumes.configure("data", "vm = 'a'\n[[disk]]\npath = 'IMAGE'");

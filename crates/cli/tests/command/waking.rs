@@ -55,7 +55,7 @@ def answering(wait):
     thread.start()
     return a, b, thread
 def ask(a, thread, byte, wait):
-    # Until it sleeps in its call. (It may also have been found asleep on the way there; then it looks a little later.)
+    # Until the thread sleeps in its call. (It may also be found asleep on the way there; then it looks a little later.)
     while not is_asleep(thread):
         time.sleep(0.0005)
     a.sendall(bytes([byte]))
@@ -88,7 +88,7 @@ end(a, b, thread)
 
 /// The doorbell has room for only a few sleepers of a process.
 #[test]
-fn more_sleepers_than_have_room_at_the_doorbell_are_woken_by_bytes() {
+fn sleepers_without_room_at_the_doorbell_are_woken_by_bytes() {
     for wait in ["recv", "poll", "epoll"] {
         let program = format!(
             r#"
@@ -134,7 +134,7 @@ for wait in ('call', 'poll') * 3:
     got = hashlib.sha256()
     left = len(data)
     while left:
-        # A slow one, for whom the sender waits.
+        # A slow receiver, for which the sender waits.
         part = b.recv(20000)
         assert part
         got.update(part)
@@ -149,7 +149,7 @@ for wait in ('call', 'poll') * 3:
 
 /// Each process has slots of its own, even in epoll instances that it has inherited from its parent.
 #[test]
-fn a_child_sleeps_at_its_own_doorbell() {
+fn a_child_sleeps_on_its_own_doorbell() {
     let program = r#"
 a, b, thread = answering(by_epoll)
 for turn in range(20):
@@ -168,7 +168,7 @@ for _ in range(3):
     if child == 0:
         listener.close()
         listener = socket.create_server(('127.0.0.1', 0))
-        # The report has the parent's connections too.
+        # The report contains the parent's connections too.
         def changed(before=changed()):
             lines = [line for line in open(os.environ['GINNEL_SOCKETS_REPORT'])
                      if '"sent_after_us"' in line and '"received_after_us"' in line and f'"pid":{os.getpid()},' in line]
@@ -187,7 +187,7 @@ for child in children:
 
 /// A client that waits in `recv`, and has slept there.
 #[test]
-fn a_client_with_one_connection_has_few_descriptors_of_the_library() {
+fn the_library_uses_few_descriptors_for_one_connection() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -206,7 +206,7 @@ while True:
     let client = r#"
 import os, socket, sys
 def opened():
-    # But for the one by which they are listed.
+    # Except for the descriptor with which they are listed.
     return {int(fd) for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')}
 def has_changed():
     return any('"sent_after_us"' in line and '"received_after_us"' in line and f'"pid":{os.getpid()},' in line
@@ -228,7 +228,7 @@ for _ in range(100):
     ask()
 hidden = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in opened() - before - {c.fileno()}}
 assert len(hidden) <= 8, hidden
-# It has slept at its doorbell.
+# The thread has slept on its doorbell.
 assert 'anon_inode:[eventpoll]' in hidden.values(), hidden
 print(len(hidden), hidden)
 "#;
@@ -245,7 +245,7 @@ print(len(hidden), hidden)
 
 /// The kernel refuses more entries than the number of descriptors that the program may have.
 #[test]
-fn a_program_may_wait_for_as_many_as_it_may_have() {
+fn a_program_may_poll_as_many_descriptors_as_it_may_open() {
     let program = r#"
 import resource
 a, b = pair()

@@ -45,7 +45,7 @@ impl Condvar {
         Ok((MutexGuard::of(mutex, woken.locked), woken.signalled))
     }
 
-    /// Wakes one waiter, if there is one; the longest-waiting goes first. Never blocks. The caller need not hold the
+    /// Wakes one waiter, if there is one; the waiters take turns. Never blocks. The caller need not hold the
     /// mutex, but must have held it while it changed the condition.
     #[inline]
     pub fn notify_one(&mut self) {

@@ -71,7 +71,7 @@ impl Mutex {
 }
 
 /// A locked [`Mutex`]. Dropping the guard unlocks it, except in the child of a fork while the parent lives.
-#[must_use = "a guard that is dropped at once has unlocked"]
+#[must_use = "dropping the guard at once unlocks the mutex"]
 pub struct MutexGuard<'a> {
     /// `None` once the mutex is unlocked.
     mutex: Option<&'a mut Mutex>,

@@ -91,7 +91,7 @@ impl RwLock {
 
 /// A [`RwLock`] that is locked for reading. Dropping the guard unlocks it, except in the child of a fork while the
 /// parent lives.
-#[must_use = "a guard that is dropped at once has unlocked"]
+#[must_use = "dropping the guard at once unlocks the lock"]
 pub struct ReadGuard<'a> {
     lock: &'a mut RwLock,
 }
@@ -108,7 +108,7 @@ impl Drop for ReadGuard<'_> {
 
 /// A [`RwLock`] that is locked for writing. Dropping the guard unlocks it, except in the child of a fork while the
 /// parent lives.
-#[must_use = "a guard that is dropped at once has unlocked"]
+#[must_use = "dropping the guard at once unlocks the lock"]
 pub struct WriteGuard<'a> {
     lock: &'a mut RwLock,
     locked: Locked,

@@ -66,7 +66,7 @@ fn beside(name: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_client_in_python_finds_what_it_finds_in_memcached() {
+fn a_python_client_gets_the_same_as_from_memcached() {
     let is_there = Command::new(PYTHON).args(["-c", "import pymemcache"]).output().unwrap();
     if !is_there.status.success() {
         println!("SKIPPED python3-pymemcache is not installed: `scripts/setup test` installs it");
@@ -78,7 +78,7 @@ fn a_client_in_python_finds_what_it_finds_in_memcached() {
 }
 
 #[test]
-fn a_client_in_javascript_finds_what_it_finds_in_memcached() {
+fn a_javascript_client_gets_the_same_as_from_memcached() {
     let Some(folder) = folder() else { return };
     let mut client = Command::new("node");
     client.env("NODE_PATH", format!("{folder}/node_modules")).arg(beside("client.js"));
@@ -86,7 +86,7 @@ fn a_client_in_javascript_finds_what_it_finds_in_memcached() {
 }
 
 #[test]
-fn a_client_in_java_finds_what_it_finds_in_memcached() {
+fn a_java_client_gets_the_same_as_from_memcached() {
     let Some(folder) = folder() else { return };
     let mut client = Command::new("java");
     client.args(["-cp", &format!("{folder}:{folder}/jars/*"), "Client"]);

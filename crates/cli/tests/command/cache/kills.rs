@@ -128,14 +128,14 @@ fn kills(usually: u64) -> u64 {
 }
 
 #[test]
-fn no_value_is_wrong_torn_or_back_from_the_dead() {
+fn no_value_is_wrong_torn_or_outdated_after_kills() {
     let missing = kill(kills(200), "16M", 64);
     // There is room for all items; only one that was being replaced may be missing.
     assert_eq!(missing, 0);
 }
 
 #[test]
-fn nor_while_items_have_to_go_for_others() {
+fn no_value_is_wrong_torn_or_outdated_while_items_are_evicted() {
     kill(kills(100), "1M", 2000);
 }
 

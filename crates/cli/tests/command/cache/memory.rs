@@ -59,7 +59,7 @@ fn items_are_found_without_a_server() {
 }
 
 #[test]
-fn a_reader_of_the_segment_reads() {
+fn a_read_only_member_can_open_a_cache() {
     let world = World::new();
     world.good("segment create news --size 16M --members vm-a --readers host --memory dax --page 4K");
     // No other program creates the cache, so only the refusals can be seen here.
@@ -70,7 +70,7 @@ fn a_reader_of_the_segment_reads() {
 }
 
 #[test]
-fn what_is_no_cache_is_named() {
+fn a_block_that_is_not_a_cache_is_reported() {
     let world = World::new();
     let open = |address: &str| Cache::open_with(address, &options(&world, "auto")).unwrap_err();
     assert!(matches!(open("web"), Error::Address { .. }));
@@ -85,7 +85,7 @@ fn what_is_no_cache_is_named() {
 }
 
 #[test]
-fn another_cache_in_the_place_is_noticed_at_once() {
+fn a_new_cache_with_the_same_name_is_noticed_at_once() {
     let world = World::new();
     let mut keeper = Keeper::new(&world, "c", [1, 2]);
     keeper.store.set(b"a", &[b"old"], 0, 0).unwrap();
@@ -110,7 +110,7 @@ fn another_cache_in_the_place_is_noticed_at_once() {
 }
 
 #[test]
-fn a_cache_that_was_left_alone_is_noticed_when_its_clock_stands() {
+fn an_abandoned_cache_is_noticed_when_its_clock_stands() {
     let world = World::new();
     let mut keeper = Keeper::new(&world, "c", [1, 2]);
     keeper.store.set(b"a", &[b"old"], 0, 0).unwrap();
@@ -126,7 +126,7 @@ fn a_cache_that_was_left_alone_is_noticed_when_its_clock_stands() {
     });
     assert!(began.elapsed() > Duration::from_secs(1), "{:?}", began.elapsed());
 
-    // And without any cache.
+    // Now there is no cache at all.
     other.endpoint.unlink_block("cache.c").unwrap();
     let mut value = Vec::new();
     wait_for("the end of the cache", || cache.get(b"none", &mut value).is_err());
@@ -137,7 +137,7 @@ fn a_cache_that_was_left_alone_is_noticed_when_its_clock_stands() {
 }
 
 #[test]
-fn an_end_counts_only_while_the_clock_goes() {
+fn expiry_times_are_checked_only_while_the_clock_runs() {
     let world = World::new();
     let mut keeper = Keeper::new(&world, "c", [1, 2]);
     keeper.store.set(b"for a while", &[b"x"], 0, 100).unwrap();
@@ -160,7 +160,7 @@ fn an_end_counts_only_while_the_clock_goes() {
 }
 
 #[test]
-fn the_command_shows_what_is_in_memory() {
+fn the_command_shows_the_items_in_memory() {
     let world = World::new();
     let said = world.good("cache list");
     assert!(said.out.is_empty() && said.err.contains("there are no caches"), "{said:?}");

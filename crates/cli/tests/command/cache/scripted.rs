@@ -122,7 +122,7 @@ fn requests_and_answers() {
 }
 
 #[test]
-fn a_lost_answer_is_said_and_the_next_request_goes_to_the_next_server() {
+fn a_lost_answer_is_reported_and_the_next_request_goes_to_the_next_server() {
     let world = World::new();
     let keeper = Keeper::new(&world, "c", [1, 2]);
     let id = keeper.store.id();
@@ -177,7 +177,7 @@ fn a_lost_answer_is_said_and_the_next_request_goes_to_the_next_server() {
 }
 
 #[test]
-fn of_many_those_are_lost_that_were_not_answered() {
+fn of_many_requests_only_the_unanswered_ones_are_lost() {
     let world = World::new();
     let keeper = Keeper::new(&world, "c", [1, 2]);
     let id = keeper.store.id();
@@ -200,7 +200,7 @@ fn of_many_those_are_lost_that_were_not_answered() {
 }
 
 #[test]
-fn a_server_that_lies_is_left() {
+fn the_client_disconnects_from_a_server_that_lies() {
     let world = World::new();
     let keeper = Keeper::new(&world, "c", [1, 2]);
     let id = keeper.store.id();
@@ -229,7 +229,7 @@ fn a_server_that_lies_is_left() {
 }
 
 #[test]
-fn another_server_is_not_asked() {
+fn a_server_of_another_cache_is_not_asked() {
     let world = World::new();
     let mut keeper = Keeper::new(&world, "c", [1, 2]);
     let hello = |said: &'static str| -> Box<dyn FnOnce(Peer) + Send> {
@@ -377,7 +377,7 @@ fn a_get_does_not_wait_for_a_server_that_hangs() {
 }
 
 #[test]
-fn an_answer_without_an_end_is_not_waited_for_for_ever() {
+fn waiting_for_an_endless_answer_times_out() {
     let world = World::new();
     let keeper = Keeper::new(&world, "c", [1, 2]);
     let id = keeper.store.id();
@@ -407,7 +407,7 @@ fn an_answer_without_an_end_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn a_server_that_accepts_nobody_is_not_waited_for_for_ever() {
+fn waiting_for_a_server_that_does_not_accept_times_out() {
     let world = World::new();
     let _keeper = Keeper::new(&world, "c", [1, 2]);
     let path = world.files().join("server.sock");

@@ -142,7 +142,7 @@ fn every_call(cache: &Cache) {
 }
 
 #[test]
-fn every_call_over_channel_and_sockets() {
+fn every_call_works_over_a_channel_and_over_sockets() {
     let world = World::new();
     let _server = CacheServer::serving(&world, "--listen 127.0.0.1:0");
     let auto = Cache::open_with("web/c", &options(&world, "auto")).unwrap();
@@ -155,7 +155,7 @@ fn every_call_over_channel_and_sockets() {
 }
 
 #[test]
-fn items_end_for_readers_too() {
+fn items_expire_for_readers_too() {
     let world = World::new();
     let mut server = CacheServer::serving(&world, "");
     let cache = Cache::open_with("web/c", &options(&world, "auto")).unwrap();
@@ -205,7 +205,7 @@ fn threads_share_a_client() {
 }
 
 #[test]
-fn readers_keep_what_they_use() {
+fn items_that_readers_use_are_not_evicted() {
     let world = World::new();
     let _server = CacheServer::serving(&world, "--max-item-size 16K");
     let options = options(&world, "auto");
@@ -280,7 +280,7 @@ fn the_command_works_on_items() {
 }
 
 #[test]
-fn what_another_process_changes_is_read() {
+fn changes_of_another_process_are_read() {
     let world = World::new();
     let _server = CacheServer::serving(&world, "");
     let cache = Cache::open_with("web/c", &options(&world, "auto")).unwrap();
@@ -292,9 +292,9 @@ fn what_another_process_changes_is_read() {
 
 /// The Python client, with its own tests.
 #[test]
-fn python_s_client_passes_its_tests() {
+fn the_python_client_passes_its_tests() {
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("SKIPPED python_s_client_passes_its_tests: no python3");
+        println!("SKIPPED the_python_client_passes_its_tests: no python3");
         return;
     }
     let world = World::new();

@@ -1,5 +1,5 @@
-# Sets and gets, while servers are killed and others come. Each value says its key and its version, and what is got is never older than what was
-# stored last, nor newer than what was sent last.
+# Sets and gets while servers are killed and replaced. Each value contains its key and its version. A get never returns a version that is older
+# than the one stored last, or newer than the one sent last.
 import os, socket, sys, time
 
 port = int(sys.argv[1])
@@ -37,7 +37,7 @@ while not is_over():
             if turn % 50 < 2:
                 sent[key] = turn
                 value = b'%s:%d:%s' % (key, turn, b'x' * (turn % 200))
-                # Above what all readers have seen until now.
+                # Newer than every version that readers have seen until now.
                 if ask(c, b'set %s 0 0 %d\r\n%s\r\n' % (key, len(value), value)) == b'STORED\r\n':
                     stored[key] = turn
             else:

@@ -1,4 +1,4 @@
-# Servers that are asked what they are and say nothing for a while, or only some bytes at a time: the program gets its own answers, and those only.
+# Servers that are asked for their identity, and answer nothing for a while or only a few bytes at a time: the program gets exactly its own answers.
 # They listen at the port of caches, at other addresses.
 import socket, sys, threading, time
 
@@ -12,7 +12,7 @@ def serve(listener, delay, asked):
             break
         text += c.recv(1000)
     time.sleep(delay)
-    # As a memcached answers the question, and then what the program has asked for.
+    # Answers the question as a memcached does, and then the program's request.
     for byte in b'ERROR\r\nEND\r\n':
         c.sendall(bytes([byte]))
         time.sleep(0.001)
@@ -44,7 +44,7 @@ for number, (delay, blocking) in enumerate(((0.3, True), (0.3, False), (0, True)
     thread.join()
     assert got == b'END\r\n' and asked == [b'stats ginnel\r\nget a\r\n'], (got, asked)
     c.close()
-    # It is not asked again at once.
+    # The server is not asked again at once.
     c = socket.create_connection(address)
     server, _ = listener.accept()
     c.sendall(b'get b\r\n')

@@ -1,4 +1,4 @@
-// Requests of many kinds over sockets of Node, some at once and in parts. Says "good" if the answers are what they are to be.
+// Sends requests of many kinds over Node's sockets, some at once and in parts. Prints "good" if the answers are correct.
 const net = require('net');
 const port = Number(process.argv[1]);
 

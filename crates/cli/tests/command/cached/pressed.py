@@ -1,4 +1,4 @@
-# Gets of items of a cache that is short of memory: it is told which are found, in both protocols, and the program gets nothing else thereby.
+# Gets of items of a cache that is short of memory: hits are reported to it, in both protocols, and the program gets the same answers as otherwise.
 import socket, struct, sys, time
 
 port = int(sys.argv[1])

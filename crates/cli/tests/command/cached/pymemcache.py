@@ -1,4 +1,4 @@
-# Commands of memcached by a client's library, which is not changed. Says "good" if each did what it is to do.
+# Uses memcached's commands with an unmodified client library. Prints "good" if all work.
 import sys
 from pymemcache.client.base import Client, PooledClient
 from pymemcache.client.hash import HashClient

@@ -25,8 +25,8 @@ const CONNECTIONS: u64 = 9000;
 const PLACES: usize = 4;
 /// How often `make soak` repeats this, each time with other connections: a million changes in all.
 const ROUNDS: u64 = 60;
-/// The outcome of a connection whose peer's report was matched with a socket that was gone before the daemon learned of
-/// it.
+/// The reasons why a connection stays on TCP if its peer's report was matched with that of a socket that is gone, before
+/// the daemon learned of that.
 const IN_VAIN: [&str; 2] =
     ["more than one socket could be its other end", "the daemon did not open the rings"];
 /// How long to wait without any progress.

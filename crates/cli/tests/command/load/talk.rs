@@ -108,7 +108,7 @@ pub struct End<'s> {
     until: Option<u64>,
     has_finished: bool,
     has_ended: bool,
-    /// The number of ends that have sent.
+    /// The number of calls that have sent.
     calls: u32,
 }
 

@@ -54,7 +54,7 @@ else:
 "#;
 
 #[test]
-fn trap_1_a_child_goes_on_with_a_connection_of_its_parent() {
+fn trap_1_a_child_continues_a_connection_of_its_parent() {
     if !have(&[PYTHON]) {
         return;
     }
@@ -150,7 +150,7 @@ if sys.argv[1] == 'serve':
     c, _ = s.accept()
     if when == 'after':
         echo_until_changed(c)
-    # Each waits until the one before it is done.
+    # Each process waits until the one before it is done.
     pipes = [os.pipe() for _ in range(3)]
     children = []
     for i in range(1, 3):
@@ -168,7 +168,7 @@ if sys.argv[1] == 'serve':
         os.read(pipes[0][0], 1)
     for child in children:
         assert os.waitpid(child, 0)[1] == 0
-    # Now it has the connection alone, because a program that is executed does not get it.
+    # Now the process is the only one with the connection, because an executed program does not get it.
     sleeper = os.fork()
     if sleeper == 0:
         os.execvp('sleep', ['sleep', '100'])
@@ -177,7 +177,7 @@ if sys.argv[1] == 'serve':
         echo_until_changed(c)
     for turn in range(20):
         echo(c)
-    # One that is killed while it waits is no loss.
+    # A process that is killed while it waits does no harm.
     child = os.fork()
     if child == 0:
         c.recv(1)

@@ -13,7 +13,7 @@ async function main() {
     assert.equal(await client.set(`js:${i}`, value, { expires: 100 }), true);
     assert.deepEqual((await client.get(`js:${i}`)).value, value);
   }
-  // Many at a time: answers come in order.
+  // Many requests at a time, whose answers come in order.
   const all = await Promise.all([...Array(200).keys()].map((i) => client.get(`js:${i}`)));
   all.forEach(({ value }, i) => assert.equal(value.length, i * 50));
   assert.equal(await client.add("js:1", "x", {}), false);
