@@ -1,4 +1,4 @@
-//! Servers that do not answer, or answer nonsense.
+//! Servers that do not answer, or whose answers are invalid.
 
 use ginnel_layout::vhost_user::{Header, Request, feature};
 use ginnel_volume_bench::{Client, Error, Options};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// What a client says of a server that does this with its connection.
+/// Connects a client to a server that treats the connection this way, and returns the client's error.
 fn connect(serve: impl FnOnce(UnixStream) + Send + 'static) -> Error {
     let dir = TempDir::new().unwrap();
     let socket = dir.path().join("socket");
@@ -35,7 +35,7 @@ fn answer(stream: &mut UnixStream, request: u32, flags: u32, size: u32, body: &[
     stream.write_all(&[header.as_bytes(), body].concat()).unwrap();
 }
 
-/// Waits until the client has gone.
+/// Waits until the client has disconnected.
 fn linger(mut stream: UnixStream) {
     let _ = stream.read_to_end(&mut Vec::new());
 }

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const SIZE: u64 = 32 << 20;
 
-/// An image and the daemon that serves it.
+/// An image and the storage daemon that serves it.
 struct Server {
     dir: TempDir,
     process: Child,
@@ -50,7 +50,7 @@ impl Drop for Server {
     }
 }
 
-/// Starts the daemon, and waits until it takes connections.
+/// Starts the daemon, and waits until it accepts connections.
 fn serve(dir: &Path) -> Child {
     let socket = dir.join("socket");
     let _ = std::fs::remove_file(&socket);
@@ -66,7 +66,7 @@ fn serve(dir: &Path) -> Child {
         .spawn()
         .expect("qemu-storage-daemon (package qemu-system-common) starts");
     let deadline = Instant::now() + Duration::from_secs(20);
-    // A connection that is closed at once does no harm: the daemon takes the next.
+    // Closing this connection at once does no harm: the daemon accepts the next one.
     while UnixStream::connect(&socket).is_err() {
         assert!(process.try_wait().unwrap().is_none(), "the daemon has ended");
         assert!(Instant::now() < deadline, "the daemon does not listen");
@@ -114,10 +114,11 @@ fn errors_come_back() {
     assert_eq!(done.status, Status::Unsupported);
     let long = disk.read(0, &mut vec![0; 1 << 20]).unwrap_err();
     assert!(matches!(long, Error::Invalid(_)), "{long}");
-    // And the queue is as good as new.
+    // The queue works as before.
     disk.write(0, &[7; 512]).unwrap();
     let many = Client::connect(Options { queues: 3, ..Options::new(server.socket()) });
-    // The daemon serves one front end at a time, so this one ends by patience or by the number of queues.
+    // The daemon serves one front end at a time, so connecting fails because of either the time limit or the number of
+    // queues.
     assert!(many.is_err());
 }
 
@@ -194,7 +195,7 @@ fn a_damaged_block_is_found() {
     assert!(wrong.to_string().contains("8192"), "{wrong}");
 }
 
-/// The daemon keeps no account of what is in flight, so the client does it all again.
+/// The daemon has no in-flight region, so the client submits all requests in flight again.
 #[test]
 fn goes_on_with_the_next_server() {
     let mut server = Server::new();
@@ -266,7 +267,7 @@ fn written_pages_are_marked() {
     assert_eq!(disk.take_dirty(), []);
     disk.start_log().unwrap();
     disk.write(0, &[1; 4096]).unwrap();
-    // The first free slot is used.
+    // The request uses the first free slot.
     let [buffer, _, ring] = disk.pages_of(0, 0);
     let written = disk.take_dirty();
     assert!(!written.iter().any(|page| buffer.contains(page)), "the buffer was only read from");

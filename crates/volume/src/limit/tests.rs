@@ -11,14 +11,15 @@ fn limiter(iops: u64, bandwidth: u64, burst_ms: u64) -> Arc<Limiter> {
     Arc::new(Limiter::new(Limits { iops, bandwidth: Bytes(bandwidth), burst }))
 }
 
-/// What passed in a queue.
+/// What a queue was allowed to send.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passed {
     requests: u64,
     bytes: u64,
 }
 
-/// Queues that always want to send requests of these lengths, from `from` to `to`; each comes `late` after its time.
+/// Simulates queues that always have requests of these lengths, from time `from` to `to`. Each queue looks again `late`
+/// after the time that the limiter has named.
 fn run(limiter: &Arc<Limiter>, lengths: &[u64], from: u64, to: u64, late: u64) -> Vec<Passed> {
     let mut queues: Vec<_> = lengths.iter().map(|_| QueueLimit::new(limiter.clone())).collect();
     let mut passed = vec![Passed::default(); lengths.len()];
@@ -29,7 +30,7 @@ fn run(limiter: &Arc<Limiter>, lengths: &[u64], from: u64, to: u64, late: u64) -
             return passed;
         }
         match queues[i].pass(now, lengths[i]) {
-            // A microsecond each, so that a queue without limits ends too.
+            // Each request takes a microsecond, so that a queue without limits comes to an end too.
             Ok(()) => {
                 passed[i].requests += 1;
                 passed[i].bytes += lengths[i];
@@ -84,7 +85,7 @@ fn queues_get_the_same() {
     for queue in &passed {
         assert!(within(queue.requests, 2500, 2.0), "{passed:?}");
     }
-    // In bytes, also where one has requests 256 times as long.
+    // The queues share bytes equally, even if the requests of one are 256 times as long.
     let passed = run(&limiter(0, 100 << 20, 10), &[1 << 20, 4096], 0, 4 * S, 0);
     assert!(within(passed[0].bytes, 200 << 20, 3.0), "{passed:?}");
     assert!(within(passed[1].bytes, 200 << 20, 3.0), "{passed:?}");
@@ -94,7 +95,7 @@ fn queues_get_the_same() {
 fn idle_time_saves_a_burst_and_no_more() {
     let limiter = limiter(1000, 0, 100);
     let mut queue = QueueLimit::new(limiter.clone());
-    // After an hour of silence 100 requests go at once, and the one whose turn it is.
+    // After an idle hour, a burst of 100 requests passes at once, and the one that is due.
     let now = 3600 * S;
     let at_once = (0..1000).take_while(|_| queue.pass(now, 4096).is_ok()).count();
     assert_eq!(at_once, 101);
@@ -103,7 +104,7 @@ fn idle_time_saves_a_burst_and_no_more() {
 #[test]
 fn what_passes_without_leave_is_paid_for_by_all() {
     let limiter = limiter(1000, 1 << 20, 0);
-    // Queues that come, have something go at once, and are gone again.
+    // Each queue appears, lets requests through at once without waiting, and disappears.
     for _ in 0..10 {
         let mut queue = QueueLimit::new(limiter.clone());
         assert!(queue.pass(0, 1 << 20).is_err());
@@ -113,7 +114,7 @@ fn what_passes_without_leave_is_paid_for_by_all() {
     let Err(NotBefore(then)) = queue.pass(0, 512) else { panic!("ten seconds' worth is not paid") };
     assert!(within(then, 10 * S, 1.0), "{then}");
     assert_eq!(queue.pass(then, 512), Ok(()));
-    // Without a limit there is nothing to owe.
+    // Without a limit there is no debt.
     limiter.set(Limits::default());
     queue.owe(then, u64::MAX, u64::MAX);
     limiter.set(Limits { iops: 1000, bandwidth: Bytes(1 << 20), burst: Period::default() });
@@ -125,7 +126,7 @@ fn what_is_reserved_is_not_paid_for_twice() {
     let limiter = limiter(1000, 0, 0);
     let mut queue = QueueLimit::new(limiter.clone());
     assert_eq!(queue.pass(0, 0), Ok(()));
-    // This one is reserved, and goes before its time.
+    // This request has reserved its time, and is then let through early.
     assert_eq!(queue.pass(0, 0), Err(NotBefore(MS)));
     queue.owe(0, 1, 0);
     assert_eq!(queue.pass(0, 0), Err(NotBefore(2 * MS)));
@@ -140,7 +141,7 @@ fn limits_change_while_queues_wait() {
     limiter.set(Limits { iops: 1000, bandwidth: Bytes(0), burst: Period::default() });
     assert_eq!(queue.pass(MS, 4096), Ok(()));
     assert_eq!(queue.pass(MS, 4096), Err(NotBefore(2 * MS)));
-    // From many to few: nothing is kept.
+    // From a high limit to a low one: nothing of the old limit is carried over.
     limiter.set(Limits { iops: 1_000_000, bandwidth: Bytes(0), burst: Period::default() });
     assert_eq!(queue.pass(2 * MS, 4096), Ok(()));
     limiter.set(Limits { iops: 2, bandwidth: Bytes(0), burst: Period::default() });
@@ -157,7 +158,7 @@ fn threads_lose_and_win_nothing() {
         let passed: u64 = thread::scope(|scope| {
             let worker = || {
                 let mut queue = QueueLimit::new(limiter.clone());
-                // A virtual second each, as fast as they can, with their own idea of the time.
+                // One virtual second for each thread, at full speed. Each thread has its own clock.
                 let (mut now, mut passed) = (S, 0);
                 while now < 2 * S {
                     match queue.pass(now, 4096) {
@@ -175,7 +176,7 @@ fn threads_lose_and_win_nothing() {
 }
 
 proptest! {
-    /// The bound that the module promises, for any limits, requests and lateness.
+    /// The bound that the module documents holds for any limits, request lengths and lateness.
     #[test]
     fn never_more_than_promised(
         iops in prop_oneof![Just(0u64), 1u64..1_000_000],
@@ -194,11 +195,11 @@ proptest! {
         prop_assert!(bandwidth == 0 || bytes <= bound(bandwidth, LEAST_BYTES), "{} bytes", bytes);
     }
 
-    /// Any numbers give an answer.
+    /// No numbers cause an overflow or a panic.
     #[test]
     fn no_number_is_too_large(iops: u64, bandwidth: u64, burst: u64, now: u64, bytes: u64) {
         let burst = Period(Duration::from_nanos(burst));
-        // So that a request is not millions of quanta, each taken at once out of an endless burst.
+        // A request must not be millions of quanta, each of which passes at once because of an endless burst.
         let bytes = bytes % (1 << 32);
         let bandwidth = if bandwidth == 0 { 0 } else { bandwidth.max(bytes / 100) };
         let limiter = Arc::new(Limiter::new(Limits { iops, bandwidth: Bytes(bandwidth), burst }));

@@ -6,9 +6,9 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-/// Runs one of the `child_*` below in a process of its own.
+/// Runs one of the `child_*` tests below in a process of its own.
 fn child(name: &str, setting: &str) -> Output {
-    // In the sandbox it can remove nothing.
+    // The child cannot remove this folder: it is inside the sandbox.
     let folder = tempfile::tempdir().unwrap();
     Command::new(std::env::current_exe().unwrap())
         .args([
@@ -46,13 +46,13 @@ fn child_in_the_sandbox() {
     assert_eq!(held.word(), "landlock+seccomp");
     match setting().as_str() {
         "serve" => {
-            // Its image, its sockets' names, threads, time: as ever.
+            // The image, the sockets' names, threads and clocks work as before.
             image.as_file().set_len(4096).unwrap();
             let mut byte = [1];
             (&mut image.as_file()).read_exact(&mut byte).unwrap();
             std::fs::remove_file(&socket).unwrap();
             std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_millis(1))).join().unwrap();
-            // Everything else on the disk: no.
+            // No other file can be opened.
             for path in ["/etc/passwd", "/proc/self/maps", image.path().to_str().unwrap()] {
                 let error = File::open(path).unwrap_err();
                 assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{path}");
@@ -69,7 +69,7 @@ fn child_in_the_sandbox() {
             None => unreachable!("{other}"),
         },
     }
-    // Not even the runner's end is needed.
+    // Exits at once: the end of the test runner is not needed.
     std::process::exit(0);
 }
 
@@ -129,7 +129,7 @@ fn child_of_another_user() {
         assert!(status.contains(line), "{line} in\n{status}");
     }
     assert!(assume(0, 0).is_err(), "there is no way back");
-    // What is open stays open.
+    // Open files stay open.
     image.as_file().set_len(4096).unwrap();
     println!("became");
     std::process::exit(0);

@@ -1,4 +1,4 @@
-//! The state machine, without a socket and without workers.
+//! Tests of the state machine, without a socket and without workers.
 
 use super::*;
 use crate::device::blk::Blk;
@@ -13,20 +13,20 @@ const USER: u64 = 0x7f00_0000_0000;
 const GUEST: u64 = 0x10_0000;
 const LEN: u64 = 1 << 20;
 
-/// Queues that are served by nobody.
+/// Queues that no worker serves.
 #[derive(Default)]
 struct FakeQueues {
     running: Vec<Start>,
     stops: usize,
     suspends: usize,
     calls: usize,
-    /// A disk does not answer.
+    /// Simulates a disk that does not answer.
     stuck: bool,
     lefts: usize,
     stays: usize,
     syncs: usize,
     refuses: bool,
-    /// What was started (true) and stopped, in order.
+    /// The queues that were started (true) and stopped (false), in order.
     order: Vec<(bool, u16)>,
 }
 
@@ -86,12 +86,12 @@ impl Rig {
         Self { session: Session::new(device, limits), queues: FakeQueues::default(), memory, disk }
     }
 
-    /// With features and memory, and all that queue 0 needs but its kick.
+    /// Returns a session with features and memory, in which queue 0 needs only its kick eventfd to start.
     fn prepared() -> Self {
         Self::new().prepare(QUEUES)
     }
 
-    /// A target with the control queue, the event queue, and two for commands.
+    /// Returns a session of a SCSI target with the control queue, the event queue and two command queues.
     fn target() -> Self {
         let disk = Arc::new(Disk::new(1 << 20, 512, false, "serial"));
         Self::of(Arc::new(Scsi::new([(disk.clone(), true)], 2, 126)), disk).prepare(4)
@@ -197,7 +197,7 @@ fn a_queue_runs_when_it_is_complete_and_until_its_base_is_asked_for() {
     rig.state(Request::SET_VRING_ENABLE, 1, 1).unwrap();
     assert_eq!(rig.runs(), [0, 1]);
     assert_eq!(value(rig.state(Request::GET_VRING_BASE, 0, 0)), 0);
-    // Enabled anew it does not run: it has no kick.
+    // A stopped queue that is enabled again does not run: it has no kick eventfd.
     rig.state(Request::SET_VRING_ENABLE, 0, 0).unwrap();
     rig.state(Request::SET_VRING_ENABLE, 0, 1).unwrap();
     assert_eq!(rig.runs(), [1]);
@@ -213,23 +213,24 @@ fn a_running_queue_takes_changes_and_goes_on_where_it_stood() {
     let stops = rig.queues.stops;
     rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
     assert_eq!((rig.runs(), rig.queues.stops), (vec![0], stops + 1));
-    // It knows better.
+    // The session ignores the base, because it knows the queue's position itself.
     rig.state(Request::SET_VRING_BASE, 0, 5).unwrap();
     rig.say(Request::SET_VRING_CALL, &0u64.to_le_bytes(), vec![bell()]).unwrap();
     assert_eq!(rig.queues.calls, 1);
     assert_eq!(value(rig.state(Request::GET_VRING_BASE, 0, 0)), 77 << 32);
 }
 
-/// What asks for an abort is in the control queue, and must find all that was asked for before.
+/// A request to abort arrives in the control queue. The volume must see it only after all commands that were submitted
+/// before it.
 #[test]
 fn the_control_queue_runs_only_with_all_that_ran_before() {
     const CONTROL: u16 = 0;
     let plain = virtio::VERSION_1 | connection::PROTOCOL_FEATURES;
     let mut rig = Rig::target();
-    // In the beginning nobody knows which will come.
+    // At first it is not known which queues the driver will use, so each one starts at once.
     (0..4).for_each(|index| drop(rig.kick(index).unwrap()));
     assert_eq!(rig.runs(), [0, 1, 2, 3]);
-    // A change of one, and of all.
+    // Changes of one queue, and changes that affect all queues.
     for change in [
         |rig: &mut Rig| rig.kick(3),
         |rig: &mut Rig| rig.addresses(3, USER + 0x30000),
@@ -246,7 +247,7 @@ fn the_control_queue_runs_only_with_all_that_ran_before() {
         assert!(order.contains(&(false, 3)) && order.contains(&(true, 3)), "{order:?}");
         assert_eq!(rig.runs(), [0, 1, 2, 3]);
     }
-    // A VM that is stopped, and goes on.
+    // The VM is stopped and resumed.
     (0..4).for_each(|index| drop(rig.state(Request::GET_VRING_BASE, index, 0).unwrap()));
     rig.kick(0).unwrap();
     rig.kick(2).unwrap();
@@ -254,7 +255,8 @@ fn the_control_queue_runs_only_with_all_that_ran_before() {
     assert_eq!(rig.runs(), [1, 2]);
     rig.kick(3).unwrap();
     assert_eq!(rig.runs(), [0, 1, 2, 3]);
-    // One that is turned off, until it is turned on, or there is another driver, which may use fewer.
+    // A queue that is disabled keeps the control queue from running until it is enabled again, or until a new driver,
+    // which may use fewer queues, takes over.
     rig.state(Request::SET_VRING_ENABLE, 3, 0).unwrap();
     assert_eq!(rig.runs(), [1, 2]);
     rig.state(Request::SET_VRING_ENABLE, 3, 1).unwrap();
@@ -284,11 +286,11 @@ fn a_vm_has_left_when_all_queues_have_stopped_under_the_log() {
     let plain = virtio::VERSION_1 | connection::PROTOCOL_FEATURES;
     let stop = |rig: &mut Rig, index| rig.state(Request::GET_VRING_BASE, index, 0).unwrap();
     let start = |rig: &mut Rig| (0..2).for_each(|index| drop(rig.kick(index).unwrap()));
-    // A pause, or a driver that resets the device.
+    // Pausing the VM or resetting the device does not count as leaving.
     start(&mut rig);
     (0..2).for_each(|index| drop(stop(&mut rig, index)));
     assert_eq!(rig.queues.lefts, 0);
-    // Queues that stop and start because something changes do not count.
+    // Queues that stop and start because of a change do not count.
     start(&mut rig);
     rig.negotiate(plain | connection::LOG_ALL);
     rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
@@ -297,7 +299,7 @@ fn a_vm_has_left_when_all_queues_have_stopped_under_the_log() {
     assert_eq!(rig.queues.lefts, 0);
     stop(&mut rig, 1);
     assert_eq!(rig.queues.lefts, 1);
-    // It goes on here after all, unless another has the image.
+    // The VM goes on here after all, unless another process has locked the image.
     rig.kick(1).unwrap();
     assert_eq!(rig.runs(), [1]);
     rig.queues.refuses = true;
@@ -317,7 +319,7 @@ fn a_vm_that_reboots_while_it_migrates_has_not_left() {
     assert_eq!(rig.queues.stays, 1);
     reset(&mut rig);
     assert_eq!(rig.queues.stays, 1, "once is enough");
-    // A migration that is cancelled: it runs here again, which is known already.
+    // If a migration is cancelled, the queue runs here again, which the session knows already.
     let mut rig = Rig::prepared();
     rig.negotiate(logged);
     rig.kick(0).unwrap();
@@ -404,7 +406,7 @@ fn an_inflight_region_is_made_and_taken_back() {
     rig.say(Request::SET_INFLIGHT_FD, &body, vec![file.try_clone().unwrap()]).unwrap();
     rig.kick(0).unwrap();
     assert_eq!(rig.runs(), [0]);
-    // One that is too small for what it is said to be for.
+    // A region that is too small for its declared number and size of queues.
     let small = InflightArea { size: 64, ..area };
     let outcome = rig.say(Request::SET_INFLIGHT_FD, &small.as_bytes()[..20], vec![file]);
     assert!(refused(outcome).contains("in-flight"));
@@ -424,11 +426,11 @@ fn a_queue_is_only_suspended_where_there_is_a_place_for_what_is_left() {
     let (body, file) = rig.new_inflight();
     rig.say(Request::SET_INFLIGHT_FD, &body, vec![file]).unwrap();
     assert_eq!(stop(&mut rig), 1);
-    // One that goes on at once, with the same region.
+    // A queue that a change stops and starts again at once, with the same region.
     rig.kick(0).unwrap();
     rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
     assert_eq!(std::mem::take(&mut rig.queues.suspends), 1);
-    // With another one nothing would be known of what is left.
+    // With another region, nothing would be known about the requests that are left.
     let (body, file) = rig.new_inflight();
     rig.say(Request::SET_INFLIGHT_FD, &body, vec![file]).unwrap();
     rig.session.stop_all(&mut rig.queues).unwrap();
@@ -456,7 +458,7 @@ fn a_driver_has_its_cache_whoever_was_there_before() {
     let firmware = virtio::VERSION_1 | blk::BLK_SIZE;
     rig.negotiate(firmware);
     assert!(!rig.disk.write_back(), "it cannot flush");
-    // Front ends ask once, and show the same to every driver.
+    // Front ends read the configuration once, and show the same copy to every driver.
     assert!(rig.disk.is_cache_on());
     rig.negotiate(LINUX);
     assert!(rig.disk.write_back());
@@ -466,7 +468,7 @@ fn a_driver_has_its_cache_whoever_was_there_before() {
     rig.negotiate(LINUX);
     assert!(!rig.disk.write_back(), "the next driver reads that it is off, and does not flush");
     rig.turn_cache(true);
-    // The next front end asks anew.
+    // The next front end reads it again.
     rig.turn_cache(false);
     Session::new(rig.session.device.clone(), rig.session.limits);
     assert!(rig.disk.is_cache_on());
@@ -497,13 +499,13 @@ fn a_cache_that_was_turned_off_stays_off_over_a_restart_of_the_volume() {
     let file = || vec![file.try_clone().unwrap()];
     first.say(Request::SET_INFLIGHT_FD, &body, file()).unwrap();
     first.turn_cache(false);
-    // As QEMU does it when it has found the next process.
+    // QEMU does this when it connects to the next process of the volume.
     let mut second = Rig::new();
     second.negotiate(LINUX);
     second.say(Request::SET_INFLIGHT_FD, &body, file()).unwrap();
     second.negotiate(LINUX);
     assert!(!second.disk.write_back());
-    // A region of another kind of server, without a place for it.
+    // A region from a different server, which has no field for the state of the cache.
     let mut third = Rig::new();
     third.negotiate(LINUX);
     let mut area = InflightArea::read_from_bytes(&body).unwrap();
@@ -518,7 +520,7 @@ fn a_queue_that_does_not_end_still_runs() {
     let mut rig = Rig::prepared();
     rig.kick(0).unwrap();
     rig.queues.stuck = true;
-    // As QEMU asks when it pauses a guest; then the session is over.
+    // QEMU asks for the base when it pauses a guest. The session ends then.
     assert!(refused(rig.state(Request::GET_VRING_BASE, 0, 0)).contains("does not answer"));
     assert!(rig.session.stop_all(&mut rig.queues).is_err(), "it is taken to be free");
     rig.queues.stuck = false;

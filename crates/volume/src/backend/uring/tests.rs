@@ -24,14 +24,14 @@ fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
     Arc::new(Image::open(&disk, 1).unwrap())
 }
 
-/// For this thread.
+/// Enables the rings for this thread.
 fn enabled(files: Vec<Option<Arc<Image>>>) -> io::Result<Uring> {
     let uring = Uring::new(files, 0, None)?;
     uring.enable()?;
     Ok(uring)
 }
 
-/// Two regions of 64 KiB.
+/// Two regions of 64 KiB each.
 fn memory() -> Arc<GuestMemory<Mapping>> {
     let region =
         |n: u64| Region { guest: n << 32, user: n << 32, memory: Mapping::anonymous(64 << 10).unwrap() };
@@ -42,7 +42,7 @@ fn buffer(region: u16, at: usize, len: u32) -> Buffer {
     Buffer { region, at, len }
 }
 
-/// Waits until all has ended, asleep where that is allowed.
+/// Waits until all requests have ended. Sleeps if the rings allow that.
 fn finish(uring: &mut Uring) -> Vec<(u32, Result<(), Failure>)> {
     let mut ended = Vec::new();
     while uring.pending() > 0 {
@@ -92,7 +92,7 @@ fn a_disk_that_is_polled_beside_one_that_is_not() {
         );
     }
     all_well(&mut uring, 2);
-    // All kinds at once: each finds a ring that can do it.
+    // All kinds of requests at once: each must be sent to a ring that supports it.
     let zeros = Op::WriteZeroes { at: 65536, len: 4096, unmap: true, through: true };
     uring.start(1, 0, Op::Flush, &[], &memory);
     uring.start(2, 0, Op::Read { at }, &[buffer(1, 0, 4096)], &memory);
@@ -116,7 +116,7 @@ fn a_disk_that_is_polled_beside_one_that_is_not() {
 
 #[test]
 fn where_nothing_can_be_polled_it_goes_on_without() {
-    // tmpfs has no queues to poll, wherever it is.
+    // tmpfs never has queues to poll.
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut uring = enabled(vec![Some(image(&folder, "a", true))]).unwrap();
     let memory = memory();
@@ -146,7 +146,7 @@ fn memory_is_pinned_and_let_go() {
         assert!(uring.pinned.as_ref().unwrap().is(memory));
         assert!(pinned_now() >= before + 128, "{} of {before} kB", pinned_now());
     }
-    // From the memory that is pinned, from another, in several pieces, misaligned.
+    // Buffers in the pinned memory, in other memory, in several pieces, and unaligned.
     for (turn, memory) in [&two, &one].into_iter().enumerate() {
         for (disk, data) in [
             vec![buffer(1, 4096, 8192)],
@@ -192,7 +192,7 @@ fn a_ring_holds_what_a_successor_waits_for() {
     flock(&successor, FlockOperation::NonBlockingLockExclusive).unwrap_err();
     drop(uring);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    // The kernel takes its time to end a ring.
+    // The kernel takes a while to tear a ring down.
     while flock(&successor, FlockOperation::NonBlockingLockExclusive).is_err() {
         assert!(std::time::Instant::now() < until, "it is never let go");
         std::thread::yield_now();
@@ -209,7 +209,7 @@ fn requests_that_are_copied_wait_for_each_other_and_none_is_lost() {
     }
     let mut uring = enabled(vec![Some(image)]).unwrap();
     let memory = memory();
-    // One byte off, each at another place of the disk and of the guest's memory.
+    // Each buffer is off by one byte, at a different place in the guest's memory and on the disk.
     let count = 2 * copies::COPIES + 10;
     let piece = |n: usize| buffer((n % 2) as u16, 1 + n / 2 * 512, 512);
     for n in 0..count {

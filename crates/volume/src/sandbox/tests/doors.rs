@@ -1,5 +1,5 @@
-//! Whoever has taken a volume over tries each way out, for real.
-#![allow(unsafe_code)] // System calls, and entries of io_uring, as an attacker would make them.
+//! Tries each system call that an attacker who controls a volume's process could use to escape.
+#![allow(unsafe_code)] // System calls and io_uring entries, as an attacker would make them.
 
 use super::*;
 use crate::backend::uring::ring::{OPERATIONS, Ring};
@@ -11,15 +11,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
-/// A system call that ends the process: its number and its arguments.
+/// A system call that the sandbox must answer by killing the process.
 struct Door {
     name: &'static str,
     call: c_long,
     arguments: [u64; 6],
 }
 
-/// With what an attacker has: descriptor 0 stands for any that is open. Pointers are null: the call is to be stopped before
-/// anybody looks where they point to.
+/// The calls use only what an attacker has: descriptor 0 stands for any open one. Pointers are null, because the filter
+/// must stop the call before the kernel dereferences them.
 #[rustfmt::skip]
 fn doors() -> Vec<Door> {
     let door = |name, call, arguments: &[i64]| {
@@ -58,7 +58,7 @@ fn doors() -> Vec<Door> {
         fcntl("F_NOTIFY", libc::F_NOTIFY),
         fcntl("F_SETPIPE_SZ", libc::F_SETPIPE_SZ),
         door("FIOASYNC", libc::SYS_ioctl, &[0, 0x5452, 0]),
-        // Neighbours of BLKDISCARD.
+        // The neighbours of BLKDISCARD.
         door("BLKROSET", libc::SYS_ioctl, &[0, 0x125d, 0]),
         door("BLKRRPART", libc::SYS_ioctl, &[0, 0x125f, 0]),
         door("BLKFLSBUF", libc::SYS_ioctl, &[0, 0x1261, 0]),
@@ -113,14 +113,14 @@ fn doors() -> Vec<Door> {
     ]
 }
 
-/// In a process of its own: goes through the door that is named.
+/// Makes the call of this name. Runs in a process of its own.
 pub(super) fn try_door(name: &str) {
     let door = doors().into_iter().find(|door| door.name == name).unwrap();
     let [a, b, c, d, e, f] = door.arguments;
-    // SAFETY: whatever it does, it does to a process that has no other purpose.
+    // SAFETY: whatever the call does, it affects only this process, which has no other purpose.
     let result = unsafe { libc::syscall(door.call, a, b, c, d, e, f) };
     println!("the door was open: {result}, {}", std::io::Error::last_os_error());
-    // SAFETY: as above; a copy of the process, if it was made, must not go on with the tests.
+    // SAFETY: as above. If the call has made a copy of the process, the copy must not go on with the tests.
     unsafe { libc::_exit(0) }
 }
 
@@ -134,21 +134,21 @@ fn each_door_is_shut() {
     }
 }
 
-/// A ring as workers have them, and the files that it must not reach.
+/// A ring like those of the workers, and files that it must not be able to reach.
 pub(super) struct Hole {
     ring: Ring,
-    /// What the ring may read and write.
+    /// The file that the ring may read and write.
     image: File,
-    /// Where somebody else listens.
+    /// The socket of another process's listener.
     listener: UnixListener,
     socket: std::os::fd::OwnedFd,
-    /// Somebody else's file.
+    /// A file of another owner.
     other: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Hole {
-    /// Before the sandbox closes.
+    /// Prepares everything before the process enters the sandbox.
     pub(super) fn new() -> Self {
         use rustix::event::{EventfdFlags, eventfd};
         use rustix::net::{AddressFamily, SocketType};
@@ -169,9 +169,9 @@ impl Hole {
         }
     }
 
-    /// What the ring answers.
+    /// Submits an entry and returns its result.
     fn ask(&mut self, entry: &squeue::Entry) -> i32 {
-        // SAFETY: the memory that it names lives until the answer is there.
+        // SAFETY: the memory that the entry refers to lives until its completion has arrived.
         unsafe { self.ring.push(entry) };
         loop {
             self.ring.submit().unwrap();
@@ -181,7 +181,7 @@ impl Hole {
         }
     }
 
-    /// Inside.
+    /// Tries all operations inside the sandbox.
     pub(super) fn try_all(mut self) {
         self.ring.enable().unwrap();
         let c = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
@@ -226,7 +226,7 @@ impl Hole {
             ),
             ("fsetxattr", opcode::FSetXattr::new(image, name.as_ptr(), byte.as_ptr().cast(), 1).build()),
             ("nothing at all", opcode::Nop::new().build()),
-            // What a ring does, on a descriptor that is not the image's.
+            // An operation that the ring may use, on a descriptor that is not the image's.
             ("another file", opcode::Read::new(image, byte.as_mut_ptr(), 1).build()),
         ];
         for (what, entry) in entries {
@@ -236,11 +236,11 @@ impl Hole {
                 }
             }
         }
-        // All others, by number. What no kernel knows is invalid.
+        // All other operations, by number. Numbers that the kernel does not know are invalid.
         for number in (0..=u8::MAX).filter(|number| !OPERATIONS.contains(number)) {
             let mut bytes = [0u8; 64];
             (bytes[0], bytes[1]) = (number, squeue::Flags::FIXED_FILE.bits());
-            // SAFETY: the structure of the kernel's interface, in which all bytes are allowed.
+            // SAFETY: a plain structure of the kernel's interface, for which all bit patterns are valid.
             let entry: squeue::Entry = unsafe { std::mem::transmute(bytes) };
             let result = self.ask(&entry);
             assert!([-libc::EACCES, -libc::EINVAL].contains(&result), "operation {number}: {result}");
@@ -253,9 +253,9 @@ impl Hole {
     }
 }
 
-/// An address of nobody.
+/// Returns an address at which nobody listens.
 fn nobody() -> libc::sockaddr_un {
-    // SAFETY: all zeros is a valid value of this plain structure.
+    // SAFETY: all zeroes is a valid value of this plain structure.
     unsafe { std::mem::zeroed() }
 }
 
