@@ -64,7 +64,7 @@ impl<M: SharedMemory> Counters<M> {
     }
 
     /// Records that a waiting request has been executed. The next one has not been tried yet.
-    pub fn goes_on(&mut self) {
+    pub fn resumed(&mut self) {
         self.end_wait(now);
     }
 
@@ -94,7 +94,7 @@ impl<M: SharedMemory> Counters<M> {
 
     /// Records that no request waits any more.
     #[cold]
-    pub fn rests(&mut self) {
+    pub fn idle(&mut self) {
         self.store(counters::WAITS, 0);
         self.end_wait(now);
     }
@@ -131,16 +131,16 @@ mod tests {
         assert!(later > since && word(counters::WAITS) == waits(Waits::RECEIVE, 2));
         assert_eq!(word(counters::WAITED), later - since);
         while now() == later {}
-        own.goes_on();
+        own.resumed();
         let waited = word(counters::WAITED);
         assert!(waited > later - since);
-        own.goes_on();
+        own.resumed();
         assert_eq!(word(counters::WAITED), waited, "nothing waits");
         own.waits(1, Some(Waits::RECEIVE));
         let last = word(counters::SINCE);
         assert!(last > later && last - since >= waited);
         while now() == last {}
-        own.rests();
+        own.idle();
         assert_eq!(word(counters::WAITS), 0);
         assert!(word(counters::WAITED) > waited);
     }

@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((waits.requests, waits.reason), (2, "receive"));
         assert!(waits.nanoseconds >= 1_000_000_000 && shown.waited == waits.nanoseconds);
         while now() == tables.load_relaxed_u64(number.counters_at().unwrap() + counters::TRIED) {}
-        counters.rests();
+        counters.idle();
         let shown = pairs(None).remove(0);
         assert!(shown.waits.is_none() && shown.waited > 0);
         // The shared receive queue that has the number now has executed nothing.

@@ -8,7 +8,7 @@ use ginnel_layout::verbs::{
 };
 use ginnel_shmem::SharedMemory;
 
-use crate::runs::Runs;
+use crate::range_allocator::RangeAllocator;
 use crate::work::Element;
 
 /// A region, as the program registered it.
@@ -66,7 +66,7 @@ pub struct Regions<M> {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// The free part of the chunk table.
-    free_chunks: Runs,
+    free_chunks: RangeAllocator,
     /// Number of shadow regions, and their total length in bytes.
     shadows: (u64, u64),
 }
@@ -74,7 +74,7 @@ pub struct Regions<M> {
 impl<M: SharedMemory> Regions<M> {
     /// Returns an empty set of regions, which publishes them in these tables.
     pub fn new(tables: M) -> Self {
-        let free_chunks = Runs::new(CHUNKS as u64);
+        let free_chunks = RangeAllocator::new(CHUNKS as u64);
         Self { tables, slots: Vec::new(), free: Vec::new(), free_chunks, shadows: (0, 0) }
     }
 

@@ -19,8 +19,8 @@ use ginnel_layout::verbs::{
 use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
-use ginnel_verbs::program::Program;
-use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Rings, Wanted};
+use ginnel_verbs::program::ProgramMemory;
+use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, QueuePairOptions, Rings};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
 use ginnel_verbs::remote::{Failure, Remote, Sender};
@@ -36,10 +36,10 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Where the owner is woken.
-type Bed = Arc<(Mutex<bool>, Condvar)>;
+/// A flag and a condition variable, by which the thread of the owner sleeps and is woken.
+type Parker = Arc<(Mutex<bool>, Condvar)>;
 
-struct One(LoomMemory, Bed);
+struct One(LoomMemory, Parker);
 
 impl Arenas<LoomMemory> for One {
     fn arena(&self, number: u16) -> Option<LoomMemory> {
@@ -95,7 +95,7 @@ impl Adapter<LoomMemory> for Device {
 /// A program whose memory is one number, whatever the address. Of a long message it copies the first word.
 struct Number(u64);
 
-impl Program<LoomMemory> for Number {
+impl ProgramMemory<LoomMemory> for Number {
     fn copy_in(&self, _: u64, to: &LoomMemory, at: usize, _: usize, _: bool) {
         to.write(at, &self.0.to_ne_bytes());
     }
@@ -131,7 +131,7 @@ impl Remembers {
     }
 }
 
-impl Program<LoomMemory> for Remembers {
+impl ProgramMemory<LoomMemory> for Remembers {
     fn copy_in(&self, _: u64, to: &LoomMemory, at: usize, _: usize, _: bool) {
         to.write(at, &self.0.to_ne_bytes());
     }
@@ -180,7 +180,7 @@ struct Owner {
     key: Key,
     queue: Arc<CompletionQueue<LoomMemory>>,
     pair: Arc<QueuePair<LoomMemory>>,
-    bed: Bed,
+    parker: Parker,
     told: Arc<std::sync::atomic::AtomicBool>,
 }
 
@@ -258,7 +258,8 @@ impl Owner {
         let location = Location { number: number(), rings };
         let capacity = Capacity { sends: 1, elements: 1, inline: 0, receives: SHAPE };
         let completes = (queue.clone(), queue.clone());
-        let wanted = Wanted { kind, domain: 1, capacity, shared: None, completes, tell: Box::new(|_| {}) };
+        let wanted =
+            QueuePairOptions { kind, domain: 1, capacity, shared: None, completes, tell: Box::new(|_| {}) };
         let device = Arc::new(Device { removals: AtomicU64::new(0), arena: own(&arena) });
         let pair = QueuePair::new(own(&tables), location, wanted, device).unwrap();
         let access = Some(Access(RIGHTS));
@@ -272,7 +273,7 @@ impl Owner {
             key,
             queue,
             pair,
-            bed: Arc::new((Mutex::new(false), Condvar::new())),
+            parker: Arc::new((Mutex::new(false), Condvar::new())),
             told,
         }
     }
@@ -285,7 +286,7 @@ impl Owner {
     /// The way of a poster to it, whose code lacks an ordering, perhaps.
     fn remote(&self, kind: Kind, n: u32, lacks: Option<Order>) -> Remote<LoomMemory> {
         let seen = |memory: &LoomMemory| lacks.map_or(memory.clone(), |order| memory.without(order));
-        let arenas = One(seen(&self.arena), self.bed.clone());
+        let arenas = One(seen(&self.arena), self.parker.clone());
         let peer = Arc::new(Peer::new(seen(&self.tables), Box::new(arenas)));
         let from = Sender { number: poster(n), kind, claimer: Claimer::new(n, 7), lid: 2 };
         Remote::connect(peer, number(), from).unwrap_or_else(|error| panic!("{error:?}"))
@@ -386,9 +387,9 @@ fn wake((owners, posters): Lacks) {
     let poster = thread::spawn(move || send(&mut remote, Kind::RC, 1, 8).unwrap());
     owner.queue.arm(false);
     if owner.poll().is_empty() {
-        let mut is_rung = owner.bed.0.lock().unwrap();
+        let mut is_rung = owner.parker.0.lock().unwrap();
         while !*is_rung {
-            is_rung = owner.bed.1.wait(is_rung).unwrap();
+            is_rung = owner.parker.1.wait(is_rung).unwrap();
         }
         drop(is_rung);
         owner.queue.attend(&Number(0));
@@ -476,13 +477,13 @@ fn errands((owners, posters): Lacks) {
     // The poster is the first to run: of two threads that load a word before one of them stores to it, loom remembers the last load alone,
     // so it must see a store before the other thread's load.
     let (pair, program) = (owner.pair.clone(), Arc::new(Remembers::new(2)));
-    let servant = {
+    let errand_server = {
         let program = program.clone();
         thread::spawn(move || (0..2).for_each(|_| pair.progress(&*program)))
     };
     let (posters, mut done) = (Remembers::new(1), 0);
     (0..3).for_each(|_| go_on(&mut remote, &posters, &mut done));
-    servant.join().unwrap();
+    errand_server.join().unwrap();
     // The rest.
     for _ in 0..2 {
         owner.pair.progress(&*program);

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Values from C.
 
 use super::calls::foreign;
-use super::line::locked;
+use super::direction::locked;
 use super::socket::Socket;
 use super::table;
 use crate::cm::{done, failed};

@@ -16,11 +16,13 @@ use ginnel_layout::verbs::{
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
-use ginnel_verbs::program::Program;
-use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Rings, Wanted, lid};
+use ginnel_verbs::program::ProgramMemory;
+use ginnel_verbs::queue_pair::{
+    Adapter, Capacity, Change, Location, QueuePair, QueuePairOptions, Rings, lid,
+};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
-use ginnel_verbs::runs::Runs;
+use ginnel_verbs::runs::RangeAllocator;
 use ginnel_verbs::shadow::{self, Bounce};
 use ginnel_verbs::shared_copy;
 use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
@@ -139,7 +141,7 @@ impl Pages<'_> {
     }
 }
 
-impl Program<Mapping> for Pages<'_> {
+impl ProgramMemory<Mapping> for Pages<'_> {
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
         self.help(len);
         let mut bytes = vec![0; len];
@@ -218,7 +220,7 @@ impl Side {
         let own = Arc::new(Peer::new(tables.clone(), Box::new(One(arena.clone()))));
         let mut regions = Regions::new(tables.clone());
         let keys = register(&mut regions);
-        let mut spare = Runs::default();
+        let mut spare = RangeAllocator::default();
         // Not enough for everything that may be posted.
         spare.give(SPARE.start as u64, SPARE.len() as u64);
         let device = Arc::new(Device {
@@ -252,7 +254,7 @@ impl Side {
             let own = if shared.is_some() { None } else { rings(index) };
             let completes = (queue.clone(), queue.clone());
             let tell = Box::new(|_| {});
-            let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared, completes, tell };
+            let wanted = QueuePairOptions { kind, domain: 1, capacity: CAPACITY, shared, completes, tell };
             QueuePair::new(tables.clone(), location(index, own), wanted, device.clone()).unwrap()
         });
         let pairs: Vec<_> = pairs.collect();

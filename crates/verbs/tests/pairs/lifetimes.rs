@@ -6,7 +6,7 @@ use ginnel_layout::verbs::Executing;
 /// The program's memory, with something that happens in the middle of each copy.
 pub struct Meanwhile<'a>(pub Pages, pub Box<dyn Fn() + 'a>);
 
-impl Program<Mapping> for Meanwhile<'_> {
+impl ProgramMemory<Mapping> for Meanwhile<'_> {
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
         (self.1)();
         self.0.copy_in(from, to, at, len, is_last);

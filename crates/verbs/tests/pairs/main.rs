@@ -19,13 +19,13 @@ use ginnel_layout::verbs::{
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
-use ginnel_verbs::program::Program;
+use ginnel_verbs::program::ProgramMemory;
 use ginnel_verbs::queue_pair::{
-    Adapter, Capacity, Change, Event, Location, QueuePair, Refused, Rings, Tell, Wanted,
+    Adapter, Capacity, Change, Event, EventCallback, Location, QueuePair, QueuePairOptions, Refused, Rings,
 };
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions, chunks_of};
-use ginnel_verbs::runs::Runs;
+use ginnel_verbs::runs::RangeAllocator;
 use ginnel_verbs::shadow::Bounce;
 use ginnel_verbs::work::{Completed, Element, Opcode, Operation, Status, Work};
 
@@ -143,7 +143,7 @@ impl Pages {
     }
 }
 
-impl Program<Mapping> for Pages {
+impl ProgramMemory<Mapping> for Pages {
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
         let mut bytes = vec![0; len];
         self.get(from, &mut bytes);
@@ -208,7 +208,7 @@ impl Side {
         let other_has_died = AtomicBool::new(false);
         let (waits, events) = (AtomicU64::new(0), Mutex::default());
         let incarnations = AtomicU32::new(0);
-        let mut spare = Runs::default();
+        let mut spare = RangeAllocator::default();
         spare.give(SPARE.start as u64, SPARE.len() as u64);
         Arc::new(Self {
             number,
@@ -258,7 +258,7 @@ impl Side {
         Location { number: QpNumber::new(self.number, index).unwrap(), rings }
     }
 
-    fn tell(self: &Arc<Self>) -> Tell {
+    fn tell(self: &Arc<Self>) -> EventCallback {
         let side = Arc::downgrade(self);
         Box::new(move |event| side.upgrade().unwrap().events.lock().unwrap().push(event))
     }
@@ -279,7 +279,7 @@ impl Side {
     ) -> Pair {
         let completes = (completes.clone(), completes.clone());
         let tell = self.tell();
-        let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared: None, completes, tell };
+        let wanted = QueuePairOptions { kind, domain: 1, capacity: CAPACITY, shared: None, completes, tell };
         QueuePair::new(self.tables.clone(), self.location(index), wanted, self.adapter()).unwrap()
     }
 }

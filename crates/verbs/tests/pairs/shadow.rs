@@ -282,7 +282,7 @@ fn a_shared_receive_queue_has_receives_outside() {
     let shared = shared.unwrap();
     let completes = (both.queues[1].clone(), both.queues[1].clone());
     let tell = two.tell();
-    let wanted = Wanted {
+    let wanted = QueuePairOptions {
         kind: Kind::RC,
         domain: 1,
         capacity: CAPACITY,
@@ -428,7 +428,7 @@ fn a_region_stays_while_its_owner_works_on_it() {
             assert!(self.1.regions.try_lock().is_err(), "it can be removed");
         }
     }
-    impl Program<Mapping> for Watched<'_> {
+    impl ProgramMemory<Mapping> for Watched<'_> {
         fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
             self.look();
             self.0.copy_in(from, to, at, len, is_last);

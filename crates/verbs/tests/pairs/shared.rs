@@ -34,7 +34,8 @@ impl Stage {
             let completes = (queues[i].clone(), queues[i].clone());
             let shared = Some(shared.clone());
             let tell = two.tell();
-            let wanted = Wanted { kind: Kind::RC, domain: 1, capacity: CAPACITY, shared, completes, tell };
+            let wanted =
+                QueuePairOptions { kind: Kind::RC, domain: 1, capacity: CAPACITY, shared, completes, tell };
             let location = Location { rings: None, ..two.location(10 + i) };
             QueuePair::new(two.tables.clone(), location, wanted, two.adapter()).unwrap()
         });
