@@ -1,4 +1,4 @@
-//! Random operations of two endpoints, and scribbles of a neighbour in between.
+//! Random operations of two endpoints, with scribbles of a third member between them.
 #![cfg(not(loom))]
 
 mod model;

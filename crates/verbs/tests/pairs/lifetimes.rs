@@ -1,9 +1,9 @@
-//! What ends, or begins anew, while a peer is in the middle of an access.
+//! Objects that end or are reset while a peer is in the middle of an access.
 
 use super::*;
 use ginnel_layout::verbs::Executing;
 
-/// The program's memory, with something that happens in the middle of each copy.
+/// The program's memory, with a function that is called in the middle of each copy.
 pub struct Meanwhile<'a>(pub Pages, pub Box<dyn Fn() + 'a>);
 
 impl ProgramMemory<Mapping> for Meanwhile<'_> {
@@ -93,7 +93,7 @@ fn receives_are_flushed_after_the_peer_has_left_them() {
     assert_eq!(both.bytes(1, 0, 90), [7; 90]);
 }
 
-/// The peer stops in the middle of an access for good.
+/// Makes the peer stop in the middle of an access for good.
 fn stop_in_a_write(both: &Both, key: Key) {
     let incarnation = 1;
     let at = both.pairs[1].number().at().unwrap() + qp::EXECUTING;
@@ -122,7 +122,7 @@ fn a_peer_that_stops_in_an_access_refuses_a_reset() {
 
 #[test]
 fn a_reset_ends_connections() {
-    // Connected with another one since, or with the same one again.
+    // The peer is connected to another queue pair since, or to the same one again.
     for peer in [QpNumber::new(1, 2), QpNumber::new(1, 1)] {
         let (both, keys) = connected();
         for id in 0..3 {
@@ -165,7 +165,7 @@ fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
     let later = two.queue_pair(Kind::RC, 3, queue);
     reset(&later);
     later.modify(QpState::RTR, Change { peer: QpNumber::new(1, 2), ..Change::default() }).unwrap();
-    // Its own peer is in the middle of a write.
+    // The peer of the later queue pair is in the middle of a write.
     let at = later.number().at().unwrap();
     let state = two.tables.load_relaxed_u64(at + qp::STATE);
     let mark = Executing::region((state >> 32) as u32, keys[1]);
@@ -174,7 +174,7 @@ fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
     both.post(0, 2, write_to(keys[1]), &[element(0, 8, keys[0])]);
     assert_eq!(both.comes(0, 2), [(1, Status::SUCCESS), (2, Status::RETRY_EXC_ERR)]);
     assert!(later.is_region_accessed(keys[1]));
-    // Nor do its errors mean anything.
+    // Errors that the earlier sender reports have no effect either.
     two.tables.store_relaxed_u64(at + qp::ERROR, 1 << 32 | u64::from(Status::REM_ACCESS_ERR.0));
     later.look();
     assert_eq!(later.state(), QpState::RTR);

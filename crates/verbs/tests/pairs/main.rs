@@ -1,4 +1,4 @@
-//! Two endpoints whose tables and arenas are plain memory: everything but the daemon and the program's pages.
+//! Two endpoints whose tables and arenas are plain memory: everything except the daemon and the program's pages.
 
 mod events;
 mod inspect;
@@ -23,37 +23,37 @@ use ginnel_verbs::program::ProgramMemory;
 use ginnel_verbs::queue_pair::{
     Adapter, Capacity, Change, Event, EventCallback, Location, QueuePair, QueuePairOptions, Refused, Rings,
 };
+use ginnel_verbs::range_allocator::RangeAllocator;
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions, chunks_of};
-use ginnel_verbs::runs::RangeAllocator;
 use ginnel_verbs::shadow::Bounce;
 use ginnel_verbs::work::{Completed, Element, Opcode, Operation, Status, Work};
 
-/// The first address of the program's memory. Its pages are those of the arena from the second chunk on.
+/// The first address of the program's memory. Its pages are those of the arena, from the second chunk on.
 const BASE: u64 = 7 * CHUNK as u64;
 const ARENA: usize = 4 * CHUNK;
-/// The first address of memory that is not in the arena, and its bytes.
+/// The first address of memory outside the arena, and the length of that memory.
 const OUTSIDE: u64 = 100 * CHUNK as u64;
 const OUTSIDE_BYTES: usize = 1 << 20;
-/// Where in the arena memory is given out that is asked for later.
+/// Offset in the arena of the memory that is allocated later.
 const SPARE: std::ops::Range<usize> = 1 << 20..2 << 20;
 
-/// An endpoint with one arena: rings in the first chunk, pages of the program in the others.
+/// An endpoint with one arena: the rings are in the first chunk, pages of the program in the others.
 struct Side {
     number: u32,
     tables: Mapping,
     arena: Mapping,
     outside: Mapping,
-    /// Whether memory that a request names is not there any more.
+    /// Whether the memory that a request names no longer exists.
     is_unmapped: Arc<AtomicBool>,
-    spare: Mutex<Runs>,
+    spare: Mutex<RangeAllocator>,
     asked: AtomicU64,
     regions: Mutex<Regions<Mapping>>,
     removals: AtomicU64,
     /// Whether the other side counts as dead if it has claimed a receive.
     other_has_died: AtomicBool,
     own: Arc<Peer<Mapping>>,
-    /// How often this side was woken, and had requests that wait.
+    /// How often this side's doorbell was rung, and how often it had waiting requests.
     rings: Arc<AtomicU64>,
     waits: AtomicU64,
     incarnations: AtomicU32,
@@ -61,7 +61,7 @@ struct Side {
     other: OnceLock<Arc<Peer<Mapping>>>,
 }
 
-/// The arena, and how often it was rung.
+/// The arena, and how often the doorbell was rung.
 struct One(Mapping, Arc<AtomicU64>);
 
 impl Arenas<Mapping> for One {
@@ -127,7 +127,7 @@ impl Adapter<Mapping> for Side {
     }
 }
 
-/// The program's memory, as if its pages had been moved into the arena; and memory outside of it.
+/// The program's memory, as if its pages had been moved into the arena, and memory outside the arena.
 struct Pages {
     arena: Mapping,
     outside: Mapping,
@@ -192,7 +192,7 @@ impl ProgramMemory<Mapping> for Pages {
 const CAPACITY: Capacity =
     Capacity { sends: 4, elements: 3, inline: 64, receives: Shape { entries: 4, elements: 3 } };
 
-/// Where the rings of the second side's queue pair begin.
+/// Offset of the rings of the second side's queue pair.
 const RING: usize = 3 * 8192;
 
 type Pair = Arc<QueuePair<Mapping>>;
@@ -235,7 +235,7 @@ impl Side {
         Pages { arena, outside, is_unmapped: self.is_unmapped.clone() }
     }
 
-    /// Registers a part of the program's memory, from an offset on.
+    /// Registers a part of the program's memory that begins at an offset.
     fn register(&self, at: u64, length: u64, access: u32) -> Key {
         let address = BASE + at;
         let chunk = |chunk| Chunk::new(0, 1 + ((chunk - BASE) / CHUNK as u64) as u32);
@@ -343,12 +343,12 @@ impl Both {
         all
     }
 
-    /// Numbers and statuses of the completions that are there.
+    /// Returns the work request identifiers and statuses of the completions that are there.
     fn said(&self, i: usize) -> Vec<(u64, Status)> {
         self.poll(i).iter().map(|completed| (completed.id, completed.status)).collect()
     }
 
-    /// The same, as soon as there are so many.
+    /// The same, but waits until there are this many.
     fn comes(&self, i: usize, count: usize) -> Vec<(u64, Status)> {
         let mut all = Vec::new();
         let end = std::time::Instant::now() + Duration::from_secs(10);
@@ -389,7 +389,7 @@ fn pattern(len: usize) -> Vec<u8> {
 fn messages_of_all_lengths_reach_all_shapes_of_receives() {
     let both = Both::new();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 2 * CHUNK as u64, 1)).collect();
-    // The message lies around the end of a chunk; 32 bytes are the most that a completion has room for.
+    // The message crosses the end of a chunk. A completion has room for 32 bytes.
     let near = CHUNK as u64 - 100;
     for len in [0usize, 1, 31, 32, 33, 64, 199, 1000] {
         for split in [0, 1, len / 2, len].into_iter().filter(|split| *split <= len) {
@@ -420,7 +420,7 @@ fn messages_of_all_lengths_reach_all_shapes_of_receives() {
 fn reads_writes_and_atomics_reach_the_peers_memory() {
     let both = Both::new();
     let own = both.sides[0].register(0, 2 * CHUNK as u64, 1);
-    // The region lies in two chunks.
+    // The region spans two chunks.
     let at = CHUNK as u64 - 1000;
     let key = both.sides[1].register(at, 3000, 1 | ALL);
     let address = BASE + at;
@@ -442,7 +442,7 @@ fn reads_writes_and_atomics_reach_the_peers_memory() {
     let done = both.said(0);
     assert!(done.iter().map(|(id, _)| *id).eq(1..=5) && done.iter().all(|(_, s)| *s == Status::SUCCESS));
 
-    // With an immediate value, a write uses up a receive.
+    // A write with immediate data consumes a receive.
     both.pairs[1].post_receive(9, &[]).unwrap();
     both.post(0, 6, write(Some(77)), &[element(10, 20, own)]);
     let got = both.poll(1);
@@ -452,7 +452,7 @@ fn reads_writes_and_atomics_reach_the_peers_memory() {
 
 #[test]
 fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
-    // What is wrong; what the region allows, what the queue pair, and where the access begins.
+    // The tests: the request, the access rights of the region and of the queue pair, and the address.
     let wrongs = [
         ("the region", 1, ALL, 0),
         ("the end", 1 | ALL, ALL, 93),
@@ -471,7 +471,7 @@ fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
             let operation = match kind {
                 0 => Operation::Write { address, key, immediate: None, solicited: false },
                 1 => Operation::Read { address, key },
-                // A word must be aligned.
+                // The address of an atomic operation must be aligned.
                 _ => Operation::FetchAndAdd {
                     address: address.next_multiple_of(8) - if offset < 0 { 8 } else { 0 },
                     key,
@@ -484,7 +484,7 @@ fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
             assert_eq!(both.said(0), wanted, "{what} {kind}");
             assert_eq!(both.bytes(1, 0, 4096), [0xee; 4096], "{what} {kind}");
             assert_eq!(both.pairs[0].state(), QpState::ERR);
-            // The peer hears of it, and flushes.
+            // The peer is told, and flushes its receives.
             both.pairs[1].post_receive(3, &[]).unwrap();
             both.pairs[1].look();
             assert_eq!(both.said(1), [(3, Status::WR_FLUSH_ERR)], "{what} {kind}");
@@ -506,7 +506,7 @@ fn keys_end_with_their_regions() {
     both.post(0, 2, write, &[element(0, 8, own)]);
     assert_eq!(both.said(0), [(1, Status::SUCCESS), (2, Status::REM_ACCESS_ERR)]);
 
-    // So do keys of one's own.
+    // The same holds for the poster's own keys.
     let both = Both::new();
     let own = both.sides[0].register(0, 4096, 1);
     both.pairs[1].post_receive(1, &[]).unwrap();
@@ -603,7 +603,7 @@ fn completions_that_are_put_back_come_again_in_their_order() {
         assert!(!both.queues[i].resize(1));
         assert_eq!(both.said(i), [1, 2, 3].map(|id| (id, Status::SUCCESS)), "side {i}");
         assert_eq!(taken[0].id, 0);
-        // Those of a queue pair that ends are gone, as all others are.
+        // When a queue pair is destroyed, its completions are dropped, including these.
         both.queues[i].put_back(taken.drain(..));
         both.pairs[i].end();
         assert!(both.said(i).is_empty());
@@ -639,7 +639,7 @@ fn the_end_of_a_peer_ends_what_waits_for_it() {
     let wanted = [(2, Status::RETRY_EXC_ERR), (3, Status::WR_FLUSH_ERR), (1, Status::WR_FLUSH_ERR)];
     assert_eq!(both.comes(0, 3), wanted);
 
-    // A poster of writes, which never waits, is told too.
+    // A program that only writes, and so never waits, is told too.
     let both = Both::new();
     let [own, key] = [0, 1].map(|i| both.sides[i].register(0, 4096, 1 | ALL));
     let write = Operation::Write { address: BASE, key, immediate: None, solicited: false };
@@ -649,8 +649,8 @@ fn the_end_of_a_peer_ends_what_waits_for_it() {
     assert_eq!(both.comes(0, 2), [(1, Status::SUCCESS), (2, Status::RETRY_EXC_ERR)]);
 }
 
-/// Programs count their messages, and one that has all of its own ends, while the other one posts more than it needs. An error that came at
-/// once would reach it before its last messages do.
+/// Programs count their messages. A program that has received all of its messages ends, while its peer has posted more requests than
+/// necessary. An immediate error would reach the peer before its last messages.
 #[test]
 fn the_end_of_a_peer_is_told_after_its_messages() {
     let both = Both::new();
@@ -719,7 +719,8 @@ fn states_follow_each_other_as_the_specification_says() {
     go(QpState::RESET, None).unwrap();
 }
 
-/// What a hostile owner writes where its peer looks: the peer gets an error, and touches nothing outside of the owner's arenas.
+/// False values that a hostile owner writes where its peer looks: the peer gets an error, and accesses nothing outside the owner's
+/// arenas.
 #[test]
 fn lies_in_the_tables_are_refused() {
     type Lie = fn(&Mapping, usize);
@@ -790,7 +791,7 @@ fn lies_in_completions_are_refused() {
         assert_eq!(both.bytes(1, 0, 64), [0xee; 64], "{what}");
         assert_eq!(both.pairs[1].state(), QpState::ERR);
     }
-    // Without a receive that was posted, it is nothing.
+    // Without a posted receive, a completion is ignored.
     let both = Both::new();
     both.sides[1].arena.store_release_u64(ring, header(Completion::RECEIVE, 0));
     assert!(both.said(1).is_empty());

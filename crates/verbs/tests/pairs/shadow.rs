@@ -1,4 +1,4 @@
-//! Regions whose memory peers cannot reach.
+//! Shadow regions, whose memory peers cannot reach.
 
 use super::lifetimes::with;
 use super::*;
@@ -7,20 +7,20 @@ use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 use ginnel_verbs::work::Datagram;
 
 impl Side {
-    /// Registers a part of the memory outside of the arena, from an offset on.
+    /// Registers a part of the memory outside the arena that begins at an offset.
     fn register_shadow(&self, at: u64, length: u64, access: u32) -> Key {
         let region = Region { address: OUTSIDE + at, length, access: Access(access), domain: 1 };
         self.regions.lock().unwrap().add_shadow(region).unwrap()
     }
 
-    /// Whether all memory that was asked for has come back, but for so many bytes.
+    /// Returns whether all memory that was allocated has been freed, except this many bytes.
     fn has_all_but(&self, len: usize) -> bool {
         let mut spare = self.spare.lock().unwrap().clone();
         spare.take((SPARE.len() - len) as u64, 64).is_some()
     }
 }
 
-/// A bounce area.
+/// The length of a bounce area.
 const BOUNCE: usize = ginnel_verbs::shadow::MOST;
 const ALL_OUTSIDE: u64 = OUTSIDE_BYTES as u64;
 
@@ -28,7 +28,7 @@ fn outside(at: u64, length: u32, key: Key) -> Element {
     Element { address: OUTSIDE + at, length, key: key.0 }
 }
 
-/// Two connected queue pairs whose sides have all of their memory outside registered.
+/// Returns two connected queue pairs. Each side has registered all of its memory outside the arena.
 fn stage(kind: Kind) -> (Both, [Key; 2]) {
     let both = Both::of_kind(kind);
     let keys = [0, 1].map(|i| {
@@ -58,7 +58,7 @@ impl Both {
         bytes
     }
 
-    /// Polls both sides until the first one has so many completions.
+    /// Polls both sides until the first one has this many completions.
     fn until(&self, count: usize) -> Vec<(u64, Status)> {
         let mut all = Vec::new();
         for _ in 0..1000 {
@@ -91,7 +91,7 @@ fn the_owner_writes_and_reads_for_its_peer() {
         let bytes: Vec<_> = pattern(len).iter().map(|byte| byte ^ len as u8).collect();
         both.fill_outside(0, 10, &bytes);
         both.fill_outside(1, 0, &vec![0; len + 100]);
-        // Elements that end within pieces.
+        // Elements whose ends do not coincide with those of the pieces.
         let third = len as u32 / 3;
         let elements = [
             outside(10, third, keys[0]),
@@ -113,7 +113,7 @@ fn the_owner_writes_and_reads_for_its_peer() {
     }
 }
 
-/// A request on UC that fails is over, and nobody is told. The next one has nothing to do with it.
+/// A request on UC that has failed is over, and no one is told. The next request must not get its answer.
 #[test]
 fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
     let (both, keys) = stage(Kind::UC);
@@ -127,7 +127,7 @@ fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
     assert!(both.said(0).is_empty(), "the owner has not been asked to look");
     allow(0);
     assert_eq!(both.said(0), [(1, Status::SUCCESS)]);
-    // The owner answers now.
+    // The owner answers only now.
     assert!(both.said(1).is_empty());
     allow(1 | ALL);
     both.fill_outside(0, 0, &[2; 8]);
@@ -168,11 +168,11 @@ fn requests_stay_in_their_order() {
     assert_eq!((both.said(0).len(), both.sides[1].rings.load(Ordering::Relaxed)), (0, 1));
     assert_eq!(both.bytes(1, 0, 200), [0; 200]);
     assert_eq!(both.bytes_outside(1, 0, 90), [0; 90]);
-    // The owner's thread, while its program sleeps.
+    // The owner's notifier, while its program sleeps.
     both.queues[1].attend(&both.sides[1].pages());
     assert_eq!(both.bytes_outside(1, 0, 90), [1; 90]);
     assert_eq!(both.bytes(1, 0, 90), [0; 90]);
-    // What it does not know was done is not counted as done, and nothing is done twice.
+    // An errand whose completion the owner does not know of is not counted as done, and nothing is done twice.
     both.fill_outside(1, 0, &[2; 90]);
     both.queues[1].attend(&both.sides[1].pages());
     let ok = |id| (id, Status::SUCCESS);
@@ -226,7 +226,7 @@ fn messages_reach_receives_outside() {
         for len in [0usize, 1, 32, 33, 200, 1000] {
             both.fill(0, 0, &pattern(len));
             both.fill_outside(1, 0, &[0; 4000]);
-            // Some in the arena, some not.
+            // Some buffers are in the arena, some are not.
             let elements = [outside(0, 100, keys[1]), element(0, 50, there), outside(1000, 2000, keys[1])];
             both.pairs[1].post_receive(7, &elements).unwrap();
             both.post(0, 1, SEND, &[element(0, len as u32, here)]);
@@ -239,7 +239,7 @@ fn messages_reach_receives_outside() {
             assert!(bytes[..len] == pattern(len), "{len} bytes");
         }
         assert!(both.sides[1].has_all_but(BOUNCE));
-        // Neither does a message that is too long reach anything, nor one for a buffer that is none.
+        // A message that is too long writes nothing, and neither does one for an invalid buffer.
         both.fill_outside(1, 0, &[0; 200]);
         both.pairs[1].post_receive(8, &[outside(0, 99, keys[1])]).unwrap();
         both.post(0, 2, SEND, &[element(0, 100, here)]);
@@ -307,7 +307,7 @@ fn a_shared_receive_queue_has_receives_outside() {
     sender.post(&one.pages(), &with(SEND, &elements)).unwrap();
     assert_eq!((both.said(0).len(), both.said(1)), (1, vec![(3, Status::SUCCESS)]));
     assert_eq!(both.bytes_outside(1, 0, 100), [4; 100]);
-    // A write with an immediate value claims no receive before its bytes are there.
+    // A write with immediate data claims no receive before its data has been written.
     shared.post_receive(4, &[outside(0, 100, key)]).unwrap();
     sender.post(&one.pages(), &with(write_with_immediate(200, key), &elements)).unwrap();
     let header = shared.location().rings.as_ref().unwrap().completions.1.1 + completion::ENTRY;
@@ -331,7 +331,7 @@ fn memory_for_messages_comes_back() {
     both.pairs[1].post_receive(3, &elements).unwrap();
     both.pairs[1].modify(QpState::RESET, Change::default()).unwrap();
     assert!(both.sides[1].has_all_but(BOUNCE));
-    // Where there is no room, a receive is refused.
+    // If there is no room, posting a receive fails.
     both.pairs[1].modify(QpState::INIT, Change::default()).unwrap();
     let all = both.sides[1].take(SPARE.len() - BOUNCE).unwrap();
     assert_eq!(both.pairs[1].post_receive(4, &elements), Err(Refused::Full));
@@ -353,13 +353,13 @@ fn the_owner_allows_what_its_books_allow() {
     };
     let nothing = |_: &Both, _| ();
     let access = Status::REM_ACCESS_ERR;
-    // Beyond the end, before the beginning, around the end of all addresses.
+    // Ranges beyond the end, before the beginning, and around the end of the address space.
     for at in [ALL_OUTSIDE - 7, u64::MAX, u64::MAX - OUTSIDE - 3] {
         let address = OUTSIDE.wrapping_add(at);
         let write = move |_: &Both, key| Operation::Write { address, key, immediate: None, solicited: false };
         wrong(&write, &nothing, access);
     }
-    // Keys of nothing, of an earlier region, of one in another domain, and the one that is no region's.
+    // Invalid keys: of nothing, of an earlier region, of a region in another domain, and the key that no region has.
     wrong(&|_, key| write(0, Key(key.0 + 1)), &nothing, access);
     wrong(&|_, key| write(0, Key(key.0 + 256)), &nothing, access);
     wrong(&|_, key| write(0, Key(key.0 & u32::MAX >> 1)), &nothing, access);
@@ -370,7 +370,7 @@ fn the_owner_allows_what_its_books_allow() {
         both.sides[1].regions.lock().unwrap().add_shadow(region).unwrap()
     };
     wrong(&|both, key| write(0, elsewhere(both, key)), &nothing, access);
-    // Rights of the region, and of the queue pair.
+    // The rights of the region, and those of the queue pair.
     for (has, operation) in [
         (Access::REMOTE_READ | Access::REMOTE_ATOMIC, write as fn(u64, Key) -> Operation),
         (Access::REMOTE_WRITE | Access::REMOTE_ATOMIC, read),
@@ -389,7 +389,7 @@ fn the_owner_allows_what_its_books_allow() {
     }
     let odd = |_: &Both, key| Operation::FetchAndAdd { address: OUTSIDE + 4, key, add: 1 };
     wrong(&odd, &nothing, Status::REM_INV_REQ_ERR);
-    // The program has unmapped it, although it is registered.
+    // The program has unmapped the memory, although it is registered.
     let unmap = |both: &Both, _| both.sides[1].is_unmapped.store(true, Ordering::Relaxed);
     wrong(&|_, key| write(0, key), &unmap, Status::REM_OP_ERR);
 }
@@ -495,7 +495,7 @@ fn the_death_of_a_peer_leaves_the_owner_its_own() {
     both.sides[0].own.set_dead();
     both.pairs[1].post_receive(5, &[outside(0, 8, keys[1])]).unwrap();
     assert_eq!(both.comes(1, 1), [(5, Status::WR_FLUSH_ERR)]);
-    // It was asked for while the peer lived, and nothing else is done now.
+    // The errand was requested while the peer was alive, and no other one is executed now.
     both.fill_outside(1, 0, &[8; 100]);
     assert!(both.said(1).is_empty() && both.bytes_outside(1, 0, 100) == [8; 100]);
 }
@@ -606,7 +606,7 @@ fn what_a_peer_asks_for_is_checked() {
     }
     assert_eq!(ask(write, OUTSIDE, keys[1], 8, u32::MAX), Status::REM_ACCESS_ERR);
     assert_eq!(ask(write, u64::MAX - 3, keys[1], 8, 8), Status::REM_ACCESS_ERR);
-    // Regions that lie in the arena are not the owner's to access for others.
+    // The owner must not access regions in the arena on behalf of others.
     let direct = both.sides[1].register(0, 4096, 1 | ALL);
     assert_eq!(ask(write, BASE, direct, 8, 8), Status::REM_ACCESS_ERR);
 }
