@@ -421,7 +421,7 @@ mod models {
     /// The program arms, polls, and sleeps until it is told, until it has all completions. A completion without a notification would be
     /// a deadlock.
     #[test]
-    fn no_completion_is_added_in_silence() {
+    fn no_completion_is_added_without_a_notification() {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = builder.preemption_bound.or(Some(3));
         builder.check(|| {

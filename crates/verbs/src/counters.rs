@@ -107,7 +107,7 @@ mod tests {
     use ginnel_shmem::Mapping;
 
     #[test]
-    fn what_is_waited_for_begins_when_it_changes() {
+    fn the_time_of_a_wait_begins_when_its_reason_changes() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         let word = |word| tables.load_relaxed_u64(COUNTER_TABLE + word);
         tables.store_relaxed_u64(COUNTER_TABLE + counters::WAITS, 7);

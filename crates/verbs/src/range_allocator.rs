@@ -63,7 +63,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn places_are_aligned() {
+    fn allocations_are_aligned() {
         let mut runs = RangeAllocator::new(100);
         assert_eq!(runs.take(1, 1), Some(0));
         assert_eq!(runs.take(10, 64), Some(64));
@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_taken_overlaps_nothing_and_all_comes_back(
+        fn allocations_do_not_overlap_and_all_are_freed(
             wishes in prop::collection::vec((1u64..50, 0u32..5, any::<bool>()), 1..60),
         ) {
             let mut runs = RangeAllocator::new(512);

@@ -499,22 +499,22 @@ fn errands((owners, posters): Lacks) {
 const WHOLE: Lacks = (None, None);
 
 #[test]
-fn a_region_that_nobody_accesses_is_not_written_to() {
+fn a_region_reported_as_unused_is_not_written_to() {
     explore(3, || removal(Kind::RC, true, WHOLE));
 }
 
 #[test]
-fn a_receive_in_a_region_that_nobody_accesses_is_not_written_to() {
+fn a_message_is_not_written_to_a_region_reported_as_unused() {
     explore(3, || removal(Kind::RC, false, WHOLE));
 }
 
 #[test]
-fn a_datagrams_receive_in_a_region_that_nobody_accesses_is_not_written_to() {
+fn a_datagram_is_not_written_to_a_region_reported_as_unused() {
     explore(3, || removal(Kind::UD, false, WHOLE));
 }
 
 #[test]
-fn rings_that_nobody_accesses_are_not_written_to() {
+fn rings_reported_as_unused_are_not_written_to() {
     explore(3, || end(Kind::RC, WHOLE));
     explore(3, || end(Kind::UD, WHOLE));
 }
@@ -531,17 +531,17 @@ fn a_receive_is_used_again_after_its_message_was_taken() {
 }
 
 #[test]
-fn one_sender_gets_a_receive() {
+fn only_one_of_two_senders_gets_a_receive() {
     explore(3, || rivals(WHOLE));
 }
 
 #[test]
-fn a_receive_is_flushed_or_used() {
+fn a_receive_is_either_flushed_or_used() {
     explore(3, || flush(WHOLE));
 }
 
 #[test]
-fn errands_are_done_once_and_as_they_were_asked_for() {
+fn errands_are_executed_once_and_as_requested() {
     explore(3, || errands(WHOLE));
 }
 
@@ -569,7 +569,7 @@ const EACH: [Lacks; 4] = [
 ];
 
 #[test]
-fn without_an_order_a_region_is_accessed_after_its_end() {
+fn without_an_order_a_region_is_accessed_after_its_removal() {
     for lacks in EACH {
         must_fail(RACE, ("write", lacks), |lacks| removal(Kind::RC, true, lacks));
         must_fail(RACE, ("receive", lacks), |lacks| removal(Kind::RC, false, lacks));
@@ -607,7 +607,7 @@ fn without_an_order_a_message_is_overwritten() {
 }
 
 #[test]
-fn without_an_order_an_errand_is_another_one() {
+fn without_an_order_a_wrong_errand_is_executed() {
     // The orderings of the errand's number, and of the answer, on both sides.
     let each = [
         (None, Some(Order::Release)),

@@ -226,7 +226,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_sent_is_what_is_heard() {
+    fn encoded_messages_are_decoded_unchanged() {
         let parameters = Parameters {
             queue_pair: 0x12_3456,
             qkey: 7,
@@ -259,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_heard_has_one_meaning(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0..8_u8) {
+        fn each_message_has_only_one_encoding(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0..8_u8) {
             let mut bytes = bytes;
             if let [first, second, ..] = &mut bytes[..] {
                 (*first, *second) = (kind, VERSION);

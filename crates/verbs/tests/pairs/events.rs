@@ -41,7 +41,7 @@ impl Stage {
 }
 
 #[test]
-fn a_receiver_is_woken_once_for_what_it_has_asked_for() {
+fn a_receiver_is_woken_once_for_each_request_to_be_notified() {
     let stage = Stage::new();
     stage.send(true);
     assert_eq!(stage.since(), (0, 0), "it has not asked");
@@ -70,7 +70,7 @@ fn a_receiver_is_woken_once_for_what_it_has_asked_for() {
 }
 
 #[test]
-fn a_sender_is_told_of_its_own_completions_at_once() {
+fn a_sender_is_notified_of_its_own_completions_at_once() {
     let stage = Stage::new();
     stage.both.queues[0].arm(false);
     stage.send(false);
@@ -90,7 +90,7 @@ fn a_sender_is_told_of_its_own_completions_at_once() {
 }
 
 #[test]
-fn what_waits_is_tried_by_whoever_attends() {
+fn the_notifier_tries_waiting_requests() {
     let stage = Stage::new();
     stage.both.queues[0].arm(false);
     stage.both.post(0, 1, SEND, &[element(0, 8, stage.keys[0])]);
@@ -105,7 +105,7 @@ fn what_waits_is_tried_by_whoever_attends() {
 }
 
 #[test]
-fn a_program_that_polls_what_it_is_woken_for_is_woken_for_the_next() {
+fn a_program_that_polls_before_the_notifier_is_woken_for_the_next_completion() {
     let stage = Stage::new();
     stage.both.queues[1].arm(false);
     stage.send(false);
@@ -117,7 +117,7 @@ fn a_program_that_polls_what_it_is_woken_for_is_woken_for_the_next() {
 }
 
 #[test]
-fn a_queue_pair_that_is_made_after_the_program_has_asked_wakes_it() {
+fn a_queue_pair_created_after_arming_wakes_the_program() {
     let told = Arc::<AtomicU64>::default();
     let tell = told.clone();
     let queue = CompletionQueue::with_events(
@@ -139,7 +139,7 @@ fn a_queue_pair_that_is_made_after_the_program_has_asked_wakes_it() {
 }
 
 #[test]
-fn a_receive_that_is_posted_in_error_is_told_of() {
+fn a_receive_posted_in_the_error_state_causes_a_notification() {
     let stage = Stage::new();
     stage.both.pairs[1].modify(QpState::ERR, Change::default()).unwrap();
     stage.both.queues[1].arm(false);

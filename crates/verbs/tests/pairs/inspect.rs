@@ -20,7 +20,7 @@ impl Side {
 }
 
 #[test]
-fn requests_are_counted_and_those_that_wait_say_why() {
+fn requests_are_counted_and_waits_have_a_reason() {
     let both = Both::unconnected();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1 | ALL)).collect();
     let shown = || both.sides[0].shown();
@@ -66,7 +66,7 @@ fn requests_are_counted_and_those_that_wait_say_why() {
 }
 
 #[test]
-fn errands_and_full_completion_queues_are_waited_for() {
+fn waits_for_errands_and_full_completion_queues_are_shown() {
     let queues = [Arc::new(CompletionQueue::new(1)), Arc::new(CompletionQueue::new(16))];
     let both = Both::completing(Kind::RC, queues);
     assert!(both.pairs[1].offer_errands(ginnel_verbs::shadow::MOST));

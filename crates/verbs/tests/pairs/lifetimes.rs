@@ -63,7 +63,7 @@ fn reset(pair: &Pair) {
 }
 
 #[test]
-fn a_queue_pair_that_ends_waits_for_a_write() {
+fn ending_a_queue_pair_waits_for_a_write() {
     let (both, keys) = connected();
     let meanwhile = || {
         both.pairs[1].end();
@@ -77,7 +77,7 @@ fn a_queue_pair_that_ends_waits_for_a_write() {
 }
 
 #[test]
-fn receives_are_flushed_after_the_peer_has_left_them() {
+fn receives_are_flushed_only_when_the_peer_has_finished_with_them() {
     let (both, keys) = connected();
     both.fill(0, 0, &[7; 90]);
     both.pairs[1].post_receive(1, &[element(0, 100, keys[1])]).unwrap();
@@ -103,7 +103,7 @@ fn stop_in_a_write(both: &Both, key: Key) {
 }
 
 #[test]
-fn a_peer_that_dies_in_an_access_holds_nobody_up() {
+fn a_peer_that_dies_during_an_access_delays_no_one() {
     let (both, keys) = connected();
     stop_in_a_write(&both, keys[1]);
     both.sides[0].own.set_dead();
@@ -114,14 +114,14 @@ fn a_peer_that_dies_in_an_access_holds_nobody_up() {
 }
 
 #[test]
-fn a_peer_that_stops_in_an_access_refuses_a_reset() {
+fn a_reset_fails_while_a_peer_has_stopped_in_an_access() {
     let (both, keys) = connected();
     stop_in_a_write(&both, keys[1]);
     assert_eq!(both.pairs[1].modify(QpState::RESET, Change::default()), Err(Refused::Invalid));
 }
 
 #[test]
-fn a_reset_ends_connections() {
+fn a_reset_ends_the_connection() {
     // The peer is connected to another queue pair since, or to the same one again.
     for peer in [QpNumber::new(1, 2), QpNumber::new(1, 1)] {
         let (both, keys) = connected();
@@ -142,7 +142,7 @@ fn a_reset_ends_connections() {
 }
 
 #[test]
-fn a_sender_that_begins_anew_goes_on_where_it_was() {
+fn a_sender_that_is_reset_continues_at_its_old_position() {
     let (both, keys) = connected();
     for round in 0..6 {
         both.pairs[1].post_receive(round, &[element(0, 100, keys[1])]).unwrap();
@@ -157,7 +157,7 @@ fn a_sender_that_begins_anew_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
+fn a_sender_to_an_earlier_queue_pair_does_not_disturb_a_later_one_with_its_number() {
     let (both, keys) = connected();
     both.post(0, 1, write_to(keys[1]), &[element(0, 8, keys[0])]);
     both.pairs[1].end();
@@ -181,7 +181,7 @@ fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
 }
 
 #[test]
-fn the_error_state_can_be_entered_from_any_other() {
+fn the_error_state_can_be_entered_from_any_other_state() {
     let side = Side::new(1);
     let queue = Arc::new(CompletionQueue::new(4));
     let pair = side.queue_pair(Kind::RC, 1, &queue);
@@ -194,7 +194,7 @@ fn the_error_state_can_be_entered_from_any_other() {
 }
 
 #[test]
-fn what_waits_is_tried_also_while_there_is_always_something_to_take() {
+fn waiting_requests_are_tried_even_if_there_are_always_completions() {
     let (both, keys) = connected();
     both.post(1, 50, SEND, &[element(0, 8, keys[1])]);
     both.pairs[0].post_receive(70, &[element(0, 100, keys[0])]).unwrap();
@@ -210,7 +210,7 @@ fn what_waits_is_tried_also_while_there_is_always_something_to_take() {
 }
 
 #[test]
-fn a_drained_queue_pair_takes_what_it_would_take_otherwise() {
+fn a_drained_queue_pair_accepts_the_same_requests() {
     let (both, keys) = connected();
     both.pairs[0].modify(QpState::SQD, Change::default()).unwrap();
     let elements = [element(0, 100, keys[0]); 9];

@@ -386,7 +386,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn messages_of_all_lengths_reach_all_shapes_of_receives() {
+fn messages_of_all_lengths_reach_receives_of_all_shapes() {
     let both = Both::new();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 2 * CHUNK as u64, 1)).collect();
     // The message crosses the end of a chunk. A completion has room for 32 bytes.
@@ -451,7 +451,7 @@ fn reads_writes_and_atomics_reach_the_peers_memory() {
 }
 
 #[test]
-fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
+fn accesses_that_a_peer_does_not_allow_fail_without_effect() {
     // The tests: the request, the access rights of the region and of the queue pair, and the address.
     let wrongs = [
         ("the region", 1, ALL, 0),
@@ -494,7 +494,7 @@ fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
 }
 
 #[test]
-fn keys_end_with_their_regions() {
+fn keys_are_invalid_after_deregistration() {
     let both = Both::new();
     let own = both.sides[0].register(0, 4096, 1);
     let key = both.sides[1].register(0, 4096, 1 | ALL);
@@ -517,7 +517,7 @@ fn keys_end_with_their_regions() {
 }
 
 #[test]
-fn a_message_waits_for_its_receive_and_keeps_its_place() {
+fn a_message_waits_for_its_receive_in_order() {
     let both = Both::unconnected();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1)).collect();
     both.connect(0);
@@ -557,7 +557,7 @@ fn a_message_waits_for_its_receive_and_keeps_its_place() {
 }
 
 #[test]
-fn queues_have_their_sizes() {
+fn queues_refuse_more_than_their_size() {
     let both = Both::new();
     let key = both.sides[0].register(0, 4096, 1);
     for id in 0..CAPACITY.sends as u64 {
@@ -578,7 +578,7 @@ fn queues_have_their_sizes() {
 }
 
 #[test]
-fn a_queue_says_how_many_may_wait() {
+fn a_queue_reports_how_many_requests_fit() {
     let both = Both::new();
     for left in (0..CAPACITY.sends).rev() {
         both.post(0, 1, SEND, &[]);
@@ -590,7 +590,7 @@ fn a_queue_says_how_many_may_wait() {
 }
 
 #[test]
-fn completions_that_are_put_back_come_again_in_their_order() {
+fn completions_put_back_are_returned_again_in_order() {
     let both = Both::new();
     for id in 0..4 {
         both.pairs[1].post_receive(id, &[]).unwrap();
@@ -626,7 +626,7 @@ fn a_message_that_is_too_long_fails_at_both_ends() {
 }
 
 #[test]
-fn the_end_of_a_peer_ends_what_waits_for_it() {
+fn the_end_of_a_peer_fails_the_requests_that_wait_for_it() {
     let both = Both::new();
     let key = both.sides[0].register(0, 4096, 1);
     both.pairs[0].post_receive(1, &[]).unwrap();
@@ -652,7 +652,7 @@ fn the_end_of_a_peer_ends_what_waits_for_it() {
 /// Programs count their messages. A program that has received all of its messages ends, while its peer has posted more requests than
 /// necessary. An immediate error would reach the peer before its last messages.
 #[test]
-fn the_end_of_a_peer_is_told_after_its_messages() {
+fn the_end_of_a_peer_is_reported_after_its_messages() {
     let both = Both::new();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1)).collect();
     for id in 1..=2 {
@@ -668,7 +668,7 @@ fn the_end_of_a_peer_is_told_after_its_messages() {
 }
 
 #[test]
-fn a_queue_pair_begins_anew() {
+fn a_queue_pair_can_be_used_again_after_a_reset() {
     let both = Both::new();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1)).collect();
     for round in 0..3u64 {
@@ -693,7 +693,7 @@ fn a_queue_pair_begins_anew() {
 }
 
 #[test]
-fn states_follow_each_other_as_the_specification_says() {
+fn states_change_as_the_specification_says() {
     let side = Side::new(1);
     let queue = Arc::new(CompletionQueue::new(1));
     let pair = side.queue_pair(Kind::RC, 1, &queue);
@@ -722,7 +722,7 @@ fn states_follow_each_other_as_the_specification_says() {
 /// False values that a hostile owner writes where its peer looks: the peer gets an error, and accesses nothing outside the owner's
 /// arenas.
 #[test]
-fn lies_in_the_tables_are_refused() {
+fn lies_in_the_tables_are_rejected() {
     type Lie = fn(&Mapping, usize);
     let lies: [(&str, Lie); 12] = [
         ("entries", |m, at| m.store_relaxed_u32(at + qp::ENTRIES, 3)),

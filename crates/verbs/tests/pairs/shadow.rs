@@ -85,7 +85,7 @@ fn read(at: u64, key: Key) -> Operation {
 }
 
 #[test]
-fn the_owner_writes_and_reads_for_its_peer() {
+fn the_owner_writes_and_reads_on_behalf_of_its_peer() {
     let (both, keys) = stage(Kind::RC);
     for len in [1, 7, 8, 4096, BOUNCE - 1, BOUNCE, BOUNCE + 1, 3 * BOUNCE + 100] {
         let bytes: Vec<_> = pattern(len).iter().map(|byte| byte ^ len as u8).collect();
@@ -115,7 +115,7 @@ fn the_owner_writes_and_reads_for_its_peer() {
 
 /// A request on UC that has failed is over, and no one is told. The next request must not get its answer.
 #[test]
-fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
+fn the_answer_to_a_failed_request_is_not_taken_for_that_of_another() {
     let (both, keys) = stage(Kind::UC);
     let allow = |access| {
         let change = Change { access: Some(Access(access)), ..Change::default() };
@@ -137,7 +137,7 @@ fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
 }
 
 #[test]
-fn the_owner_does_atomic_operations_for_its_peer() {
+fn the_owner_executes_atomic_operations_on_behalf_of_its_peer() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(1, 64, &41u64.to_ne_bytes());
     let (address, key) = (OUTSIDE + 64, keys[1]);
@@ -154,7 +154,7 @@ fn the_owner_does_atomic_operations_for_its_peer() {
 }
 
 #[test]
-fn requests_stay_in_their_order() {
+fn requests_are_executed_in_order() {
     let (both, keys) = stage(Kind::RC);
     let there = both.sides[1].register(0, 4096, 1 | ALL);
     both.pairs[1].post_receive(9, &[element(100, 100, there)]).unwrap();
@@ -184,7 +184,7 @@ fn requests_stay_in_their_order() {
 }
 
 #[test]
-fn bytes_come_before_their_immediate_value() {
+fn data_arrives_before_its_immediate_data() {
     for kind in [Kind::RC, Kind::UC] {
         let (both, keys) = stage(kind);
         both.fill_outside(0, 0, &[3; 90]);
@@ -200,7 +200,7 @@ fn bytes_come_before_their_immediate_value() {
 }
 
 #[test]
-fn an_immediate_value_waits_for_its_receive_and_its_bytes_are_written_once() {
+fn immediate_data_waits_for_a_receive_and_the_bytes_are_written_once() {
     let (both, keys) = stage(Kind::RC);
     let one = [outside(0, 90, keys[0])];
     for round in 1..4 {
@@ -218,7 +218,7 @@ fn an_immediate_value_waits_for_its_receive_and_its_bytes_are_written_once() {
 }
 
 #[test]
-fn messages_reach_receives_outside() {
+fn messages_reach_receives_outside_the_arena() {
     for kind in [Kind::RC, Kind::UC] {
         let (both, keys) = stage(kind);
         let here = both.sides[0].register(0, 8192, 1);
@@ -249,7 +249,7 @@ fn messages_reach_receives_outside() {
 }
 
 #[test]
-fn datagrams_reach_receives_outside_behind_their_header() {
+fn datagrams_reach_receives_outside_the_arena_behind_their_header() {
     let (both, keys) = stage(Kind::UD);
     let here = both.sides[0].register(0, 8192, 1);
     let change = Change { qkey: Some(5), ..Change::default() };
@@ -273,7 +273,7 @@ fn datagrams_reach_receives_outside_behind_their_header() {
 }
 
 #[test]
-fn a_shared_receive_queue_has_receives_outside() {
+fn a_shared_receive_queue_has_receives_outside_the_arena() {
     let (both, _) = stage(Kind::RC);
     let [one, two] = &both.sides;
     let (location, receives) = (two.location(5), CAPACITY.receives);
@@ -319,7 +319,7 @@ fn a_shared_receive_queue_has_receives_outside() {
 }
 
 #[test]
-fn memory_for_messages_comes_back() {
+fn memory_for_messages_is_freed() {
     let (both, keys) = stage(Kind::RC);
     let elements = [outside(0, 1000, keys[1])];
     both.pairs[1].post_receive(1, &elements).unwrap();
@@ -340,7 +340,7 @@ fn memory_for_messages_comes_back() {
 }
 
 #[test]
-fn the_owner_allows_what_its_books_allow() {
+fn the_owner_allows_only_what_its_private_records_allow() {
     let wrong = |operation: &dyn Fn(&Both, Key) -> Operation, change: &dyn Fn(&Both, Key), status| {
         let (both, keys) = stage(Kind::RC);
         change(&both, keys[1]);
@@ -395,7 +395,7 @@ fn the_owner_allows_what_its_books_allow() {
 }
 
 #[test]
-fn buffers_that_were_taken_away_get_nothing() {
+fn deregistered_buffers_receive_nothing() {
     let (both, keys) = stage(Kind::RC);
     let here = both.sides[0].register(0, 4096, 1);
     let bad: [&dyn Fn() -> Key; 3] =
@@ -421,7 +421,7 @@ fn buffers_that_were_taken_away_get_nothing() {
 }
 
 #[test]
-fn a_region_stays_while_its_owner_works_on_it() {
+fn a_region_is_not_removed_while_its_owner_accesses_it() {
     struct Watched<'a>(Pages, &'a Side);
     impl Watched<'_> {
         fn look(&self) {
@@ -477,7 +477,7 @@ fn a_region_stays_while_its_owner_works_on_it() {
 }
 
 #[test]
-fn the_death_of_an_owner_fails_what_it_was_asked_for() {
+fn the_death_of_an_owner_fails_its_errands() {
     let (both, keys) = stage(Kind::RC);
     let one = [outside(0, 8, keys[0])];
     both.post(0, 1, write(0, keys[1]), &one);
@@ -488,7 +488,7 @@ fn the_death_of_an_owner_fails_what_it_was_asked_for() {
 }
 
 #[test]
-fn the_death_of_a_peer_leaves_the_owner_its_own() {
+fn after_a_peers_death_the_owner_executes_no_new_errand() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
@@ -507,7 +507,7 @@ fn begin_anew(both: &Both, i: usize) {
 }
 
 #[test]
-fn an_owner_that_begins_anew_does_not_do_what_it_was_asked_for_before() {
+fn an_owner_that_is_reset_does_not_execute_earlier_errands() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
@@ -524,7 +524,7 @@ fn an_owner_that_begins_anew_does_not_do_what_it_was_asked_for_before() {
 }
 
 #[test]
-fn a_peer_that_begins_anew_waits_for_what_it_has_asked_for_before() {
+fn a_peer_that_is_reset_waits_for_its_earlier_errand() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
@@ -546,7 +546,7 @@ fn a_peer_that_begins_anew_waits_for_what_it_has_asked_for_before() {
 }
 
 #[test]
-fn a_queue_pair_that_fails_does_nothing_more() {
+fn a_failed_queue_pair_executes_no_errands() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
@@ -556,7 +556,7 @@ fn a_queue_pair_that_fails_does_nothing_more() {
 }
 
 #[test]
-fn what_an_owner_says_of_its_bounce_area_is_checked() {
+fn the_owners_bounce_area_is_checked() {
     for (word, value) in [
         (qp::ROOM, 0),
         (qp::ROOM, 8),
@@ -577,7 +577,7 @@ fn what_an_owner_says_of_its_bounce_area_is_checked() {
 }
 
 #[test]
-fn what_a_peer_asks_for_is_checked() {
+fn the_peers_errands_are_checked() {
     let (both, keys) = stage(Kind::RC);
     let (tables, at) = (&both.sides[1].tables, both.pairs[1].number().at().unwrap());
     let incarnation = tables.load_relaxed_u64(at + qp::STATE) >> 32;

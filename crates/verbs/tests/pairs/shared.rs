@@ -80,7 +80,7 @@ impl Stage {
 }
 
 #[test]
-fn receives_go_to_whoever_comes_first() {
+fn receives_go_to_the_first_message() {
     let stage = Stage::new();
     let [a, b] = [0, 1].map(|i| stage.receivers[i].number());
     for round in 0..5 {
@@ -125,7 +125,7 @@ fn a_message_waits_for_a_receive_of_the_shared_queue() {
 }
 
 #[test]
-fn the_program_is_told_once_that_receives_run_out() {
+fn the_program_is_told_once_that_receives_are_running_out() {
     let stage = Stage::new();
     stage.post(1);
     stage.shared.set_limit(2);
@@ -142,7 +142,7 @@ fn the_program_is_told_once_that_receives_run_out() {
 }
 
 #[test]
-fn the_error_of_one_queue_pair_is_not_that_of_the_others() {
+fn an_error_of_one_queue_pair_does_not_affect_the_others() {
     let stage = Stage::new();
     let [a, b] = [0, 1].map(|i| stage.receivers[i].number());
     for id in 1..=3 {
@@ -161,7 +161,7 @@ fn the_error_of_one_queue_pair_is_not_that_of_the_others() {
 }
 
 #[test]
-fn what_comes_for_a_queue_pair_that_has_ended_leaves_its_receive() {
+fn a_message_for_an_ended_queue_pair_leaves_the_receive_posted() {
     let stage = Stage::new();
     for id in 1..=2 {
         stage.post(id);
@@ -179,7 +179,7 @@ fn what_comes_for_a_queue_pair_that_has_ended_leaves_its_receive() {
 }
 
 #[test]
-fn a_shared_receive_stays_the_senders_while_it_writes() {
+fn a_shared_receive_belongs_to_its_sender_during_a_write() {
     let stage = Stage::new();
     stage.post(1);
     let meanwhile = || {
@@ -195,7 +195,7 @@ fn a_shared_receive_stays_the_senders_while_it_writes() {
 }
 
 #[test]
-fn lies_about_shared_receives_are_refused() {
+fn lies_about_shared_receives_are_rejected() {
     let stage = Stage::new();
     let ring = RING + CAPACITY.receives.entries * CAPACITY.receives.stride();
     let arena = &stage.sides[1].arena;

@@ -82,7 +82,7 @@ impl Long {
 }
 
 #[test]
-fn a_peer_that_polls_copies_a_part() {
+fn a_polling_peer_copies_a_part() {
     let long = Long::new();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -110,7 +110,7 @@ fn a_peer_that_polls_copies_a_part() {
 }
 
 #[test]
-fn a_peer_that_looks_in_between_copies_all_that_is_left() {
+fn a_peer_that_polls_in_between_copies_the_rest() {
     for kind in 0..2 {
         let long = Long::new();
         let (side, place, bytes) = long.prepare(kind, 100, 3);
@@ -149,7 +149,7 @@ fn a_request_waits_for_a_piece_that_the_peer_has_claimed() {
 }
 
 #[test]
-fn a_write_with_an_immediate_value_takes_its_receive_once_all_is_copied() {
+fn a_write_with_immediate_data_claims_its_receive_when_all_is_copied() {
     let long = Long::new();
     let (_, _, bytes) = long.prepare(1, 0, 5);
     let operation =
@@ -172,7 +172,7 @@ fn a_write_with_an_immediate_value_takes_its_receive_once_all_is_copied() {
 }
 
 #[test]
-fn an_offer_of_which_a_part_is_the_next_one_is_not_taken() {
+fn a_half_written_offer_is_not_taken() {
     let long = Long::new();
     // The poster has copied all of it.
     let short = [element(12, LEAST as u32, long.keys[0])];
@@ -224,7 +224,7 @@ fn the_death_of_a_peer_in_the_middle_of_a_piece_ends_the_request() {
 }
 
 #[test]
-fn nonsense_in_the_claims_ends_the_request() {
+fn false_claims_end_the_request() {
     for lie in [0, u64::MAX, 1] {
         let long = Long::new();
         let (tables, at) = long.shared();
@@ -237,7 +237,7 @@ fn nonsense_in_the_claims_ends_the_request() {
 type Wrong<'a> = &'a dyn Fn(&Long);
 
 #[test]
-fn regions_that_have_ended_or_do_not_allow_it_are_not_touched() {
+fn regions_that_have_ended_or_do_not_allow_the_copy_are_not_accessed() {
     // What is wrong with an offer: which region has ended, or what a false offer contains.
     let wrongs: [(&str, Wrong); 6] = [
         ("the owner's region has ended", &|long| long.both.sides[1].remove(long.keys[1])),
@@ -274,7 +274,7 @@ fn set(long: &Long, word: usize, change: impl Fn(u64) -> u64) {
 }
 
 #[test]
-fn rights_are_checked_by_the_owner_as_well() {
+fn the_owner_checks_the_access_rights_too() {
     let both = Both::new();
     let keys = [
         both.sides[0].register(0, LONG.into(), Access::LOCAL_WRITE),

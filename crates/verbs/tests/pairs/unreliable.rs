@@ -60,7 +60,7 @@ fn datagrams_arrive_behind_room_for_a_header() {
 }
 
 #[test]
-fn datagrams_that_nobody_can_take_are_lost() {
+fn datagrams_that_cannot_be_delivered_are_dropped() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
     let to = both.to(1);
@@ -89,7 +89,7 @@ fn datagrams_that_nobody_can_take_are_lost() {
 }
 
 #[test]
-fn nothing_is_written_into_the_memory_of_the_dead() {
+fn nothing_is_written_into_the_memory_of_a_dead_peer() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
     for id in 1..=4 {
@@ -103,7 +103,7 @@ fn nothing_is_written_into_the_memory_of_the_dead() {
 }
 
 #[test]
-fn a_receive_that_a_dead_sender_has_claimed_is_used_again() {
+fn a_receive_claimed_by_a_dead_sender_is_used_again() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
     for id in 1..=4 {
@@ -130,7 +130,7 @@ fn a_receive_that_a_dead_sender_has_claimed_is_used_again() {
 }
 
 #[test]
-fn datagrams_of_many_senders_arrive_whole_and_in_order() {
+fn datagrams_of_many_senders_arrive_complete_and_in_order() {
     const EACH: u64 = 20_000;
     let both = datagrams();
     let own = both.sides[0].register(0, 2 * CHUNK as u64, 1);
@@ -203,7 +203,7 @@ fn datagrams_of_many_senders_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn an_unreliable_connection_loses_what_nobody_takes() {
+fn an_unreliable_connection_drops_messages_without_a_receive() {
     let both = Both::of_kind(Kind::UC);
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1 | ALL)).collect();
     both.connect(0);
