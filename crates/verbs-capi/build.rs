@@ -23,7 +23,7 @@ fn main() {
     fs::write(Path::new(&folder).join("entries.s"), text).expect("the folder can be written");
 }
 
-/// Calls a macro of `entries.rs` for a line, and gives the name its version.
+/// Calls a macro of `entry_points.rs` for a line, and gives the name its version.
 fn entry(text: &mut String, library: usize, index: usize, line: &Line, last: bool) {
     let Line { name, node, what, missing } = line;
     let label = format!("ginnel_entry_{library}_{index}");

@@ -27,13 +27,13 @@ fn assert_structure(text: &mut String, structure: &Structure) {
 
 /// Writes directly to the terminal, past the test runner's capture, so that skipped tests can be counted.
 fn skipped(reason: &str) {
-    let line = format!("SKIPPED headers_agree: {reason}");
+    let line = format!("SKIPPED declarations_agree_with_the_headers: {reason}");
     assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 #[test]
-fn headers_agree() {
+fn declarations_agree_with_the_headers() {
     if !cfg!(target_arch = "x86_64") {
         return skipped("sizes and offsets are those of x86-64");
     }

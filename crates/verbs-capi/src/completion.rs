@@ -5,7 +5,7 @@ use crate::channel;
 use crate::context::{MAX_COMPLETIONS, errno, fail, own as own_context};
 use crate::events::Unacknowledged;
 use crate::extended_poll::{self, Extended};
-use crate::program::Process;
+use crate::program::ProcessMemory;
 use crate::real;
 use ginnel_shmem::Mapping;
 use ginnel_verbs::completion_queue::CompletionQueue;
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) 
         let _held = own.extended.hold();
         let mut next = wc;
         let most = usize::try_from(most).unwrap_or(0);
-        let found = own.queue.poll(&Process, most, |completed| {
+        let found = own.queue.poll(&ProcessMemory, most, |completed| {
             next.write(write(&completed));
             next = next.add(1);
         });

@@ -3,11 +3,11 @@
 
 use crate::devices::{self, Device as Listed};
 use crate::events::{Events, Unacknowledged};
-use crate::program::Process;
+use crate::program::ProcessMemory;
 use crate::{completion, forks, queue_pair, real, shared_receive_queue, threads, warning};
 use ginnel::{AttachOptions, ErrorCode};
 use ginnel_verbs::device::{Device, DeviceError};
-use ginnel_verbs::queue_pair::{Event, Tell, lid};
+use ginnel_verbs::queue_pair::{Event, EventCallback, lid};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::remote::MAX_ENTRIES;
 use ginnel_verbs_abi::*;
@@ -92,7 +92,7 @@ impl Context {
 
     /// Returns a callback that delivers the events of a new object to the program. The caller stores the object's address in the second
     /// value once it is known.
-    pub fn teller(&self) -> (Tell, Arc<AtomicUsize>) {
+    pub fn teller(&self) -> (EventCallback, Arc<AtomicUsize>) {
         let (events, address) = (self.events.clone(), Arc::<AtomicUsize>::default());
         let known = address.clone();
         let tell = move |event| events.push(Happened { event, address: known.load(Ordering::Relaxed) });
@@ -101,7 +101,7 @@ impl Context {
 }
 
 fn start_notifier(device: &Device) -> Result<(), DeviceError> {
-    device.start_notifier(Process, |run| {
+    device.start_notifier(ProcessMemory, |run| {
         // Signals must be handled by the program's threads.
         let old = block_signals();
         let thread = thread::Builder::new().name("ginnel-verbs".into()).spawn(run);

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_come_first() {
+    fn this_librarys_devices_come_first() {
         let (ours, real) = (device("ginnel_a"), device("mlx5_0"));
         assert_eq!(listed(), None);
         DEVICES.set(Some(vec![]));
@@ -330,7 +330,7 @@ mod tests {
 
     /// qperf does this to its list.
     #[test]
-    fn a_list_may_be_given_to_free() {
+    fn a_device_list_can_be_passed_to_free() {
         OURS.set(vec![device("ginnel_a")]);
         for real in [None, Some(vec![device("mlx5_0").as_ptr()])] {
             let lost = real.is_some();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_tell_their_names() {
+    fn devices_report_their_names() {
         let long = "x".repeat(100);
         for (name, shown) in [("ginnel_a", "ginnel_a"), (&long, &long[..63])] {
             let device = device(name);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_see_that_a_device_is_not_theirs() {
+    fn providers_see_that_a_device_is_not_theirs() {
         let device = device("ginnel_a").as_ptr();
         // SAFETY: behind the device there is padding.
         let behind = unsafe { device.add(1).cast::<*const ()>().read() };
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn forking_is_the_business_of_real_devices() {
+    fn fork_support_depends_on_the_real_devices() {
         assert_eq!(ginnel_ibv_is_fork_initialized(), IBV_FORK_UNNEEDED);
         DEVICES.set(Some(vec![device("mlx5_0").as_ptr()]));
         assert_eq!(ginnel_ibv_is_fork_initialized(), ginnel_verbs_abi::IBV_FORK_ENABLED);

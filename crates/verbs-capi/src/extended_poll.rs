@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // C structures and functions.
 
 use crate::completion::{Queue, queue, write};
-use crate::program::Process;
+use crate::program::ProcessMemory;
 use ginnel_shmem::Mapping;
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::lock::{Lock, Locked};
@@ -97,7 +97,7 @@ impl Taken {
             self.next = 0;
             self.completions.clear();
             let completions = &mut self.completions;
-            if queue.poll(&Process, most, |completed| completions.push(completed)) == 0 {
+            if queue.poll(&ProcessMemory, most, |completed| completions.push(completed)) == 0 {
                 return None;
             }
         }

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_pinned_from_its_registration_until_its_end() {
+    fn memory_is_pinned_while_it_is_registered() {
         assert!(!is_pinned(0..u64::MAX));
         assert_eq!(pin(0x1800..0x2800, || 7), 7);
         assert_eq!(pin(0x9000..0xa000, || 0), 0, "the device has refused it");

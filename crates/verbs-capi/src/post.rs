@@ -5,7 +5,7 @@
 //! allocated any more.
 #![allow(unsafe_code)] // C structures and functions.
 
-use crate::program::Process;
+use crate::program::ProcessMemory;
 use crate::queue_pair::{Pair, datagram, refused};
 use ginnel_layout::verbs::{Key, Kind, MTU};
 use ginnel_shmem::Mapping;
@@ -274,7 +274,7 @@ impl Batch {
             };
             // SAFETY: the batch does not change until it is cleared, and clearing it ends the request.
             work.elements = unsafe { slice::from_raw_parts(elements.as_ptr(), elements.len()) };
-            if let Err(error) = pair.post(&Process, work) {
+            if let Err(error) = pair.post(&ProcessMemory, work) {
                 return refused(error);
             }
         }

@@ -3,15 +3,15 @@
 
 use crate::pages;
 use ginnel_shmem::Mapping;
-use ginnel_verbs::program::Program;
+use ginnel_verbs::program::ProgramMemory;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The memory of this process. A program that posts a request promises that its addresses are valid until the request has completed, and
 /// that no one changes the bytes meanwhile (`ibv_post_send(3)`). Its registered pages may be shared memory, which peers can change.
-pub struct Process;
+pub struct ProcessMemory;
 
-impl Program<Mapping> for Process {
+impl ProgramMemory<Mapping> for ProcessMemory {
     #[inline]
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, _is_last: bool) {
         // SAFETY: the program promises that the bytes exist. Each piece stores its own last word last, and the last piece of a message

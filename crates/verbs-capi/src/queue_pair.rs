@@ -8,12 +8,12 @@ use crate::events::Unacknowledged;
 use crate::extended_poll;
 use crate::memory::domain;
 use crate::post::{self, Batch};
-use crate::program::Process;
+use crate::program::ProcessMemory;
 use crate::{real, shared_receive_queue};
 use ginnel_layout::verbs::{Access, Key, Kind, QpNumber, QpState};
 use ginnel_shmem::Mapping;
 use ginnel_verbs::lock::Lock;
-use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, Refused, Wanted};
+use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, QueuePairOptions, Refused};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::remote::MAX_ENTRIES;
 use ginnel_verbs::work::{Datagram, Element, Operation, Work};
@@ -106,7 +106,7 @@ unsafe fn create(
     let completes = (sends.queue.clone(), receives.queue.clone());
     let device = &context.open.device;
     let (tell, address) = context.teller();
-    let wanted = Wanted {
+    let wanted = QueuePairOptions {
         kind,
         domain: domain.number,
         capacity,
@@ -391,7 +391,7 @@ pub unsafe extern "C" fn post_send(
             let datagram = if is_ud { datagram(own, request.wr.ud) } else { None };
             let result = match operation(request) {
                 Some(operation) => own.pair.post(
-                    &Process,
+                    &ProcessMemory,
                     &Work {
                         id: request.wr_id,
                         operation,

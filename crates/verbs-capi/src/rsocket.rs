@@ -8,7 +8,7 @@
 //! ```text
 //! table        the numbers of this library's rsockets
 //! waiting      threads that sleep until an rsocket or a descriptor is ready
-//! line         one direction of a stream, shared by several threads
+//! direction         one direction of a stream, shared by several threads
 //! stream       a connection
 //! listening    a listener, and the connections that wait to be accepted
 //! socket       an rsocket and its states
@@ -21,7 +21,7 @@
 #![allow(unsafe_code)] // C structures and functions.
 
 mod calls;
-mod line;
+mod direction;
 mod listening;
 mod maps;
 mod options;

@@ -17,6 +17,6 @@
 
 pub mod hello;
 pub mod manager;
-pub mod meet;
 pub mod message;
 pub mod names;
+pub mod rendezvous;

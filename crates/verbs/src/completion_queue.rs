@@ -10,7 +10,7 @@ use ginnel_layout::verbs::{Armed, QpNumber};
 use ginnel_shmem::SharedMemory;
 
 use crate::lock::{Lock, Locked};
-use crate::program::Program;
+use crate::program::ProgramMemory;
 use crate::queue_pair::QueuePair;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::work::{Completed, Status};
@@ -185,7 +185,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
 
     /// Does the work of polling while the program sleeps: tries waiting requests again, detects peers that have died, and tells the
     /// program of completions. Returns whether requests wait.
-    pub fn attend(&self, program: &impl Program<M>) -> bool {
+    pub fn attend(&self, program: &impl ProgramMemory<M>) -> bool {
         let mut is_waiting = false;
         let members = self.members();
         for member in &members.pairs {
@@ -298,7 +298,12 @@ impl<M: SharedMemory> CompletionQueue<M> {
     }
 
     /// Takes up to `most` completions, and hands each to `each`. Returns how many there were.
-    pub fn poll(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
+    pub fn poll(
+        &self,
+        program: &impl ProgramMemory<M>,
+        most: usize,
+        mut each: impl FnMut(Completed),
+    ) -> usize {
         let found = self.take(program, most, &mut each);
         // `has_rested` may have let other processes run, so this looks again: a program that learns by other means that its peer has
         // ended relies on the queue being empty then.
@@ -306,7 +311,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
     }
 
     #[inline]
-    fn take(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
+    fn take(&self, program: &impl ProgramMemory<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
         let mut found = self.take_ready(most, &mut each);
         if found < most {
             let mut members = self.members();
@@ -383,7 +388,7 @@ mod models {
     /// The memory of a program that uses none.
     struct Nothing;
 
-    impl Program<LoomMemory> for Nothing {
+    impl ProgramMemory<LoomMemory> for Nothing {
         fn copy_in(&self, _: u64, _: &LoomMemory, _: usize, _: usize, _: bool) {}
         fn copy_out(&self, _: &LoomMemory, _: usize, _: u64, _: usize) {}
         fn get(&self, _: u64, _: &mut [u8]) {}
@@ -416,7 +421,7 @@ mod models {
     /// The program arms, polls, and sleeps until it is told, until it has all completions. A completion without a notification would be
     /// a deadlock.
     #[test]
-    fn no_completion_is_added_in_silence() {
+    fn no_completion_is_added_without_a_notification() {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = builder.preemption_bound.or(Some(3));
         builder.check(|| {

@@ -64,7 +64,7 @@ impl<M: SharedMemory> Counters<M> {
     }
 
     /// Records that a waiting request has been executed. The next one has not been tried yet.
-    pub fn goes_on(&mut self) {
+    pub fn resumed(&mut self) {
         self.end_wait(now);
     }
 
@@ -94,7 +94,7 @@ impl<M: SharedMemory> Counters<M> {
 
     /// Records that no request waits any more.
     #[cold]
-    pub fn rests(&mut self) {
+    pub fn idle(&mut self) {
         self.store(counters::WAITS, 0);
         self.end_wait(now);
     }
@@ -107,7 +107,7 @@ mod tests {
     use ginnel_shmem::Mapping;
 
     #[test]
-    fn what_is_waited_for_begins_when_it_changes() {
+    fn the_time_of_a_wait_begins_when_its_reason_changes() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         let word = |word| tables.load_relaxed_u64(COUNTER_TABLE + word);
         tables.store_relaxed_u64(COUNTER_TABLE + counters::WAITS, 7);
@@ -131,16 +131,16 @@ mod tests {
         assert!(later > since && word(counters::WAITS) == waits(Waits::RECEIVE, 2));
         assert_eq!(word(counters::WAITED), later - since);
         while now() == later {}
-        own.goes_on();
+        own.resumed();
         let waited = word(counters::WAITED);
         assert!(waited > later - since);
-        own.goes_on();
+        own.resumed();
         assert_eq!(word(counters::WAITED), waited, "nothing waits");
         own.waits(1, Some(Waits::RECEIVE));
         let last = word(counters::SINCE);
         assert!(last > later && last - since >= waited);
         while now() == last {}
-        own.rests();
+        own.idle();
         assert_eq!(word(counters::WAITS), 0);
         assert!(word(counters::WAITED) > waited);
     }

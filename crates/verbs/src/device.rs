@@ -20,13 +20,13 @@ use ginnel::{
 use ginnel_layout::verbs::{self, Access, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
 
 use crate::completion_queue::CompletionQueue;
-use crate::notifier::{Notifier, Poke};
+use crate::notifier::{Notifier, Waker};
 use crate::peer::{Arenas, Peer};
-use crate::program::Program;
-use crate::queue_pair::{Adapter, Location, QueuePair, Rings, Tell, Wanted};
+use crate::program::ProgramMemory;
+use crate::queue_pair::{Adapter, EventCallback, Location, QueuePair, QueuePairOptions, Rings};
+use crate::range_allocator::RangeAllocator;
 use crate::receive::Shape;
 use crate::regions::{Full, Region, Regions};
-use crate::runs::Runs;
 use crate::shadow::{self, Bounce};
 use crate::shared_receive_queue::SharedReceiveQueue;
 
@@ -80,7 +80,7 @@ impl From<Full> for DeviceError {
 /// The means by which a poster wakes an endpoint for which it has written completions.
 enum Doorbell {
     /// The endpoint is this one.
-    Own(Arc<OnceLock<Poke>>),
+    Own(Arc<OnceLock<Waker>>),
     /// The endpoint reads the other end of this channel.
     Channel(Box<Mutex<MessageSender>>),
 }
@@ -123,7 +123,7 @@ impl Arenas<Mapping> for Blocks {
 
     fn ring(&self) {
         match &self.doorbell {
-            Doorbell::Own(poke) => poke.get().into_iter().for_each(Poke::poke),
+            Doorbell::Own(waker) => waker.get().into_iter().for_each(Waker::wake),
             // If the channel is full, the reader has been woken and has not read yet.
             Doorbell::Channel(sender) => drop(locked(sender).send(&[0])),
         }
@@ -134,7 +134,7 @@ impl Arenas<Mapping> for Blocks {
 struct Arena {
     block: Block,
     memory: Mapping,
-    free: Runs,
+    free: RangeAllocator,
 }
 
 /// The connection to another endpoint.
@@ -143,12 +143,12 @@ struct Link {
     peer: Arc<Peer<Mapping>>,
     epoch: u32,
     /// Reports the end of the other endpoint.
-    channel: Wire,
+    channel: ReceivingHalf,
 }
 
 /// The receiving half of a channel from another endpoint, which reports that the other endpoint has written completions, and that it has
 /// ended.
-struct Wire {
+struct ReceivingHalf {
     receiver: MessageReceiver,
     /// Of a channel that a peer has opened, the sending half is kept but not used.
     _sender: Option<MessageSender>,
@@ -158,7 +158,7 @@ struct Wire {
     is_pending: bool,
 }
 
-impl Wire {
+impl ReceivingHalf {
     fn new(mut receiver: MessageReceiver, sender: Option<MessageSender>) -> Self {
         receiver.set_nonblocking(true);
         Self { receiver, _sender: sender, is_registered: false, is_pending: false }
@@ -193,7 +193,7 @@ impl Wire {
 struct Links {
     links: HashMap<u32, Link>,
     /// Channels that peers have opened to detect the end of this endpoint, by a key that this process chooses.
-    incoming: BTreeMap<u64, Wire>,
+    incoming: BTreeMap<u64, ReceivingHalf>,
     last_incoming: u64,
     /// When each endpoint that could not be reached was last tried.
     tried: HashMap<u32, Instant>,
@@ -230,7 +230,7 @@ pub(crate) struct Shared {
     listener: Listener<MessageChannel>,
     queues: Mutex<Vec<Weak<CompletionQueue<Mapping>>>>,
     /// Set once there is a notifier.
-    poke: Arc<OnceLock<Poke>>,
+    waker: Arc<OnceLock<Waker>>,
     arenas: Mutex<Vec<Arena>>,
     /// Starts the notifier when it is first needed.
     starter: OnceLock<Starter>,
@@ -279,8 +279,8 @@ impl Device {
         tables.store_relaxed_u32(verbs::MEMBER, endpoint.member());
         // ORDER verbs.ready: the header before the word that says so. Pairs with: `Shared::link`.
         tables.store_release_u64(verbs::MAGIC, verbs::READY);
-        let poke = Arc::<OnceLock<Poke>>::default();
-        let doorbell = Doorbell::Own(poke.clone());
+        let waker = Arc::<OnceLock<Waker>>::default();
+        let doorbell = Doorbell::Own(waker.clone());
         let (open, _tables) = (Mutex::default(), None);
         let arenas = Blocks { endpoint: endpoint.clone(), owner: number, open, doorbell, _tables };
         let shared = Shared {
@@ -293,7 +293,7 @@ impl Device {
             links: Mutex::default(),
             listener,
             queues: Mutex::default(),
-            poke,
+            waker,
             tables,
             arenas: Mutex::default(),
             starter: OnceLock::new(),
@@ -320,7 +320,7 @@ impl Device {
     /// while the program sleeps.
     pub fn start_notifier(
         &self,
-        program: impl Program<Mapping> + Send + 'static,
+        program: impl ProgramMemory<Mapping> + Send + 'static,
         spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
     ) -> Result<(), DeviceError> {
         let mut notifier = locked(&self.notifier);
@@ -511,7 +511,10 @@ impl Device {
     }
 
     /// Creates a queue pair in the state RESET.
-    pub fn create_queue_pair(&self, wanted: Wanted<Mapping>) -> Result<Arc<QueuePair<Mapping>>, DeviceError> {
+    pub fn create_queue_pair(
+        &self,
+        wanted: QueuePairOptions<Mapping>,
+    ) -> Result<Arc<QueuePair<Mapping>>, DeviceError> {
         let shape = wanted.shared.is_none().then_some(wanted.capacity.receives);
         let location = self.locate(shape)?;
         let number = location.number;
@@ -555,7 +558,7 @@ impl Device {
         &self,
         domain: u32,
         shape: Shape,
-        tell: Tell,
+        tell: EventCallback,
     ) -> Result<Arc<SharedReceiveQueue<Mapping>>, DeviceError> {
         let location = self.locate(Some(shape))?;
         let adapter: Arc<dyn Adapter<Mapping>> = self.shared.clone();
@@ -644,7 +647,7 @@ impl Shared {
             }
         };
         let memory = block.memory()?;
-        arenas.push(Arena { block, memory, free: Runs::new(size) });
+        arenas.push(Arena { block, memory, free: RangeAllocator::new(size) });
         self.tables.store_relaxed_u32(verbs::ARENAS, arenas.len() as u32);
         Ok(arenas.len() - 1)
     }
@@ -658,7 +661,7 @@ impl Shared {
 
     /// Starts the notifier, if a way to start it is known and it is not running.
     fn start_notifier(&self) -> Result<(), DeviceError> {
-        if self.poke.get().is_some() || self.is_started.swap(true, Ordering::Relaxed) {
+        if self.waker.get().is_some() || self.is_started.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let started = self.starter.get().map_or(Ok(()), |start| start());
@@ -687,11 +690,11 @@ impl Shared {
         let (endpoint, open) = (self.endpoint.clone(), Mutex::default());
         let arenas = Blocks { endpoint, owner: number, open, doorbell, _tables: Some(block) };
         let (epoch, peer) = (peer.epoch, Arc::new(Peer::new(tables, Box::new(arenas))));
-        if let Some(poke) = self.poke.get() {
+        if let Some(waker) = self.waker.get() {
             // The notifier does not know the new channel yet.
-            poke.poke();
+            waker.wake();
         }
-        Some(Link { number, peer, epoch, channel: Wire::new(receiver, None) })
+        Some(Link { number, peer, epoch, channel: ReceivingHalf::new(receiver, None) })
     }
 
     /// Adds these queues to those that the notifier handles.
@@ -710,8 +713,8 @@ impl Shared {
         &self.listener
     }
 
-    pub(crate) fn poke(&self) -> &OnceLock<Poke> {
-        &self.poke
+    pub(crate) fn waker(&self) -> &OnceLock<Waker> {
+        &self.waker
     }
 
     /// Reads the messages of all channels, and adds new channels to the notifier's ready set. Returns how long the notifier may sleep as
@@ -725,21 +728,22 @@ impl Shared {
         for link in links.links.values_mut() {
             link.channel.register(set, u64::from(link.number));
         }
-        for (key, wire) in &mut links.incoming {
-            wire.register(set, INCOMING | key);
+        for (key, half) in &mut links.incoming {
+            half.register(set, INCOMING | key);
         }
-        let is_due = |wire: &Wire, key| !wire.is_registered || wire.is_pending || keys.contains(&key);
+        let is_due =
+            |half: &ReceivingHalf, key| !half.is_registered || half.is_pending || keys.contains(&key);
         for link in links.links.values_mut().filter(|link| !link.peer.is_dead()) {
             if is_due(&link.channel, u64::from(link.number)) && link.channel.has_ended() {
                 link.peer.set_dead();
             }
         }
-        links.incoming.retain(|key, wire| !(is_due(wire, INCOMING | key) && wire.has_ended()));
+        links.incoming.retain(|key, half| !(is_due(half, INCOMING | key) && half.has_ended()));
         links.bury();
         let of_peers = links.links.values().filter(|link| !link.peer.is_dead()).map(|link| &link.channel);
-        let wait = |wire: &Wire| match wire {
-            Wire { is_pending: true, .. } => Some(Duration::ZERO),
-            Wire { is_registered: false, .. } => Some(LOOK),
+        let wait = |half: &ReceivingHalf| match half {
+            ReceivingHalf { is_pending: true, .. } => Some(Duration::ZERO),
+            ReceivingHalf { is_registered: false, .. } => Some(LOOK),
             _ => None,
         };
         of_peers.chain(links.incoming.values()).filter_map(wait).min()
@@ -771,7 +775,7 @@ impl Shared {
     }
 
     /// Handles all completion queues. Returns whether requests wait.
-    pub(crate) fn attend_queues(&self, program: &impl Program<Mapping>) -> bool {
+    pub(crate) fn attend_queues(&self, program: &impl ProgramMemory<Mapping>) -> bool {
         let queues: Vec<_> = locked(&self.queues).iter().filter_map(Weak::upgrade).collect();
         // `count` visits every queue, even if an earlier one has waiting requests.
         queues.iter().filter(|queue| queue.attend(program)).count() > 0
@@ -785,7 +789,7 @@ impl Links {
     fn accept(&mut self, channel: MessageChannel) {
         let (sender, receiver) = channel.split();
         self.last_incoming += 1;
-        self.incoming.insert(self.last_incoming, Wire::new(receiver, Some(sender)));
+        self.incoming.insert(self.last_incoming, ReceivingHalf::new(receiver, Some(sender)));
     }
 
     /// Drops the links to dead endpoints, and so their blocks, once no thread of this process can be storing into them.
@@ -913,12 +917,12 @@ impl Adapter<Mapping> for Shared {
     }
 
     fn has_to_wait(&self) {
-        self.poke.get().into_iter().for_each(Poke::poke);
+        self.waker.get().into_iter().for_each(Waker::wake);
     }
 
     fn attend(&self) {
         // If there is a notifier, only it reads from the channels.
-        if self.poke.get().is_some() {
+        if self.waker.get().is_some() {
             return;
         }
         let Ok(mut links) = self.links.try_lock() else { return };
@@ -936,6 +940,6 @@ impl Adapter<Mapping> for Shared {
             }
         }
         links.bury();
-        links.incoming.retain(|_, wire| !wire.has_ended());
+        links.incoming.retain(|_, half| !half.has_ended());
     }
 }

@@ -197,7 +197,7 @@ mod tests {
     use ginnel_shmem::Mapping;
 
     #[test]
-    fn what_waits_is_shown_with_its_reason() {
+    fn waiting_requests_are_shown_with_their_reason() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         assert_eq!(read(&tables, None), None);
         tables.store_relaxed_u64(verbs::MAGIC, verbs::READY);
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((waits.requests, waits.reason), (2, "receive"));
         assert!(waits.nanoseconds >= 1_000_000_000 && shown.waited == waits.nanoseconds);
         while now() == tables.load_relaxed_u64(number.counters_at().unwrap() + counters::TRIED) {}
-        counters.rests();
+        counters.idle();
         let shown = pairs(None).remove(0);
         assert!(shown.waits.is_none() && shown.waited > 0);
         // The shared receive queue that has the number now has executed nothing.
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_make_no_sense_are_short() {
+    fn invalid_times_give_short_waits() {
         let word = |waits: Waits| u64::from(waits.0) << 32 | 1;
         let time = |times, now| waiting(word(Waits::ERRAND), times, now).unwrap().nanoseconds;
         assert_eq!(time([100, 250], Some(400)), 300);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_at_a_time_holds_it() {
+    fn only_one_thread_at_a_time_holds_the_lock() {
         let counter = Lock::new(0);
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_begins_while_it_is_held_waits() {
+    fn a_thread_that_starts_while_the_lock_is_held_waits() {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         watch_threads(&ALONE);
         ALONE.store(1, Ordering::Relaxed);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_call_takes_another_one_releases() {
+    fn a_lock_taken_by_one_call_can_be_released_by_another() {
         let lock = Lock::new(7);
         std::mem::forget(lock.lock());
         assert!(lock.try_lock().is_none());

@@ -14,25 +14,25 @@ use std::time::{Duration, Instant};
 use ginnel::{Error, Mapping, ReadySet, WaitMode};
 
 use crate::device::{LOOK, Shared};
-use crate::program::Program;
+use crate::program::ProgramMemory;
 
 /// Time between two attempts of a request that waits for its peer. It is the delay that an adapter would use if the peer had asked for
 /// this RNR timer value (InfiniBand Architecture Specification 1.2.1, table 45).
 const RETRY: Duration = Duration::from_micros(480);
 
 const LISTENER: u64 = u64::MAX;
-const POKED: u64 = u64::MAX - 1;
+const WAKE: u64 = u64::MAX - 1;
 
 /// Wakes the notifier.
-pub(crate) struct Poke(UnixStream);
+pub(crate) struct Waker(UnixStream);
 
-impl Poke {
+impl Waker {
     /// Returns a waker that writes to this socket, which must be non-blocking.
     pub(crate) fn new(socket: UnixStream) -> Self {
         Self(socket)
     }
 
-    pub(crate) fn poke(&self) {
+    pub(crate) fn wake(&self) {
         // If the socket is full, the notifier is about to wake up anyway.
         let _ = (&self.0).write(&[0]);
     }
@@ -50,24 +50,24 @@ pub(crate) struct Notifier {
 impl Notifier {
     pub(crate) fn start(
         shared: Arc<Shared>,
-        program: impl Program<Mapping> + Send + 'static,
+        program: impl ProgramMemory<Mapping> + Send + 'static,
         spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
     ) -> Result<Self, Error> {
         let failed = |source| Error::System { what: "starting a thread for completion events", source };
         let mut set = ReadySet::new()?;
         set.set_mode(WaitMode::Interrupt);
-        let (poke, poked) = UnixStream::pair().map_err(failed)?;
-        poke.set_nonblocking(true).map_err(failed)?;
-        poked.set_nonblocking(true).map_err(failed)?;
+        let (waker, wake_socket) = UnixStream::pair().map_err(failed)?;
+        waker.set_nonblocking(true).map_err(failed)?;
+        wake_socket.set_nonblocking(true).map_err(failed)?;
         set.watch(shared.listener(), LISTENER)?;
-        set.watch(&poked, POKED)?;
+        set.watch(&wake_socket, WAKE)?;
         let is_over = Arc::<AtomicBool>::default();
         let thread = {
             let (shared, is_over) = (shared.clone(), is_over.clone());
-            spawn(Box::new(move || run(&shared, set, poked, &program, &is_over))).map_err(failed)?
+            spawn(Box::new(move || run(&shared, set, wake_socket, &program, &is_over))).map_err(failed)?
         };
         // A device has one notifier, so this is set once.
-        let _ = shared.poke().set(Poke::new(poke));
+        let _ = shared.waker().set(Waker::new(waker));
         Ok(Self { shared, is_over, thread: Some(thread), process: process::id() })
     }
 }
@@ -80,8 +80,8 @@ impl Drop for Notifier {
             return;
         }
         self.is_over.store(true, Ordering::Release);
-        if let Some(poke) = self.shared.poke().get() {
-            poke.poke();
+        if let Some(waker) = self.shared.waker().get() {
+            waker.wake();
         }
         let _ = thread.join();
     }
@@ -90,8 +90,8 @@ impl Drop for Notifier {
 fn run(
     shared: &Shared,
     mut set: ReadySet,
-    mut poked: UnixStream,
-    program: &impl Program<Mapping>,
+    mut wake_socket: UnixStream,
+    program: &impl ProgramMemory<Mapping>,
     is_over: &AtomicBool,
 ) {
     let (mut keys, mut is_lost, mut looked) = (Vec::new(), false, Instant::now());
@@ -113,17 +113,17 @@ fn run(
             // The ready set does not work any more, so nothing wakes this thread and it has to poll.
             std::thread::sleep(Duration::from_millis(1));
         }
-        if keys.contains(&POKED) {
-            drain(&mut poked);
+        if keys.contains(&WAKE) {
+            drain(&mut wake_socket);
         }
     }
 }
 
 /// Reads and drops the bytes that were written to wake the reader.
-pub(crate) fn drain(poked: &mut UnixStream) {
+pub(crate) fn drain(wake_socket: &mut UnixStream) {
     let mut bytes = [0; 64];
     loop {
-        match poked.read(&mut bytes) {
+        match wake_socket.read(&mut bytes) {
             Ok(n) if n == bytes.len() => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             _ => return,

@@ -3,9 +3,9 @@
 use ginnel_shmem::SharedMemory;
 
 /// The bytes of an inline request, which were copied when it was posted. An address is an offset in these bytes.
-pub(crate) struct Kept<'a>(pub &'a [u8]);
+pub(crate) struct InlineBytes<'a>(pub &'a [u8]);
 
-impl<M: SharedMemory> Program<M> for Kept<'_> {
+impl<M: SharedMemory> ProgramMemory<M> for InlineBytes<'_> {
     fn copy_in(&self, from: u64, to: &M, at: usize, len: usize, is_last: bool) {
         let bytes = &self.0[from as usize..][..len];
         if is_last { to.write_release(at, bytes) } else { to.write(at, bytes) }
@@ -32,7 +32,7 @@ impl<M: SharedMemory> Program<M> for Kept<'_> {
 
 /// The memory of the program, accessed by virtual address. The program must keep the addresses of a request valid until the request has
 /// completed.
-pub trait Program<M: SharedMemory> {
+pub trait ProgramMemory<M: SharedMemory> {
     /// Copies `len` bytes of the program's memory from the address `from` to the offset `at` of shared memory. `is_last` says that they
     /// are the last bytes of a message: then the last word is stored last, with release ordering ([`SharedMemory::write_release`]).
     fn copy_in(&self, from: u64, to: &M, at: usize, len: usize, is_last: bool);

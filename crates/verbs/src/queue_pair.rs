@@ -21,11 +21,11 @@ use crate::completion_queue::CompletionQueue;
 use crate::counters::Counters;
 use crate::lock::{Lock, Locked};
 use crate::peer::{FindPlace, Peer, Windows};
-use crate::program::{Kept, Program};
+use crate::program::{InlineBytes, ProgramMemory};
 use crate::receive::{NotPosted, Owner, ReceiveQueue, Received, Shape};
 use crate::regions::Region;
 use crate::remote::{self, Failure, NotConnected, Remote};
-use crate::shadow::{Asked, Bounce, Servant};
+use crate::shadow::{Bounce, ErrandRequest, ErrandServer};
 use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
 use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
@@ -97,7 +97,7 @@ impl Event {
 }
 
 /// The callback by which the program is told of events.
-pub type Tell = Box<dyn Fn(Event) + Send + Sync>;
+pub type EventCallback = Box<dyn Fn(Event) + Send + Sync>;
 
 /// Returns the local identifier (LID) of a member's port.
 pub fn lid(member: u32) -> u16 {
@@ -227,11 +227,11 @@ pub struct QueuePair<M: SharedMemory> {
     /// The last copy that the peer has offered to share and that has no pieces left to help with ([`ended_as`]).
     ended_offer: AtomicU64,
     /// Executes the errands of the peer, if this process has shadow regions.
-    servant: OnceLock<Servant<M>>,
+    errand_server: OnceLock<ErrandServer<M>>,
     receives: Receives<M>,
     completes_sends: Arc<CompletionQueue<M>>,
     completes_receives: Arc<CompletionQueue<M>>,
-    tell: Tell,
+    tell: EventCallback,
 }
 
 /// The location of the two rings of a receive queue.
@@ -252,7 +252,7 @@ pub struct Location<M> {
 }
 
 /// The properties of a new queue pair.
-pub struct Wanted<M: SharedMemory> {
+pub struct QueuePairOptions<M: SharedMemory> {
     /// RC, UC or UD.
     pub kind: Kind,
     /// The protection domain.
@@ -264,7 +264,7 @@ pub struct Wanted<M: SharedMemory> {
     /// The completion queues for sends and for receives.
     pub completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
     /// The callback by which the program is told of events.
-    pub tell: Tell,
+    pub tell: EventCallback,
 }
 
 /// How long after the end of its peer a queue pair fails. A real adapter would keep trying for some hundred milliseconds, and programs
@@ -285,10 +285,10 @@ impl<M: SharedMemory> QueuePair<M> {
     pub fn new(
         tables: M,
         location: Location<M>,
-        wanted: Wanted<M>,
+        wanted: QueuePairOptions<M>,
         adapter: Arc<dyn Adapter<M>>,
     ) -> Option<Arc<Self>> {
-        let Wanted { kind, domain, capacity, shared, completes, tell } = wanted;
+        let QueuePairOptions { kind, domain, capacity, shared, completes, tell } = wanted;
         let (at, shape) = (location.number.at()?, capacity.receives);
         let receives = match shared {
             Some(shared) => {
@@ -339,7 +339,7 @@ impl<M: SharedMemory> QueuePair<M> {
             state: AtomicU32::new(QpState::RESET.0),
             access: AtomicU32::new(0),
             ended_offer: AtomicU64::new(0),
-            servant: OnceLock::new(),
+            errand_server: OnceLock::new(),
             sender: Lock::new(sender),
             has_waiting: AtomicBool::new(false),
             receives,
@@ -461,7 +461,7 @@ impl<M: SharedMemory> QueuePair<M> {
                 sender.remotes.clear();
                 (sender.peer, sender.remote, sender.since, sender.ended) = (None, None, None, None);
                 self.ended_offer.store(0, Ordering::Relaxed);
-                sender.counters.rests();
+                sender.counters.idle();
                 drop(sender);
                 // A later access by a peer that is still in the middle of one would be taken for something new.
                 if !self.wait_for_rings() {
@@ -473,7 +473,7 @@ impl<M: SharedMemory> QueuePair<M> {
                     receiver.reset();
                 }
                 // The new incarnation ends the connection for the peer too, even if the same two queue pairs are connected again.
-                let turn = self.servant.get().map(Servant::turn);
+                let turn = self.errand_server.get().map(ErrandServer::turn);
                 self.incarnation.store(self.adapter.next_incarnation(), Ordering::Relaxed);
                 drop(turn);
                 self.publish(to);
@@ -519,7 +519,7 @@ impl<M: SharedMemory> QueuePair<M> {
 
     /// Posts a send request: executes it, or queues it if it has to wait.
     #[inline]
-    pub fn post(&self, program: &impl Program<M>, work: &Work<'_>) -> Result<(), Refused> {
+    pub fn post(&self, program: &impl ProgramMemory<M>, work: &Work<'_>) -> Result<(), Refused> {
         let mut sender = self.sender();
         let state = self.state();
         match state {
@@ -575,7 +575,7 @@ impl<M: SharedMemory> QueuePair<M> {
     fn enqueue(
         &self,
         sender: &mut Sender<M>,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         work: &Work<'_>,
         waits: Option<Waits>,
     ) -> Result<(), Refused> {
@@ -608,7 +608,7 @@ impl<M: SharedMemory> QueuePair<M> {
     }
 
     #[inline(always)]
-    fn attempt(&self, sender: &mut Sender<M>, program: &impl Program<M>, work: &Work<'_>) -> Attempt {
+    fn attempt(&self, sender: &mut Sender<M>, program: &impl ProgramMemory<M>, work: &Work<'_>) -> Attempt {
         let Work { ref operation, elements, is_inline, is_signaled, .. } = *work;
         if !is_inline {
             let wanted = if operation.fills_elements() { Access::LOCAL_WRITE } else { 0 };
@@ -665,7 +665,7 @@ impl<M: SharedMemory> QueuePair<M> {
 
     /// Sends a datagram. A datagram that cannot be delivered is dropped.
     #[inline(never)]
-    fn send_datagram(&self, sender: &mut Sender<M>, program: &impl Program<M>, work: &Work<'_>) {
+    fn send_datagram(&self, sender: &mut Sender<M>, program: &impl ProgramMemory<M>, work: &Work<'_>) {
         let (Some(to), Operation::Send { immediate, solicited }) = (work.datagram, work.operation) else {
             return;
         };
@@ -750,16 +750,16 @@ impl<M: SharedMemory> QueuePair<M> {
     }
 
     /// Tries waiting requests again, and executes the errands of the peer. Must be called from time to time.
-    pub fn progress(&self, program: &impl Program<M>) {
-        if let Some(servant) = self.servant.get() {
-            self.serve(program, servant);
+    pub fn progress(&self, program: &impl ProgramMemory<M>) {
+        if let Some(errand_server) = self.errand_server.get() {
+            self.serve(program, errand_server);
         }
         if self.has_waiting.load(Ordering::Relaxed) {
             self.try_again(program);
         }
     }
 
-    fn try_again(&self, program: &impl Program<M>) {
+    fn try_again(&self, program: &impl ProgramMemory<M>) {
         let mut sender = self.sender();
         self.has_waiting.store(!sender.waiting.is_empty(), Ordering::Relaxed);
         if sender.waiting.is_empty() || self.state() != QpState::RTS {
@@ -770,13 +770,13 @@ impl<M: SharedMemory> QueuePair<M> {
             let is_inline = bytes.is_some();
             let work = Work { id, operation: *operation, datagram, elements, is_inline, is_signaled };
             let attempt = match bytes {
-                Some(bytes) => self.attempt(&mut sender, &Kept(bytes), &work),
+                Some(bytes) => self.attempt(&mut sender, &InlineBytes(bytes), &work),
                 None => self.attempt(&mut sender, program, &work),
             };
             match attempt {
                 Attempt::Done => {
                     sender.counters.executed(total(elements).unwrap_or(0));
-                    sender.counters.goes_on();
+                    sender.counters.resumed();
                     (sender.since, sender.waits_for) = (Some(Instant::now()), None);
                     if is_signaled {
                         self.completes_sends.push(self.completed(id, operation, Status::SUCCESS));
@@ -805,42 +805,45 @@ impl<M: SharedMemory> QueuePair<M> {
             }
         }
         sender.since = None;
-        sender.counters.rests();
+        sender.counters.idle();
     }
 
     /// Allows the peer to request operations on shadow regions from now on, in units of up to `most` bytes, or fewer if there is little
     /// room. Returns false if there is no room at all.
     pub fn offer_errands(&self, most: usize) -> bool {
-        if self.kind == Kind::UD || self.servant.get().is_some() {
+        if self.kind == Kind::UD || self.errand_server.get().is_some() {
             return true;
         }
-        let Some(servant) = Servant::new(most, |len| self.adapter.take(len)) else { return false };
-        match self.servant.set(servant) {
-            Ok(()) => {
-                self.servant.get().into_iter().for_each(|servant| servant.publish(&self.tables, self.at))
-            }
+        let Some(errand_server) = ErrandServer::new(most, |len| self.adapter.take(len)) else { return false };
+        match self.errand_server.set(errand_server) {
+            Ok(()) => self
+                .errand_server
+                .get()
+                .into_iter()
+                .for_each(|errand_server| errand_server.publish(&self.tables, self.at)),
             // Another thread has published one first.
-            Err(servant) => self.adapter.give(servant.into_bounce()),
+            Err(errand_server) => self.adapter.give(errand_server.into_bounce()),
         }
         true
     }
 
     /// Executes what the peer has requested.
     #[cold]
-    fn serve(&self, program: &impl Program<M>, servant: &Servant<M>) {
-        let mut done = servant.turn();
+    fn serve(&self, program: &impl ProgramMemory<M>, errand_server: &ErrandServer<M>) {
+        let mut done = errand_server.turn();
         if !self.state().receives() {
             return;
         }
-        let Some((number, asked)) = servant.asked(&self.tables, self.at, self.incarnation(), *done) else {
+        let Some((number, asked)) = errand_server.asked(&self.tables, self.at, self.incarnation(), *done)
+        else {
             return;
         };
         *done = number;
-        let status = self.execute(program, servant.bounce(), &asked);
-        servant.answer(&self.tables, self.at, number, status);
+        let status = self.execute(program, errand_server.bounce(), &asked);
+        errand_server.answer(&self.tables, self.at, number, status);
     }
 
-    fn execute(&self, program: &impl Program<M>, bounce: &Bounce<M>, asked: &Asked) -> Status {
+    fn execute(&self, program: &impl ProgramMemory<M>, bounce: &Bounce<M>, asked: &ErrandRequest) -> Status {
         let Some(wanted) = asked.wanted(bounce.len) else { return Status::REM_INV_REQ_ERR };
         let mut status = Status::REM_ACCESS_ERR;
         if asked.key.is_shadow() && Access(self.access.load(Ordering::Relaxed)).allows(wanted) {
@@ -909,7 +912,7 @@ impl<M: SharedMemory> QueuePair<M> {
             self.completes_sends.push(flushed);
         }
         sender.since = None;
-        sender.counters.rests();
+        sender.counters.idle();
         match &self.receives {
             // The posted receives are flushed when the program polls.
             Receives::Own(_) => self.completes_receives.tell(true),
@@ -926,7 +929,7 @@ impl<M: SharedMemory> QueuePair<M> {
 
     /// Returns the next completion of the queue pair's own receive queue.
     #[inline]
-    pub(crate) fn poll_receive(&self, program: &impl Program<M>) -> Option<Completed> {
+    pub(crate) fn poll_receive(&self, program: &impl ProgramMemory<M>) -> Option<Completed> {
         let mut receiver = self.receiver()?;
         if let Some(received) = receiver.poll(program, |_| Some(self.kind.prefix())) {
             drop(receiver);
@@ -1029,9 +1032,9 @@ impl<M: SharedMemory> QueuePair<M> {
         if let Some(mut receiver) = self.receiver() {
             receiver.release();
         }
-        if let Some(servant) = self.servant.get() {
+        if let Some(errand_server) = self.errand_server.get() {
             self.tables.store_relaxed_u32(self.at + qp::ROOM, 0);
-            self.adapter.give(servant.bounce().clone());
+            self.adapter.give(errand_server.bounce().clone());
         }
     }
 

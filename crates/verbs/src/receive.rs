@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ginnel_layout::verbs::{Access, Claimer, Completion, Key, QpNumber, completion, qp, receive};
 use ginnel_shmem::SharedMemory;
 
-use crate::program::Program;
+use crate::program::ProgramMemory;
 use crate::queue_pair::Adapter;
 use crate::shadow::Bounce;
 use crate::work::{Element, Opcode, Status};
@@ -250,7 +250,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
     /// Copies a message from where its sender has put it to the buffers of an entry. Returns false if a buffer is not in a region that
     /// allows it.
     #[cold]
-    fn fetch(&self, program: &impl Program<M>, slot: usize, len: usize, prefix: usize) -> bool {
+    fn fetch(&self, program: &impl ProgramMemory<M>, slot: usize, len: usize, prefix: usize) -> bool {
         let Some(Bounce { memory, at, .. }) = self.bounces.get(&slot) else { return len == 0 };
         let mut skipped = prefix;
         let (mut from, mut left) = (at + prefix, len);
@@ -314,7 +314,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
     /// or `None` if the queue pair may not use these receives.
     pub fn poll(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         prefix: impl Fn(QpNumber) -> Option<usize>,
     ) -> Option<Received> {
         // The loop is bounded, whatever other processes write into the headers meanwhile.
@@ -355,7 +355,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
 
     fn take(
         &self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         header: Completion,
         slot: usize,
         at: usize,
@@ -493,7 +493,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
 
 /// Copies received bytes into the buffers of an entry, behind the first `prefix` bytes.
 fn scatter<M: SharedMemory>(
-    program: &impl Program<M>,
+    program: &impl ProgramMemory<M>,
     mut bytes: &[u8],
     elements: &[Element],
     mut prefix: usize,

@@ -8,7 +8,7 @@ use ginnel_layout::verbs::{
 };
 use ginnel_shmem::SharedMemory;
 
-use crate::runs::Runs;
+use crate::range_allocator::RangeAllocator;
 use crate::work::Element;
 
 /// A region, as the program registered it.
@@ -66,7 +66,7 @@ pub struct Regions<M> {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// The free part of the chunk table.
-    free_chunks: Runs,
+    free_chunks: RangeAllocator,
     /// Number of shadow regions, and their total length in bytes.
     shadows: (u64, u64),
 }
@@ -74,7 +74,7 @@ pub struct Regions<M> {
 impl<M: SharedMemory> Regions<M> {
     /// Returns an empty set of regions, which publishes them in these tables.
     pub fn new(tables: M) -> Self {
-        let free_chunks = Runs::new(CHUNKS as u64);
+        let free_chunks = RangeAllocator::new(CHUNKS as u64);
         Self { tables, slots: Vec::new(), free: Vec::new(), free_chunks, shadows: (0, 0) }
     }
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_of_one_generation() {
+    fn a_key_is_valid_for_one_generation_only() {
         let mut regions = Regions::new(Mapping::anonymous(TABLES).unwrap());
         let key = regions.add(region(4096, 100), &[Chunk::new(0, 1)]).unwrap();
         assert_eq!(regions.region(key), Some(region(4096, 100)));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shadow_region_is_in_the_books_alone() {
+    fn a_shadow_region_is_not_in_the_tables() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         let mut regions = Regions::new(tables.clone());
         let key = regions.add_shadow(region(4096, 100)).unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_lie_within_their_region() {
+    fn elements_must_lie_within_their_region() {
         let region = region(u64::MAX - 100, 100);
         let element = |address, length| Element { address, length, key: 0 };
         assert!(region.allows(&element(u64::MAX - 100, 100), Access::LOCAL_WRITE, 1));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_lies_in_chunks() {
+    fn the_chunks_of_a_range_are_found() {
         let of = |address, length| chunks_of(address, length).collect::<Vec<_>>();
         let chunk = CHUNK as u64;
         assert_eq!(of(0, 0), [0]);

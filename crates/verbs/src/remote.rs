@@ -15,8 +15,8 @@ use ginnel_layout::verbs::{
 use ginnel_shmem::SharedMemory;
 
 use crate::peer::{FindPlace, Peer, Target, Windows};
-use crate::program::Program;
-use crate::shadow::{Asked, Asker, Step, Way};
+use crate::program::ProgramMemory;
+use crate::shadow::{ErrandClient, ErrandRequest, PeerWords, Step};
 use crate::shared_copy::{self, Next, Offer, Shareable, Sharing};
 use crate::work::{Element, Operation, Status, total};
 
@@ -111,7 +111,7 @@ pub struct Remote<M> {
     shortest: u32,
     windows: Windows<M>,
     /// Executes requests on shadow regions, by way of the peer's process.
-    asker: Box<Asker<M>>,
+    errand_client: Box<ErrandClient<M>>,
     /// The state of copies that the peer helps with.
     sharing: Sharing,
     /// Set when the bytes of an RDMA WRITE with immediate data have been copied, but the peer had no receive for it. Used only if the
@@ -190,7 +190,7 @@ impl<M: SharedMemory> Remote<M> {
             tail: 0,
             shortest: 0,
             windows,
-            asker: Box::new(Asker::new()),
+            errand_client: Box::new(ErrandClient::new()),
             sharing: Sharing::default(),
             is_written: false,
         })
@@ -223,7 +223,7 @@ impl<M: SharedMemory> Remote<M> {
     #[inline]
     pub fn execute(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         operation: &Operation,
         elements: &[Element],
     ) -> Result<(), Failure> {
@@ -256,7 +256,7 @@ impl<M: SharedMemory> Remote<M> {
         if let Err(failure) = result
             && !matches!(failure, Failure::Asked | Failure::Shared | Failure::NotReady)
         {
-            self.asker.forget();
+            self.errand_client.forget();
             self.is_written = false;
         }
         if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result
@@ -270,7 +270,7 @@ impl<M: SharedMemory> Remote<M> {
     /// Sends a datagram. One that the peer cannot take, or that is not meant for it, is dropped.
     pub fn send_datagram(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         immediate: Option<u32>,
         solicited: bool,
@@ -374,7 +374,7 @@ impl<M: SharedMemory> Remote<M> {
     #[inline(always)]
     fn write(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         address: u64,
         key: Key,
@@ -408,7 +408,7 @@ impl<M: SharedMemory> Remote<M> {
     #[inline(never)]
     fn write_with_immediate(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         address: u64,
         key: Key,
@@ -453,7 +453,7 @@ impl<M: SharedMemory> Remote<M> {
     #[inline(never)]
     fn read(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         address: u64,
         key: Key,
@@ -485,7 +485,7 @@ impl<M: SharedMemory> Remote<M> {
     #[inline(never)]
     fn atomic(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         address: u64,
         key: Key,
@@ -508,13 +508,13 @@ impl<M: SharedMemory> Remote<M> {
     #[cold]
     fn atomic_shadow(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         address: u64,
         key: Key,
         (errand, operands): (Errand, [u64; 2]),
     ) -> Result<(), Failure> {
-        let asked = Asked { errand, key, address, length: 8, rest: 8, operands };
+        let asked = ErrandRequest { errand, key, address, length: 8, rest: 8, operands };
         let drain = |memory: &M, at, _, _| {
             let mut before = [0; 8];
             memory.read(at, &mut before);
@@ -527,15 +527,15 @@ impl<M: SharedMemory> Remote<M> {
     #[cold]
     fn ask(
         &mut self,
-        asked: &Asked,
+        asked: &ErrandRequest,
         fill: impl FnOnce(&M, usize, usize, usize),
         drain: impl FnOnce(&M, usize, usize, usize),
     ) -> Result<(), Failure> {
         if !asked.key.is_shadow() {
             return Err(Failure::Access);
         }
-        let way = Way { peer: &self.peer, at: self.at, incarnation: self.incarnation };
-        match self.asker.proceed(way, asked, fill, drain) {
+        let way = PeerWords { peer: &self.peer, at: self.at, incarnation: self.incarnation };
+        match self.errand_client.proceed(way, asked, fill, drain) {
             Step::Done => Ok(()),
             Step::Waits => Err(Failure::Asked),
             Step::Failed(Status::REM_ACCESS_ERR) => Err(Failure::Access),
@@ -547,13 +547,14 @@ impl<M: SharedMemory> Remote<M> {
     #[cold]
     fn write_shadow(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         address: u64,
         key: Key,
         len: u32,
     ) -> Result<(), Failure> {
-        let asked = Asked { errand: Errand::WRITE, key, address, length: 0, rest: len, operands: [0; 2] };
+        let asked =
+            ErrandRequest { errand: Errand::WRITE, key, address, length: 0, rest: len, operands: [0; 2] };
         let fill = |memory: &M, mut at, from, len| {
             for_each_run(elements, from, len, |address, len| {
                 program.copy_in(address, memory, at, len, false);
@@ -566,13 +567,14 @@ impl<M: SharedMemory> Remote<M> {
     #[cold]
     fn read_shadow(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         address: u64,
         key: Key,
         len: u32,
     ) -> Result<(), Failure> {
-        let asked = Asked { errand: Errand::READ, key, address, length: 0, rest: len, operands: [0; 2] };
+        let asked =
+            ErrandRequest { errand: Errand::READ, key, address, length: 0, rest: len, operands: [0; 2] };
         let drain = |memory: &M, mut at, from, len| {
             for_each_run(elements, from, len, |address, len| {
                 program.copy_out(memory, at, address, len);
@@ -583,7 +585,7 @@ impl<M: SharedMemory> Remote<M> {
     }
 
     #[inline(never)]
-    fn write_shared(&mut self, program: &impl Program<M>, what: &Shareable) -> Result<(), Failure> {
+    fn write_shared(&mut self, program: &impl ProgramMemory<M>, what: &Shareable) -> Result<(), Failure> {
         let copy = |target: &Target<'_, M>, range: Range<usize>| {
             let (first, end) = (range.start as u64, range.end as u64);
             target.for_each_piece(what.address + first..what.address + end, |to, memory, at, n| {
@@ -595,7 +597,7 @@ impl<M: SharedMemory> Remote<M> {
     }
 
     #[inline(never)]
-    fn read_shared(&mut self, program: &impl Program<M>, what: &Shareable) -> Result<(), Failure> {
+    fn read_shared(&mut self, program: &impl ProgramMemory<M>, what: &Shareable) -> Result<(), Failure> {
         let copy = |target: &Target<'_, M>, range: Range<usize>| {
             let range = what.address + range.start as u64..what.address + range.end as u64;
             target.for_each_piece(range, |from, memory, at, n| {
@@ -729,7 +731,7 @@ impl<M: SharedMemory> Remote<M> {
     #[inline(always)]
     fn send(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         immediate: Option<u32>,
         solicited: bool,
@@ -770,7 +772,12 @@ impl<M: SharedMemory> Remote<M> {
     }
 
     /// Copies a message into the buffers of the peer's next receive.
-    fn deliver(&mut self, program: &impl Program<M>, elements: &[Element], len: u32) -> Result<(), Failure> {
+    fn deliver(
+        &mut self,
+        program: &impl ProgramMemory<M>,
+        elements: &[Element],
+        len: u32,
+    ) -> Result<(), Failure> {
         let (memory, ring) = &self.ring;
         let mut entry = [0; receive::stride(receive::MOST)];
         let entry = &mut entry[..self.stride];
@@ -833,7 +840,7 @@ impl<M: SharedMemory> Remote<M> {
     #[cold]
     fn deliver_in_place(
         &mut self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         elements: &[Element],
         place: Place,
         len: usize,
@@ -900,7 +907,7 @@ impl<M: SharedMemory> Remote<M> {
 }
 
 /// Writes a word to the program's buffers, as much of it as fits.
-fn put_word<M: SharedMemory>(program: &impl Program<M>, elements: &[Element], word: u64) {
+fn put_word<M: SharedMemory>(program: &impl ProgramMemory<M>, elements: &[Element], word: u64) {
     let word = word.to_ne_bytes();
     let mut bytes = &word[..];
     for element in elements {

@@ -20,7 +20,7 @@ use ginnel_layout::verbs::{Access, Errand, Key, Place, qp};
 use ginnel_shmem::SharedMemory;
 
 use crate::peer::Peer;
-use crate::program::Program;
+use crate::program::ProgramMemory;
 use crate::regions::Region;
 use crate::work::{Element, Status};
 
@@ -47,7 +47,7 @@ pub struct Bounce<M> {
 
 /// An errand, as the peer requests it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct ErrandRequest {
     pub errand: Errand,
     pub key: Key,
     pub address: u64,
@@ -60,13 +60,13 @@ pub(crate) struct Asked {
 }
 
 /// The owner's state of a queue pair's errands.
-pub(crate) struct Servant<M> {
+pub(crate) struct ErrandServer<M> {
     bounce: Bounce<M>,
     /// Number of the errand that was done last.
     done: Mutex<u32>,
 }
 
-impl<M: SharedMemory> Servant<M> {
+impl<M: SharedMemory> ErrandServer<M> {
     /// Returns a server with a bounce area of `most` bytes, or fewer if there is little room. Returns `None` if there is no room for the
     /// smallest one.
     pub fn new(most: usize, take: impl Fn(usize) -> Option<Bounce<M>>) -> Option<Self> {
@@ -88,7 +88,7 @@ impl<M: SharedMemory> Servant<M> {
     pub fn publish(&self, tables: &M, at: usize) {
         tables.store_relaxed_u64(at + qp::ANSWER, 0);
         tables.store_relaxed_u64(at + qp::BOUNCE, self.bounce.place.0);
-        // ORDER verbs.bounce: the place before its size. Pairs with: `Asker::bounce`.
+        // ORDER verbs.bounce: the place before its size. Pairs with: `ErrandClient::bounce`.
         tables.store_release_u32(at + qp::ROOM, self.bounce.len as u32);
     }
 
@@ -99,8 +99,8 @@ impl<M: SharedMemory> Servant<M> {
 
     /// Returns the number of the errand that the peer of this incarnation requests, and the errand, unless it is the one that was done
     /// last.
-    pub fn asked(&self, tables: &M, at: usize, incarnation: u32, done: u32) -> Option<(u32, Asked)> {
-        // ORDER verbs.asked: the number before the errand, and before the bytes in the bounce area. Pairs with: `Asker::ask`.
+    pub fn asked(&self, tables: &M, at: usize, incarnation: u32, done: u32) -> Option<(u32, ErrandRequest)> {
+        // ORDER verbs.asked: the number before the errand, and before the bytes in the bounce area. Pairs with: `ErrandClient::ask`.
         let word = tables.load_acquire_u64(at + qp::ASKED);
         let number = word as u32;
         if (word >> 32) as u32 != incarnation || number == done {
@@ -108,7 +108,7 @@ impl<M: SharedMemory> Servant<M> {
         }
         let (what, size) =
             (tables.load_relaxed_u64(at + qp::ASKED_KEY), tables.load_relaxed_u64(at + qp::ASKED_LENGTH));
-        let asked = Asked {
+        let asked = ErrandRequest {
             errand: Errand((what >> 32) as u32),
             key: Key(what as u32),
             address: tables.load_relaxed_u64(at + qp::ASKED_ADDRESS),
@@ -121,12 +121,12 @@ impl<M: SharedMemory> Servant<M> {
 
     /// Publishes the result of an errand.
     pub fn answer(&self, tables: &M, at: usize, number: u32, status: Status) {
-        // ORDER verbs.answer: all accesses before the answer. Pairs with: `Asker::take_answer`.
+        // ORDER verbs.answer: all accesses before the answer. Pairs with: `ErrandClient::take_answer`.
         tables.store_release_u64(at + qp::ANSWER, u64::from(number) << 32 | u64::from(status.0));
     }
 }
 
-impl Asked {
+impl ErrandRequest {
     /// Returns the access right that the peer and the region must allow. Returns `None` if the errand is invalid, or does not fit into a
     /// bounce area of this size.
     pub fn wanted(&self, room: usize) -> Option<u32> {
@@ -148,7 +148,7 @@ impl Asked {
     /// removed meanwhile.
     pub fn execute<M: SharedMemory>(
         &self,
-        program: &impl Program<M>,
+        program: &impl ProgramMemory<M>,
         bounce: &Bounce<M>,
         region: &Region,
         wanted: u32,
@@ -178,7 +178,7 @@ impl Asked {
 }
 
 /// The peer's state of a queue pair's errands.
-pub(crate) struct Asker<M> {
+pub(crate) struct ErrandClient<M> {
     /// The owner's bounce area: its mapping, offset and length.
     bounce: Option<(M, usize, usize)>,
     /// The errand that has not been answered yet.
@@ -205,22 +205,22 @@ pub(crate) enum Step {
 }
 
 /// The words of a queue pair: its owner, its offset in the owner's tables, and the incarnation for which the words are valid.
-pub(crate) struct Way<'a, M> {
+pub(crate) struct PeerWords<'a, M> {
     pub peer: &'a Peer<M>,
     pub at: usize,
     pub incarnation: u32,
 }
 
 // These impls are written by hand, because derived ones would require `M` to be `Clone` and `Copy`.
-impl<M> Clone for Way<'_, M> {
+impl<M> Clone for PeerWords<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M> Copy for Way<'_, M> {}
+impl<M> Copy for PeerWords<'_, M> {}
 
-impl<M: SharedMemory> Asker<M> {
+impl<M: SharedMemory> ErrandClient<M> {
     pub fn new() -> Self {
         Self { bounce: None, pending: None, done: 0 }
     }
@@ -236,8 +236,8 @@ impl<M: SharedMemory> Asker<M> {
     /// it accesses what belongs to it.
     pub fn proceed(
         &mut self,
-        to: Way<'_, M>,
-        asked: &Asked,
+        to: PeerWords<'_, M>,
+        asked: &ErrandRequest,
         fill: impl FnOnce(&M, usize, usize, usize),
         drain: impl FnOnce(&M, usize, usize, usize),
     ) -> Step {
@@ -273,17 +273,17 @@ impl<M: SharedMemory> Asker<M> {
         ask(
             to,
             number,
-            &Asked { address: asked.address.wrapping_add(self.done.into()), length, rest, ..*asked },
+            &ErrandRequest { address: asked.address.wrapping_add(self.done.into()), length, rest, ..*asked },
         );
         self.pending = Some(Pending { number, length, since: Instant::now() });
         Step::Waits
     }
 
     /// Returns the owner's bounce area, and looks it up the first time.
-    fn bounce(&mut self, to: Way<'_, M>) -> Option<(M, usize, usize)> {
+    fn bounce(&mut self, to: PeerWords<'_, M>) -> Option<(M, usize, usize)> {
         if self.bounce.is_none() {
             let tables = to.peer.tables();
-            // ORDER verbs.bounce: the size before the place. Pairs with: `Servant::publish`.
+            // ORDER verbs.bounce: the size before the place. Pairs with: `ErrandServer::publish`.
             let room = tables.load_acquire_u32(to.at + qp::ROOM) as usize;
             if !(LEAST..=MOST).contains(&room) {
                 return None;
@@ -297,7 +297,7 @@ impl<M: SharedMemory> Asker<M> {
 }
 
 /// Returns the number of the next errand. Returns `None` while an errand of an earlier sender is unanswered.
-fn next_number<M: SharedMemory>(to: Way<'_, M>) -> Option<u32> {
+fn next_number<M: SharedMemory>(to: PeerWords<'_, M>) -> Option<u32> {
     let tables = to.peer.tables();
     let asked = tables.load_acquire_u64(to.at + qp::ASKED);
     // ORDER verbs.answer: as in `take_answer`.
@@ -306,15 +306,15 @@ fn next_number<M: SharedMemory>(to: Way<'_, M>) -> Option<u32> {
     is_free.then(|| answered.wrapping_add(1))
 }
 
-fn ask<M: SharedMemory>(to: Way<'_, M>, number: u32, asked: &Asked) {
+fn ask<M: SharedMemory>(to: PeerWords<'_, M>, number: u32, asked: &ErrandRequest) {
     let (tables, at) = (to.peer.tables(), to.at);
-    let Asked { errand, key, address, length, rest, operands: [first, second] } = *asked;
+    let ErrandRequest { errand, key, address, length, rest, operands: [first, second] } = *asked;
     tables.store_relaxed_u64(at + qp::ASKED_ADDRESS, address);
     tables.store_relaxed_u64(at + qp::ASKED_KEY, u64::from(errand.0) << 32 | u64::from(key.0));
     tables.store_relaxed_u64(at + qp::ASKED_LENGTH, u64::from(rest) << 32 | u64::from(length));
     tables.store_relaxed_u64(at + qp::ASKED_FIRST, first);
     tables.store_relaxed_u64(at + qp::ASKED_SECOND, second);
-    // ORDER verbs.asked: the errand and its bytes before its number. Pairs with: `Servant::asked`.
+    // ORDER verbs.asked: the errand and its bytes before its number. Pairs with: `ErrandServer::asked`.
     tables.store_release_u64(at + qp::ASKED, u64::from(to.incarnation) << 32 | u64::from(number));
     // A doorbell that is too full for another ring is about to be read, so this store must be visible by then.
     tables.full_fence();
@@ -322,8 +322,8 @@ fn ask<M: SharedMemory>(to: Way<'_, M>, number: u32, asked: &Asked) {
 }
 
 /// Returns the result of an errand once it has been answered.
-fn take_answer<M: SharedMemory>(to: Way<'_, M>, number: u32) -> Option<Status> {
-    // ORDER verbs.answer: the answer before what is in the bounce area. Pairs with: `Servant::answer`.
+fn take_answer<M: SharedMemory>(to: PeerWords<'_, M>, number: u32) -> Option<Status> {
+    // ORDER verbs.answer: the answer before what is in the bounce area. Pairs with: `ErrandServer::answer`.
     let answer = to.peer.tables().load_acquire_u64(to.at + qp::ANSWER);
     ((answer >> 32) as u32 == number).then_some(Status(answer as u32))
 }

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_and_the_rest_are_the_whole() {
+    fn the_pieces_and_the_rest_cover_the_whole_copy() {
         for length in [LEAST as u32, LEAST as u32 + 1, 1 << 20, (1 << 20) - 1, 200 << 20, 1 << 31, u32::MAX] {
             for errand in [Errand::READ, Errand::WRITE] {
                 let what = what(errand, length);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_has_another_number_each_time_and_ends() {
+    fn each_offer_has_a_new_number_and_ends() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         let at = QpNumber::new(1, 1).and_then(QpNumber::copy_at).unwrap();
         assert!(find(&tables, at, 1).is_none());
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_poster_waits_for_the_last_piece_of_the_owner_and_believes_no_nonsense() {
+    fn the_poster_waits_for_the_owners_last_piece_and_rejects_false_claims() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         let at = QpNumber::new(1, 1).and_then(QpNumber::copy_at).unwrap();
         let word = at + copy::CLAIMS;

@@ -8,8 +8,8 @@ use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
 use ginnel_shmem::SharedMemory;
 
 use crate::lock::{Lock, Locked};
-use crate::program::Program;
-use crate::queue_pair::{Adapter, Event, Location, QueuePair, Refused, Rings, Tell};
+use crate::program::ProgramMemory;
+use crate::queue_pair::{Adapter, Event, EventCallback, Location, QueuePair, Refused, Rings};
 use crate::receive::{Owner, ReceiveQueue, Shape};
 use crate::work::Element;
 
@@ -26,7 +26,7 @@ pub struct SharedReceiveQueue<M: SharedMemory> {
     are_rings_kept: AtomicBool,
     /// The number of receives below which the program wants an event; 0 if it wants none.
     limit: AtomicU32,
-    tell: Tell,
+    tell: EventCallback,
 }
 
 impl<M: SharedMemory> SharedReceiveQueue<M> {
@@ -38,7 +38,7 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
         domain: u32,
         shape: Shape,
         adapter: Arc<dyn Adapter<M>>,
-        tell: Tell,
+        tell: EventCallback,
     ) -> Option<Arc<Self>> {
         let at = location.number.at()?;
         let rings = location.rings.as_ref()?;
@@ -159,7 +159,7 @@ impl<M: SharedMemory> SharedReceiveQueue<M> {
     }
 
     /// Delivers up to `most` completed receives, each to the completion queue of its queue pair.
-    pub(crate) fn poll(&self, program: &impl Program<M>, most: usize) {
+    pub(crate) fn poll(&self, program: &impl ProgramMemory<M>, most: usize) {
         let mut receiver = self.receiver();
         if !receiver.is_ready() {
             return;

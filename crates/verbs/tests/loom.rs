@@ -1,12 +1,13 @@
-//! Models of the handshakes between a poster and the owner of a queue pair: loom runs the real code in every order of threads, and with
-//! every old value that the stated orderings let a load return.
+//! Models of the handshakes between a poster and the owner of a queue pair. Loom runs the real code in every order of threads, and with
+//! every old value that the stated orderings allow a load to return.
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-verbs --test loom        (or: scripts/loom)
 //!
-//! What an owner was told that nobody accesses, it overwrites. A poster that is still there, or comes afterwards, meets it without order
-//! between the two, which the memory reports. A wake that is lost is a deadlock. All queues have one entry.
+//! Once an owner has been told that nobody accesses something, it overwrites that memory. A poster that is still accessing it, or comes
+//! later, conflicts with the owner's write without an order between the two, and the memory reports that as a race. A lost wake-up is a
+//! deadlock. All queues have one entry.
 //!
-//! The last part shows that the models can fail: the same models over a memory in which one side lacks one ordering.
+//! The last part shows that the models can fail: it runs the same models with a memory in which one side lacks one ordering.
 #![cfg(loom)]
 
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use ginnel_layout::verbs::{
 use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
-use ginnel_verbs::program::Program;
-use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Rings, Wanted};
+use ginnel_verbs::program::ProgramMemory;
+use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, QueuePairOptions, Rings};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
 use ginnel_verbs::remote::{Failure, Remote, Sender};
@@ -36,10 +37,10 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Where the owner is woken.
-type Bed = Arc<(Mutex<bool>, Condvar)>;
+/// A flag and a condition variable, by which the thread of the owner sleeps and is woken.
+type Parker = Arc<(Mutex<bool>, Condvar)>;
 
-struct One(LoomMemory, Bed);
+struct One(LoomMemory, Parker);
 
 impl Arenas<LoomMemory> for One {
     fn arena(&self, number: u16) -> Option<LoomMemory> {
@@ -52,7 +53,7 @@ impl Arenas<LoomMemory> for One {
     }
 }
 
-/// The owner's device, which has one shadow region, and memory for errands.
+/// The owner's device, with one shadow region, and memory for errands.
 struct Device {
     removals: AtomicU64,
     arena: LoomMemory,
@@ -92,10 +93,10 @@ impl Adapter<LoomMemory> for Device {
     }
 }
 
-/// A program whose memory is one number, whatever the address. Of a long message it copies the first word.
+/// The memory of a program, which contains the same number at every address. Of a long message, it copies the first word.
 struct Number(u64);
 
-impl Program<LoomMemory> for Number {
+impl ProgramMemory<LoomMemory> for Number {
     fn copy_in(&self, _: u64, to: &LoomMemory, at: usize, _: usize, _: bool) {
         to.write(at, &self.0.to_ne_bytes());
     }
@@ -118,7 +119,7 @@ impl Program<LoomMemory> for Number {
     }
 }
 
-/// A program whose memory is one number, and that remembers what was stored there.
+/// The memory of a program, which contains the same number at every address, and records what is stored to it.
 struct Remembers(u64, std::sync::Mutex<Vec<u64>>);
 
 impl Remembers {
@@ -131,7 +132,7 @@ impl Remembers {
     }
 }
 
-impl Program<LoomMemory> for Remembers {
+impl ProgramMemory<LoomMemory> for Remembers {
     fn copy_in(&self, _: u64, to: &LoomMemory, at: usize, _: usize, _: bool) {
         to.write(at, &self.0.to_ne_bytes());
     }
@@ -158,21 +159,21 @@ impl Program<LoomMemory> for Remembers {
 
 const OWNER: u32 = 2;
 const SHAPE: Shape = Shape { entries: 1, elements: 1 };
-/// In the arena: the completion's place behind the receive's, and the page.
+/// Offsets in the arena: the completion, which follows the receive, and the page.
 const COMPLETION: usize = receive::stride(1);
 const PAGE: usize = CHUNK;
-/// The bounce area, behind the rings.
+/// Offset of the bounce area, behind the rings.
 const BOUNCE: usize = CHUNK / 2;
 const RIGHTS: u32 = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
 const ADDRESS: u64 = 3 * CHUNK as u64;
-/// Longer than what a completion has room for.
+/// Longer than the data that fits into a completion.
 const LONG: u32 = 40;
 
 fn number() -> QpNumber {
     QpNumber::new(OWNER, 1).unwrap()
 }
 
-/// An owner with a queue pair that is ready, and a region of one page.
+/// An owner with a queue pair that is ready to receive, and a region of one page.
 struct Owner {
     tables: LoomMemory,
     arena: LoomMemory,
@@ -180,12 +181,12 @@ struct Owner {
     key: Key,
     queue: Arc<CompletionQueue<LoomMemory>>,
     pair: Arc<QueuePair<LoomMemory>>,
-    bed: Bed,
+    parker: Parker,
     told: Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Owner {
-    /// One whose code lacks an ordering, perhaps.
+    /// Creates an owner. With `lacks`, its code runs without this ordering.
     fn new(kind: Kind, lacks: Option<Order>, has_events: bool) -> Self {
         let at = number().at().unwrap();
         let of_pair = [
@@ -258,7 +259,8 @@ impl Owner {
         let location = Location { number: number(), rings };
         let capacity = Capacity { sends: 1, elements: 1, inline: 0, receives: SHAPE };
         let completes = (queue.clone(), queue.clone());
-        let wanted = Wanted { kind, domain: 1, capacity, shared: None, completes, tell: Box::new(|_| {}) };
+        let wanted =
+            QueuePairOptions { kind, domain: 1, capacity, shared: None, completes, tell: Box::new(|_| {}) };
         let device = Arc::new(Device { removals: AtomicU64::new(0), arena: own(&arena) });
         let pair = QueuePair::new(own(&tables), location, wanted, device).unwrap();
         let access = Some(Access(RIGHTS));
@@ -272,7 +274,7 @@ impl Owner {
             key,
             queue,
             pair,
-            bed: Arc::new((Mutex::new(false), Condvar::new())),
+            parker: Arc::new((Mutex::new(false), Condvar::new())),
             told,
         }
     }
@@ -282,10 +284,10 @@ impl Owner {
         self.pair.post_receive(1, &[element]).unwrap();
     }
 
-    /// The way of a poster to it, whose code lacks an ordering, perhaps.
+    /// Connects a poster to the owner. With `lacks`, the poster's code runs without this ordering.
     fn remote(&self, kind: Kind, n: u32, lacks: Option<Order>) -> Remote<LoomMemory> {
         let seen = |memory: &LoomMemory| lacks.map_or(memory.clone(), |order| memory.without(order));
-        let arenas = One(seen(&self.arena), self.bed.clone());
+        let arenas = One(seen(&self.arena), self.parker.clone());
         let peer = Arc::new(Peer::new(seen(&self.tables), Box::new(arenas)));
         let from = Sender { number: poster(n), kind, claimer: Claimer::new(n, 7), lid: 2 };
         Remote::connect(peer, number(), from).unwrap_or_else(|error| panic!("{error:?}"))
@@ -304,7 +306,7 @@ impl Owner {
         }
     }
 
-    /// Uses the place of the completion for something else.
+    /// Uses the memory of the completion for something else.
     fn reuse_rings(&self) {
         self.arena.write(COMPLETION + completion::PAYLOAD, &[9; completion::INLINE]);
         self.arena.store_relaxed_u64(COMPLETION + completion::HEADER, MARK);
@@ -327,7 +329,7 @@ fn element(length: u32) -> [Element; 1] {
 
 const SEND: Operation = Operation::Send { immediate: None, solicited: false };
 
-/// Which ordering the owner lacks, and which one the poster.
+/// The ordering that the owner lacks, and the one that the poster lacks.
 type Lacks = (Option<Order>, Option<Order>);
 
 /// Sends a message or a datagram.
@@ -338,7 +340,7 @@ fn send(remote: &mut Remote<LoomMemory>, kind: Kind, value: u64, len: u32) -> Re
     }
 }
 
-/// A region is removed while somebody writes to it, or while a message for it comes.
+/// A region is removed while a peer writes to it, or while a message for it arrives.
 fn removal(kind: Kind, is_write: bool, (owners, posters): Lacks) {
     let mut owner = Owner::new(kind, owners, false);
     owner.post();
@@ -360,7 +362,7 @@ fn removal(kind: Kind, is_write: bool, (owners, posters): Lacks) {
     owner.pair.end();
 }
 
-/// A queue pair ends while a message for it comes.
+/// A queue pair is destroyed while a message for it arrives.
 fn end(kind: Kind, (owners, posters): Lacks) {
     let owner = Owner::new(kind, owners, false);
     owner.post();
@@ -378,7 +380,7 @@ fn end(kind: Kind, (owners, posters): Lacks) {
     assert!(!is_reused || owner.are_rings_as_left());
 }
 
-/// An owner that asks to be woken, looks, and sleeps, while a message comes.
+/// An owner arms, polls and sleeps while a message arrives.
 fn wake((owners, posters): Lacks) {
     let owner = Owner::new(Kind::RC, owners, true);
     owner.post();
@@ -386,9 +388,9 @@ fn wake((owners, posters): Lacks) {
     let poster = thread::spawn(move || send(&mut remote, Kind::RC, 1, 8).unwrap());
     owner.queue.arm(false);
     if owner.poll().is_empty() {
-        let mut is_rung = owner.bed.0.lock().unwrap();
+        let mut is_rung = owner.parker.0.lock().unwrap();
         while !*is_rung {
-            is_rung = owner.bed.1.wait(is_rung).unwrap();
+            is_rung = owner.parker.1.wait(is_rung).unwrap();
         }
         drop(is_rung);
         owner.queue.attend(&Number(0));
@@ -399,7 +401,7 @@ fn wake((owners, posters): Lacks) {
     owner.pair.end();
 }
 
-/// Two messages one after the other, for a queue with room for one. The entry is posted again as soon as the first was taken.
+/// Two messages in a row for a queue with room for one. The receive is posted again as soon as the first message has been taken.
 fn two_laps(kind: Kind, (owners, posters): Lacks) {
     let owner = Owner::new(kind, owners, false);
     owner.post();
@@ -419,7 +421,7 @@ fn two_laps(kind: Kind, (owners, posters): Lacks) {
     owner.pair.end();
 }
 
-/// Two senders want the same receive.
+/// Two senders compete for the same receive.
 fn rivals((owners, posters): Lacks) {
     let owner = Owner::new(Kind::UD, owners, false);
     owner.post();
@@ -436,8 +438,8 @@ fn rivals((owners, posters): Lacks) {
     owner.pair.end();
 }
 
-/// A queue pair goes into error, and takes its receives back, while a datagram comes: the receive ends once, as a message if the sender has
-/// sent it, and else flushed.
+/// A queue pair enters the error state and takes back its receives while a datagram arrives. The receive completes once: with the
+/// message if it was sent, and otherwise flushed.
 fn flush((owners, posters): Lacks) {
     let owner = Owner::new(Kind::UD, owners, false);
     owner.post();
@@ -454,8 +456,8 @@ fn flush((owners, posters): Lacks) {
     owner.pair.end();
 }
 
-/// A number is read from a shadow region, and one written there: the owner looks while its peer asks, and the peer while the owner
-/// answers.
+/// A number is read from a shadow region, and one is written there. The owner looks for errands while the peer requests them, and the
+/// peer looks for answers while the owner answers.
 fn errands((owners, posters): Lacks) {
     let owner = Owner::new(Kind::RC, owners, false);
     assert!(owner.pair.offer_errands(shadow::MOST));
@@ -473,17 +475,17 @@ fn errands((owners, posters): Lacks) {
             Err(failure) => panic!("assertion: {failure:?}"),
         }
     };
-    // The poster is the first to run: of two threads that load a word before one of them stores to it, loom remembers the last load alone,
-    // so it must see a store before the other thread's load.
+    // The poster's thread is the first to run. If two threads load a word before one of them stores to it, loom remembers only the last
+    // load, so that thread must see a store before the other thread loads.
     let (pair, program) = (owner.pair.clone(), Arc::new(Remembers::new(2)));
-    let servant = {
+    let errand_server = {
         let program = program.clone();
         thread::spawn(move || (0..2).for_each(|_| pair.progress(&*program)))
     };
     let (posters, mut done) = (Remembers::new(1), 0);
     (0..3).for_each(|_| go_on(&mut remote, &posters, &mut done));
-    servant.join().unwrap();
-    // The rest.
+    errand_server.join().unwrap();
+    // Completes what is left.
     for _ in 0..2 {
         owner.pair.progress(&*program);
         go_on(&mut remote, &posters, &mut done);
@@ -493,26 +495,26 @@ fn errands((owners, posters): Lacks) {
     owner.pair.end();
 }
 
-/// As the code is.
+/// The unchanged code.
 const WHOLE: Lacks = (None, None);
 
 #[test]
-fn a_region_that_nobody_accesses_is_not_written_to() {
+fn a_region_reported_as_unused_is_not_written_to() {
     explore(3, || removal(Kind::RC, true, WHOLE));
 }
 
 #[test]
-fn a_receive_in_a_region_that_nobody_accesses_is_not_written_to() {
+fn a_message_is_not_written_to_a_region_reported_as_unused() {
     explore(3, || removal(Kind::RC, false, WHOLE));
 }
 
 #[test]
-fn a_datagrams_receive_in_a_region_that_nobody_accesses_is_not_written_to() {
+fn a_datagram_is_not_written_to_a_region_reported_as_unused() {
     explore(3, || removal(Kind::UD, false, WHOLE));
 }
 
 #[test]
-fn rings_that_nobody_accesses_are_not_written_to() {
+fn rings_reported_as_unused_are_not_written_to() {
     explore(3, || end(Kind::RC, WHOLE));
     explore(3, || end(Kind::UD, WHOLE));
 }
@@ -529,21 +531,21 @@ fn a_receive_is_used_again_after_its_message_was_taken() {
 }
 
 #[test]
-fn one_sender_gets_a_receive() {
+fn only_one_of_two_senders_gets_a_receive() {
     explore(3, || rivals(WHOLE));
 }
 
 #[test]
-fn a_receive_is_flushed_or_used() {
+fn a_receive_is_either_flushed_or_used() {
     explore(3, || flush(WHOLE));
 }
 
 #[test]
-fn errands_are_done_once_and_as_they_were_asked_for() {
+fn errands_are_executed_once_and_as_requested() {
     explore(3, || errands(WHOLE));
 }
 
-/// What the failure of a model says: somebody accesses what is somebody else's, or was not told.
+/// How a failed model panics: with a race or a wrong value, or with a lost wake-up.
 const RACE: &[&str] = &["Causality violation", "assertion"];
 const LOST: &[&str] = &["deadlock"];
 
@@ -557,7 +559,8 @@ fn must_fail(how: &[&str], what: (&str, Lacks), model: impl Fn(Lacks) + Sync + S
     assert!(how.iter().any(|how| text.contains(how)), "{what:?}: expected {how:?}, failed with {text:?}");
 }
 
-/// Each side without its fence; then the poster's end of an access, and the owner's look at it.
+/// Each side without its fence, then the poster without the release at the end of an access, and the owner without the acquire of its
+/// look.
 const EACH: [Lacks; 4] = [
     (Some(Order::Fence), None),
     (None, Some(Order::Fence)),
@@ -566,7 +569,7 @@ const EACH: [Lacks; 4] = [
 ];
 
 #[test]
-fn without_an_order_a_region_is_accessed_after_its_end() {
+fn without_an_order_a_region_is_accessed_after_its_removal() {
     for lacks in EACH {
         must_fail(RACE, ("write", lacks), |lacks| removal(Kind::RC, true, lacks));
         must_fail(RACE, ("receive", lacks), |lacks| removal(Kind::RC, false, lacks));
@@ -591,7 +594,7 @@ fn without_a_fence_a_wake_is_lost() {
 
 #[test]
 fn without_an_order_a_message_is_overwritten() {
-    // The completion's header, and the tail, from one to the other.
+    // The orderings of the completion's header, and of the tail, on both sides.
     let each = [
         (None, Some(Order::Release)),
         (Some(Order::Acquire), None),
@@ -604,8 +607,8 @@ fn without_an_order_a_message_is_overwritten() {
 }
 
 #[test]
-fn without_an_order_an_errand_is_another_one() {
-    // Its number, and the answer, from one to the other.
+fn without_an_order_a_wrong_errand_is_executed() {
+    // The orderings of the errand's number, and of the answer, on both sides.
     let each = [
         (None, Some(Order::Release)),
         (Some(Order::Acquire), None),

@@ -1,4 +1,4 @@
-//! Random operations of two endpoints, and scribbles of a neighbour in between.
+//! Random operations of two endpoints, with scribbles of a third member between them.
 #![cfg(not(loom))]
 
 mod model;
@@ -8,13 +8,13 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn scribbles_harm_nobody_else(ops in prop::collection::vec((any::<u8>(), any::<u16>(), any::<u16>()), 1..200)) {
+    fn scribbles_harm_only_their_segment(ops in prop::collection::vec((any::<u8>(), any::<u16>(), any::<u16>()), 1..200)) {
         let ops: Vec<_> = ops.into_iter().map(|(code, a, b)| Op { code, a, b }).collect();
         model::run(&ops);
     }
 
     #[test]
-    fn without_scribbles_each_completion_is_of_a_request(
+    fn without_scribbles_each_completion_belongs_to_a_request(
         ops in prop::collection::vec((0u8..0x80, any::<u16>(), any::<u16>()), 1..200),
     ) {
         let ops: Vec<_> = ops.into_iter().map(|(code, a, b)| Op { code, a, b }).collect();

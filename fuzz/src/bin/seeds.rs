@@ -41,7 +41,7 @@ fn messages() -> impl Iterator<Item = Seed> {
     let (from, to) = (([10, 0, 0, 1], 7).into(), ([0xfd00, 0, 0, 0, 0, 0, 0, 1], 7471).into());
     let parameters =
         Parameters { queue_pair: 0x1001, responder_resources: 1, retry_count: 7, ..Parameters::default() };
-    let space = ginnel_verbs::cm::names::Space::Tcp;
+    let space = ginnel_verbs::cm::names::PortSpace::Tcp;
     [
         ("req", Message::Request(Request { space, from, to, parameters, private: b"hello".to_vec() })),
         ("rep", Message::Reply(Reply { parameters, private: vec![] })),

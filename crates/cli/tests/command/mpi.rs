@@ -193,7 +193,7 @@ fn is_soak() -> bool {
 }
 
 #[test]
-fn the_environment_is_that_of_a_segment_that_is_a_device() {
+fn the_environment_names_the_segment_that_is_a_device() {
     let verbs = Verbs::new();
     let said = environment(&verbs);
     for line in ["export UCX_NET_DEVICES='ginnel_web:1'", "export OMPI_MCA_pml='ucx'"] {

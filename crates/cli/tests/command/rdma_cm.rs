@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 
 use ginnel::{AttachOptions, Endpoint, Error, MessageChannel};
 use ginnel_verbs::cm::message::{Message, Parameters, Request};
-use ginnel_verbs::cm::names::Space;
+use ginnel_verbs::cm::names::PortSpace;
 
 use crate::stage::{PATIENCE, free_port, have};
 use crate::verbs::{Killed, Verbs, can_compile, expect_good, text};
@@ -182,10 +182,10 @@ fn whoever_sends_nonsense_is_not_heard() {
         Message::Ready.encode(),
         Message::Disconnect.encode(),
         // The listener is not for datagrams.
-        request(Space::Udp, own),
+        request(PortSpace::Udp, own),
         // A queue pair of somebody else's.
-        request(Space::Tcp, (endpoint.number().0 + 1) << 12 | 1),
-        request(Space::Tcp, u32::MAX),
+        request(PortSpace::Tcp, (endpoint.number().0 + 1) << 12 | 1),
+        request(PortSpace::Tcp, u32::MAX),
     ] {
         let mut channel = endpoint.connect::<MessageChannel>(name).unwrap();
         channel.set_timeout(Some(PATIENCE));

@@ -161,7 +161,7 @@ fn the_segment_is_a_device() {
 }
 
 #[test]
-fn programs_and_queue_pairs_of_a_device_are_shown() {
+fn the_programs_and_queue_pairs_of_a_device_are_shown() {
     if !have(&["ib_send_bw"]) {
         return;
     }
@@ -203,7 +203,7 @@ fn programs_and_queue_pairs_of_a_device_are_shown() {
 }
 
 #[test]
-fn a_program_finds_no_device_without_the_option() {
+fn without_the_option_a_program_finds_no_device() {
     if !have(&["ibv_devices"]) {
         return;
     }
@@ -263,7 +263,7 @@ fn the_death_of_a_process_ends_its_peers() {
 }
 
 #[test]
-fn the_death_of_the_daemon_disturbs_nobody() {
+fn the_death_of_the_daemon_does_not_disturb_programs() {
     if !have(&["ib_send_bw"]) {
         return;
     }
@@ -389,7 +389,7 @@ fn register_among_threads(run: &[&str], how: &[&str]) {
 }
 
 #[test]
-fn what_is_not_offered_is_refused_and_devices_are_opened_again() {
+fn unsupported_calls_are_refused_and_devices_can_be_reopened() {
     if can_compile() {
         let said = run_source("refused", &[], &[]);
         let number = |who: &str| said.lines().find_map(|line| line.strip_prefix(who)).unwrap().to_owned();
@@ -450,7 +450,7 @@ fn memory_that_cannot_lie_in_the_segment_is_registered() {
 
 /// The segment has room, and the endpoint may not have it. What was taken until the quota was used up is given back, so there is room for queues.
 #[test]
-fn memory_beyond_the_quota_is_registered_too() {
+fn memory_beyond_the_quota_can_be_registered() {
     if !have(&["ib_write_bw"]) {
         return;
     }

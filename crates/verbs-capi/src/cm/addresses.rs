@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_c_are_read_and_written() {
+    fn c_addresses_are_read_and_written() {
         for text in ["10.1.2.3:4", "[fd00::1%5]:65535", "[::ffff:10.0.0.1]:0"] {
             let address: SocketAddr = text.parse().unwrap();
             let (storage, len) = storage(address);

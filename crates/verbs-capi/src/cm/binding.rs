@@ -2,12 +2,12 @@
 #![allow(unsafe_code)] // C structures and functions.
 
 use super::addresses::{self, storage};
-use super::event_channel::What;
+use super::event_channel::EventKind;
 use super::id::{BACKLOG, Id, attach, code, complete, own, space};
 use super::{Opened, done, failed, manager, opened};
 use crate::real;
-use ginnel_verbs::cm::manager::{Connection, Owner};
-use ginnel_verbs::cm::names::Space;
+use ginnel_verbs::cm::manager::{Connection, EventHandler};
+use ginnel_verbs::cm::names::PortSpace;
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs_abi::rdmacm::*;
 use libc::sockaddr;
@@ -75,7 +75,7 @@ unsafe fn listen(id: *mut rdma_cm_id, own: &Id, backlog: c_int) -> Result<(), c_
     let manager = manager().map_err(|error| code(&error))?;
     let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(BACKLOG);
     own.core.backlog.store(backlog.min(BACKLOG), Ordering::Relaxed);
-    let owner: Arc<dyn Owner> = own.core.clone();
+    let owner: Arc<dyn EventHandler> = own.core.clone();
     let mut tries = if is_port_chosen { 64 } else { 1 };
     let listeners = loop {
         let made =
@@ -108,7 +108,7 @@ unsafe extern "C" fn ginnel_rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> 
 /// listens there yet. Fails with the error of a device only if no other device has a listener; ETIMEDOUT means that the listener's queue
 /// is full.
 pub fn reach(
-    space: Space,
+    space: PortSpace,
     to: SocketAddr,
     devices: &[Opened],
 ) -> Result<(Opened, Option<Arc<Connection>>), c_int> {
@@ -116,7 +116,7 @@ pub fn reach(
     let namespace = addresses::namespace();
     let mut failure = None;
     for opened in devices {
-        match manager.reach(&opened.device(), space, to, namespace) {
+        match manager.connect(&opened.device(), space, to, namespace) {
             Ok(None) => {}
             Ok(found) => return Ok((*opened, found)),
             Err(DeviceError::Ginnel(error)) if error.code() == Some(ginnel::ErrorCode::LIMIT) => {
@@ -179,8 +179,8 @@ unsafe extern "C" fn ginnel_rdma_resolve_addr(
         let Some(to) = addresses::read(to) else { return failed(libc::EAFNOSUPPORT) };
         done(resolve(id, own, addresses::read(from), to).and_then(|resolved| {
             own.core.push(match resolved {
-                Ok(()) => What::Step(RDMA_CM_EVENT_ADDR_RESOLVED, 0),
-                Err(error) => What::Step(RDMA_CM_EVENT_ADDR_ERROR, -error),
+                Ok(()) => EventKind::Step(RDMA_CM_EVENT_ADDR_RESOLVED, 0),
+                Err(error) => EventKind::Step(RDMA_CM_EVENT_ADDR_ERROR, -error),
             });
             complete(id)
         }))
@@ -195,7 +195,7 @@ unsafe extern "C" fn ginnel_rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: 
         if own.state().target.is_none() {
             return failed(libc::EINVAL);
         }
-        own.core.push(What::Step(RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
+        own.core.push(EventKind::Step(RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
         done(complete(id))
     }
 }

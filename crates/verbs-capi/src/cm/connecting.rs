@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // C structures and functions.
 
 use super::binding::reach;
-use super::event_channel::{self, What, ginnel_rdma_ack_cm_event, ginnel_rdma_get_cm_event, room};
+use super::event_channel::{self, EventKind, ginnel_rdma_ack_cm_event, ginnel_rdma_get_cm_event, room};
 use super::id::{Id, acknowledge, complete, ginnel_rdma_destroy_id, own, space};
 use super::{done, failed, objects, opened};
 use crate::queue_pair::pair;
@@ -109,8 +109,8 @@ unsafe fn connect(id: *mut rdma_cm_id, own: &Id, param: *const rdma_conn_param) 
         }
     };
     let failure = match reached {
-        Ok(_) => What::Step(RDMA_CM_EVENT_REJECTED, event_channel::no_service()),
-        Err(libc::ETIMEDOUT) => What::Step(RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
+        Ok(_) => EventKind::Step(RDMA_CM_EVENT_REJECTED, event_channel::no_service()),
+        Err(libc::ETIMEDOUT) => EventKind::Step(RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
         Err(error) => return Err(error),
     };
     own.fail_queue_pair();
@@ -204,7 +204,7 @@ unsafe extern "C" fn ginnel_rdma_notify(id: *mut rdma_cm_id, event: ibv_event_ty
             return failed(libc::EINVAL);
         }
         match own.connection().map(|connection| connection.is_in_use()) {
-            Some(Ok(())) => own.core.push(What::Event(Event::Established)),
+            Some(Ok(())) => own.core.push(EventKind::Event(Event::Established)),
             // The connection was established meanwhile.
             Some(Err(_)) => {}
             None => return failed(libc::EINVAL),

@@ -29,10 +29,10 @@ pub struct EventChannel {
 /// An event of the identifier at this address.
 pub struct Happened {
     pub id: usize,
-    pub what: What,
+    pub what: EventKind,
 }
 
-pub enum What {
+pub enum EventKind {
     /// A step of this side, with the event's status.
     Step(rdma_cm_event_type, c_int),
     /// An event of the connection manager.
@@ -96,7 +96,7 @@ unsafe extern "C" fn ginnel_rdma_destroy_event_channel(channel: *mut rdma_event_
 
 /// An event as a program receives it.
 #[repr(C)]
-struct Given {
+struct DeliveredEvent {
     event: rdma_cm_event,
     /// The address of the identifier that counts the event as unacknowledged.
     counted: usize,
@@ -118,7 +118,7 @@ pub fn room(event: rdma_cm_event_type, is_datagram: bool) -> usize {
     }
 }
 
-impl Given {
+impl DeliveredEvent {
     fn new(id: *mut rdma_cm_id, event: rdma_cm_event_type, status: c_int) -> Box<Self> {
         let mut given = Self { event: rdma_cm_event::ZEROED, counted: id.addr(), private: [0; _] };
         (given.event.id, given.event.event, given.event.status) = (id, event, status);
@@ -159,34 +159,34 @@ impl Given {
 }
 
 /// Does the library's own work for an event, and returns what the program receives.
-fn given(own: &Id, id: *mut rdma_cm_id, what: What) -> Result<Box<Given>, c_int> {
+fn given(own: &Id, id: *mut rdma_cm_id, what: EventKind) -> Result<Box<DeliveredEvent>, c_int> {
     let is_datagram = own.is_datagram();
     Ok(match what {
-        What::Step(event, status) => Given::new(id, event, status),
-        What::Event(Event::Request(connection, request)) => {
+        EventKind::Step(event, status) => DeliveredEvent::new(id, event, status),
+        EventKind::Event(Event::Request(connection, request)) => {
             own.take_request();
             let member = connection.peer_member();
             let (child, parameters) = own.child(id, connection, &request)?;
-            let mut given = Given::new(child, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+            let mut given = DeliveredEvent::new(child, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
             (given.event.listen_id, given.counted) = (id, id.addr());
             given.put(&parameters, &request.private, is_datagram, member)
         }
-        What::Event(Event::Reply(reply)) => {
+        EventKind::Event(Event::Reply(reply)) => {
             let (event, status) = own.agreed(&reply.parameters);
             let member = own.peer_member();
-            Given::new(id, event, status).put(&reply.parameters, &reply.private, is_datagram, member)
+            DeliveredEvent::new(id, event, status).put(&reply.parameters, &reply.private, is_datagram, member)
         }
-        What::Event(Event::Reject(reject)) => {
+        EventKind::Event(Event::Reject(reject)) => {
             own.fail_queue_pair();
             let status = c_int::from(reject.reason);
-            let given = Given::new(id, RDMA_CM_EVENT_REJECTED, status);
+            let given = DeliveredEvent::new(id, RDMA_CM_EVENT_REJECTED, status);
             given.put(&Parameters::default(), &reject.private, is_datagram, own.peer_member())
         }
-        What::Event(Event::Established) => Given::new(id, RDMA_CM_EVENT_ESTABLISHED, 0),
-        What::Event(Event::Disconnected) => Given::new(id, RDMA_CM_EVENT_DISCONNECTED, 0),
-        What::Event(Event::Unreachable) => {
+        EventKind::Event(Event::Established) => DeliveredEvent::new(id, RDMA_CM_EVENT_ESTABLISHED, 0),
+        EventKind::Event(Event::Disconnected) => DeliveredEvent::new(id, RDMA_CM_EVENT_DISCONNECTED, 0),
+        EventKind::Event(Event::Unreachable) => {
             own.fail_queue_pair();
-            Given::new(id, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT)
+            DeliveredEvent::new(id, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT)
         }
     })
 }
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn ginnel_rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
         if !EVENTS.remove(event) {
             return real::rdma_ack_cm_event(event);
         }
-        let given = Box::from_raw(event.cast::<Given>());
+        let given = Box::from_raw(event.cast::<DeliveredEvent>());
         if let Some(own) = id::own(ptr::with_exposed_provenance_mut(given.counted)) {
             own.unacknowledged.acknowledge(1);
         }

@@ -3,15 +3,15 @@
 
 use super::addresses::storage;
 use super::event_channel::{
-    self, EventChannel, Happened, What, ginnel_rdma_ack_cm_event, ginnel_rdma_get_cm_event,
+    self, EventChannel, EventKind, Happened, ginnel_rdma_ack_cm_event, ginnel_rdma_get_cm_event,
 };
 use super::{Opened, Register, done, failed, is_here, locked, objects, opened};
 use crate::context::errno;
 use crate::events::{Events, Unacknowledged};
 use crate::real;
-use ginnel_verbs::cm::manager::{CONSUMER, Connection, Event, Listeners, Owner};
+use ginnel_verbs::cm::manager::{CONSUMER, Connection, Event, EventHandler, Listeners};
 use ginnel_verbs::cm::message::{Parameters, Reject, Request};
-use ginnel_verbs::cm::names::Space;
+use ginnel_verbs::cm::names::PortSpace;
 use ginnel_verbs::device::DeviceError;
 use ginnel_verbs_abi::rdmacm::*;
 use ginnel_verbs_abi::*;
@@ -64,8 +64,8 @@ pub struct State {
     pub wanted: Option<ibv_qp_init_attr>,
 }
 
-impl Owner for Core {
-    fn happened(&self, event: Event) {
+impl EventHandler for Core {
+    fn handle_event(&self, event: Event) {
         if matches!(event, Event::Request(..)) {
             let backlog = self.backlog.load(Ordering::Relaxed);
             let more = |waiting: usize| (waiting < backlog).then_some(waiting + 1);
@@ -74,12 +74,12 @@ impl Owner for Core {
                 return;
             }
         }
-        self.push(What::Event(event));
+        self.push(EventKind::Event(event));
     }
 }
 
 impl Core {
-    pub fn push(&self, what: What) {
+    pub fn push(&self, what: EventKind) {
         if let Some(events) = &*locked(&self.events) {
             events.push(Happened { id: self.address.load(Ordering::Relaxed), what });
         }
@@ -96,12 +96,12 @@ pub unsafe fn own<'a>(id: *mut rdma_cm_id) -> Option<&'a Id> {
     IDS.has(id).then(|| unsafe { &*id.cast::<Id>() })
 }
 
-pub fn space(ps: rdma_port_space) -> Option<Space> {
+pub fn space(ps: rdma_port_space) -> Option<PortSpace> {
     Some(match ps {
-        RDMA_PS_TCP => Space::Tcp,
-        RDMA_PS_UDP => Space::Udp,
-        RDMA_PS_IPOIB => Space::Ipoib,
-        RDMA_PS_IB => Space::Ib,
+        RDMA_PS_TCP => PortSpace::Tcp,
+        RDMA_PS_UDP => PortSpace::Udp,
+        RDMA_PS_IPOIB => PortSpace::Ipoib,
+        RDMA_PS_IB => PortSpace::Ib,
         _ => return None,
     })
 }

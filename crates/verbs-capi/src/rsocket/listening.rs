@@ -1,6 +1,6 @@
 //! A listener, and the connections that wait to be accepted.
 
-use super::line::locked;
+use super::direction::locked;
 use super::maps::Maps;
 use super::stream::{Greeting, Stream, greet};
 use super::waiting::{Waiters, Wake};
@@ -8,8 +8,8 @@ use crate::cm::addresses;
 use crate::cm::opened;
 use ginnel::{ChannelOptions, Error, ErrorCode, StreamChannel, StreamReceiver, StreamSender};
 use ginnel_verbs::cm::hello::{Answer, Hello};
-use ginnel_verbs::cm::meet;
-use ginnel_verbs::cm::names::Space;
+use ginnel_verbs::cm::names::PortSpace;
+use ginnel_verbs::cm::rendezvous;
 use ginnel_verbs::device::Device;
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -25,7 +25,7 @@ const TRIES: u32 = 64;
 /// A listener.
 pub struct Listening {
     pub bound: SocketAddr,
-    doors: Vec<meet::Door<StreamChannel>>,
+    listeners: Vec<rendezvous::BoundListener<StreamChannel>>,
     /// Number of connections that wait in this process; the others wait at the daemon.
     backlog: usize,
     queue: Mutex<Queue>,
@@ -74,22 +74,23 @@ impl Listening {
             return Err(libc::ENODEV);
         }
         let mut tries = if is_port_chosen { TRIES } else { 1 };
-        let doors = loop {
+        let listeners = loop {
             let namespace = addresses::namespace();
-            let made = meet::listen(&devices, Space::Tcp, &addresses::listened(bound), namespace, options);
+            let made =
+                rendezvous::listen(&devices, PortSpace::Tcp, &addresses::listened(bound), namespace, options);
             tries -= 1;
             match made.map_err(|error| refused(&error)) {
                 Err(libc::EADDRINUSE) if tries > 0 => bound.set_port(addresses::any_port()),
                 made => break made?,
             }
         };
-        Ok(Self { bound, doors, backlog, queue: Mutex::default(), waiters: Waiters::default() })
+        Ok(Self { bound, listeners, backlog, queue: Mutex::default(), waiters: Waiters::default() })
     }
 
     /// Accepts new channels and reads their hellos. Adds to `wake` what becomes readable when there are more.
     fn collect(&self, queue: &mut Queue, mut wake: Option<&mut Wake>) {
         let Queue { silent, arrived } = queue;
-        for (listener, device) in &self.doors {
+        for (listener, device) in &self.listeners {
             while arrived.len() + silent.len() < self.backlog + SILENT
                 && let Ok(channel) = listener.try_accept()
             {

@@ -7,15 +7,15 @@
 //! trusted: the queue pair checks the key and the bounds of each write.
 #![allow(unsafe_code)] // Maps pages for tables, and accesses their words.
 
-use super::line::locked;
+use super::direction::locked;
 use crate::context::{Open, next_domain};
 use crate::memory::register;
-use crate::program::Process;
+use crate::program::ProcessMemory;
 use ginnel_layout::verbs::{Access, Key, Kind, QpNumber, QpState};
 use ginnel_shmem::Mapping;
 use ginnel_verbs::cm::hello::Offer;
 use ginnel_verbs::completion_queue::CompletionQueue;
-use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, Wanted};
+use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, QueuePairOptions};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::work::{Element, Operation, Status, Work};
 use ginnel_verbs_abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE};
@@ -161,7 +161,7 @@ impl Maps {
     pub fn new(open: &Arc<Open>) -> Result<Self, c_int> {
         let domain = next_domain(open);
         let completions = Arc::new(CompletionQueue::new(4));
-        let pair = open.device.create_queue_pair(Wanted {
+        let pair = open.device.create_queue_pair(QueuePairOptions {
             kind: Kind::RC,
             domain,
             capacity: Capacity {
@@ -238,13 +238,13 @@ impl Maps {
             is_signaled: true,
         };
         let _turn = locked(&self.turn);
-        self.pair.post(&Process, &work).map_err(|_| libc::EIO)?;
+        self.pair.post(&ProcessMemory, &work).map_err(|_| libc::EIO)?;
         let mut looks = 0;
         // The limit corresponds to a rate of ten megabytes per second.
         let end = Instant::now() + 2 * PATIENCE + Duration::from_nanos(100 * len as u64);
         let status = loop {
             let mut status = None;
-            self.completions.poll(&Process, 1, |completed| status = Some(completed.status));
+            self.completions.poll(&ProcessMemory, 1, |completed| status = Some(completed.status));
             if let Some(status) = status {
                 break status;
             }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Values from C.
 
 use super::calls::foreign;
-use super::line::locked;
+use super::direction::locked;
 use super::socket::Socket;
 use super::table;
 use crate::cm::{done, failed};
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_kept_and_told() {
+    fn options_are_stored_and_returned() {
         let socket = Socket::new(libc::AF_INET, false).unwrap();
         let (level, name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
         assert_eq!(get(&socket, level, name).unwrap(), 0_i32.to_ne_bytes());

@@ -3,7 +3,7 @@
 //! An rsocket is new at first, and then a listener or a connection. A connection with an offer of I/O maps is established when the other
 //! side has accepted it. Any other connection is established at once, like a TCP connection that waits in a backlog.
 
-use super::line::locked;
+use super::direction::locked;
 use super::listening::Listening;
 use super::maps::Maps;
 use super::options::Options;
@@ -13,8 +13,8 @@ use super::waiting::{Waiters, Wake};
 use crate::cm::{addresses, opened};
 use ginnel::{ChannelOptions, Error, ErrorCode, StreamChannel, StreamReceiver, StreamSender};
 use ginnel_verbs::cm::hello::{Answer, Hello};
-use ginnel_verbs::cm::meet;
-use ginnel_verbs::cm::names::Space;
+use ginnel_verbs::cm::names::PortSpace;
+use ginnel_verbs::cm::rendezvous;
 use libc::{POLLERR, POLLHUP, POLLRDHUP, c_short};
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -212,7 +212,8 @@ impl Socket {
         let mut reached = Err(libc::ECONNREFUSED);
         for opened in opened() {
             let open = opened.open();
-            match meet::reach::<StreamChannel>(&open.device, Space::Tcp, to, namespace, &options) {
+            match rendezvous::connect::<StreamChannel>(&open.device, PortSpace::Tcp, to, namespace, &options)
+            {
                 Ok(Some(channel)) => {
                     reached = Ok((channel, open));
                     break;
@@ -376,7 +377,7 @@ impl Socket {
         match self.stream.get() {
             None => vec![&self.changes],
             Some(stream) => {
-                let [sending, receiving] = stream.lines();
+                let [sending, receiving] = stream.directions();
                 let mut waiters = Vec::new();
                 if wanted & OUT != 0 {
                     waiters.push(sending);

@@ -1,6 +1,6 @@
 //! A connected rsocket.
 
-use super::line::{Failed, Half, How, Line};
+use super::direction::{Direction, Failed, Half, How};
 use super::maps::Maps;
 use super::waiting::Wake;
 use ginnel::{Error, StreamChannel, StreamReceiver, StreamSender};
@@ -14,8 +14,8 @@ pub struct Stream {
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub maps: Option<Maps>,
-    sending: Line<StreamSender>,
-    receiving: Line<StreamReceiver>,
+    sending: Direction<StreamSender>,
+    receiving: Direction<StreamReceiver>,
     /// Whether this side has ended the direction in which it sends.
     is_finished: AtomicBool,
     /// Whether the program has been told that the peer has ended.
@@ -37,8 +37,8 @@ impl Stream {
             local,
             peer,
             maps,
-            sending: Line::new(sender),
-            receiving: Line::new(receiver),
+            sending: Direction::new(sender),
+            receiving: Direction::new(receiver),
             is_finished: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
         }
@@ -130,7 +130,7 @@ impl Stream {
         self.is_finished.load(Ordering::Relaxed)
     }
 
-    pub fn lines(&self) -> [&super::waiting::Waiters; 2] {
+    pub fn directions(&self) -> [&super::waiting::Waiters; 2] {
         [&self.sending.waiters, &self.receiving.waiters]
     }
 }

@@ -6,7 +6,7 @@
 //! bells in the list. So no wake-up is lost, and no thread wakes in vain unless several threads use the same half.
 #![allow(unsafe_code)] // Descriptors are used by their numbers.
 
-use super::line::locked;
+use super::direction::locked;
 use super::table::generation;
 use std::cell::RefCell;
 use std::ffi::c_int;

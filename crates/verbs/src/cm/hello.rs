@@ -120,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_sent_is_what_is_heard() {
+    fn encoded_messages_are_decoded_unchanged() {
         let offer = Offer { queue_pair: 0x12_3456, table: 0x7fff_0000_1000, key: 9, entries: 128 };
         for offer in [None, Some(offer)] {
             for [from, to] in [["10.0.0.1:5", "10.0.0.2:65535"], ["[fd00::1]:1", "[::1]:7471"]] {
@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_heard_has_one_meaning(bytes: [u8; Hello::LEN], families in prop::array::uniform2(0..8_u8), is_marked: bool) {
+        fn each_message_has_only_one_encoding(bytes: [u8; Hello::LEN], families in prop::array::uniform2(0..8_u8), is_marked: bool) {
             let mut bytes = bytes;
             if is_marked {
                 bytes[..MARK.len()].copy_from_slice(&MARK);

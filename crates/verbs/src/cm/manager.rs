@@ -34,11 +34,11 @@ use ginnel::{ChannelOptions, Error, Listener, MessageChannel, MessageReceiver};
 use ginnel::{MessageSender, ReadySet, WaitMode};
 use ginnel_layout::verbs::QpNumber;
 
-use crate::cm::meet;
 use crate::cm::message::{LARGEST, Message, Reject, Reply, Request};
-use crate::cm::names::Space;
+use crate::cm::names::PortSpace;
+use crate::cm::rendezvous;
 use crate::device::{Device, DeviceError};
-use crate::notifier::{Poke, drain};
+use crate::notifier::{Waker, drain};
 
 /// Reason of a rejection: invalid service ID, nobody listens there (InfiniBand Architecture Specification 1.2.1, table 109).
 pub const NO_SERVICE: u16 = 8;
@@ -56,7 +56,7 @@ const LOOK: Duration = Duration::from_millis(10);
 const CHANNEL: ChannelOptions =
     ChannelOptions { capacity: 4096, input_capacity: 4096, patience: Duration::ZERO, backlog: 0 };
 
-const POKED: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX;
 /// Keys with this bit belong to listeners.
 const LISTENER: u64 = 1 << 63;
 
@@ -78,9 +78,9 @@ pub enum Event {
 }
 
 /// The receiver of the events of a listener or a connection.
-pub trait Owner: Send + Sync {
+pub trait EventHandler: Send + Sync {
     /// Handles an event. The manager's thread calls this without holding a lock.
-    fn happened(&self, event: Event);
+    fn handle_event(&self, event: Event);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ struct Side {
     phase: Phase,
     /// `None` once the connection is over.
     sender: Option<MessageSender>,
-    owner: Option<Arc<dyn Owner>>,
+    owner: Option<Arc<dyn EventHandler>>,
     is_datagram: bool,
 }
 
@@ -158,7 +158,7 @@ impl Connection {
     }
 
     /// Sets the handler of all later events.
-    pub fn set_owner(&self, owner: Option<Arc<dyn Owner>>) {
+    pub fn set_owner(&self, owner: Option<Arc<dyn EventHandler>>) {
         self.side().owner = owner;
     }
 
@@ -284,7 +284,7 @@ impl Connection {
     fn tell(&self, event: Event) {
         let owner = self.side().owner.clone();
         if let Some(owner) = owner {
-            owner.happened(event);
+            owner.handle_event(event);
         }
     }
 }
@@ -293,7 +293,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             // The manager's thread drops its half of the channel.
-            shared.poke.poke();
+            shared.waker.wake();
         }
     }
 }
@@ -302,20 +302,20 @@ impl Drop for Connection {
 struct Listening {
     listener: Listener<MessageChannel>,
     device: Arc<Device>,
-    space: Space,
-    owner: Arc<dyn Owner>,
+    space: PortSpace,
+    owner: Arc<dyn EventHandler>,
     is_watched: bool,
 }
 
 /// The receiving half of a connection.
-struct Wire {
+struct ReceivingHalf {
     receiver: MessageReceiver,
-    to: To,
+    to: Destination,
     is_registered: bool,
     is_pending: bool,
 }
 
-enum To {
+enum Destination {
     /// No request has arrived yet.
     Silent(Box<Silent>),
     Connection(Weak<Connection>),
@@ -324,20 +324,20 @@ enum To {
 struct Silent {
     sender: Option<MessageSender>,
     device: Arc<Device>,
-    space: Space,
-    owner: Arc<dyn Owner>,
+    space: PortSpace,
+    owner: Arc<dyn EventHandler>,
 }
 
 #[derive(Default)]
 struct State {
     last: u64,
     listening: BTreeMap<u64, Listening>,
-    wires: BTreeMap<u64, Wire>,
+    halves: BTreeMap<u64, ReceivingHalf>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    poke: Poke,
+    waker: Waker,
     is_over: AtomicBool,
 }
 
@@ -376,18 +376,18 @@ impl Manager {
     ) -> Result<Self, DeviceError> {
         let mut set = ReadySet::new()?;
         set.set_mode(WaitMode::Interrupt);
-        let (poke, poked) = UnixStream::pair().map_err(failed)?;
-        poke.set_nonblocking(true).map_err(failed)?;
-        poked.set_nonblocking(true).map_err(failed)?;
-        set.watch(&poked, POKED)?;
+        let (waker, wake_socket) = UnixStream::pair().map_err(failed)?;
+        waker.set_nonblocking(true).map_err(failed)?;
+        wake_socket.set_nonblocking(true).map_err(failed)?;
+        set.watch(&wake_socket, WAKE)?;
         let shared = Arc::new(Shared {
             state: Mutex::default(),
-            poke: Poke::new(poke),
+            waker: Waker::new(waker),
             is_over: AtomicBool::new(false),
         });
         let thread = {
             let shared = shared.clone();
-            spawn(Box::new(move || run(&shared, set, poked))).map_err(failed)?
+            spawn(Box::new(move || run(&shared, set, wake_socket))).map_err(failed)?
         };
         Ok(Self { shared, thread: Some(thread), process: process::id() })
     }
@@ -397,12 +397,12 @@ impl Manager {
     pub fn listen(
         &self,
         devices: &[Arc<Device>],
-        space: Space,
+        space: PortSpace,
         addresses: &[SocketAddr],
         namespace: u64,
-        owner: &Arc<dyn Owner>,
+        owner: &Arc<dyn EventHandler>,
     ) -> Result<Listeners, DeviceError> {
-        let found = meet::listen(devices, space, addresses, namespace, &CHANNEL)?;
+        let found = rendezvous::listen(devices, space, addresses, namespace, &CHANNEL)?;
         let mut state = locked(&self.shared.state);
         let mut keys = Vec::new();
         for (listener, device) in found {
@@ -414,26 +414,31 @@ impl Manager {
             keys.push(key);
         }
         drop(state);
-        self.shared.poke.poke();
+        self.shared.waker.wake();
         Ok(Listeners { shared: self.shared.clone(), keys })
     }
 
     /// Opens a channel to the listener of an address; returns `None` if nobody listens there. Asks the daemon.
-    pub fn reach(
+    pub fn connect(
         &self,
         device: &Arc<Device>,
-        space: Space,
+        space: PortSpace,
         address: SocketAddr,
         namespace: u64,
     ) -> Result<Option<Arc<Connection>>, DeviceError> {
-        let reached = meet::reach::<MessageChannel>(device, space, address, namespace, &CHANNEL)?;
+        let reached = rendezvous::connect::<MessageChannel>(device, space, address, namespace, &CHANNEL)?;
         let Some(channel) = reached else { return Ok(None) };
         let (sender, mut receiver) = channel.split();
         receiver.set_nonblocking(true);
         let connection = self.shared.connection(device.clone(), Phase::Open, sender);
-        let to = To::Connection(Arc::downgrade(&connection));
-        locked(&self.shared.state).add(Wire { receiver, to, is_registered: false, is_pending: true });
-        self.shared.poke.poke();
+        let to = Destination::Connection(Arc::downgrade(&connection));
+        locked(&self.shared.state).add(ReceivingHalf {
+            receiver,
+            to,
+            is_registered: false,
+            is_pending: true,
+        });
+        self.shared.waker.wake();
         Ok(Some(connection))
     }
 }
@@ -446,15 +451,15 @@ impl Drop for Manager {
             return;
         }
         self.shared.is_over.store(true, Ordering::Release);
-        self.shared.poke.poke();
+        self.shared.waker.wake();
         let _ = thread.join();
     }
 }
 
 impl State {
-    fn add(&mut self, wire: Wire) {
+    fn add(&mut self, half: ReceivingHalf) {
         self.last += 1;
-        self.wires.insert(self.last, wire);
+        self.halves.insert(self.last, half);
     }
 
     /// Accepts the channels that peers have opened.
@@ -469,22 +474,22 @@ impl State {
         for (channel, device, space, owner) in came {
             let (sender, mut receiver) = channel.split();
             receiver.set_nonblocking(true);
-            let to = To::Silent(Box::new(Silent { sender: Some(sender), device, space, owner }));
-            self.add(Wire { receiver, to, is_registered: false, is_pending: true });
+            let to = Destination::Silent(Box::new(Silent { sender: Some(sender), device, space, owner }));
+            self.add(ReceivingHalf { receiver, to, is_registered: false, is_pending: true });
         }
-        let silent = |wire: &Wire| matches!(wire.to, To::Silent(_));
-        let surplus = self.wires.values().filter(|wire| silent(wire)).count().saturating_sub(SILENT);
+        let silent = |half: &ReceivingHalf| matches!(half.to, Destination::Silent(_));
+        let surplus = self.halves.values().filter(|half| silent(half)).count().saturating_sub(SILENT);
         let oldest: Vec<_> =
-            self.wires.iter().filter(|(_, wire)| silent(wire)).map(|(key, _)| *key).take(surplus).collect();
+            self.halves.iter().filter(|(_, half)| silent(half)).map(|(key, _)| *key).take(surplus).collect();
         for key in oldest {
-            self.wires.remove(&key);
+            self.halves.remove(&key);
         }
     }
 }
 
 /// An event that has to be delivered, after the lock has been released.
-enum Telling {
-    Listener(Arc<dyn Owner>, Arc<Connection>, Request),
+enum Delivery {
+    Listener(Arc<dyn EventHandler>, Arc<Connection>, Request),
     Connection(Arc<Connection>, Event),
 }
 
@@ -503,35 +508,40 @@ impl Shared {
     }
 
     /// Takes some of the messages of a receiving half. Returns false if the channel has ended.
-    fn hear(self: &Arc<Self>, wire: &mut Wire, told: &mut Vec<Telling>) -> bool {
-        wire.is_pending = false;
+    fn hear(self: &Arc<Self>, half: &mut ReceivingHalf, told: &mut Vec<Delivery>) -> bool {
+        half.is_pending = false;
         let mut buffer = [0; LARGEST];
         for _ in 0..TURN {
-            let message = match wire.receiver.recv_into(&mut buffer) {
+            let message = match half.receiver.recv_into(&mut buffer) {
                 Ok(len) => buffer.get(..len).and_then(Message::decode),
                 Err(Error::WouldBlock) => return true,
                 Err(_) => {
-                    if let To::Connection(connection) = &wire.to
+                    if let Destination::Connection(connection) = &half.to
                         && let Some(connection) = connection.upgrade()
                         && let Some(event) = connection.ended()
                     {
-                        told.push(Telling::Connection(connection, event));
+                        told.push(Delivery::Connection(connection, event));
                     }
                     return false;
                 }
             };
-            if !self.take(&mut wire.to, message, told) {
+            if !self.take(&mut half.to, message, told) {
                 return false;
             }
         }
-        wire.is_pending = true;
+        half.is_pending = true;
         true
     }
 
     /// Handles a message; `None` stands for one that could not be decoded. Returns false if nothing more is to be read from this side.
-    fn take(self: &Arc<Self>, to: &mut To, message: Option<Message>, told: &mut Vec<Telling>) -> bool {
+    fn take(
+        self: &Arc<Self>,
+        to: &mut Destination,
+        message: Option<Message>,
+        told: &mut Vec<Delivery>,
+    ) -> bool {
         match to {
-            To::Silent(silent) => {
+            Destination::Silent(silent) => {
                 let (Some(Message::Request(request)), Some(sender)) = (message, silent.sender.take()) else {
                     return false;
                 };
@@ -545,17 +555,17 @@ impl Shared {
                 }
                 connection.side().is_datagram = request.space.is_datagram();
                 let owner = silent.owner.clone();
-                *to = To::Connection(Arc::downgrade(&connection));
-                told.push(Telling::Listener(owner, connection, request));
+                *to = Destination::Connection(Arc::downgrade(&connection));
+                told.push(Delivery::Listener(owner, connection, request));
                 true
             }
-            To::Connection(connection) => {
+            Destination::Connection(connection) => {
                 let Some(connection) = connection.upgrade() else { return false };
                 let heard = message.ok_or(WrongPhase).and_then(|message| connection.hear(message));
                 let is_good = heard.is_ok();
                 let event = heard.unwrap_or_else(|_| connection.ended());
                 if let Some(event) = event {
-                    told.push(Telling::Connection(connection, event));
+                    told.push(Delivery::Connection(connection, event));
                 }
                 is_good
             }
@@ -563,31 +573,36 @@ impl Shared {
     }
 }
 
-fn run(shared: &Arc<Shared>, mut set: ReadySet, mut poked: UnixStream) {
+fn run(shared: &Arc<Shared>, mut set: ReadySet, mut wake_socket: UnixStream) {
     let mut keys = Vec::new();
     while !shared.is_over.load(Ordering::Acquire) {
         let mut told = Vec::new();
         let timeout = turn(shared, &mut set, &keys, &mut told);
         for telling in told {
             match telling {
-                Telling::Listener(owner, connection, request) => {
-                    owner.happened(Event::Request(connection, request))
+                Delivery::Listener(owner, connection, request) => {
+                    owner.handle_event(Event::Request(connection, request))
                 }
-                Telling::Connection(connection, event) => connection.tell(event),
+                Delivery::Connection(connection, event) => connection.tell(event),
             }
         }
         if set.wait(&mut keys, timeout).is_err() {
             // The ready set does not work any more, so nothing wakes this thread and it has to poll.
             std::thread::sleep(Duration::from_millis(1));
         }
-        if keys.contains(&POKED) {
-            drain(&mut poked);
+        if keys.contains(&WAKE) {
+            drain(&mut wake_socket);
         }
     }
 }
 
 /// Handles everything that has arrived. Returns how long the thread may sleep afterwards.
-fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<Telling>) -> Option<Duration> {
+fn turn(
+    shared: &Arc<Shared>,
+    set: &mut ReadySet,
+    keys: &[u64],
+    told: &mut Vec<Delivery>,
+) -> Option<Duration> {
     let mut state = locked(&shared.state);
     let mut is_hidden = false;
     for (key, listening) in &mut state.listening {
@@ -597,26 +612,26 @@ fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<T
         }
     }
     let mut ended = Vec::new();
-    for (key, wire) in &mut state.wires {
-        if matches!(&wire.to, To::Connection(connection) if connection.strong_count() == 0) {
+    for (key, half) in &mut state.halves {
+        if matches!(&half.to, Destination::Connection(connection) if connection.strong_count() == 0) {
             ended.push(*key);
             continue;
         }
-        if !wire.is_registered {
+        if !half.is_registered {
             // Where there is no room for another registration, the thread polls from time to time.
-            wire.is_registered = wire.receiver.register(set, *key).is_ok();
-            wire.is_pending = true;
+            half.is_registered = half.receiver.register(set, *key).is_ok();
+            half.is_pending = true;
         }
-        let is_due = !wire.is_registered || wire.is_pending || keys.contains(key);
-        if is_due && !shared.hear(wire, told) {
+        let is_due = !half.is_registered || half.is_pending || keys.contains(key);
+        if is_due && !shared.hear(half, told) {
             ended.push(*key);
         }
     }
-    let gone: Vec<_> = ended.iter().filter_map(|key| state.wires.remove(key)).collect();
+    let gone: Vec<_> = ended.iter().filter_map(|key| state.halves.remove(key)).collect();
     // Known channels are handled before new ones are accepted, because accepting may close the oldest that are still silent.
     state.accept();
-    let is_pending = state.wires.values().any(|wire| wire.is_pending);
-    is_hidden |= state.wires.values().any(|wire| !wire.is_registered);
+    let is_pending = state.halves.values().any(|half| half.is_pending);
+    is_hidden |= state.halves.values().any(|half| !half.is_registered);
     drop(state);
     // This tells the daemon, so it must happen without the lock.
     drop(gone);

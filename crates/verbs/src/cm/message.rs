@@ -17,7 +17,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::cm::names::Space;
+use crate::cm::names::PortSpace;
 
 /// The maximum length of private data, in bytes.
 pub const MOST: usize = 255;
@@ -55,7 +55,7 @@ pub struct Parameters {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The port space of both addresses.
-    pub space: Space,
+    pub space: PortSpace,
     /// Address of the requesting side.
     pub from: SocketAddr,
     /// Address that the request is for.
@@ -162,7 +162,7 @@ impl Message {
         let mut bytes = Vec::with_capacity(LARGEST);
         match self {
             Self::Request(Request { space, from, to, parameters, private }) => {
-                let number = Space::ALL.iter().position(|other| other == space).unwrap_or(0);
+                let number = PortSpace::ALL.iter().position(|other| other == space).unwrap_or(0);
                 bytes.extend([1, VERSION, number as u8]);
                 put_address(&mut bytes, *from);
                 put_address(&mut bytes, *to);
@@ -197,7 +197,7 @@ impl Message {
                 let (to, rest) = rest.split_first_chunk()?;
                 let (parameters, rest) = rest.split_first_chunk()?;
                 Self::Request(Request {
-                    space: *Space::ALL.get(usize::from(*number))?,
+                    space: *PortSpace::ALL.get(usize::from(*number))?,
                     from: take_address(from)?,
                     to: take_address(to)?,
                     parameters: take_parameters(parameters),
@@ -226,7 +226,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_sent_is_what_is_heard() {
+    fn encoded_messages_are_decoded_unchanged() {
         let parameters = Parameters {
             queue_pair: 0x12_3456,
             qkey: 7,
@@ -239,7 +239,7 @@ mod tests {
         };
         for message in [
             Message::Request(Request {
-                space: Space::Ib,
+                space: PortSpace::Ib,
                 from: "10.0.0.1:5".parse().unwrap(),
                 to: "[fd00::1]:65535".parse().unwrap(),
                 parameters,
@@ -259,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_heard_has_one_meaning(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0..8_u8) {
+        fn each_message_has_only_one_encoding(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0..8_u8) {
             let mut bytes = bytes;
             if let [first, second, ..] = &mut bytes[..] {
                 (*first, *second) = (kind, VERSION);

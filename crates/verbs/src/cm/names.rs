@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// A space of port numbers: `rdma_port_space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Space {
+pub enum PortSpace {
     /// For reliable connections (`RDMA_PS_TCP`).
     Tcp,
     /// For datagrams (`RDMA_PS_UDP`).
@@ -15,7 +15,7 @@ pub enum Space {
     Ib,
 }
 
-impl Space {
+impl PortSpace {
     /// All port spaces. The index of each is its number in messages.
     pub(crate) const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Ipoib, Self::Ib];
 
@@ -45,7 +45,7 @@ pub struct Network {
 
 /// Returns the name of the listener of an address, which must not be an unspecified one. The name of a loopback address contains the
 /// network namespace, and all loopback addresses share one name.
-pub fn name(space: Space, address: SocketAddr, network: Network) -> String {
+pub fn name(space: PortSpace, address: SocketAddr, network: Network) -> String {
     let (space, port) = (space.word(), address.port());
     match address.ip().to_canonical() {
         ip if ip.is_loopback() => format!("cm.{space}.{port}.lo.{}.{}", network.member, network.namespace),
@@ -70,10 +70,10 @@ mod tests {
             ("[::1]:1", "cm.tcp.1.lo.3.18446744073709551615"),
             ("[fd00::1]:65535", "cm.tcp.65535.fd00--1"),
         ] {
-            assert_eq!(name(Space::Tcp, address.parse().unwrap(), network), wanted);
+            assert_eq!(name(PortSpace::Tcp, address.parse().unwrap(), network), wanted);
         }
         let longest = "[1111:2222:3333:4444:5555:6666:7777:8888]:65535".parse().unwrap();
-        for space in Space::ALL {
+        for space in PortSpace::ALL {
             let name = name(space, longest, network);
             assert!(ginnel_layout::name::Name::new(&name).is_ok(), "{name}");
         }

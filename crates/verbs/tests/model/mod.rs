@@ -1,8 +1,9 @@
-//! Two honest endpoints with all kinds of queue pairs, in plain memory into which a neighbour scribbles between their operations. The
-//! fuzzer uses it as well. Some regions lie in the arenas, and some are shadow regions.
+//! Two correct endpoints with all kinds of queue pairs, in plain memory. Between their operations, a third member scribbles into the
+//! memory. The fuzzer uses this model as well. Some regions lie in the arenas, and some are shadow regions.
 //!
-//! Every call returns; nothing outside of tables and arenas is touched, since the memory checks each offset; a program's addresses are those
-//! of its own requests; and each completion is of a request that has none yet, and fits it.
+//! The model checks that every call returns, that nothing outside the tables and arenas is touched (the memory checks each offset), that
+//! the program's memory is accessed only at the addresses of its own requests, and that each completion belongs to a request that has
+//! not completed yet, and fits it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,42 +17,44 @@ use ginnel_layout::verbs::{
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
-use ginnel_verbs::program::Program;
-use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Rings, Wanted, lid};
+use ginnel_verbs::program::ProgramMemory;
+use ginnel_verbs::queue_pair::{
+    Adapter, Capacity, Change, Location, QueuePair, QueuePairOptions, Rings, lid,
+};
+use ginnel_verbs::range_allocator::RangeAllocator;
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
-use ginnel_verbs::runs::Runs;
 use ginnel_verbs::shadow::{self, Bounce};
 use ginnel_verbs::shared_copy;
 use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 use ginnel_verbs::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
-/// An operation, or, with the top bit of its code, a scribble.
+/// An operation, or, if the top bit of its code is set, a scribble.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
-    /// What.
+    /// Selects the operation, or the word to scribble on.
     pub code: u8,
-    /// Its arguments.
+    /// First argument.
     pub a: u16,
-    /// See above.
+    /// Second argument.
     pub b: u16,
 }
 
 const BASE: u64 = 7 * CHUNK as u64;
-/// Bytes of the program.
+/// Length of the program's memory, in bytes.
 const PROGRAM: usize = 320 << 10;
-/// Where in the arena memory is given out that is asked for later.
+/// Offset in the arena of the memory that is allocated later.
 const SPARE: std::ops::Range<usize> = 1 << 20..(1 << 20) + (300 << 10);
-/// Bytes of a copy that is shared with a peer that polls.
+/// Length of a copy that is shared with a peer that polls, in bytes.
 const LONG: u32 = shared_copy::LEAST as u32 + 9;
 const SHAPE: Shape = Shape { entries: 4, elements: 3 };
 const CAPACITY: Capacity = Capacity { sends: 4, elements: 3, inline: 64, receives: SHAPE };
 const ALL: u32 = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
 const QKEY: u32 = 5;
-/// Indices of the queue pairs, and of the shared receive queue.
+/// Indices of the queue pairs and of the shared receive queue.
 const KINDS: [(usize, Kind); 4] = [(1, Kind::RC), (2, Kind::UC), (3, Kind::UD), (4, Kind::RC)];
 const SHARED: usize = 5;
-/// The one that receives from the shared queue.
+/// The index of the queue pair that uses the shared receive queue.
 const SHARES: usize = 3;
 
 struct One(Mapping);
@@ -66,7 +69,7 @@ impl Arenas<Mapping> for One {
 struct Device {
     number: u32,
     arena: Mapping,
-    spare: Mutex<Runs>,
+    spare: Mutex<RangeAllocator>,
     regions: Mutex<Regions<Mapping>>,
     removals: AtomicU64,
     incarnations: AtomicU32,
@@ -113,8 +116,8 @@ impl Adapter<Mapping> for Device {
     }
 }
 
-/// The program's memory: the first bytes of the second chunk. While a piece of a long copy is copied, the other side's queue pairs look
-/// whether they can help, and a neighbour may scribble into what is claimed.
+/// The program's memory: the first bytes of the second chunk. While a piece of a long copy is copied, the queue pairs of the other side
+/// look whether they can help, and the third member may scribble into the claims.
 struct Pages<'a> {
     memory: Mapping,
     other: Option<&'a Side>,
@@ -139,7 +142,7 @@ impl Pages<'_> {
     }
 }
 
-impl Program<Mapping> for Pages<'_> {
+impl ProgramMemory<Mapping> for Pages<'_> {
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
         self.help(len);
         let mut bytes = vec![0; len];
@@ -177,13 +180,13 @@ impl Program<Mapping> for Pages<'_> {
     }
 }
 
-/// A request that has no completion yet.
+/// A request that has not completed yet.
 struct Outstanding {
-    /// Whose, unless it is a shared receive.
+    /// The index of the queue pair, unless it is a shared receive.
     of: Option<QpNumber>,
-    /// What a completion says, of a request to send.
+    /// The expected completion of a send request.
     opcode: Option<Opcode>,
-    /// Bytes of a receive.
+    /// Length of a receive, in bytes.
     length: u32,
 }
 
@@ -196,7 +199,7 @@ struct Side {
     queue: Arc<CompletionQueue<Mapping>>,
     pairs: Vec<Arc<QueuePair<Mapping>>>,
     shared: Arc<SharedReceiveQueue<Mapping>>,
-    /// Of the same memory, as a region in the arena and as a shadow region.
+    /// Keys of the same memory, as a region in the arena and as a shadow region.
     keys: [Key; 2],
     outstanding: HashMap<u64, Outstanding>,
     last: u64,
@@ -218,8 +221,8 @@ impl Side {
         let own = Arc::new(Peer::new(tables.clone(), Box::new(One(arena.clone()))));
         let mut regions = Regions::new(tables.clone());
         let keys = register(&mut regions);
-        let mut spare = Runs::default();
-        // Not enough for everything that may be posted.
+        let mut spare = RangeAllocator::default();
+        // Less memory than all possible receives need.
         spare.give(SPARE.start as u64, SPARE.len() as u64);
         let device = Arc::new(Device {
             number,
@@ -252,7 +255,7 @@ impl Side {
             let own = if shared.is_some() { None } else { rings(index) };
             let completes = (queue.clone(), queue.clone());
             let tell = Box::new(|_| {});
-            let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared, completes, tell };
+            let wanted = QueuePairOptions { kind, domain: 1, capacity: CAPACITY, shared, completes, tell };
             QueuePair::new(tables.clone(), location(index, own), wanted, device.clone()).unwrap()
         });
         let pairs: Vec<_> = pairs.collect();
@@ -265,7 +268,7 @@ impl Side {
         Pages { memory: self.arena.clone(), other: None, claims: None }
     }
 
-    /// As far as it goes towards sending.
+    /// Brings a queue pair as far towards RTS as possible.
     fn connect(&self, i: usize) {
         let (pair, kind) = (&self.pairs[i], KINDS[i].1);
         let peer = QpNumber::new(3 - self.number, KINDS[i].0).filter(|_| kind != Kind::UD);
@@ -280,7 +283,7 @@ impl Side {
         let count = usize::from(a >> 2 & 3).max(1);
         let length = [0, 1, 8, 31, 32, 33, 5000, LONG][usize::from(a >> 4 & 7)];
         let one = |i: usize| {
-            // Some lie around the end of the region.
+            // Some elements cross the end of the region.
             let address = BASE + (u64::from(b) * 8 + 100 * i as u64) % (PROGRAM as u64 + 64);
             let key = self.keys[(usize::from(a >> 13) + i) & 1].0;
             Element { address, length, key: if b == 0xffff { !key } else { key } }
@@ -290,7 +293,7 @@ impl Side {
 
     fn post_receive(&mut self, a: u16, b: u16) {
         let i = usize::from(a & 3);
-        // What a program posts lies in its memory.
+        // The buffers that a program posts are within its memory.
         let end = BASE + PROGRAM as u64;
         let mut elements = self.elements(a, b);
         elements.retain(|one| one.address + u64::from(one.length) <= end);
@@ -334,7 +337,7 @@ impl Side {
         self.outstanding.insert(id, Outstanding { of, opcode: Some(operation.done()), length: 0 });
         let is_signaled = a & 0x1000 == 0;
         let work = Work { id, operation, datagram, elements: &elements, is_inline, is_signaled };
-        // What others have claimed of a long copy, or a neighbour says that they have.
+        // The part of a long copy that others have claimed, or that a scribble claims for them.
         let claims =
             (a & 0x80 != 0).then_some(u64::from(b & 7) << 13 | u64::from(b >> 3 & 7) << 26 | 1 << 39);
         let pages = Pages { other: Some(other), claims, ..self.pages() };
@@ -371,7 +374,7 @@ impl Side {
         let at = self.pairs[i].number().at().unwrap();
         match b % 4 {
             0 => {
-                // A peer that has stopped in the middle of an access would hold it up for a second.
+                // Waiting for a peer that has stopped in the middle of an access would take a second.
                 self.tables.store_relaxed_u64(at + qp::EXECUTING, 0);
                 self.tables.store_relaxed_u64(at + qp::SENDERS, 0);
                 self.pairs[i].modify(QpState::RESET, Change::default()).unwrap();
@@ -383,7 +386,7 @@ impl Side {
         }
     }
 
-    /// Takes the region away, and registers it anew.
+    /// Removes the region, and registers it again.
     fn register(&mut self) {
         let mut regions = self.device.regions.lock().unwrap();
         assert!(self.keys.iter().all(|key| regions.remove(*key)));
@@ -394,7 +397,7 @@ impl Side {
         self.keys = register(&mut regions);
     }
 
-    /// A word of the tables or of the rings becomes something else.
+    /// Overwrites a word of the tables or of the rings.
     fn scribble(&self, code: u8, a: u16, b: u16) {
         let index = usize::from(a & 7);
         let pick = usize::from(a >> 3 & 31);
@@ -425,12 +428,12 @@ impl Side {
             }
             3 => self.tables.store_relaxed_u32(CHUNK_TABLE + pick * 4, value as u32),
             4 => self.arena.store_relaxed_u64(ring + pick * 8, value),
-            // An errand, so that its number is one of this incarnation.
+            // An errand, with a number for this incarnation.
             5 => {
                 let state = self.tables.load_relaxed_u64(pair_at(index) + qp::STATE);
                 self.tables.store_relaxed_u64(pair_at(index) + qp::ASKED, state >> 32 << 32 | small);
             }
-            // An offer, likewise.
+            // An offer, with a number for this incarnation.
             6 => {
                 let at = COPY_TABLE + index * COPY;
                 self.tables.store_relaxed_u64(at + pick % 8 * 8, value);
@@ -451,7 +454,7 @@ fn pair_at(index: usize) -> usize {
     QpNumber::new(1, index).and_then(QpNumber::at).unwrap()
 }
 
-/// Does all of it.
+/// Executes all operations.
 pub fn run(ops: &[Op]) {
     let mut sides = [Side::new(1), Side::new(2)];
     assert!(sides[0].device.other.set(sides[1].own.clone()).is_ok());

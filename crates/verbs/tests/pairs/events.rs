@@ -1,8 +1,8 @@
-//! Completion queues that tell of completions.
+//! Completion queues that notify the program.
 
 use super::*;
 
-/// Two queue pairs whose completion queues count how often they have told.
+/// Two connected queue pairs whose completion queues count their notifications.
 struct Stage {
     both: Both,
     told: [Arc<AtomicU64>; 2],
@@ -26,7 +26,7 @@ impl Stage {
         Self { both, told, keys }
     }
 
-    /// How often the second side was rung, and its program was told, since the last time.
+    /// Returns how often the second side's doorbell was rung, and its program was notified, since the last call.
     fn since(&self) -> (u64, u64) {
         let rings = self.both.sides[1].rings.swap(0, Ordering::Relaxed);
         self.both.queues[1].attend(&self.both.sides[1].pages());
@@ -41,7 +41,7 @@ impl Stage {
 }
 
 #[test]
-fn a_receiver_is_woken_once_for_what_it_has_asked_for() {
+fn a_receiver_is_woken_once_for_each_request_to_be_notified() {
     let stage = Stage::new();
     stage.send(true);
     assert_eq!(stage.since(), (0, 0), "it has not asked");
@@ -61,7 +61,7 @@ fn a_receiver_is_woken_once_for_what_it_has_asked_for() {
     stage.send(true);
     assert_eq!(stage.since(), (1, 1));
     assert_eq!(stage.both.said(1).len(), 2);
-    // The wider wish counts.
+    // The request for any completion takes precedence.
     stage.both.queues[1].arm(false);
     stage.both.queues[1].arm(true);
     stage.send(false);
@@ -70,7 +70,7 @@ fn a_receiver_is_woken_once_for_what_it_has_asked_for() {
 }
 
 #[test]
-fn a_sender_is_told_of_its_own_completions_at_once() {
+fn a_sender_is_notified_of_its_own_completions_at_once() {
     let stage = Stage::new();
     stage.both.queues[0].arm(false);
     stage.send(false);
@@ -78,7 +78,7 @@ fn a_sender_is_told_of_its_own_completions_at_once() {
     stage.both.queues[0].arm(true);
     stage.send(false);
     assert_eq!(stage.told[0].load(Ordering::Relaxed), 0);
-    // Errors wake everybody.
+    // An error wakes a program that waits for any kind of completion.
     let write = Operation::Write { address: BASE, key: Key(77), immediate: None, solicited: false };
     stage.both.queues[1].arm(true);
     stage.both.pairs[1].post_receive(1, &[]).unwrap();
@@ -90,7 +90,7 @@ fn a_sender_is_told_of_its_own_completions_at_once() {
 }
 
 #[test]
-fn what_waits_is_tried_by_whoever_attends() {
+fn the_notifier_tries_waiting_requests() {
     let stage = Stage::new();
     stage.both.queues[0].arm(false);
     stage.both.post(0, 1, SEND, &[element(0, 8, stage.keys[0])]);
@@ -105,19 +105,19 @@ fn what_waits_is_tried_by_whoever_attends() {
 }
 
 #[test]
-fn a_program_that_polls_what_it_is_woken_for_is_woken_for_the_next() {
+fn a_program_that_polls_before_the_notifier_is_woken_for_the_next_completion() {
     let stage = Stage::new();
     stage.both.queues[1].arm(false);
     stage.send(false);
     assert_eq!(stage.both.said(1).len(), 1);
-    // Only now whoever attends looks.
+    // The notifier looks only now.
     assert_eq!(stage.since(), (1, 0));
     stage.send(false);
     assert_eq!(stage.since(), (1, 1));
 }
 
 #[test]
-fn a_queue_pair_that_is_made_after_the_program_has_asked_wakes_it() {
+fn a_queue_pair_created_after_arming_wakes_the_program() {
     let told = Arc::<AtomicU64>::default();
     let tell = told.clone();
     let queue = CompletionQueue::with_events(
@@ -139,7 +139,7 @@ fn a_queue_pair_that_is_made_after_the_program_has_asked_wakes_it() {
 }
 
 #[test]
-fn a_receive_that_is_posted_in_error_is_told_of() {
+fn a_receive_posted_in_the_error_state_causes_a_notification() {
     let stage = Stage::new();
     stage.both.pairs[1].modify(QpState::ERR, Change::default()).unwrap();
     stage.both.queues[1].arm(false);
@@ -149,7 +149,7 @@ fn a_receive_that_is_posted_in_error_is_told_of() {
     assert_eq!(stage.told[1].load(Ordering::Relaxed), 1);
 }
 
-/// A receiver that sleeps after each message, and is woken only by rings: if one got lost, it would sleep for ever.
+/// A receiver that sleeps after each message, and is woken only by the doorbell. If one ring were lost, it would sleep for ever.
 #[test]
 fn no_wake_is_lost() {
     let stage = Stage::new();

@@ -1,10 +1,11 @@
-//! What the tables say of what queue pairs do and wait for.
+//! What the tables report about the work and the waits of queue pairs.
 
 use super::*;
 use ginnel_verbs::inspect;
 
 impl Side {
-    /// What stands there of its only queue pair: requests executed, their bytes, and requests that wait, with the reason.
+    /// Returns what is reported of the side's only queue pair: the number of executed requests, their bytes, and the waiting requests
+    /// with the reason.
     fn shown(&self) -> (u64, u64, Option<(u32, &'static str)>) {
         self.tables.store_relaxed_u64(verbs::MAGIC, verbs::READY);
         self.tables.store_relaxed_u32(verbs::ENDPOINT, self.number);
@@ -19,7 +20,7 @@ impl Side {
 }
 
 #[test]
-fn requests_are_counted_and_those_that_wait_say_why() {
+fn requests_are_counted_and_waits_have_a_reason() {
     let both = Both::unconnected();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1 | ALL)).collect();
     let shown = || both.sides[0].shown();
@@ -56,7 +57,7 @@ fn requests_are_counted_and_those_that_wait_say_why() {
     assert_eq!(shown(), (5, 358, None));
     assert_eq!(both.said(0).len(), 2);
 
-    // What is flushed does not wait, and was not executed.
+    // Flushed requests neither wait nor count as executed.
     send(6);
     assert_eq!(shown(), (5, 358, Some((1, "receive"))));
     both.pairs[0].modify(QpState::ERR, Change::default()).unwrap();
@@ -65,7 +66,7 @@ fn requests_are_counted_and_those_that_wait_say_why() {
 }
 
 #[test]
-fn errands_and_full_completion_queues_are_waited_for() {
+fn waits_for_errands_and_full_completion_queues_are_shown() {
     let queues = [Arc::new(CompletionQueue::new(1)), Arc::new(CompletionQueue::new(16))];
     let both = Both::completing(Kind::RC, queues);
     assert!(both.pairs[1].offer_errands(ginnel_verbs::shadow::MOST));

@@ -1,12 +1,12 @@
-//! What ends, or begins anew, while a peer is in the middle of an access.
+//! Objects that end or are reset while a peer is in the middle of an access.
 
 use super::*;
 use ginnel_layout::verbs::Executing;
 
-/// The program's memory, with something that happens in the middle of each copy.
+/// The program's memory, with a function that is called in the middle of each copy.
 pub struct Meanwhile<'a>(pub Pages, pub Box<dyn Fn() + 'a>);
 
-impl Program<Mapping> for Meanwhile<'_> {
+impl ProgramMemory<Mapping> for Meanwhile<'_> {
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
         (self.1)();
         self.0.copy_in(from, to, at, len, is_last);
@@ -63,7 +63,7 @@ fn reset(pair: &Pair) {
 }
 
 #[test]
-fn a_queue_pair_that_ends_waits_for_a_write() {
+fn ending_a_queue_pair_waits_for_a_write() {
     let (both, keys) = connected();
     let meanwhile = || {
         both.pairs[1].end();
@@ -77,7 +77,7 @@ fn a_queue_pair_that_ends_waits_for_a_write() {
 }
 
 #[test]
-fn receives_are_flushed_after_the_peer_has_left_them() {
+fn receives_are_flushed_only_when_the_peer_has_finished_with_them() {
     let (both, keys) = connected();
     both.fill(0, 0, &[7; 90]);
     both.pairs[1].post_receive(1, &[element(0, 100, keys[1])]).unwrap();
@@ -93,7 +93,7 @@ fn receives_are_flushed_after_the_peer_has_left_them() {
     assert_eq!(both.bytes(1, 0, 90), [7; 90]);
 }
 
-/// The peer stops in the middle of an access for good.
+/// Makes the peer stop in the middle of an access for good.
 fn stop_in_a_write(both: &Both, key: Key) {
     let incarnation = 1;
     let at = both.pairs[1].number().at().unwrap() + qp::EXECUTING;
@@ -103,7 +103,7 @@ fn stop_in_a_write(both: &Both, key: Key) {
 }
 
 #[test]
-fn a_peer_that_dies_in_an_access_holds_nobody_up() {
+fn a_peer_that_dies_during_an_access_delays_no_one() {
     let (both, keys) = connected();
     stop_in_a_write(&both, keys[1]);
     both.sides[0].own.set_dead();
@@ -114,15 +114,15 @@ fn a_peer_that_dies_in_an_access_holds_nobody_up() {
 }
 
 #[test]
-fn a_peer_that_stops_in_an_access_refuses_a_reset() {
+fn a_reset_fails_while_a_peer_has_stopped_in_an_access() {
     let (both, keys) = connected();
     stop_in_a_write(&both, keys[1]);
     assert_eq!(both.pairs[1].modify(QpState::RESET, Change::default()), Err(Refused::Invalid));
 }
 
 #[test]
-fn a_reset_ends_connections() {
-    // Connected with another one since, or with the same one again.
+fn a_reset_ends_the_connection() {
+    // The peer is connected to another queue pair since, or to the same one again.
     for peer in [QpNumber::new(1, 2), QpNumber::new(1, 1)] {
         let (both, keys) = connected();
         for id in 0..3 {
@@ -142,7 +142,7 @@ fn a_reset_ends_connections() {
 }
 
 #[test]
-fn a_sender_that_begins_anew_goes_on_where_it_was() {
+fn a_sender_that_is_reset_continues_at_its_old_position() {
     let (both, keys) = connected();
     for round in 0..6 {
         both.pairs[1].post_receive(round, &[element(0, 100, keys[1])]).unwrap();
@@ -157,7 +157,7 @@ fn a_sender_that_begins_anew_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
+fn a_sender_to_an_earlier_queue_pair_does_not_disturb_a_later_one_with_its_number() {
     let (both, keys) = connected();
     both.post(0, 1, write_to(keys[1]), &[element(0, 8, keys[0])]);
     both.pairs[1].end();
@@ -165,7 +165,7 @@ fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
     let later = two.queue_pair(Kind::RC, 3, queue);
     reset(&later);
     later.modify(QpState::RTR, Change { peer: QpNumber::new(1, 2), ..Change::default() }).unwrap();
-    // Its own peer is in the middle of a write.
+    // The peer of the later queue pair is in the middle of a write.
     let at = later.number().at().unwrap();
     let state = two.tables.load_relaxed_u64(at + qp::STATE);
     let mark = Executing::region((state >> 32) as u32, keys[1]);
@@ -174,14 +174,14 @@ fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
     both.post(0, 2, write_to(keys[1]), &[element(0, 8, keys[0])]);
     assert_eq!(both.comes(0, 2), [(1, Status::SUCCESS), (2, Status::RETRY_EXC_ERR)]);
     assert!(later.is_region_accessed(keys[1]));
-    // Nor do its errors mean anything.
+    // Errors that the earlier sender reports have no effect either.
     two.tables.store_relaxed_u64(at + qp::ERROR, 1 << 32 | u64::from(Status::REM_ACCESS_ERR.0));
     later.look();
     assert_eq!(later.state(), QpState::RTR);
 }
 
 #[test]
-fn the_error_state_can_be_entered_from_any_other() {
+fn the_error_state_can_be_entered_from_any_other_state() {
     let side = Side::new(1);
     let queue = Arc::new(CompletionQueue::new(4));
     let pair = side.queue_pair(Kind::RC, 1, &queue);
@@ -194,7 +194,7 @@ fn the_error_state_can_be_entered_from_any_other() {
 }
 
 #[test]
-fn what_waits_is_tried_also_while_there_is_always_something_to_take() {
+fn waiting_requests_are_tried_even_if_there_are_always_completions() {
     let (both, keys) = connected();
     both.post(1, 50, SEND, &[element(0, 8, keys[1])]);
     both.pairs[0].post_receive(70, &[element(0, 100, keys[0])]).unwrap();
@@ -210,7 +210,7 @@ fn what_waits_is_tried_also_while_there_is_always_something_to_take() {
 }
 
 #[test]
-fn a_drained_queue_pair_takes_what_it_would_take_otherwise() {
+fn a_drained_queue_pair_accepts_the_same_requests() {
     let (both, keys) = connected();
     both.pairs[0].modify(QpState::SQD, Change::default()).unwrap();
     let elements = [element(0, 100, keys[0]); 9];

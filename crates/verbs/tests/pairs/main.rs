@@ -1,4 +1,4 @@
-//! Two endpoints whose tables and arenas are plain memory: everything but the daemon and the program's pages.
+//! Two endpoints whose tables and arenas are plain memory: everything except the daemon and the program's pages.
 
 mod events;
 mod inspect;
@@ -19,41 +19,41 @@ use ginnel_layout::verbs::{
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
-use ginnel_verbs::program::Program;
+use ginnel_verbs::program::ProgramMemory;
 use ginnel_verbs::queue_pair::{
-    Adapter, Capacity, Change, Event, Location, QueuePair, Refused, Rings, Tell, Wanted,
+    Adapter, Capacity, Change, Event, EventCallback, Location, QueuePair, QueuePairOptions, Refused, Rings,
 };
+use ginnel_verbs::range_allocator::RangeAllocator;
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions, chunks_of};
-use ginnel_verbs::runs::Runs;
 use ginnel_verbs::shadow::Bounce;
 use ginnel_verbs::work::{Completed, Element, Opcode, Operation, Status, Work};
 
-/// The first address of the program's memory. Its pages are those of the arena from the second chunk on.
+/// The first address of the program's memory. Its pages are those of the arena, from the second chunk on.
 const BASE: u64 = 7 * CHUNK as u64;
 const ARENA: usize = 4 * CHUNK;
-/// The first address of memory that is not in the arena, and its bytes.
+/// The first address of memory outside the arena, and the length of that memory.
 const OUTSIDE: u64 = 100 * CHUNK as u64;
 const OUTSIDE_BYTES: usize = 1 << 20;
-/// Where in the arena memory is given out that is asked for later.
+/// Offset in the arena of the memory that is allocated later.
 const SPARE: std::ops::Range<usize> = 1 << 20..2 << 20;
 
-/// An endpoint with one arena: rings in the first chunk, pages of the program in the others.
+/// An endpoint with one arena: the rings are in the first chunk, pages of the program in the others.
 struct Side {
     number: u32,
     tables: Mapping,
     arena: Mapping,
     outside: Mapping,
-    /// Whether memory that a request names is not there any more.
+    /// Whether the memory that a request names no longer exists.
     is_unmapped: Arc<AtomicBool>,
-    spare: Mutex<Runs>,
+    spare: Mutex<RangeAllocator>,
     asked: AtomicU64,
     regions: Mutex<Regions<Mapping>>,
     removals: AtomicU64,
     /// Whether the other side counts as dead if it has claimed a receive.
     other_has_died: AtomicBool,
     own: Arc<Peer<Mapping>>,
-    /// How often this side was woken, and had requests that wait.
+    /// How often this side's doorbell was rung, and how often it had waiting requests.
     rings: Arc<AtomicU64>,
     waits: AtomicU64,
     incarnations: AtomicU32,
@@ -61,7 +61,7 @@ struct Side {
     other: OnceLock<Arc<Peer<Mapping>>>,
 }
 
-/// The arena, and how often it was rung.
+/// The arena, and how often the doorbell was rung.
 struct One(Mapping, Arc<AtomicU64>);
 
 impl Arenas<Mapping> for One {
@@ -127,7 +127,7 @@ impl Adapter<Mapping> for Side {
     }
 }
 
-/// The program's memory, as if its pages had been moved into the arena; and memory outside of it.
+/// The program's memory, as if its pages had been moved into the arena, and memory outside the arena.
 struct Pages {
     arena: Mapping,
     outside: Mapping,
@@ -143,7 +143,7 @@ impl Pages {
     }
 }
 
-impl Program<Mapping> for Pages {
+impl ProgramMemory<Mapping> for Pages {
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
         let mut bytes = vec![0; len];
         self.get(from, &mut bytes);
@@ -192,7 +192,7 @@ impl Program<Mapping> for Pages {
 const CAPACITY: Capacity =
     Capacity { sends: 4, elements: 3, inline: 64, receives: Shape { entries: 4, elements: 3 } };
 
-/// Where the rings of the second side's queue pair begin.
+/// Offset of the rings of the second side's queue pair.
 const RING: usize = 3 * 8192;
 
 type Pair = Arc<QueuePair<Mapping>>;
@@ -208,7 +208,7 @@ impl Side {
         let other_has_died = AtomicBool::new(false);
         let (waits, events) = (AtomicU64::new(0), Mutex::default());
         let incarnations = AtomicU32::new(0);
-        let mut spare = Runs::default();
+        let mut spare = RangeAllocator::default();
         spare.give(SPARE.start as u64, SPARE.len() as u64);
         Arc::new(Self {
             number,
@@ -235,7 +235,7 @@ impl Side {
         Pages { arena, outside, is_unmapped: self.is_unmapped.clone() }
     }
 
-    /// Registers a part of the program's memory, from an offset on.
+    /// Registers a part of the program's memory that begins at an offset.
     fn register(&self, at: u64, length: u64, access: u32) -> Key {
         let address = BASE + at;
         let chunk = |chunk| Chunk::new(0, 1 + ((chunk - BASE) / CHUNK as u64) as u32);
@@ -258,7 +258,7 @@ impl Side {
         Location { number: QpNumber::new(self.number, index).unwrap(), rings }
     }
 
-    fn tell(self: &Arc<Self>) -> Tell {
+    fn tell(self: &Arc<Self>) -> EventCallback {
         let side = Arc::downgrade(self);
         Box::new(move |event| side.upgrade().unwrap().events.lock().unwrap().push(event))
     }
@@ -279,7 +279,7 @@ impl Side {
     ) -> Pair {
         let completes = (completes.clone(), completes.clone());
         let tell = self.tell();
-        let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared: None, completes, tell };
+        let wanted = QueuePairOptions { kind, domain: 1, capacity: CAPACITY, shared: None, completes, tell };
         QueuePair::new(self.tables.clone(), self.location(index), wanted, self.adapter()).unwrap()
     }
 }
@@ -343,12 +343,12 @@ impl Both {
         all
     }
 
-    /// Numbers and statuses of the completions that are there.
+    /// Returns the work request identifiers and statuses of the completions that are there.
     fn said(&self, i: usize) -> Vec<(u64, Status)> {
         self.poll(i).iter().map(|completed| (completed.id, completed.status)).collect()
     }
 
-    /// The same, as soon as there are so many.
+    /// The same, but waits until there are this many.
     fn comes(&self, i: usize, count: usize) -> Vec<(u64, Status)> {
         let mut all = Vec::new();
         let end = std::time::Instant::now() + Duration::from_secs(10);
@@ -386,10 +386,10 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn messages_of_all_lengths_reach_all_shapes_of_receives() {
+fn messages_of_all_lengths_reach_receives_of_all_shapes() {
     let both = Both::new();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 2 * CHUNK as u64, 1)).collect();
-    // The message lies around the end of a chunk; 32 bytes are the most that a completion has room for.
+    // The message crosses the end of a chunk. A completion has room for 32 bytes.
     let near = CHUNK as u64 - 100;
     for len in [0usize, 1, 31, 32, 33, 64, 199, 1000] {
         for split in [0, 1, len / 2, len].into_iter().filter(|split| *split <= len) {
@@ -420,7 +420,7 @@ fn messages_of_all_lengths_reach_all_shapes_of_receives() {
 fn reads_writes_and_atomics_reach_the_peers_memory() {
     let both = Both::new();
     let own = both.sides[0].register(0, 2 * CHUNK as u64, 1);
-    // The region lies in two chunks.
+    // The region spans two chunks.
     let at = CHUNK as u64 - 1000;
     let key = both.sides[1].register(at, 3000, 1 | ALL);
     let address = BASE + at;
@@ -442,7 +442,7 @@ fn reads_writes_and_atomics_reach_the_peers_memory() {
     let done = both.said(0);
     assert!(done.iter().map(|(id, _)| *id).eq(1..=5) && done.iter().all(|(_, s)| *s == Status::SUCCESS));
 
-    // With an immediate value, a write uses up a receive.
+    // A write with immediate data consumes a receive.
     both.pairs[1].post_receive(9, &[]).unwrap();
     both.post(0, 6, write(Some(77)), &[element(10, 20, own)]);
     let got = both.poll(1);
@@ -451,8 +451,8 @@ fn reads_writes_and_atomics_reach_the_peers_memory() {
 }
 
 #[test]
-fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
-    // What is wrong; what the region allows, what the queue pair, and where the access begins.
+fn accesses_that_a_peer_does_not_allow_fail_without_effect() {
+    // The tests: the request, the access rights of the region and of the queue pair, and the address.
     let wrongs = [
         ("the region", 1, ALL, 0),
         ("the end", 1 | ALL, ALL, 93),
@@ -471,7 +471,7 @@ fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
             let operation = match kind {
                 0 => Operation::Write { address, key, immediate: None, solicited: false },
                 1 => Operation::Read { address, key },
-                // A word must be aligned.
+                // The address of an atomic operation must be aligned.
                 _ => Operation::FetchAndAdd {
                     address: address.next_multiple_of(8) - if offset < 0 { 8 } else { 0 },
                     key,
@@ -484,7 +484,7 @@ fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
             assert_eq!(both.said(0), wanted, "{what} {kind}");
             assert_eq!(both.bytes(1, 0, 4096), [0xee; 4096], "{what} {kind}");
             assert_eq!(both.pairs[0].state(), QpState::ERR);
-            // The peer hears of it, and flushes.
+            // The peer is told, and flushes its receives.
             both.pairs[1].post_receive(3, &[]).unwrap();
             both.pairs[1].look();
             assert_eq!(both.said(1), [(3, Status::WR_FLUSH_ERR)], "{what} {kind}");
@@ -494,7 +494,7 @@ fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
 }
 
 #[test]
-fn keys_end_with_their_regions() {
+fn keys_are_invalid_after_deregistration() {
     let both = Both::new();
     let own = both.sides[0].register(0, 4096, 1);
     let key = both.sides[1].register(0, 4096, 1 | ALL);
@@ -506,7 +506,7 @@ fn keys_end_with_their_regions() {
     both.post(0, 2, write, &[element(0, 8, own)]);
     assert_eq!(both.said(0), [(1, Status::SUCCESS), (2, Status::REM_ACCESS_ERR)]);
 
-    // So do keys of one's own.
+    // The same holds for the poster's own keys.
     let both = Both::new();
     let own = both.sides[0].register(0, 4096, 1);
     both.pairs[1].post_receive(1, &[]).unwrap();
@@ -517,7 +517,7 @@ fn keys_end_with_their_regions() {
 }
 
 #[test]
-fn a_message_waits_for_its_receive_and_keeps_its_place() {
+fn a_message_waits_for_its_receive_in_order() {
     let both = Both::unconnected();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1)).collect();
     both.connect(0);
@@ -557,7 +557,7 @@ fn a_message_waits_for_its_receive_and_keeps_its_place() {
 }
 
 #[test]
-fn queues_have_their_sizes() {
+fn queues_refuse_more_than_their_size() {
     let both = Both::new();
     let key = both.sides[0].register(0, 4096, 1);
     for id in 0..CAPACITY.sends as u64 {
@@ -578,7 +578,7 @@ fn queues_have_their_sizes() {
 }
 
 #[test]
-fn a_queue_says_how_many_may_wait() {
+fn a_queue_reports_how_many_requests_fit() {
     let both = Both::new();
     for left in (0..CAPACITY.sends).rev() {
         both.post(0, 1, SEND, &[]);
@@ -590,7 +590,7 @@ fn a_queue_says_how_many_may_wait() {
 }
 
 #[test]
-fn completions_that_are_put_back_come_again_in_their_order() {
+fn completions_put_back_are_returned_again_in_order() {
     let both = Both::new();
     for id in 0..4 {
         both.pairs[1].post_receive(id, &[]).unwrap();
@@ -603,7 +603,7 @@ fn completions_that_are_put_back_come_again_in_their_order() {
         assert!(!both.queues[i].resize(1));
         assert_eq!(both.said(i), [1, 2, 3].map(|id| (id, Status::SUCCESS)), "side {i}");
         assert_eq!(taken[0].id, 0);
-        // Those of a queue pair that ends are gone, as all others are.
+        // When a queue pair is destroyed, its completions are dropped, including these.
         both.queues[i].put_back(taken.drain(..));
         both.pairs[i].end();
         assert!(both.said(i).is_empty());
@@ -626,7 +626,7 @@ fn a_message_that_is_too_long_fails_at_both_ends() {
 }
 
 #[test]
-fn the_end_of_a_peer_ends_what_waits_for_it() {
+fn the_end_of_a_peer_fails_the_requests_that_wait_for_it() {
     let both = Both::new();
     let key = both.sides[0].register(0, 4096, 1);
     both.pairs[0].post_receive(1, &[]).unwrap();
@@ -639,7 +639,7 @@ fn the_end_of_a_peer_ends_what_waits_for_it() {
     let wanted = [(2, Status::RETRY_EXC_ERR), (3, Status::WR_FLUSH_ERR), (1, Status::WR_FLUSH_ERR)];
     assert_eq!(both.comes(0, 3), wanted);
 
-    // A poster of writes, which never waits, is told too.
+    // A program that only writes, and so never waits, is told too.
     let both = Both::new();
     let [own, key] = [0, 1].map(|i| both.sides[i].register(0, 4096, 1 | ALL));
     let write = Operation::Write { address: BASE, key, immediate: None, solicited: false };
@@ -649,10 +649,10 @@ fn the_end_of_a_peer_ends_what_waits_for_it() {
     assert_eq!(both.comes(0, 2), [(1, Status::SUCCESS), (2, Status::RETRY_EXC_ERR)]);
 }
 
-/// Programs count their messages, and one that has all of its own ends, while the other one posts more than it needs. An error that came at
-/// once would reach it before its last messages do.
+/// Programs count their messages. A program that has received all of its messages ends, while its peer has posted more requests than
+/// necessary. An immediate error would reach the peer before its last messages.
 #[test]
-fn the_end_of_a_peer_is_told_after_its_messages() {
+fn the_end_of_a_peer_is_reported_after_its_messages() {
     let both = Both::new();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1)).collect();
     for id in 1..=2 {
@@ -668,7 +668,7 @@ fn the_end_of_a_peer_is_told_after_its_messages() {
 }
 
 #[test]
-fn a_queue_pair_begins_anew() {
+fn a_queue_pair_can_be_used_again_after_a_reset() {
     let both = Both::new();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1)).collect();
     for round in 0..3u64 {
@@ -693,7 +693,7 @@ fn a_queue_pair_begins_anew() {
 }
 
 #[test]
-fn states_follow_each_other_as_the_specification_says() {
+fn states_change_as_the_specification_says() {
     let side = Side::new(1);
     let queue = Arc::new(CompletionQueue::new(1));
     let pair = side.queue_pair(Kind::RC, 1, &queue);
@@ -719,9 +719,10 @@ fn states_follow_each_other_as_the_specification_says() {
     go(QpState::RESET, None).unwrap();
 }
 
-/// What a hostile owner writes where its peer looks: the peer gets an error, and touches nothing outside of the owner's arenas.
+/// False values that a hostile owner writes where its peer looks: the peer gets an error, and accesses nothing outside the owner's
+/// arenas.
 #[test]
-fn lies_in_the_tables_are_refused() {
+fn lies_in_the_tables_are_rejected() {
     type Lie = fn(&Mapping, usize);
     let lies: [(&str, Lie); 12] = [
         ("entries", |m, at| m.store_relaxed_u32(at + qp::ENTRIES, 3)),
@@ -790,7 +791,7 @@ fn lies_in_completions_are_refused() {
         assert_eq!(both.bytes(1, 0, 64), [0xee; 64], "{what}");
         assert_eq!(both.pairs[1].state(), QpState::ERR);
     }
-    // Without a receive that was posted, it is nothing.
+    // Without a posted receive, a completion is ignored.
     let both = Both::new();
     both.sides[1].arena.store_release_u64(ring, header(Completion::RECEIVE, 0));
     assert!(both.said(1).is_empty());

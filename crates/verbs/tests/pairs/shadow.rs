@@ -1,4 +1,4 @@
-//! Regions whose memory peers cannot reach.
+//! Shadow regions, whose memory peers cannot reach.
 
 use super::lifetimes::with;
 use super::*;
@@ -7,20 +7,20 @@ use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 use ginnel_verbs::work::Datagram;
 
 impl Side {
-    /// Registers a part of the memory outside of the arena, from an offset on.
+    /// Registers a part of the memory outside the arena that begins at an offset.
     fn register_shadow(&self, at: u64, length: u64, access: u32) -> Key {
         let region = Region { address: OUTSIDE + at, length, access: Access(access), domain: 1 };
         self.regions.lock().unwrap().add_shadow(region).unwrap()
     }
 
-    /// Whether all memory that was asked for has come back, but for so many bytes.
+    /// Returns whether all memory that was allocated has been freed, except this many bytes.
     fn has_all_but(&self, len: usize) -> bool {
         let mut spare = self.spare.lock().unwrap().clone();
         spare.take((SPARE.len() - len) as u64, 64).is_some()
     }
 }
 
-/// A bounce area.
+/// The length of a bounce area.
 const BOUNCE: usize = ginnel_verbs::shadow::MOST;
 const ALL_OUTSIDE: u64 = OUTSIDE_BYTES as u64;
 
@@ -28,7 +28,7 @@ fn outside(at: u64, length: u32, key: Key) -> Element {
     Element { address: OUTSIDE + at, length, key: key.0 }
 }
 
-/// Two connected queue pairs whose sides have all of their memory outside registered.
+/// Returns two connected queue pairs. Each side has registered all of its memory outside the arena.
 fn stage(kind: Kind) -> (Both, [Key; 2]) {
     let both = Both::of_kind(kind);
     let keys = [0, 1].map(|i| {
@@ -58,7 +58,7 @@ impl Both {
         bytes
     }
 
-    /// Polls both sides until the first one has so many completions.
+    /// Polls both sides until the first one has this many completions.
     fn until(&self, count: usize) -> Vec<(u64, Status)> {
         let mut all = Vec::new();
         for _ in 0..1000 {
@@ -85,13 +85,13 @@ fn read(at: u64, key: Key) -> Operation {
 }
 
 #[test]
-fn the_owner_writes_and_reads_for_its_peer() {
+fn the_owner_writes_and_reads_on_behalf_of_its_peer() {
     let (both, keys) = stage(Kind::RC);
     for len in [1, 7, 8, 4096, BOUNCE - 1, BOUNCE, BOUNCE + 1, 3 * BOUNCE + 100] {
         let bytes: Vec<_> = pattern(len).iter().map(|byte| byte ^ len as u8).collect();
         both.fill_outside(0, 10, &bytes);
         both.fill_outside(1, 0, &vec![0; len + 100]);
-        // Elements that end within pieces.
+        // Elements whose ends do not coincide with those of the pieces.
         let third = len as u32 / 3;
         let elements = [
             outside(10, third, keys[0]),
@@ -113,9 +113,9 @@ fn the_owner_writes_and_reads_for_its_peer() {
     }
 }
 
-/// A request on UC that fails is over, and nobody is told. The next one has nothing to do with it.
+/// A request on UC that has failed is over, and no one is told. The next request must not get its answer.
 #[test]
-fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
+fn the_answer_to_a_failed_request_is_not_taken_for_that_of_another() {
     let (both, keys) = stage(Kind::UC);
     let allow = |access| {
         let change = Change { access: Some(Access(access)), ..Change::default() };
@@ -127,7 +127,7 @@ fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
     assert!(both.said(0).is_empty(), "the owner has not been asked to look");
     allow(0);
     assert_eq!(both.said(0), [(1, Status::SUCCESS)]);
-    // The owner answers now.
+    // The owner answers only now.
     assert!(both.said(1).is_empty());
     allow(1 | ALL);
     both.fill_outside(0, 0, &[2; 8]);
@@ -137,7 +137,7 @@ fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
 }
 
 #[test]
-fn the_owner_does_atomic_operations_for_its_peer() {
+fn the_owner_executes_atomic_operations_on_behalf_of_its_peer() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(1, 64, &41u64.to_ne_bytes());
     let (address, key) = (OUTSIDE + 64, keys[1]);
@@ -154,7 +154,7 @@ fn the_owner_does_atomic_operations_for_its_peer() {
 }
 
 #[test]
-fn requests_stay_in_their_order() {
+fn requests_are_executed_in_order() {
     let (both, keys) = stage(Kind::RC);
     let there = both.sides[1].register(0, 4096, 1 | ALL);
     both.pairs[1].post_receive(9, &[element(100, 100, there)]).unwrap();
@@ -168,11 +168,11 @@ fn requests_stay_in_their_order() {
     assert_eq!((both.said(0).len(), both.sides[1].rings.load(Ordering::Relaxed)), (0, 1));
     assert_eq!(both.bytes(1, 0, 200), [0; 200]);
     assert_eq!(both.bytes_outside(1, 0, 90), [0; 90]);
-    // The owner's thread, while its program sleeps.
+    // The owner's notifier, while its program sleeps.
     both.queues[1].attend(&both.sides[1].pages());
     assert_eq!(both.bytes_outside(1, 0, 90), [1; 90]);
     assert_eq!(both.bytes(1, 0, 90), [0; 90]);
-    // What it does not know was done is not counted as done, and nothing is done twice.
+    // An errand whose completion the owner does not know of is not counted as done, and nothing is done twice.
     both.fill_outside(1, 0, &[2; 90]);
     both.queues[1].attend(&both.sides[1].pages());
     let ok = |id| (id, Status::SUCCESS);
@@ -184,7 +184,7 @@ fn requests_stay_in_their_order() {
 }
 
 #[test]
-fn bytes_come_before_their_immediate_value() {
+fn data_arrives_before_its_immediate_data() {
     for kind in [Kind::RC, Kind::UC] {
         let (both, keys) = stage(kind);
         both.fill_outside(0, 0, &[3; 90]);
@@ -200,7 +200,7 @@ fn bytes_come_before_their_immediate_value() {
 }
 
 #[test]
-fn an_immediate_value_waits_for_its_receive_and_its_bytes_are_written_once() {
+fn immediate_data_waits_for_a_receive_and_the_bytes_are_written_once() {
     let (both, keys) = stage(Kind::RC);
     let one = [outside(0, 90, keys[0])];
     for round in 1..4 {
@@ -218,7 +218,7 @@ fn an_immediate_value_waits_for_its_receive_and_its_bytes_are_written_once() {
 }
 
 #[test]
-fn messages_reach_receives_outside() {
+fn messages_reach_receives_outside_the_arena() {
     for kind in [Kind::RC, Kind::UC] {
         let (both, keys) = stage(kind);
         let here = both.sides[0].register(0, 8192, 1);
@@ -226,7 +226,7 @@ fn messages_reach_receives_outside() {
         for len in [0usize, 1, 32, 33, 200, 1000] {
             both.fill(0, 0, &pattern(len));
             both.fill_outside(1, 0, &[0; 4000]);
-            // Some in the arena, some not.
+            // Some buffers are in the arena, some are not.
             let elements = [outside(0, 100, keys[1]), element(0, 50, there), outside(1000, 2000, keys[1])];
             both.pairs[1].post_receive(7, &elements).unwrap();
             both.post(0, 1, SEND, &[element(0, len as u32, here)]);
@@ -239,7 +239,7 @@ fn messages_reach_receives_outside() {
             assert!(bytes[..len] == pattern(len), "{len} bytes");
         }
         assert!(both.sides[1].has_all_but(BOUNCE));
-        // Neither does a message that is too long reach anything, nor one for a buffer that is none.
+        // A message that is too long writes nothing, and neither does one for an invalid buffer.
         both.fill_outside(1, 0, &[0; 200]);
         both.pairs[1].post_receive(8, &[outside(0, 99, keys[1])]).unwrap();
         both.post(0, 2, SEND, &[element(0, 100, here)]);
@@ -249,7 +249,7 @@ fn messages_reach_receives_outside() {
 }
 
 #[test]
-fn datagrams_reach_receives_outside_behind_their_header() {
+fn datagrams_reach_receives_outside_the_arena_behind_their_header() {
     let (both, keys) = stage(Kind::UD);
     let here = both.sides[0].register(0, 8192, 1);
     let change = Change { qkey: Some(5), ..Change::default() };
@@ -273,7 +273,7 @@ fn datagrams_reach_receives_outside_behind_their_header() {
 }
 
 #[test]
-fn a_shared_receive_queue_has_receives_outside() {
+fn a_shared_receive_queue_has_receives_outside_the_arena() {
     let (both, _) = stage(Kind::RC);
     let [one, two] = &both.sides;
     let (location, receives) = (two.location(5), CAPACITY.receives);
@@ -282,7 +282,7 @@ fn a_shared_receive_queue_has_receives_outside() {
     let shared = shared.unwrap();
     let completes = (both.queues[1].clone(), both.queues[1].clone());
     let tell = two.tell();
-    let wanted = Wanted {
+    let wanted = QueuePairOptions {
         kind: Kind::RC,
         domain: 1,
         capacity: CAPACITY,
@@ -307,7 +307,7 @@ fn a_shared_receive_queue_has_receives_outside() {
     sender.post(&one.pages(), &with(SEND, &elements)).unwrap();
     assert_eq!((both.said(0).len(), both.said(1)), (1, vec![(3, Status::SUCCESS)]));
     assert_eq!(both.bytes_outside(1, 0, 100), [4; 100]);
-    // A write with an immediate value claims no receive before its bytes are there.
+    // A write with immediate data claims no receive before its data has been written.
     shared.post_receive(4, &[outside(0, 100, key)]).unwrap();
     sender.post(&one.pages(), &with(write_with_immediate(200, key), &elements)).unwrap();
     let header = shared.location().rings.as_ref().unwrap().completions.1.1 + completion::ENTRY;
@@ -319,7 +319,7 @@ fn a_shared_receive_queue_has_receives_outside() {
 }
 
 #[test]
-fn memory_for_messages_comes_back() {
+fn memory_for_messages_is_freed() {
     let (both, keys) = stage(Kind::RC);
     let elements = [outside(0, 1000, keys[1])];
     both.pairs[1].post_receive(1, &elements).unwrap();
@@ -331,7 +331,7 @@ fn memory_for_messages_comes_back() {
     both.pairs[1].post_receive(3, &elements).unwrap();
     both.pairs[1].modify(QpState::RESET, Change::default()).unwrap();
     assert!(both.sides[1].has_all_but(BOUNCE));
-    // Where there is no room, a receive is refused.
+    // If there is no room, posting a receive fails.
     both.pairs[1].modify(QpState::INIT, Change::default()).unwrap();
     let all = both.sides[1].take(SPARE.len() - BOUNCE).unwrap();
     assert_eq!(both.pairs[1].post_receive(4, &elements), Err(Refused::Full));
@@ -340,7 +340,7 @@ fn memory_for_messages_comes_back() {
 }
 
 #[test]
-fn the_owner_allows_what_its_books_allow() {
+fn the_owner_allows_only_what_its_private_records_allow() {
     let wrong = |operation: &dyn Fn(&Both, Key) -> Operation, change: &dyn Fn(&Both, Key), status| {
         let (both, keys) = stage(Kind::RC);
         change(&both, keys[1]);
@@ -353,13 +353,13 @@ fn the_owner_allows_what_its_books_allow() {
     };
     let nothing = |_: &Both, _| ();
     let access = Status::REM_ACCESS_ERR;
-    // Beyond the end, before the beginning, around the end of all addresses.
+    // Ranges beyond the end, before the beginning, and around the end of the address space.
     for at in [ALL_OUTSIDE - 7, u64::MAX, u64::MAX - OUTSIDE - 3] {
         let address = OUTSIDE.wrapping_add(at);
         let write = move |_: &Both, key| Operation::Write { address, key, immediate: None, solicited: false };
         wrong(&write, &nothing, access);
     }
-    // Keys of nothing, of an earlier region, of one in another domain, and the one that is no region's.
+    // Invalid keys: of nothing, of an earlier region, of a region in another domain, and the key that no region has.
     wrong(&|_, key| write(0, Key(key.0 + 1)), &nothing, access);
     wrong(&|_, key| write(0, Key(key.0 + 256)), &nothing, access);
     wrong(&|_, key| write(0, Key(key.0 & u32::MAX >> 1)), &nothing, access);
@@ -370,7 +370,7 @@ fn the_owner_allows_what_its_books_allow() {
         both.sides[1].regions.lock().unwrap().add_shadow(region).unwrap()
     };
     wrong(&|both, key| write(0, elsewhere(both, key)), &nothing, access);
-    // Rights of the region, and of the queue pair.
+    // The rights of the region, and those of the queue pair.
     for (has, operation) in [
         (Access::REMOTE_READ | Access::REMOTE_ATOMIC, write as fn(u64, Key) -> Operation),
         (Access::REMOTE_WRITE | Access::REMOTE_ATOMIC, read),
@@ -389,13 +389,13 @@ fn the_owner_allows_what_its_books_allow() {
     }
     let odd = |_: &Both, key| Operation::FetchAndAdd { address: OUTSIDE + 4, key, add: 1 };
     wrong(&odd, &nothing, Status::REM_INV_REQ_ERR);
-    // The program has unmapped it, although it is registered.
+    // The program has unmapped the memory, although it is registered.
     let unmap = |both: &Both, _| both.sides[1].is_unmapped.store(true, Ordering::Relaxed);
     wrong(&|_, key| write(0, key), &unmap, Status::REM_OP_ERR);
 }
 
 #[test]
-fn buffers_that_were_taken_away_get_nothing() {
+fn deregistered_buffers_receive_nothing() {
     let (both, keys) = stage(Kind::RC);
     let here = both.sides[0].register(0, 4096, 1);
     let bad: [&dyn Fn() -> Key; 3] =
@@ -421,14 +421,14 @@ fn buffers_that_were_taken_away_get_nothing() {
 }
 
 #[test]
-fn a_region_stays_while_its_owner_works_on_it() {
+fn a_region_is_not_removed_while_its_owner_accesses_it() {
     struct Watched<'a>(Pages, &'a Side);
     impl Watched<'_> {
         fn look(&self) {
             assert!(self.1.regions.try_lock().is_err(), "it can be removed");
         }
     }
-    impl Program<Mapping> for Watched<'_> {
+    impl ProgramMemory<Mapping> for Watched<'_> {
         fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
             self.look();
             self.0.copy_in(from, to, at, len, is_last);
@@ -477,7 +477,7 @@ fn a_region_stays_while_its_owner_works_on_it() {
 }
 
 #[test]
-fn the_death_of_an_owner_fails_what_it_was_asked_for() {
+fn the_death_of_an_owner_fails_its_errands() {
     let (both, keys) = stage(Kind::RC);
     let one = [outside(0, 8, keys[0])];
     both.post(0, 1, write(0, keys[1]), &one);
@@ -488,14 +488,14 @@ fn the_death_of_an_owner_fails_what_it_was_asked_for() {
 }
 
 #[test]
-fn the_death_of_a_peer_leaves_the_owner_its_own() {
+fn after_a_peers_death_the_owner_executes_no_new_errand() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
     both.sides[0].own.set_dead();
     both.pairs[1].post_receive(5, &[outside(0, 8, keys[1])]).unwrap();
     assert_eq!(both.comes(1, 1), [(5, Status::WR_FLUSH_ERR)]);
-    // It was asked for while the peer lived, and nothing else is done now.
+    // The errand was requested while the peer was alive, and no other one is executed now.
     both.fill_outside(1, 0, &[8; 100]);
     assert!(both.said(1).is_empty() && both.bytes_outside(1, 0, 100) == [8; 100]);
 }
@@ -507,7 +507,7 @@ fn begin_anew(both: &Both, i: usize) {
 }
 
 #[test]
-fn an_owner_that_begins_anew_does_not_do_what_it_was_asked_for_before() {
+fn an_owner_that_is_reset_does_not_execute_earlier_errands() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
@@ -524,7 +524,7 @@ fn an_owner_that_begins_anew_does_not_do_what_it_was_asked_for_before() {
 }
 
 #[test]
-fn a_peer_that_begins_anew_waits_for_what_it_has_asked_for_before() {
+fn a_peer_that_is_reset_waits_for_its_earlier_errand() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
@@ -546,7 +546,7 @@ fn a_peer_that_begins_anew_waits_for_what_it_has_asked_for_before() {
 }
 
 #[test]
-fn a_queue_pair_that_fails_does_nothing_more() {
+fn a_failed_queue_pair_executes_no_errands() {
     let (both, keys) = stage(Kind::RC);
     both.fill_outside(0, 0, &[7; 100]);
     both.post(0, 1, write(0, keys[1]), &[outside(0, 100, keys[0])]);
@@ -556,7 +556,7 @@ fn a_queue_pair_that_fails_does_nothing_more() {
 }
 
 #[test]
-fn what_an_owner_says_of_its_bounce_area_is_checked() {
+fn the_owners_bounce_area_is_checked() {
     for (word, value) in [
         (qp::ROOM, 0),
         (qp::ROOM, 8),
@@ -577,7 +577,7 @@ fn what_an_owner_says_of_its_bounce_area_is_checked() {
 }
 
 #[test]
-fn what_a_peer_asks_for_is_checked() {
+fn the_peers_errands_are_checked() {
     let (both, keys) = stage(Kind::RC);
     let (tables, at) = (&both.sides[1].tables, both.pairs[1].number().at().unwrap());
     let incarnation = tables.load_relaxed_u64(at + qp::STATE) >> 32;
@@ -606,7 +606,7 @@ fn what_a_peer_asks_for_is_checked() {
     }
     assert_eq!(ask(write, OUTSIDE, keys[1], 8, u32::MAX), Status::REM_ACCESS_ERR);
     assert_eq!(ask(write, u64::MAX - 3, keys[1], 8, 8), Status::REM_ACCESS_ERR);
-    // Regions that lie in the arena are not the owner's to access for others.
+    // The owner must not access regions in the arena on behalf of others.
     let direct = both.sides[1].register(0, 4096, 1 | ALL);
     assert_eq!(ask(write, BASE, direct, 8, 8), Status::REM_ACCESS_ERR);
 }

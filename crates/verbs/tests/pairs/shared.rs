@@ -4,7 +4,7 @@ use super::lifetimes::{Meanwhile, with};
 use super::*;
 use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 
-/// Two queue pairs of one side that receive from the same queue, in two completion queues, and their peers.
+/// Two queue pairs of one side that share a receive queue and have different completion queues, and their peers.
 struct Stage {
     sides: [Arc<Side>; 2],
     shared: Arc<SharedReceiveQueue<Mapping>>,
@@ -34,7 +34,8 @@ impl Stage {
             let completes = (queues[i].clone(), queues[i].clone());
             let shared = Some(shared.clone());
             let tell = two.tell();
-            let wanted = Wanted { kind: Kind::RC, domain: 1, capacity: CAPACITY, shared, completes, tell };
+            let wanted =
+                QueuePairOptions { kind: Kind::RC, domain: 1, capacity: CAPACITY, shared, completes, tell };
             let location = Location { rings: None, ..two.location(10 + i) };
             QueuePair::new(two.tables.clone(), location, wanted, two.adapter()).unwrap()
         });
@@ -79,18 +80,18 @@ impl Stage {
 }
 
 #[test]
-fn receives_go_to_whoever_comes_first() {
+fn receives_go_to_the_first_message() {
     let stage = Stage::new();
     let [a, b] = [0, 1].map(|i| stage.receivers[i].number());
     for round in 0..5 {
         for id in 1..=4 {
             stage.post(id);
         }
-        // Short ones lie in the completion, long ones in the receive.
+        // Short messages are in the completion, long ones in the receive's buffer.
         stage.send(1, 1, SEND, 8);
         stage.send(0, 2, SEND, 90);
         stage.send(1, 3, SEND, 90);
-        // Whoever polls one queue hands out what is the other one's.
+        // Polling one completion queue also delivers the completions of the other.
         assert_eq!(stage.got(0), [(2, Status::SUCCESS, a)], "{round}");
         assert_eq!(stage.got(1), [(1, Status::SUCCESS, b), (3, Status::SUCCESS, b)], "{round}");
         let write =
@@ -124,7 +125,7 @@ fn a_message_waits_for_a_receive_of_the_shared_queue() {
 }
 
 #[test]
-fn the_program_is_told_once_that_receives_run_out() {
+fn the_program_is_told_once_that_receives_are_running_out() {
     let stage = Stage::new();
     stage.post(1);
     stage.shared.set_limit(2);
@@ -141,7 +142,7 @@ fn the_program_is_told_once_that_receives_run_out() {
 }
 
 #[test]
-fn the_error_of_one_queue_pair_is_not_that_of_the_others() {
+fn an_error_of_one_queue_pair_does_not_affect_the_others() {
     let stage = Stage::new();
     let [a, b] = [0, 1].map(|i| stage.receivers[i].number());
     for id in 1..=3 {
@@ -160,7 +161,7 @@ fn the_error_of_one_queue_pair_is_not_that_of_the_others() {
 }
 
 #[test]
-fn what_comes_for_a_queue_pair_that_has_ended_leaves_its_receive() {
+fn a_message_for_an_ended_queue_pair_leaves_the_receive_posted() {
     let stage = Stage::new();
     for id in 1..=2 {
         stage.post(id);
@@ -178,7 +179,7 @@ fn what_comes_for_a_queue_pair_that_has_ended_leaves_its_receive() {
 }
 
 #[test]
-fn a_shared_receive_stays_the_senders_while_it_writes() {
+fn a_shared_receive_belongs_to_its_sender_during_a_write() {
     let stage = Stage::new();
     stage.post(1);
     let meanwhile = || {
@@ -194,12 +195,12 @@ fn a_shared_receive_stays_the_senders_while_it_writes() {
 }
 
 #[test]
-fn lies_about_shared_receives_are_refused() {
+fn lies_about_shared_receives_are_rejected() {
     let stage = Stage::new();
     let ring = RING + CAPACITY.receives.entries * CAPACITY.receives.stride();
     let arena = &stage.sides[1].arena;
     let at = stage.shared.number().at().unwrap();
-    // A hint that is anything does no more than hide receives.
+    // A false hint can only hide receives.
     for hint in [u64::MAX, 1 << 40, 4] {
         stage.post(1);
         stage.sides[1].tables.store_relaxed_u64(at + qp::HEAD, hint);
@@ -208,20 +209,20 @@ fn lies_about_shared_receives_are_refused() {
         assert_eq!(stage.sent(), [(1, Status::SUCCESS)]);
         assert_eq!(stage.got(0).len(), 1);
     }
-    // A completion for a queue pair that does not receive from here is none.
+    // A completion for a queue pair that does not use this receive queue is ignored.
     stage.post(1);
     let entry = ring + 3 * completion::ENTRY;
     arena.store_relaxed_u32(entry + completion::TARGET, 0xff_ffff);
     arena.store_release_u64(entry + completion::HEADER, Completion::new(3, Completion::RECEIVE, 0).0);
     assert!(stage.got(0).is_empty() && stage.got(1).is_empty());
     assert_eq!(stage.shared.len(), 1);
-    // Entries that are given back again and again hold nobody up for ever.
+    // Receives that are given back again and again keep no thread busy without end.
     for i in 0..64 {
         let entry = ring + (i % 4) as usize * completion::ENTRY;
         arena.store_release_u64(entry + completion::HEADER, Completion::new(i, Completion::VOID, 0).0);
     }
     assert!(stage.got(0).is_empty());
-    // A tail that is anything has nobody look further than the ring goes.
+    // With a false tail, the sender looks no further than the ring extends.
     stage.sides[1].tables.store_relaxed_u64(at + qp::TAIL, u64::MAX);
     stage.send(1, 2, SEND, 8);
 }

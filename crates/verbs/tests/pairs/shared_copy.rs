@@ -1,4 +1,4 @@
-//! Long reads and writes, in which a peer that polls helps.
+//! Long reads and writes, in which a peer that polls takes part.
 
 use super::lifetimes::{Meanwhile, with};
 use super::*;
@@ -10,7 +10,7 @@ use std::thread;
 const LONG: u32 = 1 << 20;
 const READ: u32 = 0;
 
-/// Two sides with a region each, of most of their memory.
+/// Two sides, each with a region that contains most of its memory.
 struct Long {
     both: Both,
     keys: [Key; 2],
@@ -24,7 +24,8 @@ impl Long {
         Self { both, keys }
     }
 
-    /// Side 0 reads or writes, from 12 bytes behind its first address, `at` of side 1.
+    /// Returns an operation with which side 0 reads or writes. Its own data begins 12 bytes behind its first address, that of side 1 at
+    /// `at`.
     fn operation(&self, kind: u32, at: u64) -> Operation {
         let (address, key) = (BASE + at, self.keys[1]);
         match kind {
@@ -33,7 +34,7 @@ impl Long {
         }
     }
 
-    /// The same, with something that happens while the first piece is copied.
+    /// Posts it, and calls `meanwhile` while the first piece is copied.
     fn post(&self, kind: u32, at: u64, meanwhile: &dyn Fn()) {
         self.post_operation(self.operation(kind, at), meanwhile);
     }
@@ -50,7 +51,8 @@ impl Long {
         self.both.pairs[0].post(&program, &with(operation, &elements)).unwrap();
     }
 
-    /// Puts new bytes where they are copied from, and others where to. What is to be where after the copy: side and place.
+    /// Fills the source and the destination with different bytes. Returns what the copy must produce: the side, the address and the
+    /// bytes.
     fn prepare(&self, kind: u32, at: u64, seed: u8) -> (usize, u64, Vec<u8>) {
         let bytes: Vec<u8> = pattern(LONG as usize).iter().map(|byte| byte.wrapping_add(seed)).collect();
         let ([from, to], [from_at, to_at]) =
@@ -60,12 +62,12 @@ impl Long {
         (to, to_at, bytes)
     }
 
-    /// Where side 1 finds what is offered to it.
+    /// Returns side 1's tables, and the offset of the words for shared copies.
     fn shared(&self) -> (&Mapping, usize) {
         (&self.both.sides[1].tables, self.both.pairs[1].number().copy_at().unwrap())
     }
 
-    /// Side 1 claims a piece, and copies nothing.
+    /// Claims a piece on side 1, without copying it.
     fn claim(&self) {
         let (tables, at) = self.shared();
         let claims = Claims(tables.load_relaxed_u64(at + copy::CLAIMS));
@@ -80,7 +82,7 @@ impl Long {
 }
 
 #[test]
-fn a_peer_that_polls_copies_a_part() {
+fn a_polling_peer_copies_a_part() {
     let long = Long::new();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -91,10 +93,10 @@ fn a_peer_that_polls_copies_a_part() {
         });
         let end = std::time::Instant::now() + Duration::from_secs(60);
         let mut copies: u32 = 0;
-        // On one CPU, the two seldom meet.
+        // On one CPU, the two threads rarely run at the same time.
         while copies < 40 || long.helped() == 0 {
             assert!(std::time::Instant::now() < end, "the peer has not helped once");
-            // Across the end of a chunk, and elsewhere.
+            // At a range that crosses the end of a chunk, and at another one.
             let (kind, at) = (copies & 1, u64::from(copies * 77_777) % CHUNK as u64);
             let (side, place, bytes) = long.prepare(kind, at, copies as u8);
             long.both.post(0, 1, long.operation(kind, at), &[element(12, LONG, long.keys[0])]);
@@ -108,11 +110,11 @@ fn a_peer_that_polls_copies_a_part() {
 }
 
 #[test]
-fn a_peer_that_looks_in_between_copies_all_that_is_left() {
+fn a_peer_that_polls_in_between_copies_the_rest() {
     for kind in 0..2 {
         let long = Long::new();
         let (side, place, bytes) = long.prepare(kind, 100, 3);
-        // All pieces but the first, and of a write the last; half a megabyte a poll.
+        // All pieces except the first one, and the last one of a write; half a megabyte per poll.
         long.post(kind, 100, &|| (0..3).for_each(|_| assert!(long.both.poll(1).is_empty())));
         assert_eq!(long.both.said(0), [(1, Status::SUCCESS)]);
         assert!(long.both.bytes(side, place, LONG as usize) == bytes);
@@ -129,9 +131,9 @@ fn a_request_waits_for_a_piece_that_the_peer_has_claimed() {
         let (side, place, bytes) = long.prepare(kind, 0, 5);
         long.post(kind, 0, &|| long.claim());
         assert_eq!((long.both.said(0), long.both.said(0)), (vec![], vec![]));
-        // A thread of the library goes on with it if the program does not poll.
+        // If the program does not poll, the notifier continues the request.
         assert!(long.both.sides[0].asked.load(Ordering::Relaxed) > 0);
-        // A second one stays behind it.
+        // A second request stays behind it.
         long.both.post(0, 2, SEND, &[]);
         long.both.pairs[1].post_receive(9, &[]).unwrap();
         assert_eq!((long.both.said(0), long.both.said(1)), (vec![], vec![]));
@@ -147,7 +149,7 @@ fn a_request_waits_for_a_piece_that_the_peer_has_claimed() {
 }
 
 #[test]
-fn a_write_with_an_immediate_value_takes_its_receive_once_all_is_copied() {
+fn a_write_with_immediate_data_claims_its_receive_when_all_is_copied() {
     let long = Long::new();
     let (_, _, bytes) = long.prepare(1, 0, 5);
     let operation =
@@ -170,13 +172,13 @@ fn a_write_with_an_immediate_value_takes_its_receive_once_all_is_copied() {
 }
 
 #[test]
-fn an_offer_of_which_a_part_is_the_next_one_is_not_taken() {
+fn a_half_written_offer_is_not_taken() {
     let long = Long::new();
-    // All of it has been copied by the poster.
+    // The poster has copied all of it.
     let short = [element(12, LEAST as u32, long.keys[0])];
     long.both.post(0, 1, long.operation(1, 0), &short);
     assert_eq!(long.both.said(0), [(1, Status::SUCCESS)]);
-    // The next one is longer, and its number is not there yet.
+    // The next one is longer, and its number has not been written yet.
     let (tables, at) = long.shared();
     let number = tables.load_relaxed_u64(at + copy::OFFER) as u32;
     tables.store_relaxed_u64(at + copy::CLAIMS, Claims::new(number + 1).0);
@@ -222,7 +224,7 @@ fn the_death_of_a_peer_in_the_middle_of_a_piece_ends_the_request() {
 }
 
 #[test]
-fn nonsense_in_the_claims_ends_the_request() {
+fn false_claims_end_the_request() {
     for lie in [0, u64::MAX, 1] {
         let long = Long::new();
         let (tables, at) = long.shared();
@@ -235,8 +237,8 @@ fn nonsense_in_the_claims_ends_the_request() {
 type Wrong<'a> = &'a dyn Fn(&Long);
 
 #[test]
-fn regions_that_have_ended_or_do_not_allow_it_are_not_touched() {
-    // What is wrong with an offer: which region has ended, or what it says.
+fn regions_that_have_ended_or_do_not_allow_the_copy_are_not_accessed() {
+    // What is wrong with an offer: which region has ended, or what a false offer contains.
     let wrongs: [(&str, Wrong); 6] = [
         ("the owner's region has ended", &|long| long.both.sides[1].remove(long.keys[1])),
         ("the poster's region has ended", &|long| long.both.sides[0].remove(long.keys[0])),
@@ -261,7 +263,7 @@ fn regions_that_have_ended_or_do_not_allow_it_are_not_touched() {
             is_checked.set(true);
         });
         assert!(is_checked.get() && long.helped() == 0, "{wrong}");
-        // The poster has said what it accesses before, and does all of it itself.
+        // The poster has announced its accesses before, and copies everything itself.
         assert_eq!(long.both.said(0), [(1, Status::SUCCESS)], "{wrong}");
     }
 }
@@ -272,14 +274,14 @@ fn set(long: &Long, word: usize, change: impl Fn(u64) -> u64) {
 }
 
 #[test]
-fn rights_are_checked_by_the_owner_as_well() {
+fn the_owner_checks_the_access_rights_too() {
     let both = Both::new();
     let keys = [
         both.sides[0].register(0, LONG.into(), Access::LOCAL_WRITE),
         both.sides[1].register(0, LONG.into(), Access::LOCAL_WRITE | Access::REMOTE_WRITE),
     ];
     let long = Long { both, keys };
-    // An offer of a peer that has not asked whether it may read there.
+    // The offer comes from a peer that has not checked whether it may read there.
     let (tables, at) = long.shared();
     let number = 1;
     tables.store_relaxed_u64(at + copy::ADDRESS, BASE);

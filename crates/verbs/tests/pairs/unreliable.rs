@@ -1,4 +1,4 @@
-//! Unreliable connections, and datagrams.
+//! Unreliable connections and datagrams.
 
 use super::*;
 use ginnel_layout::verbs::{GRH, MTU};
@@ -7,7 +7,7 @@ use ginnel_verbs::work::Datagram;
 
 const QKEY: u32 = 0x1234;
 
-/// Two queue pairs for datagrams.
+/// Returns two datagram queue pairs.
 fn datagrams() -> Both {
     let both = Both::of_kind(Kind::UD);
     for pair in &both.pairs {
@@ -20,7 +20,7 @@ fn datagrams() -> Both {
 }
 
 impl Both {
-    /// Where the other side's datagrams go.
+    /// Returns the address of the other side's queue pair.
     fn to(&self, i: usize) -> Datagram {
         Datagram { number: self.pairs[i].number(), lid: lid(self.sides[i].number), qkey: QKEY }
     }
@@ -36,7 +36,7 @@ impl Both {
 fn datagrams_arrive_behind_room_for_a_header() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
-    // More rounds than the ring has entries, and elements that end within the header's room.
+    // There are more messages than the ring has entries, and elements that end within the room for the header.
     for len in [0usize, 1, 24, 32, 33, 1000, MTU, 8] {
         both.fill(0, 0, &pattern(len));
         both.fill(1, 0, &[0xee; 8192]);
@@ -53,14 +53,14 @@ fn datagrams_arrive_behind_room_for_a_header() {
         assert_eq!(both.bytes(1, 100 + rest, len), pattern(len));
         assert_eq!(both.bytes(1, 0, 100), [0xee; 100]);
     }
-    // To itself, too.
+    // A queue pair can also send to itself.
     both.pairs[0].post_receive(1, &[element(0, 100, keys[0])]).unwrap();
     both.send_to(0, 2, both.to(0), &[element(200, 8, keys[0])]).unwrap();
     assert_eq!(both.said(0), [(2, Status::SUCCESS), (1, Status::SUCCESS)]);
 }
 
 #[test]
-fn datagrams_that_nobody_can_take_are_lost() {
+fn datagrams_that_cannot_be_delivered_are_dropped() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
     let to = both.to(1);
@@ -78,18 +78,18 @@ fn datagrams_that_nobody_can_take_are_lost() {
     let long = [element(0, MTU as u32 + 1, keys[0])];
     assert_eq!(both.send_to(0, 1, to, &long), Err(Refused::Invalid));
 
-    // One that does not fit, with its header, is its receiver's error.
+    // A datagram that does not fit together with its header is an error of the receiver.
     both.pairs[1].post_receive(2, &[element(0, 47, keys[1])]).unwrap();
     post(to);
     assert_eq!(both.said(1), [(2, Status::LOC_LEN_ERR)]);
-    // In error, it receives nothing, and gives back what was posted.
+    // In the error state, the queue pair receives nothing, and flushes the posted receives.
     both.pairs[1].post_receive(3, &[element(0, 100, keys[1])]).unwrap();
     post(to);
     assert_eq!(both.said(1), [(3, Status::WR_FLUSH_ERR)]);
 }
 
 #[test]
-fn nothing_is_written_into_the_memory_of_the_dead() {
+fn nothing_is_written_into_the_memory_of_a_dead_peer() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
     for id in 1..=4 {
@@ -103,13 +103,13 @@ fn nothing_is_written_into_the_memory_of_the_dead() {
 }
 
 #[test]
-fn a_receive_that_a_dead_sender_has_claimed_is_used_again() {
+fn a_receive_claimed_by_a_dead_sender_is_used_again() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
     for id in 1..=4 {
         both.pairs[1].post_receive(id, &[element(100 * id, 100, keys[1])]).unwrap();
     }
-    // The other side has got as far as this.
+    // The other side has claimed the receive when it dies.
     let ring = RING + CAPACITY.receives.entries * CAPACITY.receives.stride();
     let claim = Completion::claim(0, Claimer::new(1, 7));
     both.sides[1].arena.compare_exchange_u64(ring + completion::HEADER, 0, claim.0).unwrap();
@@ -130,7 +130,7 @@ fn a_receive_that_a_dead_sender_has_claimed_is_used_again() {
 }
 
 #[test]
-fn datagrams_of_many_senders_arrive_whole_and_in_order() {
+fn datagrams_of_many_senders_arrive_complete_and_in_order() {
     const EACH: u64 = 20_000;
     let both = datagrams();
     let own = both.sides[0].register(0, 2 * CHUNK as u64, 1);
@@ -178,7 +178,8 @@ fn datagrams_of_many_senders_arrive_whole_and_in_order() {
         let mut count = 0;
         let end = std::time::Instant::now() + Duration::from_secs(60);
         let mut quiet = 0;
-        // Some are lost, since nobody waits for the receiver; what comes is whole and in its sender's order.
+        // Some datagrams are dropped, because the sender does not wait for the receiver. Those that arrive are complete, and in the
+        // order of their sender.
         while quiet < 1000 {
             assert!(std::time::Instant::now() < end);
             let got = both.poll(1);
@@ -197,12 +198,12 @@ fn datagrams_of_many_senders_arrive_whole_and_in_order() {
         is_enough.store(true, Ordering::Relaxed);
         assert!(count > 4, "{count}");
     });
-    // None was left claimed.
+    // No receive stays claimed.
     assert!(!both.pairs[1].is_region_accessed(key) && !both.pairs[1].are_rings_accessed());
 }
 
 #[test]
-fn an_unreliable_connection_loses_what_nobody_takes() {
+fn an_unreliable_connection_drops_messages_without_a_receive() {
     let both = Both::of_kind(Kind::UC);
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 4096, 1 | ALL)).collect();
     both.connect(0);

@@ -6,7 +6,7 @@ use crate::verbs::{Verbs, used};
 use crate::world::wait_for;
 
 #[test]
-fn jobs_one_after_another_leave_nothing() {
+fn successive_jobs_leave_nothing_behind() {
     if !have_both() {
         return;
     }
@@ -28,7 +28,7 @@ fn jobs_one_after_another_leave_nothing() {
 }
 
 #[test]
-fn jobs_at_once_run_until_the_segment_is_full_which_is_said() {
+fn concurrent_jobs_run_until_the_segment_is_full_and_report_it() {
     const JOBS: usize = 24;
     if !have_both() {
         return;

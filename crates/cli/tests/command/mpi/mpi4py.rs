@@ -34,7 +34,7 @@ fn named<'s>(said: &'s str, what: &str) -> BTreeSet<&'s str> {
 }
 
 #[test]
-fn tests_of_mpi4py_pass_that_pass_without_ginnel() {
+fn mpi4py_tests_pass_if_they_pass_without_ginnel() {
     if !have(&["mpirun.openmpi"]) {
         return;
     }

@@ -60,7 +60,7 @@ fn all_residuals_of_hpcc_pass() {
 }
 
 #[test]
-fn a_crystal_melts_as_without_ginnel() {
+fn a_crystal_melts_in_the_same_way_as_without_ginnel() {
     if !have(&["lmp", "mpirun.openmpi"]) {
         return;
     }
@@ -84,7 +84,7 @@ fn thermo(said: &str) -> Vec<String> {
 }
 
 #[test]
-fn netpipe_finds_messages_of_all_lengths_intact() {
+fn netpipe_receives_messages_of_all_lengths_intact() {
     for (mpi, program) in [(MPICH, "NPmpich2"), (OPENMPI, "NPopenmpi")] {
         if !have(&[program, mpi.starter]) {
             continue;
@@ -103,7 +103,7 @@ fn netpipe_finds_messages_of_all_lengths_intact() {
 }
 
 #[test]
-fn water_has_its_energy() {
+fn the_energy_of_water_is_correct() {
     /// Hartree-Fock in the basis STO-3G, at the geometry of the input.
     const KNOWN: f64 = -74.963;
     if !have(&["nwchem.openmpi", "mpirun.openmpi"]) {

@@ -5,7 +5,7 @@ use crate::stage::have;
 use crate::verbs::Verbs;
 
 #[test]
-fn data_are_right_and_go_over_the_segment() {
+fn data_is_correct_and_passes_through_the_segment() {
     if !have_both() {
         return;
     }
@@ -22,7 +22,7 @@ fn data_are_right_and_go_over_the_segment() {
 }
 
 #[test]
-fn solvers_find_what_is_known() {
+fn solvers_find_the_known_solutions() {
     if !have_both() {
         return;
     }
@@ -37,7 +37,7 @@ fn solvers_find_what_is_known() {
 }
 
 #[test]
-fn windows_are_right_under_stress() {
+fn windows_contain_the_right_data_under_stress() {
     if !have_both() {
         return;
     }
@@ -54,7 +54,7 @@ fn windows_are_right_under_stress() {
 }
 
 #[test]
-fn global_arrays_are_right() {
+fn global_arrays_contain_the_right_data() {
     if !have_both() || !have(&["ga-config"]) {
         return;
     }
@@ -75,7 +75,7 @@ fn global_arrays_are_right() {
 }
 
 #[test]
-fn symmetric_memory_is_reached_by_all() {
+fn symmetric_memory_is_accessible_to_all() {
     if !have_both() || !have(&["oshcc", "oshrun"]) {
         return;
     }

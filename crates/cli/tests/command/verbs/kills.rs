@@ -117,7 +117,7 @@ fn kills() -> usize {
 }
 
 #[test]
-fn whoever_survives_gets_each_completion_once_and_all_memory_comes_back() {
+fn the_survivor_gets_each_completion_once_and_all_memory_is_freed() {
     let kills = kills();
     let mut verbs = Verbs::new();
     let Some(program) = ends::compiled(&verbs, "kills") else { return };
@@ -173,7 +173,7 @@ fn kill_connecting(verbs: &Verbs, program: &str, call: &str, kills: usize, rando
 }
 
 #[test]
-fn whoever_survives_while_it_connects_is_told_and_all_memory_comes_back() {
+fn the_survivor_of_a_connection_attempt_is_told_and_all_memory_is_freed() {
     let verbs = Verbs::new();
     let Some(program) = ends::compiled(&verbs, "connect_kills") else { return };
     let before = used(&verbs);

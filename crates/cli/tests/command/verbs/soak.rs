@@ -18,7 +18,7 @@ const RUNS: [([&str; 3], u64); 5] = [
 const STALL: &str = "30";
 
 #[test]
-fn messages_arrive_once_in_order_and_nobody_sleeps_for_ever() {
+fn messages_arrive_once_and_in_order_and_no_wake_is_lost() {
     let count: u64 = match std::env::var("GINNEL_SOAK").map(|n| n.parse()) {
         Ok(Ok(n)) if n > 1 => n,
         Ok(_) => 100_000_000,

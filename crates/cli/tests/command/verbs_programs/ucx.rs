@@ -121,7 +121,7 @@ fn transports() {
 /// prepared for TCP over verbs then, without a look whether it is too long: active messages (`-A`) are lost, and messages with tags
 /// if they are short, but not inline.
 #[test]
-fn data_are_right() {
+fn ucx_demo_reads_and_writes_the_right_data() {
     if !have(&["io_demo"]) {
         return;
     }
@@ -143,7 +143,7 @@ fn data_are_right() {
 
 /// A program that asks for the file of a device, as UCX does, finds one; nothing else changes.
 #[test]
-fn a_device_has_a_file() {
+fn programs_find_a_file_for_the_device() {
     const SCRIPT: &str = "
 import errno, os, stat, sys
 at = '/dev/infiniband/'
@@ -169,7 +169,7 @@ assert stat.S_ISREG(os.stat(sys.executable).st_mode)
 
 /// What makes that file takes no other library's place.
 #[test]
-fn all_libraries_are_loaded() {
+fn all_preloaded_libraries_are_loaded() {
     let verbs = Verbs::new();
     let command = ["printenv", "LD_PRELOAD"];
     let said = expect_good(&command, verbs.command(&command).env("LD_PRELOAD", "libc.so.6").spawn().unwrap());

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(
-    "entry points exist for x86-64 alone: src/entries.rs and librdmacm.S need those of this machine"
+    "entry points exist for x86-64 alone: src/entry_points.rs and librdmacm.S need those of this machine"
 );
 
 // The macros that the output of `build.rs` uses.

@@ -5,21 +5,21 @@ use std::sync::Arc;
 
 use ginnel::{Channel, ChannelOptions, Error, ErrorCode, Listener};
 
-use crate::cm::names::{Network, Space, name};
+use crate::cm::names::{Network, PortSpace, name};
 use crate::device::Device;
 
 /// A listener, and the device through which peers reach it.
-pub type Door<C> = (Listener<C>, Arc<Device>);
+pub type BoundListener<C> = (Listener<C>, Arc<Device>);
 
 /// Listens at each of the addresses on each of the devices. None of them may be an unspecified address. The first address must be free
 /// on all devices; any other that is in use is left out.
 pub fn listen<C: Channel>(
     devices: &[Arc<Device>],
-    space: Space,
+    space: PortSpace,
     addresses: &[SocketAddr],
     namespace: u64,
     options: &ChannelOptions,
-) -> Result<Vec<Door<C>>, Error> {
+) -> Result<Vec<BoundListener<C>>, Error> {
     let mut found = Vec::new();
     for device in devices {
         let network = Network { member: device.member(), namespace };
@@ -36,9 +36,9 @@ pub fn listen<C: Channel>(
 
 /// Opens a channel to the listener of an address on a device. Returns `None` if nobody listens there, or only with channels of another
 /// kind. Asks the daemon.
-pub fn reach<C: Channel>(
+pub fn connect<C: Channel>(
     device: &Device,
-    space: Space,
+    space: PortSpace,
     address: SocketAddr,
     namespace: u64,
     options: &ChannelOptions,

@@ -73,13 +73,13 @@ pub enum Failed {
 }
 
 /// One direction of a stream.
-pub struct Line<H> {
+pub struct Direction<H> {
     /// `None` once this side has shut down the direction.
     half: Mutex<Option<H>>,
     pub waiters: Waiters,
 }
 
-impl<H: Half> Line<H> {
+impl<H: Half> Direction<H> {
     pub fn new(half: H) -> Self {
         Self { half: Mutex::new(Some(half)), waiters: Waiters::default() }
     }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 /// Allocates ranges of a space that begins at 0, and keeps the free ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Runs {
+pub struct RangeAllocator {
     /// Length of each free range by its offset. No two free ranges are adjacent.
     free: BTreeMap<u64, u64>,
 }
 
-impl Runs {
+impl RangeAllocator {
     /// Returns an allocator in which the whole space of `len` is free.
     pub fn new(len: u64) -> Self {
         let mut runs = Self::default();
@@ -63,8 +63,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn places_are_aligned() {
-        let mut runs = Runs::new(100);
+    fn allocations_are_aligned() {
+        let mut runs = RangeAllocator::new(100);
         assert_eq!(runs.take(1, 1), Some(0));
         assert_eq!(runs.take(10, 64), Some(64));
         assert_eq!(runs.take(63, 1), Some(1));
@@ -76,10 +76,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_taken_overlaps_nothing_and_all_comes_back(
+        fn allocations_do_not_overlap_and_all_are_freed(
             wishes in prop::collection::vec((1u64..50, 0u32..5, any::<bool>()), 1..60),
         ) {
-            let mut runs = Runs::new(512);
+            let mut runs = RangeAllocator::new(512);
             let mut taken: Vec<(u64, u64)> = Vec::new();
             for (len, align, gives) in wishes {
                 if let Some(at) = runs.take(len, 1 << align) {
@@ -95,7 +95,7 @@ mod tests {
             for (at, len) in taken {
                 runs.give(at, len);
             }
-            prop_assert_eq!(runs, Runs::new(512));
+            prop_assert_eq!(runs, RangeAllocator::new(512));
         }
     }
 }
