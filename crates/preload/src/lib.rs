@@ -25,11 +25,11 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
-mod bell;
 mod cache;
 mod change;
 mod confined;
 mod direction;
+mod doorbell;
 mod epoll;
 mod errno;
 mod exec;

@@ -28,9 +28,9 @@ use ginnel_ring::carrier::{self, Place};
 use ginnel_ring::wait::Waitable;
 use libc::c_int;
 
-use crate::bell::{self, Wake};
 use crate::confined::is_confined;
 use crate::direction::{Carrier, Held};
+use crate::doorbell::{self, Wake};
 use crate::errno::Kept;
 use crate::socket::{Growth, Socket, Stage, now};
 use crate::table::SOCKETS;
@@ -71,7 +71,7 @@ pub fn go_on(socket: &'static Socket, fd: c_int) {
     }
     let mut rings = socket.receiving.lock();
     if let Some(receiver) = rings.as_mut() {
-        bell::wish(&mut receiver.ring, Wake::Byte, true);
+        doorbell::wish(&mut receiver.ring, Wake::Byte, true);
         receiver.ring.arm();
     }
 }
@@ -201,7 +201,7 @@ fn ask(socket: &'static Socket, fd: c_int, mut rings: Held<'_, SocketReceiver>, 
     if wakes {
         // A peer that sends, and does not look for wakes, finds a sleeper.
         if let Some(receiver) = rings.as_mut() {
-            bell::wish(&mut receiver.ring, Wake::Byte, true);
+            doorbell::wish(&mut receiver.ring, Wake::Byte, true);
             receiver.ring.arm();
         }
         drop(rings);

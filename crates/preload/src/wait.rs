@@ -11,9 +11,9 @@ use ginnel_ring::wait::Watchable;
 use ginnel_tcp::Connecting;
 use libc::c_int;
 
-use crate::bell::{Bed, Wake};
 use crate::confined::is_confined;
 use crate::direction::Carrier;
+use crate::doorbell::{WaitPoint, Wake};
 use crate::errno::{Errno, Result};
 use crate::kernel;
 use crate::returning::{self, Taker};
@@ -124,12 +124,12 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
         }
     }
     let sleeper = Sleeper::begin(socket);
-    let bed = bed(socket, sleeper.is_alone);
-    receive::arm(socket, bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket)));
+    let point = wait_point(socket, sleeper.is_alone);
+    receive::arm(socket, point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket)));
     let slept = match receive::is_ready(socket) {
         true => Ok(()),
-        false => match &bed {
-            Some(bed) => sleep_in_bed(socket, fd, deadline, bed),
+        false => match &point {
+            Some(point) => sleep_at_doorbell(socket, fd, deadline, point),
             None => sleep_for_data(socket, fd, deadline, sleeper.is_alone),
         },
     };
@@ -138,17 +138,26 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
 }
 
 /// A place at the doorbell for a thread that waits for what a ring carries.
-fn bed(socket: &'static Socket, is_alone: bool) -> Option<Bed> {
+fn wait_point(socket: &'static Socket, is_alone: bool) -> Option<WaitPoint> {
     let may_have_it = is_alone
         && socket.receiving.carrier() == Carrier::Ring
         && socket.end() == End::None
         && !is_readable_for_others(socket);
-    if may_have_it && socket.receiving.common().is_none() && !is_confined() { Bed::take() } else { None }
+    if may_have_it && socket.receiving.common().is_none() && !is_confined() {
+        WaitPoint::take()
+    } else {
+        None
+    }
 }
 
-fn sleep_in_bed(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, bed: &Bed) -> Result<()> {
+fn sleep_at_doorbell(
+    socket: &'static Socket,
+    fd: c_int,
+    deadline: &mut Deadline,
+    point: &WaitPoint,
+) -> Result<()> {
     let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-    match bed.sleep(fd, milliseconds(left)) {
+    match point.sleep(fd, milliseconds(left)) {
         Ok(true) if socket.end() == End::None && socket.watchers.is_empty() => {
             returning::drain(socket, fd);
             Ok(())
@@ -228,11 +237,11 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
         return Ok(());
     }
     let sleeper = Sleeper::begin(socket);
-    let bed = bed(socket, sleeper.is_alone);
-    send::arm(socket, bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket)));
+    let point = wait_point(socket, sleeper.is_alone);
+    send::arm(socket, point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket)));
     let slept = match send::is_ready(socket) {
         true => Ok(()),
-        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone, bed.as_ref()),
+        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone, point.as_ref()),
     };
     send::rise(socket);
     slept
@@ -243,7 +252,7 @@ fn sleep_for_space(
     fd: c_int,
     deadline: &mut Deadline,
     alone: bool,
-    bed: Option<&Bed>,
+    point: Option<&WaitPoint>,
 ) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
     receive::begin_ring_if_due(socket);
@@ -263,15 +272,15 @@ fn sleep_for_space(
         // Nobody tells that there will be no room.
         let most = returning::STEP;
         let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
-        match bed {
-            Some(bed) => bed.sleep(fd, milliseconds),
+        match point {
+            Some(point) => point.sleep(fd, milliseconds),
             None => kernel::poll_readable(fd, milliseconds),
         }
     } else {
         signals::sleep(STEP).map(|()| false)
     };
     // Without a place at the doorbell, what has woken this thread is a byte.
-    let has_bytes = result != Ok(false) || bed.is_none();
+    let has_bytes = result != Ok(false) || point.is_none();
     let result = result.map(drop).or_else(|errno| match errno {
         Errno(libc::EINTR) => signals::interrupted(left.is_some()),
         errno => Err(errno),

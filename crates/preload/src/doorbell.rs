@@ -6,7 +6,7 @@
 //!
 //! The doorbell is the endpoint's: whoever sleeps there is woken for all who do. So there are at most [`MOST`] of them in a process, and
 //! others are woken by bytes as before. A sleeper never reads the eventfd, on which others sleep too; it sleeps in an epoll instance that
-//! has it, edge-triggered: a [`Bed`], or the program's own ([`watch`]).
+//! has it, edge-triggered: a [`WaitPoint`], or the program's own ([`watch`]).
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -109,7 +109,7 @@ fn event_of(socket: &Socket) -> Option<c_int> {
 }
 
 /// Where a thread sleeps that waits for one call.
-struct Place {
+struct Shared {
     /// The thread that has it; 0: none.
     owner: AtomicI32,
     /// An epoll instance of this library; -1: none yet.
@@ -117,33 +117,33 @@ struct Place {
     events: Lock<Events>,
 }
 
-static PLACES: [Place; MOST] = [const {
-    Place { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
+static WAIT_POINTS: [Shared; MOST] = [const {
+    Shared { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
 }; MOST];
 
-/// A thread's place at a doorbell, until it is dropped.
-pub struct Bed {
-    place: &'static Place,
+/// A thread's shared at a doorbell, until it is dropped.
+pub struct WaitPoint {
+    shared: &'static Shared,
     /// It is that of a call of the same thread which a handler has interrupted, for a while or for good, and stays the thread's: if
     /// another thread had it too, a ring would wake only one of them.
     is_borrowed: bool,
 }
 
-impl Bed {
+impl WaitPoint {
     /// `None` if all are taken.
     pub fn take() -> Option<Self> {
         let _errno = Kept::new();
         let me = lock::tid();
         // The interrupted call looks again before it sleeps on.
-        let own = PLACES.iter().find(|place| place.owner.load(Ordering::Relaxed) == me);
-        let place = own.or_else(|| {
-            PLACES.iter().find(|place| {
-                // ORDER preload.bed: what the one before has added. Pairs with: `Bed::drop`.
-                place.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let own = WAIT_POINTS.iter().find(|shared| shared.owner.load(Ordering::Relaxed) == me);
+        let shared = own.or_else(|| {
+            WAIT_POINTS.iter().find(|shared| {
+                // ORDER preload.wait_point: what the one before has added. Pairs with: `WaitPoint::drop`.
+                shared.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             })
         })?;
-        let bed = Self { place, is_borrowed: own.is_some() };
-        if bed.place.epoll.load(Ordering::Relaxed) < 0 {
+        let point = Self { shared, is_borrowed: own.is_some() };
+        if point.shared.epoll.load(Ordering::Relaxed) < 0 {
             // SAFETY: it takes a number.
             let epoll = unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) };
             if epoll < 0 {
@@ -151,22 +151,22 @@ impl Bed {
             }
             // SAFETY: new, and nobody else's.
             let epoll = hidden::hide(unsafe { OwnedFd::from_raw_fd(epoll) });
-            bed.place.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
+            point.shared.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
         }
-        Some(bed)
+        Some(point)
     }
 
     /// How the peer of a socket is to wake whoever sleeps here.
-    pub fn hears(&self, socket: &Socket) -> Wake {
+    pub fn wake_for(&self, socket: &Socket) -> Wake {
         match event_of(socket) {
-            Some(event) if self.place.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
+            Some(event) if self.shared.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
             _ => Wake::Byte,
         }
     }
 
-    /// What becomes readable when the doorbell has rung since [`Bed::rise`].
+    /// What becomes readable when the doorbell has rung since [`WaitPoint::drain`].
     pub fn epoll(&self) -> c_int {
-        self.place.epoll.load(Ordering::Relaxed)
+        self.shared.epoll.load(Ordering::Relaxed)
     }
 
     /// Sleeps until the doorbell has rung, `fd` has bytes or has ended, or so many milliseconds have passed; for ever, if negative. True
@@ -177,13 +177,13 @@ impl Bed {
         // SAFETY: two descriptors.
         check(unsafe { real::poll(polls.as_mut_ptr(), 2, milliseconds) } as isize)?;
         if polls[1].revents != 0 {
-            self.rise();
+            self.drain();
         }
         Ok(polls[0].revents != 0)
     }
 
     /// The rings that have come so far are heard.
-    pub fn rise(&self) {
+    pub fn drain(&self) {
         let _errno = Kept::new();
         let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
         // SAFETY: room for as many events.
@@ -191,11 +191,11 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for WaitPoint {
     fn drop(&mut self) {
         if !self.is_borrowed {
-            // ORDER preload.bed: see `Bed::take`.
-            self.place.owner.store(0, Ordering::Release);
+            // ORDER preload.wait_point: see `WaitPoint::take`.
+            self.shared.owner.store(0, Ordering::Release);
         }
     }
 }
@@ -231,14 +231,14 @@ pub fn unwatch(events: &mut Events) {
 
 /// The child of a fork makes its own: an instance that it shared with its parent would tell only one of them.
 pub fn in_child() {
-    for place in &PLACES {
-        let epoll = place.epoll.swap(-1, Ordering::Relaxed);
+    for shared in &WAIT_POINTS {
+        let epoll = shared.epoll.swap(-1, Ordering::Relaxed);
         if epoll >= 0 {
             // SAFETY: this library's own.
             unsafe { real::close(epoll) };
         }
-        *place.events.lock() = Events::new();
-        place.owner.store(0, Ordering::Relaxed);
+        *shared.events.lock() = Events::new();
+        shared.owner.store(0, Ordering::Relaxed);
     }
     WATCHING.store(0, Ordering::Relaxed);
 }
