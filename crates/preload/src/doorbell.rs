@@ -1,12 +1,14 @@
-//! Doorbells.
+//! Doorbells, which wake sleeping threads faster than wake bytes do.
 //!
-//! A byte on the kernel's connection wakes any sleeper, but it takes a way through two TCP stacks, and between VMs through two virtual
-//! network cards. So the few sleepers that a process usually has are woken by its doorbell instead: one call of the kernel on the host,
-//! one interrupt between VMs. They watch the connection as well, which says when it ends; and a peer that cannot ring sends a byte.
+//! A byte on the kernel's connection wakes any sleeper, but it passes through two TCP stacks, and between VMs through
+//! two virtual network cards. A process usually has few sleepers, so its doorbell wakes them instead: this costs one
+//! system call on the host and one interrupt between VMs. Sleepers also watch the kernel's connection, which reports
+//! its end. A peer that cannot ring the doorbell sends a byte.
 //!
-//! The doorbell is the endpoint's: whoever sleeps there is woken for all who do. So there are at most [`MOST`] of them in a process, and
-//! others are woken by bytes as before. A sleeper never reads the eventfd, on which others sleep too; it sleeps in an epoll instance that
-//! has it, edge-triggered: a [`WaitPoint`], or the program's own ([`watch`]).
+//! The doorbell belongs to the endpoint, so a ring wakes every thread that sleeps at it. Therefore at most [`MOST`]
+//! threads of a process sleep at doorbells, and the others are woken by bytes. A sleeper never reads the eventfd,
+//! because other threads sleep on it too. It sleeps in an epoll instance that has the eventfd as an edge-triggered
+//! entry: the one of a [`WaitPoint`], or the program's own ([`watch`]).
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -25,17 +27,18 @@ use crate::lock::{self, Lock};
 use crate::real;
 use crate::socket::Socket;
 
-/// How a peer is to wake a sleeper.
+/// How a peer wakes a sleeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// By a byte on the kernel's connection.
     Byte,
-    /// By the doorbell. A byte does too.
+    /// By the doorbell. A byte wakes the sleeper too.
     Bell,
 }
 
-/// Says with the next wake word how its sleepers are to be woken. Others that wait already have said it before, unless this one is the
-/// only one: then a byte wakes all of them, and the doorbell only some.
+/// Announces how the next wake-up is to reach the sleepers. `is_only` says that no other thread waits. If others
+/// already wait, they have announced a method, and `Wake::Bell` does not change it: a byte wakes all of them, and the
+/// doorbell only some.
 pub fn wish(side: &mut impl Watchable, how: Wake, is_only: bool) {
     match how {
         Wake::Byte => side.notify_at(board::Place::NONE),
@@ -44,7 +47,7 @@ pub fn wish(side: &mut impl Watchable, how: Wake, is_only: bool) {
     }
 }
 
-/// Wakes a peer that sleeps, as it has said.
+/// Wakes a sleeping peer in the way that the peer has announced.
 #[cold]
 pub fn wake(socket: &'static Socket, fd: c_int, waker: &SocketWaker) {
     if !is_confined() && waker.ring() {
@@ -54,12 +57,12 @@ pub fn wake(socket: &'static Socket, fd: c_int, waker: &SocketWaker) {
     }
 }
 
-/// Sleepers of a process at its doorbells.
+/// The most threads of a process that sleep at its doorbells.
 const MOST: usize = 4;
-/// Doorbells that one of them has: one for each segment.
+/// The most doorbells that one epoll instance watches. Each segment has one.
 const EVENTS: usize = 8;
 
-/// The doorbells that an epoll instance has, by their eventfds. (An endpoint lasts as long as its process.)
+/// The doorbells that an epoll instance watches, by their eventfds. (An endpoint lasts as long as its process.)
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Events {
     fds: [c_int; EVENTS],
@@ -75,7 +78,8 @@ impl Events {
         self.fds[..self.len].contains(&event)
     }
 
-    /// Adds one to the epoll instance, which tells `data` when it has rung. False if there is no room.
+    /// Adds an eventfd to the epoll instance, which reports `data` when the doorbell rings. Returns false if there is
+    /// no room.
     fn add(&mut self, epoll: c_int, event: c_int, data: u64) -> bool {
         if self.has(event) {
             return true;
@@ -95,7 +99,8 @@ impl Events {
     }
 }
 
-/// The eventfd on which a socket's peer rings; `None` if it does not, or another process may have the socket too.
+/// Returns the eventfd that a socket's peer rings. Returns `None` if the peer does not ring, or if another process
+/// may have the socket too.
 fn event_of(socket: &Socket) -> Option<c_int> {
     if is_confined() || socket.receiving.common().is_some() {
         return None;
@@ -108,11 +113,11 @@ fn event_of(socket: &Socket) -> Option<c_int> {
         .map(|event| event.as_raw_fd())
 }
 
-/// Where a thread sleeps that waits for one call.
+/// The state of one wait point. The process has a fixed set of them, which its threads share.
 struct Shared {
-    /// The thread that has it; 0: none.
+    /// The thread that uses this wait point, or 0.
     owner: AtomicI32,
-    /// An epoll instance of this library; -1: none yet.
+    /// An epoll instance of this library, or -1 if it has not been created yet.
     epoll: AtomicI32,
     events: Lock<Events>,
 }
@@ -121,24 +126,25 @@ static WAIT_POINTS: [Shared; MOST] = [const {
     Shared { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
 }; MOST];
 
-/// A thread's shared at a doorbell, until it is dropped.
+/// A wait point that one thread uses to sleep at the doorbells. Dropping it frees the wait point.
 pub struct WaitPoint {
     shared: &'static Shared,
-    /// It is that of a call of the same thread which a handler has interrupted, for a while or for good, and stays the thread's: if
-    /// another thread had it too, a ring would wake only one of them.
+    /// This thread already uses the wait point, in a call that a signal handler has interrupted for a while or for
+    /// good. The thread keeps it: if another thread used it too, a ring would wake only one of them.
     is_borrowed: bool,
 }
 
 impl WaitPoint {
-    /// `None` if all are taken.
+    /// Takes a free wait point. Returns `None` if all are in use.
     pub fn take() -> Option<Self> {
         let _errno = Kept::new();
         let me = lock::tid();
-        // The interrupted call looks again before it sleeps on.
+        // The interrupted call checks its condition again before it sleeps again.
         let own = WAIT_POINTS.iter().find(|shared| shared.owner.load(Ordering::Relaxed) == me);
         let shared = own.or_else(|| {
             WAIT_POINTS.iter().find(|shared| {
-                // ORDER preload.wait_point: what the one before has added. Pairs with: `WaitPoint::drop`.
+                // ORDER preload.wait_point: the eventfds that the previous user has added. Pairs with:
+                // `WaitPoint::drop`.
                 shared.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             })
         })?;
@@ -149,14 +155,15 @@ impl WaitPoint {
             if epoll < 0 {
                 return None;
             }
-            // SAFETY: new, and nobody else's.
+            // SAFETY: the descriptor is new, and nothing else owns it.
             let epoll = hidden::hide(unsafe { OwnedFd::from_raw_fd(epoll) });
             point.shared.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
         }
         Some(point)
     }
 
-    /// How the peer of a socket is to wake whoever sleeps here.
+    /// Returns how the peer of a socket is to wake the thread that sleeps here, and watches that peer's doorbell if
+    /// it can.
     pub fn wake_for(&self, socket: &Socket) -> Wake {
         match event_of(socket) {
             Some(event) if self.shared.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
@@ -164,13 +171,14 @@ impl WaitPoint {
         }
     }
 
-    /// What becomes readable when the doorbell has rung since [`WaitPoint::drain`].
+    /// Returns the epoll instance, which becomes readable when the doorbell has rung since the last
+    /// [`WaitPoint::drain`].
     pub fn epoll(&self) -> c_int {
         self.shared.epoll.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until the doorbell has rung, `fd` has bytes or has ended, or so many milliseconds have passed; for ever, if negative. True
-    /// if it was `fd`.
+    /// Sleeps until the doorbell rings, `fd` has bytes or has ended, or the time has passed. A negative time means
+    /// for ever. Returns true if `fd` ended the sleep.
     pub fn sleep(&self, fd: c_int, milliseconds: c_int) -> Result<bool> {
         let entry = |fd, events| pollfd { fd, events, revents: 0 };
         let mut polls = [entry(fd, libc::POLLIN | libc::POLLRDHUP), entry(self.epoll(), libc::POLLIN)];
@@ -182,7 +190,7 @@ impl WaitPoint {
         Ok(polls[0].revents != 0)
     }
 
-    /// The rings that have come so far are heard.
+    /// Consumes the rings that have come so far.
     pub fn drain(&self) {
         let _errno = Kept::new();
         let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
@@ -200,10 +208,11 @@ impl Drop for WaitPoint {
     }
 }
 
-/// Epoll instances of the program that have a doorbell.
+/// The number of the program's epoll instances that watch a doorbell.
 static WATCHING: AtomicU32 = AtomicU32::new(0);
 
-/// How the peer of a socket is to wake whoever sleeps in an epoll instance of the program, which tells `data` when the doorbell has rung.
+/// Returns how the peer of a socket is to wake a thread that sleeps in an epoll instance of the program. The instance
+/// reports `data` when the doorbell rings.
 pub fn watch(events: &mut Events, epoll: c_int, socket: &Socket, data: u64) -> Wake {
     let Some(event) = event_of(socket) else { return Wake::Byte };
     if events.has(event) {
@@ -221,15 +230,16 @@ pub fn watch(events: &mut Events, epoll: c_int, socket: &Socket, data: u64) -> W
     if is_added { Wake::Bell } else { Wake::Byte }
 }
 
-/// An epoll instance is closed.
+/// Forgets the doorbells of an epoll instance that is closed.
 pub fn unwatch(events: &mut Events) {
     if std::mem::take(events).len > 0 {
-        // Those of a parent are not counted in its child.
+        // The child of a fork does not count the instances of its parent.
         let _ = WATCHING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
     }
 }
 
-/// The child of a fork makes its own: an instance that it shared with its parent would tell only one of them.
+/// Resets the wait points in the child of a fork. The child creates its own epoll instances, because a ring would
+/// wake only one of the processes that share an instance.
 pub fn in_child() {
     for shared in &WAIT_POINTS {
         let epoll = shared.epoll.swap(-1, Ordering::Relaxed);
