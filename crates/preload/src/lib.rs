@@ -8,8 +8,6 @@
 //! stays open: it reports the peer's end, and a byte on it wakes a sleeping peer.
 //!
 //! ```text
-//!
-//! ```text
 //! exports    the C functions: arguments, errno
 //! poll, epoll, wait     sleeping until something is ready
 //! send, receive         the two directions of a socket
