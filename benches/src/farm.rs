@@ -1,10 +1,10 @@
-//! The farm over TCP, for comparison. It has the same books, source and work as the farm in shared memory. The manager has one
+//! The farm over TCP, for comparison. It has the same job state, source and work as the farm in shared memory. The manager has one
 //! thread that never blocks, and workers read each piece into their own memory. Both sides wait in the same configurable way as
 //! ours: they sleep in `poll`, or they poll first and yield the CPU meanwhile.
 
 use anyhow::{Context, Result, ensure};
 use ginnel::{Mapping, SharedMemory, SharedSlice, WaitMode};
-use ginnel_farm::{Books, Generated, Report, Source, count, equal};
+use ginnel_farm::{Generated, JobState, Report, Source, count, equal};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -44,20 +44,20 @@ pub fn manage(
         conns.push(Conn { stream, out, left: 0..0, result: [0; HEADER], read: 0 });
     }
     let mut source = Generated { seed: 1 };
-    let mut books = Books::new(equal(bytes, piece), 1);
+    let mut state = JobState::new(equal(bytes, piece), 1);
     for worker in 0..workers {
-        books.join(worker.to_string(), false);
+        state.join(worker.to_string(), false);
     }
     let mut sum = 0;
     let mut waiting = Waiting::new(mode);
     loop {
         let mut worked = false;
         for (worker, conn) in conns.iter_mut().enumerate() {
-            worked |= gather(conn, worker, &mut books, &mut sum)?;
-            worked |= scatter(conn, worker, &mut books, window, &mut source)?;
+            worked |= gather(conn, worker, &mut state, &mut sum)?;
+            worked |= scatter(conn, worker, &mut state, window, &mut source)?;
         }
-        if books.is_done() {
-            return Ok((sum, books.report()));
+        if state.is_done() {
+            return Ok((sum, state.report()));
         }
         if worked {
             waiting.over();
@@ -105,12 +105,12 @@ impl Waiting {
 fn gather<I: Iterator<Item = std::ops::Range<u64>>>(
     conn: &mut Conn,
     worker: usize,
-    books: &mut Books<I>,
+    state: &mut JobState<I>,
     sum: &mut u64,
 ) -> Result<bool> {
     let mut worked = false;
     // Only a worker that holds a piece can send anything.
-    while books.holds(worker) > 0 {
+    while state.holds(worker) > 0 {
         match (&conn.stream).read(&mut conn.result[conn.read..]) {
             Ok(0) => anyhow::bail!("a worker has gone"),
             Ok(n) => conn.read += n,
@@ -121,7 +121,7 @@ fn gather<I: Iterator<Item = std::ops::Range<u64>>>(
             conn.read = 0;
             worked = true;
             let [number, count] = words(&conn.result);
-            ensure!(books.answered(worker, number).is_some(), "a result of nothing");
+            ensure!(state.answered(worker, number).is_some(), "a result of nothing");
             *sum += count;
         }
     }
@@ -131,17 +131,17 @@ fn gather<I: Iterator<Item = std::ops::Range<u64>>>(
 fn scatter<I: Iterator<Item = std::ops::Range<u64>>>(
     conn: &mut Conn,
     worker: usize,
-    books: &mut Books<I>,
+    state: &mut JobState<I>,
     window: usize,
     source: &mut Generated,
 ) -> Result<bool> {
     let mut worked = false;
     loop {
         if conn.left.is_empty() {
-            if books.holds(worker) >= window {
+            if state.holds(worker) >= window {
                 return Ok(worked);
             }
-            let Some(piece) = books.give(worker) else { return Ok(worked) };
+            let Some(piece) = state.give(worker) else { return Ok(worked) };
             conn.out.write(0, &piece.number.to_le_bytes());
             conn.out.write(8, &(piece.len as u64).to_le_bytes());
             source.fill(piece.offset, SharedSlice::new(&conn.out, HEADER, piece.len))?;

@@ -1,10 +1,10 @@
 //! A farm whose other side sends anything, in messages and by scribbling on the ring. The manager parses the messages of a
-//! worker and enters them into its books: each piece counts once, for the worker that held it, and an honest worker can always
+//! worker and enters them into the state of the job: each piece counts once, for the worker that held it, and an honest worker can always
 //! do the rest. A worker parses the messages of a manager. A run depends only on its input.
 #![no_main]
 
 use ginnel_farm::message::{Answer, Order};
-use ginnel_farm::{Books, Departure, equal};
+use ginnel_farm::{JobState, Departure, equal};
 use ginnel_fuzz::farm::{CAPACITY, Event, events};
 use ginnel_layout::ring::footprint;
 use ginnel_ring::RecvError;
@@ -20,7 +20,7 @@ struct Talker {
     memory: Mapping,
     says: Producer<Mapping>,
     hears: Consumer<Mapping>,
-    /// Its number as a worker in the books.
+    /// The number of this worker in the job's state.
     worker: usize,
 }
 
@@ -33,10 +33,10 @@ impl Talker {
 }
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let mut books = Books::new(equal(INPUT, PIECE), 1);
+    let mut state = JobState::new(equal(INPUT, PIECE), 1);
     let mut talkers = Vec::new();
     for name in ["a", "b"] {
-        let Some(talker) = Talker::new(books.join(name.into(), false)) else { return };
+        let Some(talker) = Talker::new(state.join(name.into(), false)) else { return };
         talkers.push(talker);
     }
     let (mut counted, mut bytes, mut content) = (HashSet::new(), 0, Vec::new());
@@ -45,11 +45,11 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
         let worker = talker.worker;
         let departure = match event {
             Event::Give => {
-                books.give(worker);
+                state.give(worker);
                 None
             }
             Event::TakeBack => {
-                books.take_back(worker);
+                state.take_back(worker);
                 None
             }
             Event::Say(bytes) => {
@@ -74,7 +74,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
                     let _ = message.release();
                     match answer {
                         Err(why) => Some(Departure::Dismissed(why)),
-                        Ok(Answer::Result(number)) => match books.answered(worker, number) {
+                        Ok(Answer::Result(number)) => match state.answered(worker, number) {
                             Some(piece) => {
                                 assert!(counted.insert(piece.number), "piece {number} counts twice");
                                 bytes += piece.len as u64;
@@ -82,7 +82,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
                             }
                             None => Some(Departure::Dismissed("it does not hold it".into())),
                         },
-                        Ok(Answer::Failed(number)) => match books.failed(worker, number) {
+                        Ok(Answer::Failed(number)) => match state.failed(worker, number) {
                             Some(_) => None,
                             None => Some(Departure::Dismissed("it does not hold it".into())),
                         },
@@ -91,19 +91,19 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
             },
         };
         if let Some(departure) = departure {
-            books.depart(worker, departure);
-            assert_eq!(books.holds(worker), 0);
-            let Some(another) = Talker::new(books.join("another".into(), true)) else { return };
+            state.depart(worker, departure);
+            assert_eq!(state.holds(worker), 0);
+            let Some(another) = Talker::new(state.join("another".into(), true)) else { return };
             talkers[who] = another;
         }
     }
     for Talker { worker, .. } in talkers {
-        books.depart(worker, Departure::Left);
+        state.depart(worker, Departure::Left);
     }
-    let honest = books.join("honest".into(), true);
-    while let Some(piece) = books.give(honest) {
-        assert!(books.answered(honest, piece.number).is_some() && counted.insert(piece.number));
+    let honest = state.join("honest".into(), true);
+    while let Some(piece) = state.give(honest) {
+        assert!(state.answered(honest, piece.number).is_some() && counted.insert(piece.number));
         bytes += piece.len as u64;
     }
-    assert!(books.is_done() && bytes == INPUT && books.report().bytes == INPUT);
+    assert!(state.is_done() && bytes == INPUT && state.report().bytes == INPUT);
 });

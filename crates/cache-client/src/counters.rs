@@ -33,7 +33,7 @@ struct Shard {
 
 /// The counters of several threads.
 #[derive(Default)]
-pub struct Books {
+pub struct CounterSet {
     shards: [Shard; SHARDS],
     pub asked: AtomicU64,
     pub lost: AtomicU64,
@@ -48,7 +48,7 @@ fn shard() -> usize {
     MINE.try_with(|mine| *mine).unwrap_or(0)
 }
 
-impl Books {
+impl CounterSet {
     /// Returns how many hits this thread has had before, about.
     #[inline]
     pub fn hit(&self, hits: u64) -> u64 {

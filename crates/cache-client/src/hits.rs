@@ -4,9 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Hashes that are remembered, each in its place. Two that have the same place are told in turn: if there are many more keys than places,
+/// Hashes that are remembered, each in its entry. Two that have the same place are told in turn: if there are many more keys than places,
 /// what is told is a sample of all hits.
-const PLACES: usize = 4096;
+const ENTRIES: usize = 4096;
 /// The most that are told at once; the others were no less used, but a sample is enough.
 const MOST: usize = 256;
 /// How often the server is told.
@@ -34,7 +34,7 @@ impl Hits {
     pub fn new() -> Self {
         let now = Instant::now();
         Self {
-            known: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            known: (0..ENTRIES).map(|_| AtomicU64::new(0)).collect(),
             pending: Mutex::new(Pending {
                 hashes: Vec::with_capacity(MOST),
                 due: now,
@@ -46,25 +46,25 @@ impl Hits {
     /// Notes a hit, of a thread that has had so many before. True if it is time to tell the server.
     #[inline]
     pub fn note(&self, hash: u64, count: u64) -> bool {
-        let place = &self.known[(hash >> 20) as usize % PLACES];
-        let is_new = place.load(Ordering::Relaxed) != hash;
+        let entry = &self.known[(hash >> 20) as usize % ENTRIES];
+        let is_new = entry.load(Ordering::Relaxed) != hash;
         // Looking at the clock costs something, so known ones do it now and then only.
         if !is_new && !count.is_multiple_of(64) {
             return false;
         }
-        self.look(place, hash, is_new)
+        self.look(entry, hash, is_new)
     }
 
-    fn look(&self, place: &AtomicU64, hash: u64, is_new: bool) -> bool {
+    fn look(&self, entry: &AtomicU64, hash: u64, is_new: bool) -> bool {
         let Ok(mut pending) = self.pending.try_lock() else { return false };
         if is_new && pending.hashes.len() < MOST {
-            place.store(hash, Ordering::Relaxed);
+            entry.store(hash, Ordering::Relaxed);
             pending.hashes.push(hash);
         }
         let now = Instant::now();
         if now >= pending.forget {
             pending.forget = now + FORGOTTEN;
-            self.known.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+            self.known.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
         }
         now >= pending.due && !pending.hashes.is_empty()
     }

@@ -49,10 +49,10 @@
 #[doc(hidden)]
 pub mod answer;
 mod cache_block;
+mod connection;
 mod counters;
 mod error;
 mod hits;
-mod link;
 mod place;
 mod request;
 mod server;
@@ -75,7 +75,7 @@ pub use request::MOST_KEY;
 
 use crate::answer::{Answer, flag, number};
 use crate::cache_block::{CacheBlock, Opened};
-use crate::counters::Books;
+use crate::counters::CounterSet;
 use crate::hits::Hits;
 use crate::request::Mode;
 use crate::server::{Ask, Server};
@@ -160,7 +160,7 @@ pub struct Cache {
     memory: CacheBlock,
     server: Mutex<Server>,
     hits: Hits,
-    books: Books,
+    counters: CounterSet,
 }
 
 impl Cache {
@@ -174,7 +174,7 @@ impl Cache {
         let Options { attach, changes, patience, timeout } = options;
         let memory = CacheBlock::open(address, attach, *patience)?;
         let server = Server::new(changes.clone(), attach.clone(), *patience, *timeout);
-        Ok(Self { memory, server: Mutex::new(server), hits: Hits::new(), books: Books::default() })
+        Ok(Self { memory, server: Mutex::new(server), hits: Hits::new(), counters: CounterSet::default() })
     }
 
     /// `SEGMENT/NAME`.
@@ -199,7 +199,7 @@ impl Cache {
 
     /// What this client has done.
     pub fn counters(&self) -> Counters {
-        self.books.sum()
+        self.counters.sum()
     }
 
     /// Looks a key up, and appends the value to `value`. `None` if there is no such item. From memory wherever that can tell.
@@ -235,7 +235,7 @@ impl Cache {
 
     #[inline]
     fn found(&self, opened: &Opened, hash: u64) {
-        let count = self.books.hit(1);
+        let count = self.counters.hit(1);
         if count.is_multiple_of(1024) && opened.reader.is_server_late() {
             self.memory.look_again();
         }
@@ -246,7 +246,7 @@ impl Cache {
 
     #[inline]
     fn missed(&self, opened: &Opened, keys: u64) {
-        self.books.missed(keys);
+        self.counters.missed(keys);
         // Whoever has missed has something more expensive to do than looking at the clock.
         if opened.reader.is_server_late() {
             self.memory.look_again();
@@ -265,7 +265,7 @@ impl Cache {
         let mut bytes = Vec::with_capacity(16 + hashes.len() * 17);
         request::hits(&mut bytes, &hashes);
         if server.hint(&self.memory, &bytes) {
-            self.books.reported.fetch_add(hashes.len() as u64, Ordering::Relaxed);
+            self.counters.reported.fetch_add(hashes.len() as u64, Ordering::Relaxed);
         } else {
             self.hits.pause();
         }
@@ -283,18 +283,18 @@ impl Cache {
                 let hash = opened.reader.hash(key);
                 match opened.reader.get_to(hash, key, value) {
                     Found::Hit(meta) => {
-                        self.books.hit(1);
+                        self.counters.hit(1);
                         return Ok(Some(Item::of(&meta)));
                     }
                     Found::Miss => {
-                        self.books.missed(1);
+                        self.counters.missed(1);
                         return Ok(None);
                     }
                     Found::Unknown => value.undo(),
                 }
             }
         }
-        self.books.asked.fetch_add(1, Ordering::Relaxed);
+        self.counters.asked.fetch_add(1, Ordering::Relaxed);
         self.fetch(key, None, value)
     }
 
@@ -346,7 +346,7 @@ impl Cache {
             }
             hashes[..chunk.len()].iter().for_each(|hash| reader.prefetch_item(*hash));
             let (mut found, mut missed) = (0, 0);
-            let count = self.books.hit(0);
+            let count = self.counters.hit(0);
             for ((key, hash), number) in chunk.iter().zip(hashes).zip(first..) {
                 value.clear();
                 match reader.get_hashed(hash, key.as_ref(), &mut value) {
@@ -364,7 +364,7 @@ impl Cache {
                     Found::Unknown => unknown.push(number),
                 }
             }
-            self.books.hit(found);
+            self.counters.hit(found);
             hits += found as usize;
             if missed > 0 {
                 self.missed(opened, missed);
@@ -636,12 +636,12 @@ impl Cache {
     }
 
     fn count_connections(&self, server: &Server) {
-        self.books.connections.store(server.connections, Ordering::Relaxed);
+        self.counters.connections.store(server.connections, Ordering::Relaxed);
     }
 
     fn count_lost(&self, error: &Error) {
         if matches!(error, Error::Lost { .. }) {
-            self.books.lost.fetch_add(1, Ordering::Relaxed);
+            self.counters.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 

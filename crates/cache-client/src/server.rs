@@ -6,8 +6,8 @@ use ginnel::{AttachOptions, Endpoint, Error as Ginnel, ErrorCode};
 
 use crate::answer::Answer;
 use crate::cache_block::{CacheBlock, Opened};
+use crate::connection::{Broken, Connection};
 use crate::error::Error;
-use crate::link::{Broken, Link};
 use crate::place::{Changes, places};
 
 /// Pauses between tries to reach the server.
@@ -40,7 +40,7 @@ pub struct Server {
     timeout: Duration,
     /// Only what takes a moment is tried.
     is_brief: bool,
-    link: Option<Link>,
+    connection: Option<Connection>,
     /// The process that has opened the connection.
     process: u32,
     /// When it was used last.
@@ -61,7 +61,7 @@ impl Server {
             patience,
             timeout,
             is_brief: false,
-            link: None,
+            connection: None,
             process: 0,
             used: Instant::now(),
             endpoint: None,
@@ -83,17 +83,21 @@ impl Server {
         let end = Instant::now() + self.patience;
         let mut is_second = false;
         loop {
-            let link = self.reach(memory, end.saturating_duration_since(Instant::now()))?;
+            let connection = self.reach(memory, end.saturating_duration_since(Instant::now()))?;
             let mut taken = 0;
-            let asked = link.send(ask.bytes).and_then(|()| {
+            let asked = connection.send(ask.bytes).and_then(|()| {
                 while taken < ask.answers {
-                    link.answer(|answer| take(taken, answer))?.map_err(Broken::Nonsense)?;
+                    connection.answer(|answer| take(taken, answer))?.map_err(Broken::Nonsense)?;
                     taken += 1;
                 }
-                if link.is_empty() { Ok(()) } else { Err(Broken::Nonsense("more than it was asked for")) }
+                if connection.is_empty() {
+                    Ok(())
+                } else {
+                    Err(Broken::Nonsense("more than it was asked for"))
+                }
             });
             let Err(broken) = asked else { return Ok(()) };
-            self.link = None;
+            self.connection = None;
             match broken {
                 Broken::Nonsense(what) => return Err(Error::Nonsense { cache: cache(), what }),
                 // The server has gone since the connection was used last, or just after it was opened.
@@ -117,19 +121,19 @@ impl Server {
         self.ready();
         let patience = self.patience;
         let end = self.timeout;
-        let link = self.reach(memory, patience)?;
+        let connection = self.reach(memory, patience)?;
         let mut lines = || {
             let end = Instant::now() + end;
-            link.send(request)?;
+            connection.send(request)?;
             for _ in 0..most {
-                if link.answer_by(end, &mut *take)?.map_err(Broken::Nonsense)? {
+                if connection.answer_by(end, &mut *take)?.map_err(Broken::Nonsense)? {
                     return Ok(());
                 }
             }
             Err(Broken::Nonsense("without an end"))
         };
         lines().map_err(|broken| {
-            self.link = None;
+            self.connection = None;
             let cache = memory.address.clone();
             match broken {
                 Broken::Nonsense(what) => Error::Nonsense { cache, what },
@@ -142,21 +146,22 @@ impl Server {
     /// a moment.
     pub fn hint(&mut self, memory: &CacheBlock, bytes: &[u8]) -> bool {
         self.ready();
-        if self.link.is_none() {
+        if self.connection.is_none() {
             let timeout = self.timeout;
             (self.timeout, self.is_brief) = (timeout.min(BRIEFLY), true);
             let reached = self.reach(memory, Duration::ZERO).is_ok();
             (self.timeout, self.is_brief) = (timeout, false);
-            let is_set = self.link.as_mut().is_some_and(|link| link.set_timeout(timeout).is_ok());
+            let is_set =
+                self.connection.as_mut().is_some_and(|connection| connection.set_timeout(timeout).is_ok());
             if !reached || !is_set {
-                self.link = None;
+                self.connection = None;
                 return false;
             }
         }
-        let Ok(link) = self.reach(memory, Duration::ZERO) else { return false };
-        let said = link.hint(bytes).is_ok();
+        let Ok(connection) = self.reach(memory, Duration::ZERO) else { return false };
+        let said = connection.hint(bytes).is_ok();
         if !said {
-            self.link = None;
+            self.connection = None;
         }
         said
     }
@@ -166,28 +171,28 @@ impl Server {
         let is_ours = self.process == std::process::id();
         if !is_ours {
             // Of a process that has forked this one.
-            (self.link, self.endpoint) = (None, None);
+            (self.connection, self.endpoint) = (None, None);
         }
         let now = Instant::now();
         let is_tried = now.saturating_duration_since(self.used) < MOMENT;
         self.used = now;
-        if self.link.as_mut().is_some_and(|link| !is_tried && !link.is_alive()) {
-            self.link = None;
+        if self.connection.as_mut().is_some_and(|connection| !is_tried && !connection.is_alive()) {
+            self.connection = None;
         }
     }
 
     /// A connection; waits up to `patience` for a server.
-    fn reach(&mut self, memory: &CacheBlock, patience: Duration) -> Result<&mut Link, Error> {
-        if self.link.is_none() {
-            let link = self.open(memory, patience)?;
+    fn reach(&mut self, memory: &CacheBlock, patience: Duration) -> Result<&mut Connection, Error> {
+        if self.connection.is_none() {
+            let connection = self.open(memory, patience)?;
             self.connections += 1;
             self.process = std::process::id();
-            return Ok(self.link.insert(link));
+            return Ok(self.connection.insert(connection));
         }
-        self.link.as_mut().ok_or_else(|| no_server(memory, "nowhere".into()))
+        self.connection.as_mut().ok_or_else(|| no_server(memory, "nowhere".into()))
     }
 
-    fn open(&mut self, memory: &CacheBlock, patience: Duration) -> Result<Link, Error> {
+    fn open(&mut self, memory: &CacheBlock, patience: Duration) -> Result<Connection, Error> {
         let end = Instant::now() + patience;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -202,7 +207,7 @@ impl Server {
                     break;
                 }
                 match self.try_open(memory, &place) {
-                    Ok(link) => return Ok(link),
+                    Ok(connection) => return Ok(connection),
                     Err(Failed { why, is_final }) => {
                         tried.push(format!("{place}: {why}"));
                         is_hopeless &= is_final;
@@ -228,19 +233,19 @@ impl Server {
         places(&self.contact)
     }
 
-    fn try_open(&mut self, memory: &CacheBlock, place: &Changes) -> Result<Link, Failed> {
+    fn try_open(&mut self, memory: &CacheBlock, place: &Changes) -> Result<Connection, Failed> {
         let timeout = self.timeout;
-        let mut link = match place {
+        let mut connection = match place {
             Changes::Channel(segment) => {
                 let endpoint = self.endpoint_of(memory, segment)?;
-                Link::channel(&endpoint, &memory.name, timeout)?
+                Connection::channel(&endpoint, &memory.name, timeout)?
             }
-            Changes::Tcp(address) => Link::tcp(address, timeout)?,
-            Changes::Unix(path) => Link::unix(path, timeout)?,
+            Changes::Tcp(address) => Connection::tcp(address, timeout)?,
+            Changes::Unix(path) => Connection::unix(path, timeout)?,
             Changes::Automatic => return Err(Failed::for_now("no place")),
         };
-        self.greet(memory, &mut link)?;
-        Ok(link)
+        self.greet(memory, &mut connection)?;
+        Ok(connection)
     }
 
     fn endpoint_of(&mut self, memory: &CacheBlock, segment: &str) -> Result<Endpoint, Failed> {
@@ -266,12 +271,12 @@ impl Server {
     }
 
     /// Asks who is there: whatever listens at a port, or an earlier server of another cache, is not to be asked anything else.
-    fn greet(&self, memory: &CacheBlock, link: &mut Link) -> Result<(), Failed> {
+    fn greet(&self, memory: &CacheBlock, connection: &mut Connection) -> Result<(), Failed> {
         let mut who = None;
         let end = Instant::now() + self.timeout;
-        link.send(b"stats ginnel\r\n")?;
+        connection.send(b"stats ginnel\r\n")?;
         for _ in 0..MOST_LINES {
-            let is_last = link.answer_by(end, |answer| match answer {
+            let is_last = connection.answer_by(end, |answer| match answer {
                 Answer::Stat(name, text) => {
                     if name == b"ginnel" {
                         who = Some(String::from_utf8_lossy(text).into_owned());

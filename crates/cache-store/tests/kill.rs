@@ -146,12 +146,12 @@ mod test {
         }
     }
 
-    struct Bed {
+    struct SharedState {
         memory: Mapping,
         words: Mapping,
     }
 
-    impl Bed {
+    impl SharedState {
         fn new() -> Self {
             let map = |len: usize| {
                 let file = tempfile::tempfile_in("/dev/shm").unwrap();
@@ -219,10 +219,10 @@ mod test {
     }
 
     /// Kills a server: one that stands before an instruction, or one at work. False if it has ended before.
-    fn kill_one(bed: &Bed, ops: &[Op], random: &mut Random) -> bool {
-        bed.words.store_release_u64(PROGRESS, 0);
+    fn kill_one(shared: &SharedState, ops: &[Op], random: &mut Random) -> bool {
+        shared.words.store_release_u64(PROGRESS, 0);
         if random.below(4) == 0 {
-            let pid = fork(|| bed.serve(bed.memory.clone(), ops));
+            let pid = fork(|| shared.serve(shared.memory.clone(), ops));
             std::thread::sleep(Duration::from_micros(random.below(1500)));
             // SAFETY: a child of ours that was not reaped.
             unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -230,7 +230,7 @@ mod test {
         }
         let stores = random.below(OPS * 12);
         let mut victim = Stepper::fork(|| {
-            bed.serve(Mortal::interrupted(&bed.memory, stores, start), ops);
+            shared.serve(Mortal::interrupted(&shared.memory, stores, start), ops);
             // There were fewer.
             start();
         });
@@ -246,20 +246,20 @@ mod test {
         let usual = if is_set("GINNEL_SOAK") { 2000 } else { 300 };
         let wanted = kills.unwrap_or(if is_set("GINNEL_QUICK") { 50 } else { usual });
 
-        let bed = Bed::new();
-        create(bed.memory.clone(), LEN);
-        let reader = fork(|| bed.read());
+        let shared = SharedState::new();
+        create(shared.memory.clone(), LEN);
+        let reader = fork(|| shared.read());
         let (mut random, mut model) = (Random(1), Model::default());
         let (begin, mut killed, mut rounds, mut in_the_middle) = (Instant::now(), 0, 0, 0);
         while killed < wanted {
             rounds += 1;
             let ops: Vec<Op> = (0..OPS).map(|n| Op::random(&mut random, rounds * OPS + n)).collect();
-            killed += usize::from(kill_one(&bed, &ops, &mut random));
-            in_the_middle += bed.words.load_acquire_u64(PROGRESS) % 2;
-            bed.inquire(&mut model, &ops);
+            killed += usize::from(kill_one(&shared, &ops, &mut random));
+            in_the_middle += shared.words.load_acquire_u64(PROGRESS) % 2;
+            shared.inquire(&mut model, &ops);
         }
-        let hits = bed.words.load_relaxed_u64(HITS);
-        bed.words.store_relaxed_u64(STOP, 1);
+        let hits = shared.words.load_relaxed_u64(HITS);
+        shared.words.store_relaxed_u64(STOP, 1);
         assert_eq!(reap(reader), 0, "the reader has failed");
         assert!(hits > 0, "the reader has found nothing");
         println!(

@@ -13,8 +13,8 @@ use crate::status::Status::{
 };
 use ginnel::{AttachOptions, ChannelOptions, Mapping, MessageChannel, SharedSlice};
 use ginnel_farm::{
-    Departure, Error, Hands, Manager, Options, Piece, Refusal, Report, Run, Source, Step as RustStep, Task,
-    Worker, equal,
+    Departure, Error, Manager, Options, Piece, Refusal, Report, Run, Source, Step as RustStep, Task, Worker,
+    WorkerProcesses, equal,
 };
 use libc::{c_int, ssize_t};
 use std::ffi::{CStr, CString, OsStr, c_char, c_void};
@@ -33,7 +33,7 @@ pub struct Farm {
     manager: NonNull<Manager>,
     /// The report of the last job.
     report: Report,
-    hands: Hands,
+    processes: WorkerProcesses,
 }
 handle!(Farm, "farm");
 
@@ -87,7 +87,7 @@ impl Drop for Farm {
         self.job = None;
         // SAFETY: made by `Box::into_raw`, and the job that borrowed it is gone.
         drop(unsafe { Box::from_raw(self.manager.as_ptr()) });
-        self.hands.finish(LAST_PATIENCE);
+        self.processes.finish(LAST_PATIENCE);
     }
 }
 
@@ -368,7 +368,10 @@ pub unsafe extern "C" fn ginnel_farm_open(options: *const FarmOptions, farm: *mu
             tries: chosen_or(asked.tries, default.tries),
         })?;
         let manager = NonNull::from(Box::leak(Box::new(manager)));
-        return_handle(place, Farm { job: None, manager, report: Report::default(), hands: Hands::default() });
+        return_handle(
+            place,
+            Farm { job: None, manager, report: Report::default(), processes: WorkerProcesses::default() },
+        );
         Ok(())
     })
 }
@@ -411,7 +414,7 @@ pub unsafe extern "C" fn ginnel_farm_spawn(farm: *mut Farm, argv: *const *const 
             at = unsafe { at.add(1) };
         }
         let (program, arguments) = words.split_first().ok_or_else(|| invalid("argv is empty"))?;
-        let started = farm.hands.start(Command::new(program).args(arguments));
+        let started = farm.processes.start(Command::new(program).args(arguments));
         started.map_err(|source| Failure::from(ginnel::Error::System { what: "starting a worker", source }))
     })
 }

@@ -41,11 +41,9 @@
 //! worker is another member and is not believed: it can answer the pieces that it holds, wrongly if it likes, and
 //! nothing else. Whoever breaks the protocol is dismissed, and harms nobody but itself.
 
-mod books;
 pub mod count;
 mod error;
-mod hands;
-mod link;
+mod job_state;
 mod manager;
 #[doc(hidden)] // For the fuzz target.
 pub mod message;
@@ -54,15 +52,17 @@ mod report;
 mod source;
 mod wait;
 mod worker;
+mod worker_channel;
+mod worker_processes;
 
-pub use books::{Books, Piece};
 pub use error::{Error, Refusal};
-pub use hands::Hands;
+pub use job_state::{JobState, Piece};
 pub use manager::{Manager, Options, Run, Step};
 pub use program::run_program;
 pub use report::{Departure, Report, WorkerReport};
 pub use source::{Generated, Source, equal};
 pub use worker::{Task, Worker};
+pub use worker_processes::WorkerProcesses;
 
 /// The name at which a manager listens unless told otherwise.
 pub const NAME: &str = "farm";

@@ -1,12 +1,12 @@
 //! The manager.
 
-use crate::books::{Books, Piece};
 use crate::error::{Error, Refusal};
-use crate::link::{Link, WORTH};
+use crate::job_state::{JobState, Piece};
 use crate::message::{Answer, HEADER};
 use crate::report::{Departure, Report};
 use crate::source::Source;
 use crate::wait::Watch;
+use crate::worker_channel::{WORTH, WorkerChannel};
 use ginnel::{ChannelOptions, Endpoint, Listener, MessageChannel, WaitMode};
 use ginnel_layout::ring;
 use std::ops::Range;
@@ -72,7 +72,7 @@ pub struct Manager {
     /// Where the first door is, for people.
     address: String,
     /// In the order of their keys.
-    links: Vec<Link>,
+    channels: Vec<WorkerChannel>,
     watch: Watch,
     /// Why somebody who came was turned away, if nobody has been told yet.
     turned_away: Option<String>,
@@ -88,7 +88,7 @@ impl Manager {
             options,
             doors: Vec::new(),
             address: "SEGMENT/farm".into(),
-            links: Vec::new(),
+            channels: Vec::new(),
             watch,
             turned_away: None,
             next: 1,
@@ -122,7 +122,7 @@ impl Manager {
 
     /// Workers that are here.
     pub fn workers(&self) -> usize {
-        self.links.len()
+        self.channels.len()
     }
 
     /// Waits until so many workers are here; false if they were not in time. A job needs not wait for that: who comes later
@@ -131,14 +131,14 @@ impl Manager {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             self.welcome()?;
-            self.links.retain_mut(|link| !link.is_gone());
-            if self.links.len() >= count {
+            self.channels.retain_mut(|channel| !channel.is_gone());
+            if self.channels.len() >= count {
                 return Ok(true);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.watch.wait(&mut self.links, WaitMode::Interrupt, deadline)?;
+            self.watch.wait(&mut self.channels, WaitMode::Interrupt, deadline)?;
         }
     }
 
@@ -163,17 +163,17 @@ impl Manager {
         pieces: I,
         source: S,
     ) -> Result<Run<'m, I, S>, Error> {
-        let mut books = Books::new(pieces, self.next);
-        for link in &mut self.links {
-            link.worker = books.join(link.name(), false);
-            link.told = false;
+        let mut state = JobState::new(pieces, self.next);
+        for channel in &mut self.channels {
+            channel.worker = state.join(channel.name(), false);
+            channel.told = false;
         }
         let now = Instant::now();
         Ok(Run {
             manager: self,
             job: job.into(),
             source,
-            books,
+            state,
             buffer: Vec::new(),
             had_worker: now,
             last: String::new(),
@@ -182,17 +182,17 @@ impl Manager {
 
     /// Looks who has something or has come.
     fn look(&mut self) -> Result<(), Error> {
-        self.watch.look(&mut self.links)
+        self.watch.look(&mut self.channels)
     }
 
     /// Takes in who has come.
     fn welcome(&mut self) -> Result<usize, Error> {
-        let before = self.links.len();
+        let before = self.channels.len();
         for door in &self.doors {
             loop {
                 match door.try_accept() {
-                    Ok(channel) => match Link::new(channel, &mut self.watch) {
-                        Ok(link) => self.links.push(link),
+                    Ok(channel) => match WorkerChannel::new(channel, &mut self.watch) {
+                        Ok(channel) => self.channels.push(channel),
                         // A member that leaves no memory for a readiness board keeps nobody but its own workers out.
                         Err(error) => self.turned_away = Some(error.to_string()),
                     },
@@ -201,7 +201,7 @@ impl Manager {
                 }
             }
         }
-        Ok(self.links.len() - before)
+        Ok(self.channels.len() - before)
     }
 }
 
@@ -224,7 +224,7 @@ pub struct Run<'m, I: Iterator<Item = Range<u64>>, S> {
     manager: &'m mut Manager,
     job: String,
     source: S,
-    books: Books<I>,
+    state: JobState<I>,
     buffer: Vec<u8>,
     /// When there was a worker last.
     had_worker: Instant,
@@ -271,33 +271,37 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
 
     /// What happened so far.
     pub fn report(&self) -> Report {
-        self.books.report()
+        self.state.report()
     }
 
     /// Pieces and bytes that are done so far.
     pub fn done(&self) -> (u64, u64) {
-        self.books.done()
+        self.state.done()
     }
 
     /// Waits until another turn is worth it, as the manager's mode says.
     fn wait(&mut self) -> Result<(), Error> {
         let deadline = self.deadline();
-        let Manager { links, watch, options, .. } = &mut *self.manager;
+        let Manager { channels, watch, options, .. } = &mut *self.manager;
         // Who polls never sleeps, and sees newcomers only in its next turn.
         let look = (options.mode == WaitMode::Poll).then(|| Instant::now() + LOOK);
         let first = [deadline, look].into_iter().flatten().min();
-        watch.wait(links, options.mode, first)
+        watch.wait(channels, options.mode, first)
     }
 
     /// When a time runs out.
     fn deadline(&self) -> Option<Instant> {
         let options = &self.manager.options;
-        if self.manager.links.is_empty() {
+        if self.manager.channels.is_empty() {
             return options.patience.and_then(|patience| self.had_worker.checked_add(patience));
         }
         let timeout = options.piece_timeout?;
-        let since =
-            self.manager.links.iter().filter_map(|link| self.books.waiting_since(link.worker)).min()?;
+        let since = self
+            .manager
+            .channels
+            .iter()
+            .filter_map(|channel| self.state.waiting_since(channel.worker))
+            .min()?;
         since.checked_add(timeout)
     }
 
@@ -305,7 +309,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     fn turn(&mut self, fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>) -> Result<Step, Error> {
         self.meet_newcomers()?;
         let mut worked = false;
-        for round in 0..self.manager.links.len() {
+        for round in 0..self.manager.channels.len() {
             if round > 0 {
                 self.manager.look()?;
             }
@@ -315,14 +319,14 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
             }
             worked = true;
         }
-        if self.books.is_done() {
+        if self.state.is_done() {
             return Ok(Step::Done);
         }
         self.check_times()?;
         if worked {
             return Ok(Step::Working);
         }
-        self.manager.links.iter_mut().for_each(|link| link.wake(true));
+        self.manager.channels.iter_mut().for_each(|channel| channel.wake(true));
         Ok(Step::Waiting)
     }
 
@@ -332,7 +336,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     ) -> Result<bool, Error> {
         let mut worked = false;
         let mut n = 0;
-        while n < self.manager.links.len() {
+        while n < self.manager.channels.len() {
             match self.gather(n, fold)? {
                 Ok(did) => {
                     worked |= did;
@@ -353,21 +357,21 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     /// are awake and have their caches warm do it all, and the others sleep on; if the work does, everybody has a part
     /// before anybody has two.
     fn scatter(&mut self) -> Result<bool, Error> {
-        if !self.books.has_more() {
+        if !self.state.has_more() {
             return Ok(false);
         }
         let window = self.manager.options.window.max(1);
         loop {
-            let books = &self.books;
-            let free = self.manager.links.iter().enumerate().filter_map(|(n, link)| {
-                let holds = books.holds(link.worker) + link.stale.len();
-                let level = holds / link.batch(window / 2);
-                (holds < window && !link.full).then_some((level, std::cmp::Reverse(link.heard), n))
+            let state = &self.state;
+            let free = self.manager.channels.iter().enumerate().filter_map(|(n, channel)| {
+                let holds = state.holds(channel.worker) + channel.stale.len();
+                let level = holds / channel.batch(window / 2);
+                (holds < window && !channel.full).then_some((level, std::cmp::Reverse(channel.heard), n))
             });
             let Some((_, _, n)) = free.min() else { return Ok(false) };
             match self.give(n)? {
                 Ok(true) => return Ok(true),
-                Ok(false) => self.manager.links[n].full = true,
+                Ok(false) => self.manager.channels[n].full = true,
                 Err(departure) => {
                     self.dismiss(n, departure)?;
                     return Ok(true);
@@ -383,10 +387,10 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         if let Some(why) = self.manager.turned_away.take() {
             self.last = format!("; the last worker was turned away: {why}");
         }
-        let links = &mut self.manager.links;
-        let known = links.len() - came;
-        for link in &mut links[known..] {
-            link.worker = self.books.join(link.name(), true);
+        let channels = &mut self.manager.channels;
+        let known = channels.len() - came;
+        for channel in &mut channels[known..] {
+            channel.worker = self.state.join(channel.name(), true);
         }
         Ok(())
     }
@@ -397,35 +401,35 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         n: usize,
         fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
     ) -> Result<Result<bool, Departure>, Error> {
-        let link = &mut self.manager.links[n];
-        let worker = link.worker;
-        link.full = false;
-        let since = self.books.waiting_since(worker);
+        let channel = &mut self.manager.channels[n];
+        let worker = channel.worker;
+        channel.full = false;
+        let since = self.state.waiting_since(worker);
         let mut answers = 0;
-        while link.awake {
-            let answer = match link.answer(&mut self.buffer) {
+        while channel.awake {
+            let answer = match channel.answer(&mut self.buffer) {
                 Ok(Some(answer)) => answer,
                 Ok(None) => break,
                 Err(departure) => return Ok(Err(departure)),
             };
             answers += 1;
             let (Answer::Result(number) | Answer::Failed(number)) = answer;
-            if link.stale.remove(&number) {
+            if channel.stale.remove(&number) {
                 continue;
             }
-            let Some(piece) = self.books.held(worker, number) else {
+            let Some(piece) = self.state.held(worker, number) else {
                 let what = format!("it answered piece {number}, which it does not hold");
                 return Ok(Err(Departure::Dismissed(what)));
             };
             if let Answer::Failed(_) = answer {
-                self.books.failed(worker, number);
+                self.state.failed(worker, number);
                 let why = format!("said: {}", String::from_utf8_lossy(&self.buffer));
                 give_up(&self.manager.options, piece, why)?;
                 continue;
             }
             match fold(&piece, &self.buffer) {
                 Ok(()) => {
-                    self.books.answered(worker, number);
+                    self.state.answered(worker, number);
                 }
                 Err(Refusal::Nonsense(why)) => {
                     let what = format!("its result of the piece at {} is nonsense: {why}", piece.offset);
@@ -433,56 +437,56 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
                 }
                 Err(Refusal::Fatal(why)) => {
                     // The worker has done with it: it must not be waited for in the next job.
-                    self.books.failed(worker, number);
-                    return Err(Error::Result { piece, worker: self.books.name(worker).into(), why });
+                    self.state.failed(worker, number);
+                    return Err(Error::Result { piece, worker: self.state.name(worker).into(), why });
                 }
             }
         }
         if let Some(since) = since.filter(|_| answers > 0) {
-            link.answered(answers, since);
+            channel.answered(answers, since);
         }
         // It may have slept over pieces long enough by now.
-        link.wake(false);
+        channel.wake(false);
         Ok(Ok(answers > 0))
     }
 
     /// Sends a piece to a worker. False if there is no room for it now.
     fn give(&mut self, n: usize) -> Result<Result<bool, Departure>, Error> {
         let enough = self.manager.options.window / 2;
-        let link = &mut self.manager.links[n];
-        let worker = link.worker;
-        if !link.told {
-            match link.tell(&self.job) {
-                Ok(told) => link.told = told,
+        let channel = &mut self.manager.channels[n];
+        let worker = channel.worker;
+        if !channel.told {
+            match channel.tell(&self.job) {
+                Ok(told) => channel.told = told,
                 Err(departure) => return Ok(Err(departure)),
             }
-            if !link.told {
+            if !channel.told {
                 return Ok(Ok(false));
             }
         }
-        let Some(piece) = self.books.give(worker) else { return Ok(Ok(false)) };
-        if piece.len > link.longest() {
-            self.books.take_back(worker);
-            return Err(Error::TooLong { piece, worker: link.name(), max: link.longest() });
+        let Some(piece) = self.state.give(worker) else { return Ok(Ok(false)) };
+        if piece.len > channel.longest() {
+            self.state.take_back(worker);
+            return Err(Error::TooLong { piece, worker: channel.name(), max: channel.longest() });
         }
-        match link.has_room(piece.len) {
+        match channel.has_room(piece.len) {
             Ok(true) => {}
             Ok(false) => {
-                self.books.take_back(worker);
+                self.state.take_back(worker);
                 return Ok(Ok(false));
             }
             Err(departure) => return Ok(Err(departure)),
         }
         let (source, begun) = (&mut self.source, Instant::now());
-        match link.send(&piece, |room| source.fill(piece.offset, room)) {
+        match channel.send(&piece, |room| source.fill(piece.offset, room)) {
             Ok(Ok(())) => {
                 // The next piece may take as long as this one.
                 let slow = begun.elapsed() >= WORTH;
-                link.wake(slow || self.books.holds(worker) >= link.batch(enough));
+                channel.wake(slow || self.state.holds(worker) >= channel.batch(enough));
                 Ok(Ok(true))
             }
             Ok(Err(source)) => {
-                self.books.take_back(worker);
+                self.state.take_back(worker);
                 Err(Error::Source { piece, source })
             }
             Err(departure) => Ok(Err(departure)),
@@ -491,11 +495,11 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
 
     /// Takes a worker out, and its pieces with it.
     fn dismiss(&mut self, n: usize, departure: Departure) -> Result<(), Error> {
-        let link = self.manager.links.remove(n);
+        let channel = self.manager.channels.remove(n);
         self.had_worker = Instant::now();
-        let why = format!("({}) {departure}", self.books.name(link.worker));
+        let why = format!("({}) {departure}", self.state.name(channel.worker));
         self.last = format!("; the last worker {why}");
-        match self.books.depart(link.worker, departure) {
+        match self.state.depart(channel.worker, departure) {
             Some(piece) => give_up(&self.manager.options, piece, why),
             None => Ok(()),
         }
@@ -505,8 +509,8 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     fn check_times(&mut self) -> Result<(), Error> {
         if let Some(timeout) = self.manager.options.piece_timeout {
             let mut n = 0;
-            while n < self.manager.links.len() {
-                let since = self.books.waiting_since(self.manager.links[n].worker);
+            while n < self.manager.channels.len() {
+                let since = self.state.waiting_since(self.manager.channels[n].worker);
                 if since.is_some_and(|since| since.elapsed() >= timeout) {
                     let why = format!("it has not answered a piece for {timeout:?}");
                     self.dismiss(n, Departure::Dismissed(why))?;
@@ -515,14 +519,14 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
                 }
             }
         }
-        if !self.manager.links.is_empty() {
+        if !self.manager.channels.is_empty() {
             return Ok(());
         }
         match self.manager.options.patience {
             Some(patience) if self.had_worker.elapsed() >= patience => Err(Error::NoWorker {
                 waited: patience,
                 address: self.manager.address.clone(),
-                left: match self.books.done() {
+                left: match self.state.done() {
                     (0, _) => "all is".into(),
                     (n, _) => format!("more than the {n} pieces done so far is"),
                 },
@@ -540,11 +544,11 @@ fn give_up(options: &Options, piece: Piece, why: String) -> Result<(), Error> {
 
 impl<I: Iterator<Item = Range<u64>>, S> Drop for Run<'_, I, S> {
     fn drop(&mut self) {
-        self.manager.next = self.books.next_number();
-        for link in &mut self.manager.links {
-            link.wake(true);
+        self.manager.next = self.state.next_number();
+        for channel in &mut self.manager.channels {
+            channel.wake(true);
             // Of a job that was given up.
-            link.stale.extend(self.books.held_by(link.worker));
+            channel.stale.extend(self.state.held_by(channel.worker));
         }
     }
 }

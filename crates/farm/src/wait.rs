@@ -1,7 +1,7 @@
 //! Waiting for all workers, and for those who come, at once.
 
 use crate::error::Error;
-use crate::link::Link;
+use crate::worker_channel::WorkerChannel;
 use ginnel::{Endpoint, Listener, MessageChannel, MessageReceiver, ReadySet, WaitMode};
 use rustix::event::Timespec;
 use rustix::io::Errno;
@@ -61,22 +61,22 @@ impl Watch {
     }
 
     /// Looks who has something or has come.
-    pub fn look(&mut self, links: &mut [Link]) -> Result<(), Error> {
+    pub fn look(&mut self, channels: &mut [WorkerChannel]) -> Result<(), Error> {
         self.set.wait(&mut self.keys, Some(Duration::ZERO))?;
-        self.note(links)
+        self.note(channels)
     }
 
     /// Waits until a link that rests has something, or somebody comes, or for no reason.
     pub fn wait(
         &mut self,
-        links: &mut [Link],
+        channels: &mut [WorkerChannel],
         mode: WaitMode,
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         self.set.set_mode(mode);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         self.set.wait(&mut self.keys, left)?;
-        self.note(links)
+        self.note(channels)
     }
 
     /// Leaves everything armed, so that the set's descriptor becomes readable when something is to be done, or at the
@@ -99,7 +99,7 @@ impl Watch {
     }
 
     /// Takes note of what was reported. A link's key is reported once: the link remembers it until it has nothing more.
-    fn note(&mut self, links: &mut [Link]) -> Result<(), Error> {
+    fn note(&mut self, channels: &mut [WorkerChannel]) -> Result<(), Error> {
         let mut rang = false;
         for key in &self.keys {
             match *key {
@@ -107,8 +107,8 @@ impl Watch {
                 TIMER => rang = true,
                 // Keys ascend, and those of links that are gone are nobody's.
                 key => {
-                    if let Ok(n) = links.binary_search_by_key(&key, |link| link.key) {
-                        links[n].awake = true;
+                    if let Ok(n) = channels.binary_search_by_key(&key, |channel| channel.key) {
+                        channels[n].awake = true;
                     }
                 }
             }

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_short, epoll_event};
 use smallvec::SmallVec;
 
-use crate::bell::{self, Wake};
 use crate::direction::Carrier;
+use crate::doorbell::{self, Wake};
 use crate::errno::{self, Errno, Kept, Result, check};
 use crate::lock::{Guard, Lock};
 use crate::poll::{self, Armed};
@@ -87,7 +87,7 @@ struct State {
     /// Calls that have told the program something.
     told: u64,
     /// Doorbells in it.
-    bells: bell::Events,
+    bells: doorbell::Events,
 }
 
 struct Watch {
@@ -135,7 +135,7 @@ impl Instance {
             sleeps: 0,
             failures: 0,
             told: 0,
-            bells: bell::Events::new(),
+            bells: doorbell::Events::new(),
         };
         Self {
             fds: AtomicU32::new(0),
@@ -167,7 +167,7 @@ impl Instance {
         }
         state.hot.clear();
         state.answered.clear();
-        bell::unwatch(&mut state.bells);
+        doorbell::unwatch(&mut state.bells);
         self.joined.store(0, Ordering::Relaxed);
     }
 
@@ -666,7 +666,7 @@ impl State {
         let mut all = true;
         for fd in &self.hot {
             if let Some(watch) = self.watches.get_mut(fd).filter(|watch| !watch.is_silent()) {
-                let how = bell::watch(&mut self.bells, epoll, watch.socket, cookie() | RUNG);
+                let how = doorbell::watch(&mut self.bells, epoll, watch.socket, cookie() | RUNG);
                 all &= watch.arm(how);
             }
         }

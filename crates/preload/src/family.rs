@@ -1,24 +1,27 @@
-//! Sockets that several processes have, after `fork`.
+//! Sockets that several processes share after `fork`.
 //!
-//! Each of them may send and receive, as over TCP. What one has to know to go on where another one has stopped lies in memory that they
-//! share: the place in each ring ([`Common`]), and who has the socket ([`Entry`]). Before a process uses a ring of such a socket it takes
-//! the lock there, and goes on at that place; before it gives the lock back it says how far it has come.
+//! Each process may send and receive on such a socket, as over TCP. Shared memory holds what a process needs to
+//! continue where another one stopped: the position in each ring ([`Common`]) and the processes that have the socket
+//! ([`Entry`]). Before a process uses a ring of such a socket, it takes the lock in that memory and continues at that
+//! position. Before it releases the lock, it records how far it has come.
 //!
-//! As long as several processes have a socket, what carries it stays as it is: it does not change over, its rings do not grow, and this side
-//! does not give them back. A process learns that it is the only one left when the others have closed the socket, have executed another
-//! program, or have ended. From then on the socket is as if there had been no fork.
+//! While several processes have a socket, its carrier stays the same: it does not change over, its rings do not grow,
+//! and this side does not return to the kernel. A process finds that it is the only one left when the others have
+//! closed the socket, have executed another program, or have ended. From then on the socket behaves as if there had
+//! been no fork.
 //!
-//! Wake bytes are for the process that was the last to receive, or to wait for something to receive. Others leave them alone, and look
-//! for room by the clock. None of them ends a ring when it closes the socket; the kernel tells the peer when the last one has closed it.
+//! Wake bytes are for the process that was the last to receive, or to wait for something to receive. Other processes
+//! leave the bytes alone, and poll for room at intervals. A process that closes the socket does not end a ring; the
+//! kernel tells the peer when the last process has closed it.
 //!
 //! What can go wrong:
 //!
 //! | | |
 //! |---|---|
-//! | a process is killed in a call | the others go on where the call began; if the call had moved the ring further, they get ECONNRESET, or EPIPE |
-//! | a process takes bytes of TCP's for wake bytes, because the peer goes back to TCP | only that process has them: the others get ECONNRESET |
+//! | a process is killed in a call | the others continue where the call began; if the call had moved the ring further, they get ECONNRESET, or EPIPE |
+//! | a process takes TCP's bytes for wake bytes, because the peer returns to TCP | only that process has them: the others get ECONNRESET |
 //! | there are too many such sockets, or processes that have one | the child gets ECONNRESET; the socket stays as it is |
-//! | what a relative writes there is wrong | it breaks its relatives' connections, and nothing else: a place is checked as a peer's words are |
+//! | a relative writes wrong values there | it breaks its relatives' connections, and nothing else: a position is checked as a peer's words are |
 #![allow(unsafe_code)] // Memory that is shared over fork.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -33,41 +36,41 @@ use crate::lock;
 use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 
-/// No fork has happened, or no other process has the socket any more.
+/// The socket's number while no fork has happened, or when no other process has the socket any more.
 pub const ALONE: u32 = 0;
-/// There was no entry for it: this process goes on with it alone.
+/// The socket's number if there was no free entry: only this process continues with it.
 const NONE_FREE: u32 = u32::MAX;
 
-/// Sockets that processes can have in common. Numbers are indices, from 1 on.
+/// The most sockets that processes can share. Their numbers are indices that begin at 1.
 const ENTRIES: usize = 1 << 16;
-/// Processes that can have a socket.
+/// The most processes that can share a socket.
 const HOLDERS: usize = 14;
-/// A child that `fork` is about to make.
+/// The holder that stands for a child that `fork` is about to make.
 const UNBORN: i32 = -1;
 
-/// What the processes that have a socket have to know of a direction.
+/// The state of one direction that the processes share.
 #[repr(C, align(64))]
 pub struct Common {
-    /// The thread that works on it; 0: none.
+    /// The thread that holds the lock, or 0.
     owner: AtomicI32,
-    /// The process that was the last to use it; 0: none since the fork.
+    /// The process that was the last to use the direction; 0 if none has since the fork.
     user: AtomicI32,
-    /// Counts what is said here.
+    /// Counts the updates of this state.
     version: AtomicU32,
     carrier: AtomicU8,
-    /// Nobody knows where it is.
+    /// Nobody knows the position any more.
     is_lost: AtomicBool,
     token: AtomicU32,
     rung: AtomicU32,
     position: AtomicU64,
     released: AtomicU64,
-    /// Bytes that rings before this one have carried.
+    /// The bytes that earlier rings have carried.
     before: AtomicU64,
-    /// Bytes of the kernel's stream that were sent or received.
+    /// The bytes of the kernel's stream that were sent or received.
     pub kernels: AtomicU64,
 }
 
-/// Where a direction is.
+/// The position of a direction.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub carrier: Carrier,
@@ -76,7 +79,7 @@ pub struct Place {
 }
 
 impl Common {
-    /// Waits for the lock, which nobody holds for long.
+    /// Waits for the lock, which no process holds for long.
     pub fn enter(&self) {
         let me = lock::tid();
         let mut looks = 0;
@@ -93,7 +96,8 @@ impl Common {
                 && !exists(owner)
                 && self.owner.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                // It was killed. Whoever goes on does so where it began, and finds out whether that is where the ring is.
+                // The owner was killed. The next owner continues at the position where the killed call began, and
+                // finds out whether the ring is still there.
                 self.version.fetch_add(1, Ordering::Relaxed);
                 return;
             }
@@ -105,7 +109,7 @@ impl Common {
         self.owner.store(0, Ordering::Release);
     }
 
-    /// Says how far this process has come, with the lock held. Returns the count.
+    /// Records how far this process has come. The caller holds the lock. Returns the new version.
     pub fn say(&self, place: Place) -> u32 {
         let Place { carrier, cursor, before } = place;
         self.carrier.store(carrier as u8, Ordering::Relaxed);
@@ -117,7 +121,7 @@ impl Common {
         self.version.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// How far the family has come, with the lock held. `None` if nobody knows.
+    /// Returns how far the processes have come, or `None` if that is lost. The caller holds the lock.
     pub fn place(&self) -> Option<Place> {
         let cursor = Cursor {
             position: self.position.load(Ordering::Relaxed),
@@ -135,22 +139,22 @@ impl Common {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// Only this process can go on.
+    /// Marks the position as lost for others: only this process can continue.
     pub fn keep_to_oneself(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
     }
 
-    /// This process is the one that goes on.
+    /// Records that this process uses the direction.
     pub fn use_it(&self) {
         self.user.store(process(), Ordering::Relaxed);
     }
 
-    /// The process that was the last to use it; 0: none since the fork.
+    /// Returns the process that was the last to use the direction; 0 if none has since the fork.
     fn user(&self) -> i32 {
         self.user.load(Ordering::Relaxed)
     }
 
-    /// For another socket.
+    /// Resets the state for a new socket.
     pub fn begin(&self, kernels: u64) {
         self.owner.store(0, Ordering::Relaxed);
         self.user.store(0, Ordering::Relaxed);
@@ -159,16 +163,16 @@ impl Common {
     }
 }
 
-/// A socket that several processes have.
+/// A socket that several processes share.
 #[repr(C, align(64))]
 struct Entry {
     sending: Common,
     receiving: Common,
-    /// Counts how often it was taken and freed: even if it is free.
+    /// Counts how often the entry was taken and freed. It is even while the entry is free.
     life: AtomicU32,
-    /// There were more processes than have room here.
+    /// More processes than [`HOLDERS`] have had the socket.
     has_more: AtomicBool,
-    /// Who has the socket; 0: nobody.
+    /// The processes that have the socket; 0 is a free slot.
     holders: [AtomicI32; HOLDERS],
 }
 
@@ -192,7 +196,7 @@ pub fn load() {
     }
 }
 
-/// The entry of a number.
+/// Returns the entry of a number.
 fn entry(number: u32) -> Option<&'static Entry> {
     let entries = MEMORY.load(Ordering::Acquire);
     let i = (number as usize).checked_sub(1).filter(|i| *i < ENTRIES && !entries.is_null())?;
@@ -201,7 +205,7 @@ fn entry(number: u32) -> Option<&'static Entry> {
 }
 
 impl Entry {
-    /// From now on this process has the socket too.
+    /// Adds a process that has the socket.
     fn add(&self, holder: i32) {
         if self.holders.iter().any(|word| word.load(Ordering::Acquire) == holder && holder != UNBORN) {
             return;
@@ -212,7 +216,7 @@ impl Entry {
         }
     }
 
-    /// A child is this process.
+    /// Replaces the placeholder of an unborn child by the child's number.
     fn name(&self, child: i32) {
         let is_known = self.holders.iter().any(|word| word.load(Ordering::Acquire) == child);
         if !is_known {
@@ -220,7 +224,7 @@ impl Entry {
         }
     }
 
-    /// There is no child.
+    /// Removes the placeholder: no child was made.
     fn unname(&self) {
         self.replace(UNBORN, 0);
     }
@@ -231,20 +235,21 @@ impl Entry {
             .any(|word| word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
-    /// A process does not have the socket any more. Whoever is the last frees the entry.
+    /// Removes a process that no longer has the socket. The last one frees the entry.
     fn remove(&self, holder: i32) {
         let life = self.life.load(Ordering::Acquire);
         for word in &self.holders {
             let _ = word.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
         if life % 2 == 1 && self.holders.iter().all(|word| word.load(Ordering::Acquire) == 0) {
-            // Two may find that they were the last, and one of them late, when the entry has been taken again.
+            // Two processes may both find that they were the last, and one may act only after the entry has been
+            // taken again. So the exchange expects the old count.
             let _ =
                 self.life.compare_exchange(life, life.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// Takes it if it is free.
+    /// Takes the entry if it is free.
     fn take(&self) -> bool {
         let life = self.life.load(Ordering::Acquire);
         if life % 2 == 1 {
@@ -253,7 +258,7 @@ impl Entry {
         self.life.compare_exchange(life, life.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Forgets those who have ended. True if nobody is left but this process.
+    /// Removes processes that have ended. Returns true if only this process is left.
     fn is_left_to(&self, me: i32) -> bool {
         for word in &self.holders {
             let holder = word.load(Ordering::Acquire);
@@ -266,15 +271,15 @@ impl Entry {
     }
 }
 
-/// A free entry, taken for this process.
+/// Takes a free entry for this process.
 fn take_entry() -> Option<u32> {
-    /// Where the next free one may be.
+    /// Where to begin the search for a free entry.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let from = NEXT.load(Ordering::Relaxed) as usize;
     let numbers = || (0..ENTRIES).map(|i| ((from + i) % ENTRIES) as u32 + 1);
     let free = |number: &u32| entry(*number).is_some_and(Entry::take);
     let found = numbers().find(free).or_else(|| {
-        // Those of processes that were killed.
+        // No entry is free, so free those whose processes were all killed.
         numbers().filter_map(entry).for_each(|entry| {
             if entry.life.load(Ordering::Acquire) % 2 == 1 && entry.is_left_to(0) {
                 entry.remove(0);
@@ -289,7 +294,7 @@ fn take_entry() -> Option<u32> {
     Some(found)
 }
 
-/// This process's number, which is asked for with every call.
+/// This process's number, cached because every call needs it.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 pub fn process() -> i32 {
@@ -304,7 +309,7 @@ pub fn process() -> i32 {
     }
 }
 
-/// Whether there is a process, or a thread, of this number.
+/// Returns whether a process or a thread of this number exists.
 #[cold]
 fn exists(number: i32) -> bool {
     let _errno = crate::errno::Kept::new();
@@ -312,18 +317,18 @@ fn exists(number: i32) -> bool {
     unsafe { libc::kill(number, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
 }
 
-/// All connected sockets of this process, some more than once.
+/// Iterates over all connected sockets of this process. Some appear more than once.
 fn connected() -> impl Iterator<Item = &'static Socket> {
     let is_connected =
         |socket: &&Socket| matches!(socket.stage(), Stage::Native | Stage::Reported | Stage::Joined);
     SOCKETS.used(0, u32::MAX).filter_map(|fd| SOCKETS.get(fd)).filter(is_connected)
 }
 
-/// Counts forks: even before, odd in the child.
+/// Counts forks. It is odd in a child.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// `fork` is about to be called: from now on the child has the connected sockets too. Allocates nothing, because an allocator may already
-/// have made itself ready for the fork.
+/// Prepares for `fork`: from now on the child counts as a holder of the connected sockets. This function allocates
+/// nothing, because an allocator may already have prepared itself for the fork.
 pub fn before_fork() {
     let fork = FORKS.fetch_add(2, Ordering::Relaxed) + 2;
     for socket in connected().filter(|socket| socket.fork.swap(fork, Ordering::Relaxed) != fork) {
@@ -345,7 +350,7 @@ fn share(socket: &Socket) {
     socket.receiving.share(&entry.receiving);
 }
 
-/// `fork` has been called, and this is the child, which has one thread.
+/// Continues in the child of `fork`, which has one thread.
 pub fn in_child() {
     // SAFETY: it cannot fail.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
@@ -358,7 +363,8 @@ pub fn in_child() {
         match entry(socket.family.load(Ordering::Relaxed)) {
             _ if before == fork + 1 => {}
             Some(entry) if before == fork => entry.add(process()),
-            // It was connected by another thread when the fork had begun, or there was no room to share it: if it is on TCP, it stays there.
+            // Another thread connected the socket after the fork had begun, or there was no room to share it. If it
+            // is on TCP, it stays there.
             _ => {
                 socket.family.store(NONE_FREE, Ordering::Relaxed);
                 socket.sending.lose();
@@ -369,7 +375,8 @@ pub fn in_child() {
     FORKS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// `fork` has made this child, or none (`None`). The child may have been killed before it could say that it has the sockets.
+/// Continues in the parent of `fork`, which has made this child, or none (`None`). The child may have been killed
+/// before it could record that it has the sockets.
 pub fn forked(child: Option<i32>) {
     for socket in connected() {
         let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) else { continue };
@@ -380,17 +387,18 @@ pub fn forked(child: Option<i32>) {
     }
 }
 
-/// Whether other processes may have the socket too. If none has any more, it is this process's alone from now on. To be called without
-/// the locks of its directions.
+/// Returns whether other processes may have the socket too. If no other process has it any more, the socket belongs
+/// to this process alone from now on. The caller must not hold the locks of the directions.
 #[inline]
 pub fn is_shared(socket: &Socket) -> bool {
     socket.family.load(Ordering::Relaxed) != ALONE && is_still_shared(socket)
 }
 
-/// Looks now and then whether other processes still have the socket. To be called as [`is_shared`].
+/// Checks from time to time whether other processes still have the socket. The caller must not hold the locks of the
+/// directions.
 #[inline]
 pub fn attend(socket: &Socket) {
-    // Some calls in a hundred; each of them counts a few times.
+    // A few calls in a hundred are due. Each call counts a few times.
     let is_due = |common: &Common| common.version() % 512 < 8;
     if socket.sending.common().is_some_and(is_due) {
         is_still_shared(socket);
@@ -413,7 +421,7 @@ fn is_still_shared(socket: &Socket) -> bool {
     false
 }
 
-/// This process closes the socket. Others may go on with it.
+/// Records that this process closes the socket. Other processes may continue with it.
 pub fn leave(socket: &Socket) {
     if let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) {
         // A thread may still be in a call on it.
@@ -423,7 +431,8 @@ pub fn leave(socket: &Socket) {
     }
 }
 
-/// This process is about to execute another program. If that fails, it has those of its sockets no more that the kernel would have closed.
+/// Prepares for the execution of another program. If `exec` fails, this process no longer has those of its sockets
+/// that the kernel would have closed.
 pub fn execute(fd: c_int, socket: &Socket) {
     let of_this = |fd: &c_int| SOCKETS.get(*fd).is_some_and(|other| std::ptr::eq(other, socket));
     let is_only_one = || socket.fds.load(Ordering::Relaxed) == 1;
@@ -438,13 +447,14 @@ pub fn execute(fd: c_int, socket: &Socket) {
     }
 }
 
-/// Whether this process may take away the wake bytes that come: not if another one receives.
+/// Returns whether this process may consume wake bytes. It may not if another process receives.
 #[inline]
 pub fn may_drain(socket: &Socket) -> bool {
     socket.receiving.common().is_none_or(|common| [0, process()].contains(&common.user()))
 }
 
-/// Whether no other process takes them away, so that one that waits for room is woken for certain.
+/// Returns whether no other process consumes the wake bytes, so that a thread that waits for room is certain to be
+/// woken.
 #[inline]
 pub fn is_woken(socket: &Socket) -> bool {
     socket.receiving.common().is_none_or(|common| common.user() == process())
@@ -454,7 +464,8 @@ pub fn is_woken(socket: &Socket) -> bool {
 mod tests {
     use super::*;
 
-    /// One memory for all tests, as a process has: tests run side by side, and a second one would take the entries of the first away.
+    /// Loads one memory for all tests of the process. Tests run in parallel, and a second memory would take away the
+    /// entries of the first.
     fn loaded() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(load);
@@ -467,7 +478,7 @@ mod tests {
         let number = take_entry().unwrap();
         let entry = entry(number).unwrap();
         assert!(!entry.take() && entry.is_left_to(me));
-        // A child that has ended, and one that was killed before it could say anything.
+        // One child has ended, and one was killed before it could record anything.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let ended = child.id() as i32;
         child.wait().unwrap();
@@ -475,7 +486,7 @@ mod tests {
         assert!(!entry.is_left_to(me));
         entry.name(ended);
         assert!(entry.is_left_to(me));
-        // The parent of this process lives.
+        // The parent of this process is alive.
         entry.add(UNBORN);
         // SAFETY: it cannot fail.
         let parent = unsafe { libc::getppid() };

@@ -1,35 +1,36 @@
-//! `libginnel-preload.so`: TCP connections of unmodified programs leave the kernel for shared memory.
+//! `libginnel-preload.so`: moves TCP connections of unmodified programs from the kernel to shared memory.
 //!
-//! The library is loaded before the C library (`LD_PRELOAD`; `ginnel run` does that) and has its functions on sockets first. A
-//! connection begins on TCP, as without the library. Once it has shown life, the library hands the socket to the daemon of this
-//! host or VM (`meet`). If a program with this library is at the other end, and both daemons agree that it is, both get a
-//! pair of rings, and each direction changes over to its ring at a byte that both sides count alike (`change`). The kernel's socket stays open: it
-//! says when the peer ends, and a byte on it wakes a peer that sleeps.
+//! The library is loaded before the C library (`LD_PRELOAD`, which `ginnel run` sets), so its socket functions
+//! replace those of the C library. A connection begins on TCP, as without the library. Once it has carried some data,
+//! the library reports the socket to the daemon of this host or VM (`meet`). If the program at the other end uses
+//! this library too, and both daemons agree that it is the same connection, both ends get a pair of rings. Each
+//! direction then changes over to its ring at a byte that both sides have counted (`change`). The kernel's socket
+//! stays open: it reports the peer's end, and a byte on it wakes a sleeping peer.
 //!
 //! ```text
 //! exports    the C functions: arguments, errno
 //! poll, epoll, wait     sleeping until something is ready
-//! send, receive         what the two directions of a socket do
+//! send, receive         the two directions of a socket
 //! change                from the kernel to a ring
 //! returning, passing    from a ring to the kernel: for lack of room, or because another process gets the socket
-//! bell                  doorbells, by which peers are woken
-//! settle                waiting for that, in tests
+//! doorbell              doorbells, by which peers are woken
+//! settle                waiting in tests until connections have changed over
 //! meet                  the daemon: reports, matches, channels
-//! table, socket         descriptors and what is known of them
+//! table, socket         descriptors and their state
 //! hidden                this library's own descriptors
-//! kernel, real          what the kernel and the C library do without us
+//! kernel, real          calls of the kernel and of the original C library
 //! ```
 //!
-//! Nothing here is called by Rust programs. No path that carries data allocates, takes a lock that another process can hold, or
-//! waits for a daemon.
+//! Rust programs do not call this library. No path that carries data allocates, takes a lock that another process can
+//! hold, or waits for a daemon.
 
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
-mod bell;
 mod cache;
 mod change;
 mod confined;
 mod direction;
+mod doorbell;
 mod epoll;
 mod errno;
 mod exec;

@@ -1,8 +1,8 @@
-//! The daemon: reports, matches, rings.
+//! The connection to the daemon: reports, matches and rings.
 //!
-//! A process has one session with its daemon, and one endpoint in each segment through which it has a connection. Nobody waits for
-//! them: a call on a socket that is not where it is to be looks whether something has come. The lock is only tried: who does not get
-//! it comes back with the next call.
+//! A process has one session with its daemon, and one endpoint in each segment through which it has a connection. No
+//! thread waits for them: a call on a socket that does not have its final carrier yet checks whether an answer has
+//! come. The lock is only tried: a thread that does not get it tries again with the next call.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,33 +28,35 @@ use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 use crate::table::{SOCKETS, Using};
 
-/// What a connection has to have done before it is reported: so many calls that sent,
+/// A connection is reported once it has done this many calls that sent,
 const SENDS: u32 = 4;
-/// or so many bytes in both directions,
+/// or has carried this many bytes in both directions together,
 const BYTES: u64 = 32 << 10;
-/// or this age.
+/// or has reached this age.
 const AGE: Duration = Duration::from_millis(10);
-/// Channels that are being opened at a time. Each takes a listener of the endpoint, which may have 64 by default.
+/// The most channels that are being opened at a time. Each takes a listener of the endpoint, which may have 64 by
+/// default.
 const OPENINGS: usize = 32;
-/// After that, larger rings are given up: the other end does not ask for them.
+/// How long this end waits for larger rings before it gives them up. The other end may not ask for them at all.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Reports whose sockets the daemon may have at a time. Each takes two descriptors meanwhile.
+/// The most reports whose sockets the daemon may have at a time. Each takes two descriptors meanwhile.
 const LOANS: usize = 8;
-/// How long a socket that is closed waits for a daemon that has just taken its copy, and looks at it for some microseconds.
+/// How long closing a socket waits for a daemon that has just taken its copy, which the daemon examines for a few
+/// microseconds.
 const RETURN: Duration = Duration::from_millis(20);
-/// Why a connection stays on TCP of which nothing more is known.
+/// The reason why a connection stays on TCP, if nothing more is known.
 const NO_RINGS: &str = "the daemon did not open the rings";
-/// Between two looks at the daemon.
+/// The time between two checks for the daemon's answers.
 const LOOK: Duration = Duration::from_micros(50);
-/// After a daemon was not there, before it is asked again.
+/// The pause before the next attempt when no daemon was there.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A socket that waits for something of the daemon.
+/// A socket that waits for the daemon.
 #[derive(Clone, Copy)]
 struct Pending {
     socket: &'static Socket,
     life: u64,
-    /// Its stage as long as it does.
+    /// The socket's stage while it waits.
     stage: Stage,
 }
 
@@ -63,13 +65,13 @@ impl Pending {
         Self { socket, life: socket.life.load(Ordering::Relaxed), stage }
     }
 
-    /// The socket, if it is still that one and waits.
+    /// Returns the socket, unless the entry is used by another socket now or its stage has changed.
     fn current(self) -> Option<&'static Socket> {
         let is = self.socket.life.load(Ordering::Relaxed) == self.life && self.socket.stage() == self.stage;
         is.then_some(self.socket)
     }
 
-    /// There are no rings for it, for this reason.
+    /// Gives up the rings for this socket, for the given reason.
     fn fail(self, reason: &'static str) {
         match (self.current(), self.stage) {
             (Some(socket), Stage::Joined) if socket.has_returned() => {
@@ -85,18 +87,18 @@ impl Pending {
 
 enum Segment {
     Attaching(Box<Opening<Endpoint>>),
-    /// With the segment's name, which reports show as long as this process runs.
+    /// The endpoint, and the segment's name, which reports show as long as this process runs.
     Attached(Endpoint, &'static str),
     Failed,
 }
 
-/// Rings that the daemon makes.
+/// Rings that the daemon is creating.
 struct OpeningRings {
     pending: Pending,
     segment: &'static str,
     meeting: Meeting,
     opening: OpeningSocket,
-    /// When they are given up, for rings that a connection can do without.
+    /// When these rings are given up. `None` for rings that the connection needs.
     until: Option<Instant>,
 }
 
@@ -106,10 +108,10 @@ struct Meet {
     daemon: Option<SocketSession>,
     segments: HashMap<String, Segment>,
     reports: HashMap<u64, Pending>,
-    /// Reports whose other end was found, and who wait for an endpoint.
+    /// Reports for which the daemon has found the other end. They wait for an endpoint.
     matched: VecDeque<(Pending, String, Meeting)>,
     openings: Vec<OpeningRings>,
-    /// Whose copies the daemon may have.
+    /// Sockets of which the daemon may have copies.
     lent: Vec<&'static Socket>,
     last: u64,
     look_at: Option<Instant>,
@@ -117,13 +119,13 @@ struct Meet {
 
 static MEET: Mutex<Option<Meet>> = Mutex::new(None);
 
-/// Somebody could not withdraw a report, because another thread was at work here.
+/// A thread could not withdraw a report, because another thread held the lock.
 static SOME_ARE_STALE: AtomicBool = AtomicBool::new(false);
 
-/// There was no daemon when it was last looked for.
+/// There was no daemon at the last attempt.
 static NO_DAEMON: AtomicBool = AtomicBool::new(false);
 
-/// Works on what is there, if nobody else does. Never waits.
+/// Calls `work` with the lock held, or returns `None` if another thread holds it. Never waits.
 fn with<R>(work: impl FnOnce(&mut Meet) -> R) -> Option<R> {
     let _blocked = Blocked::new();
     let mut meet = match MEET.try_lock() {
@@ -132,7 +134,7 @@ fn with<R>(work: impl FnOnce(&mut Meet) -> R) -> Option<R> {
         Err(TryLockError::WouldBlock) => return None,
     };
     let process = process();
-    // The child of a fork has a session of its own. What its parent has reported is the parent's.
+    // The child of a fork has a session of its own. What its parent has reported belongs to the parent.
     if meet.as_ref().is_none_or(|meet| meet.process != process) {
         if let Some(parents) = meet.take() {
             std::mem::forget(parents);
@@ -148,18 +150,19 @@ fn process() -> i32 {
     unsafe { libc::getpid() }
 }
 
-/// Brings a socket further on its way to its rings. Never waits.
+/// Advances a socket on its way to its rings. Never waits.
 #[cold]
 pub fn attend(socket: &'static Socket, fd: c_int) {
     if is_confined() {
         return;
     }
     match socket.stage() {
-        // Of several processes, none can say whether it is the one that goes on.
+        // If several processes have the socket, none of them knows whether it is the one that will continue with it.
         Stage::Native if is_alive(socket) && socket.is_report_due() && !family::is_shared(socket) => {
             let Some(_using) = Using::begin(socket, fd) else { return };
             let _ = with(|meet| meet.report(socket, fd));
-            // However the program has asked for them, and whenever. Who does so from now on finds that it is reported.
+            // The program may have asked for signals in any way and at any time. A thread that asks from now on finds
+            // that the socket is reported.
             if socket.stage() != Stage::Native && kernel::sends_signals(fd) {
                 passing::signalled(socket, fd);
             }
@@ -179,14 +182,14 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// Whether a connection has not done enough to be worth a report: there is nothing to be done for it. Most connections are no more than
-/// that, so it is looked at before anything else is.
+/// Returns whether a connection has not done enough to be worth a report, so that nothing has to be done for it. Most
+/// connections never do more, so callers check this before anything else.
 #[inline]
 pub fn is_young(socket: &Socket) -> bool {
     socket.stage() == Stage::Native && settings::lets_age() && !is_alive(socket)
 }
 
-/// Whether a connection has done enough to be worth a report.
+/// Returns whether a connection has done enough to be worth a report.
 fn is_alive(socket: &Socket) -> bool {
     if settings::mode() == Mode::Eager || socket.sends.load(Ordering::Relaxed) >= SENDS {
         return true;
@@ -196,7 +199,7 @@ fn is_alive(socket: &Socket) -> bool {
     bytes >= BYTES || (bytes > 0 && Connecting::now().saturating_sub(socket.facts.lock().begun) >= AGE)
 }
 
-/// The socket is left to the kernel, if it still is the kernel's.
+/// Leaves the socket to the kernel for good, if the kernel still carries it.
 #[cold]
 pub fn stays(socket: &'static Socket, reason: &'static str) {
     crate::cache::leave(socket);
@@ -206,7 +209,7 @@ pub fn stays(socket: &'static Socket, reason: &'static str) {
     }
 }
 
-/// Why a connection of which nothing else is known has ended on TCP.
+/// Returns the reason why a connection has ended on TCP, if nothing else is known of it.
 pub fn why_not_joined() -> &'static str {
     match NO_DAEMON.load(Ordering::Relaxed) {
         true => "there is no daemon",
@@ -214,15 +217,15 @@ pub fn why_not_joined() -> &'static str {
     }
 }
 
-/// A socket that was reported is closed: gives back what that has led to, as far as the daemon has answered. The rest is given back with
-/// the next call that looks at the daemon.
+/// Gives back what the report of a closed socket has led to, as far as the daemon has answered. The rest is given
+/// back by the next call that checks the daemon's answers.
 pub fn tidy() {
     if !is_confined() {
         let _ = with(Meet::open);
     }
 }
 
-/// Nothing is to come of the report of a socket any more. False if it has none.
+/// Withdraws the report of a socket. Returns false if the socket has none.
 pub fn withdraw(socket: &Socket) -> bool {
     if is_confined() {
         return false;
@@ -239,7 +242,7 @@ pub fn withdraw(socket: &Socket) -> bool {
     true
 }
 
-/// In the child of a fork: what was reported is the parent's.
+/// Drops the report in the child of a fork: it belongs to the parent.
 pub fn forget_report(socket: &Socket) {
     std::mem::forget(socket.loan.lock().take());
     socket.facts.lock().report = 0;
@@ -248,8 +251,8 @@ pub fn forget_report(socket: &Socket) {
     }
 }
 
-/// Takes the daemon's copy of a socket back. As long as there is one, the kernel does not tell the peer that the program has closed the
-/// socket.
+/// Takes the daemon's copy of a socket back. While that copy exists, the kernel does not tell the peer that the
+/// program has closed the socket.
 fn take_back(socket: &Socket) {
     if is_confined() {
         return;
@@ -260,7 +263,7 @@ fn take_back(socket: &Socket) {
     }
 }
 
-/// Whether the daemon may have a copy of a socket.
+/// Returns whether the daemon may have a copy of a socket.
 fn is_lent(socket: &Socket) -> bool {
     let mut loan = socket.loan.lock();
     let is_lent = loan.as_mut().is_some_and(|loan| !loan.is_over());
@@ -270,7 +273,7 @@ fn is_lent(socket: &Socket) -> bool {
     is_lent
 }
 
-/// A program that ends closes its sockets.
+/// Takes the copies back when the process exits, because a program that ends closes its sockets.
 #[expect(unsafe_code, reason = "atexit")]
 fn take_back_at_exit() {
     extern "C" fn at_exit() {
@@ -284,17 +287,17 @@ fn take_back_at_exit() {
 }
 
 impl Meet {
-    /// To be told to the daemon, unless it has answered.
+    /// Withdraws a report at the daemon, unless the daemon has answered it.
     fn withdraw(&mut self, report: u64) {
         if self.reports.remove(&report).is_some()
             && let Some(daemon) = &mut self.daemon
         {
-            // If that cannot be told, the daemon finds a socket that has ended.
+            // If the withdrawal cannot be sent, the daemon finds a socket that has ended.
             let _ = daemon.withdraw(report);
         }
     }
 
-    /// The same for those that could not say so.
+    /// Withdraws the reports for which a thread could not get the lock.
     #[cold]
     fn withdraw_stale(&mut self) {
         let is_stale = |(key, pending): (&u64, &Pending)| {
@@ -328,7 +331,7 @@ impl Meet {
         self.last += 1;
         let key = self.last;
         let end = end_of(socket);
-        // Whoever closes the socket takes the loan, once it is there.
+        // The lock is held until the loan is stored: a thread that closes the socket takes the loan from there.
         let mut loan = socket.loan.lock();
         let reported = daemon.report(kernel::borrow(fd), end, key).map(|lent| *loan = Some(lent));
         drop(loan);
@@ -341,13 +344,13 @@ impl Meet {
                 self.look_at = None;
                 self.look();
             }
-            // With the next call.
+            // The next call tries again.
             Err(ginnel::Error::WouldBlock) => {}
             Err(_) => self.lose_daemon(),
         }
     }
 
-    /// Begins a session. False if there is no daemon.
+    /// Begins a session. Returns false if there is no daemon.
     fn begin(&mut self) -> bool {
         if self.look_at.is_some_and(|at| Instant::now() < at) {
             return false;
@@ -372,7 +375,7 @@ impl Meet {
         self.look_at = Some(Instant::now() + PAUSE);
     }
 
-    /// Looks what has come.
+    /// Handles the answers that have come.
     fn look(&mut self) {
         let now = Instant::now();
         if self.look_at.is_some_and(|at| now < at) {
@@ -411,16 +414,17 @@ impl Meet {
         self.open();
     }
 
-    /// The daemon is gone, and what it was told with it. Its successor is told anew, with a later call on each socket.
+    /// Makes the sockets ready to be reported again after the daemon has gone, along with all that it knew. A later
+    /// call on each socket reports it to the successor.
     fn report_again(&mut self) {
         for (_, pending) in self.reports.drain() {
             is_native_again(pending);
         }
     }
 
-    /// Asks for rings for those whose other end was found, where there is an endpoint. In the order in which the daemon has matched
-    /// them, which is the order of the processes at the other ends too: if two asked for different ones first, each would wait for
-    /// the other one.
+    /// Asks for rings for the matched sockets whose segments have an endpoint. It does so in the order in which the
+    /// daemon has matched them, which is also the order of the processes at the other ends: if two processes asked in
+    /// different orders, each could wait for the other.
     fn attach(&mut self) {
         for (name, segment) in &mut self.segments {
             if let Segment::Attaching(opening) = segment {
@@ -463,8 +467,8 @@ impl Meet {
         self.matched = later;
     }
 
-    /// Takes the rings that have been opened. Those of a socket that was closed meanwhile are taken too, because nobody else gives
-    /// them back.
+    /// Takes the rings that have been opened. It takes those of a socket that was closed meanwhile too, because
+    /// nothing else gives them back.
     fn open(&mut self) {
         self.openings.retain_mut(|rings| {
             let OpeningRings { pending, segment, meeting, opening, until } = rings;
@@ -486,9 +490,9 @@ impl Meet {
         });
     }
 
-    /// Asks for larger rings for a socket that has some. The other end does the same.
+    /// Asks for larger rings for a socket that has rings. The other end does the same.
     fn grow(&mut self, socket: &'static Socket) {
-        // Those that have none come first.
+        // Sockets without rings have precedence.
         if self.openings.len() >= OPENINGS / 2 {
             return self.look();
         }
@@ -517,7 +521,7 @@ impl Meet {
     }
 }
 
-/// Why a connection stays on TCP whose rings the daemon did not open.
+/// Returns the reason why a connection stays on TCP when the daemon did not open its rings.
 fn why_no_rings(error: &ginnel::Error) -> &'static str {
     match error.code() {
         Some(ErrorCode::NO_MEMORY) => "the segment has no room for its rings",
@@ -525,7 +529,7 @@ fn why_no_rings(error: &ginnel::Error) -> &'static str {
     }
 }
 
-/// A socket whose report has led to nothing is as if it had not been reported.
+/// Resets a socket whose report has led to nothing to the state before the report.
 fn is_native_again(pending: Pending) {
     if let Some(socket) = pending.current() {
         socket.facts.lock().report = 0;
@@ -533,7 +537,7 @@ fn is_native_again(pending: Pending) {
     }
 }
 
-/// Which end of its connection a socket is.
+/// Returns which end of its connection a socket is.
 fn end_of(socket: &Socket) -> SocketEnd {
     let facts = socket.facts.lock();
     match facts.role {
@@ -544,10 +548,10 @@ fn end_of(socket: &Socket) -> SocketEnd {
     }
 }
 
-/// The socket has its rings, unless it was closed meanwhile.
+/// Gives the socket its rings, unless it was closed meanwhile.
 fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: SocketChannel) {
     let Pending { socket, .. } = pending;
-    // Who closes it takes the same lock first.
+    // A thread that closes the socket takes the same lock first.
     let mut facts = socket.facts.lock();
     if pending.current().is_none() {
         return;
@@ -576,22 +580,24 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
             passing::withhold(fd);
         }
     }
-    // Another thread may sleep in a call of the kernel that began before there were rings (poll, select): a wake byte for it comes with
-    // the first bytes.
+    // Another thread may sleep in a call of the kernel (poll, select) that began before there were rings. Arming
+    // makes the peer send a wake byte for it with the first bytes.
     receiver.ring.arm();
     socket.ring_bytes.store(capacity as u64, Ordering::Relaxed);
     socket.sending.lock().begin(sender);
     socket.receiving.lock().begin(receiver);
     socket.set_stage(Stage::Joined);
     drop(facts);
-    // The daemon has read from its copy, and closed it, long ago.
+    // The daemon has read from its copy and closed it long ago.
     *socket.loan.lock() = None;
 }
 
-/// The socket has larger rings, unless it was closed meanwhile. Each direction goes on in its own when it can.
+/// Gives the socket its larger rings, unless it was closed meanwhile. Each direction moves to its larger ring when it
+/// can.
 fn take_larger(pending: Pending, channel: SocketChannel) {
     let id = channel.info().id;
-    // Whoever brings a socket's first rings holds its facts' lock meanwhile, and who has them may take that lock.
+    // The thread that brings a socket's first rings holds the lock of its facts meanwhile. A thread that holds the
+    // rings may take that lock.
     if grow::take(pending.socket, channel, || pending.current().is_some()) {
         let mut facts = pending.socket.facts.lock();
         facts.channel = id;

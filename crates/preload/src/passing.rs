@@ -1,21 +1,22 @@
-//! Connections that another process gets: by `exec`, or in a message with the descriptor (SCM_RIGHTS); and those of which the kernel is to
-//! tell the program by a signal (O_ASYNC).
+//! Connections that another process gets, by `exec` or in a message with the descriptor (SCM_RIGHTS), and connections
+//! for which the program wants signals from the kernel (O_ASYNC).
 //!
-//! That process may know nothing of rings. So both directions go back to the kernel first, and stay there: what this process has not
-//! received is in the kernel's stream again, and whoever gets the descriptor finds an ordinary TCP connection.
+//! The other process may know nothing of rings. So both directions first return to the kernel and stay there. Bytes
+//! that this process has not received are in the kernel's stream again, and the process that gets the descriptor
+//! finds an ordinary TCP connection.
 //!
 //! | this side | its peer |
 //! |---|---|
-//! | asks the peer to go back ([`ginnel_ring::carrier::recall`]), and wakes it | |
-//! | | with the next call on the socket, or the call in which it sleeps: goes back (`returning`), and sends what this side may not have received over the kernel's connection |
-//! | drops the wake bytes, and what it has received; its receiving direction is the kernel's | |
-//! | goes back; its sending direction is the kernel's | receives the rest of the ring, then from the kernel |
+//! | asks the peer to return ([`ginnel_ring::carrier::recall`]), and wakes it | |
+//! | | with the next call on the socket, or the call in which it sleeps: returns (`returning`), and sends what this side may not have received over the kernel's connection |
+//! | drops the wake bytes, and the repeated bytes that it has received; the kernel carries its receiving direction | |
+//! | returns; the kernel carries its sending direction | receives the rest of the ring, then from the kernel |
 //!
 //! What can go wrong:
 //!
 //! | | |
 //! |---|---|
-//! | the peer makes no call for a while | after [`PATIENCE`] the message is refused (EAGAIN), or the program that is executed does not get the connection. The peer goes back whenever it makes one |
+//! | the peer makes no call for a while | after [`PATIENCE`] the message is refused (EAGAIN), or the executed program does not get the connection. The peer returns when it makes its next call |
 //! | more is unread than the kernel takes at once, or a larger ring is about to take over | the same |
 //! | another process has the socket too, after a fork, and uses it | the same |
 //! | the peer dies, or closes | the same; what it has sent can still be received here |
@@ -28,33 +29,33 @@ use ginnel_ring::carrier::{self, Place};
 use ginnel_ring::wait::Waitable;
 use libc::c_int;
 
-use crate::bell::{self, Wake};
 use crate::confined::is_confined;
 use crate::direction::{Carrier, Held};
+use crate::doorbell::{self, Wake};
 use crate::errno::Kept;
 use crate::socket::{Growth, Socket, Stage, now};
 use crate::table::SOCKETS;
 use crate::{grow, kernel, receive, report, returning, signals};
 
-/// How long a peer has to go back, in microseconds.
+/// How long a peer may take to return, in microseconds.
 const PATIENCE: u64 = 1_000_000;
-/// Between two looks whether it has, in milliseconds.
+/// The time between two checks whether it has returned, in milliseconds.
 const STEP: c_int = 1;
-/// Looks between two wakes.
+/// The number of checks between two wake-ups.
 const LOOKS: u32 = 20;
 
-/// Why a connection goes back: another process gets it,
+/// The reason why a connection returns if another process gets it,
 pub const PASSED: &str = "its descriptor was passed on";
-/// or the program wants to be told by a signal when something comes, which only the kernel can tell.
+/// and if the program wants a signal when something comes, which only the kernel can send.
 pub const SIGNALLED: &str = "the program asks for SIGIO (O_ASYNC)";
 
-/// The program has asked for a signal when a connection can be read or written. A connection that is still on TCP stays there, and another
-/// one goes back. Its peer may make no call for a while. Then it goes back with the next one, and what comes until then has a wake byte
-/// sent, for which the kernel sends the signal.
+/// Handles a program's request for a signal when a connection can be read or written. A connection that is still on
+/// TCP stays there, and any other one returns to TCP. Its peer may make no call for a while. The peer then returns
+/// with its next call, and until then it sends a wake byte for what it sends, for which the kernel sends the signal.
 #[cold]
 pub fn signalled(socket: &'static Socket, fd: c_int) {
     match socket.stage() {
-        // When they are about to be reported, the kernel is asked.
+        // The kernel is asked for the signal setting when the socket is about to be reported.
         Stage::New | Stage::Listening => return,
         _ => crate::meet::stays(socket, SIGNALLED),
     }
@@ -63,7 +64,7 @@ pub fn signalled(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// Brings a connection further that has not gone back in time, with a call of its program.
+/// Advances a connection that has not returned in time, during a call of its program.
 #[cold]
 pub fn go_on(socket: &'static Socket, fd: c_int) {
     if is_back(socket, fd, false) {
@@ -71,13 +72,13 @@ pub fn go_on(socket: &'static Socket, fd: c_int) {
     }
     let mut rings = socket.receiving.lock();
     if let Some(receiver) = rings.as_mut() {
-        bell::wish(&mut receiver.ring, Wake::Byte, true);
+        doorbell::wish(&mut receiver.ring, Wake::Byte, true);
         receiver.ring.arm();
     }
 }
 
-/// Has these connections go back to the kernel, and keeps them there. True if all are the kernel's. Waits for their peers, but no longer
-/// than [`PATIENCE`].
+/// Makes these connections return to the kernel, and keeps them there. Returns true if the kernel carries all of
+/// them. Waits for their peers, but no longer than [`PATIENCE`].
 #[cold]
 pub fn pass_on(sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bool {
     let _errno = Kept::new();
@@ -91,7 +92,7 @@ pub fn pass_on(sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bo
         if left == 0 {
             return true;
         }
-        // Both ends may be in this process, even in this thread.
+        // Both ends may be in this process, or even in this thread.
         for fd in SOCKETS.used(0, u32::MAX) {
             if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined()) {
                 returning::leave_if_recalled(socket, fd);
@@ -100,13 +101,13 @@ pub fn pass_on(sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bo
         if now() >= deadline {
             break;
         }
-        // A signal only makes it shorter.
+        // A signal only makes the sleep shorter.
         let _ = signals::sleep(STEP);
     }
     false
 }
 
-/// Brings a connection further back. True if it is the kernel's.
+/// Advances the return of a connection. Returns true if the kernel carries it.
 fn is_back(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
     if !socket.is_joined() {
         return true;
@@ -122,7 +123,7 @@ fn is_back(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
     is_back
 }
 
-/// A connection that another process has, or its peer's, needs no attention once the kernel carries it both ways.
+/// Ends the attention for a connection that another process has, or its peer's, once the kernel carries it both ways.
 pub fn rest(socket: &Socket) {
     let carriers = [socket.sending.carrier(), socket.receiving.carrier()];
     if carriers == [Carrier::Kernel; 2] {
@@ -131,7 +132,7 @@ pub fn rest(socket: &Socket) {
     }
 }
 
-/// Whether another process that has the socket too has used it since the fork.
+/// Returns whether another process that has the socket too has used it since the fork.
 fn is_used_elsewhere(socket: &Socket) -> bool {
     let is_used = !crate::family::may_drain(socket);
     is_used && crate::family::is_shared(socket)
@@ -148,14 +149,14 @@ fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
             let memory = receiver.ring.memory();
             carrier::recall(memory);
             match receive::left(receiver, direction.kernels()) {
-                // It never will begin.
+                // The ring never will begin.
                 Ok(None) => {}
                 Ok(Some(0)) => {
                     receive::begin_ring(socket);
                     return false;
                 }
-                // What the program has not received lies before all wake bytes, of which there must be none, and what the ring has lies
-                // behind it.
+                // What the program has not received lies before all wake bytes, of which there must be none, and
+                // before what the ring has.
                 Ok(Some(left)) => {
                     let base = direction.kernels() + left;
                     let is_all = |place: Place| place.kernel == base && place.ring == place.repeated;
@@ -187,7 +188,7 @@ fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
         }
     }
     let left: Vec<_> = match direction.common() {
-        // Relatives follow what is there.
+        // Related processes follow the state in the shared memory.
         Some(_) => Vec::new(),
         None => rings.take().collect(),
     };
@@ -196,12 +197,13 @@ fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
     true
 }
 
-/// The peer has to go back, and is awake or is woken. False, as it has not yet.
+/// Asks the peer to return, and wakes it if it sleeps and `wakes` says so. Returns false, because it has not returned
+/// yet.
 fn ask(socket: &'static Socket, fd: c_int, mut rings: Held<'_, SocketReceiver>, wakes: bool) -> bool {
     if wakes {
-        // A peer that sends, and does not look for wakes, finds a sleeper.
+        // A peer that sends without looking for wake-ups finds this side armed, and so looks.
         if let Some(receiver) = rings.as_mut() {
-            bell::wish(&mut receiver.ring, Wake::Byte, true);
+            doorbell::wish(&mut receiver.ring, Wake::Byte, true);
             receiver.ring.arm();
         }
         drop(rings);
@@ -224,10 +226,10 @@ fn sends_natively(socket: &'static Socket, fd: c_int) -> bool {
     true
 }
 
-/// A set of descriptors, a bit each.
+/// A set of descriptors, with one bit for each.
 struct Descriptors([AtomicU64; FDS / 64]);
 
-/// Larger numbers are in none.
+/// Descriptors from this number on are in no set.
 const FDS: usize = 1 << 20;
 
 impl Descriptors {
@@ -254,48 +256,50 @@ impl Descriptors {
     }
 }
 
-/// Those of connections that have changed over which the program leaves to programs that it executes. The kernel closes them all the same
-/// (close-on-exec), unless the connection has gone back.
+/// Descriptors of changed-over connections that the program wants executed programs to inherit. The kernel closes
+/// them all the same (close-on-exec), unless the connection has returned.
 static INHERITED: Descriptors = Descriptors::new();
 
-/// Those of them that this process has made, or has said so of, itself: not those that it has from its parent, as it has all others.
+/// Those of them that this process itself has created or marked, in contrast to those inherited from its parent.
 static CHOSEN: Descriptors = Descriptors::new();
 
-/// The program says whether programs that it executes get this descriptor, of a connection that has changed over.
+/// Records whether the program wants executed programs to inherit this descriptor of a changed-over connection.
 pub fn set_inherited(fd: c_int, is_inherited: bool) {
     INHERITED.set(fd, is_inherited);
     CHOSEN.set(fd, is_inherited);
 }
 
-/// What it has said.
+/// Returns what [`set_inherited`] has recorded.
 pub fn is_inherited(fd: c_int) -> bool {
     INHERITED.has(fd)
 }
 
-/// Programs that are executed do not get this descriptor, whatever the program means: they would take wake bytes for the peer's, and their
-/// own bytes would be taken for wake bytes.
+/// Keeps executed programs from inheriting this descriptor, whatever the program wants: they would take wake bytes
+/// for the peer's data, and the peer would take their data for wake bytes.
 pub fn withhold(fd: c_int) {
     set_inherited(fd, !kernel::closes_on_exec(fd));
     kernel::close_on_exec(fd);
 }
 
-/// In the child of a fork: it has chosen nothing yet.
+/// Clears the marks in the child of a fork, which has marked nothing yet.
 pub fn in_child() {
     SOCKETS.used(0, u32::MAX).for_each(|fd| CHOSEN.set(fd, false));
 }
 
-/// Whether a program that this process executes is meant to have a connection by this descriptor. A child has all that its parent had; what
-/// the parent still has too, and the child did not care for, is meant for nobody.
+/// Returns whether a program that this process executes should inherit a connection by this descriptor. A child has
+/// all of its parent's descriptors; one that the parent still has, and that the child has not marked, is not meant
+/// for the executed program.
 fn is_meant(fd: c_int) -> bool {
     let is_own = || SOCKETS.get(fd).is_some_and(|socket| !crate::family::is_shared(socket));
     INHERITED.has(fd) && (CHOSEN.has(fd) || is_own())
 }
 
-/// Descriptors of a child of `vfork` that may be copies of a connection of its parent's. Whoever executes a program has few.
+/// The most descriptors of a `vfork` child that are checked for copies of a connection of its parent. A process about
+/// to execute a program has few.
 const COPIES: c_int = 256;
 
-/// This process is about to execute another program, which gets the connections that it is meant to have, on TCP. In a child of `vfork`
-/// (`is_child`) the tables are its parent's, and the descriptors its own.
+/// Prepares for the execution of another program, which gets the connections that it should inherit on TCP. In a
+/// child of `vfork` (`is_child`) the tables are its parent's, and the descriptors are its own.
 #[cold]
 pub fn before_exec(is_child: bool) {
     let is_joined = |fd: &c_int| SOCKETS.get(*fd).is_some_and(|socket| socket.is_joined());

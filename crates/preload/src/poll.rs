@@ -5,10 +5,10 @@ use std::time::Duration;
 use libc::{c_int, c_short, pollfd};
 use smallvec::SmallVec;
 
-use crate::bell::{Bed, Wake};
 use crate::cache;
 use crate::confined::is_confined;
 use crate::direction::Carrier;
+use crate::doorbell::{WaitPoint, Wake};
 use crate::errno::{Kept, Result};
 use crate::kernel;
 use crate::receive::{self, Found};
@@ -188,12 +188,12 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         let mut sleepers = SmallVec::<[_; FEW]>::new();
         let mut asleep = SmallVec::<[_; 8]>::new();
         // The kernel takes no more entries than the program may have descriptors.
-        let bed = if is_confined() || own >= MANY { None } else { Bed::take() };
+        let point = if is_confined() || own >= MANY { None } else { WaitPoint::take() };
         for poll in fds.iter() {
             // Its memory is not another one's before this thread is awake.
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
                 let socket = call.what();
-                let how = bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket));
+                let how = point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket));
                 sleepers.push((call, arm(socket, poll.events, how)));
                 if !can_be_woken(socket, poll.events) {
                     left = Some(left.map_or(STEP, |left| left.min(STEP)));
@@ -205,17 +205,17 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                 instance.arm();
             }
         }
-        if let (Some(bed), Some(last)) = (&bed, asked.last_mut()) {
-            last.fd = bed.epoll();
+        if let (Some(point), Some(last)) = (&point, asked.last_mut()) {
+            last.fd = point.epoll();
         }
         let slept = if any_ready(fds) {
             None
         } else {
-            Some(native.poll(&mut asked[..own + usize::from(bed.is_some())], left))
+            Some(native.poll(&mut asked[..own + usize::from(point.is_some())], left))
         };
-        if let (Some(bed), Some(last)) = (&bed, asked.last_mut()) {
+        if let (Some(point), Some(last)) = (&point, asked.last_mut()) {
             if slept.is_some() && last.revents != 0 {
-                bed.rise();
+                point.drain();
             }
             *last = nothing;
         }

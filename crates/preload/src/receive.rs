@@ -10,9 +10,9 @@ use ginnel_ring::{RecvError, carrier};
 use ginnel_shmem::{Mapping, SharedMemory};
 use libc::c_int;
 
-use crate::bell::{self, Wake};
 use crate::cache::{self, Rooms};
 use crate::direction::Carrier;
+use crate::doorbell::{self, Wake};
 use crate::errno::{Errno, Result, check, tell};
 use crate::grow;
 use crate::kernel;
@@ -330,7 +330,7 @@ fn from_ring(
         let waker = &receiver.waker;
         let wake = || {
             if !left {
-                bell::wake(socket, fd, waker)
+                doorbell::wake(socket, fd, waker)
             }
         };
         let got = match how {
@@ -554,7 +554,7 @@ pub fn arm(socket: &'static Socket, how: Wake) {
     socket.receiving.uses();
     let is_first = socket.receiving.waiting.fetch_add(1, Ordering::Relaxed) == 0;
     if let Some(receiver) = ring.as_mut() {
-        bell::wish(&mut receiver.ring, how, is_first);
+        doorbell::wish(&mut receiver.ring, how, is_first);
         receiver.ring.arm();
     }
     drop(ring);
@@ -568,7 +568,7 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
     let mut ring = socket.receiving.lock();
     let is_alone = socket.receiving.waiting.load(Ordering::Relaxed) == 1;
     if let Some(receiver) = ring.as_mut() {
-        bell::wish(&mut receiver.ring, how, is_alone);
+        doorbell::wish(&mut receiver.ring, how, is_alone);
         receiver.ring.arm();
     }
 }

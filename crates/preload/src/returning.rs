@@ -1,32 +1,34 @@
-//! From a ring back to the kernel.
+//! The way from a ring back to the kernel.
 //!
-//! A ring takes less than TCP's buffers do, and a receiver may not receive for a while. A program that counts on TCP's buffers, because it
-//! sends much before it receives, or before it tells the receiver to receive, would wait for ever. So a sender whose ring has had no room
-//! for a while goes back to the kernel ([`ginnel_ring::carrier`]), and asks for rings again later.
+//! A ring holds less than TCP's buffers do, and a receiver may not receive for a while. A program may rely on TCP's
+//! buffers, because it sends much before it receives, or before it tells the receiver to receive. Such a program
+//! would wait for ever. So a sender whose ring has had no room for a while returns to the kernel
+//! ([`ginnel_ring::carrier`]), and asks for rings again later.
 //!
 //! | sender | receiver |
 //! |---|---|
-//! | its ring has had no room for a while ([`STUCK`]), nobody is in a call of the kernel, its count is the kernel's: says where wake bytes end | |
-//! | sends what the receiver has not released once more, as far as the kernel takes it, for a receiver that passes the connection on (`passing`) | |
-//! | names what the ring and the kernel have carried; sends through the kernel from now on | |
-//! | | has received all that the ring has: drops the wake bytes that are left, and what comes once more; receives what it has taken for wake bytes and was none, then through the kernel |
+//! | its ring has had no room for a while ([`STUCK`]), no thread is in a call of the kernel, and its count agrees with the kernel's: names the byte at which wake bytes end | |
+//! | sends again what the receiver has not released, as far as the kernel takes it, for a receiver that passes the connection on (`passing`) | |
+//! | names how much the ring and the kernel have carried; sends through the kernel from now on | |
+//! | | has received all that the ring has: drops the remaining wake bytes and the repeated bytes; receives the data that it has mistaken for wake bytes, then through the kernel |
 //! | asks for rings after a pause, which is longer each time | does so too |
 //! | changes over as at first | changes over as at first |
 //!
-//! A call that does not wait goes back at once if the ring is one of the smallest and the message is short.
+//! A call that does not wait returns to the kernel at once if the ring is one of the smallest and the message is
+//! short.
 //!
 //! What can go wrong:
 //!
 //! | | |
 //! |---|---|
-//! | bytes went past the library | the sender stays with its ring |
-//! | another process has the socket too, after a fork | the sender stays with its ring; a receiver believes what is named only if the kernel has counted as much |
-//! | a side dies | as ever; what it has sent is in the ring and in the kernel |
+//! | bytes bypassed the library | the sender keeps its ring |
+//! | another process has the socket too, after a fork | the sender keeps its ring; a receiver believes the named position only if the kernel has counted as much |
+//! | a side dies | as without a return; what it has sent is in the ring and in the kernel |
 //! | larger rings were about to take over | they wait for the next change |
-//! | what is named lies before what was received | ECONNRESET |
-//! | what is named lies beyond what the ring gets | the receiver waits, as with TCP |
-//! | what is named of the kernel is wrong | wake bytes are taken for data, or data for wake bytes |
-//! | the sender goes back and closes while the receiver is about to wake it | that byte resets the connection, as one of the program would: what the sender's kernel has not sent is lost |
+//! | the named position lies before what was received | ECONNRESET |
+//! | the named position lies beyond what the ring gets | the receiver waits, as with TCP |
+//! | the named position in the kernel's stream is wrong | wake bytes are taken for data, or data for wake bytes |
+//! | the sender returns and closes while the receiver is about to wake it | that byte resets the connection, as a byte of the program would: what the sender's kernel has not sent is lost |
 
 use std::sync::atomic::Ordering;
 
@@ -46,23 +48,25 @@ use crate::socket::{Socket, now};
 use crate::table::Using;
 use crate::{change, grow, kernel, lock, report, send};
 
-/// A ring is left when it has had no room for so long, in microseconds. TCP's buffers would have taken more than a small ring.
+/// The time after which a sender leaves a ring without room, in microseconds. TCP's buffers would have taken more
+/// than a small ring.
 const STUCK: u64 = 20_000;
-/// The same of one of the largest. A receiver that only rests makes room within that time.
+/// The same for a ring of the largest size. A receiver that only pauses makes room within that time.
 const STUCK_LARGE: u64 = 1_000_000;
-/// Bytes that TCP's buffer takes at least of an idle connection, as it is configured by default (`net.ipv4.tcp_wmem`).
+/// The bytes that TCP's buffer of an idle connection takes at least, with the default configuration
+/// (`net.ipv4.tcp_wmem`).
 pub const TCP_TAKES: usize = 16 << 10;
-/// How often somebody looks who waits for room, in milliseconds.
+/// The interval at which a thread that waits for room checks again, in milliseconds.
 pub const STEP: c_int = 20;
 
-/// The ring has no room.
+/// Records that the ring has no room.
 pub fn note_full(socket: &Socket) {
     if socket.full_since.load(Ordering::Relaxed) == 0 {
         socket.full_since.store(now(), Ordering::Relaxed);
     }
 }
 
-/// It has some.
+/// Records that the ring has room.
 #[inline]
 pub fn note_room(socket: &Socket) {
     if socket.full_since.load(Ordering::Relaxed) != 0 {
@@ -70,7 +74,8 @@ pub fn note_room(socket: &Socket) {
     }
 }
 
-/// Whether the ring into which this side sends has no room. If it has had none for long, the kernel carries from now on.
+/// Returns whether the ring into which this side sends has no room. If it has had none for long, this function
+/// returns the direction to the kernel.
 pub fn is_full(socket: &'static Socket, fd: c_int) -> bool {
     if socket.sending.carrier() != Carrier::Ring || send::is_ready(socket) {
         note_room(socket);
@@ -80,7 +85,7 @@ pub fn is_full(socket: &'static Socket, fd: c_int) -> bool {
     !leave_if_stuck(socket, fd)
 }
 
-/// Goes back to the kernel if the ring has had no room for long. True if it has.
+/// Returns to the kernel if the ring has had no room for long. Returns true if it has done so.
 pub fn leave_if_stuck(socket: &'static Socket, fd: c_int) -> bool {
     let since = socket.full_since.load(Ordering::Relaxed);
     let patience = match socket.ring_bytes.load(Ordering::Relaxed) < grow::LARGEST as u64 {
@@ -91,8 +96,8 @@ pub fn leave_if_stuck(socket: &'static Socket, fd: c_int) -> bool {
     is_stuck && !is_confined() && !family::is_shared(socket) && leave(socket, fd)
 }
 
-/// The same at once, if the ring is smaller than TCP's buffer would be: programs do not expect a call that does not wait to take less of a
-/// short message than all of it.
+/// Returns to the kernel at once if the ring is smaller than TCP's buffer would be: programs do not expect a
+/// non-blocking call to take only a part of a short message.
 pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
     let is_small = socket.ring_bytes.load(Ordering::Relaxed) < TCP_TAKES as u64;
     is_small && !is_confined() && !family::is_shared(socket) && leave(socket, fd)
@@ -103,22 +108,22 @@ fn leave(socket: &'static Socket, fd: c_int) -> bool {
     leave_if(socket, fd, |sender| !sender.ring.ready())
 }
 
-/// Goes back to the kernel at once, whatever the ring has room for: the connection is to be another process's.
+/// Returns to the kernel at once, whatever room the ring has, because another process is to get the connection.
 #[cold]
 pub fn leave_now(socket: &'static Socket, fd: c_int) -> bool {
     leave_if(socket, fd, |_| true)
 }
 
-/// The same if the receiver has asked for it.
+/// Returns to the kernel if the receiver has asked for it.
 #[cold]
 pub fn leave_if_recalled(socket: &'static Socket, fd: c_int) {
     if is_recalled(socket) && !is_confined() && !family::is_shared(socket) && leave_now(socket, fd) {
-        // Nobody at the other end would know of rings.
+        // The process that gets the connection at the other end may know nothing of rings.
         socket.set_passed();
     }
 }
 
-/// Whether the receiver has.
+/// Returns whether the receiver has asked this side to return to the kernel.
 fn is_recalled(socket: &'static Socket) -> bool {
     let is = |sender: &SocketSender| carrier::is_recalled(sender.ring.memory());
     socket.sending.carrier() == Carrier::Ring && socket.sending.lock().as_ref().is_some_and(is)
@@ -154,11 +159,11 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
     direction.count_others(again);
     let (kernel, repeated) = match again == unreleased.len() as u64 {
         true => (sent, again),
-        // Those that came through are of no use.
+        // The repeated bytes that got through are useless.
         false => (sent + again, 0),
     };
     carrier::give_back(memory, Place { ring: position, kernel, repeated });
-    // Room is of no use any more, and a byte that comes after a close would break the connection.
+    // Room in the ring is useless now, and a wake byte that comes after a close would break the connection.
     sender.ring.disarm();
     if sender.ring.is_finished() {
         kernel::send_no_more(fd);
@@ -176,17 +181,18 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
     true
 }
 
-/// Where the sender has left a ring for the kernel, if it has.
+/// Returns the position at which the sender has left a ring for the kernel, if it has.
 fn place(rings: &Rings<SocketReceiver>) -> Option<Place> {
     rings.all().find_map(|receiver| carrier::given_back(receiver.ring.memory()))
 }
 
-/// How many bytes of the kernel's may be wake bytes, if the sender has left a ring for the kernel, or is about to.
+/// Returns how many of the kernel's bytes may be wake bytes, if the sender has left a ring for the kernel or is about
+/// to.
 fn wakes_end(rings: &Rings<SocketReceiver>) -> Option<u64> {
     rings.all().find_map(|receiver| carrier::wakes_end(receiver.ring.memory()))
 }
 
-/// Takes the wake bytes away, and notes if the connection has ended.
+/// Consumes the wake bytes, and records whether the connection has ended.
 pub fn drain(socket: &'static Socket, fd: c_int) {
     let rings = socket.receiving.lock();
     if socket.receiving.carrier() == Carrier::Ring {
@@ -198,9 +204,10 @@ pub fn drain(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// The same with the lock held, where the ring carries.
+/// Does the same with the lock held, while the ring carries.
 pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) {
-    // More than one call can take is left for the next time. What is behind a place that is known is not touched.
+    // Bytes beyond what one call can take are left for the next call. Bytes behind a known end of the wake bytes are
+    // not touched.
     let mut bytes = [0; 256];
     let most = wakes_end(rings).map_or(bytes.len(), |end| {
         usize::try_from(end.saturating_sub(socket.receiving.kernels()))
@@ -208,7 +215,7 @@ pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
     });
     if most == 0 || !family::may_drain(socket) {
         if most == 0 && place(rings).is_none() {
-            // The sender is about to name the place. What it has sent meanwhile wakes whoever sleeps.
+            // The sender is about to name the position. What it has sent meanwhile wakes any sleeper.
             std::thread::yield_now();
         }
         return kernel::look_for_end(socket, fd);
@@ -221,7 +228,8 @@ pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
     }
 }
 
-/// Bytes have been taken from the kernel for wake bytes. Those beyond the place that the sender has named meanwhile are none.
+/// Handles bytes that were taken from the kernel as wake bytes. Those beyond the position that the sender has named
+/// meanwhile are data.
 pub fn sort(socket: &'static Socket, rings: &Rings<SocketReceiver>, bytes: &[u8]) {
     let direction = &socket.receiving;
     let taken = direction.kernels() + bytes.len() as u64;
@@ -237,20 +245,22 @@ pub fn sort(socket: &'static Socket, rings: &Rings<SocketReceiver>, bytes: &[u8]
     }
 }
 
-/// A thread that sleeps in a call that takes what wakes it. Until it is dropped, the kernel does not carry again.
+/// A thread that sleeps in a call that takes the byte that wakes it. The kernel does not carry again before this is
+/// dropped.
 pub struct Taker(&'static Socket);
 
 impl Taker {
-    /// `None` if what comes next may be the program's.
+    /// Returns `None` if the next byte may be the program's.
     pub fn begin(socket: &'static Socket) -> Option<Self> {
-        // ORDER preload.taker: either this thread sees that the ring does not carry any more, or whoever is about to let the kernel
-        // carry sees this thread, because both write before they read. Pairs with: `is_taken`.
+        // ORDER preload.taker: either this thread sees that the ring does not carry any more, or the thread that is
+        // about to let the kernel carry sees this thread, because both write before they read. Pairs with:
+        // `is_taken`.
         socket.taker.store(lock::tid(), Ordering::SeqCst);
         let taker = Self(socket);
         socket.receiving.is_ring().then_some(taker)
     }
 
-    /// It has taken a byte.
+    /// Handles a byte that the call has taken.
     pub fn took(&self, fd: c_int, byte: u8) {
         sort(self.0, &self.0.receiving.lock(), &[byte]);
         leave_if_recalled(self.0, fd);
@@ -263,12 +273,12 @@ impl Drop for Taker {
     }
 }
 
-/// The ring has nothing now, or nothing any more. True if the sender has left it for the kernel.
+/// Begins to receive from the kernel if the ring is empty and the sender has left it. Returns true if so.
 pub fn begin_if_due(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> Result<bool> {
     begin(socket, fd, rings, false)
 }
 
-/// The same for a ring that may have something still, if all that comes once more over the kernel's connection.
+/// Does the same for a ring that may still have bytes, if all of them come again over the kernel's connection.
 pub fn begin_unread(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> Result<bool> {
     begin(socket, fd, rings, true)
 }
@@ -281,13 +291,13 @@ fn begin(
 ) -> Result<bool> {
     let Some(receiver) = rings.as_ref() else { return Ok(false) };
     let Some(place) = carrier::given_back(receiver.ring.memory()) else { return Ok(false) };
-    // Bytes that were received before are not sent again, but for those that are repeated.
+    // Bytes that were received before are not sent again, apart from those that are repeated.
     let Some(unread) = place.ring.checked_sub(receiver.ring.cursor().position) else {
         return Err(Errno(libc::ECONNRESET));
     };
     let most = if may_be_unread { place.repeated } else { 0 };
     if unread > most {
-        // Others come, or never do.
+        // More bytes will come in the ring, or never do.
         return Ok(false);
     }
     if socket.receiving.common().is_some() && !is_as_the_kernel_says(socket, fd) {
@@ -296,7 +306,7 @@ fn begin(
     let resume = place.kernel.saturating_add(place.repeated - unread);
     socket.wakes_end.store(place.kernel, Ordering::Relaxed);
     socket.resume.store(resume, Ordering::Relaxed);
-    // What was taken for wake bytes may begin with bytes that are repeated.
+    // The bytes that were taken for wake bytes may begin with repeated ones.
     let beyond = usize::try_from(socket.receiving.kernels().saturating_sub(resume)).unwrap_or(usize::MAX);
     let mut stash = socket.stash.lock();
     let known = stash.len().saturating_sub(beyond);
@@ -307,14 +317,15 @@ fn begin(
     Ok(true)
 }
 
-/// Whether this process alone has taken what the kernel has received. (It counts a FIN as a byte.)
+/// Returns whether this process alone has taken what the kernel has received. (The kernel counts a FIN as a byte.)
 fn is_as_the_kernel_says(socket: &'static Socket, fd: c_int) -> bool {
     let role = socket.facts.lock().role;
     let taken = socket.receiving.kernels();
     matches!(Counts::of(kernel::borrow(fd), role), Ok(Some(counts)) if counts.received.wrapping_sub(taken) <= 1)
 }
 
-/// Whether this process has taken as much as the kernel carries until it carries again, as the kernel says.
+/// Returns whether this process has taken all that the kernel carries before the direction returns to it, by the
+/// kernel's count.
 #[cold]
 fn has_taken(socket: &'static Socket, fd: c_int) -> bool {
     let role = socket.facts.lock().role;
@@ -322,15 +333,15 @@ fn has_taken(socket: &'static Socket, fd: c_int) -> bool {
     matches!(Counts::of(kernel::borrow(fd), role), Ok(Some(counts)) if counts.received == resume)
 }
 
-/// Whether another thread sleeps in a call that takes a byte. (One that has left such a call without returning from it, as `longjmp`
-/// does, or has been cancelled in it, does not.)
+/// Returns whether another thread sleeps in a call that takes a byte. (A thread that has left such a call without
+/// returning from it, by `longjmp`, or that was cancelled in it, does not count.)
 fn is_taken(socket: &Socket) -> bool {
     // ORDER preload.taker: see `Taker::begin`.
     let taker = socket.taker.load(Ordering::SeqCst);
     taker != 0 && taker != lock::tid() && lock::is_alive(taker)
 }
 
-/// Brings a socket further whose kernel is about to carry again. True if it does.
+/// Advances a socket to which the kernel is about to carry again. Returns true if the kernel carries now.
 pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiver>) -> bool {
     let direction = &socket.receiving;
     let mut bytes = [0; 256];
@@ -346,7 +357,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
         };
         count_dropped(socket, n as u64);
         if n == 0 && left > 0 && has_taken(socket, fd) {
-            // A handler has left a call that had taken them and not counted them yet.
+            // A signal handler has left a call that had taken these bytes and not counted them yet.
             count_dropped(socket, left);
             break;
         }
@@ -366,7 +377,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
     true
 }
 
-/// These have been dropped: wake bytes, and behind them such as are repeated.
+/// Counts bytes that have been dropped: wake bytes, and the repeated bytes behind them.
 fn count_dropped(socket: &'static Socket, bytes: u64) {
     let direction = &socket.receiving;
     let left = socket.wakes_end.load(Ordering::Relaxed).saturating_sub(direction.kernels());
@@ -375,7 +386,7 @@ fn count_dropped(socket: &'static Socket, bytes: u64) {
     direction.count_others(bytes - wakes);
 }
 
-/// Receives what was taken for wake bytes and is data. `None` if there is nothing.
+/// Receives data that was taken for wake bytes. Returns `None` if there is none.
 pub fn from_stash(socket: &'static Socket, into: &mut [u8], stays: bool) -> Option<usize> {
     let mut stash = socket.stash.lock();
     let n = stash.len().min(into.len());

@@ -9,9 +9,9 @@ use ginnel_ring::{SendError, carrier};
 use ginnel_shmem::SharedMemory;
 use libc::c_int;
 
-use crate::bell::{self, Wake};
 use crate::cache::{self, Pieces};
 use crate::direction::Carrier;
+use crate::doorbell::{self, Wake};
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::kernel;
 use crate::rings::Rings;
@@ -271,12 +271,12 @@ fn write(
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
     let written = sender.ring.write(bytes, || {
         *has_woken = true;
-        bell::wake(socket, fd, &sender.waker);
+        doorbell::wake(socket, fd, &sender.waker);
     });
     if written == Err(SendError::Full) {
         // By a call that a handler has left.
         if sender.ring.take_owed() {
-            bell::wake(socket, fd, &sender.waker);
+            doorbell::wake(socket, fd, &sender.waker);
         }
         grow::note_full(socket, fd, sender);
         returning::note_full(socket);
@@ -322,7 +322,7 @@ pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_first = socket.sending.waiting.fetch_add(1, Ordering::Relaxed) == 0;
     if let Some(sender) = ring.as_mut() {
-        bell::wish(&mut sender.ring, how, is_first);
+        doorbell::wish(&mut sender.ring, how, is_first);
         sender.ring.arm();
     }
 }
@@ -332,7 +332,7 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_alone = socket.sending.waiting.load(Ordering::Relaxed) == 1;
     if let Some(sender) = ring.as_mut() {
-        bell::wish(&mut sender.ring, how, is_alone);
+        doorbell::wish(&mut sender.ring, how, is_alone);
         sender.ring.arm();
     }
 }

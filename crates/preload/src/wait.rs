@@ -1,7 +1,8 @@
 //! Calls that wait for one socket.
 //!
-//! Who waits looks at the ring for a while, then says in the ring that it sleeps, looks again, and sleeps in a call of the kernel on the
-//! kernel's socket, where a byte from the peer, or its end, wakes it.
+//! A waiting thread polls the ring for a while. Then it announces in the ring that it is about to sleep, checks the
+//! ring again, and sleeps in a system call on the kernel's socket. A byte from the peer, or the peer's end, wakes it
+//! there.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -11,24 +12,24 @@ use ginnel_ring::wait::Watchable;
 use ginnel_tcp::Connecting;
 use libc::c_int;
 
-use crate::bell::{Bed, Wake};
 use crate::confined::is_confined;
 use crate::direction::Carrier;
+use crate::doorbell::{WaitPoint, Wake};
 use crate::errno::{Errno, Result};
 use crate::kernel;
 use crate::returning::{self, Taker};
 use crate::socket::{End, Socket};
 use crate::{receive, send, signals};
 
-/// How often somebody looks who cannot be woken.
+/// The interval, in milliseconds, at which a thread that cannot be woken checks again.
 const STEP: c_int = 1;
 
-/// When a call ends at the latest: known from its first wait on.
+/// The time at which a call ends at the latest. It is determined by the call's first wait.
 #[derive(Default)]
 pub struct Deadline(Option<Option<Instant>>);
 
 impl Deadline {
-    /// `Err` if it has passed.
+    /// Returns the time that is left, or an error if the deadline has passed.
     fn left(&mut self, fd: c_int, option: c_int) -> Result<Option<Duration>> {
         let deadline =
             *self.0.get_or_insert_with(|| kernel::timeout(fd, option).map(|after| Instant::now() + after));
@@ -38,8 +39,8 @@ impl Deadline {
     }
 }
 
-/// How long a call of `poll` or `epoll_wait` may take; `None` is for ever. Its clock is not asked before the call is about to wait, because
-/// most calls do not, and in some guests the clock is slow.
+/// How long a call of `poll` or `epoll_wait` may take; `None` is for ever. The clock is not read before the call is
+/// about to wait, because most calls do not wait, and in some guests reading the clock is slow.
 pub struct Limit {
     timeout: Option<Duration>,
     end: Option<Instant>,
@@ -50,12 +51,12 @@ impl Limit {
         Self { timeout, end: None }
     }
 
-    /// Whether the call may not wait at all.
+    /// Returns whether the call may not wait at all.
     pub fn is_zero(&self) -> bool {
         self.timeout == Some(Duration::ZERO)
     }
 
-    /// What is left, counted from the first time that this was asked.
+    /// Returns the time that is left, counted from the first call of this function.
     pub fn left(&mut self) -> Option<Duration> {
         let timeout = self.timeout?;
         if timeout.is_zero() {
@@ -63,14 +64,14 @@ impl Limit {
         }
         let now = Instant::now();
         let Some(end) = self.end else {
-            // A time beyond what the clock can say does not end.
+            // The end is later than the clock can represent, so the call never times out.
             self.end = now.checked_add(timeout);
             return Some(timeout);
         };
         Some(end.saturating_duration_since(now))
     }
 
-    /// The same for a call that has ended. The clock is not asked if it has not waited.
+    /// Returns what is left after a call that has ended. The clock is not read if the call has not waited.
     pub fn rest(&mut self) -> Option<Duration> {
         if self.end.is_some() { self.left() } else { self.timeout }
     }
@@ -78,9 +79,10 @@ impl Limit {
 
 /// A thread that may sleep for a socket, or takes its wake bytes.
 ///
-/// The first one sleeps in the kernel, and takes the bytes that wake it. Who comes meanwhile sleeps by the clock, because what wakes
-/// it may be taken by the first. So each is counted before it says in a ring that it sleeps, and until it has taken the bytes: no
-/// byte that is meant for a later one is among them.
+/// The first such thread sleeps in the kernel, and takes the bytes that wake it. Threads that come meanwhile sleep by
+/// the clock, because the first thread may take the bytes that were to wake them. So each thread is counted before it
+/// announces in a ring that it sleeps, and until it has taken the bytes: then no byte that is meant for a later
+/// thread is among them.
 pub struct Sleeper {
     socket: &'static Socket,
     pub is_alone: bool,
@@ -98,8 +100,8 @@ impl Drop for Sleeper {
     }
 }
 
-/// Whether the kernel's socket has wake bytes that this thread leaves to an epoll instance of the program. It cannot sleep at that socket
-/// then: it sleeps by the clock.
+/// Returns whether the kernel's socket has wake bytes that this thread leaves to an epoll instance of the program.
+/// The thread cannot sleep at that socket then, and sleeps by the clock.
 #[inline]
 pub fn is_readable_for_others(socket: &'static Socket) -> bool {
     !socket.watchers.is_empty() && is_left_readable(socket)
@@ -111,7 +113,7 @@ fn is_left_readable(socket: &Socket) -> bool {
     socket.receiving.carrier() == Carrier::Ring && kernel::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0
 }
 
-/// Waits until another try to receive is worth it.
+/// Waits until another attempt to receive is worthwhile.
 pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
     if socket.receiving.carrier() != Carrier::Kernel && looks_pay(socket) {
         let what = socket.receiving.lock().as_ref().map(|receiver| receiver.ring.watch().look);
@@ -124,12 +126,12 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
         }
     }
     let sleeper = Sleeper::begin(socket);
-    let bed = bed(socket, sleeper.is_alone);
-    receive::arm(socket, bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket)));
+    let point = wait_point(socket, sleeper.is_alone);
+    receive::arm(socket, point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket)));
     let slept = match receive::is_ready(socket) {
         true => Ok(()),
-        false => match &bed {
-            Some(bed) => sleep_in_bed(socket, fd, deadline, bed),
+        false => match &point {
+            Some(point) => sleep_at_doorbell(socket, fd, deadline, point),
             None => sleep_for_data(socket, fd, deadline, sleeper.is_alone),
         },
     };
@@ -137,18 +139,27 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
     slept
 }
 
-/// A place at the doorbell for a thread that waits for what a ring carries.
-fn bed(socket: &'static Socket, is_alone: bool) -> Option<Bed> {
+/// Takes a wait point at the doorbell for a thread that waits for what a ring carries.
+fn wait_point(socket: &'static Socket, is_alone: bool) -> Option<WaitPoint> {
     let may_have_it = is_alone
         && socket.receiving.carrier() == Carrier::Ring
         && socket.end() == End::None
         && !is_readable_for_others(socket);
-    if may_have_it && socket.receiving.common().is_none() && !is_confined() { Bed::take() } else { None }
+    if may_have_it && socket.receiving.common().is_none() && !is_confined() {
+        WaitPoint::take()
+    } else {
+        None
+    }
 }
 
-fn sleep_in_bed(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, bed: &Bed) -> Result<()> {
+fn sleep_at_doorbell(
+    socket: &'static Socket,
+    fd: c_int,
+    deadline: &mut Deadline,
+    point: &WaitPoint,
+) -> Result<()> {
     let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-    match bed.sleep(fd, milliseconds(left)) {
+    match point.sleep(fd, milliseconds(left)) {
         Ok(true) if socket.end() == End::None && socket.watchers.is_empty() => {
             returning::drain(socket, fd);
             Ok(())
@@ -158,7 +169,8 @@ fn sleep_in_bed(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, bed
     }
 }
 
-/// For `poll`, which does not end too early; negative is for ever.
+/// Converts a timeout for `poll`, rounded up so that the call does not end too early. A negative result means for
+/// ever.
 pub fn milliseconds(left: Option<Duration>) -> c_int {
     left.map_or(-1, |left| {
         let rest = u64::from(left.subsec_nanos()).div_ceil(1_000_000);
@@ -167,10 +179,11 @@ pub fn milliseconds(left: Option<Duration>) -> c_int {
 }
 
 fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
-    // A kernel that carries may have bytes of the program; then they end the sleep, and stay.
+    // If the kernel carries the direction, it may have bytes of the program. They end the sleep, and stay where they
+    // are.
     let wakes_only = socket.receiving.carrier() == Carrier::Ring;
-    // What wakes this thread is for nobody else: the call that sleeps takes it too.
-    // Where there are other threads, one may give the number to another file, whose bytes are not to be taken.
+    // The byte that wakes this thread is for no other thread, so the call that sleeps also takes it. If there are
+    // other threads, one may give the descriptor's number to another file, whose bytes must not be taken.
     let may_take = alone
         && is_only_thread()
         && wakes_only
@@ -181,7 +194,7 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
     let taker = may_take.then(|| Taker::begin(socket)).flatten();
     let takes = taker.is_some();
     let result = if wakes_only && socket.receiving.common().is_some() {
-        // Another process may take what wakes this one.
+        // Another process may take the bytes that were to wake this one.
         let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
         let most = returning::STEP;
         let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
@@ -196,8 +209,8 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
             }
         })
     } else {
-        // Another thread sleeps, here or in an epoll instance, and a wake byte may be for either. Nobody takes it away then, so sleep by
-        // the clock.
+        // Another thread sleeps, here or in an epoll instance, and a wake byte may be for either thread. Neither
+        // takes it away then, so this thread sleeps by the clock.
         let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
         signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
     };
@@ -208,7 +221,7 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
     result
 }
 
-/// Whether this process has no other thread.
+/// Returns whether this process has no other thread.
 #[expect(unsafe_code, reason = "the C library's word for it")]
 fn is_only_thread() -> bool {
     unsafe extern "C" {
@@ -218,7 +231,7 @@ fn is_only_thread() -> bool {
     unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
 
-/// Waits until another try to send is worth it.
+/// Waits until another attempt to send is worthwhile.
 pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
     let what = socket.sending.lock().as_ref().map(|sender| sender.ring.watch().look);
     if may_look()
@@ -228,11 +241,11 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
         return Ok(());
     }
     let sleeper = Sleeper::begin(socket);
-    let bed = bed(socket, sleeper.is_alone);
-    send::arm(socket, bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket)));
+    let point = wait_point(socket, sleeper.is_alone);
+    send::arm(socket, point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket)));
     let slept = match send::is_ready(socket) {
         true => Ok(()),
-        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone, bed.as_ref()),
+        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone, point.as_ref()),
     };
     send::rise(socket);
     slept
@@ -243,7 +256,7 @@ fn sleep_for_space(
     fd: c_int,
     deadline: &mut Deadline,
     alone: bool,
-    bed: Option<&Bed>,
+    point: Option<&WaitPoint>,
 ) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
     receive::begin_ring_if_due(socket);
@@ -260,18 +273,18 @@ fn sleep_for_space(
         && socket.receiving.carrier() == Carrier::Ring
         && socket.end() == End::None;
     let result = if can_be_woken {
-        // Nobody tells that there will be no room.
+        // Nothing reports that there will be no room.
         let most = returning::STEP;
         let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
-        match bed {
-            Some(bed) => bed.sleep(fd, milliseconds),
+        match point {
+            Some(point) => point.sleep(fd, milliseconds),
             None => kernel::poll_readable(fd, milliseconds),
         }
     } else {
         signals::sleep(STEP).map(|()| false)
     };
-    // Without a place at the doorbell, what has woken this thread is a byte.
-    let has_bytes = result != Ok(false) || bed.is_none();
+    // Without a wait point, a byte has woken this thread.
+    let has_bytes = result != Ok(false) || point.is_none();
     let result = result.map(drop).or_else(|errno| match errno {
         Errno(libc::EINTR) => signals::interrupted(left.is_some()),
         errno => Err(errno),
@@ -281,7 +294,7 @@ fn sleep_for_space(
     } else if can_be_woken && has_bytes && socket.watchers.is_empty() {
         returning::drain(socket, fd);
     }
-    // What ended may have released room before, or never will.
+    // A peer that has ended may have released room before, or never will.
     if socket.end() != End::None && !send::is_ready(socket) {
         return Err(Errno(libc::ECONNRESET));
     }
@@ -306,31 +319,33 @@ pub fn for_kernel(fd: c_int, deadline: &mut Deadline) -> Result<()> {
     }
 }
 
-/// Threads of this process that look.
+/// The number of this process's threads that spin.
 static LOOKING: AtomicU32 = AtomicU32::new(0);
 
-/// A peer runs in another VM: it needs none of the CPUs here.
+/// A peer runs in another VM, so it needs none of the CPUs here.
 static ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
-/// How long a look takes at most, in nanoseconds: about the cost of a sleep.
+/// The longest time that a thread spins, in nanoseconds: about the cost of a sleep.
 static BUDGET: AtomicU64 = AtomicU64::new(SHORTEST_BUDGET);
 const SHORTEST_BUDGET: u64 = 100_000;
 const LONGEST_BUDGET: u64 = 2_000_000;
 
-/// A connection has such a peer, to which a TCP segment and its acknowledgement take this long.
+/// Records that a connection has a peer in another VM, and how long a TCP segment to it and the acknowledgement take.
 ///
-/// A sleeper there is woken by an interrupt, or by a byte over TCP. Whoever looks for its answer sees it only after that. A shorter look
-/// would be in vain each time, and both sides would sleep for each message. So a look takes as long as a few such trips.
+/// A sleeping peer there is woken by an interrupt, or by a byte over TCP. A thread that spins for its answer sees it
+/// only after that. A shorter spin would fail each time, and both sides would sleep for each message. So the spin
+/// budget is a few such round trips.
 pub fn note_peer_elsewhere(round_trip: Duration) {
     ELSEWHERE.store(true, Ordering::Relaxed);
     let budget = (round_trip.as_nanos() as u64).saturating_mul(TRIPS).clamp(SHORTEST_BUDGET, LONGEST_BUDGET);
     BUDGET.fetch_max(budget, Ordering::Relaxed);
 }
 
-/// Times that a TCP segment to the peer and its acknowledgement take, in which a sleeper there is awake and has answered.
+/// The round trips in which a sleeping peer wakes up and answers.
 const TRIPS: u64 = 2;
 
-/// Counts the CPUs: a handler may jump out of a call that does so at its first need. Runs when the library is loaded.
+/// Counts the CPUs when the library is loaded. If the first call that needs the number did that, a signal handler
+/// might jump out of it.
 pub fn load() {
     cpus();
 }
@@ -340,12 +355,14 @@ fn cpus() -> u32 {
     *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
 }
 
-/// Until when nobody looks, in nanoseconds of CLOCK_MONOTONIC: others want the CPUs. 0: nobody does.
+/// The time until which no thread spins because others want the CPUs, in nanoseconds of CLOCK_MONOTONIC. 0 means that
+/// spinning is allowed.
 static CROWDED: AtomicU64 = AtomicU64::new(0);
-/// How long nobody looks after the next look that others have interrupted, in nanoseconds. Whoever looks takes the CPU from them, and uses up the share
-/// of it by which a sleeper gets it at once when it is woken.
+/// How long no thread spins after the next spin that another task has interrupted, in nanoseconds. A spinning thread
+/// takes the CPU from others, and uses up its share of the scheduler's time, which would otherwise let it run at once
+/// when it is woken.
 static PAUSE: AtomicU64 = AtomicU64::new(SHORTEST_PAUSE);
-/// It is doubled by each such look, and halved by each that has found something.
+/// The pause is doubled by each interrupted spin, and halved by each spin that has found something.
 const SHORTEST_PAUSE: u64 = 500_000;
 const LONGEST_PAUSE: u64 = 32_000_000;
 
@@ -353,7 +370,8 @@ fn now() -> u64 {
     Connecting::now().as_nanos() as u64
 }
 
-/// Whether one more thread may look: somebody else has to have a CPU to do what is looked for.
+/// Returns whether one more thread may spin. There must be a CPU left for the task that produces what the thread
+/// waits for.
 pub fn may_look() -> bool {
     if is_confined() {
         return false;
@@ -364,7 +382,8 @@ pub fn may_look() -> bool {
         && !is_crowded()
 }
 
-/// Whether others have wanted the CPUs a short while ago. The clock, which is slow in some guests, is asked only if they have.
+/// Returns whether others have wanted the CPUs a short while ago. The clock, which is slow in some guests, is read
+/// only if they have.
 fn is_crowded() -> bool {
     let until = CROWDED.load(Ordering::Relaxed);
     if until == 0 {
@@ -377,12 +396,12 @@ fn is_crowded() -> bool {
     is_crowded
 }
 
-/// Rounds after which others are let onto the CPU between two looks.
+/// The number of rounds after which other tasks may use the CPU between two checks.
 const ROUNDS_ALONE: u32 = 16;
 
-/// A look, with the time that it may take.
+/// A spin and its time budget.
 struct Spin {
-    /// When its first round had ended. A peer that is at work answers before that, and before the clock is worth a look.
+    /// When the first round ended. A peer that is at work answers before that, so the clock need not be read earlier.
     begun: Option<Instant>,
     rounds: u32,
     /// How often this thread had been taken off its CPU before.
@@ -395,7 +414,7 @@ impl Spin {
         Self { begun: None, rounds: 0, switches: None }
     }
 
-    /// After a round. False if that was enough.
+    /// Ends a round. Returns false if the budget is used up.
     fn goes_on(&mut self) -> bool {
         self.rounds += 1;
         if self.rounds > ROUNDS_ALONE {
@@ -413,7 +432,7 @@ impl Spin {
         (now - begun).as_nanos() < u128::from(BUDGET.load(Ordering::Relaxed))
     }
 
-    /// It was worth it.
+    /// Records that the spin has found something.
     fn found(&self) {
         let pause = PAUSE.load(Ordering::Relaxed);
         if pause > SHORTEST_PAUSE {
@@ -428,12 +447,12 @@ impl Drop for Spin {
     }
 }
 
-/// Failures in a row from which on looks are tried only now and then.
+/// The number of failures in a row from which on the thread spins only now and then,
 const FAILURES: u32 = 2;
-/// One in so many, then.
+/// which is one time in this many.
 const PROBE: u32 = 32;
 
-/// Whether a look before the next sleep is likely to find something.
+/// Returns whether a spin before the next sleep is likely to find something.
 pub fn looks_pay(socket: &'static Socket) -> bool {
     if !may_look() {
         return false;
@@ -446,7 +465,7 @@ pub fn looks_pay(socket: &'static Socket) -> bool {
     failures.is_multiple_of(PROBE)
 }
 
-/// What came of a look.
+/// Records whether a spin has found something.
 pub fn learn(socket: &'static Socket, found: bool) {
     if found {
         socket.patience.store(0, Ordering::Relaxed);
@@ -459,10 +478,10 @@ pub fn learn(socket: &'static Socket, found: bool) {
     }
 }
 
-/// Glances between two looks at the clock.
+/// The number of checks between two readings of the clock.
 const GLANCES: u32 = 512;
 
-/// Looks again and again, until something is found or as long as it may take ([`BUDGET`]).
+/// Checks again and again until something is found or the time budget ([`BUDGET`]) is used up.
 pub fn spin(mut look: impl FnMut() -> bool) -> bool {
     let mut spin = Spin::begin();
     loop {
@@ -476,11 +495,11 @@ pub fn spin(mut look: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Glances between two questions to the kernel.
+/// The number of checks between two calls of the kernel.
 const BETWEEN: u32 = 64;
 
-/// The same for looks at several things, and questions to the kernel about others now and then. True if the look has found something.
-/// Ends as well if the kernel has.
+/// Spins on several things, and asks the kernel about others now and then. Returns true if `look` has found
+/// something. Also ends if the kernel has something.
 pub fn spin_between(mut look: impl FnMut() -> bool, mut ask: impl FnMut() -> bool) -> bool {
     let mut spin = Spin::begin();
     loop {

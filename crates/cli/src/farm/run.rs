@@ -9,7 +9,7 @@ use crate::wait::Mode;
 use anyhow::{Context, Result};
 use ginnel::{AttachOptions, Endpoint};
 use ginnel_config::{Bytes, seconds};
-use ginnel_farm::{Hands, Manager, Options, Report};
+use ginnel_farm::{Manager, Options, Report, WorkerProcesses};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -104,7 +104,7 @@ pub fn run(args: Args) -> Result<()> {
         ..Options::default()
     })?;
     listen(&args, &mut manager)?;
-    let mut hands = start_hands(&args)?;
+    let mut processes = start_processes(&args)?;
     if !args.quiet && !args.json && args.job != Job::Filter {
         output::ready(format!("managing at {}", args.addresses.join(", ")));
     }
@@ -130,7 +130,7 @@ pub fn run(args: Args) -> Result<()> {
     let count = sum.finish()?;
     // The workers end when their manager does.
     drop(manager);
-    hands.finish(Duration::from_secs(5));
+    processes.finish(Duration::from_secs(5));
     show(&args, count, &report)
 }
 
@@ -154,14 +154,14 @@ fn listen(args: &Args, manager: &mut Manager) -> Result<()> {
 }
 
 /// Starts the workers that `--spawn` asks for.
-fn start_hands(args: &Args) -> Result<Hands> {
+fn start_processes(args: &Args) -> Result<WorkerProcesses> {
     let program = std::env::current_exe().context("cannot find this program")?;
-    let mut hands = Hands::default();
+    let mut processes = WorkerProcesses::default();
     for address in args.addresses.iter().cycle().take(args.spawn) {
         let mut command = Command::new(&program);
-        hands.start(command.args(["farm", "work", address.as_str()])).context("cannot start a worker")?;
+        processes.start(command.args(["farm", "work", address.as_str()])).context("cannot start a worker")?;
     }
-    Ok(hands)
+    Ok(processes)
 }
 
 #[derive(Serialize)]

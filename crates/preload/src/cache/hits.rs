@@ -10,7 +10,7 @@ use crate::lock::Lock;
 use crate::socket::now;
 
 /// Hashes that are remembered, each in its place: those are not told again.
-const PLACES: usize = 4096;
+const ENTRIES: usize = 4096;
 /// The most that are told at once. The others were no less used, but a sample is enough.
 const MOST: usize = 256;
 /// How often the server is told, and how long a key that was told is not told again, in microseconds.
@@ -25,7 +25,7 @@ pub const LINE: usize = "ginnel hits\r\n".len() + MOST * " 0123456789abcdef".len
 
 /// Hits that the server was told, or will be.
 pub struct Hits {
-    known: [AtomicU64; PLACES],
+    known: [AtomicU64; ENTRIES],
     count: AtomicU64,
     pending: Lock<Pending>,
 }
@@ -41,7 +41,7 @@ struct Pending {
 impl Hits {
     pub fn new() -> Self {
         Self {
-            known: [const { AtomicU64::new(0) }; PLACES],
+            known: [const { AtomicU64::new(0) }; ENTRIES],
             count: AtomicU64::new(0),
             pending: Lock::new(Pending { hashes: [0; MOST], len: 0, due: 0, forget: 0 }),
         }
@@ -50,8 +50,8 @@ impl Hits {
     /// Notes one. True if it is time to tell the server.
     #[cold]
     pub fn note(&self, hash: u64) -> bool {
-        let place = &self.known[(hash >> 20) as usize % PLACES];
-        let is_new = place.load(Ordering::Relaxed) != hash;
+        let entry = &self.known[(hash >> 20) as usize % ENTRIES];
+        let is_new = entry.load(Ordering::Relaxed) != hash;
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         if !is_new && !count.is_multiple_of(LOOKS) {
             return false;
@@ -60,11 +60,11 @@ impl Hits {
         let now = now();
         if now >= pending.forget {
             pending.forget = now + FORGOTTEN;
-            self.known.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+            self.known.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
         }
         let len = pending.len.min(MOST);
         if is_new && len < MOST {
-            place.store(hash, Ordering::Relaxed);
+            entry.store(hash, Ordering::Relaxed);
             pending.hashes[len] = hash;
             pending.len = len + 1;
         }

@@ -42,7 +42,7 @@ extern "C" fn in_child() {
     crate::lock::forget_tid();
     crate::family::in_child();
     crate::passing::in_child();
-    crate::bell::in_child();
+    crate::doorbell::in_child();
     crate::table::in_child();
     crate::cache::in_child();
 }

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 pub(super) const WORTH: Duration = Duration::from_micros(200);
 
 /// The manager's end of one worker's channel. Nothing here waits: its receiver is in the manager's set.
-pub(super) struct Link {
+pub(super) struct WorkerChannel {
     sender: MessageSender,
     receiver: MessageReceiver,
     /// Its key in the set.
@@ -39,13 +39,13 @@ pub(super) struct Link {
 }
 
 /// Who goes is not left asleep either.
-impl Drop for Link {
+impl Drop for WorkerChannel {
     fn drop(&mut self) {
         self.wake(true);
     }
 }
 
-impl Link {
+impl WorkerChannel {
     pub fn new(channel: MessageChannel, watch: &mut Watch) -> Result<Self, Error> {
         let (mut sender, mut receiver) = channel.split();
         let key = match watch.enter(&mut receiver) {

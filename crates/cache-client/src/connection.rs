@@ -36,7 +36,7 @@ enum Stream {
 }
 
 /// A connection.
-pub struct Link {
+pub struct Connection {
     stream: Stream,
     timeout: Duration,
     input: Vec<u8>,
@@ -44,7 +44,7 @@ pub struct Link {
     end: usize,
 }
 
-impl Link {
+impl Connection {
     /// Over a channel of an endpoint's segment.
     pub fn channel(endpoint: &Endpoint, name: &str, timeout: Duration) -> Result<Self, ginnel::Error> {
         let mut channel = endpoint.connect_soon::<StreamChannel>(name, timeout)?;

@@ -23,7 +23,7 @@ pub struct Piece {
 ///
 /// Any transport will do. A piece is in exactly one place at any time: not yet cut, waiting for another try, held by one
 /// living worker, or done. So its result counts once.
-pub struct Books<I: Iterator<Item = Range<u64>>> {
+pub struct JobState<I: Iterator<Item = Range<u64>>> {
     pieces: Peekable<I>,
     again: VecDeque<Piece>,
     workers: Vec<Worker>,
@@ -49,7 +49,7 @@ struct Held {
     since: Instant,
 }
 
-impl<I: Iterator<Item = Range<u64>>> Books<I> {
+impl<I: Iterator<Item = Range<u64>>> JobState<I> {
     /// Of a job of these pieces, the first of which gets the number `first`.
     pub fn new(pieces: I, first: u64) -> Self {
         Self {
@@ -244,45 +244,45 @@ mod tests {
 
     #[test]
     fn a_dead_workers_pieces_go_to_others_and_count_once() {
-        let mut books = Books::new(equal(30, 10), 5);
-        let (a, b) = (books.join("a".into(), false), books.join("b".into(), true));
-        let (one, two) = (books.give(a).unwrap(), books.give(a).unwrap());
+        let mut state = JobState::new(equal(30, 10), 5);
+        let (a, b) = (state.join("a".into(), false), state.join("b".into(), true));
+        let (one, two) = (state.give(a).unwrap(), state.give(a).unwrap());
         assert_eq!((one.number, one.offset, one.len, one.tries), (5, 0, 10, 1));
-        let worst = books.depart(a, Departure::Died).unwrap();
+        let worst = state.depart(a, Departure::Died).unwrap();
         assert_eq!((worst.number, worst.tries), (one.number, 1), "the oldest was being worked on");
-        assert!(books.give(a).is_none() && books.answered(a, one.number).is_none());
-        assert!(books.answered(b, one.number).is_none(), "it does not hold it yet");
-        let again = [books.give(b).unwrap(), books.give(b).unwrap()];
+        assert!(state.give(a).is_none() && state.answered(a, one.number).is_none());
+        assert!(state.answered(b, one.number).is_none(), "it does not hold it yet");
+        let again = [state.give(b).unwrap(), state.give(b).unwrap()];
         assert_eq!(again.map(|piece| (piece.number, piece.tries)), [(one.number, 2), (two.number, 1)]);
         for piece in again {
-            assert_eq!(books.answered(b, piece.number), Some(piece));
-            assert!(books.answered(b, piece.number).is_none(), "it counts once");
+            assert_eq!(state.answered(b, piece.number), Some(piece));
+            assert!(state.answered(b, piece.number).is_none(), "it counts once");
         }
-        let last = books.give(b).unwrap();
-        assert!(books.give(b).is_none() && !books.is_done());
-        books.answered(b, last.number).unwrap();
-        assert!(books.is_done());
-        let report = books.report();
+        let last = state.give(b).unwrap();
+        assert!(state.give(b).is_none() && !state.is_done());
+        state.answered(b, last.number).unwrap();
+        assert!(state.is_done());
+        let report = state.report();
         assert_eq!((report.pieces, report.bytes, report.reassigned, report.deaths()), (3, 30, 2, 1));
-        assert_eq!((report.workers[0].lost, report.workers[1].pieces, books.next_number()), (2, 3, 8));
+        assert_eq!((report.workers[0].lost, report.workers[1].pieces, state.next_number()), (2, 3, 8));
     }
 
     #[test]
     fn what_was_never_sent_is_as_good_as_new() {
-        let mut books = Books::new([0..5, 5..5, Range { start: 9, end: 7 }].into_iter(), 1);
-        let a = books.join("a".into(), false);
-        let piece = books.give(a).unwrap();
-        books.take_back(a);
-        books.take_back(a);
-        assert_eq!(books.give(a), Some(piece));
+        let mut state = JobState::new([0..5, 5..5, Range { start: 9, end: 7 }].into_iter(), 1);
+        let a = state.join("a".into(), false);
+        let piece = state.give(a).unwrap();
+        state.take_back(a);
+        state.take_back(a);
+        assert_eq!(state.give(a), Some(piece));
         assert_eq!(
-            [books.give(a).unwrap().len, books.give(a).unwrap().len],
+            [state.give(a).unwrap().len, state.give(a).unwrap().len],
             [0, 0],
             "empty, or turned round"
         );
-        assert_eq!(books.failed(a, piece.number), Some(piece));
-        assert_eq!(books.give(a).unwrap().tries, 2);
-        assert_eq!((books.report().reassigned, books.holds(a), books.held_by(a).count()), (1, 3, 3));
+        assert_eq!(state.failed(a, piece.number), Some(piece));
+        assert_eq!(state.give(a).unwrap().tries, 2);
+        assert_eq!((state.report().reassigned, state.holds(a), state.held_by(a).count()), (1, 3, 3));
     }
 
     #[derive(Clone, Debug)]
@@ -320,27 +320,27 @@ mod tests {
         ) {
             let mut at = 0;
             let pieces: Vec<_> = lengths.iter().map(|len| { at += len; at - len..at }).collect();
-            let mut books = Books::new(pieces.iter().cloned(), 1);
+            let mut state = JobState::new(pieces.iter().cloned(), 1);
             // What each living worker holds, and what has counted.
             let mut holds: Vec<Option<Vec<u64>>> = vec![Some(vec![])];
-            books.join("first".into(), false);
+            state.join("first".into(), false);
             let mut counted = BTreeMap::new();
             let mut count = |piece: Piece| assert!(counted.insert(piece.number, piece).is_none(), "twice: {piece:?}");
             for event in events {
                 match event {
                     Event::Join => {
-                        assert_eq!(books.join("late".into(), true), holds.len());
+                        assert_eq!(state.join("late".into(), true), holds.len());
                         holds.push(Some(vec![]));
                     }
                     Event::Give(w) => {
-                        let more = books.has_more();
-                        let given = books.give(w);
+                        let more = state.has_more();
+                        let given = state.give(w);
                         let living = holds.get_mut(w).and_then(Option::as_mut);
                         prop_assert_eq!(given.is_some(), more && living.is_some());
                         if let (Some(piece), Some(held)) = (given, living) { held.push(piece.number); }
                     }
                     Event::TakeBack(w) => {
-                        books.take_back(w);
+                        state.take_back(w);
                         if let Some(Some(held)) = holds.get_mut(w) { held.pop(); }
                     }
                     Event::Answer(w, n) | Event::Fail(w, n) => {
@@ -348,32 +348,32 @@ mod tests {
                         if n >= held.len() { continue }
                         let number = held.remove(n);
                         match event {
-                            Event::Answer(..) => count(books.answered(w, number).unwrap()),
-                            _ => prop_assert_eq!(books.failed(w, number).unwrap().number, number),
+                            Event::Answer(..) => count(state.answered(w, number).unwrap()),
+                            _ => prop_assert_eq!(state.failed(w, number).unwrap().number, number),
                         }
                     }
                     Event::Lie(w, number) => {
                         let held = holds.get_mut(w).and_then(Option::as_mut);
                         let at = held.as_ref().and_then(|held| held.iter().position(|n| *n == number));
-                        let known = books.answered(w, number);
+                        let known = state.answered(w, number);
                         prop_assert_eq!(known.is_some(), at.is_some());
                         if let (Some(piece), Some(at), Some(held)) = (known, at, held) { held.remove(at); count(piece); }
                     }
                     Event::Die(w) => {
                         let held = holds.get_mut(w).and_then(Option::take).unwrap_or_default();
-                        prop_assert_eq!(books.depart(w, Departure::Died).is_some(), !held.is_empty());
+                        prop_assert_eq!(state.depart(w, Departure::Died).is_some(), !held.is_empty());
                     }
                 }
             }
             // Somebody who comes last does the rest, as soon as nobody else holds anything.
-            for w in 0..holds.len() { books.depart(w, Departure::Left); }
-            let last = books.join("last".into(), true);
-            while let Some(piece) = books.give(last) { count(books.answered(last, piece.number).unwrap()); }
-            prop_assert!(books.is_done());
+            for w in 0..holds.len() { state.depart(w, Departure::Left); }
+            let last = state.join("last".into(), true);
+            while let Some(piece) = state.give(last) { count(state.answered(last, piece.number).unwrap()); }
+            prop_assert!(state.is_done());
             let mut ranges: Vec<_> = counted.values().map(|p| p.offset..p.offset + p.len as u64).collect();
             ranges.sort_by_key(|range| (range.start, range.end));
             prop_assert_eq!(&ranges, &pieces);
-            let report = books.report();
+            let report = state.report();
             prop_assert_eq!((report.pieces, report.bytes), (lengths.len() as u64, at));
             prop_assert_eq!(report.workers.iter().map(|w| w.pieces).sum::<u64>(), report.pieces);
         }

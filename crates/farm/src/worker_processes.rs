@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 /// Processes that a manager has started. Dropping it ends those that still run.
 #[derive(Debug, Default)]
-pub struct Hands(Vec<Child>);
+pub struct WorkerProcesses(Vec<Child>);
 
-impl Hands {
+impl WorkerProcesses {
     /// Starts one more. Its standard input is empty, and what it prints goes nowhere; its standard error is this process's.
     pub fn start(&mut self, command: &mut Command) -> io::Result<()> {
         self.0.push(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?);
@@ -29,7 +29,7 @@ impl Hands {
     }
 }
 
-impl Drop for Hands {
+impl Drop for WorkerProcesses {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
@@ -44,14 +44,14 @@ mod tests {
 
     #[test]
     fn processes_end_by_themselves_or_are_ended() {
-        let mut hands = Hands::default();
-        hands.start(&mut Command::new("true")).unwrap();
-        assert!(hands.finish(Duration::from_secs(20)));
-        hands.start(Command::new("sleep").arg("1000")).unwrap();
-        assert!(!hands.finish(Duration::from_millis(10)));
+        let mut processes = WorkerProcesses::default();
+        processes.start(&mut Command::new("true")).unwrap();
+        assert!(processes.finish(Duration::from_secs(20)));
+        processes.start(Command::new("sleep").arg("1000")).unwrap();
+        assert!(!processes.finish(Duration::from_millis(10)));
         let begun = Instant::now();
-        drop(hands);
+        drop(processes);
         assert!(begun.elapsed() < Duration::from_secs(100));
-        assert!(Hands::default().start(&mut Command::new("/no/such/program")).is_err());
+        assert!(WorkerProcesses::default().start(&mut Command::new("/no/such/program")).is_err());
     }
 }

@@ -1,0 +1,254 @@
+//! Doorbells, which wake sleeping threads faster than wake bytes do.
+//!
+//! A byte on the kernel's connection wakes any sleeper, but it passes through two TCP stacks, and between VMs through
+//! two virtual network cards. A process usually has few sleepers, so its doorbell wakes them instead: this costs one
+//! system call on the host and one interrupt between VMs. Sleepers also watch the kernel's connection, which reports
+//! its end. A peer that cannot ring the doorbell sends a byte.
+//!
+//! The doorbell belongs to the endpoint, so a ring wakes every thread that sleeps at it. Therefore at most [`MOST`]
+//! threads of a process sleep at doorbells, and the others are woken by bytes. A sleeper never reads the eventfd,
+//! because other threads sleep on it too. It sleeps in an epoll instance that has the eventfd as an edge-triggered
+//! entry: the one of a [`WaitPoint`], or the program's own ([`watch`]).
+#![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
+
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use ginnel::{SocketReceiver, SocketWaker};
+use ginnel_layout::board;
+use ginnel_ring::wait::Watchable;
+use libc::{c_int, epoll_event, pollfd};
+
+use crate::confined::is_confined;
+use crate::errno::{Errno, Kept, Result, check};
+use crate::hidden;
+use crate::kernel;
+use crate::lock::{self, Lock};
+use crate::real;
+use crate::socket::Socket;
+
+/// How a peer wakes a sleeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// By a byte on the kernel's connection.
+    Byte,
+    /// By the doorbell. A byte wakes the sleeper too.
+    Bell,
+}
+
+/// Announces how the next wake-up is to reach the sleepers. `is_only` says that no other thread waits. If others
+/// already wait, they have announced a method, and `Wake::Bell` does not change it: a byte wakes all of them, and the
+/// doorbell only some.
+pub fn wish(side: &mut impl Watchable, how: Wake, is_only: bool) {
+    match how {
+        Wake::Byte => side.notify_at(board::Place::NONE),
+        Wake::Bell if is_only => side.notify_at(board::Place::DOORBELL),
+        Wake::Bell => {}
+    }
+}
+
+/// Wakes a sleeping peer in the way that the peer has announced.
+#[cold]
+pub fn wake(socket: &'static Socket, fd: c_int, waker: &SocketWaker) {
+    if !is_confined() && waker.ring() {
+        socket.rings.fetch_add(1, Ordering::Relaxed);
+    } else {
+        kernel::wake(socket, fd);
+    }
+}
+
+/// The most threads of a process that sleep at its doorbells.
+const MOST: usize = 4;
+/// The most doorbells that one epoll instance watches. Each segment has one.
+const EVENTS: usize = 8;
+
+/// The doorbells that an epoll instance watches, by their eventfds. (An endpoint lasts as long as its process.)
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Events {
+    fds: [c_int; EVENTS],
+    len: usize,
+}
+
+impl Events {
+    pub const fn new() -> Self {
+        Self { fds: [-1; EVENTS], len: 0 }
+    }
+
+    pub fn has(&self, event: c_int) -> bool {
+        self.fds[..self.len].contains(&event)
+    }
+
+    /// Adds an eventfd to the epoll instance, which reports `data` when the doorbell rings. Returns false if there is
+    /// no room.
+    fn add(&mut self, epoll: c_int, event: c_int, data: u64) -> bool {
+        if self.has(event) {
+            return true;
+        }
+        if self.len == EVENTS {
+            return false;
+        }
+        let mut what = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+        // SAFETY: one event.
+        let result = unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, event, &raw mut what) };
+        if result != 0 && Errno::last() != Errno(libc::EEXIST) {
+            return false;
+        }
+        self.fds[self.len] = event;
+        self.len += 1;
+        true
+    }
+}
+
+/// Returns the eventfd that a socket's peer rings. Returns `None` if the peer does not ring, or if another process
+/// may have the socket too.
+fn event_of(socket: &Socket) -> Option<c_int> {
+    if is_confined() || socket.receiving.common().is_some() {
+        return None;
+    }
+    let rings = socket.receiving.lock();
+    rings
+        .as_ref()
+        .filter(|receiver| receiver.is_ours())
+        .and_then(SocketReceiver::doorbell_event)
+        .map(|event| event.as_raw_fd())
+}
+
+/// The state of one wait point. The process has a fixed set of them, which its threads share.
+struct Shared {
+    /// The thread that uses this wait point, or 0.
+    owner: AtomicI32,
+    /// An epoll instance of this library, or -1 if it has not been created yet.
+    epoll: AtomicI32,
+    events: Lock<Events>,
+}
+
+static WAIT_POINTS: [Shared; MOST] = [const {
+    Shared { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
+}; MOST];
+
+/// A wait point that one thread uses to sleep at the doorbells. Dropping it frees the wait point.
+pub struct WaitPoint {
+    shared: &'static Shared,
+    /// This thread already uses the wait point, in a call that a signal handler has interrupted for a while or for
+    /// good. The thread keeps it: if another thread used it too, a ring would wake only one of them.
+    is_borrowed: bool,
+}
+
+impl WaitPoint {
+    /// Takes a free wait point. Returns `None` if all are in use.
+    pub fn take() -> Option<Self> {
+        let _errno = Kept::new();
+        let me = lock::tid();
+        // The interrupted call checks its condition again before it sleeps again.
+        let own = WAIT_POINTS.iter().find(|shared| shared.owner.load(Ordering::Relaxed) == me);
+        let shared = own.or_else(|| {
+            WAIT_POINTS.iter().find(|shared| {
+                // ORDER preload.wait_point: the eventfds that the previous user has added. Pairs with:
+                // `WaitPoint::drop`.
+                shared.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            })
+        })?;
+        let point = Self { shared, is_borrowed: own.is_some() };
+        if point.shared.epoll.load(Ordering::Relaxed) < 0 {
+            // SAFETY: it takes a number.
+            let epoll = unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) };
+            if epoll < 0 {
+                return None;
+            }
+            // SAFETY: the descriptor is new, and nothing else owns it.
+            let epoll = hidden::hide(unsafe { OwnedFd::from_raw_fd(epoll) });
+            point.shared.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
+        }
+        Some(point)
+    }
+
+    /// Returns how the peer of a socket is to wake the thread that sleeps here, and watches that peer's doorbell if
+    /// it can.
+    pub fn wake_for(&self, socket: &Socket) -> Wake {
+        match event_of(socket) {
+            Some(event) if self.shared.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
+            _ => Wake::Byte,
+        }
+    }
+
+    /// Returns the epoll instance, which becomes readable when the doorbell has rung since the last
+    /// [`WaitPoint::drain`].
+    pub fn epoll(&self) -> c_int {
+        self.shared.epoll.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until the doorbell rings, `fd` has bytes or has ended, or the time has passed. A negative time means
+    /// for ever. Returns true if `fd` ended the sleep.
+    pub fn sleep(&self, fd: c_int, milliseconds: c_int) -> Result<bool> {
+        let entry = |fd, events| pollfd { fd, events, revents: 0 };
+        let mut polls = [entry(fd, libc::POLLIN | libc::POLLRDHUP), entry(self.epoll(), libc::POLLIN)];
+        // SAFETY: two descriptors.
+        check(unsafe { real::poll(polls.as_mut_ptr(), 2, milliseconds) } as isize)?;
+        if polls[1].revents != 0 {
+            self.drain();
+        }
+        Ok(polls[0].revents != 0)
+    }
+
+    /// Consumes the rings that have come so far.
+    pub fn drain(&self) {
+        let _errno = Kept::new();
+        let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
+        // SAFETY: room for as many events.
+        unsafe { real::epoll_wait(self.epoll(), events.as_mut_ptr(), EVENTS as c_int, 0) };
+    }
+}
+
+impl Drop for WaitPoint {
+    fn drop(&mut self) {
+        if !self.is_borrowed {
+            // ORDER preload.wait_point: see `WaitPoint::take`.
+            self.shared.owner.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// The number of the program's epoll instances that watch a doorbell.
+static WATCHING: AtomicU32 = AtomicU32::new(0);
+
+/// Returns how the peer of a socket is to wake a thread that sleeps in an epoll instance of the program. The instance
+/// reports `data` when the doorbell rings.
+pub fn watch(events: &mut Events, epoll: c_int, socket: &Socket, data: u64) -> Wake {
+    let Some(event) = event_of(socket) else { return Wake::Byte };
+    if events.has(event) {
+        return Wake::Bell;
+    }
+    let _errno = Kept::new();
+    if events.len == 0 && WATCHING.fetch_add(1, Ordering::Relaxed) >= MOST as u32 {
+        WATCHING.fetch_sub(1, Ordering::Relaxed);
+        return Wake::Byte;
+    }
+    let is_added = events.add(epoll, event, data);
+    if events.len == 0 {
+        WATCHING.fetch_sub(1, Ordering::Relaxed);
+    }
+    if is_added { Wake::Bell } else { Wake::Byte }
+}
+
+/// Forgets the doorbells of an epoll instance that is closed.
+pub fn unwatch(events: &mut Events) {
+    if std::mem::take(events).len > 0 {
+        // The child of a fork does not count the instances of its parent.
+        let _ = WATCHING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+    }
+}
+
+/// Resets the wait points in the child of a fork. The child creates its own epoll instances, because a ring would
+/// wake only one of the processes that share an instance.
+pub fn in_child() {
+    for shared in &WAIT_POINTS {
+        let epoll = shared.epoll.swap(-1, Ordering::Relaxed);
+        if epoll >= 0 {
+            // SAFETY: this library's own.
+            unsafe { real::close(epoll) };
+        }
+        *shared.events.lock() = Events::new();
+        shared.owner.store(0, Ordering::Relaxed);
+    }
+    WATCHING.store(0, Ordering::Relaxed);
+}
