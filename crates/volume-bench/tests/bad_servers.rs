@@ -43,14 +43,14 @@ fn linger(mut stream: UnixStream) {
 const ANSWER: u32 = Header::VERSION | Header::REPLY;
 
 #[test]
-fn nobody_is_there() {
+fn no_server() {
     let error = Client::connect(Options::new("/nowhere/socket")).err().unwrap();
     assert!(matches!(error, Error::Connect { .. }));
     assert!(error.to_string().contains("/nowhere/socket"), "{error}");
 }
 
 #[test]
-fn it_closes() {
+fn a_server_that_closes_the_connection() {
     assert!(matches!(connect(drop), Error::Gone));
     let error = connect(|mut stream| {
         request(&mut stream);
@@ -59,14 +59,14 @@ fn it_closes() {
 }
 
 #[test]
-fn it_is_silent() {
+fn a_server_that_never_answers() {
     let error = connect(linger);
     assert!(matches!(error, Error::Silent { request: Request::GET_FEATURES, .. }), "{error}");
     assert!(error.to_string().contains("GET_FEATURES"), "{error}");
 }
 
 #[test]
-fn it_stops_in_the_middle() {
+fn a_server_that_stops_in_the_middle_of_an_answer() {
     let error = connect(|mut stream| {
         let header = request(&mut stream);
         answer(&mut stream, header.request, ANSWER, 8, &[0; 3]);
@@ -76,7 +76,7 @@ fn it_stops_in_the_middle() {
 }
 
 #[test]
-fn it_answers_nonsense() {
+fn a_server_with_invalid_answers() {
     let wrong: [(u32, u32, u32, &[u8]); 5] = [
         (2, ANSWER, 8, &[0; 8]),          // Another request.
         (1, Header::VERSION, 8, &[0; 8]), // No answer.
@@ -95,7 +95,7 @@ fn it_answers_nonsense() {
 }
 
 #[test]
-fn it_has_no_modern_device() {
+fn a_server_without_a_modern_device() {
     let error = connect(|mut stream| {
         let header = request(&mut stream);
         answer(&mut stream, header.request, ANSWER, 8, feature::LOG_ALL.as_bytes());

@@ -80,7 +80,7 @@ fn pattern(len: usize, salt: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_in_the_image() {
+fn written_data_are_in_the_image() {
     let server = Server::new();
     for indirect in [false, true] {
         let options = Options { indirect, segment: 4096, ..Options::new(server.socket()) };
@@ -197,7 +197,7 @@ fn a_damaged_block_is_found() {
 
 /// The daemon has no in-flight region, so the client submits all requests in flight again.
 #[test]
-fn goes_on_with_the_next_server() {
+fn the_client_goes_on_with_the_next_server() {
     let mut server = Server::new();
     let (tell, told) = mpsc::channel();
     let socket = server.socket();

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn invalid_requests_are_refused() {
         for bad in
             ["", "{}", r#"{"op":"quit"}"#, r#"{"op":"limit","ipos":1}"#, r#"{"op":"resize","size":-1}"#]
         {

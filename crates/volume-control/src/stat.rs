@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_tells_is_no_error() {
+    fn unknown_fields_of_a_later_version_are_ignored() {
         let stat: Stat = serde_json::from_str(r#"{"volume":"a","news":1}"#).unwrap();
         assert_eq!(stat.volume, "a");
     }

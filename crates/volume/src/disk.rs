@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_so_until_an_operator_accepts_it() {
+    fn a_loss_is_remembered_until_an_operator_accepts_it() {
         let memory = Mapping::anonymous(4096).unwrap();
         let disk = || Disk::new(4096, 512, false, "");
         let first = disk();

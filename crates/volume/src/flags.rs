@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_flags_are_named() {
         let folder = tempfile::tempdir().unwrap();
         for (line, part) in [
             ("", "names no volume"),

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_refused_leaves_nothing() {
+    fn a_refused_lock_leaves_nothing_behind() {
         let image = image();
         let path = image.path();
         let (reader, writer) = (open(path), open(path));

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_locked_is_owned_always() {
+    fn an_image_without_a_lock_is_always_owned() {
         let [image] = images();
         let [one, two] = [(); 2].map(|()| volume(&[image.path()], "false").unwrap());
         assert_eq!((one.take(NONE).unwrap().len(), two.take(NONE).unwrap().len()), (0, 0));

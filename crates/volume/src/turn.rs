@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lives_is_not_waited_for() {
+    fn a_live_process_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("v.sock");
         let _first = Turn::take(&socket, Duration::ZERO).unwrap();

@@ -70,7 +70,7 @@ fn kernel_has_it() -> bool {
 }
 
 #[test]
-fn what_is_discarded_is_given_back() {
+fn a_discard_frees_space() {
     let flags = ["--direct on", "--direct off --wait poll", "--direct on --sandbox require --user nobody"];
     for (by, flags) in BOTH.into_iter().flat_map(|by| flags.map(|flags| (by, flags))) {
         let Some(server) = on_a_device(by, "tmpfs", "", flags) else { return };
@@ -116,7 +116,7 @@ fn is_cut(by: By) {
 }
 
 #[test]
-fn a_device_that_has_none_says_so() {
+fn a_device_without_discards_reports_them_unsupported() {
     BOTH.into_iter().for_each(says_so);
 }
 

@@ -206,7 +206,7 @@ fn copies_for_alignment_are_bounded() {
 
 /// A request that is copied in many parts is copied completely, also if its buffers are split at odd addresses.
 #[test]
-fn what_is_copied_is_whole() {
+fn copied_requests_are_complete() {
     const LEN: usize = 3 << 20;
     let server = Server::start(8 << 20, "--path IMAGE --direct on");
     let mut guest = Guest::connect(&server.socket(), 1);

@@ -70,12 +70,12 @@ fn done(guest: &mut Guest, queue: usize) -> usize {
 /// A queue's base does not mention requests that a killed volume has left in flight. A migrated or saved VM carries
 /// only the base, so these requests must be complete when the base is returned.
 #[test]
-fn what_a_killed_volume_had_is_done_before_the_queue_is_stopped() {
+fn requests_left_by_a_killed_volume_are_done_before_the_queue_stops() {
     const LEFT: usize = 8;
     for kind in KINDS {
         let server = Server::start(1 << 20, SLOW);
-        let mut guest = Guest::meet(&server.socket(), 1, kind, 0);
-        guest.open_account();
+        let mut guest = Guest::connect_without_queues(&server.socket(), 1, kind, 0);
+        guest.open_inflight_region();
         (0..LEFT).for_each(|block| write(&mut guest, block));
         predecessor(&guest, LEFT);
         guest.run(0, None);
@@ -89,7 +89,7 @@ fn what_a_killed_volume_had_is_done_before_the_queue_is_stopped() {
 /// If the front end hands requests in flight over to the next volume, stopping a queue does not wait for requests that
 /// have not been begun, and none of them is executed twice.
 #[test]
-fn what_was_not_begun_goes_along() {
+fn requests_not_begun_are_handed_over() {
     const LEFT: usize = 4;
     const ALL: usize = 10;
     // QEMU disables a queue before it stops it.
@@ -101,8 +101,8 @@ fn what_was_not_begun_goes_along() {
             guest.stop(0)
         };
         let (source, destination) = (Server::start(1 << 20, SLOW), Server::start(1 << 20, FAST));
-        let mut guest = Guest::meet(&source.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
-        guest.open_account();
+        let mut guest = Guest::connect_without_queues(&source.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
+        guest.open_inflight_region();
         (0..ALL).for_each(|block| write(&mut guest, block));
         predecessor(&guest, LEFT);
         guest.run(0, None);
@@ -131,7 +131,7 @@ fn what_was_not_begun_goes_along() {
 
 /// An abort that waits for commands is handed over with them, and is answered after them.
 #[test]
-fn an_abort_goes_along_with_what_it_waits_for() {
+fn an_abort_is_handed_over_with_the_commands_it_waits_for() {
     const CONTROL: usize = CONTROL_QUEUE as usize;
     const COMMANDS: usize = FIRST_COMMAND_QUEUE as usize;
     const EACH: usize = 5;
@@ -139,8 +139,9 @@ fn an_abort_goes_along_with_what_it_waits_for() {
     let scsi = |flags| Server::start(1 << 20, &format!("--device scsi --threads 2 --queues 2 {flags}"));
     for kind in KINDS {
         let (source, destination) = (scsi(SLOW), scsi(FAST));
-        let mut guest = Guest::meet(&source.socket(), COMMANDS + 2, kind, GET_VRING_BASE_INFLIGHT);
-        guest.open_account();
+        let mut guest =
+            Guest::connect_without_queues(&source.socket(), COMMANDS + 2, kind, GET_VRING_BASE_INFLIGHT);
+        guest.open_inflight_region();
         (0..COMMANDS + 2).for_each(|queue| guest.run(queue, None));
         for block in 0..2 * EACH {
             let mut cdb = [0; CDB_LEN];

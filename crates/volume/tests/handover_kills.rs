@@ -86,7 +86,7 @@ enum Disk {
 struct Load {
     ledger: Ledger,
     /// The block of each request in flight, by the number that the driver gave it, which is also its slot of memory.
-    on_their_way: HashMap<u16, usize>,
+    in_flight: HashMap<u16, usize>,
     /// How often each block was written.
     turns: [usize; BLOCKS],
 }
@@ -96,7 +96,7 @@ impl Load {
     /// wrongly repeats that write overwrites the later one, which the test sees.
     fn write(&mut self, guest: &mut Guest) {
         for block in 0..BLOCKS {
-            if self.on_their_way.values().any(|n| n % BLOCKS == block) {
+            if self.in_flight.values().any(|n| n % BLOCKS == block) {
                 continue;
             }
             let n = block + BLOCKS * (self.turns[block] % 2);
@@ -109,16 +109,16 @@ impl Load {
             let header = RequestHeader { kind: RequestKind::OUT, reserved: 0, sector };
             let data = [Segment { address, len: BLOCK as u32, writable: false }];
             let id = guest.add(0, n, header.as_bytes(), &data, 1, false);
-            assert!(self.on_their_way.insert(id, n).is_none());
+            assert!(self.in_flight.insert(id, n).is_none());
         }
         guest.kick(0);
     }
 
     /// Waits for completions until only `left` requests are in flight.
     fn wait_until_left(&mut self, guest: &mut Guest, left: usize) {
-        while self.on_their_way.len() > left {
+        while self.in_flight.len() > left {
             let (_, id) = guest.wait();
-            let n = self.on_their_way.remove(&id).expect("it was back already");
+            let n = self.in_flight.remove(&id).expect("it was back already");
             assert_eq!(guest.answer(0, n), 0, "the answer to the write of block {}", n % BLOCKS);
             self.ledger.acknowledged(n % BLOCKS);
         }
@@ -145,11 +145,11 @@ impl Handover {
         let source = Server::start((BLOCKS * BLOCK) as u64, &format!("--path IMAGE --lock vm {more}"));
         let (image, faults) = (source.image(), source.faults());
         let destination = Server::start(0, &format!("--path {} --lock vm {more}", image.display()));
-        let mut guest = Guest::meet(&source.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
-        guest.open_account();
+        let mut guest = Guest::connect_without_queues(&source.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
+        guest.open_inflight_region();
         guest.run(0, None);
         let ledger = Ledger::new(BLOCK as u32, BLOCKS, 0);
-        let load = Load { ledger, on_their_way: HashMap::new(), turns: [0; BLOCKS] };
+        let load = Load { ledger, in_flight: HashMap::new(), turns: [0; BLOCKS] };
         Self { source, destination, disk, image, faults, guest, load, base: 0, left: None }
     }
 
@@ -177,7 +177,7 @@ impl Handover {
                     assert_eq!(self.guest.poll(0), None, "what is held goes along");
                 }
             }
-            HandedOver => self.left = Some(self.meet_destination()),
+            HandedOver => self.left = Some(self.connect_to_destination()),
             SetUp => {
                 self.guest.set_up(0, Some(self.base));
                 assert!(self.guest.front.is_served());
@@ -198,7 +198,7 @@ impl Handover {
         }
     }
 
-    fn meet_destination(&mut self) -> Front {
+    fn connect_to_destination(&mut self) -> Front {
         let before = self.guest.move_to(&self.destination.socket(), GET_VRING_BASE_INFLIGHT);
         assert!(self.guest.front.is_served());
         before
@@ -245,7 +245,7 @@ impl Handover {
             if step >= Starting {
                 return self.run_at(self.destination.socket());
             }
-            self.meet_destination();
+            self.connect_to_destination();
             if step == SetUp {
                 self.go_to(SetUp);
             }
@@ -295,11 +295,11 @@ fn killed_in_each_step(disk: Disk) {
 }
 
 #[test]
-fn with_requests_on_their_way() {
+fn killed_with_requests_in_flight() {
     killed_in_each_step(Disk::Fast);
 }
 
 #[test]
-fn with_requests_that_wait_for_an_operator() {
+fn killed_with_requests_that_wait_for_an_operator() {
     killed_in_each_step(Disk::Failing);
 }

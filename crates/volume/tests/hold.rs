@@ -61,7 +61,7 @@ fn fails(server: &Server, what: &str) {
 const FULL: &str = "write 4096 4096 28\n";
 
 #[test]
-fn what_fails_waits_and_is_tried_again_in_its_order() {
+fn failed_requests_wait_and_are_tried_again_in_order() {
     let server = Server::start(1 << 20, HOLD);
     let mut guest = Guest::connect(&server.socket(), 1);
     fails(&server, FULL);
@@ -118,7 +118,7 @@ fn a_flush_that_fails_does_not_wait() {
 }
 
 #[test]
-fn an_operator_can_let_it_fail() {
+fn an_operator_can_let_held_requests_fail() {
     let server = Server::start(1 << 20, HOLD);
     let mut guest = Guest::connect(&server.socket(), 1);
     fails(&server, FULL);
@@ -153,8 +153,8 @@ fn a_queue_can_be_stopped_while_requests_wait() {
         server.wait_for_held(0);
         drop(guest);
 
-        let mut guest = Guest::meet(&server.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
-        guest.open_account();
+        let mut guest = Guest::connect_without_queues(&server.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
+        guest.open_inflight_region();
         guest.run(0, None);
         (0..4).for_each(|n| write(&mut guest, n, 1 + n % 2, 20 + n as u8));
         server.wait_for_held(2);
@@ -176,11 +176,11 @@ fn a_queue_can_be_stopped_while_requests_wait() {
 
 /// Neither a change by the front end, as at the start of a migration, nor a restart of the volume ends the wait.
 #[test]
-fn changes_and_restarts_leave_it_waiting() {
+fn held_requests_survive_changes_and_restarts() {
     let mut server = Server::start(1 << 20, HOLD);
     fails(&server, FULL);
-    let mut guest = Guest::meet(&server.socket(), 1, Kind::Split, 0);
-    guest.open_account();
+    let mut guest = Guest::connect_without_queues(&server.socket(), 1, Kind::Split, 0);
+    guest.open_inflight_region();
     guest.run(0, None);
     write(&mut guest, 0, 1, 10);
     server.wait_for_held(1);

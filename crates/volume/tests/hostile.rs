@@ -297,7 +297,7 @@ fn a_volume_that_pins_memory_survives() {
 
 /// SIGTERM ends the volume even while a front end sends messages without a pause.
 #[test]
-fn who_talks_without_end_does_not_keep_it_alive() {
+fn an_endless_sender_does_not_keep_the_volume_from_ending() {
     let mut server = Server::start(8 << 20, "--backend ram --size 8M");
     let socket = server.socket();
     let (talks, heard) = std::sync::mpsc::channel();

@@ -46,7 +46,7 @@ fn an_image_that_is_not_there_is_made_only_if_that_is_asked_for() {
 }
 
 #[test]
-fn what_is_made_has_its_size_and_is_private() {
+fn a_created_image_has_its_size_and_is_private() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let server = Server::start(0, "--path IMAGE.new --size 1M --create");
     let made = std::fs::metadata(server.image().with_file_name("image.new")).unwrap();
@@ -65,7 +65,7 @@ fn an_image_that_another_has_does_not_grow() {
 }
 
 #[test]
-fn direct_io_needs_nobody_to_tell_how() {
+fn direct_io_works_without_a_reported_alignment() {
     // tmpfs supports O_DIRECT since Linux 6.6, but does not report the alignment.
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = folder.path().join("image");

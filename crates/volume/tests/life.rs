@@ -178,7 +178,7 @@ fn a_successor_waits_until_its_predecessor_is_gone() {
 
 /// The same, if the image has no lock that would tell.
 #[test]
-fn without_a_lock_a_successor_waits_too() {
+fn a_successor_waits_even_without_an_image_lock() {
     use rustix::fs::{FlockOperation, flock};
     let mut server = Server::start(BYTES, "--path IMAGE --lock false");
     server.kill();
@@ -242,7 +242,7 @@ fn without_a_write_cache_a_power_cut_takes_nothing() {
 
 /// A driver that turns the write cache off sends no more flushes, so the volume flushes the cache at that time.
 #[test]
-fn what_was_in_the_cache_when_it_is_turned_off_is_durable() {
+fn turning_the_cache_off_flushes_it() {
     let mut server = Server::start(BYTES, "--path IMAGE --backend volatile");
     let mut client = server.connect();
     let block = |n: u64| [n as u8 + 1; BLOCK as usize];
@@ -261,7 +261,7 @@ fn what_was_in_the_cache_when_it_is_turned_off_is_durable() {
 }
 
 #[test]
-fn a_signal_drains_it() {
+fn a_signal_drains_the_volume() {
     let mut server = Server::start(BYTES, "--path IMAGE");
     let mut client = server.connect();
     let mut load = Load::new(32, 7);
@@ -336,7 +336,7 @@ fn event(client: &mut Client) -> Event {
 
 /// Virtio 1.2, section 5.6.6.3.1: the device tells the driver if it has dropped events because it had no buffer.
 #[test]
-fn events_that_were_missed_are_told_of() {
+fn dropped_events_are_reported() {
     let missed = Event { event: Event::NONE | Event::MISSED, lun: [0; 8], reason: 0 };
     for ring in [Ring::Split, Ring::Packed] {
         let server = Server::start(BYTES, "--device scsi --path IMAGE --wait interrupt");

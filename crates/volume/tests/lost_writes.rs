@@ -80,7 +80,7 @@ fn on_a_disk_that_fails(flags: &str) -> Option<Server> {
 }
 
 #[test]
-fn what_is_lost_is_told_on_every_queue_until_it_is_reset() {
+fn a_loss_is_reported_on_every_queue_until_it_is_reset() {
     let mut server = Server::start(BYTES, "--path IMAGE --backend volatile --queues 2 --threads 2");
     let mut client = connect(&server);
     std::fs::write(server.faults(), "writeback 4096 4096 5\n").unwrap();

@@ -29,7 +29,7 @@ fn connect_as(number: u32, path: &Path) -> Result<(), ErrorKind> {
 }
 
 #[test]
-fn who_has_the_disk_does_not_change_its_limits() {
+fn the_user_of_the_disk_cannot_change_its_limits() {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED only root can give sockets to others");
         return;
@@ -57,7 +57,7 @@ fn who_has_the_disk_does_not_change_its_limits() {
 }
 
 #[test]
-fn a_check_finds_accounts_that_are_not_there() {
+fn a_check_finds_unknown_users_and_groups() {
     for flag in ["--socket-user", "--socket-group", "--control-user", "--control-group", "--user"] {
         let output = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
             .args(["v", "--check", "--backend", "ram", "--size", "1M", flag, "no-such-account-here"])

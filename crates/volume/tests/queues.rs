@@ -75,7 +75,7 @@ const BLOCKS: usize = 2048;
 
 /// The guest loses power as well, so the requests in flight are forgotten.
 #[test]
-fn a_power_cut_in_the_midst_of_it() {
+fn a_power_cut_with_requests_in_flight() {
     let mut server = Server::start(BLOCKS as u64 * u64::from(BLOCK), "--path IMAGE --backend volatile");
     let mut ledger = Ledger::new(BLOCK, BLOCKS, 0);
     let (mut state, mut lost, mut cut_off) = (0xfeed, 0, 0);

@@ -105,7 +105,7 @@ fn nothing_is_left_of_commands_in_packed_queues() {
 
 /// The abort does not wait for commands that arrive after it, however many there are.
 #[test]
-fn commands_without_end_do_not_keep_it_from_its_answer() {
+fn later_commands_do_not_delay_an_abort() {
     const DEPTH: usize = 64;
     for kind in [Kind::Split, Kind::Packed] {
         let server = Server::start(0, "--device scsi --backend ram --size 1M --threads 1");
@@ -184,7 +184,7 @@ fn an_abort_waits_for_a_queue_that_is_being_changed() {
 /// If an abort waits for the commands of a queue, stopping the queue completes them first. Otherwise they would run
 /// when the queue starts again, long after the driver has reused their memory.
 #[test]
-fn a_queue_is_not_stopped_before_what_is_waited_for() {
+fn stopping_a_queue_first_completes_commands_that_an_abort_waits_for() {
     // All of the commands together would take a day.
     let server = Server::start(0, "--device scsi --backend ram --size 1M --threads 1 --bandwidth 512");
     let mut guest = Guest::connect(&server.socket(), COMMANDS + 1);

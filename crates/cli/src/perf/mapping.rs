@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_only_be_read_is_not_written() {
+    fn read_only_mappings_are_not_written() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(2 << 20).unwrap();
         let memory = Mapping::of_file(&file, 0, 2 << 20, ginnel_shmem::Protection::Read).unwrap();

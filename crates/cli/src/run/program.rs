@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_loader_would_not_do_is_seen() {
+    fn programs_that_would_ignore_or_break_are_recognised() {
         assert_eq!(of(&elf(2, &[(1, b"x"), GLIBC, (PT_NOTE, b"GNU\0")])), Fit::Loads);
         assert!(ignores(&of(&elf(2, &[(1, b"x")])), "statically linked"));
         assert!(ignores(&of(&elf(1, &[GLIBC])), "another kind of processor"));

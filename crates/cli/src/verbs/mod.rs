@@ -268,7 +268,7 @@ mod tests {
     };
 
     #[test]
-    fn who_waits_for_whom_is_said() {
+    fn the_peer_that_a_queue_pair_waits_for_is_shown() {
         let waits = |reason, requests, nanoseconds| Some(Waiting { requests, reason, nanoseconds });
         let pair = QueuePair {
             number: 0x1001,

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_run_is_listed_by_its_configuration() {
+    fn stopped_volumes_are_listed_by_their_configurations() {
         let folder = tempfile::tempdir().unwrap();
         let paths = VolumePaths { sockets: folder.path().into(), configurations: folder.path().into() };
         std::fs::write(paths.configuration("a"), "vm = \"x\"\nqueues = 2\n[[disk]]\npath = \"/a\"").unwrap();

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_unsupported() {
+    fn unknown_requests_are_unsupported() {
         let disk = Disk::new(8192, 512, false, "");
         for kind in [2, 3, 5, 7, 10, 12, 14, 0x8000_0000, u32::MAX] {
             assert_eq!(planned(&disk, &ask(RequestKind(kind), 0, 0, 512), NO_RANGE), Err(Status::UNSUPP));

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_said_not_to_be() {
+    fn a_missing_target_is_reported() {
         let mut rig = Rig::new();
         assert_eq!(rig.command(lun(2), &[0x00], &[], 0), checked(Sense::NO_SUCH_UNIT));
         assert_eq!(rig.command(lun(2), &[0x12, 0, 0, 0, 36], &[], 36), fine(0, 36));

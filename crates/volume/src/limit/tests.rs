@@ -102,7 +102,7 @@ fn idle_time_saves_a_burst_and_no_more() {
 }
 
 #[test]
-fn what_passes_without_leave_is_paid_for_by_all() {
+fn debts_are_shared_by_all_queues() {
     let limiter = limiter(1000, 1 << 20, 0);
     // Each queue appears, lets requests through at once without waiting, and disappears.
     for _ in 0..10 {
@@ -122,7 +122,7 @@ fn what_passes_without_leave_is_paid_for_by_all() {
 }
 
 #[test]
-fn what_is_reserved_is_not_paid_for_twice() {
+fn a_reserved_request_is_not_charged_twice() {
     let limiter = limiter(1000, 0, 0);
     let mut queue = QueueLimit::new(limiter.clone());
     assert_eq!(queue.pass(0, 0), Ok(()));

@@ -74,7 +74,7 @@ fn child_in_the_sandbox() {
 }
 
 #[test]
-fn what_a_volume_does_goes_on_and_no_other_file_is_opened() {
+fn the_volume_works_and_can_open_no_other_file() {
     let output = child("child_in_the_sandbox", "serve");
     assert!(output.status.success() && text(&output).contains("served"), "{}", text(&output));
 }
@@ -157,6 +157,6 @@ fn accounts_that_are_not_there_are_named() {
 }
 
 #[test]
-fn no_sandbox_is_said_so() {
+fn a_missing_sandbox_is_reported() {
     assert_eq!(enter(SandboxMode::Off, "web", &[]).unwrap().word(), "none");
 }

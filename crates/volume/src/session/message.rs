@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_vhost_user_is_refused() {
+    fn invalid_vhost_user_headers_are_refused() {
         for wrong in [bytes(1, 0, &[]), bytes(1, 5, &[]), b"GET / HTTP/1.1\r\n".to_vec()] {
             let (mut front, mut back) = pair();
             front.write_all(&wrong).unwrap();

@@ -529,7 +529,7 @@ fn a_queue_that_does_not_end_still_runs() {
 }
 
 #[test]
-fn lies_end_the_session_with_a_line() {
+fn an_invalid_message_ends_the_session_with_an_error() {
     type Lie = fn(&mut Rig) -> Result<Outcome, Gone>;
     let lies: [(&str, Lie); 16] = [
         ("not one that this volume knows", |rig| rig.say(Request(99), &[], vec![])),

@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_stuck_is_waited_for_once() {
+    fn a_stuck_worker_is_waited_for_only_once() {
         let (orders, inbox) = mpsc::channel();
         let bell = Arc::new(Bell { has_orders: AtomicBool::new(false), wake: new_eventfd().unwrap() });
         let worker = Handle { orders, bell, thread: None, stuck: OnceLock::new() };

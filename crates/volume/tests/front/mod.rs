@@ -112,7 +112,7 @@ impl Front {
     }
 
     /// Asks for a new in-flight region (GET_INFLIGHT_FD). Returns its description and its memory.
-    pub fn new_account(&self, area: InflightArea) -> (InflightArea, OwnedFd) {
+    pub fn new_inflight_region(&self, area: InflightArea) -> (InflightArea, OwnedFd) {
         self.say(Request::GET_INFLIGHT_FD, area.as_bytes(), &[]);
         let mut answer = [0; size_of::<Header>() + size_of::<InflightArea>()];
         let mut got = fdpass::receive(self.0.as_fd(), &mut answer, 1, RecvFlags::WAITALL).unwrap();
@@ -188,7 +188,7 @@ pub struct Guest {
     kind: Kind,
     kicks: Vec<OwnedFd>,
     /// The in-flight region, if the front end has asked for one.
-    account: Option<(InflightArea, OwnedFd)>,
+    inflight: Option<(InflightArea, OwnedFd)>,
 }
 
 impl Guest {
@@ -199,14 +199,14 @@ impl Guest {
 
     /// Connects, and starts this number of queues of this kind.
     pub fn connect_with(socket: &Path, queues: usize, kind: Kind) -> Self {
-        let mut guest = Self::meet(socket, queues, kind, 0);
+        let mut guest = Self::connect_without_queues(socket, queues, kind, 0);
         (0..queues).for_each(|queue| guest.run(queue, None));
         guest
     }
 
     /// Connects with this number of queues, none of which runs yet, and with these protocol features in addition to the
     /// usual ones.
-    pub fn meet(socket: &Path, queues: usize, kind: Kind, protocol: u64) -> Self {
+    pub fn connect_without_queues(socket: &Path, queues: usize, kind: Kind, protocol: u64) -> Self {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         let len = queues * QUEUE + DATA;
         ftruncate(&file, len as u64).unwrap();
@@ -222,7 +222,7 @@ impl Guest {
         }
         let kicks = (0..queues).map(|_| event()).collect();
         let front = Front::connect(socket);
-        let guest = Self { front, memory, queues: drivers, file, kind, kicks, account: None };
+        let guest = Self { front, memory, queues: drivers, file, kind, kicks, inflight: None };
         guest.agree(protocol);
         guest
     }
@@ -237,7 +237,7 @@ impl Guest {
     pub fn move_to(&mut self, socket: &Path, protocol: u64) -> Front {
         let before = std::mem::replace(&mut self.front, Front::connect(socket));
         self.agree(protocol);
-        self.hand_over_account();
+        self.share_inflight_region();
         before
     }
 
@@ -250,15 +250,15 @@ impl Guest {
     }
 
     /// Asks for an in-flight region, and shares it with the volume.
-    pub fn open_account(&mut self) {
+    pub fn open_inflight_region(&mut self) {
         let queues = self.queues.len() as u16;
         let area = InflightArea { size: 0, offset: 0, queues, queue_size: QUEUE_SIZE, padding: 0 };
-        self.account = Some(self.front.new_account(area));
-        self.hand_over_account();
+        self.inflight = Some(self.front.new_inflight_region(area));
+        self.share_inflight_region();
     }
 
-    fn hand_over_account(&self) {
-        if let Some((area, file)) = &self.account {
+    fn share_inflight_region(&self) {
+        if let Some((area, file)) = &self.inflight {
             self.front.say(Request::SET_INFLIGHT_FD, area.as_bytes(), &[file.as_fd()]);
         }
     }
@@ -267,7 +267,7 @@ impl Guest {
     /// real one runs the queue.
     pub fn device(&self, queue: usize) -> (DeviceQueue<Mapping>, GuestMemory<Mapping>) {
         let area = area(&self.memory, queue);
-        let inflight = self.account.as_ref().map(|(what, file)| {
+        let inflight = self.inflight.as_ref().map(|(what, file)| {
             let region = Mapping::of_file(file, 0, what.size as usize, Protection::ReadWrite).unwrap();
             InflightQueue::new(region, 0, queue as u16, self.kind, QUEUE_SIZE).unwrap()
         });

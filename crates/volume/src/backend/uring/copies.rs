@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_so_much_and_who_waits_gets_it_in_turn() {
+    fn copies_are_bounded_and_granted_in_order() {
         let mut copies = Copies::default();
         let mut lent: Vec<_> = (0..COPIES).map(|n| copies.lend(n).unwrap().unwrap()).collect();
         for n in [100, 101] {

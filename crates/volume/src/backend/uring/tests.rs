@@ -115,7 +115,7 @@ fn a_disk_that_is_polled_beside_one_that_is_not() {
 }
 
 #[test]
-fn where_nothing_can_be_polled_it_goes_on_without() {
+fn without_queues_to_poll_requests_are_not_polled() {
     // tmpfs never has queues to poll.
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut uring = enabled(vec![Some(image(&folder, "a", true))]).unwrap();

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_cut_to_what_there_is_room_for() {
+    fn an_answer_is_cut_to_the_room_for_it() {
         let disk = Disk::new(1 << 20, 512, false, "abc");
         let len = |bytes: &[u8]| match planned(&disk, bytes, &[]) {
             Ok(Plan::Data(data)) => data.len(),
