@@ -1,7 +1,9 @@
 /* Uses MPI as its programs do, and checks all data: messages of many sizes, collectives, one-sided communication with each kind of
  * synchronisation, and threads.
  *
- * checks [--no-shared-windows] [COMMAND] rank 0 runs COMMAND at the end, while all ranks are connected */
+ * checks [--no-shared-windows] [COMMAND]
+ *
+ * Rank 0 runs COMMAND at the end, while all ranks are connected. */
 #include "check.h"
 #include <pthread.h>
 #include <stdint.h>

@@ -1,7 +1,9 @@
 /* Two solvers whose results are known: conjugate gradients for Poisson's equation, with halos and sums, and a Fourier transform by
  * transposition, with all-to-all.
  *
- * solvers [TURNS]     rank 0 says how long each took, over all turns. The number of ranks must divide 64 */
+ * solvers [TURNS]
+ *
+ * Rank 0 prints how long each solver took, over all turns. The number of ranks must divide 64. */
 #include "check.h"
 #include <complex.h>
 #include <math.h>

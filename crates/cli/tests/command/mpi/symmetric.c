@@ -1,6 +1,6 @@
 /* Uses OpenSHMEM as its programs do, and checks all data: put, get, atomic operations, locks, a signal by a flag, and collectives.
  *
- * symmetric the processing elements (PEs) are a ring */
+ * The processing elements (PEs) form a ring. */
 #include <shmem.h>
 #include <stdio.h>
 #include <stdlib.h>
