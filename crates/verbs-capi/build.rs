@@ -1,5 +1,5 @@
-//! Makes the entry points of `libibverbs.so.1` from the two tables: for each name in each node a few instructions that go on to
-//! a function of this crate, or to the real library, whichever the table says.
+//! Generates the entry points of `libibverbs.so.1` from the two tables. For each name in each node, there are a few instructions that
+//! jump to a function of this crate or to the real library, as the table says.
 
 mod table;
 
@@ -23,11 +23,11 @@ fn main() {
     fs::write(Path::new(&folder).join("entries.s"), text).expect("the folder can be written");
 }
 
-/// Calls a macro of `entry_points.rs` for a line, and gives the name its version.
+/// Appends the macro call of `entry_points.rs` for a line of a table, and gives the entry point its versioned name.
 fn entry(text: &mut String, library: usize, index: usize, line: &Line, last: bool) {
     let Line { name, node, what, missing } = line;
     let label = format!("ginnel_entry_{library}_{index}");
-    // Only the newest meaning of a name is of use to this crate.
+    // This crate itself uses only the newest version of a name.
     let real = if last { format!("ginnel_real_{name}") } else { format!("{label}_real") };
     let mut put = |line: String| writeln!(text, "{line}").expect("a string grows");
     match what {

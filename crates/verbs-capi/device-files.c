@@ -1,12 +1,13 @@
-/* device-files.so, which `ginnel run --verbs` loads into the program: each device of ours has a file below /dev/infiniband.
+/* device-files.so, which `ginnel run --verbs` loads into the program. It gives each device of this library a file below
+ * /dev/infiniband.
  *
- * The kernel makes such a file for an adapter, and UCX only takes devices whose file is a character device that it may read and write. It
- * asks with stat() and access(), and never opens the file. Ours have none, and only root could make one, so for these two calls
- * /dev/null stands in where there is no file of that name. libibverbs.so.1 cannot do this itself: UCX asks from a library that it
- * opens at run time, and there the C library's functions come before those of libraries that the program is not linked with.
+ * The kernel creates such a file for an adapter. UCX accepts only devices whose file is a character device with read and write
+ * permission. It checks that with stat() and access(), and never opens the file. This library's devices have no such file, and only
+ * root could create one. So these two calls use /dev/null instead of a missing file of that name. libibverbs.so.1 cannot do this
+ * itself: UCX makes the calls from a library that it opens at run time, and for such a library the C library's functions take
+ * precedence over those of libraries that the program is not linked with.
  *
- * This is plain C so that nothing else comes into every program that is started this way.
- */
+ * This is plain C, so that nothing else is loaded into every program that is started in this way. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,15 +17,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What libibverbs.so.1 puts into `ibv_device.dev_name` begins with "ginnel_". */
+/* The names that libibverbs.so.1 puts into `ibv_device.dev_name` begin with "ginnel_". */
 #define PREFIX "/dev/infiniband/ginnel_"
 
-/* For programs that were built with glibc before 2.33, whose headers call these in place of stat(). */
+/* For programs that were built with glibc before 2.33, whose headers call these functions instead of stat(). */
 int __xstat(int version, const char *path, struct stat *to);
 int __xstat64(int version, const char *path, struct stat64 *to);
 
-/* A library that is loaded after this one may have such functions too, as fakeroot's has; then they are what is called from here. Until
- * they are known, which is before the constructors of others at the earliest, the system calls are. */
+/* A library that is loaded after this one may also replace these functions, as that of fakeroot does; then this library calls those.
+ * The functions are looked up before the constructors of other libraries run, at the earliest; until then, this library makes the
+ * system calls itself. */
 static struct {
 	int (*stat)(const char *, struct stat *);
 	int (*xstat)(int, const char *, struct stat *);
@@ -53,7 +55,7 @@ static int next_access(const char *path, int mode)
 	return next.access ? next.access(path, mode) : (int)syscall(SYS_faccessat, AT_FDCWD, path, mode);
 }
 
-/* Whether /dev/null stands in for a path that a call has not found. */
+/* Returns whether /dev/null replaces a path that a call has not found. */
 static int stands_in(int result, const char *path)
 {
 	return result != 0 && errno == ENOENT && strncmp(path, PREFIX, sizeof PREFIX - 1) == 0;
@@ -77,7 +79,7 @@ int access(const char *path, int mode)
 	return stands_in(result, path) ? next_access("/dev/null", mode) : result;
 }
 
-/* They differ in the type alone on a machine of 64 bits. */
+/* On 64-bit machines, the two differ in the type only. */
 int stat64(const char *path, struct stat64 *to)
 {
 	return stat(path, (struct stat *)to);

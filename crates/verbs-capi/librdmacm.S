@@ -1,4 +1,4 @@
-/* librdmacm.so.1: each name jumps to what libibverbs.so.1 has for it. The Makefile makes names.inc from librdmacm.map. */
+/* librdmacm.so.1: each name jumps to the implementation in libibverbs.so.1. The Makefile generates names.inc from librdmacm.map. */
 
 #ifndef __x86_64__
 #error jumps exist for x86-64 alone: write those of this machine
@@ -16,7 +16,7 @@ name:   jmp *ginnel_cm_##name@GOTPCREL(%rip);           \
 
 #include "names.inc"
 
-/* By this, the library is known to be ours, wherever it lies. */
+/* Identifies the library as ours, wherever it is installed. */
         .globl ginnel_is_librdmacm
         .type ginnel_is_librdmacm, @function
 ginnel_is_librdmacm:

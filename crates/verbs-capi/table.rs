@@ -1,30 +1,30 @@
 //! The tables of names, `libibverbs.map` and `librdmacm.map`, as `build.rs` and the tests read them.
 
-/// What stands behind a name.
+/// The implementation of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A function of this crate.
     Ours,
-    /// The real library's.
+    /// Forwarded to the real library.
     Forward,
     /// A byte of data.
     Object,
 }
 
-/// A name in a node.
+/// A line of a table: a name in a version node.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// The name.
+    /// The name of the function or object.
     pub name: String,
-    /// The node of versions that it is in.
+    /// The version node that contains it.
     pub node: String,
-    /// What it is.
+    /// How the name is implemented.
     pub what: What,
-    /// What a call gives if there is no real library.
+    /// What a call returns if there is no real library: a word such as `null`, which the head of the table explains.
     pub missing: String,
 }
 
-/// The lines of a table that have a comment which says what they are.
+/// Returns the lines of a table that have a comment with the implementation of the name.
 pub fn parse(text: &str) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut node = "";

@@ -1,5 +1,5 @@
-//! The libraries as programs see them: every name and version of the real ones is there, and programs that know nothing of them
-//! start and end as without them.
+//! The libraries as programs see them: they have every name and version of the real ones, and programs that do not know of them start
+//! and end as with the real ones.
 
 #[path = "../table.rs"]
 mod table;
@@ -19,7 +19,7 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Past the test runner's capture, so that it can be counted.
+/// Writes directly to the terminal, past the test runner's capture, so that skipped tests can be counted.
 fn skipped(test: &str, reason: &str) {
     let line = format!("SKIPPED {test}: {reason}");
     assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");
@@ -33,11 +33,11 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The folder of our libraries, as cargo's profile of this test makes them.
+/// Returns the folder with this crate's libraries, built with the profile of this test.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // target/PROFILE/deps/this
+        // The path is target/PROFILE/deps/TEST.
         let programs = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned();
         let name = programs.file_name().unwrap().to_str().unwrap();
         let profile = if name == "debug" { "dev" } else { name };
@@ -45,16 +45,17 @@ fn built() -> &'static Path {
             .args(["--no-print-directory", "-C"])
             .arg(here())
             .arg(format!("PROFILE={profile}"))
-            // All packages have a say in the features of what they depend on: built alone, it would have most others built again.
+            // The features of a dependency depend on all packages that are built, so building this one alone would rebuild most
+            // dependencies.
             .arg("PACKAGES=--workspace --exclude vmtest --lib --test header")
-            // Not as a part of the `make` that may run this test.
+            // `make` may be running this test, but this build is not a part of that.
             .env_remove("MAKEFLAGS")
             .env("CARGO_TARGET_DIR", programs.parent().unwrap()));
         programs.join("verbs")
     })
 }
 
-/// The system's library.
+/// Returns the path of a library of the system.
 fn system(file: &str) -> Option<PathBuf> {
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
         .map(|folder| Path::new(folder).join(file))
@@ -62,7 +63,7 @@ fn system(file: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// What a library exports: names with versions, as `readelf` writes them, with `@@` for those that a program without versions gets.
+/// Returns the exports of a library: names with versions, as `readelf` prints them, with `@@` before a default version.
 fn exports(library: &Path) -> BTreeSet<String> {
     let output = run(Command::new("readelf").args(["--wide", "--dyn-syms"]).arg(library));
     String::from_utf8(output.stdout)
@@ -71,30 +72,30 @@ fn exports(library: &Path) -> BTreeSet<String> {
         .filter_map(|line| {
             let fields: Vec<_> = line.split_ascii_whitespace().collect();
             let [_, _, _, kind, _, _, section, name] = fields[..] else { return None };
-            // A node is an absolute object.
+            // A version node is an absolute object.
             let wanted = ["FUNC", "OBJECT"].contains(&kind) && !["UND", "ABS"].contains(&section);
             (wanted && name.contains('@')).then(|| name.to_owned())
         })
         .collect()
 }
 
-/// A version alone: `@@` as `@`.
+/// Returns the names with `@@` replaced by `@`.
 fn plain(names: &BTreeSet<String>) -> BTreeSet<String> {
     names.iter().map(|name| name.replace("@@", "@")).collect()
 }
 
 #[test]
-fn every_name_of_the_system_is_ours() {
+fn every_name_of_the_systems_libraries_is_exported() {
     for file in FILES {
         let Some(system) = system(file) else {
-            skipped("every_name_of_the_system_is_ours", &format!("no {file} in the system"));
+            skipped("every_name_of_the_systems_libraries_is_exported", &format!("no {file} in the system"));
             continue;
         };
         let (ours, theirs) = (exports(&built().join(file)), exports(&system));
         assert!(theirs.len() > 60, "{theirs:?}");
         let missing: Vec<_> = plain(&theirs).difference(&plain(&ours)).cloned().collect();
         assert!(missing.is_empty(), "{file} of the system has more than {}: {missing:?}", here().display());
-        // What the linker, or dlsym, takes without a version is public, so it is the same one.
+        // The linker and dlsym use the default version for a name without a version, so the default must be the same.
         let public = |names: &BTreeSet<String>| -> BTreeSet<String> {
             names.iter().filter(|name| name.contains("@@") && !name.contains("PRIVATE")).cloned().collect()
         };
@@ -104,7 +105,7 @@ fn every_name_of_the_system_is_ours() {
 }
 
 #[test]
-fn the_tables_are_what_is_exported() {
+fn the_exports_are_those_of_the_tables() {
     for (file, map) in FILES.into_iter().zip(["libibverbs.map", "librdmacm.map"]) {
         let lines = table::parse(&fs::read_to_string(here().join(map)).unwrap());
         let table: BTreeSet<_> = lines.iter().map(|line| format!("{}@{}", line.name, line.node)).collect();
@@ -120,7 +121,7 @@ fn the_tables_are_what_is_exported() {
     }
 }
 
-/// A program of the system with our libraries, or without.
+/// Returns a command that runs a program of the system with this crate's libraries, or without them.
 fn program(words: &[&str], ours: bool) -> Command {
     let mut command = Command::new("timeout");
     command.arg("20").args(words).env_remove("LD_LIBRARY_PATH").env_remove("LD_PRELOAD");
@@ -144,11 +145,11 @@ fn is_installed(test: &str, program: &str) -> bool {
 }
 
 #[test]
-fn programs_start_and_end_as_without() {
+fn programs_start_and_end_as_with_the_systems_libraries() {
     for words in [
         &["ibv_devices"][..],
         &["ibv_devinfo"],
-        // The real library calls ibv_fork_init, and so us, while it makes its list.
+        // While the real library creates its list, it calls ibv_fork_init, and so this crate's function.
         &["env", "RDMAV_FORK_SAFE=1", "ibv_devices"],
         &["ibv_rc_pingpong"],
         &["ibv_asyncwatch"],
@@ -161,14 +162,14 @@ fn programs_start_and_end_as_without() {
         &["ucmatose"],
         &["udaddy"],
     ] {
-        if !is_installed("programs_start_and_end_as_without", words[0]) {
+        if !is_installed("programs_start_and_end_as_with_the_systems_libraries", words[0]) {
             continue;
         }
         let with = program(words, true).output().unwrap();
         let without = program(words, false).output().unwrap();
         assert_eq!(told(&with), told(&without), "{words:?}");
         assert_ne!(with.status.code(), Some(127), "{words:?}: {}", told(&with));
-        // Loaded first, in front of the system's, they are the only ones.
+        // Preloaded before the libraries of the system, they are the only ones.
         let preload = FILES.map(|file| built().join(file).display().to_string()).join(":");
         let preloaded = program(words, false).env("LD_PRELOAD", preload).output().unwrap();
         assert_eq!(told(&preloaded), told(&without), "{words:?}, preloaded");
@@ -176,14 +177,14 @@ fn programs_start_and_end_as_without() {
 }
 
 #[test]
-fn programs_live_without_a_real_library() {
+fn programs_run_without_a_real_library() {
     let (empty, ourselves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for file in FILES {
-        // A copy of ours is not a real one, wherever it lies.
+        // A copy of our library must not be taken for the real one, wherever it is installed.
         fs::copy(built().join(file), ourselves.path().join(file)).unwrap();
     }
     for words in [&["ibv_devices"][..], &["ib_write_lat"], &["rping", "-s"]] {
-        if !is_installed("programs_live_without_a_real_library", words[0]) {
+        if !is_installed("programs_run_without_a_real_library", words[0]) {
             continue;
         }
         for folder in [&empty, &ourselves] {
@@ -217,10 +218,10 @@ fn calls_are_forwarded_with_all_arguments() {
 }
 
 #[test]
-fn words_are_those_of_the_system() {
+fn strings_are_those_of_the_systems_library() {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         return skipped(
-            "words_are_those_of_the_system",
+            "strings_are_those_of_the_systems_library",
             "no libibverbs-dev: `scripts/setup test` installs it",
         );
     }
@@ -230,7 +231,8 @@ fn words_are_those_of_the_system() {
     assert_eq!(told(&run(&mut program(&words, true))), told(&run(&mut program(&words, false))));
 }
 
-/// A device of the system, with a driver that knows it: files that look like one, and a device node that swallows everything.
+/// A device of the system with a driver that knows it: files that look like those of a device, and a device node that accepts all
+/// writes.
 const ADAPTER: &str = r#"
     mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 || exit 77
     mkdir /dev/infiniband && mknod -m 666 /dev/infiniband/uverbs0 c 1 3 || exit 77
@@ -268,7 +270,7 @@ fn devices_of_the_system_are_listed_and_opened() {
     };
     let without = look("");
     if !without.status.success() {
-        // Nothing that could be installed, so this is no reason to fail.
+        // This is not a missing package, so it must not count as a failure.
         let _ = writeln!(std::io::stderr(), "SKIPPED {TEST}: needs root, for a /dev of its own");
         return;
     }

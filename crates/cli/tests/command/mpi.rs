@@ -1,4 +1,4 @@
-//! Unmodified MPI libraries, as the distribution has them: their ranks are processes of one machine, and send over a segment.
+//! Unmodified MPI libraries of the distribution. Their ranks are processes of one machine, and send over a segment.
 
 mod deaths;
 mod endless;
@@ -16,27 +16,27 @@ use serde_json::Value;
 use crate::stage::{PATIENCE, have};
 use crate::verbs::{DEVICE, Verbs, expect_good_within, text};
 
-/// Room for the buffers of eight ranks.
+/// The size of a segment with room for the buffers of eight ranks.
 const SIZE: &str = "3G";
 
 type Settings = &'static [(&'static str, &'static str)];
 
-/// An MPI, or what is like one.
+/// An MPI implementation, or a similar library.
 struct Mpi {
     name: &'static str,
     compiler: &'static str,
     starter: &'static str,
-    /// What its programs call when they end, as a program in C that comes before it.
+    /// C code that comes before a program, with the function that the program calls when it ends.
     witness: &'static str,
-    /// What is set in addition to what `ginnel mpi-env` says.
+    /// Environment variables in addition to those that `ginnel mpi-env` prints.
     settings: &'static [Settings],
     /// Options of the program.
     options: &'static str,
 }
 
-/// Ranks of one machine would use its shared memory.
+/// Without these settings, the ranks of one machine would use its shared memory.
 const NOTHING_BUT_SEGMENTS: Settings = &[("UCX_TLS", "self,rc_v")];
-/// What lets Open MPI run as the tests do.
+/// The settings with which Open MPI runs in these tests.
 const ON_ANY_MACHINE: Settings = &[
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
@@ -52,8 +52,8 @@ const MPICH: Mpi = Mpi {
     options: "",
 };
 
-/// Of Open MPI's components for one-sided communication, only that for shared memory makes shared windows, and it would take all
-/// others too.
+/// Among Open MPI's components for one-sided communication, only the one for shared memory creates shared windows, and it would handle
+/// all other windows too.
 const OPENMPI: Mpi = Mpi {
     name: "openmpi",
     compiler: "mpicc.openmpi",
@@ -74,7 +74,7 @@ const OPENSHMEM: Mpi = Mpi {
 
 const MPIS: [Mpi; 2] = [MPICH, OPENMPI];
 
-/// What a shell has to do for a program to have the environment.
+/// Returns shell commands that set the environment of a program.
 fn environment(verbs: &Verbs) -> String {
     let output = verbs.ginnel("mpi-env web").output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
@@ -85,12 +85,12 @@ fn exports<'s>(settings: impl IntoIterator<Item = &'s (&'s str, &'s str)>) -> St
     settings.into_iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect()
 }
 
-/// A file beside these tests.
+/// Returns the path of a file next to these tests.
 fn beside(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/mpi").join(file)
 }
 
-/// A C program, compiled for an MPI.
+/// Compiles a C program for an MPI. Returns its path.
 fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
     compiled_with(verbs, mpi, name, &[])
 }
@@ -119,7 +119,7 @@ fn compiled_with(verbs: &Verbs, mpi: &Mpi, name: &str, options: &[&str]) -> Stri
     program.to_str().unwrap().to_owned()
 }
 
-/// Starts a program with so many ranks, in the folder of files.
+/// Starts a program with this many ranks, in the folder of the test's files.
 fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> Child {
     let settings = exports(mpi.settings.iter().copied().flatten());
     start_with(verbs, &(environment(verbs) + &settings), mpi.starter, ranks, program)
@@ -139,14 +139,14 @@ fn start_with(verbs: &Verbs, settings: &str, starter: &str, ranks: usize, progra
     command.spawn().unwrap()
 }
 
-/// What has become of a job.
+/// The result of a job.
 struct Done {
     said: String,
-    /// The bytes that each rank has sent over the segment.
+    /// The number of bytes that each rank has sent over the segment.
     sent: Vec<u64>,
 }
 
-/// Runs a program with so many ranks, all of which must have sent data over the segment when they end.
+/// Runs a program with this many ranks. Each of them must have sent data over the segment by the time it ends.
 fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> Done {
     run_within(verbs, mpi, ranks, program, PATIENCE)
 }
@@ -166,13 +166,13 @@ fn run_within(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str, patience: D
     Done { said, sent }
 }
 
-/// The bytes that the connected queue pairs of a program have sent, written and read.
+/// Returns the number of bytes that the connected queue pairs of a program have sent, written and read.
 fn sent(endpoint: &Value) -> u64 {
     let pairs = endpoint["queue_pairs"].as_array().unwrap().iter();
     pairs.filter(|pair| pair["kind"] == "rc").map(|pair| pair["bytes"].as_u64().unwrap()).sum()
 }
 
-/// Runs a program of Open MPI with so many ranks, which use their machine's shared memory and nothing of Ginnel's.
+/// Runs a program of Open MPI with this many ranks, which use the shared memory of their machine, and no part of Ginnel.
 fn run_without(verbs: &Verbs, ranks: usize, program: &str) -> String {
     run_without_within(verbs, ranks, program, PATIENCE)
 }
@@ -183,7 +183,7 @@ fn run_without_within(verbs: &Verbs, ranks: usize, program: &str, patience: Dura
     expect_good_within(&["mpirun without Ginnel", program], job, patience)
 }
 
-/// Whether both MPIs are there.
+/// Returns whether both MPI implementations are installed.
 fn have_both() -> bool {
     have(&["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi"])
 }
@@ -199,7 +199,7 @@ fn the_environment_names_the_segment_that_is_a_device() {
     for line in ["export UCX_NET_DEVICES='ginnel_web:1'", "export OMPI_MCA_pml='ucx'"] {
         assert!(said.lines().any(|said| said == line), "{said}");
     }
-    // Open MPI passes on what is no setting of its own.
+    // Open MPI passes on variables that are not its own settings.
     let passed_on = said.lines().find(|line| line.starts_with("export OMPI_MCA_mca_base_env_list=")).unwrap();
     for name in ["LD_LIBRARY_PATH", "LD_PRELOAD", "GINNEL_SOCKET", "UCX_TLS", "FI_PROVIDER"] {
         assert!(passed_on.contains(name) && said.contains(&format!("export {name}='")), "{name}: {said}");

@@ -1,5 +1,5 @@
-//! Unmodified programs of RDMA verbs under `ginnel run --verbs`. Only segments are RDMA devices here, and each program is told which one
-//! to use, so that one which succeeds has used it.
+//! Unmodified RDMA programs under `ginnel run --verbs`. The only RDMA devices here are segments, and each program is told which one to
+//! use, so a program that succeeds has used it.
 
 mod adversary;
 mod ends;
@@ -31,7 +31,7 @@ impl Verbs {
         Self::sized("256M")
     }
 
-    /// With a segment of this size.
+    /// Starts with a segment of this size.
     pub fn sized(size: &str) -> Self {
         Self::of(World::with(&format!("size = '{size}'\nverbs = true")))
     }
@@ -41,7 +41,7 @@ impl Verbs {
         Self { world, libraries, preload: built_library("libginnel_preload.so") }
     }
 
-    /// The command with its arguments, which finds the libraries.
+    /// Returns the command with its arguments and the path of the libraries.
     pub fn ginnel(&self, line: &str) -> Command {
         let mut command = self.world.command(line);
         command.env("GINNEL_VERBS", &self.libraries).env("GINNEL_PRELOAD", &self.preload);
@@ -55,22 +55,21 @@ impl Verbs {
         command
     }
 
-    /// Runs a program that must succeed; what it has printed.
+    /// Runs a program that must succeed. Returns what it has printed.
     pub fn good(&self, program: &[&str]) -> String {
         let child = self.command(program).spawn().unwrap();
         expect_good(program, child)
     }
 
-    /// Runs a program twice, as server and as its client, which both must succeed.
+    /// Runs a program as a server and as its client. Both must succeed.
     pub fn pair(&self, program: &[&str]) -> [String; 2] {
-        // A server whose client has failed ends with the test.
+        // If the client has failed, the server is killed at the end of the test.
         let [mut server, mut client] = self.start(program);
         let client = expect_good(program, client.0.take().unwrap());
         [expect_good(program, server.0.take().unwrap()), client]
     }
 
-    /// Starts a program twice, as server and as its client. The server is there when it listens at the port, which is the last argument
-    /// of both.
+    /// Starts a program as a server, and then as its client once the server listens at the port. The port is the last argument of both.
     pub fn start(&self, program: &[&str]) -> [Killed; 2] {
         let port = free_port();
         let number = port.to_string();
@@ -89,7 +88,7 @@ impl Verbs {
     }
 }
 
-/// A child that ends with the test.
+/// A child process that is killed at the end of the test.
 pub struct Killed(pub Option<Child>);
 
 impl Drop for Killed {
@@ -106,7 +105,7 @@ fn inspect(verbs: &Verbs) -> ginnel_status::Inspect {
     serde_json::from_str(&daemon.inspect().unwrap()).unwrap()
 }
 
-/// Bytes of the segment that are in use, and endpoints and blocks.
+/// Returns the used bytes of the segment, and the numbers of endpoints and blocks.
 pub fn used(verbs: &Verbs) -> (u64, usize, usize) {
     let inspect = inspect(verbs);
     let segment = inspect.segments.iter().find(|segment| segment.name == "web").unwrap();
@@ -170,9 +169,9 @@ fn the_programs_and_queue_pairs_of_a_device_are_shown() {
     let both = verbs.start(&line);
     wait_until_busy(both[1].0.as_ref().unwrap(), 30);
     let said = verbs.world.good("verbs web").out;
-    // Requests may wait just now, which is said behind both tables.
+    // Requests may be waiting at the moment, which is shown behind both tables.
     let said = said.split("\n\n").take(2).collect::<String>();
-    // The server only receives, so it is in RTR; the shared receive queue is the server's.
+    // The server only receives, so it is in RTR. The shared receive queue belongs to the server.
     for (words, times) in [("ib_send_bw ", 2), (" rc ", 2), (" RTS ", 1), (" srq ", 1)] {
         assert_eq!(said.matches(words).count(), times, "{words}: {said}");
     }
@@ -181,7 +180,7 @@ fn the_programs_and_queue_pairs_of_a_device_are_shown() {
     let connected = |i: usize| pairs(i).iter().find(|pair| pair["kind"] == "rc").unwrap();
     assert_eq!(connected(0)["peer"], connected(1)["number"]);
     assert_eq!(connected(1)["peer"], connected(0)["number"]);
-    // The client's counters grow: its requests have 64 KiB each.
+    // The client's counters grow: each of its requests has 64 KiB.
     let client = || {
         let json = verbs.world.good("verbs web --json").json();
         let endpoints = json[0]["endpoints"].as_array().unwrap().clone();
@@ -190,7 +189,7 @@ fn the_programs_and_queue_pairs_of_a_device_are_shown() {
         ["executed", "bytes"].map(|counter| sender[counter].as_u64().unwrap())
     };
     let [executed, bytes] = client();
-    // One of the two words may have been stored a moment before the other one.
+    // One of the two words may have been stored a moment before the other.
     assert!(executed > 0 && bytes / 65536 >= executed / 2, "{executed}, {bytes}");
     wait_for("further requests", || {
         let [later, later_bytes] = client();
@@ -217,12 +216,12 @@ fn without_the_option_a_program_finds_no_device() {
     assert!(!text(&output).contains(DEVICE), "{}", text(&output));
 }
 
-/// Waits until a process has mapped and connected what it needs, and is at work: it has used so much CPU time.
+/// Waits until a process has mapped and connected what it needs and is at work, which is so when it has used this much CPU time.
 fn wait_until_busy(child: &Child, ticks: u64) {
     wait_for("work", || {
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
         let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        // utime, stime: proc(5).
+        // The fields utime and stime of proc(5).
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap() >= ticks
     });
 }
@@ -239,7 +238,7 @@ fn the_death_of_a_process_ends_its_peers() {
         &["ib_write_bw", "-D", "60"],
         &["ib_read_bw", "-D", "60"],
     ] {
-        // Who is killed. The server of a write or a read does nothing with verbs while it waits.
+        // Which process is killed. The server of a WRITE or READ makes no verbs calls while it waits.
         let one_sided = program[0] != "ib_send_bw";
         for victim in if one_sided { 0..1 } else { 0..2 } {
             let line = [program, &["-d", DEVICE, "-F"]].concat();
@@ -254,7 +253,7 @@ fn the_death_of_a_process_ends_its_peers() {
             let took = killed.elapsed();
             let output = end.join().unwrap();
             let text = text(&output);
-            // The first request has failed because the peer does not answer, or a receive was flushed.
+            // Either the first request has failed because the peer does not answer, or a receive was flushed.
             let is_told = ["Failed status 12:", "Failed status 5:"].iter().any(|words| text.contains(words));
             assert!(!output.status.success() && is_told, "{line:?}, {victim}: {text}");
             println!("{line:?}, {}: an error after {took:?}", ["server killed", "client killed"][victim]);
@@ -275,7 +274,7 @@ fn the_death_of_the_daemon_does_not_disturb_programs() {
     for mut child in [client, server] {
         expect_good(&line, child.0.take().unwrap());
     }
-    // And later ones find the segment as before.
+    // Later programs find the segment as before.
     verbs.pair(&["ibv_rc_pingpong", "-d", DEVICE]);
 }
 
@@ -299,11 +298,11 @@ fn pingpong() {
     let verbs = Verbs::new();
     for program in programs {
         let more: &[&[&str]] = match program {
-            // A datagram has at most 4096 bytes, and as it does not wait for its receive, neither may the receiver run out of them.
+            // A datagram has at most 4096 bytes. It does not wait for a receive, so the receiver must not run out of receives.
             "ibv_ud_pingpong" => &[&["-n", "1000"], &["-e"], &["-c", "-n", "1000", "-s", "2048"]],
             "ibv_srq_pingpong" => &[&["-n", "1000"], &["-e"], &["-c", "-n", "1000", "-q", "5"]],
             "ibv_uc_pingpong" => CONNECTED,
-            // With the calls of the `ibv_wr_*` family, too.
+            // The same with the functions of the `ibv_wr_*` family.
             _ => &[CONNECTED, BATCHED].concat(),
         };
         for more in more {
@@ -333,7 +332,7 @@ fn perftest() {
     let verbs = Verbs::new();
     let try_out = |program: &str, more: &[&str]| {
         let [server, client] = verbs.pair(&[&[program, "-d", DEVICE, "-F"], more].concat());
-        // The server has nothing to say of what is done to its memory.
+        // The server reports nothing about accesses to its memory.
         let is_said = server.contains(DEVICE) && client.contains(DEVICE) && client.contains("#bytes");
         assert!(is_said, "{program} {more:?}: {server}{client}");
     };
@@ -358,7 +357,7 @@ fn perftest() {
         ("ib_write_bw", &["-q", "8", "-b"]),
         ("ib_send_bw", &["-b", "-s", "4096"]),
         ("ib_read_bw", &["-b", "-q", "2"]),
-        // They sleep until there is a completion.
+        // These programs sleep until there is a completion.
         ("ib_send_lat", &["-e"]),
         ("ib_send_bw", &["-e"]),
         ("ib_send_bw", &["-e", "-c", "UD"]),
@@ -370,7 +369,7 @@ fn perftest() {
     }
 }
 
-/// Compiles a program of the folder of this test, as if there were no Ginnel, and runs it over the device.
+/// Compiles a program of this test's folder, as if Ginnel did not exist, and runs it over the device.
 fn run_source(name: &str, run: &[&str], how: &[&str]) -> String {
     let verbs = Verbs::new();
     let program = verbs.world.files().join(name);
@@ -383,7 +382,7 @@ fn run_source(name: &str, run: &[&str], how: &[&str]) -> String {
     said
 }
 
-/// Registers memory in a program whose threads use the heap that it is part of.
+/// Registers memory in a program whose threads use the heap that contains it.
 fn register_among_threads(run: &[&str], how: &[&str]) {
     run_source("registers", run, how);
 }
@@ -393,7 +392,7 @@ fn unsupported_calls_are_refused_and_devices_can_be_reopened() {
     if can_compile() {
         let said = run_source("refused", &[], &[]);
         let number = |who: &str| said.lines().find_map(|line| line.strip_prefix(who)).unwrap().to_owned();
-        // Parent and child have devices of their own.
+        // The parent and the child have devices of their own.
         assert_ne!(number("child "), number("parent "));
     }
 }
@@ -409,17 +408,17 @@ pub fn can_compile() -> bool {
     is_there
 }
 
-/// Huge pages for those who ask for them, until the test ends.
+/// Reserves huge pages until the end of the test.
 struct HugePages {
     before: String,
-    /// One test after the other.
+    /// Makes the tests that use this run one after the other.
     _turn: MutexGuard<'static, ()>,
 }
 
 impl HugePages {
     const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 
-    /// At least so many that nobody uses. `None` where there are not.
+    /// Makes at least this many unused pages available. Returns `None` if that is impossible.
     fn reserve(wanted: u64) -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -448,7 +447,8 @@ fn memory_that_cannot_lie_in_the_segment_is_registered() {
     }
 }
 
-/// The segment has room, and the endpoint may not have it. What was taken until the quota was used up is given back, so there is room for queues.
+/// The segment has room, but the endpoint's quota is used up. What was allocated up to that point is freed again, so there is room for
+/// queues.
 #[test]
 fn memory_beyond_the_quota_can_be_registered() {
     if !have(&["ib_write_bw"]) {
@@ -456,7 +456,7 @@ fn memory_beyond_the_quota_can_be_registered() {
     }
     let limits = "[limits]\nblock_bytes_per_endpoint = '12M'\n";
     let verbs = Verbs::of(World::configured("size = '256M'\nverbs = true", limits));
-    // Twice as many bytes are registered. The first ones would leave no room beside them.
+    // The program registers twice as many bytes as the quota. The first ones would use up all of it.
     for size in ["4500000", "8000000"] {
         let line = ["ib_write_bw", "-d", DEVICE, "-F", "-s", size, "-n", "5"];
         let port = free_port();
@@ -504,7 +504,7 @@ fn memory_is_registered_while_threads_use_it() {
     }
 }
 
-/// A process that may hold its threads in user mode only.
+/// A process that may stop its threads in user mode only.
 #[test]
 fn memory_is_registered_without_privileges() {
     if !can_compile() || !have(&["unshare", "setpriv"]) {
@@ -523,7 +523,7 @@ fn memory_is_registered_without_privileges() {
     register_among_threads(&run, &["confined"]);
 }
 
-/// perftest posts with the `ibv_wr_*` calls on adapters that it knows, so it is told that this is one of them.
+/// perftest posts with the `ibv_wr_*` functions only on adapters that it knows, so this makes the device look like one of them.
 #[test]
 fn perftest_posts_in_batches() {
     if !have(&PERFTEST) {
@@ -551,7 +551,7 @@ fn perftest_posts_in_batches() {
     }
 }
 
-/// Compiles a program of C, or a library, from the tests of the libraries. `None` if that is not possible here.
+/// Compiles a C program or library from the tests of the libraries. Returns `None` if that is impossible here.
 pub fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> Option<String> {
     if !can_compile() {
         return None;

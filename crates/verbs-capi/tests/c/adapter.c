@@ -1,5 +1,5 @@
-// In front of the libraries: a device says that it is a ConnectX-5. perftest posts with the ibv_wr_* calls on adapters that it knows by
-// their number, and on no other one.
+// A library to preload, which makes a device report that it is a ConnectX-5. perftest uses the ibv_wr_* functions only on adapters that
+// it knows by their number.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <infiniband/verbs.h>

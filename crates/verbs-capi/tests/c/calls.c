@@ -1,4 +1,4 @@
-// Calls functions that are forwarded to real.c, and some that it does not have. Usage: calls FOLDER, with our libraries.
+// Calls functions that are forwarded to real.c, and some that real.c does not have. Usage: calls FOLDER, with this crate's libraries.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -49,12 +49,12 @@ int main(int argc, char **argv) {
     verbs = open_one(argv[1], "libibverbs.so.1");
     cm = open_one(argv[1], "librdmacm.so.1");
 
-    // A provider that came before the real library, and one that comes later.
+    // One provider is registered before the real library is opened, and one afterwards.
     void (*register_driver)(const void *) = find(verbs, "verbs_register_driver_34", "IBVERBS_PRIVATE_34");
     int (*drivers)(void *, size_t) = find(verbs, "ibv_dofork_range", "IBVERBS_1.1");
     register_driver(&register_driver);
 
-    // Many threads find it at the same time.
+    // Many threads look up the function at the same time.
     pthread_t threads[8];
     pthread_barrier_t barrier;
     CHECK(pthread_barrier_init(&barrier, NULL, 8) == 0);
@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
     register_driver(&register_driver);
     CHECK(drivers(NULL, 0) == 2);
 
-    // The long way, then the short one.
+    // First the slow path, then the fast one.
     double (*many)(long, long, long, long, long, long, long, long, double, double, double, double, double, double, double,
                    double, double) = find(verbs, "ibv_cmd_reg_mr", "IBVERBS_PRIVATE_34");
     int (*variadic)(int, int, ...) = find(cm, "repoll_ctl", "RDMACM_1.5");
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
         CHECK(errno == 77);
     }
 
-    // The same name in another node is another function.
+    // The same name in another version node is another function.
     int (*other)(void) = find(verbs, "ibv_cmd_reg_mr", "IBVERBS_PRIVATE_59");
     int (*minus)(void) = find(cm, "repoll_wait", "RDMACM_1.5");
     void *(*null)(void) = find(verbs, "verbs_open_device", "IBVERBS_PRIVATE_34");

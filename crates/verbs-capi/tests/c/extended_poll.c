@@ -1,4 +1,4 @@
-// The calls of the ibv_start_poll family, between two queue pairs of this process.
+// The functions of the ibv_start_poll family, with two queue pairs of this process.
 #include "loop.h"
 #include <pthread.h>
 
@@ -35,7 +35,7 @@ static void only_what_can_be_read_is_granted(void) {
         CHECK(!queue(READABLE | refused[i], 0, 0) && errno == EOPNOTSUPP);
     CHECK(!queue(READABLE, IBV_CQ_INIT_ATTR_MASK_PD, 0) && errno == EOPNOTSUPP);
     CHECK(!queue(READABLE, IBV_CQ_INIT_ATTR_MASK_FLAGS, 1 << 10) && errno == EOPNOTSUPP);
-    // Without its bit in the mask a field does not count.
+    // A field whose bit is not in the mask is ignored.
     uint32_t harmless = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     struct ibv_cq_ex *one = queue(0, 0, 1 << 10), *two = queue(0, IBV_CQ_INIT_ATTR_MASK_FLAGS, harmless);
     CHECK(one && two && !ibv_destroy_cq(ibv_cq_ex_to_cq(one)) && !ibv_destroy_cq(ibv_cq_ex_to_cq(two)));
@@ -48,7 +48,7 @@ static int begin(struct ibv_cq_ex *cq) {
     return ibv_start_poll(cq, &attr);
 }
 
-// Messages without bytes, with these numbers at both ends.
+// Sends messages without data, with these identifiers at both ends.
 static void messages(uint64_t first, int count) {
     for (int i = 0; i < count; i++) {
         receive(&loop, 1, first + i, 8192);
@@ -104,7 +104,7 @@ static void completions_are_read(void) {
     CHECK(is_empty(loop.cqs[0]) && is_empty(loop.cqs[1]));
 }
 
-// Each way of polling goes on where the last one has ended.
+// Each way of polling continues where the last one ended.
 static void ways_of_polling_alternate(void) {
     for (int i = 0; i < 2; i++) {
         uint64_t expected = 0;
@@ -114,7 +114,7 @@ static void ways_of_polling_alternate(void) {
                 CHECK(next(loop.cqs[i]).wr_id == expected++);
                 continue;
             }
-            // A batch of another length each time.
+            // The batches have different lengths.
             int said = begin(cqs[i]);
             for (int left = round; said == 0; said = ibv_next_poll(cqs[i])) {
                 CHECK(cqs[i]->wr_id == expected++ && cqs[i]->status == IBV_WC_SUCCESS);
@@ -125,13 +125,13 @@ static void ways_of_polling_alternate(void) {
             ibv_end_poll(cqs[i]);
         }
         CHECK(expected == 40 && is_empty(loop.cqs[i]));
-        // Those of the other end.
+        // The completions of the other end.
         for (int j = 0; j < 40; j++)
             CHECK(next(loop.cqs[1 - i]).wr_id == (uint64_t)j);
     }
 }
 
-// Requests may be posted meanwhile, and what completes then is found.
+// Requests may be posted between the calls, and their completions are found.
 static void programs_post_while_they_poll(void) {
     messages(0, 3);
     CHECK(begin(cqs[1]) == 0 && cqs[1]->wr_id == 0);
@@ -181,7 +181,7 @@ static void *poll_some(void *plain) {
     return (void *)(intptr_t)found;
 }
 
-// Whatever a thread sees of a queue pair is in order, and each completion is seen once.
+// The completions of a queue pair that a thread sees are in order, and each completion is seen once.
 static void threads_poll_one_queue(void) {
     pthread_t threads[3];
     intptr_t found = 0;
@@ -202,7 +202,7 @@ static void threads_poll_one_queue(void) {
     CHECK(found == 2000 && is_empty(loop.cqs[1]));
 }
 
-// What a queue pair that has ended has left behind is gone.
+// The completions of a destroyed queue pair are gone.
 static void completions_end_with_their_queue_pair(void) {
     messages(0, 20);
     CHECK(begin(cqs[1]) == 0 && ibv_next_poll(cqs[1]) == 0);

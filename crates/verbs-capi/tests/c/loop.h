@@ -1,4 +1,4 @@
-// Two RC queue pairs of one process, each connected to the other, and some memory.
+// Two RC queue pairs of one process that are connected to each other, and some memory.
 #ifndef LOOP_H
 #define LOOP_H
 
@@ -27,7 +27,7 @@
     (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | \
      IBV_ACCESS_REMOTE_ATOMIC)
 
-// Requests that may wait, and elements and inline bytes of one.
+// Maximum number of waiting requests, of elements of a request, and of inline bytes.
 #define MOST_SENDS 100
 #define MOST_ELEMENTS 3
 #define MOST_INLINE 64
@@ -98,7 +98,7 @@ static inline void connect_to(struct loop *loop, int i) {
                      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-// Queues of completions are there; the rest is made.
+// Creates the objects, for completion queues that exist.
 static inline void make_loop(struct loop *loop) {
     for (int i = 0; i < 2; i++) {
         struct ibv_qp_init_attr_ex init = wishes(loop, i, ALL_OPERATIONS);
@@ -123,14 +123,14 @@ static inline void end_loop(struct loop *loop) {
     CHECK(!ibv_close_device(loop->context));
 }
 
-// Posts a receive of 1000 bytes at an offset.
+// Posts a receive of 1000 bytes at this offset.
 static inline void receive(struct loop *loop, int i, uint64_t id, size_t at) {
     struct ibv_sge sge = {.addr = (uintptr_t)loop->bytes + at, .length = 1000, .lkey = loop->mr->lkey};
     struct ibv_recv_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = 1}, *bad;
     CHECK(!ibv_post_recv(loop->qps[i], &wr, &bad));
 }
 
-// The next completion, which must be there soon.
+// Returns the next completion, which must arrive soon.
 static inline struct ibv_wc next(struct ibv_cq *cq) {
     struct ibv_wc wc;
     time_t end = time(NULL) + 20;

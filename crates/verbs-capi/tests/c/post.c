@@ -1,11 +1,11 @@
-// The calls of the ibv_wr_* family, between two queue pairs of this process.
+// The functions of the ibv_wr_* family, with two queue pairs of this process.
 #include "loop.h"
 #include <pthread.h>
 
 static struct loop loop;
 static struct ibv_qp_ex *qp;
 
-// An address of the memory.
+// Returns the address at this offset of the memory.
 static uint64_t at(size_t offset) {
     return (uintptr_t)loop.bytes + offset;
 }
@@ -15,7 +15,7 @@ static void begin(uint64_t id, unsigned int flags) {
     qp->wr_flags = flags;
 }
 
-// The next completion is that of a request.
+// Checks that the next completion is that of this request.
 static void completes(int i, uint64_t id, enum ibv_wc_opcode opcode) {
     struct ibv_wc wc = next(loop.cqs[i]);
     if (wc.wr_id != id || wc.status || wc.opcode != opcode) {
@@ -42,7 +42,7 @@ static void all_operations(void) {
         receive(&loop, 1, 100 + i, 8192 + 1000 * i);
 
     ibv_wr_start(qp);
-    // Only what is to be signaled is.
+    // Only signaled requests have a completion.
     begin(1, 0);
     ibv_wr_rdma_write(qp, rkey, at(16384));
     ibv_wr_set_sge(qp, key, at(4096), 100);
@@ -64,7 +64,7 @@ static void all_operations(void) {
     begin(7, IBV_SEND_SIGNALED);
     ibv_wr_atomic_fetch_add(qp, rkey, at(8), 3);
     ibv_wr_set_sge(qp, key, at(24), 8);
-    // Nothing is executed before the end.
+    // Nothing is executed before ibv_wr_complete.
     nothing_has_happened();
     CHECK(words[0] == 5 && loop.bytes[16384] == 0);
     CHECK(ibv_wr_complete(qp) == 0);
@@ -136,7 +136,7 @@ static void inline_data_is_copied_at_once(void) {
     nothing_has_happened();
 }
 
-// A message that has to wait for its receive has its inline bytes with it.
+// The inline data of a message that waits for its receive is kept with it.
 static void inline_data_waits(void) {
     char word[] = "first";
 
@@ -175,7 +175,7 @@ static void nothing_of_an_aborted_batch_is_posted(void) {
     ibv_wr_abort(qp);
     nothing_has_happened();
     CHECK(loop.bytes[16384] == 0);
-    // An error ends with its batch.
+    // An error affects only its own batch.
     ibv_wr_start(qp);
     ibv_wr_set_inline_data(qp, "no", 3);
     ibv_wr_abort(qp);
@@ -187,7 +187,7 @@ static void nothing_of_an_aborted_batch_is_posted(void) {
     completes(0, 3, IBV_WC_SEND);
     completes(1, 10, IBV_WC_RECV);
     CHECK(!strcmp(loop.bytes + 8192, "yes"));
-    // So is an empty batch.
+    // An empty batch is allowed.
     ibv_wr_start(qp);
     CHECK(ibv_wr_complete(qp) == 0);
     nothing_has_happened();
@@ -271,7 +271,7 @@ static void a_mistake_is_told_at_the_end(void) {
         begin(2, IBV_SEND_SIGNALED);
         ibv_wr_send(qp);
         make(mistake);
-        // The first mistake counts, and what follows does not mend it.
+        // The first error counts, and later calls do not clear it.
         begin(3, IBV_SEND_SIGNALED);
         ibv_wr_rdma_write(qp, loop.mr->rkey, at(16384));
         ibv_wr_set_sge(qp, loop.mr->lkey, at(0), 1);
@@ -287,7 +287,7 @@ static void a_mistake_is_told_at_the_end(void) {
     }
 }
 
-// Posts a batch of so many sends, of which none has a receive.
+// Posts a batch of this many sends, for which there are no receives.
 static int sends(uint64_t first, int count) {
     ibv_wr_start(qp);
     for (int i = 0; i < count; i++) {
@@ -298,7 +298,7 @@ static int sends(uint64_t first, int count) {
     return ibv_wr_complete(qp);
 }
 
-// All of a batch is posted, or nothing.
+// Either all requests of a batch are posted, or none.
 static void a_batch_waits_if_there_is_room_for_all(void) {
     CHECK(sends(0, MOST_SENDS - 3) == 0);
     CHECK(sends(100, 4) == ENOMEM);
@@ -314,7 +314,7 @@ static void a_batch_waits_if_there_is_room_for_all(void) {
     nothing_has_happened();
 }
 
-// There are places for some requests at first. Those of a longer batch keep their bytes.
+// A batch initially has room for a few requests. A longer batch keeps the data of its requests.
 static void a_long_batch_keeps_everything(void) {
     memset(loop.bytes, 0, BYTES);
     for (int round = 0; round < 2; round++) {
@@ -356,7 +356,7 @@ static void *many(void *by) {
             CHECK(!ibv_post_send(loop.qps[0], &wr, &bad));
             continue;
         }
-        // If another thread came in between, it would change the key.
+        // If another thread's request came in between, it would change the key.
         ibv_wr_start(qp);
         for (int j = 0; j < 3; j++) {
             begin(*(int *)by, 0);
@@ -406,14 +406,14 @@ static void only_what_is_offered_is_granted(void) {
     errno = 0;
     CHECK(!ibv_create_qp_ex(loop.context, &init) && errno == EINVAL);
 
-    // Without the flags there is no other interface.
+    // Without the flags, a queue pair does not have these functions.
     init = wishes(&loop, 0, 0);
     init.comp_mask = IBV_QP_INIT_ATTR_PD;
     struct ibv_qp *plain = ibv_create_qp_ex(loop.context, &init);
     CHECK(plain && !ibv_qp_to_qp_ex(plain));
     CHECK(!ibv_destroy_qp(plain));
 
-    // What was not asked for is refused. This one has not been connected, either.
+    // Operations that the program has not asked for are refused. This queue pair has not been connected either.
     init = wishes(&loop, 0, IBV_QP_EX_WITH_SEND);
     struct ibv_qp *sends = ibv_create_qp_ex(loop.context, &init);
     struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(sends);
@@ -429,7 +429,7 @@ static void only_what_is_offered_is_granted(void) {
     CHECK(!ibv_destroy_qp(sends));
 }
 
-// Each datagram has an address, once, and not more bytes than a packet.
+// Each datagram needs an address, exactly once, and has at most the length of a packet.
 static void datagrams_have_addresses(void) {
     struct ibv_port_attr port;
     struct ibv_qp *qps[2];
@@ -482,7 +482,7 @@ static void datagrams_have_addresses(void) {
     for (int i = 0; i < 3; i++) {
         begin(10 + i, IBV_SEND_SIGNALED);
         ibv_wr_send_imm(qp, i);
-        // In any order.
+        // The calls may come in any order.
         if (i % 2)
             ibv_wr_set_ud_addr(qp, ah, qps[1]->qp_num, 77);
         ibv_wr_set_inline_data(qp, "hello", 6);
@@ -501,7 +501,7 @@ static void datagrams_have_addresses(void) {
     nothing_has_happened();
 }
 
-// In the error state requests are flushed, those of a batch too.
+// In the error state requests are flushed, and so are those of a batch.
 static void a_failure_flushes_what_follows(void) {
     ibv_wr_start(qp);
     for (int i = 0; i < 3; i++) {

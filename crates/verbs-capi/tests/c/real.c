@@ -1,4 +1,4 @@
-// Stands in for the real libibverbs and librdmacm: functions with more arguments, and of more kinds, than those have.
+// A substitute for the real libibverbs and librdmacm: its functions have more arguments, and of more kinds, than the real ones.
 #include <stdarg.h>
 #include <stddef.h>
 
@@ -9,7 +9,7 @@ void verbs_register_driver_34(const void *driver) {
         drivers++;
 }
 
-// Not what it does elsewhere.
+// This function has another meaning in the real library.
 int ibv_dofork_range(void *base, size_t size) {
     (void)base;
     (void)size;

@@ -1,5 +1,5 @@
-/* Two processes with rsockets: a server, and its client, which is a child that was forked before there was an rsocket. Each step of one is
- * answered by the other one. Arguments: a port, and a second one at which nobody listens. */
+/* Two processes with rsockets: a server and its client, which is a child that was forked before there was an rsocket. Each step of
+ * one process is answered by the other. Arguments: a port, and a second port at which nothing listens. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 static const char *who = "server";
-/* One byte for each step that the other one waits for. */
+/* Sends one byte for each step that the other process waits for. */
 static int steps;
 
 #define CHECK(condition)                                                                               \
@@ -109,14 +109,14 @@ static void names_server(int listener, int port)
 	CHECK(rbind(other, (struct sockaddr *)&address, sizeof address) == 0);
 	CHECK(FAILS(rlisten(other, 5), EADDRINUSE));
 	CHECK(rclose(other) == 0);
-	/* An identifier of the connection manager has the same ports. */
+	/* An identifier of the connection manager uses the same ports. */
 	struct rdma_cm_id *id;
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	CHECK(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
 	CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0);
 	CHECK(FAILS(rdma_listen(id, 5), EADDRINUSE));
 	CHECK(rdma_destroy_id(id) == 0);
-	/* An event channel's descriptor is an ordinary one. */
+	/* The descriptor of an event channel is an ordinary one. */
 	CHECK(ready(channel->fd, POLLIN, 0) == 0);
 	rdma_destroy_event_channel(channel);
 
@@ -126,7 +126,7 @@ static void names_server(int listener, int port)
 	len = sizeof own;
 	CHECK(rgetsockname(s, (struct sockaddr *)&own, &len) == 0 && own.sin_port == htons(port));
 	send_all(s, &peer, sizeof peer);
-	/* Until the client has looked at everything. */
+	/* Waits until the client has checked everything. */
 	CHECK(rrecv(s, &peer, 1, 0) == 0);
 	CHECK(rclose(s) == 0);
 	CHECK(FAILS(rsend(s, "x", 1, 0), EBADF));
@@ -139,14 +139,14 @@ static void names_client(int port, int nobody)
 	int error = -1, s = rsocket(AF_INET, SOCK_STREAM, 0);
 	CHECK(FAILS(rsend(s, "x", 1, 0), ENOTCONN));
 	CHECK(FAILS(rconnect(s, (struct sockaddr *)&address, sizeof address), ECONNREFUSED));
-	/* The same without waiting. */
+	/* The same without blocking. */
 	CHECK(rfcntl(s, F_SETFL, rfcntl(s, F_GETFL, 0) | O_NONBLOCK) == 0);
 	CHECK(FAILS(rconnect(s, (struct sockaddr *)&address, sizeof address), EINPROGRESS));
 	CHECK(ready(s, POLLOUT, -1) == (POLLOUT | POLLERR | POLLHUP));
 	len = sizeof error;
 	CHECK(rgetsockopt(s, SOL_SOCKET, SO_ERROR, &error, &len) == 0 && error == ECONNREFUSED);
 	CHECK(rgetsockopt(s, SOL_SOCKET, SO_ERROR, &error, &len) == 0 && error == 0);
-	/* An rsocket's listener refuses an identifier. */
+	/* The listener of an rsocket refuses an identifier. */
 	struct rdma_cm_id *id;
 	address = local(port);
 	CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
@@ -154,7 +154,7 @@ static void names_client(int port, int nobody)
 	CHECK(rdma_resolve_route(id, 1000) == 0);
 	CHECK(FAILS(rdma_connect(id, NULL), ECONNREFUSED));
 	CHECK(rdma_destroy_id(id) == 0);
-	/* And the rsocket can be used again. */
+	/* The rsocket can be used again. */
 	CHECK(FAILS(rconnect(s, (struct sockaddr *)&address, sizeof address), EINPROGRESS));
 	CHECK(ready(s, POLLOUT, -1) == POLLOUT);
 	CHECK(rgetsockopt(s, SOL_SOCKET, SO_ERROR, &error, &len) == 0 && error == 0);
@@ -181,7 +181,7 @@ static void halves_server(int s)
 	CHECK(ready(s, POLLIN | POLLRDHUP, -1) == (POLLIN | POLLRDHUP));
 	CHECK(rrecv(s, text, sizeof text, 0) == 0);
 	CHECK(rrecv(s, text, sizeof text, 0) == 0);
-	/* The other direction goes on. */
+	/* The other direction continues to work. */
 	parts[0] = (struct iovec){"ans", 3}, parts[1] = (struct iovec){"wer", 3};
 	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
 	CHECK(rsendmsg(s, &message, 0) == 6);
@@ -211,7 +211,7 @@ static void full_server(int s)
 	while (got < (4 << 10))
 		got += rrecv(s, bytes, (4 << 10) - got, 0);
 	step();
-	/* The rest, and how much it was in all. */
+	/* Receives the rest. Returns the total number of bytes. */
 	for (;;) {
 		ssize_t len = rrecv(s, bytes, 1 << 20, 0);
 		CHECK(len >= 0);
@@ -237,7 +237,7 @@ static void full_client(int s)
 	step();
 	CHECK(ready(s, POLLIN | POLLOUT, -1) == POLLOUT);
 	await();
-	/* More than there is room for waits. */
+	/* A send waits if there is not enough room. */
 	send_all(s, bytes, 1 << 16);
 	for (int i = 0; i < 16; i++, sent += 1 << 16)
 		send_all(s, bytes, 1 << 16);
@@ -280,22 +280,22 @@ static void mixed_client(int s)
 	CHECK(rpoll(all, 3, 300) == 0 && !all[0].revents && !all[1].revents && !all[2].revents);
 	CHECK(millis(CLOCK_MONOTONIC) - wall >= 299);
 	CHECK(millis(CLOCK_PROCESS_CPUTIME_ID) - cpu < 150);
-	/* The ordinary one. */
+	/* The ordinary descriptor is ready. */
 	CHECK(pthread_create(&thread, NULL, write_later, &ends[1]) == 0);
 	CHECK(rpoll(all, 3, -1) == 1 && all[2].revents == POLLIN && !all[0].revents);
 	CHECK(pthread_join(thread, NULL) == 0);
 	CHECK(rpoll(&all[1], 2, -1) == 1 && all[2].revents == POLLIN);
 	CHECK(read(ends[0], &byte, 1) == 1);
-	/* The rsocket. */
+	/* The rsocket is ready. */
 	step();
 	CHECK(rpoll(all, 3, -1) == 1 && all[0].revents == POLLIN && !all[2].revents);
-	/* Both. */
+	/* Both are ready. */
 	CHECK(write(ends[1], "x", 1) == 1);
 	CHECK(rpoll(all, 3, -1) == 2 && all[0].revents == POLLIN && all[2].revents == POLLIN);
 	CHECK(read(ends[0], &byte, 1) == 1);
 	expect(s, "late");
 	CHECK(rpoll(all, 3, 0) == 0);
-	/* select */
+	/* The same with select. */
 	fd_set reads, writes;
 	struct timeval time = {.tv_usec = 1000};
 	int most = (s > ends[0] ? s : ends[0]) + 1;
@@ -334,7 +334,7 @@ static void *receive_all(void *s)
 
 static void *poll_all(void *s)
 {
-	/* At the same half as the thread that receives, until the end. */
+	/* A second thread uses the same half as the thread that receives, until the end. */
 	struct pollfd one = {.fd = *(int *)s, .events = POLLRDHUP};
 	do
 		CHECK(rpoll(&one, 1, -1) == 1);
@@ -398,7 +398,7 @@ static void maps_server(int s)
 	CHECK(FAILS(riomap(s, bytes, 100, PROT_READ, 0, 0), EINVAL));
 	CHECK(riomap(s, bytes, 1 << 16, PROT_WRITE, 0, 1 << 20) == 1 << 20);
 	send_all(s, "mapped", 6);
-	/* What was written comes before what was sent after it. */
+	/* What was written arrives before what was sent after it. */
 	for (int i = 1; i <= 100; i++) {
 		char byte;
 		CHECK(rrecv(s, &byte, 1, 0) == 1);
@@ -434,7 +434,7 @@ static void maps_client(int s)
 	free(bytes);
 }
 
-/* A connection without them. */
+/* A connection without I/O maps. */
 static void no_maps(int s)
 {
 	char bytes[8];
@@ -452,7 +452,7 @@ static void last_server(int s, pid_t client)
 	pid_t child = fork();
 	if (child == 0) {
 		who = "child";
-		/* It has none of its parent's rsockets, and can make its own. */
+		/* The child has none of its parent's rsockets, and can create its own. */
 		CHECK(FAILS(rsend(s, "x", 1, 0), EBADF));
 		CHECK(FAILS(rclose(s), EBADF));
 		int own = rsocket(AF_INET, SOCK_STREAM, 0);
@@ -462,7 +462,7 @@ static void last_server(int s, pid_t client)
 	int status;
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	send_all(s, "here", 4);
-	/* The client sends this, then it is killed. */
+	/* The client sends this, and is killed then. */
 	await();
 	CHECK(kill(client, SIGKILL) == 0);
 	expect(s, "last");
@@ -534,7 +534,7 @@ int main(int count, char **arguments)
 	no_maps(accepted(listener));
 	last_server(accepted(listener), client);
 	CHECK(rclose(listener) == 0);
-	/* The name is free. */
+	/* The name is free again. */
 	listener = rsocket(AF_INET, SOCK_STREAM, 0);
 	CHECK(rbind(listener, (struct sockaddr *)&address, sizeof address) == 0 && rlisten(listener, 5) == 0);
 	CHECK(rclose(listener) == 0);

@@ -1,4 +1,4 @@
-// Prints all that the functions without state say. Run with the system's libibverbs and with ours, it prints the same.
+// Prints the results of all functions without state. The output must be the same with the system's libibverbs and with this crate's.
 #include <infiniband/verbs.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* What programs over Global Arrays do, with checks of all elements: put, get and accumulate of patches, single elements, a shared counter,
- * locks, ghost cells, sums, and products of matrices. */
+/* Uses Global Arrays as its programs do, and checks all elements: put, get and accumulate of patches, single elements, a shared
+ * counter, locks, ghost cells, sums, and products of matrices. */
 #include "check.h"
 #include <ga.h>
 #include <macdecls.h>
@@ -11,7 +11,7 @@ enum { ROWS = 203, COLUMNS = 157, TASKS = 200, ELEMENTS = 300, SIDE = 120 };
 
 static uint64_t state = 12345;
 
-/* The same on all ranks, which draw the same numbers in the same order. */
+/* All ranks get the same numbers, because they draw them in the same order. */
 static int drawn(int below)
 {
     state = state * 6364136223846793005 + 1442695040888963407;
@@ -27,7 +27,7 @@ static int array(int type, int rows, int columns)
     return handle;
 }
 
-/* Random patches, each put or added to by a rank in turn, and read by all. */
+/* Random patches: in turns, each rank puts one or adds to one, and all ranks read it. */
 static void patches(void)
 {
     int handle = array(C_DBL, ROWS, COLUMNS);
@@ -42,7 +42,7 @@ static void patches(void)
                 double value = turn * 1000 + row * 2 + column;
                 patch[count++] = value;
                 double *cell = model + row * COLUMNS + column;
-                /* All ranks add, and one puts. */
+                /* All ranks add, but only one puts. */
                 *cell = adds ? *cell + factor * value * ranks : value;
             }
         if (adds)
@@ -65,7 +65,8 @@ static void patches(void)
     GA_Destroy(handle);
 }
 
-/* Tasks from a shared counter: each is done once. Who does one writes it down as an element, and counts it under a lock. */
+/* Tasks from a shared counter: each is executed once. The rank that executes a task records it as an element, and counts it under a
+ * lock. */
 static void tasks(void)
 {
     int counter = array(C_LONG, 1, 1), done = array(C_LONG, TASKS, 1), sum = array(C_LONG, 1, 1);
@@ -111,7 +112,7 @@ static void elements(void)
     for (int turn = 0; turn < 2; turn++) {
         for (int of = 0; of < ranks; of++) {
             for (int i = 0; i < count; i++) {
-                /* A number without a common divisor with that of cells, so that no place comes twice. */
+                /* This number and the number of cells have no common divisor, so no place occurs twice. */
                 int place = ((i * ranks + of) * 1009) % (ROWS * COLUMNS);
                 places[i][0] = place / COLUMNS;
                 places[i][1] = place % COLUMNS;
@@ -135,7 +136,7 @@ static void elements(void)
     GA_Destroy(handle);
 }
 
-/* Each rank's own part, with a border of its neighbours' elements around it. */
+/* Each rank's own part, surrounded by a border of its neighbours' elements. */
 static void ghosts(void)
 {
     int dims[2] = {ROWS, COLUMNS}, width[2] = {2, 3}, lo[2], hi[2], around[2], line;
@@ -154,7 +155,7 @@ static void ghosts(void)
     CHECK(around[0] == hi[0] - lo[0] + 1 + 2 * width[0] && around[1] == hi[1] - lo[1] + 1 + 2 * width[1]);
     for (int i = 0; i < around[0]; i++)
         for (int k = 0; k < around[1]; k++) {
-            /* The array goes on at its other end. */
+            /* The array is periodic. */
             int row = (lo[0] - width[0] + i + ROWS) % ROWS, column = (lo[1] - width[1] + k + COLUMNS) % COLUMNS;
             CHECK(own[i * line + k] == row * 1000 + column);
         }
@@ -182,7 +183,7 @@ static void products(void)
         GA_Dgemm(is_transposed ? 't' : 'n', 'n', SIDE, SIDE, SIDE, 2, a, b, 0, c);
         NGA_Get(c, lo, hi, found, &width);
         double square = 0;
-        /* Sums of small whole numbers, which have no error. */
+        /* These are sums of small integers, so they have no rounding error. */
         for (int i = 0; i < SIDE; i++)
             for (int k = 0; k < SIDE; k++) {
                 double sum = 0;

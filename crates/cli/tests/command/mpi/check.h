@@ -1,4 +1,4 @@
-/* What the programs have in common. */
+/* Functions that the programs share. */
 #include <mpi.h>
 #include <stdio.h>
 

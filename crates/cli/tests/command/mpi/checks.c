@@ -1,7 +1,9 @@
-/* What MPI programs do, with checks of all data: messages of many sizes, collectives, one-sided communication with each kind of
+/* Uses MPI as its programs do, and checks all data: messages of many sizes, collectives, one-sided communication with each kind of
  * synchronisation, and threads.
  *
- * checks [--no-shared-windows] [COMMAND]   rank 0 runs COMMAND at the end, while all ranks are connected */
+ * checks [--no-shared-windows] [COMMAND]
+ *
+ * Rank 0 runs COMMAND at the end, while all ranks are connected. */
 #include "check.h"
 #include <pthread.h>
 #include <stdint.h>
@@ -10,7 +12,7 @@
 
 static int has_shared_windows = 1;
 
-/* The byte at a place of a message, which depends on who sends it to whom. */
+/* Returns the byte at a position of a message, which depends on the sender and the receiver. */
 static unsigned char byte_of(int from, int to, size_t at)
 {
     return (unsigned char)(from * 31 + to * 17 + at * 7 + (at >> 8) * 3);
@@ -28,7 +30,7 @@ static void check(const unsigned char *bytes, size_t length, int from, int to)
         CHECK(bytes[i] == byte_of(from, to, i));
 }
 
-/* Round a ring, and from everybody to everybody without waiting. */
+/* Messages round a ring, and from each rank to each rank without waiting. */
 static void messages(void)
 {
     static const int sizes[] = {0, 1, 8, 100, 4096, 8000, 65536, 300000, 2000000};
@@ -60,7 +62,7 @@ static void messages(void)
         check(bytes + (size_t)i * size, size, i, rank);
     free(requests);
     free(bytes);
-    /* Short ones, which the other side has not asked for yet. */
+    /* Short messages, for which the receiver has not posted a receive yet. */
     for (int i = 0; i < 500; i++) {
         int out = rank * 1000 + i;
         MPI_Send(&out, 1, MPI_INT, right, 5, MPI_COMM_WORLD);
@@ -217,7 +219,7 @@ static void one_sided(void)
     MPI_Comm_free(&machine);
 }
 
-/* A thread with a number has messages of its own. */
+/* Each thread has messages of its own, which its number identifies. */
 static void *talk(void *number)
 {
     int tag = 100 + (int)(intptr_t)number, right = (rank + 1) % ranks, left = (rank + ranks - 1) % ranks;

@@ -1,4 +1,4 @@
-//! What becomes of a job when a daemon or one of its ranks dies.
+//! The effect on a job of the death of a daemon or of one of its ranks.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,16 +1,17 @@
-/* Adds numbers up with all ranks, and checks the sums, until a file exists.
+/* Computes sums with all ranks, and checks them, until a file exists.
  *
- * endless FILE [rests|aborts|puts]     each rank prints "at work: PID" when it has begun; from then on, one that rests uses little of
- *                                      the CPU; with "aborts", rank 1 ends all when the file exists; with "puts", rank 0
- *                                      writes to rank 1 without end, and the others wait */
+ * endless FILE [rests|aborts|puts]
+ *
+ * Each rank prints "at work: PID" when it has started. With "rests", a rank then uses little CPU time. With "aborts", rank 1 aborts the
+ * job when the file exists. With "puts", rank 0 writes to rank 1 without end, and the others wait. */
 #include "check.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* Numbers that are added up at once: enough for a rendezvous. */
+/* Number of values that are added at once: enough for the rendezvous protocol. */
 enum { COUNT = 5000 };
-/* What rank 1 aborts with. */
+/* The error code with which rank 1 aborts. */
 enum { CODE = 7 };
 
 static void at_work(void)
@@ -19,7 +20,7 @@ static void at_work(void)
     fflush(stdout);
 }
 
-/* Writes from rank 0 to rank 1, which never ends. */
+/* Rank 0 writes to rank 1, without end. */
 static void put(void)
 {
     double number = 1, *memory;
@@ -39,7 +40,7 @@ static void put(void)
 int main(int argc, char **argv)
 {
     static double own[COUNT], all[COUNT];
-    /* Whoever started it waits for its end. */
+    /* The process that started the job waits for its end. */
     alarm(300);
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);

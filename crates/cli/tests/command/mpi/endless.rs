@@ -6,16 +6,16 @@ use std::process::ChildStdout;
 use super::{Mpi, compiled, start};
 use crate::verbs::{Killed, Verbs};
 
-/// A job that adds numbers up until it is stopped.
+/// A job that computes sums until it is stopped.
 pub struct Endless {
     job: Killed,
     out: BufReader<ChildStdout>,
-    /// The processes of its ranks.
+    /// The process identifiers of its ranks.
     pub pids: Vec<String>,
 }
 
 impl Endless {
-    /// Starts it.
+    /// Starts the job.
     pub fn spawn(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str, how: &str) -> Self {
         let stop = verbs.world.files().join("stop");
         let mut job = start(verbs, mpi, ranks, &format!("{program} {} {how}", stop.display()));
@@ -23,7 +23,7 @@ impl Endless {
         Self { job: Killed(Some(job)), out, pids: Vec::new() }
     }
 
-    /// Waits until each rank is at work; false if the job has ended.
+    /// Waits until each rank is at work. Returns false if the job has ended.
     pub fn begin(&mut self, ranks: usize) -> bool {
         while self.pids.len() < ranks {
             let mut line = String::new();
@@ -35,7 +35,7 @@ impl Endless {
         true
     }
 
-    /// Starts it, and waits until each rank is at work.
+    /// Starts the job, and waits until each rank is at work.
     pub fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize) -> Self {
         let program = compiled(verbs, mpi, "endless");
         let mut job = Self::spawn(verbs, mpi, ranks, &program, "");
@@ -43,7 +43,7 @@ impl Endless {
         job
     }
 
-    /// Waits until it has ended; whether it has succeeded, and what it said.
+    /// Waits until the job has ended. Returns whether it succeeded, and what it printed.
     pub fn end(mut self) -> (bool, String) {
         let mut said = String::new();
         self.out.read_to_string(&mut said).unwrap();

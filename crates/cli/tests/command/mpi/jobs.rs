@@ -34,7 +34,8 @@ fn concurrent_jobs_run_until_the_segment_is_full_and_report_it() {
         return;
     }
     let mpi = &MPICH;
-    // Each rank of this MPI takes some 75 MB if it can get them, and much of that can be elsewhere. None ends before all have begun.
+    // Each rank of this MPI takes about 75 MB if it can get that much, but most of it can also lie outside the segment. No job ends
+    // before all have started.
     let verbs = Verbs::sized("256M");
     let program = compiled(&verbs, mpi, "endless");
     let before = used(&verbs);

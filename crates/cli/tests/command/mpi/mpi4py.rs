@@ -1,4 +1,4 @@
-//! mpi4py's own tests.
+//! The test suite of mpi4py.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,16 +8,16 @@ use super::{Done, OPENMPI, SIZE, beside, is_soak, run_within, run_without_within
 use crate::stage::{PATIENCE, PYTHON, have};
 use crate::verbs::{Verbs, text};
 
-/// Tests that fail without Ginnel, too.
+/// Tests that also fail without Ginnel.
 const EXCLUDED: [&str; 1] = [
-    // Open MPI 4.1 with osc/ucx dies in MPI_Win_free after testAttachDetach, with UCX over TCP or shared memory as well.
+    // Open MPI 4.1 with osc/ucx crashes in MPI_Win_free after testAttachDetach, also with UCX over TCP or shared memory.
     "test_win.TestWinCreateDynamic",
 ];
 
-/// Shared windows are those of Open MPI's component for shared memory, which the settings of these tests leave out.
+/// Shared windows require Open MPI's component for shared memory, which the settings of these tests exclude.
 const OF_SHARED_MEMORY: &str = "test_win.TestWinAllocateShared";
 
-/// The folder of the tests. Says why if there is none.
+/// Returns the folder of the test suite. If there is none, prints why.
 fn folder() -> Option<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/mpi4py-tests");
     let output = Command::new(script).output().unwrap();
@@ -28,7 +28,7 @@ fn folder() -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
-/// The tests of which this is said.
+/// Returns the tests for which the output contains this word.
 fn named<'s>(said: &'s str, what: &str) -> BTreeSet<&'s str> {
     said.lines().filter_map(|line| line.strip_prefix(what)?.strip_prefix(' ')).collect()
 }
@@ -56,7 +56,7 @@ fn mpi4py_tests_pass_if_they_pass_without_ginnel() {
         let missing: Vec<_> =
             expected.difference(&passed).filter(|name| !name.starts_with(OF_SHARED_MEMORY)).collect();
         assert!(expected.len() > 1000 && missing.is_empty(), "{ranks} ranks: {missing:#?}");
-        // Open MPI's components for one-sided communication without UCX make few kinds of windows on one machine.
+        // Without UCX, Open MPI's components for one-sided communication create few kinds of windows on one machine.
         let one_sided = passed.iter().filter(|name| name.starts_with("test_rma")).count();
         println!("{ranks} ranks: {} tests pass, {} without Ginnel", passed.len(), expected.len());
         assert!(one_sided > 40, "{ranks} ranks: {passed:#?}");

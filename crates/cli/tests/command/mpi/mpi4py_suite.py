@@ -1,6 +1,6 @@
-"""Runs the tests of mpi4py in a folder, and says how many have passed on all ranks: which ones, which were skipped, and which failed.
+"""Runs the tests of mpi4py in a folder, and prints which of them have passed on all ranks, which were skipped, and which failed.
 
-mpi4py_suite.py FOLDER NAME...     without the tests whose names begin with one of these
+mpi4py_suite.py FOLDER NAME...     leaves out the tests whose names begin with one of these
 """
 
 import sys
@@ -21,7 +21,7 @@ def tests_of(suite):
 
 
 class Result(unittest.TextTestResult):
-    """Keeps the names of tests that have passed."""
+    """Records the names of the tests that have passed."""
 
     def __init__(self, *args):
         super().__init__(*args)

@@ -1,10 +1,10 @@
-//! Programs as the distribution has them.
+//! Programs of the distribution.
 
 use super::{Done, MPICH, OPENMPI, SIZE, beside, run, run_without};
 use crate::stage::have;
 use crate::verbs::Verbs;
 
-/// What HPCC is told: a system of 400 equations, for four ranks in a square. Its other problems follow from that size.
+/// The input of HPCC: a system of 400 equations, for four ranks in a square. The sizes of its other problems follow from that.
 const HPCC_INPUT: &str = "\
 HPLinpack benchmark input file
 Ginnel
@@ -70,12 +70,12 @@ fn a_crystal_melts_in_the_same_way_as_without_ginnel() {
         let Done { said, sent } = run(&verbs, &OPENMPI, ranks, &program);
         let expected = thermo(&run_without(&verbs, ranks, &program));
         assert!(expected.len() == 9 && thermo(&said) == expected, "{ranks} ranks: {expected:#?}\n{said}");
-        // Positions of atoms near the border, 200 times.
+        // The positions of atoms near the border, 200 times.
         assert!(sent.iter().all(|bytes| *bytes > 1_000_000), "{ranks} ranks: {sent:?}");
     }
 }
 
-/// What LAMMPS prints of temperature, energies and pressure: a table after a line of titles.
+/// Returns what LAMMPS prints of temperature, energies and pressure: a table behind a line of titles.
 fn thermo(said: &str) -> Vec<String> {
     let mut lines = said.lines().skip_while(|line| !line.trim_start().starts_with("Step "));
     let is_row = |line: &&str| line.split_whitespace().next().is_some_and(|word| word.parse::<u32>().is_ok());
@@ -90,7 +90,7 @@ fn netpipe_receives_messages_of_all_lengths_intact() {
             continue;
         }
         let verbs = Verbs::sized(SIZE);
-        // As messages are expected, and before they are; from both ends at once.
+        // For messages that are expected, and for unexpected ones; and from both ends at the same time.
         for how in ["", "-a", "-a -2"] {
             let Done { said, sent } = run(&verbs, &mpi, 2, &format!("{program} -i {how} -n 20 -u 2000000"));
             let rows: Vec<_> = said.lines().filter(|line| line.contains(" bytes ")).collect();
@@ -104,7 +104,7 @@ fn netpipe_receives_messages_of_all_lengths_intact() {
 
 #[test]
 fn the_energy_of_water_is_correct() {
-    /// Hartree-Fock in the basis STO-3G, at the geometry of the input.
+    /// The Hartree-Fock energy in the basis STO-3G, at the geometry of the input.
     const KNOWN: f64 = -74.963;
     if !have(&["nwchem.openmpi", "mpirun.openmpi"]) {
         return;

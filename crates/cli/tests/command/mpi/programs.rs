@@ -1,4 +1,4 @@
-//! Programs of our own, which check all their data.
+//! Programs of this project, which check all their data.
 
 use super::{Done, MPIS, OPENSHMEM, SIZE, compiled, compiled_with, have_both, is_soak, run};
 use crate::stage::have;
@@ -15,7 +15,7 @@ fn data_is_correct_and_passes_through_the_segment() {
         for &ranks in if is_soak() { &[2, 4, 8][..] } else { &[4] } {
             let Done { said, sent } = run(&verbs, &mpi, ranks, &format!("{program} {}", mpi.options));
             assert!(said.contains(&format!("all data are right: {ranks} ranks")), "{}: {said}", mpi.name);
-            // A message of 2 MB, and others, to the neighbour alone.
+            // Each rank sends 2 MB in one message, and more in others, to its neighbour alone.
             assert!(sent.iter().all(|bytes| *bytes > 4_000_000), "{} with {ranks} ranks: {sent:?}", mpi.name);
         }
     }
@@ -65,7 +65,8 @@ fn global_arrays_contain_the_right_data() {
         let [lapack, blas, gfortran] = others.map(|library| format!("-l{library}"));
         let libraries = [&ga, &scalapack, &lapack, &blas, &armci, &gfortran].map(String::as_str);
         let program = compiled_with(&verbs, &mpi, "arrays", &libraries);
-        // In windows that MPICH 4.0 allocates, Global Arrays sees its own part at another place than others do, without Ginnel as well.
+        // In windows that MPICH 4.0 allocates, Global Arrays sees its own part at another address than other ranks do, also without
+        // Ginnel.
         let program = format!("env ARMCI_USE_WIN_ALLOCATE=0 {program}");
         for &ranks in if is_soak() { &[2, 4, 8][..] } else { &[2, 4] } {
             let Done { said, .. } = run(&verbs, &mpi, ranks, &program);

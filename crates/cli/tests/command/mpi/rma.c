@@ -1,7 +1,8 @@
-/* One-sided communication under stress: each way of synchronising, over each kind of window, with transfers of random places and lengths.
+/* One-sided communication under stress: each way of synchronising, with each kind of window, and transfers of random places and
+ * lengths.
  *
- * Each rank can tell what all others do, because that follows from a seed. So it keeps a model of the windows of all ranks, and compares
- * its own window and all that it gets with that, byte by byte.
+ * The operations of all ranks follow from a seed, so each rank knows what the others do. It keeps a model of the windows of all
+ * ranks, and compares its own window and all data that it gets with that model, byte by byte.
  *
  * rma ROUNDS */
 #include "check.h"
@@ -14,11 +15,11 @@ enum { SLOT = 200000, TRANSFERS = 24, WORDS = 512, HOT = 8, TURNS = 12 };
 enum mode { FENCE, POST_START, LOCK, FLUSH, FLUSH_LOCAL, REQUESTS, MODES };
 enum kind { ALLOCATED, CREATED, DYNAMIC, KINDS };
 
-/* A window of bytes, in which each rank has a slot that it alone writes to. */
+/* A window of bytes. Each rank has a slot in it to which only that rank writes. */
 struct window {
     MPI_Win win;
     unsigned char *own;
-    /* Where it begins at each rank, as a displacement. */
+    /* The displacement at which the window begins at each rank. */
     MPI_Aint *begins;
     size_t length;
     enum kind kind;
@@ -39,13 +40,13 @@ static uint64_t next(uint64_t *state)
     return mix((*state)++);
 }
 
-/* The state from which a rank's choices in an epoch follow. */
+/* The random state that determines a rank's operations in an epoch. */
 static uint64_t choices(int of, uint64_t epoch)
 {
     return mix(mix(20240229 + (uint64_t)of) + epoch);
 }
 
-/* A transfer: blocks of so many bytes, with gaps of the same length between them. There may be no room for any. */
+/* A transfer: blocks of the same length, with gaps of that length between them. It may be empty if there is no room. */
 struct transfer {
     int target;
     size_t at, block, blocks;
@@ -53,13 +54,13 @@ struct transfer {
     uint64_t rest;
 };
 
-/* Within a slot of a random rank, of which everything before `from` of that rank is left out. */
+/* Chooses a transfer within a slot of a random rank. At that rank, everything before `from` is excluded. */
 static struct transfer chosen(uint64_t *state, const size_t *from)
 {
     struct transfer transfer;
     transfer.target = next(state) % ranks;
     size_t begin = from ? from[transfer.target] : 0, room = SLOT - begin;
-    /* As many short ones as long ones. */
+    /* Short and long transfers are equally frequent. */
     size_t most = (size_t)1 << next(state) % 17;
     transfer.block = 1 + next(state) % most;
     size_t fit = (room + transfer.block) / (2 * transfer.block);
@@ -73,7 +74,7 @@ static struct transfer chosen(uint64_t *state, const size_t *from)
     return transfer;
 }
 
-/* The next of an epoch's puts, which do not overlap: nothing would say which of two is the last. */
+/* Chooses the next put of an epoch. Puts of an epoch do not overlap, because their order would be undefined. */
 static struct transfer next_put(uint64_t *state, size_t *from)
 {
     struct transfer transfer = chosen(state, from);
@@ -148,7 +149,7 @@ static void put_all(struct window *window, enum mode mode, MPI_Group all, uint64
         struct transfer transfer = next_put(&state, from_of);
         size_t length = transfer.block * transfer.blocks;
         int target = transfer.target;
-        /* A request for blocks with gaps completes before they may be written over, in MPICH 4.0 over anything. */
+        /* In MPICH 4.0, a request for blocks with gaps completes before its buffer may be overwritten, whatever the transport. */
         int is_requested = mode == REQUESTS && transfer.blocks == 1, is_reused = mode == FLUSH_LOCAL || is_requested;
         bytes[i] = is_reused ? NULL : malloc(length);
         if (!length)
@@ -180,7 +181,7 @@ static void put_all(struct window *window, enum mode mode, MPI_Group all, uint64
             MPI_Win_flush_local(target, window->win);
         else if (mode == FLUSH_LOCAL)
             MPI_Win_flush_local_all(window->win);
-        /* What has been sent may be written over. */
+        /* The buffer of the sent data may be overwritten. */
         if (is_reused)
             memset(reused, 0xee, length);
     }
@@ -207,7 +208,7 @@ static void check_got(const struct transfer *transfer, const unsigned char *byte
         CHECK(bytes[i] == from[i / transfer->block * 2 * transfer->block + i % transfer->block]);
 }
 
-/* Each rank gets from any slot of all windows. */
+/* Each rank gets from random slots of all windows. */
 static void get_all(struct window *window, enum mode mode, MPI_Group all, uint64_t epoch)
 {
     struct transfer transfers[TRANSFERS];
@@ -227,7 +228,7 @@ static void get_all(struct window *window, enum mode mode, MPI_Group all, uint64
         if (mode == LOCK)
             MPI_Win_lock(MPI_LOCK_SHARED, transfer.target, 0, window->win);
         requests[i] = MPI_REQUEST_NULL;
-        /* And before they are there. */
+        /* Such a request also completes before its data has arrived. */
         if (mode == REQUESTS && transfer.blocks == 1)
             MPI_Rget(bytes[i], length, MPI_BYTE, transfer.target, at, 1, type, window->win, requests + i);
         else
@@ -239,15 +240,15 @@ static void get_all(struct window *window, enum mode mode, MPI_Group all, uint64
     if (mode == REQUESTS) {
         MPI_Waitall(TRANSFERS, requests, MPI_STATUSES_IGNORE);
 #ifdef OPEN_MPI
-        /* Open MPI 4.1 takes a request for complete when an atomic operation after it is. Over adapters without Mellanox's extensions
-         * that one is a message of UCX, which sees the answer before it puts the data of a short get in their place. */
+        /* Open MPI 4.1 considers a request complete when an atomic operation that follows it is complete. On adapters without Mellanox's
+         * extensions, that operation is a message of UCX, which handles the answer before it stores the data of a short get. */
         MPI_Win_flush_all(window->win);
 #endif
         for (int i = 0; i < TRANSFERS; i++)
             if (transfers[i].blocks == 1)
                 check_got(transfers + i, bytes[i]);
     }
-    /* These modes have all data here before the epoch has ended. */
+    /* In these modes, all data has arrived before the end of the epoch. */
     int is_early = mode == FLUSH || mode == FLUSH_LOCAL;
     if (mode == FLUSH)
         MPI_Win_flush_all(window->win);
@@ -300,7 +301,8 @@ static void closed(struct window *window)
     free(window->begins);
 }
 
-/* All ranks have counted something up together, and each has seen these values of it before: each value has been seen once. */
+/* All ranks have incremented a counter together, and each has recorded the earlier values that it saw: each value must have been seen
+ * once. */
 static void check_counted(const int64_t *seen, int count)
 {
     int64_t *all = malloc(sizeof(int64_t) * count * ranks);
@@ -314,7 +316,7 @@ static void check_counted(const int64_t *seen, int count)
     free(all);
 }
 
-/* All ranks update the same words at once. */
+/* All ranks update the same words at the same time. */
 static void atomics(enum mode mode, MPI_Group all, uint64_t epoch)
 {
     int64_t *words, *sums = calloc(WORDS, sizeof(int64_t)), addends[TURNS][WORDS / 4];
@@ -325,7 +327,7 @@ static void atomics(enum mode mode, MPI_Group all, uint64_t epoch)
     MPI_Win_unlock(rank, win);
     MPI_Barrier(MPI_COMM_WORLD);
 
-    /* Sums and, on the last half, exclusive ors. */
+    /* Sums, and exclusive ors on the second half. */
     begin(mode, all, win);
     for (int origin = 0; origin < ranks; origin++) {
         uint64_t state = choices(origin, epoch);
@@ -365,7 +367,7 @@ static void atomics(enum mode mode, MPI_Group all, uint64_t epoch)
     MPI_Barrier(MPI_COMM_WORLD);
     free(sums);
 
-    /* The first words of one rank, which all others count up: each value is seen once. */
+    /* The first words of one rank, which all others increment: each earlier value is seen once. */
     int64_t fetched[TURNS], both[TURNS], swapped[TURNS], one = 1, ones[2] = {1, 1}, two[2];
     int host = epoch % ranks;
     MPI_Win_lock_all(0, win);
@@ -394,7 +396,7 @@ static void atomics(enum mode mode, MPI_Group all, uint64_t epoch)
         MPI_Fetch_and_op(&nothing, &now, MPI_INT64_T, host, 3, MPI_NO_OP, win);
         MPI_Win_flush(host, win);
         CHECK(now > was);
-        /* The largest of all. */
+        /* The largest of all values. */
         int64_t large = turn * 100 + rank;
         MPI_Accumulate(&large, 1, MPI_INT64_T, host, 4, 1, MPI_INT64_T, MPI_MAX, win);
     }
@@ -403,7 +405,7 @@ static void atomics(enum mode mode, MPI_Group all, uint64_t epoch)
     check_counted(both, TURNS);
     check_counted(swapped, TURNS);
 
-    /* The same with what is no atomic operation, under a lock. */
+    /* The same with operations that are not atomic, under a lock. */
     for (int turn = 0; turn < TURNS / 3; turn++) {
         int64_t count;
         MPI_Win_lock(MPI_LOCK_EXCLUSIVE, host, 0, win);

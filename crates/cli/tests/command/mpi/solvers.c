@@ -1,7 +1,9 @@
 /* Two solvers whose results are known: conjugate gradients for Poisson's equation, with halos and sums, and a Fourier transform by
  * transposition, with all-to-all.
  *
- * solvers [TURNS]     rank 0 says how long each took, over all turns. The number of ranks must divide 64 */
+ * solvers [TURNS]
+ *
+ * Rank 0 prints how long each solver took, over all turns. The number of ranks must divide 64. */
 #include "check.h"
 #include <complex.h>
 #include <math.h>
@@ -9,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A number between -1 and 1 that looks random, and is the same in each rank (SplitMix64). */
+/* Returns a pseudo-random number between -1 and 1, which is the same in each rank (SplitMix64). */
 static double number(uint64_t n)
 {
     uint64_t z = (n + 1) * 0x9e3779b97f4a7c15u;
@@ -25,13 +27,13 @@ static double sum(double own)
     return all;
 }
 
-/* Points in a row, and rows, of the grid. Its border is 0. */
+/* The points of a row, and the rows, of the grid. Its border is 0. */
 enum { SIDE = 64 };
 
-/* Of the rows of a rank, the first and the last are its neighbours' ones, or the border. */
+/* The first and the last row of a rank are those of its neighbours, or the border. */
 typedef double row[SIDE];
 
-/* result = A x for the five-point Laplacian, after the rows at the edges have been exchanged. */
+/* Computes result = A x for the five-point Laplacian, after the rows at the edges have been exchanged. */
 static void laplace(row *result, row *x, int rows)
 {
     MPI_Request requests[4];
@@ -64,7 +66,7 @@ static void conjugate_gradients(void)
     for (int i = 1; i <= rows; i++)
         for (int j = 0; j < SIDE; j++)
             known[i][j] = number((uint64_t)((rank * rows + i) * SIDE + j));
-    /* The right side of the equation that the known values solve; x begins with zeros. */
+    /* The right-hand side of the equation whose solution is known. The initial x is zero. */
     laplace(residual, known, rows);
     memcpy(direction, residual, (rows + 2) * sizeof *x);
     double begin = product(residual, residual, rows), now = begin;
@@ -96,10 +98,10 @@ static void conjugate_gradients(void)
         printf("conjugate gradients: %d turns\n", turns);
 }
 
-/* The transform has N * N points, as a matrix of which each rank has some rows. */
+/* The transform has N * N points, stored as a matrix whose rows are distributed over the ranks. */
 enum { N = 128 };
 
-/* Of the matrix whose rows are spread over the ranks. */
+/* Transposes the matrix whose rows are distributed over the ranks. */
 static void transpose(double complex *matrix, int rows)
 {
     size_t block = (size_t)rows * rows;
@@ -122,7 +124,7 @@ static double complex root(uint64_t n, uint64_t of)
     return cos(angle) + I * sin(angle);
 }
 
-/* In place, of one row. */
+/* Transforms one row in place. */
 static void transform_row(double complex *x)
 {
     for (int i = 1, j = 0; i < N; i++) {
@@ -145,7 +147,7 @@ static void transform_row(double complex *x)
             }
 }
 
-/* From x[N * i + j] in row i to X[N * i + j] in row i. */
+/* Transforms x[N * i + j] in row i to X[N * i + j] in row i. */
 static void transform(double complex *matrix, int rows)
 {
     transpose(matrix, rows);
@@ -168,7 +170,7 @@ static void fourier(void)
     for (size_t n = 0; n < own; n++)
         matrix[n] = number(2 * (begin + n)) + I * number(2 * (begin + n) + 1);
     transform(matrix, rows);
-    /* Some frequencies, added up as they are defined. */
+    /* Computes some frequencies by their definition. */
     static const size_t some[] = {0, 1, N - 1, N, 5000, N * N - 1};
     for (size_t s = 0; s < sizeof some / sizeof *some; s++) {
         double complex part = 0, all;
@@ -178,7 +180,7 @@ static void fourier(void)
         if (some[s] >= begin && some[s] < begin + own)
             CHECK(cabs(matrix[some[s] - begin] - all) < 1e-8);
     }
-    /* And back. */
+    /* The inverse transform. */
     for (size_t n = 0; n < own; n++)
         matrix[n] = conj(matrix[n]);
     transform(matrix, rows);

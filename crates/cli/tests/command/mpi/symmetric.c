@@ -1,6 +1,6 @@
-/* What OpenSHMEM programs do, with checks of all data: put, get, atomic operations, locks, a signal by a flag, and collectives.
+/* Uses OpenSHMEM as its programs do, and checks all data: put, get, atomic operations, locks, a signal by a flag, and collectives.
  *
- * symmetric     the processing elements (PEs) are a ring */
+ * The processing elements (PEs) form a ring. */
 #include <shmem.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ int main(void)
     *flag = 0;
     shmem_barrier_all();
 
-    /* Put, then a flag behind it; and the same bytes back by get. */
+    /* A put, then a flag behind it; and a get of the same bytes. */
     static const size_t lengths[] = {1, 8, 100, 4096, 65536, LONGEST};
     for (int turn = 0; turn < TURNS; turn++) {
         size_t length = lengths[turn % 6];
@@ -58,7 +58,7 @@ int main(void)
         shmem_barrier_all();
     }
 
-    /* Everybody counts at the first. */
+    /* All PEs increment a counter at the first one. */
     for (int turn = 0; turn < TURNS; turn++) {
         shmem_long_atomic_inc(&counter, 0);
         shmem_long_atomic_fetch_add(&counter, me, 0);

@@ -1,4 +1,4 @@
-/* Preloaded into processing elements of OpenSHMEM, as witness.c is into ranks of an MPI. */
+/* Is preloaded into processing elements of OpenSHMEM, as witness.c is into ranks of an MPI. */
 #include <pshmem.h>
 #include <shmem.h>
 #include <stdio.h>

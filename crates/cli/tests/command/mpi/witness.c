@@ -1,4 +1,5 @@
-/* Preloaded into the ranks of a program: when they end MPI, rank 0 runs the command $WITNESS first, while all are still connected. */
+/* Is preloaded into the ranks of a program. When they call MPI_Finalize, rank 0 first runs the command $WITNESS, while all are still
+ * connected. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@ int MPI_Finalize(void)
     PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
     PMPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0) {
-        /* The command is no rank. */
+        /* The command itself is not a rank. */
         unsetenv("LD_PRELOAD");
         if (system(getenv("WITNESS")) != 0) {
             fprintf(stderr, "the witness has failed\n");

@@ -1,8 +1,7 @@
-//! A hostile member of the segment, which writes into the tables and the rings of others while unmodified programs use these.
-//!
-//! What it writes may be anything, so what becomes of a program's messages may be anything, too. A program may wait for ever for a message
-//! that the member has taken away. But each call returns, no program is ended by a signal, other memory stays as it is, and when the
-//! member is gone, programs work as before.
+//! A hostile member of the segment, which writes into the tables and rings of other members while unmodified programs use them.
+//! It may write anything, so anything may happen to the messages of a program. A program may even wait without end for a message that
+//! the member has removed. But each call returns, no program is killed by a signal, other memory stays unchanged, and programs work as
+//! before when the member has gone.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::process::ExitStatusExt;
@@ -18,39 +17,39 @@ use super::{DEVICE, Killed, Verbs, ends, have, text};
 use crate::hostile::Random;
 use crate::world::wait_for;
 
-/// Endpoints that are looked for, queue pairs of each, and arenas.
+/// Limits of the search: endpoints, queue pairs of each, and arenas.
 const ENDPOINTS: u32 = 16;
 const PAIRS: usize = 8;
 const ARENAS: u16 = 4;
 
-/// What is written to.
+/// The target of the writes.
 #[derive(Clone, Copy, Debug)]
 enum Aim {
-    /// Words of queue pairs that their peers write.
+    /// The words of queue pairs that their peers write.
     Peers,
     /// All words of queue pairs.
     Pairs,
     /// Regions and chunks, by which peers find memory.
     Regions,
-    /// Receive and completion rings.
+    /// Receive rings and completion rings.
     Rings,
-    /// All of it, and the header.
+    /// All of the tables, including the header.
     All,
 }
 
-/// Rings are read in the most ways.
+/// The rings come most often, because the code reads them in the most ways.
 const AIMS: [Aim; 6] = [Aim::Peers, Aim::Rings, Aim::Regions, Aim::Rings, Aim::Pairs, Aim::All];
 
-/// An endpoint of somebody else.
+/// An endpoint of another program.
 struct Other {
     tables: Mapping,
     arenas: HashMap<u16, Mapping>,
     known: HashSet<usize>,
-    /// Its rings: memory, offset, bytes.
+    /// Its rings: the memory, the offset, and the length in bytes.
     rings: Vec<(Mapping, usize, usize)>,
 }
 
-/// The member. What it has opened stays open until it ends, so each one is of one pair of programs.
+/// The hostile member. What it has opened stays open until it ends, so a new one is used for each pair of programs.
 struct Adversary {
     endpoint: Endpoint,
     random: Random,
@@ -72,8 +71,8 @@ impl Adversary {
         Some(memory)
     }
 
-    /// Looks for endpoints and rings that it does not know. It has to know rings before it lies about where they are: in the arenas lie
-    /// pages of programs, too, and their bytes are nothing that the library vouches for.
+    /// Looks for unknown endpoints and rings. It must learn where the rings are before it writes false places, because the arenas also
+    /// contain pages of programs, whose contents the library does not protect.
     fn look(&mut self) {
         for number in 1..=ENDPOINTS {
             if !self.others.contains_key(&number)
@@ -119,7 +118,7 @@ impl Adversary {
         self.others.get_mut(&number).unwrap().known.insert(index);
     }
 
-    /// Where it writes next.
+    /// Returns the next place to write to.
     fn pick(&mut self, aim: Aim) -> Option<(Mapping, usize)> {
         let (random, n) = (&mut self.random, self.others.len());
         let other = self.others.values().nth(random.below(n.max(1)))?;
@@ -138,7 +137,7 @@ impl Adversary {
             Aim::Regions => REGION_TABLE + REGION * random.below(4) + 8 * random.below(4),
             Aim::Rings => {
                 let (memory, at, len) = other.rings.get(random.below(other.rings.len().max(1)))?;
-                // Most lies are about entries that are used soon.
+                // Most false values concern entries that will be used soon.
                 let within = len.min(&[4096, usize::MAX][random.below(2)]) / 8;
                 return Some((memory.clone(), at + 8 * random.below(within)));
             }
@@ -147,7 +146,7 @@ impl Adversary {
         Some((other.tables.clone(), at))
     }
 
-    /// Writes until it is to stop, so many words in a row. How many it has written.
+    /// Writes until it has to stop, this many words in a row. Returns how many words it has written.
     fn write(&mut self, aim: Aim, burst: usize, is_over: &AtomicBool) -> u64 {
         let mut words = 0;
         while !is_over.load(Ordering::Relaxed) {
@@ -167,7 +166,7 @@ impl Adversary {
     }
 }
 
-/// A block of somebody who has to do with none of it.
+/// A block of an endpoint that is not involved.
 struct Bystander(Block);
 
 impl Bystander {
@@ -192,7 +191,7 @@ impl Bystander {
     }
 }
 
-/// Waits for the end of a program, which must not be by a signal.
+/// Waits for the end of a program, which a signal must not cause.
 fn expect_no_crash(what: &str, child: &mut Killed) {
     let mut child = child.0.take().unwrap();
     wait_for(&format!("the end of {what}"), || child.try_wait().unwrap().is_some());
@@ -219,7 +218,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// Does it until the time is over, or there is nobody left. How many words were written.
+    /// Writes until the time is over, or all programs have ended. Returns how many words it has written.
     fn run(&self, verbs: &Verbs, mut are_all_gone: impl FnMut() -> bool) -> u64 {
         let mut adversary = Adversary::new(verbs, self.seed);
         let is_over = AtomicBool::new(false);
@@ -235,7 +234,7 @@ impl Attack {
     }
 }
 
-/// Programs of perftest, which know nothing of such members.
+/// Programs of perftest, which are not prepared for such a member.
 const PROGRAMS: [&[&str]; 4] = [
     &["ib_send_lat", "-n", "5000000"],
     &["ib_send_bw", "--use-srq", "-q", "2", "-D", "60"],
@@ -243,7 +242,7 @@ const PROGRAMS: [&[&str]; 4] = [
     &["ib_send_bw", "-e", "-n", "5000000"],
 ];
 
-/// A round with one of them. Words written, and whether a program has ended early.
+/// Runs a round with one of them. Returns the number of words written, and whether a program has ended early.
 fn perftest(
     verbs: &Verbs,
     program: &[&str],
@@ -252,12 +251,12 @@ fn perftest(
     what: &str,
 ) -> (u64, bool) {
     let mut both = verbs.start(&[program, &["-d", DEVICE, "-F"]].concat());
-    // At any time: some meet it when they connect, most when they are at work.
+    // The member starts at a random time: some programs are connecting then, most are at work.
     thread::sleep(Duration::from_millis(random.below(300) as u64));
     let words = attack.run(verbs, || both.each_mut().map(has_ended).iter().all(|ended| *ended));
     let is_early = both.each_mut().map(has_ended).contains(&true);
-    // Those that are still there may wait for what was taken away. When one is killed, the other one notices; but nothing tells a server
-    // that receives from a shared queue of the end of its client.
+    // Programs that are still running may be waiting for a message that was removed. If one is killed, the other one notices; but
+    // nothing tells a server with a shared receive queue that its client has ended.
     let is_deaf = program.contains(&"--use-srq");
     if is_deaf && !has_ended(&mut both[0]) {
         kill(&mut both[0]);
@@ -272,13 +271,13 @@ fn perftest(
     (words, is_early)
 }
 
-/// A round with a program that says whether a call has not returned, or memory has changed.
+/// Runs a round with a program that reports whether a call did not return, or memory has changed.
 fn soak(verbs: &Verbs, program: &str, receives: &str, attack: &Attack, what: &str) -> (u64, bool) {
     let arguments = [receives, "any", "free", "100000000", "1"];
     let mut both = ends::start(verbs, program, [&arguments, &arguments]);
     let words = attack.run(verbs, || both.each_mut().map(|end| end.has_ended().is_some()) == [true, true]);
     let statuses = both.each_mut().map(|end| {
-        // Without any harm it would go on for long.
+        // Without an attack, it would run for a long time.
         let end_by = Instant::now() + Duration::from_secs(5);
         while end.has_ended().is_none() && Instant::now() < end_by {
             thread::sleep(Duration::from_millis(1));
@@ -292,7 +291,7 @@ fn soak(verbs: &Verbs, program: &str, receives: &str, attack: &Attack, what: &st
         };
         let mut end = end;
         let said = end.ended().1;
-        // Not as it was sent, or no progress.
+        // A message arrived changed, or there was no progress.
         let is_well = matches!(status.code(), Some(1 | 3));
         assert!(is_well && !said.contains("panicked"), "{what}: {status}\n{said}");
     }

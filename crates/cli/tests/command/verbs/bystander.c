@@ -1,8 +1,8 @@
 /*
- * Registers memory that nobody else has to do with, and looks for a while whether somebody changes it. Run again and again, it gets the
- * pages that others have just given back: whoever still writes to these is noticed.
+ * Registers memory that no other program uses, and watches for a while whether it changes. Each new run of the program gets the pages
+ * that other programs have just freed, so it notices a program that still writes to them.
  *
- * Ends with 5 if memory has changed.
+ * Exits with 5 if memory has changed.
  *
  * Usage: bystander DEVICE MIB MILLISECONDS
  */

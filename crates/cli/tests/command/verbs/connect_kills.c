@@ -1,12 +1,13 @@
 /*
- * Connections of librdmacm, one of whose sides dies while they are made: at a random instruction of rdma_connect or rdma_accept. It goes
- * through the call step by step once, for a connection that is used and ended, to know how many instructions that has, and dies in the
- * second one. The other side survives: each of its identifiers hears of an end.
+ * Makes connections with librdmacm, of which one side dies while they are being made: at a random instruction of rdma_connect or
+ * rdma_accept. That side, the victim, first executes the call in single steps for a connection that is used and ended, to count the
+ * instructions. It dies during the second connection. The other side survives, and each of its identifiers gets an event for the end.
  *
  * Usage: connect_kills survivor|victim connect|accept PORT SEED
  *
- * "connect": the victim connects, and the survivor listens at the port. "accept": the other way round; the survivor connects to the port
- * that each line of its standard input says. A survivor says a line each time that all its connections have ended, and "good" at the end of its input.
+ * With "connect", the victim connects and the survivor listens at the port. With "accept", it is the other way round: the survivor
+ * connects to the port in each line of its standard input. A survivor prints a line each time that all its connections have ended,
+ * and "good" at the end of its input.
  */
 #define _GNU_SOURCE
 #include "ends.h"
@@ -16,16 +17,16 @@
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 
-/* Seconds without an event that are too many. */
+/* Maximum number of seconds without an event. */
 #define STALL 30
 
 static struct rdma_event_channel *channel;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 static int is_survivor, connects;
-/* Connections of this side that have not ended. */
+/* Number of connections of this side that have not ended. */
 static int open_ids;
 
-/* One connection: a message each way. */
+/* A connection, on which each side sends one message. */
 struct side {
 	struct ibv_mr *mr;
 	char bytes[2][64];
@@ -104,13 +105,13 @@ static void accept_request(struct rdma_cm_id *id)
 		STEPPED(result = rdma_accept(id, &param));
 	else
 		result = rdma_accept(id, &param);
-	/* Whoever has asked may be dead. */
+	/* The connecting side may be dead. */
 	CHECK(result == 0 || is_survivor);
 	if (result)
 		end_side(id);
 }
 
-/* Takes one event; both sides greet each other, and then the one that has connected disconnects. */
+/* Handles one event. Both sides greet each other, and then the connecting side disconnects. */
 static void step_event(void)
 {
 	struct rdma_cm_event *event;
@@ -138,7 +139,7 @@ static void step_event(void)
 		CHECK(rdma_disconnect(id) == 0 || is_survivor);
 		break;
 	default:
-		/* DISCONNECTED, or it was never established. */
+		/* The connection was disconnected, or it was never established. */
 		CHECK(what == RDMA_CM_EVENT_DISCONNECTED || is_survivor);
 		CHECK(is_mine);
 		rdma_disconnect(id);
@@ -155,12 +156,13 @@ static void listen_at(struct rdma_cm_id **listener)
 	fflush(stdout);
 }
 
-/* Each line of the input: connects to that port if it is the one that connects, waits until all connections have ended, and says so. */
+/* Handles each line of the input: connects to that port if this is the connecting side, waits until all connections have ended, and
+ * prints a line. */
 static void survive(void)
 {
 	struct pollfd fds[2] = {{.fd = channel->fd, .events = POLLIN}, {.fd = 0, .events = POLLIN}};
 	for (int asked = 0;;) {
-		/* Takes what has been asked for until now, too. */
+		/* Also accepts what has been requested up to now. */
 		if (asked && !open_ids && poll(fds, 1, 0) == 0) {
 			puts("over");
 			fflush(stdout);
@@ -205,7 +207,7 @@ int main(int count, char **arguments)
 		puts("good");
 		return 0;
 	}
-	/* It dies in the second connection. */
+	/* The victim dies during the second connection. */
 	for (;;) {
 		if (connects && !open_ids)
 			connect_to();

@@ -1,6 +1,6 @@
 /*
- * One end of connections between two processes that run the same program. Each prints a line that says where it is, and reads the other
- * one's; the test carries them over.
+ * One end of the connections between two processes that run the same program. Each process prints a line with its address and reads
+ * that of the other one; the test passes the lines on.
  */
 #ifndef ENDS_H
 #define ENDS_H
@@ -28,17 +28,17 @@ struct end {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_comp_channel *channel;
-	/* Completions of sends and of receives. */
+	/* The completion queues for sends and for receives. */
 	struct ibv_cq *sends, *receives;
-	/* What all queue pairs receive from, if not each from its own queue. */
+	/* The shared receive queue, unless each queue pair has its own. */
 	struct ibv_srq *srq;
 	struct ibv_qp *pairs[MOST_PAIRS];
 	int count;
-	/* The memory. */
+	/* The memory of this end. */
 	struct ibv_mr *mr;
 	char *bytes;
 	size_t size;
-	/* The other end's memory. */
+	/* The memory of the other end. */
 	uint64_t address;
 	uint32_t key;
 };
@@ -59,7 +59,7 @@ static inline struct ibv_context *open_named(const char *name)
 	return NULL;
 }
 
-/* Opens the device, makes queues for so many sends and receives of each queue pair, and takes so many bytes. */
+/* Opens the device, creates completion queues with room for this many sends and receives of each queue pair, and allocates memory. */
 static inline void open_end(struct end *end, const char *device, int pairs, int shared, int sends, int receives, size_t bytes)
 {
 	end->context = open_named(device);
@@ -87,7 +87,7 @@ static inline void register_end(struct end *end)
 	CHECK(end->mr);
 }
 
-/* Makes the queue pairs, with room for so many sends and receives. */
+/* Creates the queue pairs, with room for this many sends and receives. */
 static inline void make_pairs(struct end *end, int sends, int receives)
 {
 	for (int i = 0; i < end->count; i++) {
@@ -107,8 +107,8 @@ static inline void make_pairs(struct end *end, int sends, int receives)
 }
 
 /*
- * Connects each queue pair with that of the same place at the other end. False if there is no other end any more. One
- * that cannot be reached fails after eight times 4.096 us x 2^timeout.
+ * Connects each queue pair to the one with the same index at the other end. Returns false if there is no other end any more. Requests
+ * to an end that cannot be reached fail after eight times 4.096 us x 2^timeout.
  */
 static inline int connect_end(struct end *end, int timeout)
 {
@@ -147,7 +147,7 @@ static inline int connect_end(struct end *end, int timeout)
 	return 1;
 }
 
-/* The next of numbers that look random (SplitMix64). */
+/* Returns the next pseudo-random number (SplitMix64). */
 static inline uint64_t mix(uint64_t z)
 {
 	z += 0x9e3779b97f4a7c15;

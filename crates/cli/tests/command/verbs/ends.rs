@@ -1,4 +1,4 @@
-//! A program that runs twice, each connected with the other by queue pairs.
+//! A program that runs twice. The two processes are connected by queue pairs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use super::{DEVICE, Killed, Verbs, can_compile};
 
-/// Compiles a program of this folder. `None` if that is not possible here.
+/// Compiles a program of this folder. Returns `None` if that is impossible here.
 pub fn compiled(verbs: &Verbs, name: &str) -> Option<String> {
     if !can_compile() {
         return None;
@@ -23,21 +23,21 @@ pub fn compiled(verbs: &Verbs, name: &str) -> Option<String> {
     Some(program.to_str().unwrap().to_owned())
 }
 
-/// One of the two.
+/// One of the two processes.
 pub struct End {
     child: Killed,
-    /// Closed, it ends.
+    /// The process ends when this is closed.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl End {
-    /// Starts one: the first, or the second.
+    /// Starts the first or the second process.
     pub fn start(verbs: &Verbs, program: &str, which: usize, arguments: &[&str]) -> Self {
         Self::named(verbs, &[&[program, DEVICE, &which.to_string()], arguments].concat())
     }
 
-    /// Starts a program that has no other end, with its arguments.
+    /// Starts a program that has no peer, with its arguments.
     pub fn named(verbs: &Verbs, program: &[&str]) -> Self {
         let mut command = verbs.command(program);
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
@@ -45,7 +45,7 @@ impl End {
         Self { child: Killed(Some(child)), input, output }
     }
 
-    /// Its next line. The programs see to it that they do not run for ever.
+    /// Returns its next line. The programs themselves limit how long they run.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -57,21 +57,21 @@ impl End {
     }
 
     pub fn tell(&mut self, line: &str) {
-        // If it has ended meanwhile, its next line is missing.
+        // If the process has ended meanwhile, its next line is missing.
         let _ = self.input.as_mut().unwrap().write_all(line.as_bytes());
     }
 
-    /// Kills it as hard as possible.
+    /// Kills the process with SIGKILL.
     pub fn kill(self) {
         drop(self);
     }
 
-    /// How it has ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn has_ended(&mut self) -> Option<ExitStatus> {
         self.child.0.as_mut().unwrap().try_wait().unwrap()
     }
 
-    /// Waits for its end, which it is told of; how it has ended, and what it has said since.
+    /// Tells it to end, and waits for that. Returns its exit status, and what it has printed since.
     pub fn ended(&mut self) -> (ExitStatus, String) {
         drop(self.input.take());
         let mut said = String::new();
@@ -81,7 +81,7 @@ impl End {
     }
 }
 
-/// Starts both, and tells each where the other one is.
+/// Starts both processes, and tells each where to find the other.
 pub fn start(verbs: &Verbs, program: &str, arguments: [&[&str]; 2]) -> [End; 2] {
     let mut ends = [0, 1].map(|which| End::start(verbs, program, which, arguments[which]));
     let lines = ends.each_mut().map(End::line);

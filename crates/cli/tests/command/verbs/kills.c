@@ -1,12 +1,12 @@
 /*
- * Two ends that send to each other for ever. The first one survives: when its peer has died, it waits until all its requests have ended,
- * says so, and connects with the next one. The second one kills itself in a call: it goes through the call step by step once, to know how
- * many instructions that has, and dies at a random one of the next such call. Before that it says that it is at work. With "none",
- * somebody else kills it.
+ * Two ends that send to each other without end. The first one survives: when its peer has died, it waits until all its requests have
+ * completed, prints a line, and connects to the next peer. The second one kills itself in a call: it executes the call once in single
+ * steps to count the instructions, and dies at a random instruction of the next such call. Before that, it prints that it is at work.
+ * With "none", another process kills it.
  *
  * Usage: kills DEVICE 0|1 own|shared post|poll|receive|register|deregister|none SEED [TIMEOUT]
  *
- * TIMEOUT: that of the queue pairs; 16 (2 s in all), if not given.
+ * TIMEOUT is that of the queue pairs; the default is 16 (2 s in all).
  */
 #define _GNU_SOURCE
 #include "ends.h"
@@ -15,7 +15,7 @@
 #define SENDS 16
 #define RECEIVES 32
 #define LONGEST 256
-/* Seconds without a completion, or without the end of a connection, after which something is wrong. */
+/* Maximum number of seconds without a completion, or without the end of a connection. */
 #define STALL 30
 
 #define BYTES ((SENDS + 3 * RECEIVES) * LONGEST)
@@ -23,15 +23,15 @@
 static struct end end;
 static int is_survivor, timeout = 16;
 
-/* The call in which it dies. */
+/* The call in which this process dies. */
 static const char *fatal;
-/* It has received something. */
+/* Whether it has received a message. */
 static int is_at_work;
 static unsigned before_steps;
 
 /*
- * Whether the call of this name is gone through step by step. It is neither the first one nor always the same one, and not before the
- * other end is there: that would have to wait until it takes this one for unreachable.
+ * Returns whether to execute the call of this name in single steps. It is neither the first such call nor always the same one. It
+ * does not happen before the other end exists, because that end would then have to wait until this one counts as unreachable.
  */
 static int is_stepped(const char *name)
 {
@@ -52,10 +52,10 @@ static volatile uint64_t calls;
 			call;             \
 	} while (0)
 
-/* Requests to send: all are signaled, and complete in their order. */
+/* Send requests: all are signaled, and complete in order. */
 static uint64_t posted, complete;
 static int has_failed, sends_have_failed;
-/* Receives that are posted. In a shared queue they stay when a connection ends. */
+/* Receives that are posted. In a shared receive queue, they stay when a connection ends. */
 static char is_posted[RECEIVES];
 static unsigned receives;
 static uint64_t received;
@@ -80,7 +80,7 @@ static void post_sends(void)
 	}
 }
 
-/* Each receive has its turn before any is posted again, so one that is lost is noticed. */
+/* Each receive is used before any is posted again, so a lost one is noticed. */
 static void post_receives(void)
 {
 	if (receives > 0 || has_failed)
@@ -115,7 +115,7 @@ static int take(void)
 		found++;
 		CHECK(wc.wr_id == complete && complete < posted);
 		complete++;
-		/* Of those that fail, the first one may say why. */
+		/* Of the requests that fail, only the first may report the reason. */
 		int is_fine = wc.status == IBV_WC_SUCCESS || wc.status == IBV_WC_RETRY_EXC_ERR ? !sends_have_failed
 											       : wc.status == IBV_WC_WR_FLUSH_ERR;
 		if (!is_fine)
@@ -140,7 +140,7 @@ static int take(void)
 	return found;
 }
 
-/* A region of its own comes and goes. */
+/* Registers and deregisters a region. */
 static void register_another(void)
 {
 	static char bytes[3 * 4096] __attribute__((aligned(4096)));
@@ -163,7 +163,7 @@ static void sleep_for_one(void)
 	ibv_ack_cq_events(cq, 1);
 }
 
-/* All requests of the connection have ended. */
+/* Returns whether all requests of the connection have completed. */
 static int is_over(void)
 {
 	return has_failed && complete == posted && (end.srq || receives == 0);
@@ -190,11 +190,11 @@ static void connected(int sleeps)
 	posted = complete = received = 0;
 	has_failed = sends_have_failed = 0;
 	make_pairs(&end, SENDS, RECEIVES);
-	/* What stays in a shared queue names its region. */
+	/* The receives that stay in a shared receive queue refer to its region. */
 	if (!end.mr)
 		register_end(&end);
 	post_receives();
-	/* Its next peer may be a VM that has to boot first. */
+	/* The next peer may be a VM that has to boot first. */
 	alarm(0);
 	if (!connect_end(&end, timeout)) {
 		puts("good");

@@ -1,8 +1,8 @@
-//! One of two processes dies in the middle of what it does with queue pairs: at a random instruction of a call, or at any time, beside a
-//! daemon that dies too. The other one gets each completion at most once, and an error for all requests that are left. It goes on with
-//! the next process; in the end all memory is back.
+//! One of two processes dies while it works with queue pairs: at a random instruction of a call, or at any time, while a daemon dies
+//! too. The survivor gets each completion at most once, and an error for all outstanding requests. It continues with the next process,
+//! and in the end all memory has been freed.
 //!
-//! `GINNEL_SOAK=1` kills 10,000 times, `GINNEL_SOAK=n` with n > 1 kills n times.
+//! `GINNEL_SOAK=1` kills 10,000 processes, and `GINNEL_SOAK=n` with n > 1 kills n.
 
 use std::os::unix::process::ExitStatusExt;
 use std::thread;
@@ -14,12 +14,12 @@ use crate::hostile::Random;
 use crate::stage::free_port;
 use crate::world::wait_for;
 
-/// In which call the process kills itself, or who kills it.
+/// The call in which the process kills itself, or who else kills it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kill {
     In(&'static str),
     AtAnyTime,
-    /// Before the other one can have reached it.
+    /// Before the survivor can have connected to it.
     Early,
     /// At any time, while the daemon is replaced.
     WithDaemon,
@@ -48,13 +48,13 @@ const KILLS: [Kill; 20] = [
     Kill::WithDaemon,
 ];
 
-/// The survivor has no request left after so long. 60 ms are what is promised, on a machine that has nothing else to do.
+/// How long the survivor may have outstanding requests. The documentation promises 60 ms on an idle machine.
 const BOUND: Duration = Duration::from_secs(2);
-/// The same, where a daemon has to start meanwhile, or a peer that cannot be reached is waited for as long as the program has said.
+/// The same, if a daemon has to start meanwhile, or if a peer that cannot be reached is waited for as long as the program has specified.
 const LONG_BOUND: Duration = Duration::from_secs(20);
 
-/// Kills so many processes that exchange messages with one that survives them all. How long that has waited at most for its requests, if
-/// only a process was killed.
+/// Kills this many processes, which exchange messages with one survivor. Returns the longest time that the survivor waited for its
+/// requests when only a process was killed.
 fn kill(verbs: &mut Verbs, program: &str, receives: &str, kills: usize, random: &mut Random) -> Duration {
     let mut survivor = End::start(verbs, program, 0, &[receives, "none", "0"]);
     let mut longest = Duration::ZERO;
@@ -140,7 +140,8 @@ fn the_survivor_gets_each_completion_once_and_all_memory_is_freed() {
     wait_for("the return of all memory", || used(&verbs) == before);
 }
 
-/// Kills so many processes in a call that connects, beside one that survives them all. How often each connection had come about is not known.
+/// Kills this many processes during a call that connects, while another process survives them all. How far each connection had come is
+/// not known.
 fn kill_connecting(verbs: &Verbs, program: &str, call: &str, kills: usize, random: &mut Random) {
     let port = free_port().to_string();
     let mut survivor = End::named(verbs, &[program, "survivor", call, &port, "0"]);
@@ -154,7 +155,7 @@ fn kill_connecting(verbs: &Verbs, program: &str, call: &str, kills: usize, rando
         let mut victim = End::named(verbs, &[program, "victim", call, &port, &seed]);
         if call == "accept" {
             assert_eq!(victim.line(), "listening\n", "{what}");
-            // The last of them may find nobody.
+            // The last of them may find no peer.
             while victim.has_ended().is_none() {
                 survivor.tell(&format!("{port}\n"));
                 assert_eq!(survivor.line(), "over\n", "{what}");
@@ -179,7 +180,7 @@ fn the_survivor_of_a_connection_attempt_is_told_and_all_memory_is_freed() {
     let before = used(&verbs);
     let mut random = Random(2);
     for call in ["connect", "accept"] {
-        // Each takes long: a call that connects has many instructions.
+        // Each one takes a long time, because a call that connects has many instructions.
         kill_connecting(&verbs, &program, call, kills() / 10, &mut random);
     }
     assert!(!verbs.world.good("status --json").out.contains("\"cm."));

@@ -1,6 +1,6 @@
 /*
- * Waits until it is told that its device is lost: in ibv_get_async_event ("waits"), or while it polls a completion queue of a queue pair
- * that is connected with itself ("polls"). Then the device must be as if it had never been there, and cost nothing.
+ * Waits until it is told that its device is lost: in ibv_get_async_event ("waits"), or while it polls a completion queue of a queue
+ * pair that is connected to itself ("polls"). After that, all objects must be destroyed without errors and without using CPU time.
  * Usage: lost DEVICE waits|polls
  */
 #include "ends.h"
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 			CHECK(ibv_poll_cq(end.receives, 1, &wc) >= 0);
 	}
 	take_event(&end);
-	/* In each context: they are told one after the other. And once. */
+	/* Each context gets the event, one after the other, and only once. */
 	struct pollfd other_told = {.fd = other->async_fd, .events = POLLIN};
 	CHECK(poll(&other_told, 1, -1) == 1);
 	CHECK(!poll(&told, 1, 0));

@@ -22,7 +22,8 @@ fn programs_are_told_that_their_device_is_lost() {
         }
     };
 
-    // The next daemon still knows the segment, which is no loss; then its file is cut off. Whoever touches the memory notices.
+    // The next daemon still knows the segment, so the device is not lost. Then its file is truncated, and a program that accesses the
+    // memory notices.
     let ends = start(&verbs, &["polls"]);
     verbs.world.replace_daemon();
     let file = verbs.world.path().join("shm/ginnel-web");

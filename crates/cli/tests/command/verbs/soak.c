@@ -1,9 +1,9 @@
 /*
- * Sends so many messages to the other end, and receives as many: SEND and WRITE with an immediate value, of all lengths. Each message must
- * arrive once, in order, as it was sent; and nobody may sleep for ever. It polls and sleeps in turns.
+ * Sends this many messages to the other end, and receives as many: SENDs, and WRITEs with immediate data, of all lengths. Each
+ * message must arrive once, in order and unchanged, and neither end may sleep for ever. An end polls and sleeps in turns.
  *
- * Ends with 1 if something is wrong, with 3 if there is no progress for STALL seconds, with 4 if that is so because a call does not
- * return, and with 5 if memory has changed that nobody else has to do with.
+ * Exits with 1 if a check fails, with 3 if there is no progress for STALL seconds, with 4 if there is none because a call does not
+ * return, and with 5 if memory that no other program uses has changed.
  *
  * Usage: soak DEVICE 0|1 own|shared any|solicited free|one COUNT STALL
  */
@@ -14,17 +14,17 @@
 #include <signal.h>
 #include <time.h>
 
-/* Sends and receives of a queue pair that have no completion yet, and bytes of a message. */
+/* The number of sends and receives of a queue pair that have not completed, and the length of a message. */
 #define WINDOW 64
 #define RECEIVES 128
 #define LONGEST 2048
 
 static struct end end;
 static int me, pairs, only_solicited, stall;
-/* Sends that may have no completion just now. With few, both ends sleep often. */
+/* The number of sends that may be incomplete at the moment. With few, both ends sleep often. */
 static unsigned window = WINDOW;
 
-/* What it is in, and how often it has been in something. */
+/* The call that is being executed, and the number of calls so far. */
 enum call { NOTHING, POST_SEND, POST_RECEIVE, POLL_SENDS, POLL_RECEIVES, NOTIFY, SLEEP, GET_EVENT };
 static volatile enum call in_call;
 static volatile uint64_t calls;
@@ -35,7 +35,7 @@ static void enter(enum call call)
 	calls++;
 }
 
-/* What message k of a queue pair is like; both ends know. */
+/* The properties of message k of a queue pair, which both ends know. */
 struct plan {
 	int is_write, is_inline, is_solicited, has_immediate;
 	unsigned length;
@@ -54,7 +54,7 @@ static struct plan plan(int from, int pair, uint64_t k)
 	return plan;
 }
 
-/* The memory: buffers to send from, to receive into, and that the other end writes to. */
+/* The memory: buffers to send from and to receive into, and a part that the other end writes to. */
 static char *send_buffer(int pair, uint64_t k)
 {
 	return end.bytes + (pair * WINDOW + k % WINDOW) * LONGEST;
@@ -65,7 +65,7 @@ static char *receive_buffer(uint64_t slot)
 	return end.bytes + (MOST_PAIRS * WINDOW + slot) * LONGEST;
 }
 
-/* The other end is at most as many messages ahead as there are receives, so no message lies where one that was not checked does. */
+/* The other end is never ahead by more messages than there are receives, so no message overwrites one that has not been checked. */
 static size_t write_offset(int pair, uint64_t k)
 {
 	return (MOST_PAIRS * (WINDOW + RECEIVES) + (size_t)pair * RECEIVES + k % RECEIVES) * LONGEST;
@@ -91,15 +91,15 @@ static int is_as_sent(const char *bytes, const struct plan *plan)
 
 struct pair {
 	uint64_t count;
-	/* Messages posted, and those of them that are complete. */
+	/* Messages that were posted, and those that have completed. */
 	uint64_t posted, complete;
-	/* Those that were signaled. */
+	/* Messages that were signaled. */
 	uint64_t signaled[WINDOW];
 	uint64_t first_signaled, last_signaled;
 	unsigned unsignaled;
-	/* Messages received. */
+	/* Messages that were received. */
 	uint64_t received;
-	/* Receives of its own queue: posted, and to be posted. */
+	/* Receives of the queue pair's own receive queue: posted, and still to be posted. */
 	uint64_t receives, free;
 };
 
@@ -158,7 +158,7 @@ static void post_receive(int i, uint64_t slot)
 	enter(NOTHING);
 }
 
-/* Receives that wait to be posted: each queue pair's, or those of the shared queue, which are in the place of the first one's. */
+/* The number of receives that wait to be posted, for each queue pair. Those of the shared receive queue are counted at index 0. */
 static uint64_t free_slots[MOST_PAIRS][RECEIVES];
 
 static void free_slot(int i, uint64_t slot)
@@ -166,7 +166,7 @@ static void free_slot(int i, uint64_t slot)
 	i = end.srq ? 0 : i;
 	is_posted[slot] = 0;
 	free_slots[i][all[i].free++] = slot;
-	/* Now and then the other end has to wait for receives. */
+	/* From time to time, the other end has to wait for receives. */
 	if (all[i].free == RECEIVES || below(24) == 0) {
 		for (uint64_t n = 0; n < all[i].free; n++)
 			post_receive(i, free_slots[i][n]);
@@ -179,7 +179,7 @@ static void has_sent(const struct ibv_wc *wc)
 	CHECK(wc->status == IBV_WC_SUCCESS);
 	struct pair *pair = &all[wc->wr_id >> 56];
 	uint64_t k = wc->wr_id & ((1ul << 56) - 1);
-	/* All that were signaled, each once, in order. */
+	/* All signaled requests complete once, in order. */
 	CHECK(pair->first_signaled < pair->last_signaled);
 	CHECK(pair->signaled[pair->first_signaled++ % WINDOW] == k);
 	pair->complete = k + 1;
@@ -241,7 +241,7 @@ static int is_over(void)
 	return 1;
 }
 
-/* Asks to be told, and sleeps until it is. */
+/* Asks for a notification, and sleeps until it arrives. */
 static void sleep_for_one(void)
 {
 	enter(NOTIFY);
@@ -250,7 +250,7 @@ static void sleep_for_one(void)
 	if (take()) {
 		if (below(2))
 			return;
-		/* Takes what there is, and still waits for what it has asked for before. */
+		/* Takes what is there, while the earlier request for a notification stays in effect. */
 		do {
 			for (int i = 0; i < pairs; i++)
 				post_sends(i);
@@ -273,7 +273,7 @@ static void sleep_for_one(void)
 	sleeps++;
 }
 
-/* Memory that is not registered, and is on no page that is: static, and of the heap. */
+/* Memory that is not registered, and shares no page with registered memory: static, and from the heap. */
 static char untouched[65536], *also_untouched;
 
 static void fill_untouched(void)
@@ -297,7 +297,7 @@ static void stalled(int signal)
 {
 	static uint64_t before;
 	if (!is_suspected) {
-		/* Is it a call that does not return, or are there calls, and nothing comes of them? */
+		/* Distinguishes a call that does not return from calls that have no effect. */
 		is_suspected = 1;
 		before = calls;
 		alarm(1);
@@ -326,7 +326,7 @@ int main(int count, char **arguments)
 	only_solicited = !strcmp(arguments[4], "solicited");
 	uint64_t messages = strtoul(arguments[6], NULL, 10);
 	if (!strcmp(arguments[5], "one")) {
-		/* Whoever polls is in the way of the other one. */
+		/* A thread that polls takes CPU time from the other end. */
 		cpu_set_t set;
 		CHECK(!sched_getaffinity(0, sizeof set, &set));
 		int cpu = 0;
@@ -350,7 +350,7 @@ int main(int count, char **arguments)
 	alarm(stall);
 	struct timespec begin, now;
 	clock_gettime(CLOCK_MONOTONIC, &begin);
-	/* Polls without sleep, and the messages until this is chosen anew. */
+	/* The number of polls before a sleep, and of messages until this is chosen again. */
 	unsigned patience = 0, left = 0, empty = 0;
 	unsigned since_alarm = 0;
 	while (!is_over()) {
@@ -358,7 +358,7 @@ int main(int count, char **arguments)
 			static const unsigned patiences[] = {0, 10, 1000, -1u};
 			patience = patiences[below(4)];
 			static const unsigned windows[] = {1, 2, 16, WINDOW};
-			/* Now and then the second end only receives, so that nothing but a message wakes it. */
+			/* From time to time, the second end only receives, so that only a message can wake it. */
 			window = me == 1 && below(3) == 0 && !has_received_all() ? 0 : windows[below(4)];
 			left = 1 << (4 + below(10));
 		}

@@ -1,11 +1,12 @@
-//! Messages between two processes, for long: each arrives once, in order, as it was sent, and nobody sleeps for ever.
+//! A long exchange of messages between two processes: each message arrives once, in order and unchanged, and no process sleeps for ever.
 //!
-//! `GINNEL_SOAK=1` sends 10^8 messages, `GINNEL_SOAK=n` with n > 1 sends n.
+//! `GINNEL_SOAK=1` sends 10^8 messages, and `GINNEL_SOAK=n` with n > 1 sends n.
 
 use super::Verbs;
 use super::ends::{self, End};
 
-/// How they receive, what they want to be told of, and where they run; and how many times fewer messages because each costs more.
+/// How the processes receive, which completions they ask to be notified of, and on which CPUs they run; and the factor by which there
+/// are fewer messages because each costs more.
 const RUNS: [([&str; 3], u64); 5] = [
     (["own", "any", "free"], 1),
     (["shared", "any", "free"], 1),
@@ -14,7 +15,7 @@ const RUNS: [([&str; 3], u64); 5] = [
     (["shared", "any", "one"], 10),
 ];
 
-/// Seconds without any message that are a failure.
+/// The test fails after this many seconds without a message.
 const STALL: &str = "30";
 
 #[test]

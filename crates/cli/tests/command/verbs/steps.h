@@ -1,6 +1,6 @@
 /*
- * Death at a random instruction of a call: the call is gone through step by step once, to know how many instructions it has, and at a random
- * one of the next such call the process kills itself. Needs random_state of ends.h.
+ * Death at a random instruction of a call. The process executes the call once in single steps to count its instructions, and kills
+ * itself at a random one of the next such call. Needs random_state of ends.h.
  */
 #ifndef STEPS_H
 #define STEPS_H

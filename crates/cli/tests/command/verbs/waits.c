@@ -1,5 +1,5 @@
 /*
- * Two ends, of which the first one sends three messages and the second one posts receives only when it is told to go on.
+ * Two ends. The first one sends three messages, and the second one posts receives only when it is told to continue.
  * Usage: waits DEVICE 0|1
  */
 #include "ends.h"
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 	take_all(sends ? end.sends : end.receives);
 	printf("done\n");
 	fflush(stdout);
-	/* It is looked at until its input ends. */
+	/* The test looks at this state until it closes the input. */
 	while (getchar() != EOF)
 		;
 	return 0;

@@ -1,4 +1,4 @@
-//! `ginnel verbs` says who waits for whom, and `ginnel verbs top` what they do meanwhile.
+//! `ginnel verbs` shows which program waits for which other one, and `ginnel verbs top` shows their activity.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::ChildStdout;
@@ -6,7 +6,7 @@ use std::process::ChildStdout;
 use super::ends::{compiled, start};
 use super::*;
 
-/// `ginnel verbs top` beside the test.
+/// A running `ginnel verbs top`.
 struct Top {
     lines: Lines<BufReader<ChildStdout>>,
     _child: Killed,
@@ -20,7 +20,7 @@ impl Top {
         Self { lines, _child: Killed(Some(child)) }
     }
 
-    /// The next interval: its seconds, and the pairs of programs.
+    /// Returns the next interval: its length in seconds, and the pairs of programs.
     fn next(&mut self) -> (f64, Vec<serde_json::Value>) {
         let said: serde_json::Value = serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap();
         (said["seconds"].as_f64().unwrap(), said["pairs"].as_array().unwrap().clone())
@@ -32,7 +32,7 @@ fn a_program_whose_peer_posts_no_receive_is_shown() {
     let verbs = Verbs::new();
     let Some(program) = compiled(&verbs, "waits") else { return };
     let mut ends = start(&verbs, &program, [&[], &[]]);
-    // It waits for its peer to be ready first.
+    // The request first waits until its peer is ready.
     wait_for("a request that waits", || verbs.world.good("verbs").out.contains(" for a receive of "));
     let json = || {
         let json = verbs.world.good("verbs web --json").json();
@@ -44,7 +44,7 @@ fn a_program_whose_peer_posts_no_receive_is_shown() {
     let (sender, receiver) = (of(true), of(false));
     assert_eq!((&sender["waits"]["requests"], &sender["executed"]), (&3.into(), &0.into()), "{sender}");
     assert_eq!((&sender["waits"]["reason"], &sender["peer"]), (&"receive".into(), &receiver["number"]));
-    // The clock of the same machine goes on.
+    // The clock is that of the same machine, so the time of the wait grows.
     let waited = |pair: &serde_json::Value| pair["waits"]["nanoseconds"].as_u64();
     wait_for("a longer time", || json().iter().filter_map(waited).next() > waited(sender));
     let said = verbs.world.good("verbs").out;

@@ -1,7 +1,7 @@
 """Two processes that send each other messages, and write, read and count in each other's memory.
 
-pingpong.py DEVICE PORT ROUNDS          waits for the other one
-pingpong.py DEVICE PORT ROUNDS HOST     is the other one
+pingpong.py DEVICE PORT ROUNDS          waits for the other process
+pingpong.py DEVICE PORT ROUNDS HOST     is the other process
 """
 
 import json
@@ -72,7 +72,7 @@ class End:
         self.qp.to_rts(attr)
 
     def swap(self, **mine):
-        """Tells the other end something over TCP, and is told the same of that."""
+        """Exchanges a value with the other end over TCP: sends its own, and returns the other one."""
         print(json.dumps(mine), file=self.writer, flush=True)
         return json.loads(self.reader.readline())
 
@@ -99,7 +99,7 @@ class End:
             self.done.append(completion.wr_id)
 
     def wait(self, wanted, sleeps=False):
-        """Waits until a request is complete."""
+        """Waits until a request has completed."""
         while wanted not in self.done:
             if sleeps:
                 self.cq.req_notify()

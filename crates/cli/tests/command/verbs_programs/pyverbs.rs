@@ -7,7 +7,7 @@ use crate::stage::{PYTHON, free_port, listens};
 use crate::verbs::{DEVICE, Killed, Verbs, expect_good};
 use crate::world::wait_for;
 
-/// Messages, events, and access to each other's memory, whose data the program checks.
+/// Messages, events, and access to the peer's memory. The program checks the data.
 const PROGRAM: &str = include_str!("pingpong.py");
 
 #[test]

@@ -4,7 +4,7 @@ use crate::stage::{free_port, have, listens};
 use crate::verbs::{DEVICE, Killed, Verbs, expect_good};
 use crate::world::wait_for;
 
-/// What is measured; those that begin with `ver` also check what comes back.
+/// The tests of qperf. Those that begin with `ver` also check the data that comes back.
 const TESTS: [&str; 11] = [
     "rc_lat",
     "rc_bw",

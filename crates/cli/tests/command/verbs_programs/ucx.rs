@@ -1,4 +1,4 @@
-//! UCX, over which MPI libraries send.
+//! UCX, a communication library that MPI libraries use.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use crate::stage::{free_port, have, listens};
 use crate::verbs::{DEVICE, Killed, Verbs, expect_good};
 use crate::world::wait_for;
 
-/// Each test of ucx_perftest registers UCX's pools of buffers anew, at other addresses.
+/// Each test of ucx_perftest registers UCX's buffer pools again, at other addresses.
 const SIZE: &str = "2G";
 
 /// Tests of UCX's protocols.
@@ -26,7 +26,7 @@ const OF_PROTOCOLS: &[&str] = &[
     "ucp_cswap -s 8 -n 200",
 ];
 
-/// Tests of UCX's transports, where each operation is a request of verbs.
+/// Tests of UCX's transports, where each operation is a verbs request.
 const OF_CONNECTED: &[&str] = &[
     "am_lat -s 8 -n 200",
     "am_bw -D zcopy -s 4096 -n 500",
@@ -40,10 +40,10 @@ const OF_CONNECTED: &[&str] = &[
 
 const OF_DATAGRAMS: &[&str] = &["am_lat -s 8 -n 200", "am_bw -D zcopy -s 4000 -n 500"];
 
-/// What runs a program of UCX over these transports and devices alone. It says which way it takes to each peer.
+/// Returns the command that runs a UCX program over these transports and devices only. UCX prints which transport it uses for each peer.
 fn line<'a>(settings: &'a [String], program: &[&'a str]) -> Vec<&'a str> {
     let settings = settings.iter().map(String::as_str);
-    // UCX would take free huge pages of the machine for its buffers, which cannot be registered.
+    // Otherwise UCX would use free huge pages of the machine for its buffers, which cannot be registered.
     ["env", "UCX_LOG_LEVEL=info", "UCX_IB_ALLOC=thp,md,mmap,heap"]
         .into_iter()
         .chain(settings)
@@ -74,7 +74,7 @@ fn the_device_is_found() {
     assert!(!said.contains("WARN") && !said.contains("ERROR"), "{said}");
 }
 
-/// Runs tests of ucx_perftest, in one process after the other. Each test has new connections.
+/// Runs tests of ucx_perftest, one process after the other. Each test has new connections.
 fn perftest(verbs: &Verbs, settings: &[String], tests: &[&str], more: &[&str]) -> [String; 2] {
     let batch = verbs.world.files().join("batch");
     let lines = tests.iter().enumerate().map(|(i, test)| format!("test{i} -t {test} -w 10\n"));
@@ -117,9 +117,9 @@ fn transports() {
     }
 }
 
-/// The demonstration of UCX compares what it reads and writes with what it should be. It connects over TCP, and UCX 1.13 sends what it has
-/// prepared for TCP over verbs then, without a look whether it is too long: active messages (`-A`) are lost, and messages with tags
-/// if they are short, but not inline.
+/// The demonstration program of UCX checks all data that it reads and writes. It connects over TCP. UCX 1.13 then sends over verbs what
+/// it has prepared for TCP, without checking whether it is too long: active messages (`-A`) are lost, and so are tagged messages that
+/// are short, but not inline.
 #[test]
 fn ucx_demo_reads_and_writes_the_right_data() {
     if !have(&["io_demo"]) {
@@ -141,7 +141,7 @@ fn ucx_demo_reads_and_writes_the_right_data() {
     assert!(said.contains(&way) && is_good, "{said}");
 }
 
-/// A program that asks for the file of a device, as UCX does, finds one; nothing else changes.
+/// A program that looks for the file of a device, as UCX does, finds one. Nothing else changes.
 #[test]
 fn programs_find_a_file_for_the_device() {
     const SCRIPT: &str = "
@@ -167,7 +167,7 @@ assert stat.S_ISREG(os.stat(sys.executable).st_mode)
     Verbs::new().good(&[python, "-c", SCRIPT, DEVICE]);
 }
 
-/// What makes that file takes no other library's place.
+/// The library that provides that file does not replace any other library.
 #[test]
 fn all_preloaded_libraries_are_loaded() {
     let verbs = Verbs::new();
