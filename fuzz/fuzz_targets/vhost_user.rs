@@ -227,7 +227,7 @@ impl Queues for Workers {
     }
 
     fn vm_stayed(&mut self) {
-        self.left();
+        self.vm_left();
     }
 
     fn sync(&mut self) -> Result<(), String> {
