@@ -602,7 +602,7 @@ impl Cache {
         self.unless_refused(refused)
     }
 
-    /// Sends a request that is done, or that is answered with the given words because there is no such item.
+    /// Sends a request that is done, or that the server answers with `no`, usually because there is no such item.
     fn yes_or_no(
         &self,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), Error>,
