@@ -1,17 +1,18 @@
 //! The server's side of a cache: items, versions, and the clock.
 //!
-//! One thread of one process changes a cache. What a successor needs is in the block, in an order that lets the server be killed at
-//! any instruction: an item is whole before a slot names it, and a log segment is free only once no slot names anything in it. So a successor
-//! reads the words of the log segments and goes on; it looks at no item. An item that was being overwritten in its place at
-//! that moment is gone.
+//! One thread of one process changes a cache. The block contains all that a successor needs, written in an order that
+//! allows the server to be killed at any instruction: an item is complete before a slot names it, and a log segment
+//! is free only once no slot names anything in it. So a successor reads the words of the log segments and continues,
+//! without reading any item. An item that was being overwritten in place at that moment is lost.
 //!
-//! # Which items have to go
+//! # Which items are evicted
 //!
-//! The algorithm is S3-FIFO (Yang and others, SOSP 2023): a new item enters a small queue, which has a tenth of the memory. If it was used by the
-//! time it comes to the end, it moves to the main queue, else it goes, and is remembered for a while: if it comes back, it enters the main
-//! queue at once. At the end of the main queue, an item that was used is entered again, and counts as less used. A scan of items that nobody
-//! wants again passes through the small queue alone. Unlike a list in order of last use, this needs no change when an item is read, so readers that
-//! can write nothing lose nothing but a sample of their hits.
+//! The algorithm is S3-FIFO (Yang and others, SOSP 2023). A new item enters a small queue, which has a tenth of the
+//! memory. If the item has been used by the time it reaches the end, it moves to the main queue. Otherwise it is
+//! evicted, and its hash is remembered for a while: if the item comes back, it enters the main queue at once. At the
+//! end of the main queue, an item that was used enters it again, with a lower use count. A scan of items that are not
+//! wanted again passes only through the small queue. Unlike an LRU list, this algorithm changes nothing when an item
+//! is read, so readers with read-only access cost nothing but the hits that are missing from their samples.
 
 use ginnel_layout::cache::{
     self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSH_AT, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,
@@ -25,24 +26,24 @@ use crate::item::{Hasher, Item, Look, look, slots};
 use crate::log::{Log, Queue, Step};
 use crate::shape::LEAST_SEGMENTS;
 
-/// Versions that are given out between two notes of how far they have come.
+/// The number of versions that are given out between two records of the highest version.
 const VERSIONS_AT_ONCE: u64 = 1 << 20;
-/// The most that the clock shows, in milliseconds: all ends of items are seconds of 32 bits.
+/// The highest value of the clock, in milliseconds, because expiry times are seconds of 32 bits.
 const MOST_CLOCK: u64 = u32::MAX as u64 / 2 * 1000;
-/// The most uses that count.
+/// The highest use count.
 const MOST_USES: u8 = 3;
-/// Items that are looked at when one is stored, for some that can go.
+/// The number of items that are examined for eviction when one is stored.
 const STEPS: usize = 16;
-/// Empty slots of an item's first bucket, with which the second one need not be taken.
+/// If an item's first bucket has this many empty slots, the second one need not be considered.
 const SPARE: usize = 3;
 
-/// Why there is no cache in a block.
+/// Why a block contains no cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotACache {
-    /// There is none, or one of another version.
+    /// The block has no cache, or one of another version.
     #[error("there is no cache in this block, or one of another version")]
     Unknown,
-    /// Its words make no sense.
+    /// The cache's words are inconsistent.
     #[error("the words of this cache make no sense: somebody has written to its memory")]
     Corrupt,
 }
@@ -53,40 +54,40 @@ pub enum NotStored {
     /// The key is empty or has more than 250 bytes.
     #[error("a key must have 1 to {MOST_KEY} bytes")]
     Key,
-    /// It has more bytes than an item may have.
+    /// The item has more bytes than an item may have.
     #[error("an item with its key must not have more than {0} bytes")]
     TooLarge(usize),
 }
 
-/// What is known of an item.
+/// The properties of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// No other version of any item has this number. It changes with the value.
+    /// The version, which changes with the value. No other version of any item has this number.
     pub version: u64,
-    /// The client's.
+    /// The client's flags.
     pub flags: u32,
-    /// The second of the cache's clock at which it ends; 0 = never.
+    /// The second of the cache's clock at which the item expires; 0 = never.
     pub expiry: u32,
-    /// What is marked on it ([`marks`]).
+    /// The item's [`marks`].
     pub marks: u8,
-    /// Bytes of its value.
+    /// The length of the value, in bytes.
     pub len: usize,
 }
 
-/// What a cache has done since its server was started.
+/// The counters of a cache since its server was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Items that had to go for others.
+    /// Items that were evicted to make room.
     pub evictions: u64,
     /// Of these, items that were never used.
     pub unused: u64,
-    /// Items that had to go because their buckets were full.
+    /// Items that were evicted because their buckets were full.
     pub collisions: u64,
     /// Items that were moved.
     pub moves: u64,
 }
 
-/// A cache, by its server.
+/// A cache, as its server has it.
 pub struct Store<M> {
     memory: M,
     shape: Shape,
