@@ -12,7 +12,7 @@
 //! evicted, and its hash is remembered for a while: if the item comes back, it enters the main queue at once. At the
 //! end of the main queue, an item that was used enters it again, with a lower use count. A scan of items that are not
 //! wanted again passes only through the small queue. Unlike an LRU list, this algorithm changes nothing when an item
-//! is read, so readers with read-only access cost nothing but the hits that are missing from their samples.
+//! is read. So it works with readers that cannot write, although only a sample of their hits counts as uses.
 
 use ginnel_layout::cache::{
     self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSH_AT, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,

@@ -82,7 +82,7 @@ pub fn go_on<'a>(
     tell(counted(socket, fd, flags, pieces))
 }
 
-/// Receives while the kernel carries the direction, or carries it only up to a byte that the sender names.
+/// Receives while the kernel carries the direction only up to a byte that the sender names, or not at all.
 fn counted<'a>(
     socket: &'static Socket,
     mut fd: c_int,
