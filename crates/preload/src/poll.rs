@@ -135,7 +135,7 @@ fn joined(fd: c_int) -> Option<&'static Socket> {
     SOCKETS.get(fd).filter(|socket| socket.is_joined())
 }
 
-/// Returns whether the kernel alone does not carry at least one of the descriptors.
+/// Returns whether the call must handle at least one descriptor itself, because the kernel alone does not carry it.
 pub fn concerns_us(fds: &[pollfd]) -> bool {
     let mut any = false;
     for poll in fds {
