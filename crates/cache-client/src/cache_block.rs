@@ -1,4 +1,4 @@
-//! The cache's block, as this process has it open.
+//! The block of the cache, which this process has open.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,31 +10,31 @@ use ginnel_cache_store::store::NotACache;
 
 use crate::error::Error;
 
-/// How often the name of the block is looked at again, while there is a reason to do so.
+/// How often the name of the block is looked up again while there is a reason to do so.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How often it is looked whether a cache is made that is waited for.
+/// How often to check whether an awaited cache has been created.
 const SOON: Duration = Duration::from_millis(5);
-/// How long the daemon may take to answer somebody who only wanted to read.
+/// How long the daemon may take to answer a caller that only wants to read.
 const ANSWER: Duration = Duration::from_millis(200);
 
-/// A block that is open.
+/// An open block.
 pub struct Opened {
     pub reader: Reader<Mapping>,
     endpoint: Endpoint,
     block: Block,
 }
 
-/// The block that is the cache's as far as is known.
+/// The block that, as far as is known, holds the cache.
 pub struct CacheBlock {
-    /// `SEGMENT/NAME`.
+    /// The address, `SEGMENT/NAME`.
     pub address: String,
     segment: String,
-    /// Of the block.
+    /// The name of the block.
     pub name: String,
     attach: AttachOptions,
-    /// None if it has been removed.
+    /// The open block, or `None` if it has been removed.
     opened: ArcSwapOption<Opened>,
-    /// When it was looked at last.
+    /// When the name was last looked up.
     looked: Mutex<Option<Instant>>,
 }
 
@@ -59,7 +59,7 @@ impl CacheBlock {
             let block = endpoint.open_block_within(&memory.name, Rights::READ, left);
             let block = block.map_err(|source| memory.failed(source))?;
             match memory.begin(&endpoint, block) {
-                // Its server is about to make it.
+                // The server is about to create the cache.
                 Err(Error::NotACache { source: NotACache::Unknown, .. }) if !left.is_zero() => {
                     std::thread::sleep(SOON.min(left));
                 }
@@ -87,18 +87,19 @@ impl CacheBlock {
         Error::Segment { cache: self.address.clone(), source }
     }
 
-    /// What is open now.
+    /// Returns the block that is open now.
     #[inline]
     pub fn now(&self) -> Guard<Option<Arc<Opened>>> {
         self.opened.load()
     }
 
-    /// The segment, and this process's place in it.
+    /// Returns the segment's name, and this process's endpoint in it.
     pub fn endpoint(&self) -> (&str, Option<Endpoint>) {
         (&self.segment, self.now().as_ref().map(|opened| opened.endpoint.clone()))
     }
 
-    /// Looks whether the block of that name is still this one; not each time that it is called. Asks the daemon.
+    /// Asks the daemon whether the name still stands for this block. Calls that follow each other too closely do
+    /// nothing.
     pub fn look_again(&self) {
         let Ok(mut looked) = self.looked.try_lock() else { return };
         if looked.is_none_or(|looked| looked.elapsed() >= AGAIN) {
@@ -107,8 +108,8 @@ impl CacheBlock {
         }
     }
 
-    /// The same for somebody who knows that this one is not the cache's any more, unless `is_good` says that somebody else has found the
-    /// right one meanwhile.
+    /// Asks the daemon at once, for a caller that knows that this block no longer holds the cache. Does nothing if
+    /// `is_good` says that another thread has found the right one meanwhile.
     pub fn look_now(&self, is_good: impl Fn(&Opened) -> bool) {
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.now().as_ref().is_some_and(|opened| is_good(opened)) {
@@ -128,7 +129,7 @@ impl CacheBlock {
         let block = match endpoint.open_block_soon(&self.name, Rights::READ, ANSWER) {
             Ok(block) => block,
             Err(error) if error.code() == Some(ErrorCode::NOT_FOUND) => return self.opened.store(None),
-            // The daemon does not know just now.
+            // The daemon cannot tell at the moment.
             Err(_) => return,
         };
         let is_same = before.as_ref().is_some_and(|before| {
@@ -139,7 +140,7 @@ impl CacheBlock {
         if !is_same {
             match self.begin(&endpoint, block) {
                 Ok(opened) => self.opened.store(Some(Arc::new(opened))),
-                // There is none in it yet. In the one before there may be one that is going to be moved.
+                // The new block has no cache yet. The old block may hold one that will be moved.
                 Err(_) if before.is_some_and(|before| before.reader.is_current()) => {}
                 Err(_) => self.opened.store(None),
             }

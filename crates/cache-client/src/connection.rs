@@ -13,19 +13,19 @@ use rustix::net::{
 
 use crate::answer::{Answer, Nonsense, parse};
 
-/// Room for answers at the beginning, in bytes.
+/// The initial room for answers, in bytes.
 const ROOM: usize = 16 << 10;
-/// More room than that is given back.
+/// Room beyond this many bytes is released.
 const MOST_ROOM: usize = 1 << 20;
 
-/// Why a connection is of no more use.
+/// Why a connection can no longer be used.
 #[derive(Debug)]
 pub enum Broken {
-    /// Nothing of what was to be sent has gone.
+    /// Nothing of the request was sent.
     Before(String),
-    /// It may have arrived.
+    /// The request may have arrived.
     After(String),
-    /// The server says what it should not.
+    /// The server has broken the protocol.
     Nonsense(&'static str),
 }
 
@@ -35,7 +35,7 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// A connection.
+/// A connection to a server, over a channel or a socket.
 pub struct Connection {
     stream: Stream,
     timeout: Duration,
@@ -45,7 +45,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Over a channel of an endpoint's segment.
+    /// Connects over a channel of an endpoint's segment.
     pub fn channel(endpoint: &Endpoint, name: &str, timeout: Duration) -> Result<Self, ginnel::Error> {
         let mut channel = endpoint.connect_soon::<StreamChannel>(name, timeout)?;
         channel.set_timeout(Some(timeout));
@@ -53,7 +53,7 @@ impl Connection {
         Ok(Self::new(Stream::Channel(Box::new(sender), Box::new(receiver)), timeout))
     }
 
-    /// Over TCP.
+    /// Connects over TCP.
     pub fn tcp(address: &str, timeout: Duration) -> io::Result<Self> {
         let mut error = io::Error::other("the name has no address");
         for address in address.to_socket_addrs()? {
@@ -70,9 +70,9 @@ impl Connection {
         Err(error)
     }
 
-    /// Over a Unix socket.
+    /// Connects over a Unix socket.
     pub fn unix(path: &Path, timeout: Duration) -> io::Result<Self> {
-        // A server that accepts nobody would keep a blocking connect waiting for ever.
+        // A server that accepts no connections would keep a blocking connect waiting for ever.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -87,7 +87,7 @@ impl Connection {
         Self { stream, timeout, input: vec![0; ROOM], begin: 0, end: 0 }
     }
 
-    /// The server may take so long from now on.
+    /// Sets how long the server may take for an answer from now on.
     pub fn set_timeout(&mut self, timeout: Duration) -> Result<(), Broken> {
         self.timeout = timeout;
         let timeout = Some(timeout);
@@ -107,7 +107,7 @@ impl Connection {
         set.map_err(|error| Broken::Before(text(&error)))
     }
 
-    /// Whether the server is still there, as far as can be told without asking it. Nothing may be under way.
+    /// Returns whether the server is still there, as far as is known without a request. No request may be under way.
     pub fn is_alive(&mut self) -> bool {
         let mut byte = [0; 1];
         let looked = match &mut self.stream {
@@ -120,11 +120,11 @@ impl Connection {
             Stream::Tcp(stream) => rustix::net::recv(stream, &mut byte, RecvFlags::DONTWAIT),
             Stream::Unix(stream) => rustix::net::recv(stream, &mut byte, RecvFlags::DONTWAIT),
         };
-        // A byte that nobody has asked for is no better than the end.
+        // A byte that was not asked for is as bad as the end.
         matches!(looked, Err(rustix::io::Errno::AGAIN))
     }
 
-    /// Sends all of it.
+    /// Sends all bytes.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         let (mut sent, end) = (0, Instant::now() + self.timeout);
         while sent < bytes.len() {
@@ -152,7 +152,8 @@ impl Connection {
         }
     }
 
-    /// Sends all of it if there is room without waiting, else nothing. Room for a part of it only is the end: nobody waits for more.
+    /// Sends all bytes if there is room for them without waiting, and otherwise none. If there is room for only a
+    /// part, the connection has failed, because this function does not wait for more.
     pub fn hint(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         if let Stream::Channel(sender, _) = &mut self.stream {
             sender.set_nonblocking(true);
@@ -169,7 +170,7 @@ impl Connection {
         }
     }
 
-    /// Waits for the next answer, and hands it to `take`.
+    /// Waits for the next answer, and passes it to `take`.
     pub fn answer<T>(&mut self, take: impl FnOnce(Answer<'_>) -> T) -> Result<T, Broken> {
         let end = Instant::now() + self.timeout;
         loop {
@@ -191,7 +192,7 @@ impl Connection {
         }
     }
 
-    /// The next of several answers, which all of them together may not take longer than `end`.
+    /// Waits for the next of several answers, all of which must come before `end`.
     pub fn answer_by<T>(&mut self, end: Instant, take: impl FnOnce(Answer<'_>) -> T) -> Result<T, Broken> {
         if Instant::now() > end {
             return Err(Broken::After("the time is over".into()));
@@ -199,7 +200,7 @@ impl Connection {
         self.answer(take)
     }
 
-    /// Whether all that came was taken.
+    /// Returns whether everything that has come was taken.
     pub fn is_empty(&self) -> bool {
         self.begin == self.end
     }

@@ -1,8 +1,8 @@
-//! What a client counts.
+//! The counters of a client.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Threads that count apart from each other.
+/// The number of counter groups, over which threads are spread.
 const SHARDS: usize = 16;
 
 /// What a client has done since it was opened.
@@ -11,7 +11,7 @@ const SHARDS: usize = 16;
 pub struct Counters {
     /// Items that were found in memory.
     pub hits: u64,
-    /// Keys that memory has no item of.
+    /// Keys that have no item, according to memory.
     pub misses: u64,
     /// Keys that the server was asked for, because memory could not tell.
     pub asked: u64,
@@ -23,7 +23,7 @@ pub struct Counters {
     pub reported: u64,
 }
 
-/// A pair of lines, which processors fetch together.
+/// A pair of cache lines, which processors fetch together.
 #[repr(align(128))]
 #[derive(Default)]
 struct Shard {
@@ -31,7 +31,7 @@ struct Shard {
     misses: AtomicU64,
 }
 
-/// The counters of several threads.
+/// The counters of a client, which several threads update.
 #[derive(Default)]
 pub struct CounterSet {
     shards: [Shard; SHARDS],
@@ -44,12 +44,12 @@ pub struct CounterSet {
 fn shard() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
-    // A thread that is ending has none any more.
+    // A thread that is ending has no thread-local value any more.
     MINE.try_with(|mine| *mine).unwrap_or(0)
 }
 
 impl CounterSet {
-    /// Returns how many hits this thread has had before, about.
+    /// Counts hits. Returns about how many hits this thread has had before.
     #[inline]
     pub fn hit(&self, hits: u64) -> u64 {
         self.shards[shard()].hits.fetch_add(hits, Ordering::Relaxed)

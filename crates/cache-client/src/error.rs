@@ -1,49 +1,49 @@
-//! What can go wrong, for callers.
+//! The errors that callers get.
 
 use ginnel_cache_store::store::NotACache;
 use thiserror::Error;
 
-/// Why something was not done. That there is no such item is no error.
+/// Why a request was not done. A missing item is no error.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address, or the place for changes, is none.
+    /// The address of the cache, or the place for changes, is not valid.
     #[error("{given:?} is {what}")]
     Address {
-        /// As given.
+        /// The text as given.
         given: String,
-        /// What is wrong, and what is right.
+        /// What is wrong with it, and what a valid one looks like.
         what: &'static str,
     },
-    /// Attaching to the segment, or opening the block of the cache.
+    /// Attaching to the segment failed, or opening the block of the cache did.
     #[error("cache {cache}: {source}")]
     Segment {
-        /// Which cache.
+        /// The address of the cache.
         cache: String,
-        /// What the library of channels says.
+        /// The error of the `ginnel` library.
         source: ginnel::Error,
     },
-    /// There is such a block, and no cache in it.
+    /// The block exists, but contains no cache.
     #[error("cache {cache}: {source}; is a ginnel-cache of this version its server?")]
     NotACache {
-        /// Which cache.
+        /// The address of the cache.
         cache: String,
-        /// Why not.
+        /// Why the block is not a cache.
         source: NotACache,
     },
-    /// A key that no item can have.
+    /// The key has a length that no item's key can have.
     #[error(
         "a key of {0} bytes: a key has 1 to 250 bytes, or up to 186 if there are blanks or control characters in it"
     )]
     Key(usize),
-    /// More bytes than any item of this cache can have.
+    /// The value is longer than any item's of this cache can be.
     #[error(
         "a value of {len} bytes is more than an item of cache {cache} may have; its server says how many that are"
     )]
     TooLarge {
-        /// Which cache.
+        /// The address of the cache.
         cache: String,
-        /// Its length; 0 if it is not known here, as of a value that others have made.
+        /// The value's length in bytes; 0 if it is not known here, as for a value that the server has put together.
         len: usize,
     },
     /// No server of the cache answers. Nothing was changed.
@@ -51,33 +51,34 @@ pub enum Error {
         "no server of cache {cache} answers ({tried}); start ginnel-cache, or name another way for changes"
     )]
     NoServer {
-        /// Which cache.
+        /// The address of the cache.
         cache: String,
-        /// Where it was looked for, and what was found there.
+        /// Where the client has looked for a server, and what it has found there.
         tried: String,
     },
-    /// The connection ended, or the time was over, before the answer came: the server may have done what it was asked for, or not.
+    /// The connection ended, or the time ran out, before the answer came. The server may have done the request or
+    /// not.
     #[error("the answer of cache {cache} is lost ({why}): it may have been done or not")]
     Lost {
-        /// Which cache.
+        /// The address of the cache.
         cache: String,
-        /// What happened.
+        /// The reason, in words.
         why: String,
     },
-    /// The server refuses.
+    /// The server has refused the request.
     #[error("cache {cache} says: {text}")]
     Refused {
-        /// Which cache.
+        /// The address of the cache.
         cache: String,
-        /// Its words.
+        /// The server's words.
         text: String,
     },
-    /// The server's answer is none to what it was asked.
+    /// The server's answer does not fit the request.
     #[error("the server of cache {cache} answers {what}")]
     Nonsense {
-        /// Which cache.
+        /// The address of the cache.
         cache: String,
-        /// What was wrong.
+        /// What was wrong with the answer.
         what: &'static str,
     },
 }

@@ -1,22 +1,23 @@
-//! Which keys were found in memory: the server is told while it is short of memory, so that what is used stays.
+//! The keys that were found in memory. The client reports them to the server while the server is short of memory, so
+//! that it keeps the items that are used.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Hashes that are remembered, each in its entry. Two that have the same place are told in turn: if there are many more keys than places,
-/// what is told is a sample of all hits.
+/// The number of hashes that are remembered, each in its entry. Two hashes with the same entry displace each other
+/// and are both reported: with many more keys than entries, the reports are a sample of all hits.
 const ENTRIES: usize = 4096;
-/// The most that are told at once; the others were no less used, but a sample is enough.
+/// The most hits in one report. The others were used no less, but a sample is enough.
 const MOST: usize = 256;
-/// How often the server is told.
+/// The time between two reports.
 const BETWEEN: Duration = Duration::from_millis(10);
-/// How long a key that was told is not told again.
+/// How long a reported key is not reported again.
 const FORGOTTEN: Duration = Duration::from_secs(1);
-/// How long there is no other try if there is no server.
+/// How long the client makes no other attempt if there is no server.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Hits that the server was or will be told.
+/// Hits that have been or will be reported to the server.
 pub struct Hits {
     known: Box<[AtomicU64]>,
     pending: Mutex<Pending>,
@@ -24,9 +25,9 @@ pub struct Hits {
 
 struct Pending {
     hashes: Vec<u64>,
-    /// When the next ones may be told.
+    /// When the next report may be sent.
     due: Instant,
-    /// When the places are emptied.
+    /// When the entries are cleared.
     forget: Instant,
 }
 
@@ -43,12 +44,12 @@ impl Hits {
         }
     }
 
-    /// Notes a hit, of a thread that has had so many before. True if it is time to tell the server.
+    /// Records a hit of a thread that has had `count` hits before. Returns true if it is time for a report.
     #[inline]
     pub fn note(&self, hash: u64, count: u64) -> bool {
         let entry = &self.known[(hash >> 20) as usize % ENTRIES];
         let is_new = entry.load(Ordering::Relaxed) != hash;
-        // Looking at the clock costs something, so known ones do it now and then only.
+        // Reading the clock has a cost, so hits of known keys read it only now and then.
         if !is_new && !count.is_multiple_of(64) {
             return false;
         }
@@ -69,7 +70,7 @@ impl Hits {
         now >= pending.due && !pending.hashes.is_empty()
     }
 
-    /// What is to be told now; nobody else tells it.
+    /// Takes the hits to report. No other thread reports them.
     pub fn take(&self, hashes: &mut Vec<u64>) {
         let Ok(mut pending) = self.pending.try_lock() else { return };
         let now = Instant::now();
@@ -79,7 +80,7 @@ impl Hits {
         }
     }
 
-    /// There was nobody to tell.
+    /// Begins the pause after there was no server to report to.
     pub fn pause(&self) {
         if let Ok(mut pending) = self.pending.try_lock() {
             pending.due = Instant::now() + PAUSE;

@@ -1,8 +1,8 @@
 //! A client of a Ginnel cache.
 //!
-//! The items of a cache lie in a block of a segment, which this process reads by itself: [`Cache::get`] and [`Cache::get_many`] find an item
-//! in memory, without a call to the system and without a server awake. What changes items goes to the server over one connection, in
-//! memcached's protocol.
+//! The items of a cache lie in a block of a segment, which this process reads directly: [`Cache::get`] and
+//! [`Cache::get_many`] find an item in memory, without a system call and without a running server. Changes go to the
+//! server over one connection, in memcached's protocol.
 //!
 //! ```no_run
 //! let cache = ginnel_cache_client::Cache::open("web/sessions")?;
@@ -14,36 +14,39 @@
 //! # Ok::<(), ginnel_cache_client::Error>(())
 //! ```
 //!
-//! # What waits
+//! # What blocks
 //!
-//! A get of something that memory can tell waits for nobody: not for other threads, not for the server, whether it hangs or was killed.
-//! Memory cannot tell if the server changes the very item all the time or was killed while it did, if the item has an end and the server's
-//! clock stands, and if the cache was made anew. Then the server is asked. And while the server is short of memory and has no connection to it, a get
-//! tries to open one, for a moment: if that fails, there is no other try for five seconds. Everything else waits for the server's answer, at most
-//! [`Options::timeout`] for each, and for a server that is being replaced at most [`Options::patience`].
-//! Requests of several threads go to the server one after the other.
+//! A get that memory can answer does not wait, neither for other threads nor for a server that hangs or was killed.
+//! Memory cannot answer in these cases: the server changes the same item all the time, or was killed while it did so;
+//! the item has an expiry time and the server's clock has stopped; or the cache was created anew. Then the client
+//! asks the server. While the server is short of memory and the client has no connection to it, a get also tries
+//! briefly to open one. If that fails, there is no other attempt for five seconds. All other calls wait for the
+//! server's answer: at most [`Options::timeout`] for each, and at most [`Options::patience`] for a server that is
+//! being replaced. Requests of several threads go to the server one after the other.
 //!
-//! # What is certain
+//! # Guarantees
 //!
-//! When a change returns, memory has it: the next get of any reader finds that, or something newer. If the server dies before it
-//! answers, the change returns [`Error::Lost`]: it may have been done or not, and is not tried again here. [`Error::NoServer`] means that it
-//! was not done. The next request looks for the next server. Reads, which do no harm, are tried again once.
+//! When a change returns, it is in memory: the next get of any reader finds it, or something newer. If the server
+//! dies before it answers, the change returns [`Error::Lost`]: it may have been done or not, and the client does not
+//! repeat it. [`Error::NoServer`] means that it was not done. The next request looks for the next server. Reads are
+//! harmless, so the client repeats them once.
 //!
-//! A client that does not ask the server for anything notices another cache in the place of this one when the server says so in the
-//! memory of the old one, with the very next get; and if the old one was just left alone, once its clock stands, a while later.
+//! A client that sends no requests must also notice when another cache has replaced this one. If the server has
+//! marked the old cache's memory, the very next get notices it. If the old cache was merely abandoned, the client
+//! notices it a while after the server's clock has stopped.
 //!
 //! # Threads and forks
 //!
-//! A [`Cache`] may be used by several threads. After `fork`, both processes may use it if no thread was in it at that moment; each has its
-//! own connection then.
+//! Several threads may use a [`Cache`]. After `fork`, both processes may use it if no thread was in it at that
+//! moment; each then has its own connection.
 //!
 //! ```text
-//! memory    the block, and which one it is now
-//! server    the connection to the server, and how it is found
-//! link      a connection over a channel or a socket
-//! request   what is asked
-//! answer    what is answered
-//! hits      what the server is told about gets
+//! cache_block  the block that holds the cache now
+//! server       the connection to the server, and how it is found
+//! connection   a connection over a channel or a socket
+//! request      the requests
+//! answer       the answers
+//! hits         reports of gets to the server
 //! ```
 
 #[doc(hidden)]
@@ -80,10 +83,10 @@ use crate::hits::Hits;
 use crate::request::Mode;
 use crate::server::{Ask, Server};
 
-/// Keys whose memory is asked for together. Processors have some ten to twenty such requests under way.
+/// Keys whose memory is fetched together. Processors can have some ten to twenty such fetches under way.
 const TOGETHER: usize = 16;
-/// Requests that are sent before their answers are read: so few that the answers to changes, and the requests for values, fit into any
-/// connection, and none of both sides waits for the other.
+/// Requests that are sent before their answers are read. They are so few that the answers to changes, and the
+/// requests for values, fit into any connection, so that neither side waits for the other.
 const UNDER_WAY: usize = 64;
 /// The most bytes of requests that are collected before they are sent.
 const MOST_COLLECTED: usize = 1 << 20;
@@ -95,9 +98,10 @@ const MOST_STATS: usize = 1 << 16;
 pub struct Options {
     /// How to attach to the segment: the daemon's socket, and what this program calls itself.
     pub attach: AttachOptions,
-    /// Where changes go.
+    /// Where changes are sent.
     pub changes: Changes,
-    /// How long a cache that is not there, or a server that is being replaced, is waited for. Default: 3 seconds.
+    /// How long to wait for a cache that does not exist yet, or for a server that is being replaced. Default: 3
+    /// seconds.
     pub patience: Duration,
     /// How long a server may take for an answer. Default: 10 seconds.
     pub timeout: Duration,
@@ -114,14 +118,14 @@ impl Default for Options {
     }
 }
 
-/// What is known of an item that was found.
+/// The properties of an item that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The client's, as they were stored.
+    /// The client's flags, as they were stored.
     pub flags: u32,
-    /// Its version, for [`Cache::cas`]. No other version of any item has this number.
+    /// The item's version, for [`Cache::cas`]. No other version of any item has this number.
     pub cas: u64,
-    /// Bytes of its value.
+    /// The length of the item's value, in bytes.
     pub len: usize,
 }
 
@@ -134,28 +138,28 @@ impl Item {
 /// An item to store.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry<'a> {
-    /// Its key: 1 to 250 bytes of any kind; up to 186 if there are blanks or control characters among them.
+    /// The key: 1 to 250 bytes of any kind; up to 186 if there are blanks or control characters among them.
     pub key: &'a [u8],
-    /// Its value.
+    /// The value.
     pub value: &'a [u8],
-    /// Whatever the program likes.
+    /// A number for the program's own use.
     pub flags: u32,
-    /// In how many seconds it ends; 0: never.
+    /// In how many seconds the item expires; 0: never.
     pub ttl: u32,
 }
 
-/// What has become of [`Cache::cas`].
+/// The result of [`Cache::cas`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swap {
-    /// It is stored, and has this version.
+    /// The value is stored, and has this version.
     Stored(u64),
-    /// The item is another one than that of the version that was given.
+    /// The item no longer has the given version.
     Changed,
     /// There is no such item.
     Missing,
 }
 
-/// A cache that is open. May be used by several threads.
+/// An open cache. Several threads may use it.
 pub struct Cache {
     memory: CacheBlock,
     server: Mutex<Server>,
@@ -164,12 +168,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the cache `SEGMENT/NAME`. Attaches to the segment, for which reading it is enough.
+    /// Opens the cache `SEGMENT/NAME`. Attaches to the segment; the right to read it is enough.
     pub fn open(address: &str) -> Result<Self, Error> {
         Self::open_with(address, &Options::default())
     }
 
-    /// The same, as `options` say. Waits for the daemon, and for a cache that is not there yet.
+    /// Opens a cache with `options`. Waits for the daemon, and for a cache that does not exist yet.
     pub fn open_with(address: &str, options: &Options) -> Result<Self, Error> {
         let Options { attach, changes, patience, timeout } = options;
         let memory = CacheBlock::open(address, attach, *patience)?;
@@ -177,37 +181,40 @@ impl Cache {
         Ok(Self { memory, server: Mutex::new(server), hits: Hits::new(), counters: CounterSet::default() })
     }
 
-    /// `SEGMENT/NAME`.
+    /// Returns the cache's address, `SEGMENT/NAME`.
     pub fn address(&self) -> &str {
         &self.memory.address
     }
 
-    /// What tells this cache from all others; `None` if it has been removed.
+    /// Returns the identifier of this cache, which no other cache has. Returns `None` if the cache has been removed.
     pub fn id(&self) -> Option<[u64; 2]> {
         self.memory.now().as_ref().map(|opened| opened.reader.id())
     }
 
-    /// How the cache looks in memory; `None` if it has been removed. Needs no server, and some milliseconds for a million of items.
+    /// Returns statistics of the cache's memory, or `None` if the cache has been removed. Needs no server. Takes some
+    /// milliseconds for a million items.
     pub fn survey(&self) -> Option<Survey> {
         self.memory.now().as_ref().map(|opened| opened.reader.survey())
     }
 
-    /// Where the header of the cache says that its server can be reached. May be anything.
+    /// Returns where, according to the header of the cache, its server can be reached. The text is not checked.
     pub fn contact(&self) -> String {
         self.memory.now().as_ref().map_or_else(String::new, |opened| opened.reader.contact())
     }
 
-    /// What this client has done.
+    /// Returns the counters of this client.
     pub fn counters(&self) -> Counters {
         self.counters.sum()
     }
 
-    /// Looks a key up, and appends the value to `value`. `None` if there is no such item. From memory wherever that can tell.
+    /// Looks a key up, and appends the value to `value`. Returns `None` if there is no such item. Reads memory, and
+    /// asks the server only if memory cannot tell.
     pub fn get(&self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Item>, Error> {
         self.get_to(key, &mut Append::to(value))
     }
 
-    /// The same, and copies as much of the value to `value` as there is room for. [`Item::len`] says how long it is.
+    /// Looks a key up, and copies as much of the value to `value` as there is room for. [`Item::len`] is the length
+    /// of the whole value.
     pub fn get_into(&self, key: &[u8], mut value: &mut [u8]) -> Result<Option<Item>, Error> {
         self.get_to(key, &mut value)
     }
@@ -247,13 +254,13 @@ impl Cache {
     #[inline]
     fn missed(&self, opened: &Opened, keys: u64) {
         self.counters.missed(keys);
-        // Whoever has missed has something more expensive to do than looking at the clock.
+        // A caller whose get has missed has more expensive work to do than reading the clock.
         if opened.reader.is_server_late() {
             self.memory.look_again();
         }
     }
 
-    /// Tells the server what was found. Waits for nobody but a server that has taken a part of it.
+    /// Reports hits to the server. Does not wait, except for a server that has accepted a part of the report.
     #[cold]
     fn report(&self) {
         let Ok(mut server) = self.server.try_lock() else { return };
@@ -272,7 +279,7 @@ impl Cache {
         self.count_connections(&server);
     }
 
-    /// What memory could not tell.
+    /// Asks the server for what memory could not tell.
     #[cold]
     fn get_otherwise(&self, key: &[u8], value: &mut impl Place) -> Result<Option<Item>, Error> {
         value.undo();
@@ -298,7 +305,7 @@ impl Cache {
         self.fetch(key, None, value)
     }
 
-    /// From the server.
+    /// Gets an item from the server.
     fn fetch(&self, key: &[u8], ttl: Option<u32>, value: &mut impl Place) -> Result<Option<Item>, Error> {
         let (mut found, mut refused) = (None, None);
         let write = |out: &mut Vec<u8>| request::get(out, key, ttl);
@@ -319,9 +326,9 @@ impl Cache {
         Ok(found)
     }
 
-    /// Looks many keys up, and says for each what was found, in any order: its number among the keys, its value, and what is known of it.
-    /// While the memory of one is waited for, that of others comes, so this takes far less time than as many gets.
-    /// Returns how many were found.
+    /// Looks many keys up, and calls back for each item found, in any order, with its index among the keys, its value
+    /// and its properties. The memory of several items is fetched at the same time, so this takes far less time than
+    /// as many gets. Returns how many were found.
     pub fn get_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -381,34 +388,35 @@ impl Cache {
         Ok(hits)
     }
 
-    /// Stores a value, whatever was there before. `ttl` is in how many seconds it ends; 0: never. Returns its version.
+    /// Stores a value, whether or not the item exists. The item expires in `ttl` seconds; 0: never. Returns its
+    /// version.
     pub fn set(&self, key: &[u8], value: &[u8], flags: u32, ttl: u32) -> Result<u64, Error> {
         let stored = self.store(&Entry { key, value, flags, ttl }, Mode::Set, None)?;
         let Swap::Stored(cas) = stored else { return Err(self.nonsense("that a value is not stored")) };
         Ok(cas)
     }
 
-    /// Stores a value unless there is one. `None` if there is.
+    /// Stores a value unless the item exists. Returns `None` if it does.
     pub fn add(&self, key: &[u8], value: &[u8], flags: u32, ttl: u32) -> Result<Option<u64>, Error> {
         self.store(&Entry { key, value, flags, ttl }, Mode::Add, None).map(version)
     }
 
-    /// Stores a value in the place of one. `None` if there is none.
+    /// Replaces the value of an existing item. Returns `None` if there is none.
     pub fn replace(&self, key: &[u8], value: &[u8], flags: u32, ttl: u32) -> Result<Option<u64>, Error> {
         self.store(&Entry { key, value, flags, ttl }, Mode::Replace, None).map(version)
     }
 
-    /// Puts bytes behind a value; its flags and its end stay. `None` if there is none.
+    /// Appends bytes to a value. Its flags and its expiry time stay. Returns `None` if there is no such item.
     pub fn append(&self, key: &[u8], value: &[u8]) -> Result<Option<u64>, Error> {
         self.store(&Entry { key, value, flags: 0, ttl: 0 }, Mode::Append, None).map(version)
     }
 
-    /// Puts bytes before a value; its flags and its end stay. `None` if there is none.
+    /// Puts bytes before a value. Its flags and its expiry time stay. Returns `None` if there is no such item.
     pub fn prepend(&self, key: &[u8], value: &[u8]) -> Result<Option<u64>, Error> {
         self.store(&Entry { key, value, flags: 0, ttl: 0 }, Mode::Prepend, None).map(version)
     }
 
-    /// Stores a value in the place of the very version that a get has returned.
+    /// Stores a value if the item still has the version that a get has returned.
     pub fn cas(&self, key: &[u8], value: &[u8], flags: u32, ttl: u32, cas: u64) -> Result<Swap, Error> {
         self.store(&Entry { key, value, flags, ttl }, Mode::Set, Some(cas))
     }
@@ -429,10 +437,11 @@ impl Cache {
         }
     }
 
-    /// Stores many values, as [`Cache::set`] does, without waiting for the answer to one before the next is sent. One result for each: its
-    /// version, or why it was not stored.
+    /// Stores many values, as [`Cache::set`] does, and sends further requests without waiting for the earlier
+    /// answers. Returns one result for each entry: its version, or why it was not stored.
     ///
-    /// Every request is answered (memcached's requests without answers would not say which of them have failed, and why).
+    /// Every request is answered. (With memcached's requests without answers, the client would not learn which of
+    /// them have failed, and why.)
     pub fn set_many(&self, entries: &[Entry<'_>]) -> Vec<Result<u64, Error>> {
         let mut results = Vec::with_capacity(entries.len());
         let mut rest = entries;
@@ -441,7 +450,7 @@ impl Cache {
             let mut server = self.server();
             let mut request = std::mem::take(&mut server.request);
             request.clear();
-            // Which of them are sent; others have a bad key.
+            // The indices of the entries that are sent. The others have an invalid key.
             let mut sent = Vec::with_capacity(UNDER_WAY);
             let mut count = 0;
             for entry in rest.iter().take(UNDER_WAY) {
@@ -485,28 +494,29 @@ impl Cache {
         results
     }
 
-    /// Removes an item. Whether there was one.
+    /// Removes an item. Returns whether there was one.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         self.yes_or_no(|out| request::delete(out, key), *b"NF")
     }
 
-    /// Changes in how many seconds an item ends; 0: never. Whether there is one.
+    /// Sets in how many seconds an item expires; 0: never. Returns whether there is one.
     pub fn touch(&self, key: &[u8], ttl: u32) -> Result<bool, Error> {
         self.yes_or_no(|out| request::touch(out, key, ttl), *b"EN")
     }
 
-    /// Gets a value, which is appended to `value`, and changes in how many seconds it ends; 0: never.
+    /// Gets a value, which is appended to `value`, and sets in how many seconds the item expires; 0: never.
     pub fn get_and_touch(&self, key: &[u8], ttl: u32, value: &mut Vec<u8>) -> Result<Option<Item>, Error> {
         self.fetch(key, Some(ttl), &mut Append::to(value))
     }
 
-    /// Adds to a value that is a number in decimal digits. Beyond 64 bits it goes on from 0. The result, or `None` if there is no such item.
+    /// Adds `delta` to a value that is a number in decimal digits. The sum wraps around at 64 bits. Returns the sum,
+    /// or `None` if there is no such item.
     pub fn increment(&self, key: &[u8], delta: u64) -> Result<Option<u64>, Error> {
         self.count(key, delta, false)
     }
 
-    /// Takes from a value that is a number, but not below 0. The result, or `None` if there is no such item. A value that gets shorter keeps its
-    /// length, with blanks behind the digits.
+    /// Subtracts `delta` from a value that is a number, but not below 0. Returns the result, or `None` if there is no
+    /// such item. A value that gets shorter keeps its length, with blanks behind the digits.
     pub fn decrement(&self, key: &[u8], delta: u64) -> Result<Option<u64>, Error> {
         self.count(key, delta, true)
     }
@@ -528,17 +538,17 @@ impl Cache {
         Ok(result)
     }
 
-    /// Ends all items.
+    /// Invalidates all items.
     pub fn flush(&self) -> Result<(), Error> {
         self.done(b"flush_all\r\n")
     }
 
-    /// Sets how much memory the server uses, in units of 1 MiB. What is too much has to go with the next changes.
+    /// Sets how much memory the server uses, in units of 1 MiB. If it uses more, the next changes free the excess.
     pub fn set_limit(&self, mebibytes: u64) -> Result<(), Error> {
         self.done(format!("cache_memlimit {mebibytes}\r\n").as_bytes())
     }
 
-    /// The server's statistics, of this kind (`""`: the general ones).
+    /// Returns the server's statistics of this kind (`""`: the general ones).
     pub fn stats(&self, kind: &str) -> Result<Vec<(String, String)>, Error> {
         let is_word =
             kind.len() <= MOST_KEY && kind.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
@@ -553,7 +563,7 @@ impl Cache {
         request.push_str("\r\n");
         let (mut stats, mut refused) = (Vec::new(), None);
         let mut server = self.server();
-        // One line at a time: how many there are is known at the end.
+        // The lines are read one at a time, because their number is known only at the end.
         let asked = server.lines(&self.memory, request.as_bytes(), MOST_STATS, &mut |answer| {
             match answer {
                 Answer::Stat(name, text) => {
@@ -574,7 +584,7 @@ impl Cache {
         Ok(stats)
     }
 
-    /// Asks the server for something that is done or refused.
+    /// Sends a request that is either done or refused.
     fn done(&self, request: &[u8]) -> Result<(), Error> {
         let mut refused = None;
         let write = |out: &mut Vec<u8>| {
@@ -592,7 +602,7 @@ impl Cache {
         self.unless_refused(refused)
     }
 
-    /// Asks for something that is done, or not because there is no such item, which is answered so.
+    /// Sends a request that is done, or that the server answers with `no`, usually because there is no such item.
     fn yes_or_no(
         &self,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), Error>,
@@ -612,7 +622,7 @@ impl Cache {
         Ok(is_done)
     }
 
-    /// Sends one request, and takes its answer.
+    /// Sends one request, and handles its answer.
     fn ask(
         &self,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), Error>,
@@ -689,7 +699,8 @@ fn item_of(len: usize, flags: &[u8]) -> Result<Item, &'static str> {
     Ok(Item { flags: client_flags, cas: number(b'c')?, len })
 }
 
-/// What the answer to a request to store something means: it is stored or not, or refused in these words.
+/// Returns the meaning of an answer to a storage request: the value was stored or not, or the server refused with
+/// these words.
 fn stored_of(answer: Answer<'_>) -> Result<Result<Swap, Vec<u8>>, &'static str> {
     Ok(Ok(match answer {
         Answer::Short([b'H', b'D'], flags) => Swap::Stored(flag(flags, b'c').unwrap_or(0)),
@@ -700,12 +711,12 @@ fn stored_of(answer: Answer<'_>) -> Result<Result<Swap, Vec<u8>>, &'static str> 
     }))
 }
 
-/// Gives room back that only a large value has needed.
+/// Releases the capacity that only a large value has needed.
 fn tidied(request: Vec<u8>) -> Vec<u8> {
     if request.capacity() > MOST_COLLECTED { Vec::new() } else { request }
 }
 
-/// The same error for another request that was sent together with the first.
+/// Copies an error for another request that was sent together with the first.
 fn again(error: &Error) -> Error {
     match error {
         Error::NoServer { cache, tried } => Error::NoServer { cache: cache.clone(), tried: tried.clone() },

@@ -1,20 +1,21 @@
-//! Where changes go.
+//! The places where a server can be reached for changes.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::error::Error;
 
-/// The most lines that are believed of what the header of a cache says.
+/// The most places that are accepted from the header of a cache.
 const MOST_PLACES: usize = 16;
 
-/// Where changes go, and what memory cannot answer.
+/// Where to send changes, and requests that memory cannot answer.
 ///
-/// Whoever may write the segment of a cache may write its header, and so chooses where a client goes that asks the header. The server that is
-/// found must say that it is that of the very cache, before anything else is sent to it.
+/// A program that may write the segment of a cache may also write the cache's header, and so choose where a client
+/// connects that reads the header. Before the client sends anything else, the server there must state that it serves
+/// this very cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Changes {
-    /// Where the header of the cache says: to the first of these places that answers.
+    /// To the places in the cache's header: the first that answers.
     #[default]
     Automatic,
     /// Over a stream channel of this segment, which has the name of the cache's block.
@@ -25,7 +26,7 @@ pub enum Changes {
     Unix(PathBuf),
 }
 
-/// `auto`, or a line as in the header of a cache: `channel SEGMENT`, `tcp ADDRESS:PORT`, `unix PATH`.
+/// Parses `auto`, or a line as in the header of a cache: `channel SEGMENT`, `tcp ADDRESS:PORT`, `unix PATH`.
 impl FromStr for Changes {
     type Err = Error;
 
@@ -54,7 +55,7 @@ fn place(line: &str) -> Option<Changes> {
     }
 }
 
-/// What the header of a cache says: channels first, since they need no kernel, and TCP last.
+/// Returns the places in the header of a cache: channels first, since they do not need the kernel, and TCP last.
 pub(crate) fn places(contact: &str) -> Vec<Changes> {
     let mut places: Vec<_> = contact.lines().filter_map(place).take(MOST_PLACES).collect();
     places.sort_by_key(|place| match place {

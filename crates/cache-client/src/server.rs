@@ -1,4 +1,4 @@
-//! The server, as this process reaches it.
+//! The server, and how this process reaches it.
 
 use std::time::{Duration, Instant};
 
@@ -10,46 +10,46 @@ use crate::connection::{Broken, Connection};
 use crate::error::Error;
 use crate::place::{Changes, places};
 
-/// Pauses between tries to reach the server.
+/// The pauses between attempts to reach the server.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(100);
-/// A connection that was used a moment ago is taken for one that works.
+/// A connection that was used less than this long ago is assumed to work.
 const MOMENT: Duration = Duration::from_millis(5);
-/// The same where somebody waits who only wanted to read.
+/// The time limit of a connection attempt while a caller waits that only wants to read.
 const BRIEFLY: Duration = Duration::from_millis(50);
-/// The same for attaching to a segment, which is done once.
+/// The same for attaching to a segment, which happens once.
 const ATTACHING: Duration = Duration::from_millis(200);
 /// The most lines of an answer that has several.
 const MOST_LINES: usize = 4096;
 
-/// What is asked, and what may be done if the answer does not come.
+/// A request, and what the client may do if no answer comes.
 pub struct Ask<'a> {
-    /// One request, or several.
+    /// The bytes of one or more requests.
     pub bytes: &'a [u8],
-    /// How many answers there are to be.
+    /// The number of answers to expect.
     pub answers: usize,
-    /// Asking twice does no harm.
+    /// The request may be repeated without harm.
     pub is_harmless: bool,
 }
 
-/// A connection to the server, which is opened when it is needed, and again when the server is another one.
+/// A connection to the server. It is opened when it is needed, and again when another server has taken over.
 pub struct Server {
     changes: Changes,
     attach: AttachOptions,
     patience: Duration,
     timeout: Duration,
-    /// Only what takes a moment is tried.
+    /// Only attempts that take a moment are made.
     is_brief: bool,
     connection: Option<Connection>,
     /// The process that has opened the connection.
     process: u32,
-    /// When it was used last.
+    /// When the connection was last used.
     used: Instant,
     endpoint: Option<(String, Endpoint)>,
-    /// Where servers were when the header could be read last.
+    /// Where the header of the cache said that the server is, when it could last be read.
     contact: String,
     pub connections: u64,
-    /// Kept, so that no request needs new memory.
+    /// A buffer that is kept, so that no request needs new memory.
     pub request: Vec<u8>,
 }
 
@@ -71,7 +71,7 @@ impl Server {
         }
     }
 
-    /// Asks, and hands each answer to `take` with its number. An error of `take` ends the connection.
+    /// Sends a request, and passes each answer to `take` with its number. An error of `take` ends the connection.
     pub fn ask(
         &mut self,
         memory: &CacheBlock,
@@ -100,7 +100,7 @@ impl Server {
             self.connection = None;
             match broken {
                 Broken::Nonsense(what) => return Err(Error::Nonsense { cache: cache(), what }),
-                // The server has gone since the connection was used last, or just after it was opened.
+                // The server has gone since the connection was last used, or just after it was opened.
                 Broken::Before(_) if !is_second || Instant::now() < end => {}
                 Broken::After(_) if !is_second && ask.is_harmless && taken == 0 => {}
                 Broken::Before(why) => return Err(no_server(memory, why)),
@@ -110,7 +110,7 @@ impl Server {
         }
     }
 
-    /// Asks something that does no harm, whose answer has several lines, up to the one for which `take` says that it is the last.
+    /// Sends a harmless request whose answer has several lines. `take` returns true for the last line.
     pub fn lines(
         &mut self,
         memory: &CacheBlock,
@@ -142,8 +142,8 @@ impl Server {
         })
     }
 
-    /// Says something that has no answer, unless that would have to wait. Without a connection, one try is made to open one, which is given up after
-    /// a moment.
+    /// Sends bytes that have no answer, unless that would block. Without a connection, this function makes one brief
+    /// attempt to open one.
     pub fn hint(&mut self, memory: &CacheBlock, bytes: &[u8]) -> bool {
         self.ready();
         if self.connection.is_none() {
@@ -166,11 +166,11 @@ impl Server {
         said
     }
 
-    /// Drops a connection that does not look well.
+    /// Drops a connection that seems to be broken.
     fn ready(&mut self) {
         let is_ours = self.process == std::process::id();
         if !is_ours {
-            // Of a process that has forked this one.
+            // The connection belongs to the process that has forked this one.
             (self.connection, self.endpoint) = (None, None);
         }
         let now = Instant::now();
@@ -181,7 +181,7 @@ impl Server {
         }
     }
 
-    /// A connection; waits up to `patience` for a server.
+    /// Returns a connection. Waits up to `patience` for a server.
     fn reach(&mut self, memory: &CacheBlock, patience: Duration) -> Result<&mut Connection, Error> {
         if self.connection.is_none() {
             let connection = self.open(memory, patience)?;
@@ -270,7 +270,8 @@ impl Server {
         Ok(endpoint)
     }
 
-    /// Asks who is there: whatever listens at a port, or an earlier server of another cache, is not to be asked anything else.
+    /// Asks for the server's identity. Whatever listens at a port, or an earlier server of another cache, must get no
+    /// other request.
     fn greet(&self, memory: &CacheBlock, connection: &mut Connection) -> Result<(), Failed> {
         let mut who = None;
         let end = Instant::now() + self.timeout;
@@ -298,13 +299,13 @@ impl Server {
             opened.reader.is_current() && id.eq_ignore_ascii_case(&format!("{first:016x}{second:016x}"))
         };
         memory.look_now(is_this);
-        // Without the memory, the name is all that is known.
+        // Without the memory, the name is the only thing to compare.
         let is_this = memory.now().as_ref().is_none_or(|opened| is_this(opened));
         if is_this { Ok(()) } else { Err(Failed::for_now(format!("there is the cache {who}"))) }
     }
 }
 
-/// The same as [`Endpoint::attach_with`], but for somebody who does not wait for a daemon that is being restarted.
+/// Does the same as [`Endpoint::attach_with`], but does not wait for a daemon that is being restarted.
 fn attach_briefly(segment: &str, options: &AttachOptions) -> Result<Endpoint, Failed> {
     let end = Instant::now() + ATTACHING;
     let mut opening = Endpoint::begin_attach(segment, options)?;
@@ -324,7 +325,7 @@ fn no_server(memory: &CacheBlock, tried: String) -> Error {
 /// Why there is no connection.
 struct Failed {
     why: String,
-    /// Another try makes no sense.
+    /// Another attempt is pointless.
     is_final: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The protocol of memcached 1.6, as bytes: no sockets, no memory of items.
+//! The protocol of memcached 1.6, as bytes, without sockets and without a store of items.
 //!
 //! ```text
 //! number   numbers as C reads them, which is what memcached does
@@ -10,9 +10,9 @@
 //! follow   a connection, from between a client and a server
 //! ```
 //!
-//! A request has a head, and the head says how many bytes of a value follow it. [`text::parse`] and [`binary::parse`] need the whole head, look at each byte a bounded
-//! number of times, and allocate nothing. What they cannot make sense of becomes a request as well ([`text::Request::Refused`]): it says what
-//! memcached answers.
+//! A request has a head, and the head says how many bytes of a value follow it. [`text::parse`] and [`binary::parse`]
+//! need the whole head, look at each byte a bounded number of times, and allocate nothing. An invalid request also
+//! becomes a request ([`text::Request::Refused`]), which contains memcached's answer to it.
 
 pub mod answer;
 pub mod binary;
@@ -25,38 +25,38 @@ pub mod text;
 /// The longest key, in bytes.
 pub const MOST_KEY: usize = 250;
 
-/// The version of memcached whose answers these are.
+/// The version of memcached that these answers imitate.
 pub const VERSION: &str = "1.6.18";
 
-/// Which of the two protocols a connection speaks.
+/// The two protocols that a connection can speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// Lines.
+    /// The text protocol, with lines.
     Text,
-    /// Packets.
+    /// The binary protocol, with packets.
     Binary,
 }
 
 impl Protocol {
-    /// The one whose first byte is this.
+    /// Returns the protocol whose requests begin with this byte.
     pub const fn of(first: u8) -> Self {
         if first == binary::REQUEST { Self::Binary } else { Self::Text }
     }
 }
 
-/// How a value is stored.
+/// The condition and the manner in which a value is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// In any case.
+    /// Always.
     Set,
-    /// Only if there is none.
+    /// Only if there is no such item.
     Add,
-    /// Only if there is one.
+    /// Only if there is such an item.
     Replace,
-    /// Behind the one that is there.
+    /// Appended to the existing value.
     Append,
-    /// In front of the one that is there.
+    /// Put before the existing value.
     Prepend,
-    /// Only if the one that is there has the version that the client names.
+    /// Only if the existing item has the version that the client names.
     Cas,
 }

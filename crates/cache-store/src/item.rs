@@ -1,4 +1,4 @@
-//! One item, as it is found in memory and checked.
+//! One item, as it is read from memory and checked.
 
 use ginnel_layout::cache::{self, KEY, Lengths, MOST_KEY, Shape, Slot, item};
 use ginnel_shmem::SharedMemory;
@@ -10,32 +10,32 @@ use siphasher::sip::SipHasher13;
 pub struct Hasher(SipHasher13);
 
 impl Hasher {
-    /// With a key.
+    /// Makes a hasher with this key.
     pub fn new(key: [u64; 2]) -> Self {
         Self(SipHasher13::new_with_keys(key[0], key[1]))
     }
 
-    /// With the key of a cache.
+    /// Makes a hasher with the key of a cache.
     pub(crate) fn of(memory: &impl SharedMemory) -> Self {
         Self::new([0, 8].map(|word| memory.load_relaxed_u64(KEY + word)))
     }
 
-    /// What tells the cache from others. It does not tell the key.
+    /// Returns an identifier of the cache, which does not reveal the key.
     pub(crate) fn id(&self) -> [u64; 2] {
         [self.hash(b"this cache, first half"), self.hash(b"this cache, second half")]
     }
 
-    /// The hash of a key.
+    /// Returns the hash of an item's key.
     #[inline]
     pub fn hash(&self, key: &[u8]) -> u64 {
         self.0.hash(key)
     }
 }
 
-/// An item, as far as it was looked at.
+/// An item, as far as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// Where it lies.
+    /// The offset of the item.
     pub at: usize,
     pub version: u64,
     pub lengths: Lengths,
@@ -44,29 +44,30 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// Where its value begins.
+    /// The offset of the value.
     pub fn value_at(&self) -> usize {
         self.at + item::BYTES + self.lengths.key()
     }
 
-    /// Whether it has ended, at this moment of the cache's clock (in milliseconds).
+    /// Returns whether the item has expired at this time of the cache's clock (in milliseconds).
     pub fn has_ended(&self, flushed: u64, clock: u64) -> bool {
         self.version <= flushed || self.expiry != 0 && u64::from(self.expiry) <= clock / 1000
     }
 }
 
-/// What is found where a slot says that an item lies.
+/// The result of reading the place that a slot names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// An item with this key.
     Item(Item),
-    /// Something else.
+    /// Not an item with this key.
     Other,
     /// The server is changing it.
     Changing,
 }
 
-/// Looks at what a slot names. All that it finds may be changed meanwhile: the caller looks at the version again after it has copied.
+/// Reads what a slot names. The memory may change meanwhile, so the caller checks the version again after it has
+/// copied.
 #[inline]
 pub(crate) fn look(memory: &impl SharedMemory, shape: &Shape, slot: Slot, hash: u64, key: &[u8]) -> Look {
     let Some((_, end)) = shape.place(slot.at()) else { return Look::Other };
@@ -96,7 +97,7 @@ fn has_key(memory: &impl SharedMemory, at: usize, key: &[u8]) -> bool {
     bytes == key
 }
 
-/// Where the slots of a hash lie: those of its first bucket, then those of its second.
+/// Returns the offsets of a hash's slots: those of its first bucket, then those of its second.
 #[inline]
 pub(crate) fn slots(shape: &Shape, hash: u64) -> impl Iterator<Item = usize> + use<> {
     let buckets = cache::buckets_of(hash, shape.buckets).map(|bucket| shape.bucket(bucket));

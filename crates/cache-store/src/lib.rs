@@ -1,7 +1,8 @@
 //! The memory of a cache.
 //!
-//! A server keeps its items in a block of a segment ([`store`]). Others that have the segment, if only to read it, look items up there
-//! themselves ([`reader`]): a GET needs no server. `ginnel_layout::cache` says what lies where.
+//! A server keeps its items in a block of a segment ([`store`]). Processes that have the segment mapped, even
+//! read-only, look items up there directly ([`reader`]): a GET needs no server. `ginnel_layout::cache` defines the
+//! memory layout.
 //!
 //! ```text
 //! shape    which parts a block of some size gets
@@ -15,10 +16,10 @@
 //!
 //! # Who can harm whom
 //!
-//! A reader only reads, so it harms nobody. A reader believes nothing that it reads: each offset and length is checked, no loop is longer than
-//! a few buckets, and a copy that the server has changed meanwhile is thrown away. A hostile server, or a hostile member that may write
-//! the segment, can give a reader wrong values and nothing worse. Neither can a hostile member make the server access anything outside
-//! of the block.
+//! A reader only reads, so it cannot harm others. A reader trusts nothing that it reads: it checks each offset and
+//! length, no loop is longer than a few buckets, and it discards a copy that the server has changed meanwhile. A
+//! hostile server, or a hostile member that may write the segment, can give a reader wrong values and nothing worse.
+//! A hostile member cannot make the server access memory outside the block either.
 
 mod ghosts;
 mod item;

@@ -1,9 +1,10 @@
-//! Where items lie: log segments, in two queues.
+//! The log segments that hold the items, in two queues.
 //!
-//! Items are written one after the other into the newest segment of a queue, and room is made by emptying the oldest one: what is worth
-//! keeping moves to the newest segment of the main queue. So memory has no size classes and no gaps between them, and a segment becomes free
-//! as a whole. It is emptied in steps of one item, ahead of need. In memory, a segment that is being emptied is like any other: a successor
-//! begins with it anew.
+//! Items are written one after the other into the newest segment of a queue. Room is made by emptying the oldest
+//! segment: items worth keeping move to the newest segment of the main queue. So memory has no size classes and no
+//! gaps between them, and a segment becomes free as a whole. It is emptied in steps of one item, ahead of need. In
+//! memory, a segment that is being emptied looks like any other, so a successor starts emptying it again from the
+//! beginning.
 
 use std::collections::VecDeque;
 
@@ -13,9 +14,9 @@ use ginnel_shmem::SharedMemory;
 /// A queue of log segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
-    /// For items that are new.
+    /// The small queue, for new items.
     Small,
-    /// For items that were used again.
+    /// The main queue, for items that were used again.
     Main,
 }
 
@@ -32,45 +33,46 @@ impl Queue {
 struct Emptying {
     queue: Queue,
     segment: usize,
-    /// The next item.
+    /// The offset of the next item.
     at: usize,
 }
 
-/// A step of emptying a segment.
+/// The result of one step of emptying a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// What lies here goes or moves. It has so much room.
+    /// An item, with this much room, that is to be evicted or moved.
     Item(Queue, usize, usize),
     /// The segment is free now.
     Emptied,
-    /// There is none to be emptied.
+    /// No segment is to be emptied.
     Nothing,
 }
 
-/// The log segments of a cache, by its server.
+/// The log segments of a cache, as its server has them.
 pub(crate) struct Log<M> {
     memory: M,
     shape: Shape,
-    /// Segments that may be used at all.
+    /// The number of segments that may be used.
     limit: usize,
-    /// Segments above the limit that may still be used, since they were used when it was set.
+    /// Segments above the limit that may still be used, because they were in use when the limit was set.
     above: usize,
-    /// Whether the last of these that became free was given up.
+    /// The last of these segments that became free was given up.
     gives_up: bool,
     emptying: Option<Emptying>,
     free: Vec<usize>,
-    /// From the oldest to the newest.
+    /// The segments of each queue, from the oldest to the newest.
     small: VecDeque<usize>,
     main: VecDeque<usize>,
-    /// Bytes that have items, by segment.
+    /// The bytes in use for items, by segment.
     used: Vec<usize>,
-    /// Bytes whose items have gone, by segment, as far as this server knows.
+    /// The bytes of removed items, by segment, as far as this server knows.
     dead: Vec<usize>,
     sequence: u64,
 }
 
 impl<M: SharedMemory> Log<M> {
-    /// What stands in memory: of a new cache, or of one whose server has ended. What makes no sense counts as free.
+    /// Reads the state from memory, of a new cache or of one whose server has ended. Inconsistent segments count as
+    /// free.
     pub fn new(memory: M, shape: Shape) -> Self {
         let limit = memory.load_relaxed_u64(LIMIT).clamp(1, shape.segments as u64) as usize;
         let mut log = Self {
@@ -91,7 +93,7 @@ impl<M: SharedMemory> Log<M> {
         for segment in (0..shape.segments).rev() {
             let word = |word| log.memory.load_acquire_u64(shape.log(segment) + word);
             let (state, sequence, used) = (State(word(log::STATE)), word(log::SEQUENCE), word(log::USED));
-            // Of the free ones as well: no use of a segment has the number of another.
+            // This includes the free segments: no two uses of a segment may have the same number.
             log.sequence = log.sequence.max(sequence);
             match state {
                 State::SMALL | State::MAIN if used <= shape.segment as u64 && used.is_multiple_of(8) => {
@@ -118,20 +120,20 @@ impl<M: SharedMemory> Log<M> {
         }
     }
 
-    /// How many segments may still be taken.
+    /// Returns how many segments may still be taken.
     pub fn free(&self) -> usize {
         self.free.len().min((self.limit + self.above).saturating_sub(self.used()))
     }
 
-    /// Whether a segment is to be emptied, so that one is free when it is needed.
+    /// Returns whether a segment must be emptied so that one is free when it is needed.
     pub fn is_short(&self) -> bool {
-        // The last one is for items that move while one is emptied, another one for new items. Where one more is little, it makes it seldom that a
-        // whole segment has to be emptied for an item.
+        // The last free segment is for items that move while one is emptied, and another one is for new items. Where
+        // one more costs little, it makes it rare that storing an item has to empty a whole segment.
         let enough = 2 + (self.limit / 64).min(2);
         self.free() < enough || self.used() > self.limit
     }
 
-    /// Uses so many segments from now on, once further ones have been emptied.
+    /// Sets the number of segments to use. Excess segments are given up once they have been emptied.
     pub fn set_limit(&mut self, segments: usize) {
         // One more than are used, for items that move.
         let until_now = (self.limit + self.above).min(self.used() + 1);
@@ -141,30 +143,32 @@ impl<M: SharedMemory> Log<M> {
         self.say_pressure();
     }
 
-    /// Whether items will have to go soon, so that it matters which are used: most of the segments that may be used are used.
+    /// Returns whether items will have to be evicted soon, so that it matters which are used: most of the allowed
+    /// segments are in use.
     fn say_pressure(&self) {
         let is_pressed = self.used() * 5 >= self.limit * 4;
         self.memory.store_relaxed_u64(PRESSURE, u64::from(is_pressed));
     }
 
-    /// How many segments are used at most.
+    /// Returns the most segments that may be used.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// How many are used.
+    /// Returns the number of segments in use.
     pub fn used(&self) -> usize {
         self.small.len() + self.main.len() + usize::from(self.emptying.is_some())
     }
 
-    /// Bytes of items that have not gone.
+    /// Returns the bytes of all items that have not been removed.
     pub fn live_bytes(&self) -> usize {
         let emptying = self.emptying.as_ref().map(|emptying| &emptying.segment);
         let segments = self.small.iter().chain(&self.main).chain(emptying);
         segments.map(|segment| self.used[*segment].saturating_sub(self.dead[*segment])).sum()
     }
 
-    /// Room for an item at the end of a queue, in a segment that may be a new one. `None` if none is free.
+    /// Takes room for an item at the end of a queue, in a new segment if necessary. Returns `None` if no segment is
+    /// free.
     pub fn take(&mut self, queue: Queue, room: usize) -> Option<usize> {
         if let Some(at) = self.take_of_newest(queue, room) {
             return Some(at);
@@ -173,27 +177,28 @@ impl<M: SharedMemory> Log<M> {
             return None;
         }
         let segment = self.free.pop()?;
-        // What stood in memory may be anything.
+        // The value in memory cannot be trusted.
         self.sequence = self.sequence.wrapping_add(1);
         (self.used[segment], self.dead[segment]) = (0, 0);
         let at = self.shape.log(segment);
         self.memory.store_relaxed_u64(at + log::SEQUENCE, self.sequence);
         self.memory.store_relaxed_u64(at + log::USED, 0);
-        // For a successor. A kill between two of these stores leaves a segment that is free, or one without items.
+        // These stores are for a successor. A kill between two of them leaves a free segment, or one without items.
         self.memory.store_release_u64(at + log::STATE, queue.state().0);
         self.queue(queue).push_back(segment);
         self.say_pressure();
         Some(self.shape.segment(segment))
     }
 
-    /// The same, but not in a new segment.
+    /// Does the same, but takes no new segment.
     pub fn take_of_newest(&mut self, queue: Queue, room: usize) -> Option<usize> {
         let segment = *self.queue(queue).back()?;
         let fits = self.used[segment] + room <= self.shape.segment;
         fits.then(|| self.shape.segment(segment) + self.used[segment])
     }
 
-    /// The item that was taken room for is there, with the word that says how much room it has.
+    /// Counts an item that was written to the room taken for it, together with the word that contains the size of the
+    /// room.
     pub fn add(&mut self, at: usize, room: usize) {
         if let Some((segment, _)) = self.shape.place(at as u64) {
             self.used[segment] = at - self.shape.segment(segment) + room;
@@ -201,7 +206,7 @@ impl<M: SharedMemory> Log<M> {
         }
     }
 
-    /// An item has gone.
+    /// Counts a removed item.
     pub fn remove(&mut self, at: usize) {
         if let Some((segment, _)) = self.shape.place(at as u64) {
             let room = Room(self.memory.load_relaxed_u64(at + item::ROOM));
@@ -209,9 +214,9 @@ impl<M: SharedMemory> Log<M> {
         }
     }
 
-    /// The segment that is to be emptied next. `ahead`: not one that still takes items.
+    /// Returns the segment that is to be emptied next. With `ahead`, a segment that still takes items is left out.
     fn oldest(&self, ahead: bool) -> Option<(Queue, usize)> {
-        // One of which most is dead costs little to empty, and nothing has to go.
+        // A segment of mostly removed items costs little to empty, and no item has to be evicted.
         let sealed = |queue: &VecDeque<usize>| queue.len().saturating_sub(1);
         let mostly_dead = |segment: &&usize| self.dead[**segment] > self.shape.segment / 4 * 3;
         for (queue, segments) in [(Queue::Small, &self.small), (Queue::Main, &self.main)] {
@@ -227,7 +232,8 @@ impl<M: SharedMemory> Log<M> {
         if is_small_long || sealed(&self.main) == 0 { of_small.or(of_main) } else { of_main }
     }
 
-    /// The next step of emptying a segment: the one that is being emptied, or the one that is next. `ahead`: not one that still takes items.
+    /// Does the next step of emptying the segment that is being emptied, or that is next. With `ahead`, a segment
+    /// that still takes items is left out.
     pub fn step(&mut self, ahead: bool) -> Step {
         if self.emptying.is_none() {
             let Some((queue, segment)) = self.oldest(ahead) else { return Step::Nothing };
@@ -239,17 +245,17 @@ impl<M: SharedMemory> Log<M> {
         if left >= item::BYTES {
             let room = Room(self.memory.load_relaxed_u64(from + item::ROOM)).bytes();
             let is_room = room >= item::BYTES && room <= left && room.is_multiple_of(8);
-            // Only somebody else can have written anything else there; then all that comes behind is lost.
+            // Only another member can have written anything else here. Then everything behind it is lost.
             let room = if is_room { room } else { left };
             *at += room;
             return Step::Item(*queue, from, room);
         }
         let segment = *segment;
-        // No slot names anything in it any more.
+        // No slot names anything in the segment any more.
         self.memory.store_release_u64(self.shape.log(segment) + log::STATE, State::FREE.0);
         self.emptying = None;
         self.free.push(segment);
-        // While there are too many, every other one is given up, and the rest may be used again.
+        // While too many segments are in use, every other freed one is given up, and the rest may be used again.
         self.gives_up = !self.gives_up;
         self.above = if self.used() <= self.limit {
             0

@@ -13,44 +13,45 @@ use crate::item::{Hasher, Look, look, slots};
 use crate::store::{Meta, NotACache, meta, shape_of};
 use crate::survey::{Survey, survey};
 
-/// How often an item is looked at that the server changes meanwhile.
+/// How often a reader retries an item that the server changes meanwhile.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 
-/// Lines of the processor's cache that are asked for before an item is looked at: of one with a key, and a value of about 100 bytes. The
-/// processor goes on from there by itself.
+/// The cache lines that are prefetched before an item is read: enough for an item with a key and a value of about 100
+/// bytes. The processor prefetches the following lines by itself.
 const USUAL_LINES: usize = 3;
 
-/// A server whose clock stands for so long does not end items any more, so those that have an end are not taken from memory.
+/// A server whose clock has stopped for this long no longer expires items, so readers do not take items with an
+/// expiry time from memory.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What has been found.
+/// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// An item.
     Hit(Meta),
-    /// There is none with this key.
+    /// There is no item with this key.
     Miss,
-    /// This cannot be told without the server: it changes the item all the time, was killed while it did, its clock stands and the item
-    /// has an end, or the memory has another cache now.
+    /// Only the server can tell: it changes the item all the time, or was killed while it did so; its clock has
+    /// stopped and the item has an expiry time; or the memory has another cache now.
     Unknown,
 }
 
-/// Where a value goes that is found.
+/// A destination for the value of an item.
 pub trait Place {
-    /// Room for so many bytes of a value, or for as many of them as there is room for.
+    /// Provides room for this many bytes of a value, or for as many of them as fit.
     fn room(&mut self, len: usize) -> &mut [u8];
-    /// What was put there is not the value.
+    /// Discards what was written, because it is not the value.
     fn undo(&mut self);
 }
 
-/// Behind what is there.
+/// Appends the value to the bytes that are there.
 pub struct Append<'a> {
     to: &'a mut Vec<u8>,
     begin: usize,
 }
 
 impl<'a> Append<'a> {
-    /// Behind what is there now.
+    /// The length of the bytes before the value.
     pub fn to(to: &'a mut Vec<u8>) -> Self {
         let begin = to.len();
         Self { to, begin }
@@ -70,7 +71,7 @@ impl Place for Append<'_> {
     }
 }
 
-/// The beginning of these bytes, as far as they go.
+/// Writes the value to the beginning of these bytes, as far as it fits.
 impl Place for &mut [u8] {
     #[inline]
     fn room(&mut self, len: usize) -> &mut [u8] {
@@ -82,20 +83,20 @@ impl Place for &mut [u8] {
     fn undo(&mut self) {}
 }
 
-/// Looks items up in memory that it need not be able to write. May be used by several threads.
+/// Looks items up in memory, which may be mapped read-only. Several threads may use one reader.
 pub struct Reader<M> {
     memory: M,
     shape: Shape,
     hasher: Hasher,
     id: [u64; 2],
     began: Instant,
-    /// The clock when it was looked at, and when it was seen to change: milliseconds since this reader began.
+    /// The clock when it was last read, and when it was last seen to change, in milliseconds since this reader began.
     clock: AtomicU64,
     changed: AtomicU64,
 }
 
 impl<M: SharedMemory> Reader<M> {
-    /// Of the cache in this block.
+    /// Makes a reader of the cache in this block.
     pub fn new(memory: M) -> Result<Self, NotACache> {
         let (shape, hasher) = (shape_of(&memory)?, Hasher::of(&memory));
         let id = [0, 8].map(|word| memory.load_relaxed_u64(ID + word));
@@ -103,22 +104,24 @@ impl<M: SharedMemory> Reader<M> {
         Ok(Self { memory, shape, hasher, id, began: Instant::now(), clock, changed: AtomicU64::new(0) })
     }
 
-    /// What tells this cache from all others.
+    /// Returns the identifier of this cache, which no other cache has.
     pub fn id(&self) -> [u64; 2] {
         self.id
     }
 
-    /// Whether the memory still has the cache that it had when this reader began. If not, nothing is found in it any more.
+    /// Returns whether the memory still has the cache that it had when this reader began. If not, lookups find
+    /// nothing in it any more.
     pub fn is_current(&self) -> bool {
         self.memory.load_relaxed_u64(MAGIC) == READY && self.memory.load_relaxed_u64(ID) == self.id[0]
     }
 
-    /// Whether the server wants to be told which items are found here.
+    /// Returns whether the server asks for reports of the items that readers find.
     pub fn wants_hits(&self) -> bool {
         self.memory.load_relaxed_u64(PRESSURE) != 0
     }
 
-    /// Where the server says that it can be reached, a line each; see [`CONTACT`]. May be anything. Empty while the server changes it.
+    /// Returns the places where the server says that it can be reached, one on each line; see [`CONTACT`]. The text
+    /// is not checked. It is empty while the server changes it.
     pub fn contact(&self) -> String {
         // ORDER cache.contact: the length before the text. Pairs with: `Store::set_contact`.
         let len = self.memory.load_acquire_u64(CONTACT_LEN);
@@ -129,25 +132,26 @@ impl<M: SharedMemory> Reader<M> {
         if is_same { String::from_utf8_lossy(&text).into_owned() } else { String::new() }
     }
 
-    /// The hash of a key, by which the server knows what was found ([`Store::used_by_reader`](crate::store::Store::used_by_reader)).
+    /// Returns the hash of a key, by which the server identifies the item in a report of hits
+    /// ([`Store::used_by_reader`](crate::store::Store::used_by_reader)).
     pub fn hash(&self, key: &[u8]) -> u64 {
         self.hasher.hash(key)
     }
 
-    /// Looks a key up, and appends the value to `value` if it is there.
+    /// Looks a key up, and appends the value to `value` if the item exists.
     pub fn get(&self, key: &[u8], value: &mut Vec<u8>) -> Found {
         self.get_hashed(self.hasher.hash(key), key, value)
     }
 
-    /// The same, of a key whose hash the caller has already.
+    /// Does the same for a key whose hash the caller has already computed.
     pub fn get_hashed(&self, hash: u64, key: &[u8], value: &mut Vec<u8>) -> Found {
         self.get_to(hash, key, &mut Append::to(value))
     }
 
-    /// The same, and puts the value somewhere else.
+    /// Does the same, and writes the value to any destination.
     #[inline]
     pub fn get_to(&self, hash: u64, key: &[u8], value: &mut impl Place) -> Found {
-        // Half of all items are named in the second bucket.
+        // Half of all items are in the second bucket.
         self.prefetch_slots(hash);
         for _ in 0..TRIES {
             match self.try_get(hash, key, value) {
@@ -163,8 +167,8 @@ impl<M: SharedMemory> Reader<M> {
         Found::Unknown
     }
 
-    /// Asks for the memory in which the slots of a hash lie, which is looked at soon. The first of two steps by which many keys are looked up
-    /// in the time that a few take: the memory of one is waited for while that of others comes.
+    /// Prefetches the memory of a hash's slots. This is the first of two steps that make looking up many keys nearly
+    /// as fast as a few, because the memory of several keys is fetched at the same time.
     #[inline]
     pub fn prefetch_slots(&self, hash: u64) {
         for bucket in buckets_of(hash, self.shape.buckets) {
@@ -172,7 +176,7 @@ impl<M: SharedMemory> Reader<M> {
         }
     }
 
-    /// The second step: the memory of the item, if a slot names one.
+    /// Prefetches the memory of the item, if a slot names one. This is the second step.
     #[inline]
     pub fn prefetch_item(&self, hash: u64) {
         for bucket in buckets_of(hash, self.shape.buckets) {
@@ -185,7 +189,7 @@ impl<M: SharedMemory> Reader<M> {
         }
     }
 
-    /// The lines that a usual item has. A place outside of the memory is ignored.
+    /// Prefetches the lines of an item of usual size. An offset outside the memory is ignored.
     #[inline]
     fn prefetch_item_at(&self, slot: Slot) {
         for line in 0..USUAL_LINES {
@@ -193,7 +197,7 @@ impl<M: SharedMemory> Reader<M> {
         }
     }
 
-    /// `None` if the server has changed meanwhile what was looked at.
+    /// Looks a key up once. Returns `None` if the server has changed meanwhile what was read.
     #[inline]
     fn try_get(&self, hash: u64, key: &[u8], value: &mut impl Place) -> Option<Found> {
         for slot_at in slots(&self.shape, hash) {
@@ -241,24 +245,24 @@ impl<M: SharedMemory> Reader<M> {
         Some(Found::Miss)
     }
 
-    /// Whether the server's clock has not moved for some time: it hangs, or there is none.
+    /// Returns whether the server's clock has not moved for some time, because the server hangs or there is none.
     pub fn is_server_late(&self) -> bool {
         self.does_clock_stand(self.memory.load_relaxed_u64(CLOCK))
     }
 
-    /// How the whole looks. Takes time: some milliseconds for a million of items.
+    /// Returns statistics of the cache. This takes some milliseconds for a million items.
     pub fn survey(&self) -> Survey {
         survey(&self.memory, self.shape)
     }
 
-    /// The memory in which it looks.
+    /// Returns the memory in which the reader looks.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
     fn does_clock_stand(&self, clock: u64) -> bool {
         let now = self.began.elapsed().as_millis() as u64;
-        // Looked at first: threads that only look do not take the line from each other.
+        // The value is read first, so that threads that only read do not take the cache line from each other.
         if self.clock.load(Ordering::Relaxed) != clock {
             self.clock.store(clock, Ordering::Relaxed);
             self.changed.store(now, Ordering::Relaxed);

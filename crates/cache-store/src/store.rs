@@ -1,17 +1,18 @@
 //! The server's side of a cache: items, versions, and the clock.
 //!
-//! One thread of one process changes a cache. What a successor needs is in the block, in an order that lets the server be killed at
-//! any instruction: an item is whole before a slot names it, and a log segment is free only once no slot names anything in it. So a successor
-//! reads the words of the log segments and goes on; it looks at no item. An item that was being overwritten in its place at
-//! that moment is gone.
+//! One thread of one process changes a cache. The block contains all that a successor needs, written in an order that
+//! allows the server to be killed at any instruction: an item is complete before a slot names it, and a log segment
+//! is free only once no slot names anything in it. So a successor reads the words of the log segments and continues,
+//! without reading any item. An item that was being overwritten in place at that moment is lost.
 //!
-//! # Which items have to go
+//! # Which items are evicted
 //!
-//! The algorithm is S3-FIFO (Yang and others, SOSP 2023): a new item enters a small queue, which has a tenth of the memory. If it was used by the
-//! time it comes to the end, it moves to the main queue, else it goes, and is remembered for a while: if it comes back, it enters the main
-//! queue at once. At the end of the main queue, an item that was used is entered again, and counts as less used. A scan of items that nobody
-//! wants again passes through the small queue alone. Unlike a list in order of last use, this needs no change when an item is read, so readers that
-//! can write nothing lose nothing but a sample of their hits.
+//! The algorithm is S3-FIFO (Yang and others, SOSP 2023). A new item enters a small queue, which has a tenth of the
+//! memory. If the item has been used by the time it reaches the end, it moves to the main queue. Otherwise it is
+//! evicted, and its hash is remembered for a while: if the item comes back, it enters the main queue at once. At the
+//! end of the main queue, an item that was used enters it again, with a lower use count. A scan of items that are not
+//! wanted again passes only through the small queue. Unlike an LRU list, this algorithm changes nothing when an item
+//! is read. So it works with readers that cannot write, although only a sample of their hits counts as uses.
 
 use ginnel_layout::cache::{
     self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSH_AT, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,
@@ -25,24 +26,24 @@ use crate::item::{Hasher, Item, Look, look, slots};
 use crate::log::{Log, Queue, Step};
 use crate::shape::LEAST_SEGMENTS;
 
-/// Versions that are given out between two notes of how far they have come.
+/// The number of versions that are given out between two records of the highest version.
 const VERSIONS_AT_ONCE: u64 = 1 << 20;
-/// The most that the clock shows, in milliseconds: all ends of items are seconds of 32 bits.
+/// The highest value of the clock, in milliseconds, because expiry times are seconds of 32 bits.
 const MOST_CLOCK: u64 = u32::MAX as u64 / 2 * 1000;
-/// The most uses that count.
+/// The highest use count.
 const MOST_USES: u8 = 3;
-/// Items that are looked at when one is stored, for some that can go.
+/// The number of items that are examined for eviction when one is stored.
 const STEPS: usize = 16;
-/// Empty slots of an item's first bucket, with which the second one need not be taken.
+/// If an item's first bucket has this many empty slots, the second one need not be considered.
 const SPARE: usize = 3;
 
-/// Why there is no cache in a block.
+/// Why a block contains no cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotACache {
-    /// There is none, or one of another version.
+    /// The block has no cache, or one of another version.
     #[error("there is no cache in this block, or one of another version")]
     Unknown,
-    /// Its words make no sense.
+    /// The cache's words are inconsistent.
     #[error("the words of this cache make no sense: somebody has written to its memory")]
     Corrupt,
 }
@@ -53,53 +54,53 @@ pub enum NotStored {
     /// The key is empty or has more than 250 bytes.
     #[error("a key must have 1 to {MOST_KEY} bytes")]
     Key,
-    /// It has more bytes than an item may have.
+    /// The item has more bytes than an item may have.
     #[error("an item with its key must not have more than {0} bytes")]
     TooLarge(usize),
 }
 
-/// What is known of an item.
+/// The properties of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// No other version of any item has this number. It changes with the value.
+    /// The version, which changes with the value. No other version of any item has this number.
     pub version: u64,
-    /// The client's.
+    /// The client's flags.
     pub flags: u32,
-    /// The second of the cache's clock at which it ends; 0 = never.
+    /// The second of the cache's clock at which the item expires; 0 = never.
     pub expiry: u32,
-    /// What is marked on it ([`marks`]).
+    /// The item's [`marks`].
     pub marks: u8,
-    /// Bytes of its value.
+    /// The length of the value, in bytes.
     pub len: usize,
 }
 
-/// What a cache has done since its server was started.
+/// The counters of a cache since its server was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Items that had to go for others.
+    /// Items that were evicted to make room.
     pub evictions: u64,
     /// Of these, items that were never used.
     pub unused: u64,
-    /// Items that had to go because their buckets were full.
+    /// Items that were evicted because their buckets were full.
     pub collisions: u64,
     /// Items that were moved.
     pub moves: u64,
 }
 
-/// A cache, by its server.
+/// A cache, as its server has it.
 pub struct Store<M> {
     memory: M,
     shape: Shape,
     hasher: Hasher,
     log: Log<M>,
     ghosts: Ghosts,
-    /// Slots that name an item.
+    /// The number of slots that name an item.
     items: usize,
     version: u64,
-    /// Versions up to this may be given out.
+    /// The highest version that may be given out before the next record.
     versions: u64,
     flushed: u64,
-    /// The second at which all items end; 0 = never.
+    /// The second at which all items expire; 0 = never.
     flush_at: u32,
     clock: u64,
     /// CLOCK_BOOTTIME when the clock was set.
@@ -110,8 +111,8 @@ pub struct Store<M> {
 }
 
 impl<M: SharedMemory> Store<M> {
-    /// Makes a cache without items, in memory whose bytes are all zero or are those of an earlier cache. `key` is chosen at random; `boot_time` is
-    /// CLOCK_BOOTTIME of this machine in milliseconds.
+    /// Creates a cache without items, in memory whose bytes are all zero or are those of an earlier cache. `key` is
+    /// chosen at random; `boot_time` is CLOCK_BOOTTIME of this machine in milliseconds.
     pub fn create(memory: M, shape: Shape, key: [u64; 2], boot_time: u64) -> Result<Self, NotACache> {
         if shape.len() > memory.len() || shape.segments < LEAST_SEGMENTS {
             return Err(NotACache::Corrupt);
@@ -146,7 +147,7 @@ impl<M: SharedMemory> Store<M> {
         Self::open(memory, boot_time)
     }
 
-    /// Goes on with a cache whose server has ended. The caller sees to it that there is one server at a time.
+    /// Continues a cache whose server has ended. The caller ensures that there is only one server at a time.
     pub fn open(memory: M, boot_time: u64) -> Result<Self, NotACache> {
         let shape = shape_of(&memory)?;
         if shape.segments < LEAST_SEGMENTS {
@@ -181,62 +182,63 @@ impl<M: SharedMemory> Store<M> {
         Ok(store)
     }
 
-    /// Sets the clock forward by what has passed on this machine's CLOCK_BOOTTIME since the last call. A clock that goes backwards, as that of
-    /// a machine that was started anew does, counts as one that stands.
+    /// Advances the clock by the time that has passed on this machine's CLOCK_BOOTTIME since the last call. If that
+    /// clock has gone backwards, as after a reboot of the machine, it counts as one that has stopped.
     pub fn tick(&mut self, boot_time: u64) {
-        // What stands in memory is for a successor: somebody else may have written there.
+        // The value in memory is for a successor. It is not read here, because another member may have written there.
         let passed = boot_time.saturating_sub(std::mem::replace(&mut self.boot_time, boot_time));
         self.clock = self.clock.saturating_add(passed).min(MOST_CLOCK);
         self.memory.store_relaxed_u64(BOOT_TIME, boot_time);
         self.memory.store_release_u64(CLOCK, self.clock);
         if self.flush_at != 0 && self.flush_at <= self.second() {
             self.flush();
-            // Behind that: a successor may do it again, but must not forget it.
+            // This comes last: a successor may do it again, but must not forget it.
             self.flush_later(0);
         }
     }
 
-    /// The cache's clock, in milliseconds.
+    /// Returns the cache's clock, in milliseconds.
     pub fn clock(&self) -> u64 {
         self.clock
     }
 
-    /// The parts of the block.
+    /// Returns the parts of the block.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The memory of the cache.
+    /// Returns the memory of the cache.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// How many items there are, those included whose time has come.
+    /// Returns the number of items, including expired ones.
     pub fn len(&self) -> usize {
         self.items
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no item.
     pub fn is_empty(&self) -> bool {
         self.items == 0
     }
 
-    /// Bytes of all items, as far as this server knows which of them have gone.
+    /// Returns the bytes of all items, except those that this server knows to be removed.
     pub fn live_bytes(&self) -> usize {
         self.log.live_bytes()
     }
 
-    /// How many servers there have been, this one included.
+    /// Returns how many servers there have been, including this one.
     pub fn server(&self) -> u64 {
         self.memory.load_relaxed_u64(SERVER)
     }
 
-    /// What tells this cache from all others. Its successors have it too.
+    /// Returns the identifier of this cache, which no other cache has. Its successors have it too.
     pub fn id(&self) -> [u64; 2] {
         [0, 8].map(|word| self.memory.load_relaxed_u64(ID + word))
     }
 
-    /// Tells readers where the server can be reached, a line each; see [`CONTACT`]. What is too long is not told.
+    /// Publishes for readers where the server can be reached, one place on each line; see [`CONTACT`]. Lines that do
+    /// not fit are left out.
     pub fn set_contact(&mut self, text: &str) {
         let lines = text.lines().scan(0, |len, line| {
             *len += line.len() + 1;
@@ -250,38 +252,39 @@ impl<M: SharedMemory> Store<M> {
         self.memory.store_release_u64(CONTACT_LEN, text.len() as u64);
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// How many log segments are used, and how many may be.
+    /// Returns how many log segments are used, and how many may be.
     pub fn segments(&self) -> (usize, usize) {
         (self.log.used(), self.log.limit())
     }
 
-    /// Uses so many log segments from now on. Fewer ones than before: items have to go, a few with each that is stored, and with each
-    /// [`Store::tidy`].
+    /// Sets how many log segments to use. If there are more, items are evicted: a few with each item that is stored,
+    /// and with each [`Store::tidy`].
     pub fn set_limit(&mut self, segments: usize) {
         self.log.set_limit(segments.max(LEAST_SEGMENTS));
     }
 
-    /// For a server that has nothing else to do: makes room ahead of need. Looks at a few items. Whether there is more to do.
+    /// Makes room ahead of need, for a server that has nothing else to do. Examines a few items. Returns whether
+    /// there is more to do.
     pub fn tidy(&mut self) -> bool {
         (0..STEPS).all(|_| self.log.is_short() && self.step(true, false).is_some())
     }
 
-    /// The most bytes that key and value of an item may have.
+    /// Returns the most bytes that key and value of an item may have together.
     pub fn most(&self) -> usize {
         self.shape.segment - item::BYTES
     }
 
-    /// The hash of a key.
+    /// Returns the hash of a key.
     pub fn hash(&self, key: &[u8]) -> u64 {
         self.hasher.hash(key)
     }
 
-    /// Where the slot of an item lies, and the item. One that has ended is removed.
+    /// Returns the offset of an item's slot, and the item. An expired item is removed.
     fn find(&mut self, hash: u64, key: &[u8]) -> Option<(usize, Item)> {
         for at in slots(&self.shape, hash) {
             let slot = Slot(self.memory.load_relaxed_u64(at));
@@ -292,7 +295,7 @@ impl<M: SharedMemory> Store<M> {
                 Look::Item(item) if item.has_ended(self.flushed, self.clock) => self.clear(at),
                 Look::Item(item) => return Some((at, item)),
                 Look::Other if self.shape.place(slot.at()).is_some() => {}
-                // The server before this one was killed while it overwrote the item, or somebody else has written here.
+                // The previous server was killed while it overwrote the item, or another member has written here.
                 Look::Changing | Look::Other => self.clear(at),
             }
         }
@@ -310,12 +313,12 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// The value of a key is appended to `value`. Counts as a use.
+    /// Appends the value of a key to `value`. Counts as a use.
     pub fn get(&mut self, key: &[u8], value: &mut Vec<u8>) -> Option<Meta> {
         self.get_behind(key, true, value, |_, _| {})
     }
 
-    /// The same, behind what `begin` appends. Counts as a use only if it `is_use`.
+    /// Does the same, behind what `begin` appends. Counts as a use only if `is_use` is set.
     pub fn get_behind(
         &mut self,
         key: &[u8],
@@ -336,7 +339,7 @@ impl<M: SharedMemory> Store<M> {
         Some(meta)
     }
 
-    /// The same without the value, and without being a use.
+    /// Returns the item's properties without its value. Does not count as a use.
     pub fn peek(&mut self, key: &[u8]) -> Option<Meta> {
         let hash = self.hasher.hash(key);
         self.find(hash, key).map(|(_, item)| meta(&item))
@@ -355,19 +358,19 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// The second of the cache's clock.
+    /// Returns the time of the cache's clock, in seconds.
     pub fn second(&self) -> u32 {
         (self.clock / 1000) as u32
     }
 
-    /// The second of the cache's clock at which an item was used last, as far as this server knows.
+    /// Returns the second of the cache's clock at which an item was last used, as far as this server knows.
     pub fn last_use(&mut self, key: &[u8]) -> Option<u32> {
         let hash = self.hasher.hash(key);
         let (_, item) = self.find(hash, key)?;
         Some(Room(self.memory.load_relaxed_u64(item.at + item::ROOM)).used())
     }
 
-    /// A reader has found an item of this hash.
+    /// Counts a use for an item of this hash, which a reader has found.
     pub fn used_by_reader(&mut self, hash: u64) {
         for at in slots(&self.shape, hash) {
             let slot = Slot(self.memory.load_relaxed_u64(at));
@@ -386,13 +389,13 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// Stores an item, whose value is these runs of bytes one after the other. Others may have to go. `expiry` is the second of the cache's
-    /// clock at which it ends, or 0. Returns its version.
+    /// Stores an item, whose value consists of these runs of bytes one after the other. Other items may be evicted.
+    /// `expiry` is the second of the cache's clock at which the item expires, or 0. Returns its version.
     pub fn set(&mut self, key: &[u8], value: &[&[u8]], flags: u32, expiry: u32) -> Result<u64, NotStored> {
         self.set_marked(key, value, flags, expiry, 0)
     }
 
-    /// The same, of an item with these [`marks`].
+    /// Does the same for an item with these [`marks`].
     pub fn set_marked(
         &mut self,
         key: &[u8],

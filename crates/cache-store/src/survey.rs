@@ -1,41 +1,41 @@
-//! What can be seen of a cache as a whole, by somebody who only reads it.
+//! Statistics of a cache as a whole, for processes that only read it.
 
 use ginnel_layout::cache::{CLOCK, LIMIT, PRESSURE, SERVER, SLOTS, Shape, State, log};
 use ginnel_shmem::SharedMemory;
 
-/// Log segments that are for the same.
+/// Log segments with the same purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// How many there are.
+    /// The number of segments.
     pub segments: usize,
-    /// Bytes of them that have items, or had some.
+    /// The bytes in them that have, or had, items.
     pub bytes: u64,
 }
 
-/// How a cache looks. It changes while it is looked at, and somebody may have written anything there.
+/// Statistics of a cache. The cache changes while they are read, and a hostile member may have written any values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// The parts of its block.
+    /// The parts of the cache's block.
     pub shape: Shape,
-    /// How many log segments the server uses at most.
+    /// The most log segments that the server uses.
     pub limit: u64,
-    /// Those that have no item.
+    /// Segments without items.
     pub free: Part,
-    /// Those of items that are new.
+    /// Segments of new items.
     pub small: Part,
-    /// Those of items that were used again.
+    /// Segments of items that were used again.
     pub main: Part,
-    /// Items, those included whose time has come: slots that name one.
+    /// The number of items, including expired ones: slots that name an item.
     pub items: u64,
-    /// How many servers there have been.
+    /// The number of servers so far.
     pub servers: u64,
-    /// Milliseconds since it was made, while a server lived.
+    /// The milliseconds since the cache was created during which a server was alive.
     pub clock: u64,
-    /// Whether the server is short of memory.
+    /// The server is short of memory.
     pub is_pressed: bool,
 }
 
-/// Looks at all words of a cache, but not at its items.
+/// Reads all words of a cache, but not its items.
 pub(crate) fn survey(memory: &impl SharedMemory, shape: Shape) -> Survey {
     let word = |at| memory.load_relaxed_u64(at);
     let (mut free, mut small, mut main) = (Part::default(), Part::default(), Part::default());

@@ -6,23 +6,23 @@ use std::path::PathBuf;
 use clap::Parser;
 use ginnel_config::{Bytes, LogFormat, Mode};
 
-/// Serves a cache that speaks memcached's protocol, and whose items others read out of memory.
+/// Serves a cache that speaks memcached's protocol, and whose items clients can read directly from memory.
 ///
-/// The items lie in the block cache.NAME of a segment, which clients join as readers. Runs until SIGTERM; a successor serves the same
-/// items. See ginnel-cache(8).
+/// The items are in the block cache.NAME of a segment, which clients join as readers. The server runs until SIGTERM;
+/// a successor serves the same items. See ginnel-cache(8).
 #[derive(Debug, Parser)]
 #[command(name = "ginnel-cache", version, max_term_width = 100)]
 pub struct Flags {
-    /// The segment in which the items lie. This host or VM must be a member of it, not only a reader.
+    /// The segment that contains the items. This host or VM must be a member of it, not only a reader.
     #[arg(long, value_name = "SEGMENT")]
     pub segment: String,
-    /// What the cache is called.
+    /// The name of the cache.
     #[arg(long, default_value = "main")]
     pub name: String,
-    /// How much memory a new cache gets, index included, such as 900M. One that is there keeps what it has.
+    /// The memory of a new cache, including its index, such as 900M. An existing cache keeps its size.
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub memory: Bytes,
-    /// Listens for TCP at this address and port, such as 127.0.0.1:11211. May come several times.
+    /// Listens for TCP at this address and port, such as 127.0.0.1:11211. May be given several times.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub listen: Vec<SocketAddr>,
     /// Listens at this Unix socket.
@@ -31,31 +31,32 @@ pub struct Flags {
     /// Permissions of the Unix socket, in octal.
     #[arg(long, value_name = "MODE", default_value = "0700")]
     pub unix_mode: Mode,
-    /// Listens for channels in this segment. May come several times. Default: the segment of the items; `none` for no channels.
+    /// Listens for channels in this segment. May be given several times. Default: the segment of the items; `none`
+    /// for no channels.
     #[arg(long, value_name = "SEGMENT")]
     pub channel: Vec<String>,
-    /// The most bytes of an item, as memcached counts them: with its key and 59 bytes more.
+    /// The most bytes of an item, as memcached counts them: including its key and 59 bytes more.
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub max_item_size: Bytes,
-    /// What an item usually has, key included: how many entries the index of a new cache gets depends on it.
+    /// The usual size of an item, including its key. The number of entries in a new cache's index depends on it.
     #[arg(long, value_name = "SIZE", default_value = "200")]
     pub usual_item_size: Bytes,
-    /// The most clients at a time.
+    /// The most clients at the same time.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub max_connections: usize,
     /// The daemon's socket. Default: $GINNEL_SOCKET, else the usual place.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// What is logged: error, warn, info, debug, trace.
+    /// The log level: error, warn, info, debug or trace.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log: String,
-    /// text or json.
+    /// The log format: text or json.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 }
 
 impl Flags {
-    /// Segments in which channels are listened for.
+    /// Returns the segments in which the server listens for channels.
     pub fn channels(&self) -> Vec<String> {
         match &self.channel[..] {
             [] => vec![self.segment.clone()],

@@ -27,7 +27,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How long the daemon may take to notice that an earlier server has died.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Descriptors beside those of clients.
+/// Descriptors that the server needs in addition to those of clients.
 const OTHER_FILES: u64 = 64;
 
 fn main() -> ExitCode {
@@ -47,7 +47,7 @@ fn run(flags: &Flags) -> Result<()> {
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
     }
-    // There is nothing to read anew.
+    // There is no configuration to read again.
     let nothing = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGHUP, nothing).context("no signals")?;
 
@@ -117,28 +117,30 @@ fn run(flags: &Flags) -> Result<()> {
     result
 }
 
-/// Which file is at a path.
+/// Returns which file is at a path.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// Removes a socket, unless another server has put one of its own in its place.
+/// Removes a socket, unless another server has put its own in the same place.
 fn remove(path: &Path, file: Option<(u64, u64)>) {
     if file.is_some() && file_at(path) == file {
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// Whether somebody listens at a path. One that hangs does as well: what cannot be connected at once is not waited for.
+/// Returns whether a server listens at a path. A server that hangs counts too, and so does one to which a connection
+/// is not possible at once: this function does not wait.
 fn is_served(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .and_then(|socket| rustix::net::connect(&socket, &SocketAddrUnix::new(path)?));
-    // A socket of another kind, or of somebody else, is no dead server's of this kind.
+    // A socket of another kind, or one of another program, was not left by a dead server of this kind.
     matches!(connected, Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE | Errno::ACCESS))
 }
 
-/// Binds a Unix socket, in place of one that a dead process has left. Nobody can connect before it has its mode.
+/// Binds a Unix socket, and replaces one that a dead process has left. No client can connect before the socket has
+/// its mode.
 fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     if is_served(path) {
         bail!(
@@ -158,7 +160,7 @@ fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
         Err(_) => {}
     }
     let failed = || format!("{}: it cannot be bound; choose a path that can be written", path.display());
-    // Single-threaded still: the mask is the process'.
+    // The process is still single-threaded, so the mask affects no other thread.
     let before = rustix::process::umask(rustix::fs::Mode::RWXU.complement());
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
@@ -167,7 +169,7 @@ fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Each client over a socket needs a descriptor.
+/// Raises the limit of descriptors, because each client over a socket needs one.
 fn raise_file_limit(connections: usize) {
     let wanted = connections as u64 + OTHER_FILES;
     let mut limit = getrlimit(Resource::Nofile);
@@ -185,7 +187,7 @@ fn raise_file_limit(connections: usize) {
     }
 }
 
-/// Tells systemd (sd_notify(3)), if it started this process.
+/// Notifies systemd (sd_notify(3)), if it started this process.
 fn tell_systemd(text: &str) {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::ffi::OsStrExt;
@@ -199,7 +201,7 @@ fn tell_systemd(text: &str) {
         };
         socket.send_to_addr(text.as_bytes(), &address)
     };
-    // If systemd does not listen, nobody else is interested.
+    // A failure to notify systemd does not matter to anything else.
     let _: io::Result<usize> = send();
 }
 
@@ -229,7 +231,7 @@ mod tests {
         let path = folder.path().join("socket");
         let first = bind(&path, 0o700).unwrap();
         let file = file_at(&path);
-        // Somebody has taken the first one away, and started another server.
+        // The first socket has been removed, and another server has been started.
         std::fs::rename(&path, folder.path().join("away")).unwrap();
         let _second = bind(&path, 0o700).unwrap();
         drop(first);

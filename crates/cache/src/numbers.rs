@@ -1,4 +1,4 @@
-//! What is counted, under the names that memcached has for it.
+//! The server's counters, under the names that memcached has for them.
 
 use ginnel_cache_protocol::VERSION;
 use ginnel_cache_store::store::{Counters, Store};
@@ -6,25 +6,25 @@ use ginnel_shmem::SharedMemory;
 
 type To<'a> = &'a mut dyn FnMut(&str, &[u8]);
 
-/// What was chosen when the server was started, or later.
+/// The settings that were chosen when the server was started, or later.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `SEGMENT/NAME`.
+    /// The address of the cache, `SEGMENT/NAME`.
     pub place: String,
-    /// The most bytes of an item, as memcached counts.
+    /// The most bytes of an item, as memcached counts them.
     pub item_size: usize,
-    /// The most clients.
+    /// The most clients at the same time.
     pub connections: usize,
-    /// How much is logged.
+    /// The log level.
     pub verbosity: u32,
-    /// Where the server listens.
+    /// The addresses at which the server listens.
     pub listens: Vec<String>,
-    /// The Unix socket, if there is one.
+    /// The path of the Unix socket, if there is one.
     pub unix: Option<String>,
 }
 
 impl Settings {
-    /// `stats settings`.
+    /// Answers `stats settings`.
     pub(crate) fn list<M: SharedMemory>(&self, store: &Store<M>, to: To<'_>) {
         let port = self.listens.first().and_then(|at| at.rsplit_once(':')).map_or("0", |(_, port)| port);
         let inter = self.listens.first().and_then(|at| at.rsplit_once(':')).map_or("NULL", |(at, _)| at);
@@ -62,7 +62,7 @@ fn limit<M: SharedMemory>(store: &Store<M>) -> usize {
     store.segments().1 * store.shape().segment
 }
 
-/// What is counted.
+/// The counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Numbers {
     began: i64,
@@ -92,7 +92,7 @@ pub(crate) struct Numbers {
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub reader_hits: u64,
-    /// Of the store, when all was set to 0.
+    /// The store's counters when all counters were last set to 0.
     evictions: u64,
     unused: u64,
     collisions: u64,
@@ -104,7 +104,7 @@ impl Numbers {
         Self { began: unix, ..Self::default() }
     }
 
-    /// `stats reset`.
+    /// Sets all counters to 0, for `stats reset`.
     pub fn reset(&mut self, store: Counters) {
         let Self { began, connections, channels, .. } = *self;
         let Counters { evictions, unused, collisions, moves } = store;
@@ -132,7 +132,7 @@ impl Numbers {
         *(if up { &mut self.incr_misses } else { &mut self.decr_misses }) += 1;
     }
 
-    /// `stats`.
+    /// Answers `stats`.
     pub fn general<M: SharedMemory>(&self, settings: &Settings, store: &Store<M>, unix: i64, to: To<'_>) {
         let usage = usage();
         let store_counters = store.counters();
@@ -197,7 +197,7 @@ impl Numbers {
         numbers.iter().for_each(|(name, value)| to(name, value.to_string().as_bytes()));
     }
 
-    /// `stats items`: all items are of one class.
+    /// Answers `stats items`: all items are of one class.
     pub fn items<M: SharedMemory>(&self, store: &Store<M>, to: To<'_>) {
         if store.is_empty() {
             return;
@@ -213,7 +213,7 @@ impl Numbers {
         numbers.iter().for_each(|(name, value)| to(&format!("items:1:{name}"), value.to_string().as_bytes()));
     }
 
-    /// `stats slabs`: a log segment is a page, and all are of one class.
+    /// Answers `stats slabs`: a log segment is a page, and all are of one class.
     pub fn slabs<M: SharedMemory>(&self, store: &Store<M>, to: To<'_>) {
         let (used, all) = store.segments();
         let segment = store.shape().segment;
@@ -237,20 +237,20 @@ impl Numbers {
         numbers.iter().for_each(|(name, value)| to(name, value.to_string().as_bytes()));
     }
 
-    /// `stats conns`.
+    /// Answers `stats conns`.
     pub fn conns(&self, to: To<'_>) {
         to("conns", self.connections.to_string().as_bytes());
         to("channels", self.channels.to_string().as_bytes());
     }
 }
 
-/// Linux tells CPU time in hundredths of a second.
+/// Linux reports CPU time in hundredths of a second.
 const TICKS: f64 = 100.0;
 
-/// Seconds of CPU time, as user and in the kernel.
+/// Returns the seconds of CPU time, in user mode and in the kernel.
 fn usage() -> (String, String) {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name, which may have any bytes.
+    // The fields begin behind the name, which may contain any bytes.
     let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let field = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0) / TICKS;
     (format!("{:.6}", field(11)), format!("{:.6}", field(12)))

@@ -5,12 +5,12 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why the caller's consolidation takes no result.
+/// Why the caller's `fold` does not accept a result.
 #[derive(Debug)]
 pub enum Refusal {
-    /// It is nonsense, for this reason: its worker is dismissed, and another gets the piece.
+    /// The result is invalid, for this reason. Its worker is dismissed, and another worker gets the piece.
     Nonsense(String),
-    /// The job cannot go on. Any error becomes this with `?`.
+    /// The job cannot go on. `?` converts any error to this.
     Fatal(Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -32,49 +32,49 @@ pub enum Error {
         "no worker for {waited:?}, and {left} left to do{last}; start some, such as `ginnel farm work {address}`, or wait longer"
     )]
     NoWorker {
-        /// How long.
+        /// How long the manager has waited.
         waited: Duration,
-        /// Where they would be expected.
+        /// The address at which workers were expected.
         address: String,
-        /// What remains, in words.
+        /// What remains to be done, in words.
         left: String,
-        /// How the last worker went, in words; empty if there was none.
+        /// How the last worker departed, in words; empty if there was none.
         last: String,
     },
     /// The input could not be read.
     #[error("the input cannot be read at {} ({} bytes): {source}", piece.offset, piece.len)]
     Source {
-        /// Which part.
+        /// The range of the input.
         piece: Piece,
-        /// Why.
+        /// The error of the input.
         source: io::Error,
     },
-    /// A piece failed, or took its worker along, as often as the manager tries.
+    /// A piece failed, or its worker died or left, as often as the manager tries.
     #[error("the piece at {} ({} bytes) was tried {} times; the last worker {why}", piece.offset, piece.len, piece.tries)]
     Piece {
-        /// Which one.
+        /// The piece.
         piece: Piece,
-        /// What its last worker said, or how it went.
+        /// What its last worker reported, or how that worker departed.
         why: String,
     },
     /// A piece is longer than a worker's ring takes.
     #[error("the piece at {} has {} bytes, and {worker} takes {max}; cut smaller pieces, or set Options::piece", piece.offset, piece.len)]
     TooLong {
-        /// Which one.
+        /// The piece.
         piece: Piece,
-        /// Whose channel.
+        /// The worker whose channel is too small.
         worker: String,
-        /// The longest that fits.
+        /// The longest piece that fits, in bytes.
         max: usize,
     },
-    /// The caller's consolidation failed.
+    /// The caller's `fold` has failed.
     #[error("the result of the piece at {} ({} bytes) from {worker}: {why}", piece.offset, piece.len)]
     Result {
-        /// Of which piece.
+        /// The piece whose result was passed to it.
         piece: Piece,
-        /// Whose.
+        /// The worker that sent the result.
         worker: String,
-        /// Why.
+        /// The error of `fold`.
         why: Box<dyn std::error::Error + Send + Sync>,
     },
 }

@@ -1,4 +1,4 @@
-//! Who has which piece: the books of one job, without any transport.
+//! The state of one job, without any transport: which worker holds which piece.
 
 use crate::report::{Departure, Report, WorkerReport};
 use std::collections::VecDeque;
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 /// A piece of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Its number, never used again by its manager.
+    /// The piece's number. Its manager never uses it again.
     pub number: u64,
-    /// Where in the input it begins.
+    /// The piece's offset in the input.
     pub offset: u64,
-    /// Its bytes.
+    /// The piece's length in bytes.
     pub len: usize,
-    /// How often it has been given to a worker.
+    /// How often the piece has been given to a worker.
     pub tries: u32,
 }
 
-/// The books of one job: which pieces are to be given, who has which, and what counts.
+/// The state of one job: which pieces remain, which worker holds which piece, and which results count.
 ///
-/// Any transport will do. A piece is in exactly one place at any time: not yet cut, waiting for another try, held by one
-/// living worker, or done. So its result counts once.
+/// It works with any transport. At any time a piece is in exactly one state: not yet cut, waiting for another attempt, held
+/// by one living worker, or done. So its result counts once.
 pub struct JobState<I: Iterator<Item = Range<u64>>> {
     pieces: Peekable<I>,
     again: VecDeque<Piece>,
     workers: Vec<Worker>,
-    /// Number of the next piece.
+    /// The number of the next piece.
     next: u64,
     begun: Instant,
     ended: Option<Duration>,
@@ -40,7 +40,7 @@ pub struct JobState<I: Iterator<Item = Range<u64>>> {
 
 struct Worker {
     report: WorkerReport,
-    /// In the order in which they were given.
+    /// The pieces that the worker holds, in the order in which they were given.
     holds: VecDeque<Held>,
 }
 
@@ -50,7 +50,7 @@ struct Held {
 }
 
 impl<I: Iterator<Item = Range<u64>>> JobState<I> {
-    /// Of a job of these pieces, the first of which gets the number `first`.
+    /// Makes the state of a job with these pieces, the first of which gets the number `first`.
     pub fn new(pieces: I, first: u64) -> Self {
         Self {
             pieces: pieces.peekable(),
@@ -66,7 +66,7 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
         }
     }
 
-    /// A worker comes; its number, counted from 0. `late` if the job has begun without it.
+    /// Adds a worker, and returns its number, counted from 0. `late` says that the job has begun without it.
     pub fn join(&mut self, name: String, late: bool) -> usize {
         let joined = if late { self.begun.elapsed() } else { Duration::ZERO };
         let report = WorkerReport {
@@ -83,7 +83,7 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
         self.workers.len() - 1
     }
 
-    /// A piece for this worker, if one is left; it holds the piece until it answers or goes.
+    /// Gives this worker a piece, if one is left. The worker holds the piece until it answers or departs.
     pub fn give(&mut self, worker: usize) -> Option<Piece> {
         let worker = self.workers.get_mut(worker).filter(|worker| worker.report.departure.is_none())?;
         let mut piece = match self.again.pop_front() {
@@ -107,7 +107,7 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
         Some(piece)
     }
 
-    /// The worker never got the piece it was given last: somebody else, or itself later, gets it as if for the first time.
+    /// Takes back the piece that was given last, because the worker never got it. The attempt does not count.
     pub fn take_back(&mut self, worker: usize) {
         let Some(Held { mut piece, .. }) = self.workers.get_mut(worker).and_then(|w| w.holds.pop_back())
         else {
@@ -118,13 +118,13 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
         self.again.push_front(piece);
     }
 
-    /// The piece of this number, if the worker holds it.
+    /// Returns the piece of this number, if the worker holds it.
     pub fn held(&self, worker: usize, number: u64) -> Option<Piece> {
         let holds = &self.workers.get(worker)?.holds;
         holds.iter().find(|held| held.piece.number == number).map(|held| held.piece)
     }
 
-    /// The worker has answered a piece. The piece, if it is one that it holds: then the answer counts.
+    /// Records that the worker has answered a piece. Returns the piece if the worker holds it; only then the answer counts.
     pub fn answered(&mut self, worker: usize, number: u64) -> Option<Piece> {
         let piece = self.release(worker, number)?;
         let now = self.begun.elapsed();
@@ -140,7 +140,8 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
         Some(piece)
     }
 
-    /// The worker could make nothing of a piece, which waits for another try then. The piece, if it is one that it holds.
+    /// Records that the worker has failed at a piece, which then waits for another attempt. Returns the piece if the worker
+    /// holds it.
     pub fn failed(&mut self, worker: usize, number: u64) -> Option<Piece> {
         let piece = self.release(worker, number)?;
         self.workers.get_mut(worker)?.report.failed += 1;
@@ -157,12 +158,12 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
         Some(piece)
     }
 
-    /// The worker is gone, and what it holds waits for another. Returns the one of these that has been tried most.
+    /// Removes a worker. The pieces that it holds wait for another one. Returns the piece with the most attempts among them.
     pub fn depart(&mut self, worker: usize, departure: Departure) -> Option<Piece> {
         let worker = self.workers.get_mut(worker)?;
         worker.report.departure.get_or_insert(departure);
         let mut worst: Option<Piece> = None;
-        // Only the oldest can have been worked on: the others were waiting behind it, and this was no try of theirs.
+        // The worker can only have worked on the oldest piece. The others waited behind it, so this was no attempt at them.
         for (n, Held { mut piece, .. }) in worker.holds.drain(..).enumerate() {
             if n > 0 {
                 piece.tries -= 1;
@@ -178,12 +179,12 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
         worst
     }
 
-    /// Pieces that a worker holds.
+    /// Returns the number of pieces that a worker holds.
     pub fn holds(&self, worker: usize) -> usize {
         self.workers.get(worker).map_or(0, |worker| worker.holds.len())
     }
 
-    /// Numbers of the pieces that a worker holds.
+    /// Returns the numbers of the pieces that a worker holds.
     pub fn held_by(&self, worker: usize) -> impl Iterator<Item = u64> {
         self.workers
             .get(worker)
@@ -191,39 +192,39 @@ impl<I: Iterator<Item = Range<u64>>> JobState<I> {
             .flat_map(|worker| worker.holds.iter().map(|held| held.piece.number))
     }
 
-    /// Since when a worker has owed an answer: when it answered last or was given the piece, whichever came later.
+    /// Returns since when a worker has owed an answer: when it answered last or was given the piece, whichever came later.
     pub fn waiting_since(&self, worker: usize) -> Option<Instant> {
         let worker = self.workers.get(worker)?;
         let last = self.begun + worker.report.last;
         worker.holds.front().map(|held| held.since.max(last))
     }
 
-    /// Whether there is a piece to give.
+    /// Returns whether there is a piece to give.
     pub fn has_more(&mut self) -> bool {
         !self.again.is_empty() || self.pieces.peek().is_some()
     }
 
-    /// Whether every piece has been answered.
+    /// Returns whether every piece has been answered.
     pub fn is_done(&mut self) -> bool {
         self.held == 0 && !self.has_more()
     }
 
-    /// The number that the next job's first piece may have.
+    /// Returns the number for the first piece of the next job.
     pub fn next_number(&self) -> u64 {
         self.next
     }
 
-    /// Pieces and bytes that have been answered so far.
+    /// Returns the number of pieces that have been answered so far, and of their bytes.
     pub fn done(&self) -> (u64, u64) {
         (self.pieces_done, self.bytes_done)
     }
 
-    /// What a worker calls itself.
+    /// Returns the name that a worker gives itself.
     pub fn name(&self, worker: usize) -> &str {
         self.workers.get(worker).map_or("", |worker| &worker.report.name)
     }
 
-    /// What happened so far.
+    /// Returns a report of the job so far.
     pub fn report(&self) -> Report {
         Report {
             time: self.ended.unwrap_or_else(|| self.begun.elapsed()),

@@ -1,9 +1,9 @@
-//! A farm: one manager scatters a job's input over many workers, and gathers what they make of it.
+//! A farm: one manager distributes a job's input over many workers, and gathers their results.
 //!
 //! Each worker has a channel to its manager, in a segment of its own (a *slice*, which no other worker sees) or in one
-//! that all share. A [`Manager`] attaches to all of these segments and has them mapped side by side. It writes each
-//! *piece* of the input in place into a worker's ring; the worker works on it where it lies, and sends its result.
-//! While it works on one piece the next is being written ([`Options::window`]), so transfer and work overlap.
+//! that all share. A [`Manager`] attaches to all of these segments and maps them side by side. It writes each
+//! *piece* of the input in place into a worker's ring; the worker works on it there, and sends its result.
+//! While the worker works on one piece, the manager writes the next ([`Options::window`]), so transfer and work overlap.
 //!
 //! ```no_run
 //! // A worker, anywhere: counts the bytes of each piece that are a newline.
@@ -36,10 +36,10 @@
 //!
 //! # Death, delay and lies
 //!
-//! The pieces that a dead worker has not answered are given to others; its [`Source`] is asked for their bytes again. A
-//! worker that connects in the middle gets pieces at once. However often a piece is given, its result counts once. A
-//! worker is another member and is not believed: it can answer the pieces that it holds, wrongly if it likes, and
-//! nothing else. Whoever breaks the protocol is dismissed, and harms nobody but itself.
+//! The manager gives the pieces that a dead worker has not answered to other workers, and reads their bytes from the
+//! [`Source`] again. A worker that connects during a job gets pieces at once. However often a piece is given, its result
+//! counts once. A worker is another member, and the manager does not trust it: it can answer only the pieces that it holds,
+//! with correct or wrong results. A worker that breaks the protocol is dismissed, and harms only itself.
 
 pub mod count;
 mod error;

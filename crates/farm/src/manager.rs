@@ -1,4 +1,4 @@
-//! The manager.
+//! The manager, which gives out pieces and gathers results.
 
 use crate::error::{Error, Refusal};
 use crate::job_state::{JobState, Piece};
@@ -13,34 +13,38 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How a manager works.
+/// The options of a manager.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How it waits for its workers. Default: [`Options::MODE`].
+    /// How the manager waits for its workers. Default: [`Options::MODE`].
     pub mode: WaitMode,
-    /// Pieces that a worker may hold: one that it works on, and others that are being transferred meanwhile. Default: 2.
+    /// The pieces that a worker may hold: one that it works on, and others that are transferred meanwhile. Default:
+    /// 2.
     pub window: usize,
-    /// The longest piece, in bytes: decides how much shared memory a channel takes (about eight times as much, in powers
-    /// of two). Default: [`Options::PIECE`].
+    /// The longest piece, in bytes. It determines how much shared memory a channel takes (about eight times as much,
+    /// in powers of two). Default: [`Options::PIECE`].
     pub piece: usize,
-    /// A worker that takes longer for a piece is dismissed, and its pieces are given to others. Default: it may take as
-    /// long as it likes.
+    /// A worker that takes longer than this for a piece is dismissed, and its pieces are given to others. Default: no
+    /// limit.
     pub piece_timeout: Option<Duration>,
     /// How long a job goes on without any worker. `None`: for ever. Default: 30 s.
     pub patience: Option<Duration>,
-    /// How often a piece is tried: a piece that fails, or takes its worker along, as often ends the job. Default: 5.
+    /// The most attempts at one piece: the job fails after this many failed attempts. An attempt also fails if the
+    /// worker dies or leaves. Default: 5.
     pub tries: u32,
 }
 
 impl Options {
-    /// Looks for a moment before it sleeps: a piece that is counted or copied takes less time than to wake somebody up. With more
-    /// workers than processors whoever looks leaves its own to others ([`WaitMode::Poll`]).
+    /// Spins for a moment before it sleeps, because counting or copying a piece takes less time than waking a thread.
+    /// If there are more workers than processors, a spinning thread leaves its processor to others
+    /// ([`WaitMode::Poll`]).
     pub const MODE: WaitMode = WaitMode::Adaptive { budget: WaitMode::DEFAULT_BUDGET };
 
-    /// The longest piece for which rings of 1 MiB do.
+    /// The longest piece for which rings of 1 MiB are enough.
     pub const PIECE: usize = ring::max_message(1 << 20) - HEADER;
 
-    /// Data bytes of the rings that pieces of [`Options::piece`] need, so that as many as the window allows find room.
+    /// Returns the size, in data bytes, of rings that hold as many pieces of [`Options::piece`] bytes as the window
+    /// allows.
     fn capacity(&self) -> usize {
         let longest = self.piece.min(1 << 36) + HEADER;
         let all = ring::record_span(longest).saturating_mul(self.window.saturating_add(1)).min(1 << 40);
@@ -65,23 +69,24 @@ impl Default for Options {
     }
 }
 
-/// One who has work done by many. Its workers stay with it from job to job. Dropping it tells them that there is no more.
+/// A manager, which has work done by many workers. Workers stay connected from job to job. Dropping the manager tells
+/// them that there are no more jobs.
 pub struct Manager {
     options: Options,
     doors: Vec<Listener<MessageChannel>>,
-    /// Where the first door is, for people.
+    /// The address of the first listener, for messages.
     address: String,
-    /// In the order of their keys.
+    /// The channels of the workers, in the order of their keys.
     channels: Vec<WorkerChannel>,
     watch: Watch,
-    /// Why somebody who came was turned away, if nobody has been told yet.
+    /// Why a worker was turned away, until this has been reported.
     turned_away: Option<String>,
-    /// Number of the next job's first piece.
+    /// The number of the next job's first piece.
     next: u64,
 }
 
 impl Manager {
-    /// A manager without workers, and without a place where they could come.
+    /// Makes a manager without workers and without a listener.
     pub fn new(options: Options) -> Result<Self, Error> {
         let watch = Watch::new()?;
         Ok(Self {
@@ -95,8 +100,8 @@ impl Manager {
         })
     }
 
-    /// Lets workers come that connect to `name` in the endpoint's segment: one worker with a slice of its own, or as many
-    /// as like in a segment that they share.
+    /// Listens at `name` in the endpoint's segment for workers: one worker if the segment is its own slice, or any
+    /// number in a segment that they share.
     pub fn listen(&mut self, endpoint: &Endpoint, name: &str) -> Result<(), Error> {
         let options = ChannelOptions { capacity: self.options.capacity(), ..ChannelOptions::default() };
         let door = endpoint.listen_with(name, &options)?;
@@ -105,7 +110,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Attaches to the segment of `address` (`segment/name`), and lets workers come there.
+    /// Attaches to the segment of `address` (`segment/name`), and listens for workers there.
     pub fn listen_at(&mut self, address: &str) -> Result<(), Error> {
         let (segment, name) = ginnel::split(address)?;
         self.listen(&Endpoint::attach(segment)?, name)?;
@@ -115,18 +120,19 @@ impl Manager {
         Ok(())
     }
 
-    /// The longest piece that any worker's channel takes.
+    /// Returns the longest piece that every worker's channel takes, in bytes.
     pub fn longest_piece(&self) -> usize {
         ring::max_message(self.options.capacity()) - HEADER
     }
 
-    /// Workers that are here.
+    /// Returns the number of connected workers.
     pub fn workers(&self) -> usize {
         self.channels.len()
     }
 
-    /// Waits until so many workers are here; false if they were not in time. A job needs not wait for that: who comes later
-    /// gets work too. Why somebody who came was turned away is said by the next job that finds no worker.
+    /// Waits until `count` workers are connected. Returns false if the time runs out first. A job need not wait for
+    /// that: workers that come later get pieces too. The reason why a worker was turned away is reported by the next
+    /// job that finds no worker.
     pub fn wait_for_workers(&mut self, count: usize, timeout: Duration) -> Result<bool, Error> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
@@ -142,8 +148,8 @@ impl Manager {
         }
     }
 
-    /// Has a job done: gives the pieces of `source` to the workers, and calls `fold` with each piece and its result, once
-    /// for each piece that counts, in the order in which results come. Waits until all is done.
+    /// Runs a job: gives the pieces of `source` to the workers, and calls `fold` with each piece and its result, once
+    /// for each piece, in the order in which results come. Waits until all pieces are done.
     pub fn run<I: Iterator<Item = Range<u64>>>(
         &mut self,
         job: &str,
@@ -180,12 +186,12 @@ impl Manager {
         })
     }
 
-    /// Looks who has something or has come.
+    /// Notes which workers have sent something, and whether new workers have come. Does not wait.
     fn look(&mut self) -> Result<(), Error> {
         self.watch.look(&mut self.channels)
     }
 
-    /// Takes in who has come.
+    /// Accepts new workers. Returns how many have been accepted.
     fn welcome(&mut self) -> Result<usize, Error> {
         let before = self.channels.len();
         for door in &self.doors {
@@ -193,7 +199,7 @@ impl Manager {
                 match door.try_accept() {
                     Ok(channel) => match WorkerChannel::new(channel, &mut self.watch) {
                         Ok(channel) => self.channels.push(channel),
-                        // A member that leaves no memory for a readiness board keeps nobody but its own workers out.
+                        // A member that leaves no memory for a readiness board keeps out only its own workers.
                         Err(error) => self.turned_away = Some(error.to_string()),
                     },
                     Err(ginnel::Error::WouldBlock) => break,
@@ -205,35 +211,36 @@ impl Manager {
     }
 }
 
-/// How far a job is.
+/// The progress of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// There is more to do at once: call again.
     Working,
-    /// Nothing can be done until a worker says something: wait on [`Run::poll_fd`], then call again.
+    /// Nothing can be done until a worker sends something: wait on [`Run::poll_fd`], then call again.
     Waiting,
-    /// All is done.
+    /// All pieces are done.
     Done,
 }
 
-/// Between two looks for newcomers of a manager that polls: it looks for nothing but answers while it waits.
+/// The time between two checks for new workers while a manager polls, because it looks only for answers while it
+/// waits.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A job that is being done. Dropping it gives it up; the workers stay.
+/// A job in progress. Dropping it abandons the job; the workers stay.
 pub struct Run<'m, I: Iterator<Item = Range<u64>>, S> {
     manager: &'m mut Manager,
     job: String,
     source: S,
     state: JobState<I>,
     buffer: Vec<u8>,
-    /// When there was a worker last.
+    /// When there last was a worker.
     had_worker: Instant,
-    /// How the last worker went.
+    /// How the last worker departed.
     last: String,
 }
 
 impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
-    /// Does all that is left, and waits as the manager's mode says: the rest of [`Manager::run`].
+    /// Completes the job, as [`Manager::run`] does. Waits as the manager's mode says.
     pub fn finish(
         &mut self,
         mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
@@ -247,8 +254,8 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         }
     }
 
-    /// Does what can be done without waiting: gathers results, which go to `fold`, and scatters pieces. When it says
-    /// [`Step::Waiting`], the file descriptor becomes readable when another step is worth it.
+    /// Does what is possible without waiting: passes results to `fold`, and gives out pieces. If it returns
+    /// [`Step::Waiting`], the file descriptor becomes readable when another step is worthwhile.
     pub fn step(
         &mut self,
         mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
@@ -263,33 +270,34 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         Ok(step)
     }
 
-    /// One file descriptor for all workers, for poll and epoll: readable after [`Step::Waiting`] when a worker has said
-    /// something, has come or has gone, or when a time has run out. An error in a VM without interrupts.
+    /// Returns one file descriptor for all workers, for poll and epoll. After [`Step::Waiting`] it becomes readable
+    /// when a worker has sent something, has come or has gone, or when a time limit has passed. Fails in a VM without
+    /// interrupts.
     pub fn poll_fd(&self) -> Result<BorrowedFd<'_>, Error> {
         self.manager.watch.fd()
     }
 
-    /// What happened so far.
+    /// Returns a report of the job so far.
     pub fn report(&self) -> Report {
         self.state.report()
     }
 
-    /// Pieces and bytes that are done so far.
+    /// Returns the number of pieces, and of their bytes, that are done so far.
     pub fn done(&self) -> (u64, u64) {
         self.state.done()
     }
 
-    /// Waits until another turn is worth it, as the manager's mode says.
+    /// Waits until another turn is worthwhile, as the manager's mode says.
     fn wait(&mut self) -> Result<(), Error> {
         let deadline = self.deadline();
         let Manager { channels, watch, options, .. } = &mut *self.manager;
-        // Who polls never sleeps, and sees newcomers only in its next turn.
+        // A polling manager never sleeps, and sees new workers only in its next turn.
         let look = (options.mode == WaitMode::Poll).then(|| Instant::now() + LOOK);
         let first = [deadline, look].into_iter().flatten().min();
         watch.wait(channels, options.mode, first)
     }
 
-    /// When a time runs out.
+    /// Returns when the next time limit passes.
     fn deadline(&self) -> Option<Instant> {
         let options = &self.manager.options;
         if self.manager.channels.is_empty() {
@@ -305,7 +313,8 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         since.checked_add(timeout)
     }
 
-    /// Gathers and scatters once: at most a piece for each worker, so that a caller with other things to do gets to them.
+    /// Gathers results and gives out pieces once: at most one piece for each worker, so that a caller with other
+    /// things to do gets to them.
     fn turn(&mut self, fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>) -> Result<Step, Error> {
         self.meet_newcomers()?;
         let mut worked = false;
@@ -351,11 +360,12 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         Ok(worked)
     }
 
-    /// Gives one piece to whoever has least to do. False if there is none, or nobody can take one.
+    /// Gives one piece to the worker that has least to do. Returns false if there is no piece, or no worker can take
+    /// one.
     ///
-    /// Among several it is the one who was heard of last. So if the manager is what holds the job up, a few workers that
-    /// are awake and have their caches warm do it all, and the others sleep on; if the work does, everybody has a part
-    /// before anybody has two.
+    /// Among equally loaded workers it chooses the one that answered last. So if the manager is the bottleneck, a few
+    /// workers that are awake and have warm caches do all the work, and the others stay asleep. If the work is the
+    /// bottleneck, every worker has a piece before any has two.
     fn scatter(&mut self) -> Result<bool, Error> {
         if !self.state.has_more() {
             return Ok(false);
@@ -383,7 +393,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     fn meet_newcomers(&mut self) -> Result<(), Error> {
         self.manager.look()?;
         let came = if self.manager.watch.knocked() { self.manager.welcome()? } else { 0 };
-        // Also one who came before this job.
+        // This includes workers that came before this job.
         if let Some(why) = self.manager.turned_away.take() {
             self.last = format!("; the last worker was turned away: {why}");
         }
@@ -395,7 +405,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         Ok(())
     }
 
-    /// Gathers all that a worker has said. Whether that was anything, or how the worker went.
+    /// Gathers all that a worker has sent. Returns whether that was anything, or how the worker departed.
     fn gather(
         &mut self,
         n: usize,
@@ -436,7 +446,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
                     return Ok(Err(Departure::Dismissed(what)));
                 }
                 Err(Refusal::Fatal(why)) => {
-                    // The worker has done with it: it must not be waited for in the next job.
+                    // The worker has finished this piece, so the next job must not expect an answer to it.
                     self.state.failed(worker, number);
                     return Err(Error::Result { piece, worker: self.state.name(worker).into(), why });
                 }
@@ -445,12 +455,12 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         if let Some(since) = since.filter(|_| answers > 0) {
             channel.answered(answers, since);
         }
-        // It may have slept over pieces long enough by now.
+        // The worker may have slept over its pieces for long enough by now.
         channel.wake(false);
         Ok(Ok(answers > 0))
     }
 
-    /// Sends a piece to a worker. False if there is no room for it now.
+    /// Sends a piece to a worker. Returns false if there is no room for it now.
     fn give(&mut self, n: usize) -> Result<Result<bool, Departure>, Error> {
         let enough = self.manager.options.window / 2;
         let channel = &mut self.manager.channels[n];
@@ -493,7 +503,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         }
     }
 
-    /// Takes a worker out, and its pieces with it.
+    /// Removes a worker, and makes its pieces available to others.
     fn dismiss(&mut self, n: usize, departure: Departure) -> Result<(), Error> {
         let channel = self.manager.channels.remove(n);
         self.had_worker = Instant::now();
@@ -505,7 +515,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         }
     }
 
-    /// Dismisses who takes too long; and sees whether the job has been without workers for too long.
+    /// Dismisses workers that take too long, and checks whether the job has been without workers for too long.
     fn check_times(&mut self) -> Result<(), Error> {
         if let Some(timeout) = self.manager.options.piece_timeout {
             let mut n = 0;
@@ -537,7 +547,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     }
 }
 
-/// Ends the job if a piece has been tried often enough.
+/// Ends the job if a piece has been tried as often as the options allow.
 fn give_up(options: &Options, piece: Piece, why: String) -> Result<(), Error> {
     if piece.tries < options.tries.max(1) { Ok(()) } else { Err(Error::Piece { piece, why }) }
 }
@@ -547,7 +557,7 @@ impl<I: Iterator<Item = Range<u64>>, S> Drop for Run<'_, I, S> {
         self.manager.next = self.state.next_number();
         for channel in &mut self.manager.channels {
             channel.wake(true);
-            // Of a job that was given up.
+            // These pieces belong to an abandoned job.
             channel.stale.extend(self.state.held_by(channel.worker));
         }
     }

@@ -2,65 +2,65 @@
 
 use std::time::Duration;
 
-/// What happened in a job.
+/// A report of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// From the start to the last result, or to now.
+    /// The time from the start to the last result, or to now.
     pub time: Duration,
-    /// Results that were consolidated.
+    /// Results that were passed to `fold` and accepted.
     pub pieces: u64,
-    /// Bytes of these pieces.
+    /// The bytes of these pieces.
     pub bytes: u64,
-    /// Pieces that were given to a second worker because the first died, left, was dismissed or failed.
+    /// Pieces that were given to another worker because the first died, left, was dismissed or failed.
     pub reassigned: u64,
-    /// Everybody who had a part in it, in the order in which they came.
+    /// All workers of the job, in the order in which they came.
     pub workers: Vec<WorkerReport>,
 }
 
 impl Report {
-    /// Workers that died.
+    /// Returns the number of workers that died.
     pub fn deaths(&self) -> usize {
         self.workers.iter().filter(|worker| matches!(worker.departure, Some(Departure::Died))).count()
     }
 }
 
-/// What one worker did in a job.
+/// A report of one worker in a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerReport {
-    /// What it calls itself, and whose member it is.
+    /// The name that the worker gives itself, and the member that it belongs to.
     pub name: String,
-    /// When it came, from the start of the job; zero if it was there before.
+    /// When the worker came, from the start of the job; zero if it was there before.
     pub joined: Duration,
-    /// When its last result came, from the start of the job.
+    /// When the worker's last result came, from the start of the job.
     pub last: Duration,
-    /// Its results that were consolidated.
+    /// The worker's results that were accepted.
     pub pieces: u64,
-    /// Bytes of these pieces.
+    /// The bytes of these pieces.
     pub bytes: u64,
-    /// Pieces that it could make nothing of.
+    /// Pieces that the worker reported as failed.
     pub failed: u64,
-    /// Pieces that were taken from it and given to others.
+    /// Pieces that were taken from the worker and given to others.
     pub lost: u64,
-    /// How it went, if it did.
+    /// How the worker departed, if it did.
     pub departure: Option<Departure>,
 }
 
 impl WorkerReport {
-    /// Bytes a second, from when it came to its last result.
+    /// Returns the bytes per second, from the worker's arrival to its last result.
     pub fn throughput(&self) -> f64 {
         let time = self.last.saturating_sub(self.joined).as_secs_f64();
         if time > 0.0 { self.bytes as f64 / time } else { 0.0 }
     }
 }
 
-/// How a worker went.
+/// How a worker departed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// Its process or its VM died.
+    /// The worker's process or its VM died.
     Died,
-    /// It closed its channel.
+    /// The worker closed its channel.
     Left,
-    /// It was dismissed, for this reason.
+    /// The manager dismissed the worker, for this reason.
     Dismissed(String),
 }
 

@@ -1,4 +1,4 @@
-//! Where pieces come from.
+//! The input of a job, from which pieces are filled.
 
 use ginnel::{Mapping, SharedSlice};
 use std::fs::File;
@@ -6,7 +6,8 @@ use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-/// The input of a job. It is asked for each piece when that is given to a worker, and again when the worker died.
+/// The input of a job. The manager reads each piece when it gives the piece to a worker, and again if the worker
+/// died.
 pub trait Source {
     /// Writes the input's bytes from `offset` into all of `room`, which lies in the worker's ring. Must give the same bytes
     /// each time.
@@ -19,7 +20,7 @@ pub fn equal(total: u64, size: usize) -> impl Iterator<Item = Range<u64>> + Clon
     (0..total.div_ceil(size)).map(move |n| n * size..total.min((n + 1).saturating_mul(size)))
 }
 
-/// As the file itself.
+/// Reads the input from the file itself.
 impl Source for File {
     fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
         (&*self).fill(offset, room)

@@ -1,4 +1,4 @@
-//! Waiting for all workers, and for those who come, at once.
+//! Waiting for all workers and for new ones at the same time.
 
 use crate::error::Error;
 use crate::worker_channel::WorkerChannel;
@@ -12,22 +12,22 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Keys in the set that are no link's.
+/// Keys in the set that belong to no channel.
 const DOOR: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
 /// The set of all workers' receivers, all listeners, and a timer.
 pub(super) struct Watch {
     set: ReadySet,
-    /// For callers that wait on the set's descriptor themselves.
+    /// The set's descriptor, for callers that wait on it themselves.
     timer: OwnedFd,
-    /// The key of the next link.
+    /// The key of the next channel.
     next: u64,
-    /// Keys that were reported last.
+    /// The keys that were reported last.
     keys: Vec<u64>,
     /// An endpoint has no interrupts.
     naps: bool,
-    /// Somebody waits at a listener.
+    /// A worker waits at a listener.
     knocked: bool,
 }
 
@@ -47,7 +47,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for this receiver, too, from now on. Returns the key of its link, greater than those of all before it.
+    /// Adds this receiver to the set. Returns the key of its channel, which is greater than all earlier keys.
     pub fn enter(&mut self, receiver: &mut MessageReceiver) -> Result<u64, ginnel::Error> {
         let key = self.next;
         receiver.register(&self.set, key)?;
@@ -55,18 +55,18 @@ impl Watch {
         Ok(key)
     }
 
-    /// Whether somebody has been seen to wait at a listener since this was asked last.
+    /// Returns whether a worker has been seen at a listener since the last call.
     pub fn knocked(&mut self) -> bool {
         std::mem::take(&mut self.knocked)
     }
 
-    /// Looks who has something or has come.
+    /// Notes which channels have something, and whether a worker has come. Does not wait.
     pub fn look(&mut self, channels: &mut [WorkerChannel]) -> Result<(), Error> {
         self.set.wait(&mut self.keys, Some(Duration::ZERO))?;
         self.note(channels)
     }
 
-    /// Waits until a link that rests has something, or somebody comes, or for no reason.
+    /// Waits until an idle channel has something or a worker comes. May also return for no reason.
     pub fn wait(
         &mut self,
         channels: &mut [WorkerChannel],
@@ -79,8 +79,8 @@ impl Watch {
         self.note(channels)
     }
 
-    /// Leaves everything armed, so that the set's descriptor becomes readable when something is to be done, or at the
-    /// deadline. True if something is to be done already, and nothing is armed.
+    /// Leaves everything armed, so that the set's descriptor becomes readable when there is something to do, or at
+    /// the deadline. Returns true, and leaves nothing armed, if there is something to do already.
     pub fn arm(&mut self, deadline: Option<Instant>) -> Result<bool, Error> {
         self.fd()?;
         self.set_timer(deadline)?;
@@ -98,14 +98,15 @@ impl Watch {
         Ok(self.set.as_fd())
     }
 
-    /// Takes note of what was reported. A link's key is reported once: the link remembers it until it has nothing more.
+    /// Records the keys that were reported. A channel's key is reported once: the channel remembers it until it has
+    /// nothing more.
     fn note(&mut self, channels: &mut [WorkerChannel]) -> Result<(), Error> {
         let mut rang = false;
         for key in &self.keys {
             match *key {
                 DOOR => self.knocked = true,
                 TIMER => rang = true,
-                // Keys ascend, and those of links that are gone are nobody's.
+                // Keys ascend, so the keys of removed channels are not found.
                 key => {
                     if let Ok(n) = channels.binary_search_by_key(&key, |channel| channel.key) {
                         channels[n].awake = true;

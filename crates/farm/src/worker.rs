@@ -1,4 +1,4 @@
-//! A worker.
+//! A worker, which works on the pieces that its manager sends.
 
 use crate::manager::Options;
 use crate::message::{HEADER, Order};
@@ -10,19 +10,19 @@ use ginnel_layout::farm::{Header, Kind};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// What a worker says of a piece that it could make nothing of is cut to this many bytes.
+/// The length in bytes to which a worker's message about a failed piece is cut.
 const LONGEST_REASON: usize = 1024;
 
 /// A piece, as its worker sees it.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
-    /// Name of the job.
+    /// The name of the job.
     pub job: &'a str,
-    /// Number of the piece.
+    /// The number of the piece.
     pub number: u64,
-    /// Where in the input it begins.
+    /// The offset of the piece in the input.
     pub offset: u64,
-    /// Its bytes, in place. They begin at a multiple of eight.
+    /// The bytes of the piece, in place. They begin at a multiple of eight.
     pub data: SharedSlice<'a, Mapping>,
 }
 
@@ -36,8 +36,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Attaches to the segment of `address` (`segment/name`) and connects to the manager that listens there. Waits for it
-    /// as long as `patience`.
+    /// Attaches to the segment of `address` (`segment/name`), and connects to the manager that listens there. Waits
+    /// for the manager for up to `patience`.
     pub fn connect(address: &str, patience: Duration) -> Result<Self, Error> {
         let (segment, name) = ginnel::split(address)?;
         let endpoint = Endpoint::attach_with(
@@ -48,14 +48,14 @@ impl Worker {
         Ok(Self::over(endpoint.connect_with(name, &options)?))
     }
 
-    /// A worker with this channel to its manager. It waits as that is set to.
+    /// Makes a worker that uses this channel to its manager. It waits in the way that the channel is set to.
     pub fn over(channel: MessageChannel) -> Self {
         let (sender, receiver) = channel.split();
         Self { sender, receiver, job: String::new(), pieces: 0, bytes: 0 }
     }
 
     /// Works until the manager has no more jobs: calls `work` for each piece, which appends its result to the empty
-    /// vector. What `work` returns as an error goes to the manager, which tries the piece elsewhere. Ends with an error if
+    /// vector. If `work` returns an error, the worker sends it to the manager, which tries the piece again. Fails if
     /// the manager dies, dismisses this worker or breaks the protocol.
     pub fn serve(
         &mut self,
@@ -90,7 +90,8 @@ impl Worker {
                         Kind::FAILED
                     });
                     let len = data.len();
-                    // The room comes back before the answer: a manager that sees this one can send another piece.
+                    // The ring's room is released before the answer is sent: a manager that sees the answer can send
+                    // another piece.
                     message.release()?;
                     let header = Header { kind, ..header };
                     let claim = self.sender.claim(HEADER + answer.len())?;
@@ -106,17 +107,17 @@ impl Worker {
         }
     }
 
-    /// Pieces that it has answered, and their bytes.
+    /// Returns how many pieces this worker has answered, and how many bytes they had.
     pub fn done(&self) -> (u64, u64) {
         (self.pieces, self.bytes)
     }
 
-    /// Bytes of the longest result that its channel takes.
+    /// Returns the length in bytes of the longest result that the channel takes.
     pub fn longest_result(&self) -> usize {
         self.sender.max_message() - HEADER
     }
 
-    /// How its channel waits.
+    /// Sets how the channel waits.
     pub fn set_mode(&mut self, mode: ginnel::WaitMode) {
         self.sender.set_mode(mode);
         self.receiver.set_mode(mode);

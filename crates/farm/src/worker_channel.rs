@@ -10,35 +10,35 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Work that is worth a doorbell: what it takes to wake a sleeper, a few times over.
+/// The amount of work that is worth a doorbell: a few times the cost of waking a sleeper.
 pub(super) const WORTH: Duration = Duration::from_micros(200);
 
-/// The manager's end of one worker's channel. Nothing here waits: its receiver is in the manager's set.
+/// The manager's end of one worker's channel. No method waits: the receiver is in the manager's set.
 pub(super) struct WorkerChannel {
     sender: MessageSender,
     receiver: MessageReceiver,
-    /// Its key in the set.
+    /// The channel's key in the set.
     pub key: u64,
-    /// There may be something to receive: the set has reported its key, and the receiver has not said
+    /// There may be something to receive: the set has reported the key, and the receiver has not returned
     /// [`Error::WouldBlock`] since then.
     pub awake: bool,
-    /// Its number in the books of the current job.
+    /// The worker's number in the [`JobState`](crate::JobState) of the current job.
     pub worker: usize,
-    /// Whether it knows of the current job.
+    /// The worker has been told about the current job.
     pub told: bool,
-    /// Pieces of earlier jobs that it still holds: nobody wants their results any more.
+    /// Pieces of earlier jobs that the worker still holds. Their results are ignored.
     pub stale: HashSet<u64>,
-    /// When it was heard of last: who was a moment ago is awake, and has its caches warm.
+    /// When the worker last answered. A worker that answered a moment ago is awake, and its caches are warm.
     pub heard: Instant,
-    /// The shortest time for a piece that it has been seen to take.
+    /// The shortest time that the worker has been seen to take for a piece.
     pace: Option<Duration>,
-    /// Since when it has slept over a piece that it was sent.
+    /// Since when the worker has slept over a piece that it was sent.
     owed: Option<Instant>,
-    /// There was no room for the last piece that it should have got.
+    /// There was no room for the last piece that was meant for the worker.
     pub full: bool,
 }
 
-/// Who goes is not left asleep either.
+/// Wakes a sleeping worker when the manager closes its channel, so that it notices.
 impl Drop for WorkerChannel {
     fn drop(&mut self) {
         self.wake(true);
@@ -71,13 +71,13 @@ impl WorkerChannel {
         })
     }
 
-    /// What it calls itself, and whose member it is.
+    /// Returns the name that the worker gives itself, and the member that it belongs to.
     pub fn name(&self) -> String {
         let peer = &self.receiver.info().peer;
         format!("{}:{}#{}", peer.member_name, peer.name, peer.endpoint)
     }
 
-    /// Whether nothing more will come of it.
+    /// Returns whether the channel has ended, so that nothing more can come from it.
     pub fn is_gone(&mut self) -> bool {
         if !self.awake {
             return false;
@@ -92,26 +92,27 @@ impl WorkerChannel {
         }
     }
 
-    /// The longest piece.
+    /// Returns the longest piece that the channel takes, in bytes.
     pub fn longest(&self) -> usize {
         self.sender.max_message() - HEADER
     }
 
-    /// It has answered so many pieces since `since`, and before now.
+    /// Records that the worker has answered this many pieces since `since`, the last of them just now.
     pub fn answered(&mut self, pieces: u32, since: Instant) {
         self.heard = Instant::now();
         let each = self.heard.saturating_duration_since(since) / pieces.max(1);
         self.pace = Some(self.pace.map_or(each, |pace| pace.min(each)));
     }
 
-    /// Pieces that make up work worth a doorbell, at most `most`: one, unless it is known to be quick.
+    /// Returns how many pieces make up work worth a doorbell, at most `most`. That is one, unless the worker is known
+    /// to be quick.
     pub fn batch(&self, most: usize) -> usize {
         let Some(pace) = self.pace else { return 1 };
         let pieces = WORTH.as_nanos() / pace.as_nanos().max(1);
         usize::try_from(pieces).unwrap_or(most).clamp(1, most.max(1))
     }
 
-    /// Wakes it if it sleeps over pieces: over `enough` of them or for long, or at once.
+    /// Wakes the worker if it sleeps over pieces and either `enough` is set or it has slept for long.
     pub fn wake(&mut self, enough: bool) {
         if self.owed.is_some_and(|since| enough || since.elapsed() >= WORTH) {
             self.owed = None;
@@ -119,12 +120,12 @@ impl WorkerChannel {
         }
     }
 
-    /// Whether a piece of this length finds room now.
+    /// Returns whether the ring has room for a piece of this length now.
     pub fn has_room(&mut self, len: usize) -> Result<bool, Departure> {
         self.sender.has_room(HEADER + len).map_err(|error| self.departure(error))
     }
 
-    /// Tells it of a job; false if there is no room for that now.
+    /// Tells the worker about a job. Returns false if there is no room for that now.
     pub fn tell(&mut self, job: &str) -> Result<bool, Departure> {
         if !self.has_room(job.len())? {
             return Ok(false);
@@ -137,7 +138,7 @@ impl WorkerChannel {
         .map(|_: Result<(), std::convert::Infallible>| true)
     }
 
-    /// Sends a piece, for which there is room, and whose bytes `fill` writes.
+    /// Sends a piece, for which there is room. `fill` writes its bytes.
     pub fn send<E>(
         &mut self,
         piece: &Piece,
@@ -170,7 +171,7 @@ impl WorkerChannel {
         Ok(filled)
     }
 
-    /// What it has said, if anything; the content goes into `buffer`.
+    /// Returns the worker's next answer, if there is one. Its content goes into `buffer`.
     pub fn answer(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Answer>, Departure> {
         let message = match self.receiver.peek() {
             Ok(message) => message,
@@ -187,7 +188,7 @@ impl WorkerChannel {
         answer.map(Some).map_err(|what| Departure::Dismissed(format!("it broke the farm's protocol: {what}")))
     }
 
-    /// How a worker went whose channel says this.
+    /// Returns how the worker has departed, according to its channel's error.
     fn departure(&self, error: Error) -> Departure {
         match error {
             Error::PeerDead => Departure::Died,

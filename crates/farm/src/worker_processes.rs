@@ -4,18 +4,20 @@ use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Processes that a manager has started. Dropping it ends those that still run.
+/// Worker processes that a manager has started. Dropping this kills those that still run.
 #[derive(Debug, Default)]
 pub struct WorkerProcesses(Vec<Child>);
 
 impl WorkerProcesses {
-    /// Starts one more. Its standard input is empty, and what it prints goes nowhere; its standard error is this process's.
+    /// Starts one more process. Its standard input is empty, its standard output is discarded, and its standard error is that of
+    /// this process.
     pub fn start(&mut self, command: &mut Command) -> io::Result<()> {
         self.0.push(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?);
         Ok(())
     }
 
-    /// Lets them end by themselves, as they do when their manager has gone. True if they all have within `patience`.
+    /// Waits for the processes to exit by themselves, as they do when their manager has gone. Returns true if all have exited within
+    /// `patience`.
     pub fn finish(&mut self, patience: Duration) -> bool {
         let begun = Instant::now();
         loop {
@@ -23,7 +25,7 @@ impl WorkerProcesses {
             if self.0.is_empty() || begun.elapsed() >= patience {
                 return self.0.is_empty();
             }
-            // Nothing tells a process of the ends of some of its children alone.
+            // No system call waits for just some of a process's children.
             std::thread::sleep(Duration::from_millis(2));
         }
     }

@@ -1,4 +1,4 @@
-//! `poll` and `select`, in all their spellings.
+//! `poll` and `select`, in all their variants.
 
 use std::time::Duration;
 
@@ -18,10 +18,11 @@ use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
 use crate::{family, returning, wait};
 
-/// How often somebody looks who cannot be woken.
+/// The interval at which a thread that cannot be woken checks again.
 const STEP: Duration = Duration::from_millis(1);
 
-/// Descriptors of a call. An allocator is not asked for a few: a handler may jump out of `poll`, but not out of an allocator.
+/// The descriptors of a call. A few of them need no allocation: a signal handler may jump out of `poll`, but not out
+/// of an allocator.
 pub type List = SmallVec<[pollfd; FEW]>;
 const FEW: usize = 32;
 /// So many descriptors may be all that the program may have.
@@ -60,21 +61,21 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     events
 }
 
-/// What a sleeper waits for: the peer wakes it until [`rise`].
+/// What a sleeper waits for. The peer wakes it until [`rise`].
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Armed {
     data: bool,
     space: bool,
 }
 
-/// Makes the peer wake a sleeper for what is of interest. The caller has to look once more before it sleeps.
+/// Makes the peer wake a sleeper for the events of interest. The caller must check once more before it sleeps.
 pub fn arm(socket: &'static Socket, interest: c_short, how: Wake) -> Armed {
     let mut armed = Armed::default();
     arm_more(socket, interest, how, &mut armed);
     armed
 }
 
-/// The same for a sleeper that may wait already.
+/// Does the same for a sleeper that may wait already.
 pub fn arm_more(socket: &'static Socket, interest: c_short, how: Wake, armed: &mut Armed) {
     if interest & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0 {
         match std::mem::replace(&mut armed.data, true) {
@@ -90,7 +91,7 @@ pub fn arm_more(socket: &'static Socket, interest: c_short, how: Wake, armed: &m
     }
 }
 
-/// The sleeper is awake.
+/// Records that the sleeper is awake.
 pub fn rise(socket: &'static Socket, armed: &mut Armed) {
     let armed = std::mem::take(armed);
     if armed.data {
@@ -101,10 +102,10 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
     }
 }
 
-/// Whether a peer that was told to can wake this side for all that is of interest.
+/// Returns whether a peer that was asked to can wake this side for all events of interest.
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
-    // The daemon wakes nobody.
+    // The daemon wakes no sleeper.
     if crate::grow::attend_waiting(socket)
         || wait::is_readable_for_others(socket)
         || kernel::is_undecided(socket)
@@ -115,11 +116,11 @@ pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     if !output || socket.sending.carrier() != Carrier::Ring {
         return family::may_drain(socket);
     }
-    // Nobody tells that there will be no room.
+    // Nothing reports that there will be no room.
     send::is_ready(socket) && family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
 }
 
-/// A call of the kernel: the descriptors, and how long it may take.
+/// A call of the kernel: the descriptors, and how long the call may take.
 pub trait Native {
     fn poll(&mut self, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize>;
 }
@@ -134,7 +135,7 @@ fn joined(fd: c_int) -> Option<&'static Socket> {
     SOCKETS.get(fd).filter(|socket| socket.is_joined())
 }
 
-/// Whether any of them is not the kernel's alone.
+/// Returns whether the call must handle at least one descriptor itself, because the kernel alone does not carry it.
 pub fn concerns_us(fds: &[pollfd]) -> bool {
     let mut any = false;
     for poll in fds {
@@ -148,12 +149,12 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
     any
 }
 
-/// As `poll`, for descriptors of which some are not the kernel's alone.
+/// Does what `poll` does, for descriptors of which some are not carried by the kernel alone.
 pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
     if !fds.iter().any(|poll| joined(poll.fd).is_some()) {
         return cache::poll(fds, limit, native);
     }
-    // What the kernel is asked, and last, while this thread sleeps, its place at the doorbell.
+    // The entries for the kernel. While this thread sleeps, the last one is its wait point at the doorbell.
     let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
     let mut asked: List = fds.iter().copied().chain([nothing]).collect();
     let own = fds.len();
@@ -162,7 +163,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         for (asked, poll) in asked.iter_mut().zip(fds.iter()) {
             *asked = question(poll);
         }
-        // The kernel is always asked too: all that is ready has to be told.
+        // The kernel is always asked too, because the call must report everything that is ready.
         native.poll(&mut asked[..own], Some(Duration::ZERO))?;
         let ready = answer(fds, &asked);
         if ready > 0 || limit.is_zero() {
@@ -178,7 +179,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                     kernel != Ok(0)
                 },
             );
-            // A handler has run: a second call would sleep as if none had.
+            // A signal handler has run: a second call would sleep as if none had.
             kernel?;
             if found {
                 continue;
@@ -199,7 +200,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                     left = Some(left.map_or(STEP, |left| left.min(STEP)));
                 }
             } else if let Some(call) = SOCKETS.call(poll.fd).filter(|call| cache::concerns(call.what())) {
-                // If something is queued, that is found below.
+                // Queued events are found below.
                 asleep.extend(cache::Asleep::begin(call.what()).map(|asleep| (call, asleep)));
             } else if let Some(instance) = EPOLLS.get(poll.fd) {
                 instance.arm();
@@ -234,7 +235,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
     }
 }
 
-/// After a sleep: takes the wake bytes.
+/// Consumes the wake bytes after a sleep.
 fn take_wakes(socket: &'static Socket, fd: c_int, revents: c_short) {
     let _errno = Kept::new();
     let sleeper = wait::Sleeper::begin(socket);
@@ -248,13 +249,13 @@ fn take_wakes(socket: &'static Socket, fd: c_int, revents: c_short) {
     }
 }
 
-/// What the kernel is asked about a descriptor.
+/// Returns the events for which the kernel is asked about a descriptor.
 fn question(poll: &pollfd) -> pollfd {
     let Some(socket) = joined(poll.fd) else { return pollfd { revents: 0, ..*poll } };
-    // What wakes: bytes and ends. A socket that has ended would wake without end.
+    // Bytes and ends wake the thread. A socket that has ended would wake it again and again.
     let mut events = 0;
     if socket.end() == End::None && poll.events != 0 {
-        // Bytes that another process takes away, or will, are not for this one.
+        // Bytes that another process takes, or will take, are not for this one.
         let receives = poll.events & (libc::POLLIN | libc::POLLRDNORM) != 0 && family::may_drain(socket);
         let is_woken = (receives || family::is_woken(socket)) && !wait::is_readable_for_others(socket);
         let input = if is_woken { libc::POLLIN } else { 0 };
@@ -267,7 +268,7 @@ fn question(poll: &pollfd) -> pollfd {
     pollfd { fd, events, revents: 0 }
 }
 
-/// What the program is told. Returns how many descriptors have something.
+/// Writes the results for the program. Returns how many descriptors have an event.
 fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
     let mut ready = 0;
     for (poll, asked) in fds.iter_mut().zip(asked) {

@@ -1,4 +1,4 @@
-//! Receiving.
+//! Receiving from the kernel and from rings.
 
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ use crate::socket::{End, Socket};
 use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
 
-/// Receives into the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
+/// Receives into the pieces one after the other, as a system call with these flags would. `native` is that call.
 #[inline]
 pub fn receive<'a>(
     socket: &'static Socket,
@@ -40,7 +40,7 @@ pub fn receive<'a>(
     receive_on(socket, fd, flags, pieces, native)
 }
 
-/// The same, past what knows of caches.
+/// Does the same, without the handling of cache requests.
 #[inline]
 fn receive_on<'a>(
     socket: &'static Socket,
@@ -82,7 +82,7 @@ pub fn go_on<'a>(
     tell(counted(socket, fd, flags, pieces))
 }
 
-/// Receives while the kernel carries no more than up to a byte that the sender names.
+/// Receives while the kernel carries the direction only up to a byte that the sender names, or not at all.
 fn counted<'a>(
     socket: &'static Socket,
     mut fd: c_int,
@@ -107,7 +107,7 @@ fn counted<'a>(
             } else {
                 How::Take
             };
-            // The kernel may carry again meanwhile: its call must not wait for more than there is.
+            // The kernel may carry again meanwhile, so its call must not wait for more than there is.
             let waits_now = waits && (got == 0 || all);
             match some(socket, fd, &mut piece[at..], how, waits_now) {
                 // The end of the stream.
@@ -115,7 +115,7 @@ fn counted<'a>(
                 Ok(n) => {
                     at += n;
                     got += n;
-                    // What was looked at is still there: a second look would find it again.
+                    // The peeked bytes are still there, so another look would find them again.
                     if peek && (!all || got >= piece.len()) {
                         return Ok(got);
                     }
@@ -145,13 +145,13 @@ fn counted<'a>(
     Ok(got)
 }
 
-/// What is done with the bytes.
+/// What happens to the received bytes.
 #[derive(Clone, Copy, PartialEq)]
 enum How {
     Take,
-    /// They stay.
+    /// The bytes stay.
     Peek,
-    /// They go nowhere (MSG_TRUNC).
+    /// The bytes are discarded (MSG_TRUNC).
     Discard,
 }
 
@@ -165,7 +165,8 @@ impl How {
     }
 }
 
-/// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now, and the caller waits if it has said so.
+/// Receives at least one byte of what is there. Returns 0 at the end of the stream, and EAGAIN if nothing is there
+/// now; the caller then waits if the program's call is to wait.
 fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bool) -> Result<usize> {
     loop {
         let mut rings = socket.receiving.lock();
@@ -202,9 +203,10 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
     }
 }
 
-/// By a call of the kernel that does not wait. `None` if it does not carry any more.
+/// Receives by a call of the kernel that does not wait. Returns `None` if the kernel no longer carries.
 fn natively(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Option<Result<usize>> {
-    // It never waits here: the number may become another file's meanwhile. The caller waits.
+    // The call never waits here, because the descriptor's number may become another file's meanwhile. The caller
+    // waits.
     let flags = how.flags() | libc::MSG_DONTWAIT;
     let moved = |got: &isize| if how == How::Peek { 0 } else { usize::try_from(*got).unwrap_or(0) };
     let receive = || match Using::begin(socket, fd) {
@@ -218,12 +220,13 @@ fn natively(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Op
     }
 }
 
-/// The error that the kernel has told this library instead of the program, when it has slept in a call of its own.
+/// Returns the error that the kernel has reported to this library instead of the program, because the library slept
+/// in a call of its own.
 fn untold(socket: &'static Socket) -> Option<Errno> {
     socket.take_error().filter(|errno| *errno != Errno(0))
 }
 
-/// All that the kernel carries has been received.
+/// Changes over to the ring: all that the kernel carries has been received.
 #[cold]
 pub fn begin_ring(socket: &'static Socket) {
     socket.receiving.set_carrier(Carrier::Ring);
@@ -232,8 +235,8 @@ pub fn begin_ring(socket: &'static Socket) {
     crate::report::changed(socket);
 }
 
-/// Goes on with the ring if all that the kernel carries has been received: for programs that receive nothing for a while, and yet
-/// need to know what bytes in the kernel's socket mean.
+/// Changes over to the ring if all that the kernel carries has been received. This is for programs that receive
+/// nothing for a while, although the library has to know what bytes in the kernel's socket mean.
 pub fn begin_ring_if_due(socket: &'static Socket) {
     let ring = socket.receiving.lock();
     if let Some(receiver) = ring.as_ref()
@@ -244,19 +247,20 @@ pub fn begin_ring_if_due(socket: &'static Socket) {
     }
 }
 
-/// Whether the sender has named the byte from which on the ring carries.
+/// Returns whether the sender has named the byte from which on the ring carries.
 pub fn is_named(socket: &'static Socket) -> bool {
     let ring = socket.receiving.lock();
     ring.as_ref().is_some_and(|receiver| left(receiver, socket.receiving.kernels()) != Ok(None))
 }
 
-/// How many bytes of the stream the carrier before this ring still has, if the sender has said so.
+/// Returns how many bytes of the stream the carrier before this ring still has, if the sender has named that
+/// position.
 pub fn left(receiver: &SocketReceiver, received: u64) -> Result<Option<u64>> {
-    // A position that was received before it was named: the peer is no library of ours.
+    // The named position was already passed, so the peer does not run this library.
     carrier::left(receiver.ring.memory(), received).map_err(|_| Errno(libc::ECONNRESET))
 }
 
-/// `None`: all that the kernel carries has been received.
+/// Receives from the kernel. Returns `None` if all that the kernel carries has been received.
 fn from_kernel(
     socket: &'static Socket,
     fd: c_int,
@@ -264,14 +268,14 @@ fn from_kernel(
     into: &mut [u8],
     how: How,
 ) -> Result<Option<usize>> {
-    // Closed by another thread.
+    // Another thread has closed the socket.
     let receiver = rings.as_ref().ok_or(Errno(libc::EBADF))?;
     let received = socket.receiving.kernels();
     let len = match left(receiver, received)? {
         Some(0) => return Ok(None),
         left => within(into.len(), left),
     };
-    // What is dropped is looked at too: it may be more than is to be dropped.
+    // Bytes that are to be discarded are checked too, because there may be more of them than should be discarded.
     let mut dropped = [0; 4096];
     let bytes = match how {
         How::Discard => &mut dropped[..len.min(4096)],
@@ -281,11 +285,11 @@ fn from_kernel(
     let using = Using::begin(socket, fd).ok_or(Errno(libc::EBADF))?;
     let got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
     drop(using);
-    // The sender may have named the byte meanwhile: what is behind it are wake bytes, and the end of the kernel's stream is not the
-    // end of the connection's.
+    // The sender may have named the byte meanwhile. Bytes behind it are wake bytes, and the end of the kernel's
+    // stream is not the end of the connection's.
     let left = left(receiver, received)?;
     match got {
-        // It ended before the byte that the sender has named.
+        // The stream ended before the byte that the sender has named.
         Ok(0) if left.is_some_and(|left| left > 0) => Err(socket.untold().unwrap_or(Errno(libc::ECONNRESET))),
         Ok(0) if !bytes.is_empty() && left.is_none() => untold(socket).map_or(Ok(Some(0)), Err),
         Ok(n) => {
@@ -305,12 +309,12 @@ fn from_kernel(
     }
 }
 
-/// At most as much as is left.
+/// Limits a length to what is left.
 fn within(len: usize, left: Option<u64>) -> usize {
     left.and_then(|left| usize::try_from(left).ok()).map_or(len, |left| len.min(left))
 }
 
-/// `None`: the kernel carries again.
+/// Receives from a ring. Returns `None` if the kernel carries again.
 fn from_ring(
     socket: &'static Socket,
     fd: c_int,
@@ -324,7 +328,7 @@ fn from_ring(
         if rings.is_ahead() {
             grow::step_receiving(socket, rings)?;
         }
-        // Closed by another thread.
+        // Another thread has closed the socket.
         let receiver = rings.as_mut().ok_or(Errno(libc::EBADF))?;
         let left = carrier::given_back(receiver.ring.memory()).is_some();
         let waker = &receiver.waker;
@@ -349,11 +353,11 @@ fn from_ring(
                 }
                 return Ok(Some(n));
             }
-            // Nothing will ever come.
+            // Nothing can come any more.
             Err(RecvError::Empty) if receiver.ring.memory().is_broken() => {
                 return Err(Errno(libc::ECONNRESET));
             }
-            // It is finished too.
+            // A ring that the sender has left counts as finished too.
             Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead)
                 if returning::begin_if_due(socket, fd, rings)? =>
             {
@@ -364,8 +368,9 @@ fn from_ring(
                 if let Some(end) = ended {
                     return end.map(Some);
                 }
-                // "Nothing" is not said for long without a look at the kernel's socket, which knows whether the peer lives.
-                // Who waits looks there before it sleeps. If the peer has ended, it may have written before.
+                // The answer "nothing" is not repeated for long without a check of the kernel's socket, which knows
+                // whether the peer lives. A waiting thread checks there before it sleeps. If the peer has ended, it
+                // may have written something before.
                 if socket.end() == End::None
                     && (waits || !socket.is_look_due() || !look_at_kernel(socket, fd, rings))
                 {
@@ -387,22 +392,23 @@ fn from_ring(
     }
 }
 
-/// Whether the peer has broken the connection, and the program was not told so.
+/// Returns whether the peer has broken the connection and the program has not been told.
 fn is_broken(socket: &'static Socket) -> bool {
     let ring = socket.sending.lock();
     let is_broken = ring.as_ref().is_some_and(|sender| sender.ring.is_aborted());
     is_broken && !socket.said.reset.load(Ordering::Relaxed)
 }
 
-/// The peer's process has ended without a word in the ring, as the kernel says. `None` if it has not.
+/// Returns how the connection has ended, if the kernel says that the peer's process has ended without recording that
+/// in the ring. Returns `None` if it has not ended.
 fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
     match socket.end() {
         End::None => None,
         End::Fin => Some(Ok(0)),
         End::Lost => Some(socket.untold().map_or(Ok(0), Err)),
         End::Reset => {
-            // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
-            // leaves wake bytes unread, and the kernel resets for them too.
+            // Data that the peer had not read is lost, so the connection is broken. Otherwise this is an ordinary
+            // end: a killed process leaves wake bytes unread, and the kernel resets the connection for these too.
             let ring = socket.sending.lock();
             let is_unread = ring.as_ref().is_some_and(|sender| send::untaken(sender) > 0);
             let is_lost = is_unread && !socket.said.reset.load(Ordering::Relaxed);
@@ -411,8 +417,9 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
     }
 }
 
-/// The daemon says that the peer's process is dead. If it has ended, however, its kernel says so too, now or soon. If that says nothing,
-/// its VM is gone, and the connection is broken: what came may be any part of what was to come.
+/// Decides how the connection ended when the daemon says that the peer's process is dead. If the process has ended,
+/// its kernel reports that too, now or soon. If the kernel reports nothing, the peer's VM is gone and the connection
+/// is broken: the received bytes may be any part of the stream.
 #[cold]
 fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
     if kernel::may_end_still(socket, fd) {
@@ -424,9 +431,9 @@ fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
     })
 }
 
-/// True if the connection has ended.
+/// Checks the kernel's socket. Returns true if the connection has ended.
 fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> bool {
-    // Whoever sleeps in epoll_wait for this socket has to find the wake bytes.
+    // A thread that sleeps in epoll_wait for this socket must find the wake bytes.
     let sleeper = wait::Sleeper::begin(socket);
     if socket.end() == End::None && socket.watchers.is_empty() && sleeper.is_alone {
         returning::drain_ring(socket, fd, rings);
@@ -436,7 +443,7 @@ fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
     socket.end() != End::None
 }
 
-/// Copies out without taking.
+/// Copies bytes from the ring and leaves them there.
 fn peek(ring: &mut Consumer<Mapping>, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
     let n = ring.poll_all()?.min(into.len());
     let memory = ring.memory();
@@ -448,7 +455,7 @@ fn peek(ring: &mut Consumer<Mapping>, into: &mut [u8]) -> std::result::Result<us
     Ok(n)
 }
 
-/// Takes without copying.
+/// Removes bytes from the ring without copying them.
 fn discard(
     ring: &mut Consumer<Mapping>,
     len: usize,
@@ -473,8 +480,8 @@ pub enum Found {
     End,
 }
 
-/// What a call that receives would find, if the kernel does not carry this direction alone. `kernel` says whether the kernel's socket is readable; it
-/// is asked only where that matters.
+/// Returns what a receiving call would find, unless the kernel alone carries this direction. `kernel` returns whether
+/// the kernel's socket is readable; it is called only where that matters.
 pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
     let readable = |kernel: bool| if kernel { Found::Something } else { Found::Nothing };
     let fd = socket.fd.load(Ordering::Relaxed);
@@ -501,7 +508,7 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
         };
         match returning::begin_if_due(socket, fd, &rings) {
             Ok(false) => return found,
-            // The call that receives says which.
+            // The receiving call reports the error.
             Err(_) => return Found::Something,
             Ok(true) => {}
         }
@@ -512,12 +519,12 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
     readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
 }
 
-/// What the ring has that carries now: some of it, or nothing.
+/// Polls the ring that carries now, and returns how many bytes it offers.
 fn poll(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> std::result::Result<usize, RecvError> {
     poll_by(socket, rings, Consumer::poll)
 }
 
-/// All that the ring has that carries now.
+/// Returns how many bytes the ring that carries now has in total.
 fn poll_all(
     socket: &'static Socket,
     rings: &mut Rings<SocketReceiver>,
@@ -532,7 +539,7 @@ fn poll_by(
 ) -> std::result::Result<usize, RecvError> {
     loop {
         if rings.is_ahead() && grow::step_receiving(socket, rings).is_err() {
-            // The call that receives says which.
+            // The receiving call reports the error.
             return Err(RecvError::Aborted);
         }
         let Some(receiver) = rings.as_mut() else { return Err(RecvError::Aborted) };
@@ -540,7 +547,7 @@ fn poll_by(
             socket.grow();
         }
         let found = poll(&mut receiver.ring);
-        // A ring that was left is finished too.
+        // A ring that the sender has left counts as finished too.
         let is_over = matches!(found, Err(RecvError::Finished | RecvError::PeerDead));
         if !(is_over && rings.is_ahead() && grow::step_receiving(socket, rings) == Ok(true)) {
             return found;
@@ -548,7 +555,8 @@ fn poll_by(
     }
 }
 
-/// Says "wake me" to the peer, for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is awake.
+/// Asks the peer to wake one more sleeper. The caller checks once more before it sleeps, and calls [`rise`] when it
+/// is awake.
 pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.receiving.lock();
     socket.receiving.uses();
@@ -563,7 +571,7 @@ pub fn arm(socket: &'static Socket, how: Wake) {
     }
 }
 
-/// Says it again, for the same sleeper: the peer may have woken it.
+/// Asks again, for the same sleeper, because the peer may have woken it.
 pub fn arm_again(socket: &'static Socket, how: Wake) {
     let mut ring = socket.receiving.lock();
     let is_alone = socket.receiving.waiting.load(Ordering::Relaxed) == 1;
@@ -573,12 +581,13 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
     }
 }
 
-/// The sleeper is awake. The peer is told when there is no other, in no process.
+/// Records that a sleeper is awake. If no other thread of any process sleeps, the peer need not wake this side any
+/// more.
 pub fn rise(socket: &'static Socket) {
     let mut ring = socket.receiving.lock();
     if socket.receiving.waiting.fetch_sub(1, Ordering::Relaxed) == 1
         && socket.receiving.common().is_none()
-        // A peer that has to go back to the kernel is told when it wakes somebody.
+        // A peer that is to return to the kernel learns of that when it wakes this side.
         && !socket.is_passed()
         && let Some(receiver) = ring.as_mut()
     {
@@ -586,7 +595,7 @@ pub fn rise(socket: &'static Socket) {
     }
 }
 
-/// Whether the ring has something, or has ended, or does not carry any more.
+/// Returns whether the ring has something, has ended, or no longer carries.
 pub fn is_ready(socket: &'static Socket) -> bool {
     match socket.receiving.carrier() {
         Carrier::Ring | Carrier::Returning => {
@@ -597,7 +606,7 @@ pub fn is_ready(socket: &'static Socket) -> bool {
     }
 }
 
-/// The position in the ring up to which bytes have come.
+/// Returns the position in the ring up to which bytes have come.
 pub fn position(socket: &'static Socket) -> u64 {
     let mut ring = socket.receiving.lock();
     let available = poll_all(socket, &mut ring);

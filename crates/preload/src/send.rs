@@ -1,4 +1,4 @@
-//! Sending.
+//! Sending to the kernel and to rings.
 
 use std::iter::Peekable;
 use std::sync::atomic::Ordering;
@@ -20,10 +20,10 @@ use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
 use crate::{change, grow, meet, returning};
 
-/// Flags after which a connection is left to the kernel, if it still is the kernel's.
+/// Flags that make the library leave a connection to the kernel, if the kernel still carries it.
 pub const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
 
-/// Sends the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
+/// Sends the pieces one after the other, as a system call with these flags would. `native` is that call.
 #[inline]
 pub fn send<'a>(
     socket: &'static Socket,
@@ -40,7 +40,7 @@ pub fn send<'a>(
     send_on(socket, fd, flags, pieces, native)
 }
 
-/// The same, past what knows of caches.
+/// Does the same, without the handling of cache requests.
 #[inline]
 fn send_on<'a>(
     socket: &'static Socket,
@@ -58,7 +58,7 @@ fn send_on<'a>(
     tell(into_ring(socket, fd, flags, pieces))
 }
 
-/// Sends by a call of the kernel; `None` if the kernel does not carry this direction any more.
+/// Sends by a call of the kernel. Returns `None` if the kernel no longer carries this direction.
 #[inline]
 pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() -> isize) -> Option<isize> {
     attend_or_wait(socket, fd);
@@ -99,10 +99,10 @@ pub fn attend_if_needed(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// Small pieces of a call are put into the ring together, so that the peer gets them together, and is woken once.
+/// Small pieces of a call are put into the ring together, so that the peer gets them together and is woken once.
 const TOGETHER: usize = 4096;
 
-/// The piece, or a copy of it and of those that follow, as many as there is room for.
+/// Returns the piece, or a copy of it and of as many following pieces as there is room for.
 fn gather<'p: 'r, 'r>(
     piece: &'p [u8],
     rest: &mut Peekable<impl Iterator<Item = &'p [u8]>>,
@@ -179,7 +179,7 @@ fn into_ring<'a>(
                         Err(errno) => return Err(socket.tell().unwrap_or(errno)),
                     }
                 }
-                // TCP takes what is sent to a peer that has closed its end, and is told thereby.
+                // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
                 Err(SendError::Closed) if in_vain || !socket.said.closed.swap(true, Ordering::Relaxed) => {
                     in_vain = true;
                     sent += rest.len();
@@ -193,8 +193,8 @@ fn into_ring<'a>(
     Ok(sent)
 }
 
-/// Sends some of the bytes by a call of the kernel: it carries again, or still. That call does not wait, because the number may become another
-/// file's meanwhile.
+/// Sends some of the bytes by a call of the kernel, which carries again or still. That call does not wait, because
+/// the descriptor's number may become another file's meanwhile.
 #[cold]
 fn natively(
     socket: &'static Socket,
@@ -233,7 +233,7 @@ pub fn go_on<'a>(
     tell(into_ring(socket, fd, flags, pieces))
 }
 
-/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. `None` if it does not carry.
+/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. Returns `None` if the ring does not carry.
 #[inline]
 fn some_into_ring(
     socket: &'static Socket,
@@ -310,14 +310,14 @@ pub fn probe(socket: &'static Socket) {
     }
 }
 
-/// Whether a call that sends would not have to wait, or would fail. The direction must be a ring's.
+/// Returns whether a sending call would not have to wait, or would fail. The direction must be a ring's.
 pub fn is_ready(socket: &'static Socket) -> bool {
     let mut ring = socket.sending.lock();
     ring.as_mut().is_none_or(|sender| sender.ring.ready())
 }
 
-/// Says "wake me when there is room", for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is
-/// awake.
+/// Asks the peer to wake one more sleeper when there is room. The caller checks once more before it sleeps, and calls
+/// [`rise`] when it is awake.
 pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_first = socket.sending.waiting.fetch_add(1, Ordering::Relaxed) == 0;
@@ -327,7 +327,7 @@ pub fn arm(socket: &'static Socket, how: Wake) {
     }
 }
 
-/// Says it again, for the same sleeper: the peer may have woken it.
+/// Asks again, for the same sleeper, because the peer may have woken it.
 pub fn arm_again(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_alone = socket.sending.waiting.load(Ordering::Relaxed) == 1;
@@ -337,7 +337,8 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
     }
 }
 
-/// The sleeper is awake. The peer is told when there is no other, in no process.
+/// Records that a sleeper is awake. If no other thread of any process sleeps, the peer need not wake this side any
+/// more.
 pub fn rise(socket: &'static Socket) {
     let mut ring = socket.sending.lock();
     if socket.sending.waiting.fetch_sub(1, Ordering::Relaxed) == 1
@@ -359,7 +360,7 @@ pub fn has_room_again(socket: &'static Socket, only_look: bool) -> bool {
     true
 }
 
-/// The program says that it sends no more. False if that is the kernel's to do.
+/// Handles the program's request to shut down sending. Returns false if that is for the kernel to do.
 pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     let mut ring = socket.sending.lock();
     if socket.sending.carrier() != Carrier::Ring {
@@ -378,7 +379,7 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     true
 }
 
-/// What the kernel would say to a program that sends over a broken connection.
+/// Returns the error that the kernel would report to a program that sends over a broken connection.
 #[cold]
 fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) -> Errno {
     if error == SendError::PeerDead && socket.end() == End::None {
@@ -388,10 +389,10 @@ fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) ->
         return errno;
     }
     let is_reset = match error {
-        // Its VM is gone: no kernel has said that it ends.
+        // The peer's VM is gone: no kernel has reported an end.
         SendError::PeerDead if socket.end() == End::None => !socket.said.reset.swap(true, Ordering::Relaxed),
         SendError::Closed | SendError::AfterFinish | SendError::PeerDead => false,
-        // Said once, by the call that comes first.
+        // The error is reported once, by the first call.
         _ => !socket.said.reset.swap(true, Ordering::Relaxed),
     };
     match is_reset {

@@ -1,8 +1,9 @@
-//! How many bytes have passed, as the kernel counts them.
+//! The numbers of bytes that a connection has carried, as the kernel counts them.
 //!
-//! The kernel counts sequence numbers, of which the SYN and the FIN take one each. What it calls received includes what still
-//! waits to be read, and what it calls acknowledged leaves out what waits to be sent or acknowledged; other calls tell those.
-//! (`tcpi_bytes_received`, `tcpi_bytes_acked`: RFC 4898; `SIOCINQ`, `SIOCOUTQ`: `tcp(7)`.)
+//! The kernel counts sequence numbers, of which the SYN and the FIN take one each. Its count of received bytes
+//! includes those that wait to be read, and its count of acknowledged bytes leaves out those that wait to be sent or
+//! acknowledged. Other calls return the numbers of waiting bytes. (`tcpi_bytes_received`, `tcpi_bytes_acked`: RFC
+//! 4898; `SIOCINQ`, `SIOCOUTQ`: `tcp(7)`.)
 
 #![allow(unsafe_code)] // SIOCOUTQ, which no crate has.
 
@@ -24,10 +25,10 @@ const BYTES_RECEIVED: usize = 128;
 const LEN: usize = 136;
 const MIN_RTT: usize = 148;
 
-/// How often counts are read that move under the reader.
+/// How often to retry if the counts change while they are read.
 const TRIES: usize = 3;
 
-/// Who made the connection.
+/// The side of the connection that a socket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Called `connect`: its SYN is counted as sent.
@@ -36,18 +37,18 @@ pub enum Role {
     Acceptor,
 }
 
-/// What programs have received and sent over a socket since it was made, by whatever call. True as long as neither side has
-/// said that it sends no more; a FIN counts as one byte.
+/// The bytes that programs have received and sent over a socket since it was created, by any call. The counts are
+/// valid as long as neither side has shut down sending, because a FIN counts as one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes that were read.
+    /// Bytes that the programs have read.
     pub received: u64,
-    /// Bytes that were written.
+    /// Bytes that the programs have written.
     pub sent: u64,
 }
 
 impl Counts {
-    /// Of this socket. `None`: they moved all the time; ask again later.
+    /// Reads the counts of this socket. Returns `None` if they changed all the time; ask again later.
     pub fn of(socket: impl AsFd, role: Role) -> Result<Option<Self>> {
         let socket = socket.as_fd();
         for _ in 0..TRIES {
@@ -58,7 +59,7 @@ impl Counts {
                 continue;
             }
             let syn = u64::from(role == Role::Connector);
-            // Counters that contradict each other have moved as well.
+            // Counters that contradict each other have changed as well.
             let received = first.received.checked_sub(unread);
             let sent = (first.acknowledged + unacknowledged).checked_sub(syn);
             if let (Some(received), Some(sent)) = (received, sent) {
@@ -88,21 +89,21 @@ impl Totals {
     }
 }
 
-/// The shortest time that a segment and its acknowledgement have taken lately. (`tcpi_min_rtt`, Linux 4.6.)
+/// Returns the shortest time that a segment and its acknowledgement have taken lately. (`tcpi_min_rtt`, Linux 4.6.)
 pub fn round_trip(socket: impl AsFd) -> Result<Duration> {
     let mut info = [0; MIN_RTT + 4];
     let len = option::get(socket, option::TCP, TCP_INFO, &mut info)?;
     let mut bytes = [0; 4];
     bytes.copy_from_slice(&info[MIN_RTT..]);
     match u32::from_ne_bytes(bytes) {
-        // An older kernel, or no segment has been acknowledged.
+        // The kernel is older, or no segment has been acknowledged.
         _ if len < info.len() => Err(Errno::NOPROTOOPT),
         u32::MAX => Err(Errno::AGAIN),
         microseconds => Ok(Duration::from_micros(microseconds.into())),
     }
 }
 
-/// Bytes that were written and are not acknowledged.
+/// Returns the number of bytes that were written and are not acknowledged.
 fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u64> {
     // SAFETY: SIOCOUTQ fills a C `int`.
     let count = unsafe { rustix::ioctl::ioctl(socket, rustix::ioctl::Getter::<OUTQ, c_int>::new()) }?;

@@ -1,4 +1,4 @@
-//! Which connection a socket is.
+//! The identity of the connection that a socket belongs to.
 #![allow(unsafe_code)] // Two ioctls that hand out descriptors of namespaces.
 
 use std::net::{IpAddr, SocketAddr};
@@ -19,26 +19,27 @@ const NS_GET_USERNS: rustix::ioctl::Opcode = 0xb701;
 /// PROC_USER_INIT_INO: the inode of the initial user namespace.
 const INITIAL: u64 = 0xeffffffd;
 
-/// The established TCP connection that a socket is an end of.
+/// The established TCP connection of which a socket is an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Our end. IPv4 addresses that the program sees mapped into IPv6 are IPv4 here, because the peer may see them so.
+    /// The address of this end. IPv4 addresses that the program sees mapped into IPv6 are IPv4 here, because the peer
+    /// may see them so.
     pub local: SocketAddr,
-    /// The other end, likewise.
+    /// The address of the other end, in the same form.
     pub remote: SocketAddr,
-    /// The kernel's number for this socket, never given to another one until the kernel boots again (`SO_COOKIE`).
+    /// The kernel's number for this socket, which no other socket gets until the kernel boots again (`SO_COOKIE`).
     pub cookie: u64,
     /// The kernel's number for the network namespace (`SO_NETNS_COOKIE`).
     pub namespace: u64,
 }
 
-/// Why a socket is not the end of a TCP connection that could be told from others.
+/// Why a socket is not the end of a TCP connection that can be told from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NotTcp {
-    /// It is of another kind.
+    /// The socket is of another kind.
     #[error("not a TCP socket")]
     Kind,
-    /// It is not connected yet, or not any more.
+    /// The socket is not connected yet, or no longer.
     #[error("not an established connection")]
     State,
     /// The kernel is older than Linux 5.14.
@@ -49,17 +50,17 @@ pub enum NotTcp {
     Errno(#[from] Errno),
 }
 
-/// Whose network namespace a socket is in.
+/// The owner of the network namespace of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// The system's.
+    /// The system's network namespace.
     System,
-    /// One that an ordinary user may have made. Its addresses are whatever that user likes.
+    /// A network namespace that an ordinary user may have made. That user chooses its addresses freely.
     User,
 }
 
 impl Identity {
-    /// Of this socket. Errors: [`NotTcp`].
+    /// Reads the identity of this socket. Fails with [`NotTcp`].
     pub fn of(fd: impl AsFd) -> Result<Self, NotTcp> {
         let fd = fd.as_fd();
         let domain = sockopt::socket_domain(fd).map_err(|_| NotTcp::Kind)?;
@@ -89,12 +90,12 @@ impl Identity {
         })
     }
 
-    /// Whether a socket with that identity is at the other end, by its addresses alone.
+    /// Returns whether the other identity is that of the other end, by the addresses alone.
     pub fn mirrors(&self, other: &Self) -> bool {
         self.local == other.remote && self.remote == other.local
     }
 
-    /// Whether the addresses mean something in this kernel only: loopback and link-local ones.
+    /// Returns whether the addresses are valid in this kernel only: loopback and link-local ones.
     pub fn is_within_a_kernel(&self) -> bool {
         [self.local.ip(), self.remote.ip()].iter().any(|address| match address {
             IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified(),
@@ -103,8 +104,8 @@ impl Identity {
     }
 }
 
-/// The two addresses of a connection as [`Identity`] has them, ours first. The kernel knows them as long as neither end has closed it
-/// in both directions.
+/// Returns the two addresses of a connection in the form of [`Identity`], this end's first. The kernel knows them
+/// until one end has closed the connection in both directions.
 pub fn addresses(fd: impl AsFd) -> Result<(SocketAddr, SocketAddr), NotTcp> {
     let remote = rustix::net::getpeername(&fd).ok().flatten().ok_or(NotTcp::State)?;
     Ok((plain(rustix::net::getsockname(&fd)?)?, plain(remote)?))
@@ -117,12 +118,12 @@ const ESTABLISHED: u8 = 1;
 
 fn plain(address: rustix::net::SocketAddrAny) -> Result<SocketAddr, NotTcp> {
     let address = SocketAddr::try_from(address).map_err(|_| NotTcp::Kind)?;
-    // Neither a scope nor a flow is part of what both ends see.
+    // The scope and the flow are not the same at both ends.
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
 impl Owner {
-    /// Of the network namespace of this socket. Needs CAP_NET_ADMIN there.
+    /// Finds the owner of this socket's network namespace. Needs CAP_NET_ADMIN there.
     pub fn of(socket: impl AsFd) -> rustix::io::Result<Self> {
         let network = namespace(socket.as_fd(), SIOCGSKNS)?;
         let user = namespace(network.as_fd(), NS_GET_USERNS)?;

@@ -1,8 +1,8 @@
-//! What the kernel knows of a TCP connection.
+//! The kernel's facts about a TCP connection.
 //!
-//! A connection may leave TCP for shared memory only if both daemons have read from their own kernels that the two sockets are
-//! the two ends of one connection, and each direction may do so only at a byte on which library and kernel agree. This crate
-//! reads those facts:
+//! A connection may leave TCP for shared memory only if both daemons have verified with their own kernels that the
+//! two sockets are the two ends of one connection. Each direction may leave only at a byte on which the library and
+//! the kernel agree. This crate reads those facts:
 //!
 //! - [`Identity`]: addresses, state, the socket's cookie and its network namespace;
 //! - [`Clock`], [`SynTime`] and [`Connecting`]: the proof that one socket sent the SYN that the other received;
@@ -10,9 +10,9 @@
 //! - [`Counts`]: how many bytes the programs have received and sent, as the kernel counts them;
 //! - [`round_trip`]: how long a segment and its acknowledgement take.
 //!
-//! Nothing that asks the kernel blocks, allocates or holds state; any number of threads may ask about one socket. All calls are raw
-//! system calls, so that a library that interposes `getsockopt` and `ioctl` can use them. Sources: `tcp(7)`, `socket(7)`,
-//! `include/uapi/linux/tcp.h`, RFC 7323.
+//! The functions that ask the kernel do not block, allocate or hold state; any number of threads may ask about one
+//! socket. All calls are raw system calls, so that a library that interposes `getsockopt` and `ioctl` can use them.
+//! Sources: `tcp(7)`, `socket(7)`, `include/uapi/linux/tcp.h`, RFC 7323.
 
 mod counts;
 mod identity;

@@ -1,9 +1,10 @@
 //! The proof that one socket sent the SYN that the other received.
 //!
-//! Each TCP segment carries its sender's clock (the timestamp option, RFC 7323): milliseconds since boot, plus an offset that the
-//! sender's kernel keeps to itself. The daemon of the connecting side reads that clock from the socket; the daemon of the
-//! accepting side has the value that the SYN carried. If the clock, turned back to the time of `connect`, shows that value,
-//! the SYN came from that socket: a guess is right with a probability of the window's width, a few milliseconds, in 2^32.
+//! Each TCP segment carries its sender's clock (the timestamp option, RFC 7323): milliseconds since boot, plus an
+//! offset that the sender's kernel keeps secret. The daemon of the connecting side reads that clock from the socket,
+//! and the daemon of the accepting side has the value from the SYN. If the clock, set back to the time of `connect`,
+//! shows that value, the SYN came from that socket. The probability that a guess is right is the window's width, a
+//! few milliseconds, divided by 2^32.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -25,14 +26,17 @@ const INFO: usize = crate::identity::TCP_INFO;
 /// TCPI_OPT_TIMESTAMPS in `tcpi_options`, the sixth byte.
 const TIMESTAMPS: u8 = 1;
 
-/// How exact the clocks are taken to be: newer kernels keep the lowest bit of [`Clock`] for its unit, and reading takes time.
+/// The assumed error of the clocks: newer kernels keep the lowest bit of [`Clock`] for its unit, and reading takes
+/// time.
 const TOLERANCE: u32 = 2;
 
-/// The widest window that proves anything, in milliseconds: a guess is right with a probability of 2^-24. The window is as wide as
-/// `connect` took, and reading the clock. Both are what the other kernel's daemon says, and it may lie.
+/// The widest window that proves anything, in milliseconds: the probability that a guess is right is 2^-24. The
+/// window is as wide as the time that `connect` and the reading of the clock took. The other kernel's daemon reports
+/// both times, and it may lie.
 pub const MAX_WINDOW: u32 = 256;
 
-/// Makes a listener keep the SYN of each connection, for [`SynTime::of`]. Connections that are in its queue already have none.
+/// Makes a listener keep the SYN of each connection, for [`SynTime::of`]. Connections that are already in its queue
+/// have none.
 pub fn save_syn(listener: impl AsFd) -> Result<()> {
     option::set(listener, option::TCP, SAVE_SYN, 1)
 }
@@ -40,26 +44,27 @@ pub fn save_syn(listener: impl AsFd) -> Result<()> {
 /// When a program connected, on CLOCK_MONOTONIC of its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connecting {
-    /// Right before the call.
+    /// The time right before the call.
     pub before: Duration,
-    /// Right after it.
+    /// The time right after the call.
     pub after: Duration,
 }
 
-/// The clock of the timestamps that a socket sends, and when it was read. Plain numbers, because one kernel's daemon tells them to
-/// another.
+/// The clock of the timestamps that a socket sends, and when it was read. The fields are plain numbers, because one
+/// kernel's daemon sends them to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// What it showed: milliseconds, modulo 2^32.
+    /// The value of the clock: milliseconds, modulo 2^32.
     pub value: u32,
-    /// CLOCK_MONOTONIC right before that.
+    /// CLOCK_MONOTONIC right before the clock was read.
     pub before: Duration,
-    /// And right after.
+    /// CLOCK_MONOTONIC right after the clock was read.
     pub after: Duration,
 }
 
 impl Clock {
-    /// Of a connected socket; `None` if the connection has no timestamps (`net.ipv4.tcp_timestamps` is 0 on either side).
+    /// Reads the clock of a connected socket. Returns `None` if the connection has no timestamps
+    /// (`net.ipv4.tcp_timestamps` is 0 on either side).
     pub fn of(socket: impl AsFd) -> Result<Option<Self>> {
         let socket = socket.as_fd();
         let mut info = [0; 6];
@@ -73,14 +78,15 @@ impl Clock {
         Ok(Some(Self { value: u32::from_ne_bytes(value), before, after: now() }))
     }
 
-    /// Whether it shows something else than its kernel's CLOCK_MONOTONIC, which is no secret (`net.ipv4.tcp_timestamps` is 2).
+    /// Returns whether the clock differs from its kernel's CLOCK_MONOTONIC, which is no secret
+    /// (`net.ipv4.tcp_timestamps` is 2).
     pub fn is_secret(&self) -> bool {
         let (from, to) = (millis(self.before), millis(self.after));
         let offset = self.value.wrapping_sub(from).wrapping_add(TOLERANCE);
         offset > to.wrapping_sub(from).saturating_add(2 * TOLERANCE)
     }
 
-    /// Whether a socket with this clock that connected then has sent a SYN of that time.
+    /// Returns whether a socket with this clock, which connected at that time, has sent a SYN with that value.
     pub fn proves(&self, connecting: Connecting, syn: SynTime) -> bool {
         let Connecting { before, after } = connecting;
         if after < before || after > self.after || self.after < self.before {
@@ -90,7 +96,7 @@ impl Clock {
         if width.as_millis() > u128::from(MAX_WINDOW) || !self.is_secret() {
             return false;
         }
-        // What the clock has shown at the two times, at the earliest and at the latest.
+        // The earliest and the latest value that the clock can have shown at the two times.
         let earliest = self.value.wrapping_sub(millis(self.after - before)).wrapping_sub(TOLERANCE);
         let latest =
             self.value.wrapping_sub(millis(self.before.saturating_sub(after))).wrapping_add(TOLERANCE);
@@ -103,16 +109,18 @@ impl Clock {
 pub struct SynTime(pub u32);
 
 impl SynTime {
-    /// Of an accepted socket, whose listener had [`save_syn`]. `None` if there is no SYN (an older connection, one that was made
-    /// by a SYN cookie, or it has been read: **the kernel forgets it once it was told**), or none with a timestamp.
+    /// Reads the SYN of an accepted socket, whose listener had [`save_syn`]. Returns `None` if there is no SYN, or
+    /// none with a timestamp. There is none for an older connection, for one that was made by a SYN cookie, or if the
+    /// SYN has been read already: **the kernel forgets it after the first read**.
     pub fn of(socket: impl AsFd) -> Result<Option<Self>> {
-        // The longest IPv6 header that Linux accepts with its extensions would not fit; a SYN with those is not looked at.
+        // A SYN with the longest IPv6 extension headers that Linux accepts would not fit, and is not examined.
         let mut syn = [0; 512];
         let len = option::get(socket, option::TCP, SAVED_SYN, &mut syn)?;
         Ok(Self::in_syn(&syn[..len]))
     }
 
-    /// In the headers of a SYN, from the network's on. They are what somebody has sent: anything.
+    /// Finds the timestamp in the headers of a SYN, from the network header on. The sender may have put anything
+    /// there.
     pub fn in_syn(headers: &[u8]) -> Option<Self> {
         let packet = LaxSlicedPacket::from_ip(headers).ok()?;
         let Some(TransportSlice::Tcp(tcp)) = packet.transport else { return None };
@@ -131,13 +139,13 @@ pub(crate) fn now() -> Duration {
 }
 
 impl Connecting {
-    /// The time now, on the clock that these times are of.
+    /// Returns the current time, on the clock of these times.
     pub fn now() -> Duration {
         now()
     }
 }
 
-/// As a timestamp counts: modulo 2^32.
+/// Converts a time to a timestamp's value, modulo 2^32.
 fn millis(time: Duration) -> u32 {
     time.as_millis() as u32
 }
