@@ -6,15 +6,19 @@
 //! the queue pair.
 
 mod help;
+mod parameters;
+mod receiving;
+
+pub use parameters::{
+    Capacity, Change, Event, EventCallback, Location, QueuePairOptions, Refused, Rings, lid,
+};
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ginnel_layout::verbs::{
-    Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, Waits, qp,
-};
+use ginnel_layout::verbs::{Access, Armed, Claimer, Key, Kind, MTU, QpNumber, QpState, Waits, qp};
 use ginnel_shmem::SharedMemory;
 
 use crate::completion_queue::CompletionQueue;
@@ -22,12 +26,12 @@ use crate::counters::Counters;
 use crate::lock::{Lock, Locked};
 use crate::peer::{FindPlace, Peer, Windows};
 use crate::program::{InlineBytes, ProgramMemory};
-use crate::receive::{NotPosted, Owner, ReceiveQueue, Received, Shape};
+use crate::receive::{Owner, ReceiveQueue};
 use crate::regions::Region;
 use crate::remote::{self, Failure, NotConnected, Remote};
 use crate::shadow::{Bounce, ErrandRequest, ErrandServer};
 use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
-use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
+use crate::work::{Completed, Datagram, Element, Operation, Status, Work, total};
 
 /// What a queue pair needs from its device.
 pub trait Adapter<M: SharedMemory>: Send + Sync {
@@ -75,79 +79,6 @@ pub trait Adapter<M: SharedMemory>: Send + Sync {
 
     /// Returns an incarnation number that no queue pair of this endpoint has used yet.
     fn next_incarnation(&self) -> u32;
-}
-
-/// An asynchronous event of a queue pair, of a shared receive queue or of the device, with the numbers of `ibv_event_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event(pub u32);
-
-impl Event {
-    /// The queue pair has failed.
-    pub const QP_FATAL: Self = Self(1);
-    /// The peer has sent an invalid request.
-    pub const QP_REQ_ERR: Self = Self(2);
-    /// The peer has requested an access that it has no right to.
-    pub const QP_ACCESS_ERR: Self = Self(3);
-    /// The device is lost for good.
-    pub const DEVICE_FATAL: Self = Self(8);
-    /// A shared receive queue has fewer receives than its limit.
-    pub const SRQ_LIMIT_REACHED: Self = Self(15);
-    /// A queue pair takes no more receives from its shared receive queue.
-    pub const QP_LAST_WQE_REACHED: Self = Self(16);
-}
-
-/// The callback by which the program is told of events.
-pub type EventCallback = Box<dyn Fn(Event) + Send + Sync>;
-
-/// Returns the local identifier (LID) of a member's port.
-pub fn lid(member: u32) -> u16 {
-    u16::try_from(member.saturating_add(1)).unwrap_or(u16::MAX)
-}
-
-/// The size of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    /// Maximum number of send requests that wait to be executed.
-    pub sends: usize,
-    /// Maximum number of elements of a send request.
-    pub elements: usize,
-    /// Maximum length of an inline request, in bytes.
-    pub inline: usize,
-    /// Size of the receive queue.
-    pub receives: Shape,
-}
-
-/// What `modify` can change besides the state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Change {
-    /// The queue pair to connect to. Required for the change to RTR of a connected queue pair, and forbidden otherwise.
-    pub peer: Option<QpNumber>,
-    /// The remote operations that the peer may execute.
-    pub access: Option<Access>,
-    /// How long to wait until the peer is ready to receive; `Some(None)` means without limit.
-    pub timeout: Option<Option<Duration>>,
-    /// How long to wait until the peer has posted a receive; `Some(None)` means without limit.
-    pub patience: Option<Option<Duration>>,
-    /// The Q_Key that a datagram for this queue pair must have.
-    pub qkey: Option<u32>,
-}
-
-/// Why a call was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// The state of the queue pair does not allow the call, or the arguments are invalid.
-    Invalid,
-    /// The queue has no room for another request.
-    Full,
-}
-
-impl From<NotPosted> for Refused {
-    fn from(error: NotPosted) -> Self {
-        match error {
-            NotPosted::Full => Self::Full,
-            NotPosted::Invalid => Self::Invalid,
-        }
-    }
 }
 
 /// A send request that waits.
@@ -232,39 +163,6 @@ pub struct QueuePair<M: SharedMemory> {
     completes_sends: Arc<CompletionQueue<M>>,
     completes_receives: Arc<CompletionQueue<M>>,
     tell: EventCallback,
-}
-
-/// The location of the two rings of a receive queue.
-#[derive(Clone)]
-pub struct Rings<M> {
-    /// The receive ring.
-    pub receives: (Place, (M, usize)),
-    /// The completion ring.
-    pub completions: (Place, (M, usize)),
-}
-
-/// The location of a new queue pair.
-pub struct Location<M> {
-    /// Number of the queue pair.
-    pub number: QpNumber,
-    /// Its rings; `None` if it uses a shared receive queue.
-    pub rings: Option<Rings<M>>,
-}
-
-/// The properties of a new queue pair.
-pub struct QueuePairOptions<M: SharedMemory> {
-    /// RC, UC or UD.
-    pub kind: Kind,
-    /// The protection domain.
-    pub domain: u32,
-    /// The size.
-    pub capacity: Capacity,
-    /// The shared receive queue; `None` if the queue pair has its own receive queue.
-    pub shared: Option<Arc<SharedReceiveQueue<M>>>,
-    /// The completion queues for sends and for receives.
-    pub completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
-    /// The callback by which the program is told of events.
-    pub tell: EventCallback,
 }
 
 /// How long after the end of its peer a queue pair fails. A real adapter would keep trying for some hundred milliseconds, and programs
@@ -919,144 +817,5 @@ impl<M: SharedMemory> QueuePair<M> {
             Receives::Shared(_) if was_good => (self.tell)(Event::QP_LAST_WQE_REACHED),
             Receives::Shared(_) => {}
         }
-    }
-
-    /// Returns whether a completion has arrived for which the program should be woken.
-    pub(crate) fn has_received(&self, solicited_only: bool) -> bool {
-        let Some(receiver) = self.receiver() else { return false };
-        receiver.has_received(solicited_only) || self.state() == QpState::ERR && !receiver.is_empty()
-    }
-
-    /// Returns the next completion of the queue pair's own receive queue.
-    #[inline]
-    pub(crate) fn poll_receive(&self, program: &impl ProgramMemory<M>) -> Option<Completed> {
-        let mut receiver = self.receiver()?;
-        if let Some(received) = receiver.poll(program, |_| Some(self.kind.prefix())) {
-            drop(receiver);
-            if received.status != Status::SUCCESS {
-                self.fall(&mut self.sender(), None);
-            }
-            return Some(self.received_by(received));
-        }
-        if self.state() != QpState::ERR || self.are_receives_accessed() {
-            return None;
-        }
-        // This message was complete before the peer left.
-        if let Some(received) = receiver.poll(program, |_| Some(self.kind.prefix())) {
-            return Some(self.received_by(received));
-        }
-        receiver.flush().map(|id| Completed {
-            id,
-            status: Status::WR_FLUSH_ERR,
-            opcode: Opcode::RECV,
-            length: 0,
-            immediate: None,
-            queue_pair: self.number(),
-            source: QpNumber(0),
-            lid: 0,
-        })
-    }
-
-    fn received_by(&self, received: Received) -> Completed {
-        Completed {
-            id: received.id,
-            status: received.status,
-            opcode: received.opcode,
-            length: received.length,
-            immediate: received.immediate,
-            queue_pair: self.number(),
-            source: received.source,
-            lid: received.lid,
-        }
-    }
-
-    /// Handles a completed receive of the shared receive queue, whose message is for this queue pair.
-    pub(crate) fn received(&self, received: Received) {
-        let (status, is_solicited) = (received.status, received.is_solicited);
-        self.completes_receives.add_received(self.received_by(received), is_solicited);
-        if status != Status::SUCCESS {
-            self.fall(&mut self.sender(), None);
-        }
-    }
-
-    /// Returns whether a peer may be in the middle of a message. For datagrams this is settled for each receive.
-    fn are_receives_accessed(&self) -> bool {
-        self.kind != Kind::UD && self.is_accessed(|_| true)
-    }
-
-    /// Takes back receives from senders that have died.
-    fn revoke_claims(&self) {
-        if self.kind == Kind::UD
-            && let Some(receiver) = self.receiver()
-            && receiver.has_claims()
-        {
-            receiver.revoke(|claimer| self.adapter.has_died(claimer));
-        }
-    }
-
-    /// Returns whether the peer is accessing something for which `what` returns true. A peer that has ended accesses nothing, whatever
-    /// its word says.
-    fn is_accessed(&self, what: impl Fn(Executing) -> bool) -> bool {
-        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::finish`.
-        let executing = Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING));
-        let is_alive = || self.sender().owner.as_ref().is_none_or(|owner| !owner.is_dead());
-        executing.is_of(self.incarnation()) && what(executing) && is_alive()
-    }
-
-    /// Returns whether a peer may still be accessing the region of a key that has been removed.
-    pub fn is_region_accessed(&self, key: Key) -> bool {
-        if self.kind != Kind::UD {
-            return self.is_accessed(|executing| executing.is_region(key));
-        }
-        self.revoke_claims();
-        self.receiver().is_some_and(|receiver| receiver.has_claims())
-    }
-
-    /// Ends the queue pair. Its rings may be reused once [`QueuePair::are_rings_accessed`] returns false.
-    pub fn end(self: &Arc<Self>) {
-        let mut sender = self.sender();
-        self.publish(QpState::RESET);
-        sender.waiting.clear();
-        sender.remotes.clear();
-        drop(sender);
-        self.tables.store_relaxed_u32(self.at + qp::KIND, Kind::NONE.0);
-        self.completes_sends.remove(self);
-        self.completes_receives.remove(self);
-        if let Receives::Shared(shared) = &self.receives {
-            shared.remove(self);
-        }
-    }
-
-    /// Frees the memory for messages and errands of a queue pair that has ended. No peer may be accessing it any more.
-    pub(crate) fn release(&self) {
-        if let Some(mut receiver) = self.receiver() {
-            receiver.release();
-        }
-        if let Some(errand_server) = self.errand_server.get() {
-            self.tables.store_relaxed_u32(self.at + qp::ROOM, 0);
-            self.adapter.give(errand_server.bounce().clone());
-        }
-    }
-
-    /// Returns whether a peer may still be accessing the rings or regions of a queue pair that has ended.
-    pub fn are_rings_accessed(&self) -> bool {
-        match self.kind {
-            // ORDER verbs.senders: the end of the accesses before what follows here. Pairs with: `Remote::send_datagram`.
-            Kind::UD => self.tables.load_acquire_u64(self.at + qp::SENDERS) != 0,
-            _ => self.is_accessed(|_| true),
-        }
-    }
-
-    /// Waits until no peer accesses the rings. Returns false if that takes longer than the adapter's patience.
-    fn wait_for_rings(&self) -> bool {
-        let end = Instant::now() + self.adapter.patience();
-        while self.are_rings_accessed() {
-            self.adapter.attend();
-            if Instant::now() >= end {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        true
     }
 }

@@ -187,7 +187,7 @@ impl Bystander {
     fn check(&self) {
         let mut bytes = vec![0; Self::BYTES];
         self.0.memory().unwrap().read(0, &mut bytes);
-        assert!(bytes == Self::pattern(), "memory of somebody else has changed");
+        assert!(bytes == Self::pattern(), "memory that the member must not access has changed");
     }
 }
 
