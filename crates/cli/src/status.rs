@@ -246,7 +246,7 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(mistake) = &inspect.daemon.config_mistake {
         warnings.push(format!(
-            "the configuration has a mistake, so the one that was accepted last is served: {mistake}; then restart ginneld"
+            "the configuration has a mistake, so the one that was accepted last is in effect: {mistake}; then restart ginneld"
         ));
     }
     for member in inspect.members.iter().filter(|m| m.number != ginnel_layout::HOST_MEMBER && m.connected) {
@@ -392,7 +392,7 @@ mod tests {
             assert!(page.lines().any(|l| l == line), "{line:?} is missing in\n{page}");
         }
         for warning in [
-            "the one that was accepted last is served: ginneld.toml:3: no;",
+            "the one that was accepted last is in effect: ginneld.toml:3: no;",
             "vm-a has no interrupts",
             "vm-b runs without a guest daemon",
             "web is broken",
