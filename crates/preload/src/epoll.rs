@@ -268,7 +268,7 @@ impl Instance {
         self.hand_over(self.fd.load(Ordering::Relaxed), self.state.lock());
     }
 
-    /// `epoll_ctl`.
+    /// Handles `epoll_ctl`. `native` makes that system call.
     pub fn control(
         &'static self,
         epoll: c_int,

@@ -3,7 +3,7 @@
 //! The counts of a connection that is still on TCP are passed on in an environment variable, with one item for each descriptor. The
 //! new program's library believes an item only if the descriptor refers to the socket that the item names by the kernel's cookie
 //! (SO_COOKIE).
-#![allow(unsafe_code)] // The environment as C has it.
+#![allow(unsafe_code)] // The environment is an array of C strings.
 
 use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering;

@@ -5,7 +5,7 @@
 //! library's descriptors have high numbers, and `close` and related functions leave them alone, as if they were not open. The mark
 //! of such a descriptor is kept on the open file itself: the file's signal number (`F_SETSIG`) is one that no program asks for, and
 //! the file never sends a signal. So there is no list that could become wrong.
-#![allow(unsafe_code)] // fcntl, with numbers.
+#![allow(unsafe_code)] // System calls of `fcntl` on descriptors by number.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,5 +1,5 @@
 //! System calls that this library makes on the kernel's socket without the program's knowledge.
-#![allow(unsafe_code)] // Calls with descriptors of the program.
+#![allow(unsafe_code)] // System calls on descriptors of the program.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,7 @@ pub fn send_some(fd: c_int, bytes: &[u8], waits: bool) -> usize {
             Err(Errno(libc::EAGAIN)) if waits && waited < WAITS.0 => {
                 waited += 1;
                 let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-                // SAFETY: one pollfd.
+                // SAFETY: `poll` is one pollfd, and the count is 1.
                 unsafe { real::poll(&raw mut poll, 1, WAITS.1) };
             }
             Err(_) => break,
@@ -95,7 +95,7 @@ pub fn receive(fd: c_int, into: &mut [u8], flags: c_int) -> isize {
 pub fn tcp_flag(fd: c_int, name: c_int) -> bool {
     let _errno = Kept::new();
     let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
-    // SAFETY: room for an int, and its length.
+    // SAFETY: `value` has room for an int, and `len` is its length.
     let result =
         unsafe { real::getsockopt(fd, libc::IPPROTO_TCP, name, (&raw mut value).cast(), &raw mut len) };
     result == 0 && value != 0
@@ -106,7 +106,7 @@ pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
     let _errno = Kept::new();
     let value = c_int::from(on);
     let len = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: an int, and its length.
+    // SAFETY: `value` is an int, and `len` is its length.
     unsafe { real::setsockopt(fd, libc::IPPROTO_TCP, name, (&raw const value).cast(), len) };
 }
 
@@ -138,7 +138,7 @@ fn error(fd: c_int) -> Errno {
     }
     let _errno = Kept::new();
     let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
-    // SAFETY: room for an int, and its length.
+    // SAFETY: `value` has room for an int, and `len` is its length.
     unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut value).cast(), &raw mut len) };
     Errno(value)
 }
@@ -162,7 +162,7 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
     loop {
         let left = end.saturating_sub(now()) as c_int;
         let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
-        // SAFETY: one pollfd.
+        // SAFETY: `poll` is one pollfd, and the count is 1.
         let ready = unsafe { real::poll(&raw mut poll, 1, left) };
         if ready >= 0 || left == 0 {
             break;
@@ -312,7 +312,7 @@ pub fn closes_on_exec(fd: c_int) -> bool {
 pub fn cookie(fd: c_int) -> Option<u64> {
     let _errno = Kept::new();
     let (mut value, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);
-    // SAFETY: `value` has room for a word, and `len` says so.
+    // SAFETY: `value` has room for a `u64`, and `len` is its length.
     let result = unsafe {
         real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut value).cast(), &raw mut len)
     };
@@ -323,7 +323,7 @@ pub fn cookie(fd: c_int) -> Option<u64> {
 /// there are any.
 pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one pollfd.
+    // SAFETY: `poll` is one pollfd, and the count is 1.
     let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
     check(ready as isize).map(|n| n > 0)
 }
@@ -331,7 +331,7 @@ pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
 /// Waits for room or an end, for at most the given number of milliseconds, or without limit if it is negative.
 pub fn poll_writable(fd: c_int, milliseconds: c_int) -> Result<(), Errno> {
     let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one pollfd.
+    // SAFETY: `poll` is one pollfd, and the count is 1.
     let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
     check(ready as isize).map(drop)
 }
@@ -351,7 +351,7 @@ pub fn switches() -> i64 {
 pub fn unacknowledged(fd: c_int) -> usize {
     let _errno = Kept::new();
     let mut bytes: c_int = 0;
-    // SAFETY: room for an int.
+    // SAFETY: `bytes` has room for an int.
     let result = unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) };
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
@@ -360,7 +360,7 @@ pub fn unacknowledged(fd: c_int) -> usize {
 /// exact clock.
 pub fn tick() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for a time.
+    // SAFETY: `time` has room for a time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -369,7 +369,7 @@ pub fn tick() -> u64 {
 pub fn poll_now(fd: c_int, events: i16) -> i16 {
     let _errno = Kept::new();
     let mut poll = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: one pollfd.
+    // SAFETY: `poll` is one pollfd, and the count is 1.
     let ready = unsafe { real::poll(&raw mut poll, 1, 0) };
     if ready > 0 { poll.revents } else { 0 }
 }
@@ -383,7 +383,7 @@ pub fn timeout(fd: c_int, name: c_int) -> Option<std::time::Duration> {
     let _errno = Kept::new();
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut len = size_of::<libc::timeval>() as libc::socklen_t;
-    // SAFETY: room for a timeval, and its length.
+    // SAFETY: `value` has room for a timeval, and `len` is its length.
     let result =
         unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
     if result != 0 || (value.tv_sec == 0 && value.tv_usec == 0) {
@@ -397,7 +397,7 @@ pub fn lingers_not(fd: c_int) -> bool {
     let _errno = Kept::new();
     let mut value = libc::linger { l_onoff: 0, l_linger: 0 };
     let mut len = size_of::<libc::linger>() as libc::socklen_t;
-    // SAFETY: room for a linger, and its length.
+    // SAFETY: `value` has room for a linger, and `len` is its length.
     let result = unsafe {
         real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw mut value).cast(), &raw mut len)
     };
@@ -409,7 +409,7 @@ pub fn linger_not(fd: c_int) {
     let _errno = Kept::new();
     let value = libc::linger { l_onoff: 1, l_linger: 0 };
     let len = size_of::<libc::linger>() as libc::socklen_t;
-    // SAFETY: a linger, and its length.
+    // SAFETY: `value` is a linger, and `len` is its length.
     unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const value).cast(), len) };
 }
 
@@ -418,7 +418,7 @@ pub fn is_tcp(fd: c_int) -> bool {
     let _errno = Kept::new();
     let option = |name| {
         let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
-        // SAFETY: room for an int, and its length.
+        // SAFETY: `value` has room for an int, and `len` is its length.
         let result =
             unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
         if result == 0 { value } else { -1 }

@@ -75,8 +75,8 @@ impl<R> Rings<R> {
         self.before
     }
 
-    /// Returns the direction to the kernel. A ring that was to take over remains for the time when the kernel does not carry any
-    /// more. `carried` is the number of bytes that the ring has carried; returns that ring.
+    /// Lets the kernel carry the direction again, and returns the ring that has carried it until now. `carried` is the number of bytes
+    /// that this ring has carried. A ring that was to take over is kept for the time when the kernel stops carrying.
     pub fn give_back(&mut self, carried: u64) -> Option<R> {
         let left = self.rings[self.state & 1].take();
         self.before += carried;
@@ -87,7 +87,7 @@ impl<R> Rings<R> {
         left
     }
 
-    /// Sets a ring for the time when the kernel does not carry any more. Gives the ring back as an error if there is one already.
+    /// Sets the ring for the time when the kernel stops carrying. Gives the ring back as an error if there is one already.
     pub fn begin_again(&mut self, ring: R) -> Result<(), R> {
         if self.as_ref().is_some() {
             return Err(ring);

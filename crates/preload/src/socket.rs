@@ -85,7 +85,7 @@ pub struct Said {
     pub reset: AtomicBool,
 }
 
-/// Facts about a connection that the library reports to the daemon, and those that the daemon's answers bring.
+/// Facts about a connection: those that the library reports to the daemon, and those in the daemon's answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     pub role: Role,
