@@ -230,8 +230,8 @@ fn end(socket: &'static Socket, fd: c_int) {
         return;
     }
     // As with TCP, a program that closes a socket with unread bytes breaks the connection, and so does one that asks for it
-    // (SO_LINGER). The peer learns this from the ring in which it sends. What it was sent before stays its own: TCP too delivers
-    // bytes that have come before the reset.
+    // (SO_LINGER). The peer learns this from the ring in which it sends, because it may still receive the bytes that it was sent
+    // before: TCP too delivers bytes that have come before the reset.
     let mut receivers: Vec<_> = receivers.collect();
     let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
     let is_broken = unread || !is_confined() && kernel::lingers_not(fd);

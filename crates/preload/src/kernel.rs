@@ -101,7 +101,7 @@ pub fn tcp_flag(fd: c_int, name: c_int) -> bool {
     result == 0 && value != 0
 }
 
-/// Sets such an option.
+/// Sets a TCP socket option that is on or off.
 pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
     let _errno = Kept::new();
     let value = c_int::from(on);

@@ -130,7 +130,7 @@ impl<T: Entry> Table<T> {
         unsafe { entry.as_ref() }
     }
 
-    /// Returns the same for a call that uses the object. Waits while another thread replaces the entry.
+    /// Returns the same object for a call that uses it. Waits while another thread replaces the entry.
     #[inline]
     #[expect(unsafe_code, reason = "entries point to what is never freed")]
     pub fn call(&self, fd: c_int) -> Option<Call<T>> {
@@ -276,7 +276,7 @@ fn forget_epoll(fd: c_int) {
     }
 }
 
-/// Handles the loss of one of a socket's numbers. If it was the last, the connection ends; `open` is the number by which the
+/// Removes one of a socket's numbers. If it was the last, the connection ends; `open` is the number by which the
 /// kernel's socket is still open, or -1.
 fn leave(socket: &'static Socket, fd: c_int, open: c_int) {
     let is_last = socket.fds.fetch_sub(1, Ordering::AcqRel) == 1;
