@@ -1,13 +1,13 @@
-//! From the kernel to a ring, and the end.
+//! The change of a direction from the kernel to a ring, and the end of a connection.
 //!
 //! | sender | receiver |
 //! |---|---|
-//! | counts what the program sends | counts what it receives |
-//! | | READY := 1, once nobody is in a call of the kernel and its count is the kernel's |
-//! | sees READY, nobody is in a call of the kernel, its count is the kernel's: BASE := count + 1; sends into the ring | takes the kernel's bytes up to BASE, then the ring's |
+//! | counts the bytes that the program sends | counts the bytes that the program receives |
+//! | | sets READY to 1 once no thread is in a system call and its count is the kernel's |
+//! | once it sees READY, no thread is in a system call, and its count is the kernel's: sets BASE to count + 1, and sends into the ring | takes the kernel's bytes up to BASE, then the ring's |
 //!
-//! Two independent counts have to agree, so that bytes which went past this library keep a connection on TCP and never corrupt it.
-//! A sender changes over as soon as it may, whether it has data or not, because wake bytes may only travel in a direction that has
+//! Two independent counts have to agree, so bytes that went past this library keep a connection on TCP and never corrupt it. A
+//! sender changes over as soon as it may, whether it has data or not, because wake bytes may only travel in a direction that has
 //! changed over.
 
 use std::sync::atomic::Ordering;
@@ -25,13 +25,14 @@ use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 use crate::table::Using;
 
-/// Tries in which the kernel counts otherwise than this library, after which the socket stays on TCP.
+/// The number of tries with differing counts of the kernel and this library after which the socket stays on TCP.
 const MISMATCHES: u32 = 3;
 
-/// Brings a socket with rings further, if it can be. Called at the beginning of each call.
+/// Advances a socket that has rings, if that is possible. Called at the beginning of each call.
 #[cold]
 pub fn attend(socket: &'static Socket, fd: c_int) {
-    // Whoever is about to change over keeps others out of the kernel: nobody may leave in the middle of that.
+    // A thread that is about to change over keeps others out of the kernel. No signal handler may make it leave in the middle of
+    // that.
     let _blocked = Blocked::new();
     let Some(_using) = Using::begin(socket, fd) else { return };
     let (role, begun) = {
@@ -47,7 +48,8 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         return crate::passing::rest(socket);
     }
     let (receiving, sending) = match is_confined() || crate::family::is_shared(socket) {
-        // Another process may send or receive through the kernel: if this one changed over, the bytes of that one would be lost.
+        // Another process may send or receive through the kernel. If this one changed over, the bytes of that process would be
+        // lost.
         true => (Change::No, Change::No),
         false => (receive_counted(socket, fd, role), change_sending(socket, fd, role)),
     };
@@ -64,7 +66,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         facts.mismatches += 1;
         if facts.mismatches >= MISMATCHES && socket.sending.carrier() == Carrier::Kernel {
             drop(facts);
-            // What the other side sends may change over all the same; this one's stays.
+            // The other direction may still change over; this side keeps sending over TCP.
             socket.facts.lock().reason = "bytes went past the library";
             socket.leave_alone();
         }
@@ -77,13 +79,13 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Change {
-    /// It had changed before, or cannot yet.
+    /// The direction had changed before, or cannot change yet.
     No,
     Done,
     Mismatch,
 }
 
-/// The receiver says that it counts.
+/// Announces that the receiver counts.
 fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let direction = &socket.receiving;
     let mut ring = direction.lock();
@@ -110,7 +112,7 @@ fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     }
 }
 
-/// The sender names the byte from which on the ring carries.
+/// Names the byte from which on the ring carries what this side sends.
 fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let direction = &socket.sending;
     let mut ring = direction.lock();
@@ -125,7 +127,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
             hurry(socket, fd);
             note_options(socket, fd);
             if !carrier::begin(memory, sent) {
-                // The receiver's process passes the connection on, and goes on with the kernel.
+                // The receiver's process passes the connection on, and continues over the kernel.
                 carrier::give_back(memory, Place { ring: 0, kernel: sent, repeated: 0 });
                 relax(socket, fd);
                 drop(ring.give_back(0));
@@ -135,7 +137,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
             }
             direction.set_returned(false);
             direction.set_carrier(Carrier::Ring);
-            // The receiver may sleep and wait for the kernel: it needs no waking, because there is nothing to receive yet.
+            // The receiver may sleep in the kernel. It need not be woken, because there is nothing to receive yet.
             Change::Done
         }
         Ok(Some(_)) => {
@@ -149,10 +151,10 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     }
 }
 
-/// The options of TCP by which bytes are kept back for more of them to come.
+/// The TCP options that decide whether the kernel delays bytes to wait for more, each with the value that disables the delay.
 pub const DELAYS: [(c_int, bool); 2] = [(libc::TCP_NODELAY, true), (libc::TCP_CORK, false)];
 
-/// Wake bytes have to leave at once. What the program has set is remembered, because it may ask.
+/// Makes the kernel send wake bytes at once. Remembers what the program has set, because the program may ask for it.
 fn hurry(socket: &Socket, fd: c_int) {
     for (i, (option, at_once)) in DELAYS.into_iter().enumerate() {
         let set = kernel::tcp_flag(fd, option);
@@ -163,12 +165,12 @@ fn hurry(socket: &Socket, fd: c_int) {
     }
 }
 
-/// What the program has asked for of the kernel that counts for bytes in a ring too. A connection may have it from its listener.
+/// Notes the program's socket options that also apply to bytes in a ring. A connection may have inherited them from its listener.
 fn note_options(socket: &Socket, fd: c_int) {
     socket.gives_up.store(kernel::tcp_flag(fd, libc::TCP_USER_TIMEOUT), Ordering::Relaxed);
 }
 
-/// What the program has set is the kernel's again.
+/// Restores the options that the program has set.
 pub fn relax(socket: &Socket, fd: c_int) {
     for (i, (option, at_once)) in DELAYS.into_iter().enumerate() {
         let set = socket.delays[i].load(Ordering::Relaxed);
@@ -178,7 +180,7 @@ pub fn relax(socket: &Socket, fd: c_int) {
     }
 }
 
-/// Notes how long the connection took to change over at first.
+/// Notes how long the connection took until it changed over for the first time.
 pub fn note_time<R>(direction: &Direction<R>, begun: std::time::Duration) {
     if direction.changed_after.load(Ordering::Relaxed) != 0 {
         return;
@@ -187,12 +189,12 @@ pub fn note_time<R>(direction: &Direction<R>, begun: std::time::Duration) {
     direction.changed_after.store(after.max(1), Ordering::Relaxed);
 }
 
-/// The socket's last descriptor is about to be closed: ends what it has in rings. The kernel's close, which follows, wakes the peer.
+/// Ends the socket's rings, because its last descriptor is about to be closed. The kernel's close, which follows, wakes the peer.
 pub fn close(socket: &'static Socket, fd: c_int) {
     let was_reported = crate::meet::withdraw(socket);
     socket.watchers.close(socket);
     let was_joined = {
-        // Whoever brings rings takes the same lock first.
+        // A thread that brings rings takes the same lock first.
         let _facts = socket.facts.lock();
         let was_joined = socket.is_joined();
         socket.set_stage(Stage::New);
@@ -209,7 +211,7 @@ pub fn close(socket: &'static Socket, fd: c_int) {
     socket.cache.end();
 }
 
-/// The end of a ring is given back to the daemon, unless the program may not talk to it any more.
+/// Keeps the end of a ring open if the program may not talk to the daemon any more. Otherwise it is given back to the daemon here.
 fn keep_if_confined<R>(side: R) {
     if is_confined() {
         std::mem::forget(side);
@@ -223,12 +225,13 @@ fn end(socket: &'static Socket, fd: c_int) {
     let receivers = socket.receiving.lock().take();
     let senders = socket.sending.lock().take();
     if is_shared {
-        // Another process may go on with them. The kernel tells the peer when the last one has closed the socket.
+        // Another process may go on with the rings. The kernel tells the peer when the last process has closed the socket.
         std::mem::forget((receivers, senders));
         return;
     }
-    // Who closes with bytes unread has broken the connection, as with TCP; and who asks for it. The peer is told by the ring in which it
-    // sends, because what it was sent is still its own: TCP too hands out what has come before the reset.
+    // As with TCP, a program that closes a socket with unread bytes breaks the connection, and so does one that asks for it
+    // (SO_LINGER). The peer learns this from the ring in which it sends, because it may still receive the bytes that it was sent
+    // before: TCP too delivers bytes that have come before the reset.
     let mut receivers: Vec<_> = receivers.collect();
     let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
     let is_broken = unread || !is_confined() && kernel::lingers_not(fd);
@@ -243,12 +246,13 @@ fn end(socket: &'static Socket, fd: c_int) {
         keep_if_confined(sender);
     }
     if !carries && unread {
-        // The kernel knows nothing of these bytes.
+        // The kernel does not know that there are unread bytes.
         kernel::linger_not(fd);
     }
     let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
     if !carries && !unread && wakes_come && crate::family::may_drain(socket) {
-        // The kernel's stream still carries what was sent, and its end. It would be reset for wake bytes that nobody has read.
+        // The kernel's stream still carries the sent bytes and its end. Wake bytes that nobody has read would make the kernel reset
+        // it.
         kernel::take_last(socket, fd, &mut [0; 256]);
     }
 }

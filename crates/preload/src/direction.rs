@@ -1,4 +1,4 @@
-//! One direction of a socket, and who works on it.
+//! One direction of a socket, and the locks under which threads and processes work on it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -12,19 +12,19 @@ use crate::family::{Common, Place};
 use crate::lock::{Guard, Lock};
 use crate::rings::Rings;
 
-/// What carries a direction.
+/// The carrier of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Carrier {
     /// The kernel.
     Kernel,
-    /// Somebody looks whether it can change over, or is about to.
+    /// A thread checks whether the direction can change over, or is about to change it.
     Changing,
-    /// Receiving: the kernel, up to the byte that the sender will name.
+    /// For receiving: the kernel, up to the byte that the sender will name.
     Counted,
     /// The ring.
     Ring,
-    /// Receiving: the kernel again, once what is left of the wake bytes has been dropped.
+    /// For receiving: the kernel again, once the remaining wake bytes have been dropped.
     Returning,
 }
 
@@ -40,33 +40,34 @@ impl Carrier {
     }
 }
 
-/// One direction.
+/// One direction of a socket.
 pub struct Direction<R> {
-    /// Threads that are in a call of the kernel that moves bytes in this direction.
+    /// The number of threads in a system call that moves bytes in this direction.
     inside: AtomicU32,
-    /// Bytes that the program has moved over TCP.
+    /// The number of bytes that the program has moved over TCP.
     pub native: AtomicU64,
-    /// Bytes that it has moved over the ring.
+    /// The number of bytes that the program has moved over the ring.
     pub shared: AtomicU64,
-    /// Wake bytes that this side has sent in this direction, or received.
+    /// The number of wake bytes that this side has sent or received in this direction.
     pub wakes: AtomicU64,
-    /// Microseconds from the begin of the connection to the change.
+    /// The time from the beginning of the connection to the first change to a ring, in microseconds; 0 before that.
     pub changed_after: AtomicU64,
     carrier: AtomicU8,
-    /// The kernel carries it again, after a ring did.
+    /// True if the kernel carries the direction again, after a ring did.
     returned: AtomicBool,
-    /// Sleepers that the peer has to wake: while there are some, nobody says that this side is awake. Written with the ring's lock held.
+    /// The number of sleepers that the peer has to wake. While it is not 0, no thread says that this side is awake. It is written
+    /// with the ring's lock held.
     pub waiting: AtomicU32,
-    /// The end of the ring, while there is one.
+    /// This side's ends of the direction's rings, while there are any.
     ring: Lock<Rings<R>>,
-    /// What this process's relatives have to know too, while they have the socket.
+    /// The state that this process shares with its relatives, while they have the socket.
     common: AtomicPtr<Common>,
-    /// The last that is known of what stands there.
+    /// The version of that state which this process knows.
     heard: AtomicU32,
-    /// Bytes of the kernel's stream that are neither: those that a ring has carried too, and those that relatives have moved which do not
-    /// have the socket any more.
+    /// The bytes of the kernel's stream that `native` and `wakes` do not count: those that a ring has carried too, and those that
+    /// were moved by relatives which no longer have the socket.
     others: AtomicU64,
-    /// A relative goes on with it, or nobody knows where it is.
+    /// True if a relative goes on with the direction alone, or if its position is not known any more.
     is_lost: AtomicBool,
 }
 
@@ -101,36 +102,37 @@ impl<R> Direction<R> {
         self.is_lost.store(false, Ordering::Relaxed);
     }
 
-    /// What carries it.
+    /// Returns the carrier.
     #[inline]
     pub fn carrier(&self) -> Carrier {
-        // ORDER preload.carrier: with the carrier, the counts of the one before. Pairs with: `Direction::set_carrier`.
+        // ORDER preload.carrier: acquires, with the carrier, the counts made under the carrier before it. Pairs with:
+        // `Direction::set_carrier`.
         Carrier::from_byte(self.carrier.load(Ordering::Acquire))
     }
 
-    /// Whether the ring carries it.
+    /// Returns whether the ring carries the direction.
     pub fn is_ring(&self) -> bool {
         // ORDER preload.taker: see `Taker::begin`.
         self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8
     }
 
-    /// The kernel is about to carry it again. To be called with the ring's lock held.
+    /// Notes that the kernel is about to carry the direction again. The caller holds the ring's lock.
     pub fn begin_return(&self) {
-        // ORDER preload.taker: before `is_taken` looks who takes. Pairs with: `Taker::begin`.
+        // ORDER preload.taker: the store comes before `is_taken` looks for a taker. Pairs with: `Taker::begin`.
         self.carrier.store(Carrier::Returning as u8, Ordering::SeqCst);
     }
 
-    /// Whether the kernel carries it again, after a ring did.
+    /// Returns whether the kernel carries the direction again, after a ring did.
     pub fn has_returned(&self) -> bool {
         self.returned.load(Ordering::Relaxed)
     }
 
-    /// To be called with the ring's lock held.
+    /// Sets the flag that `has_returned` returns. The caller holds the ring's lock.
     pub fn set_returned(&self, returned: bool) {
         self.returned.store(returned, Ordering::Relaxed);
     }
 
-    /// Bytes of the kernel's stream that this side has sent or received: of the program, and such that wake.
+    /// Returns how many bytes of the kernel's stream this side has sent or received: the program's bytes and wake bytes.
     pub fn kernels(&self) -> u64 {
         match self.common() {
             Some(common) => common.kernels.load(Ordering::Relaxed),
@@ -141,25 +143,25 @@ impl<R> Direction<R> {
         }
     }
 
-    /// Bytes of the program have gone through the kernel.
+    /// Counts bytes of the program that have gone through the kernel.
     pub fn count_native(&self, bytes: u64) {
         self.native.fetch_add(bytes, Ordering::Relaxed);
         self.count(bytes);
     }
 
-    /// Wake bytes have.
+    /// Counts wake bytes that have gone through the kernel.
     pub fn count_wakes(&self, bytes: u64) {
         self.wakes.fetch_add(bytes, Ordering::Relaxed);
         self.count(bytes);
     }
 
-    /// Bytes have that a ring carries too.
+    /// Counts bytes that have gone through the kernel and that a ring carries too.
     pub fn count_others(&self, bytes: u64) {
         self.others.fetch_add(bytes, Ordering::Relaxed);
         self.count(bytes);
     }
 
-    /// The same of bytes that were counted as the program's.
+    /// Recounts bytes that were counted as the program's as bytes that a ring carries too.
     pub fn recount_others(&self, bytes: u64) {
         self.native.fetch_sub(bytes, Ordering::Relaxed);
         self.others.fetch_add(bytes, Ordering::Relaxed);
@@ -171,15 +173,15 @@ impl<R> Direction<R> {
         }
     }
 
-    /// What relatives have to know too.
+    /// Returns the state shared with relatives, if there is one.
     #[inline]
     #[expect(unsafe_code, reason = "memory that is never unmapped")]
     pub fn common(&self) -> Option<&'static Common> {
-        // SAFETY: null, or from `share`, which takes only references that are valid for ever.
+        // SAFETY: the pointer is null, or comes from `share`, which takes only references that are valid for ever.
         unsafe { self.common.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// This process is about to use the ring, or waits for it. False if it cannot. To be called with the lock held.
+    /// Notes that this process is about to use the ring, or waits for it. Returns false if it may not. The caller holds the lock.
     #[inline]
     pub fn uses(&self) -> bool {
         if let Some(common) = self.common() {
@@ -188,23 +190,24 @@ impl<R> Direction<R> {
         !self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// It may not any more.
+    /// Forbids this process the use of the direction from now on.
     pub fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
     }
 
-    /// To be called with the ring's lock held.
+    /// Sets the carrier. The caller holds the ring's lock.
     pub fn set_carrier(&self, carrier: Carrier) {
-        // ORDER preload.carrier: what was counted before. Pairs with: `Direction::carrier`.
+        // ORDER preload.carrier: releases everything counted before. Pairs with: `Direction::carrier`.
         self.carrier.store(carrier as u8, Ordering::Release);
     }
 
-    /// Calls the kernel while it carries this direction; `None` if it does not. `moved` says how many bytes of the program's
-    /// a result stands for.
+    /// Makes a system call if the kernel carries this direction, and returns `None` otherwise. `moved` returns the number of the
+    /// program's bytes that a result stands for.
     #[inline]
     pub fn through_kernel<T>(&self, call: impl FnOnce() -> T, moved: impl FnOnce(&T) -> usize) -> Option<T> {
-        // ORDER preload.inside: either this thread sees that the carrier changes, or the changer sees this thread, because
-        // both write before they read and all four are sequentially consistent. Pairs with: `Direction::begin_change`.
+        // ORDER preload.inside: either this thread sees that the carrier changes, or the thread that changes it sees this thread,
+        // because both write before they read and all four accesses are sequentially consistent. Pairs with:
+        // `Direction::begin_change`.
         self.inside.fetch_add(1, Ordering::SeqCst);
         if self.carrier.load(Ordering::SeqCst) != Carrier::Kernel as u8 {
             self.inside.fetch_sub(1, Ordering::SeqCst);
@@ -215,12 +218,12 @@ impl<R> Direction<R> {
         if moved > 0 {
             self.count_native(moved);
         }
-        // ORDER preload.counted: the count before this thread is outside. Pairs with: `Direction::begin_change`.
+        // ORDER preload.counted: the count is written before this thread is outside. Pairs with: `Direction::begin_change`.
         self.inside.fetch_sub(1, Ordering::SeqCst);
         Some(result)
     }
 
-    /// Sends a wake byte, unless the ring does not carry this direction: then it would be taken for the program's.
+    /// Sends a wake byte if the ring carries this direction. Otherwise the peer would take the byte for the program's.
     pub fn wake(&self, send: impl FnOnce() -> bool) {
         // ORDER preload.inside: see `Direction::through_kernel`.
         self.inside.fetch_add(1, Ordering::SeqCst);
@@ -230,13 +233,14 @@ impl<R> Direction<R> {
         self.inside.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Keeps others out of the kernel, and says how many bytes have gone through it; `None` if somebody is inside. To be
-    /// called with the ring's lock held, and followed by [`Direction::set_carrier`].
+    /// Keeps other threads out of the kernel, and returns how many bytes have gone through it. Returns `None` if a thread is
+    /// inside. The caller holds the ring's lock, and calls [`Direction::set_carrier`] afterwards.
     pub fn begin_change(&self) -> Option<u64> {
         let before = self.carrier();
         // ORDER preload.inside: see `Direction::through_kernel`.
         self.carrier.store(Carrier::Changing as u8, Ordering::SeqCst);
-        // ORDER preload.counted: with nobody inside, what all have counted. Pairs with: `Direction::through_kernel`.
+        // ORDER preload.counted: if no thread is inside, this one sees everything that others have counted. Pairs with:
+        // `Direction::through_kernel`.
         if self.inside.load(Ordering::SeqCst) != 0 {
             self.set_carrier(before);
             return None;
@@ -245,10 +249,10 @@ impl<R> Direction<R> {
     }
 }
 
-/// An end of a ring, of which another process can go on.
+/// An end of a ring, which another process can continue to use.
 pub trait Side {
     fn cursor(&self) -> Cursor;
-    /// Goes on where another process has stopped. False if that cannot be.
+    /// Continues where another process has stopped. Returns false if that is impossible.
     fn resume(&mut self, cursor: Cursor) -> bool;
 }
 
@@ -288,7 +292,7 @@ impl<R: Side> Direction<R> {
         held
     }
 
-    /// From now on relatives have it too.
+    /// Shares the direction with relatives from now on.
     pub fn share(&self, common: &'static Common) {
         let mut held = self.lock();
         common.begin(self.kernels());
@@ -297,7 +301,7 @@ impl<R: Side> Direction<R> {
         common.enter();
     }
 
-    /// No relative has it any more, or this process closes it: what is done from now on is not for relatives.
+    /// Stops sharing the direction with relatives, because none of them has it any more, or because this process closes it.
     pub fn detach(&self) {
         let held = self.lock();
         let Some(common) = self.common() else { return };
@@ -309,14 +313,14 @@ impl<R: Side> Direction<R> {
     }
 }
 
-/// A direction on which this thread alone works.
+/// A direction on which only this thread works.
 pub struct Held<'a, R: Side> {
     rings: Guard<'a, Rings<R>>,
     direction: &'a Direction<R>,
 }
 
 impl<R: Side> Held<'_, R> {
-    /// Goes on where a relative has stopped.
+    /// Continues where a relative has stopped.
     fn hear(&mut self, common: &Common) {
         if common.version() == self.direction.heard.load(Ordering::Relaxed) {
             return;
@@ -337,10 +341,10 @@ impl<R: Side> Held<'_, R> {
         }
     }
 
-    /// Says where it is.
+    /// Records this process's position for its relatives.
     fn say(&mut self, common: &Common) {
         let carrier = match self.direction.carrier() {
-            // Whoever comes sees for itself that it is over.
+            // A relative that takes over finds out by itself that the ring is over.
             Carrier::Returning => Carrier::Ring,
             carrier => carrier,
         };

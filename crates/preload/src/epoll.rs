@@ -1,14 +1,15 @@
-//! epoll.
+//! `epoll`.
 //!
-//! A socket that is not the kernel's alone stays in the program's epoll instance, but for other events and with other data than the
-//! program's: bytes and ends of the kernel's connection, edge-triggered. So a wake byte of the peer, or its end, wakes exactly that
-//! instance. What the program asked for is kept here. Of these sockets, those that were busy last are *hot*: `epoll_wait` looks
-//! at their rings. All others are armed, and cost nothing until the peer wakes this side. A socket stays hot until the looks that have found
-//! nothing cost about as much as one wake-up; so however the load is spread over sockets, looks and wake-ups together cost
-//! at most twice what the better of the two would.
+//! A socket that the kernel no longer carries alone stays in the program's epoll instance, but this library replaces its
+//! registration there: it asks for edge-triggered events about the bytes and the end of the kernel's connection, with data of its
+//! own. So a wake byte from the peer, or the peer's end, wakes exactly that instance. This module keeps the events and data that
+//! the program asked for. The sockets that were busy last are *hot*: `epoll_wait` looks at their rings. All others are armed, and
+//! cost nothing until the peer wakes this side. A socket stays hot until the looks that have found nothing cost about as much as
+//! one wake-up. However the load is spread over sockets, looks and wake-ups together therefore cost at most twice as much as the
+//! better of the two would.
 //!
-//! `EPOLL_CTL_DEL` leaves the registration in the kernel, and `EPOLL_CTL_ADD` finds it there: programs that wait for input and output in
-//! turns make no system call for that.
+//! `EPOLL_CTL_DEL` leaves the kernel's registration in place, and `EPOLL_CTL_ADD` finds it there: a program that waits for input
+//! and for output in turns makes no system call for that.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -31,89 +32,90 @@ use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
 use crate::{returning, wait};
 
-/// After so many calls that have found something in rings, the kernel is asked too.
+/// The number of calls that have found something in rings after which the kernel is asked too.
 const CALLS: u32 = 64;
-/// Or after so long.
+/// The time after which the kernel is asked too, even if there were fewer calls.
 const INTERVAL: Duration = Duration::from_micros(50);
-/// How often somebody looks who cannot be woken.
+/// How often a waiting thread looks again if some peer cannot wake it.
 const STEP: Duration = Duration::from_millis(1);
-/// Looks at a hot socket that found nothing, after which it is not hot any more: they have cost about as much as a wake-up.
+/// The number of looks without a result after which a socket stops being hot: they have cost about as much as a wake-up.
 const LOOKS: u32 = 64;
-/// Events that the kernel is asked at a time.
+/// The number of events that the kernel is asked for at a time.
 const EVENTS: usize = 64;
 
-/// Bits of the data of our own registrations that are the descriptor.
+/// The number of bits in the data of this library's registrations that hold the descriptor.
 const FD_BITS: u32 = 21;
-/// These bits in the registration of a doorbell. No descriptor of a socket that is known has this number.
+/// The descriptor bits in the registration of a doorbell. No socket in the table has a descriptor with this number.
 const RUNG: u64 = (1 << FD_BITS) - 1;
 
-/// One who sleeps elsewhere, and does not say when it is awake again: from now on there is always one.
+/// A bit of [`Instance::sleeping`]. It is set once a thread waits for the instance in `poll` or in another epoll instance. Such a
+/// thread does not report when it is awake again, so from then on the instance always counts as having a sleeper.
 const WATCHED: u32 = 1 << 31;
 
 /// An epoll instance.
 pub struct Instance {
-    /// Descriptors of this process.
+    /// The number of descriptors of this process that refer to the instance.
     pub fds: AtomicU32,
     fd: AtomicI32,
-    /// Calls of the program that are in it.
+    /// The number of the program's calls that are using this instance.
     calls: AtomicU32,
-    /// Sockets in it that are not the kernel's alone.
+    /// The number of its sockets that the kernel does not carry alone.
     joined: AtomicU32,
-    /// Threads that sleep in the kernel, or are about to.
+    /// The number of threads that sleep in the kernel, or are about to, and the [`WATCHED`] bit.
     sleeping: AtomicU32,
-    /// The same, of those that have found no sockets here to look at.
+    /// The number of threads that sleep in the kernel, or are about to, without having looked at any socket.
     unaware: AtomicU32,
-    /// There are, or were, sockets in it whose gets are answered in this process, or may be.
+    /// True if it contains, or has contained, sockets whose gets this process answers or may answer.
     is_served: AtomicBool,
     state: Lock<State>,
 }
 
 struct State {
-    /// TCP sockets in it, by descriptor.
+    /// The TCP sockets in it, by descriptor.
     watches: HashMap<c_int, Watch, BuildHasherDefault<Spread>>,
-    /// Of those, the ones whose rings are looked at.
+    /// The descriptors of the hot sockets, whose rings are looked at.
     hot: Vec<c_int>,
-    /// Those for which something has been queued by their caches.
+    /// The descriptors of the sockets for which their caches have queued something.
     answered: Vec<c_int>,
-    /// Calls since the kernel was asked.
+    /// The number of calls since the kernel was asked last.
     calls: u32,
     asked: Option<Instant>,
-    /// It was to be asked, and there was no room for what it would have told.
+    /// True if the kernel is to be asked before any ring, because the last call had no room left for the kernel's events.
     is_kernel_first: bool,
-    /// How often a thread has slept that has looked at sockets first.
+    /// How often a thread that had looked at the sockets first has gone to sleep.
     sleeps: u32,
-    /// Looks in a row that have found nothing.
+    /// The number of consecutive spins that have found nothing.
     failures: u32,
-    /// Calls that have told the program something.
+    /// The number of calls that have collected events for the program.
     told: u64,
-    /// Doorbells in it.
+    /// The doorbells registered in it.
     bells: doorbell::Events,
 }
 
 struct Watch {
     socket: &'static Socket,
-    /// `Socket::life` at that time: its memory may be another socket's later.
+    /// The value of `Socket::life` when the program added the socket. The socket's memory may belong to another socket later.
     life: u64,
-    /// The program has taken it out, and the kernel's registration is left.
+    /// True if the program has removed the socket while the kernel's registration stays in place.
     is_absent: bool,
-    /// What the program wants, and its data.
+    /// The events that the program has asked for, and its data.
     events: u32,
     data: u64,
     is_joined: bool,
-    /// EPOLLONESHOT has been told.
+    /// True once an EPOLLONESHOT event has been reported.
     is_spent: bool,
-    /// Edge-triggered: something has happened that was not told.
+    /// For edge-triggered events: something has happened that was not reported yet.
     edge: bool,
-    /// Edge-triggered: the position in the stream up to which was told.
+    /// For edge-triggered events: the position in the stream up to which events were reported.
     seen: u64,
-    /// Edge-triggered: what carried what is received then.
+    /// For edge-triggered events: the carrier of the receiving direction at that time.
     carrier: Carrier,
     is_hot: bool,
-    /// Looks in a row that have found nothing while it was hot.
+    /// The number of consecutive looks that have found nothing while the socket was hot.
     misses: u32,
-    /// How the peer has to wake this instance.
+    /// How the peer has been asked to wake this instance.
     armed: Armed,
-    /// The call that has told the program of it last.
+    /// The value of `State::told` at the call that last reported this socket to the program.
     told: u64,
 }
 
@@ -149,7 +151,7 @@ impl Instance {
         }
     }
 
-    /// Makes it as new, for another descriptor.
+    /// Resets the instance for another descriptor.
     pub fn begin(&self, fd: c_int) {
         self.fd.store(fd, Ordering::Relaxed);
         self.sleeping.store(0, Ordering::Relaxed);
@@ -158,7 +160,7 @@ impl Instance {
         self.fds.store(1, Ordering::Relaxed);
     }
 
-    /// Its last descriptor is closed.
+    /// Clears the instance when its last descriptor is closed.
     pub fn close(&'static self) {
         let mut state = self.state.lock();
         for (fd, mut watch) in state.watches.drain() {
@@ -171,27 +173,29 @@ impl Instance {
         self.joined.store(0, Ordering::Relaxed);
     }
 
-    /// Whether sockets in it are not the kernel's alone.
+    /// Returns whether it contains sockets that the kernel does not carry alone.
     #[inline]
     pub fn has_joined(&self) -> bool {
         self.joined.load(Ordering::Acquire) > 0 || self.is_served()
     }
 
-    /// Whether sockets in it may have to do with caches.
+    /// Returns whether a cache may answer for sockets in it.
     fn is_served(&self) -> bool {
         // ORDER epoll.served: see `Instance::sleep_unaware`.
         self.is_served.load(Ordering::SeqCst)
     }
 
-    /// A socket in it has to do with caches from now on.
+    /// Records that a cache may answer for a socket in it from now on.
     fn serve(&self) {
         let _state = self.state.lock();
-        // ORDER epoll.served: either a thread that is about to sleep sees it, or whoever offers something sees that thread, because both write
-        // before they read and all four are sequentially consistent. Pairs with: `Instance::sleep_unaware`, `Instance::is_polled`, `Instance::offer`.
+        // ORDER epoll.served: either a thread that is about to sleep sees the flag, or the thread that offers an answer sees the
+        // sleeper, because both write before they read and all four accesses are sequentially consistent. Pairs with:
+        // `Instance::sleep_unaware`, `Instance::is_polled`, `Instance::offer`.
         self.is_served.store(true, Ordering::SeqCst);
     }
 
-    /// Something has been queued for a socket. False if nobody who waits for it here would notice.
+    /// Notes that something has been queued for a socket. Returns false if a thread that waits for the socket here would not
+    /// notice.
     fn offer(&self, fd: c_int, socket: &'static Socket) -> bool {
         let mut state = self.state.lock();
         // ORDER epoll.served: see `Instance::serve`.
@@ -199,7 +203,8 @@ impl Instance {
             return false;
         }
         let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.is_of(socket)) else { return true };
-        // Those are told of once, by the kernel or from here, which knows nothing of the other.
+        // Such an event must be reported only once. The kernel and this library can both report it, and neither knows what the
+        // other has reported.
         if watch.events & (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32 != 0 {
             return false;
         }
@@ -210,7 +215,7 @@ impl Instance {
         true
     }
 
-    /// Looks whether there still are such sockets, now and then: with none, a call that waits makes one system call less.
+    /// Checks from time to time whether such sockets still exist. Without them, a call that waits makes one system call less.
     fn forget_served(&self, state: &mut State) {
         state.sleeps = state.sleeps.wrapping_add(1);
         if state.sleeps.is_multiple_of(CALLS)
@@ -221,9 +226,9 @@ impl Instance {
         }
     }
 
-    /// Sleeps in the kernel without a look at any socket. `None` if there is one to look at.
+    /// Sleeps in the kernel without looking at any socket. Returns `None` if there is a socket to look at.
     fn sleep_unaware<R>(&self, sleep: impl FnOnce() -> R) -> Option<R> {
-        /// Counts it until it is awake, also if it is cancelled.
+        /// Counts the thread as a sleeper until it is awake, even if it is cancelled.
         struct Unaware<'a>(&'a AtomicU32);
         impl Drop for Unaware<'_> {
             fn drop(&mut self) {
@@ -236,12 +241,12 @@ impl Instance {
         if self.is_served() { None } else { Some(sleep()) }
     }
 
-    /// Whether a ring has something that the program waits for.
+    /// Returns whether something that the program waits for is ready.
     pub fn is_ready(&self) -> bool {
         self.has_joined() && self.state.lock().collect(&mut [], true) > 0
     }
 
-    /// Makes all peers wake this side: for a wait in `poll`.
+    /// Makes all peers wake this side, because the caller is about to wait in `poll`.
     pub fn arm(&self) {
         if self.has_joined() {
             self.sleeping.fetch_or(WATCHED, Ordering::Relaxed);
@@ -249,21 +254,21 @@ impl Instance {
         }
     }
 
-    /// A thread is about to wait for this instance with `poll`. Whether sockets in it are not the kernel's alone; if not, the thread sleeps in the
-    /// kernel, and would not notice what is queued meanwhile.
+    /// Notes that a thread is about to wait for this instance with `poll`. Returns whether it contains sockets that the kernel does
+    /// not carry alone. If it does not, the thread sleeps in the kernel, and would not notice anything that is queued meanwhile.
     pub fn is_polled(&self) -> bool {
         // ORDER epoll.served: see `Instance::serve`.
         self.sleeping.fetch_or(WATCHED, Ordering::SeqCst);
         self.has_joined()
     }
 
-    /// Another instance watches this one: whoever waits there sleeps in the kernel, and knows nothing of rings.
+    /// Notes that another instance watches this one. A thread that waits there sleeps in the kernel, and knows nothing of rings.
     fn is_watched(&self) {
         self.sleeping.fetch_or(WATCHED, Ordering::Relaxed);
         self.hand_over(self.fd.load(Ordering::Relaxed), self.state.lock());
     }
 
-    /// `epoll_ctl`.
+    /// Handles `epoll_ctl`. `native` makes that system call.
     pub fn control(
         &'static self,
         epoll: c_int,
@@ -341,7 +346,7 @@ impl Instance {
         }
     }
 
-    /// Adds a socket whose registration the kernel still has. False if there is none.
+    /// Adds a socket again if the kernel still has its registration. Returns false if it has none.
     fn add_again(
         &'static self,
         epoll: c_int,
@@ -361,13 +366,13 @@ impl Instance {
         true
     }
 
-    /// What the program wants of a socket whose registration in the kernel is this library's.
+    /// Stores what the program wants to know about a socket whose registration in the kernel is this library's.
     fn set(&self, epoll: c_int, mut state: Guard<'_, State>, fd: c_int, event: epoll_event) {
         let Some(watch) = state.watches.get_mut(&fd) else { return };
         (watch.events, watch.data, watch.is_spent, watch.edge) = (event.events, event.u64, false, true);
         watch.rise();
         state.heat(fd);
-        // Said under the lock, as whoever is about to sleep looks under it.
+        // The count is read under the lock, because a thread that is about to sleep also looks at the sockets under it.
         let somebody_sleeps = self.sleeping.load(Ordering::Relaxed) > 0;
         drop(state);
         if somebody_sleeps {
@@ -375,7 +380,7 @@ impl Instance {
         }
     }
 
-    /// The program takes a socket out.
+    /// Handles the program's removal of a socket.
     fn take_out(&'static self, fd: c_int, socket: &'static Socket) -> Taken {
         let mut state = self.state.lock();
         let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.is_joined && watch.is_of(socket))
@@ -385,7 +390,7 @@ impl Instance {
         if std::mem::replace(&mut watch.is_absent, true) {
             return Taken::OutBefore;
         }
-        // It leaves the hot ones as those do that have nothing.
+        // The socket leaves the hot list later, like a socket that has nothing.
         watch.rise();
         socket.watchers.set_active(self, fd, false);
         Taken::Out
@@ -412,7 +417,7 @@ impl Instance {
         }
     }
 
-    /// Forgets a descriptor; only that of a socket, if one is given.
+    /// Forgets a descriptor. If a socket is given, forgets the descriptor only if it refers to that socket.
     fn remove(&self, fd: c_int, socket: Option<&'static Socket>) {
         let mut state = self.state.lock();
         let is_it =
@@ -422,7 +427,7 @@ impl Instance {
         }
     }
 
-    /// A descriptor is out of the table.
+    /// Finishes the removal of a descriptor that is no longer in the table.
     fn removed(&self, state: &mut State, fd: c_int, mut watch: Watch) {
         watch.rise();
         state.hot.retain(|other| *other != fd);
@@ -431,7 +436,7 @@ impl Instance {
         }
     }
 
-    /// The kernel no longer carries this socket alone: from now on its events are told from here.
+    /// Reports this socket's events from here on, because the kernel no longer carries it alone.
     fn take_over(&self, epoll: c_int, fd: c_int, socket: &'static Socket) {
         let mut state = self.state.lock();
         let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.is_of(socket)) else { return };
@@ -448,7 +453,7 @@ impl Instance {
         register(epoll, fd);
     }
 
-    /// As `epoll_wait`. `native` is that call, for so many events and so long.
+    /// Behaves as `epoll_wait`. `native` makes that system call with the given room for events and the given timeout.
     pub fn wait(
         &self,
         epoll: c_int,
@@ -463,7 +468,7 @@ impl Instance {
                 let left = limit.left();
                 let Some(n) = self.sleep_unaware(|| native(events, left)) else { continue };
                 let n = n?;
-                // One may have changed over while this thread slept.
+                // A socket may have changed over while this thread slept.
                 let told = self.translate(&mut events[..n]);
                 if told > 0 || n == 0 {
                     return Ok(told);
@@ -480,7 +485,7 @@ impl Instance {
                 }
                 (found, is_kernel_first)
             };
-            // The kernel has a word for other descriptors, and of wakes.
+            // The kernel may have events for other descriptors, and wake-ups.
             if found < events.len() {
                 let n = native(&mut events[found..], Some(Duration::ZERO))?;
                 let mut told = self.translate(&mut events[found..found + n]);
@@ -515,7 +520,7 @@ impl Instance {
                     },
                 );
                 let kernel = kernel?;
-                // What the kernel had says nothing of the rings.
+                // Events from the kernel say nothing about whether looking at rings pays.
                 if kernel == 0 {
                     self.learn(found);
                 }
@@ -532,7 +537,8 @@ impl Instance {
             }
             let can_be_woken = {
                 let mut state = self.state.lock();
-                // Of what is queued and not wished for now, the kernel would not tell whoever wishes for it later.
+                // The program may not ask at present for what is queued. If another thread asks for it later, the kernel does not
+                // wake this one, so this thread must look again by itself.
                 let can_be_woken = state.arm(epoll) && !state.has_answers();
                 if state.collect(&mut [], true) > 0 {
                     self.rise(&mut state);
@@ -567,14 +573,15 @@ impl Instance {
         }
     }
 
-    /// A thread is awake. When no other sleeps, no peer has to wake this side for a hot socket.
+    /// Handles the wake-up of a thread. If no other thread sleeps, peers need not wake this side for hot sockets.
     fn rise(&self, state: &mut State) {
         if self.sleeping.load(Ordering::Relaxed) == 0 {
             state.rise();
         }
     }
 
-    /// A thread goes back to the program. Others that sleep have to be woken for what comes next, and for what it was not told.
+    /// Prepares the return of a thread to the program. Other threads that sleep have to be woken for later events, and for those
+    /// that the returning thread did not report.
     fn hand_over(&self, epoll: c_int, mut state: Guard<'_, State>) {
         if self.sleeping.load(Ordering::Relaxed) == 0 {
             return;
@@ -601,7 +608,8 @@ impl Instance {
         state.failures = if found { 0 } else { state.failures.saturating_add(1) };
     }
 
-    /// Takes our own events out of what the kernel has told, and takes what they say. Returns how many are left for the program.
+    /// Removes this library's own events from those that the kernel has reported, and handles them. Returns how many events are
+    /// left for the program.
     fn translate(&self, events: &mut [epoll_event]) -> usize {
         let mut kept = 0;
         for i in 0..events.len() {
@@ -611,7 +619,7 @@ impl Instance {
                     events[kept] = event;
                     kept += 1;
                 }
-                // The hot ones are looked at next.
+                // A doorbell has rung. The caller looks at the hot sockets next.
                 Some(fd) if fd as u64 == RUNG => {}
                 Some(fd) => self.woken(fd),
             }
@@ -619,7 +627,7 @@ impl Instance {
         kept
     }
 
-    /// The kernel's socket has something: a wake byte, bytes of the program's, or the end.
+    /// Handles an event of the kernel's socket: a wake byte, bytes of the program, or the connection's end.
     fn woken(&self, fd: c_int) {
         let _errno = Kept::new();
         let mut state = self.state.lock();
@@ -629,7 +637,7 @@ impl Instance {
         if carriers.1 == Carrier::Ring && socket.end() == End::None {
             returning::drain(socket, fd);
         }
-        // A wake byte is no news by itself: what has come stands in the ring. Unless it was none.
+        // A wake byte alone is no new edge: what has arrived is in the ring. The conditions cover all other events.
         watch.edge |= carriers != (Carrier::Ring, Carrier::Ring)
             || socket.end() != End::None
             || !socket.stash.lock().is_empty();
@@ -639,18 +647,18 @@ impl Instance {
     }
 }
 
-/// Whether the program has taken a socket out of an instance.
+/// The outcome of the program's removal of a socket from an instance.
 enum Taken {
-    /// Now.
+    /// The socket is out now.
     Out,
-    /// It had before.
+    /// The socket was already out.
     OutBefore,
-    /// Its registration is the program's, or there is none.
+    /// The socket is still in: its registration is the program's own, or it has none.
     Not,
 }
 
 impl State {
-    /// This socket's ring is looked at from now on.
+    /// Makes this socket hot: its ring is looked at from now on.
     fn heat(&mut self, fd: c_int) {
         if let Some(watch) = self.watches.get_mut(&fd) {
             watch.misses = 0;
@@ -661,7 +669,7 @@ impl State {
         }
     }
 
-    /// Makes the peers of the hot ones wake this side. True if all of them can.
+    /// Makes the peers of the hot sockets wake this side. Returns true if all of them can.
     fn arm(&mut self, epoll: c_int) -> bool {
         let mut all = true;
         for fd in &self.hot {
@@ -673,7 +681,7 @@ impl State {
         all
     }
 
-    /// They need not any more.
+    /// Tells the peers of the hot sockets that they need not wake this side any more.
     fn rise(&mut self) {
         for fd in &self.hot {
             if let Some(watch) = self.watches.get_mut(fd) {
@@ -682,7 +690,7 @@ impl State {
         }
     }
 
-    /// A hot one that has something of which the last call has not told.
+    /// Returns a hot socket that has something which the last call has not reported.
     fn untold(&mut self) -> Option<c_int> {
         let (watches, told) = (&mut self.watches, self.told);
         self.hot.iter().copied().find(|fd| {
@@ -690,7 +698,7 @@ impl State {
         })
     }
 
-    /// A socket may have something queued of which its program is to be told here.
+    /// Notes a socket if its cache has queued something that must be reported from here.
     fn note_answers(&mut self, fd: c_int) {
         let has_some = self.watches.get(&fd).is_some_and(|watch| watch.socket.cache.has_answers());
         if has_some && !self.answered.contains(&fd) {
@@ -698,14 +706,14 @@ impl State {
         }
     }
 
-    /// Whether something is queued.
+    /// Returns whether something is queued.
     fn has_answers(&mut self) -> bool {
         let watches = &self.watches;
         self.answered.retain(|fd| watches.get(fd).is_some_and(|watch| watch.socket.cache.has_answers()));
         !self.answered.is_empty()
     }
 
-    /// What the caches of sockets have queued for the program: as `collect`.
+    /// Collects what the caches of sockets have queued for the program. The arguments and the result are those of `collect`.
     fn collect_answered(&mut self, events: &mut [epoll_event], only_look: bool) -> usize {
         let mut n = 0;
         if !self.has_answers() {
@@ -726,12 +734,12 @@ impl State {
             watch.edge = false;
             watch.is_spent = watch.events & libc::EPOLLONESHOT as u32 != 0;
             if watch.events & libc::EPOLLOUT as u32 != 0 {
-                // What the kernel has to say of the same socket is told together with it.
+                // The kernel is asked next, so that its event for the same socket is reported together with this one.
                 self.calls = CALLS;
             }
             n += 1;
         }
-        // Whoever was told now comes last the next time.
+        // Sockets that were reported now come last the next time.
         if n > 0 && n < self.answered.len() {
             self.answered.rotate_left(n);
         }
@@ -748,8 +756,8 @@ impl State {
         true
     }
 
-    /// What the hot ones have for the program, in `events`; with `only_look`, how many have something, up to one, and nothing is
-    /// told.
+    /// Writes the events of the hot sockets to `events`, and returns how many it wrote. With `only_look`, writes and reports
+    /// nothing, and returns 1 if any socket has something, else 0.
     fn collect(&mut self, events: &mut [epoll_event], only_look: bool) -> usize {
         let mut n = if self.answered.is_empty() { 0 } else { self.collect_answered(events, only_look) };
         if only_look && n > 0 {
@@ -784,7 +792,7 @@ impl State {
                 watch.is_spent = true;
             }
         }
-        // Whoever was told now comes last the next time.
+        // Sockets that were reported now come last the next time.
         if n > 0 && i < self.hot.len() {
             self.hot.rotate_left(i);
         }
@@ -793,34 +801,34 @@ impl State {
 }
 
 impl Watch {
-    /// Whether it is for this socket, not for an earlier one of the same descriptor.
+    /// Returns whether the watch is for this socket, and not for an earlier one with the same memory.
     fn is_of(&self, socket: &'static Socket) -> bool {
         std::ptr::eq(self.socket, socket) && self.life == socket.life.load(Ordering::Relaxed)
     }
 
-    /// Nothing is told of it.
+    /// Returns whether no event of it is reported at present.
     fn is_silent(&self) -> bool {
         self.is_spent || self.is_absent
     }
 
-    /// Makes the peer wake this side. True if it can.
+    /// Makes the peer wake this side. Returns true if the peer can.
     fn arm(&mut self, how: Wake) -> bool {
         let interest = self.events as c_short;
         poll::arm_more(self.socket, interest, how, &mut self.armed);
-        // Who waits for room only when there is none needs no waking now.
+        // A program that asks for room only when there is none needs no wake-up for room now.
         poll::can_be_woken(self.socket, interest)
     }
 
-    /// The peer need not wake this side any more.
+    /// Tells the peer that it need not wake this side any more.
     fn rise(&mut self) {
         if self.is_of(self.socket) {
             poll::rise(self.socket, &mut self.armed);
         }
     }
 
-    /// From now on the peer wakes this side instead. False if it cannot, or if there is something.
+    /// Lets the peer wake this side instead of looking at the ring. Returns false if the peer cannot, or if something is ready.
     fn rests(&mut self, fd: c_int) -> bool {
-        // A byte says which socket it is for.
+        // A wake byte, unlike a doorbell, says which socket it is for.
         let rests = self.is_silent() || (self.arm(Wake::Byte) && self.ready(fd, true) == 0);
         if rests {
             self.is_hot = false;
@@ -830,7 +838,7 @@ impl Watch {
         rests
     }
 
-    /// What is to be told of it.
+    /// Returns the events to report.
     fn ready(&mut self, fd: c_int, only_look: bool) -> u32 {
         if self.is_silent() {
             return 0;
@@ -840,7 +848,7 @@ impl Watch {
             return ready;
         }
         let position = receive::position(self.socket);
-        // What TCP has when it carries again may have come, and woken this side, while the ring still carried.
+        // Bytes that TCP carries after a return may have arrived, and woken this side, while the ring still carried the direction.
         let carrier = self.socket.receiving.carrier();
         let news = self.edge
             || (position, carrier) != (self.seen, self.carrier)
@@ -855,8 +863,8 @@ impl Watch {
     }
 }
 
-/// Of the same descriptor, the kernel may tell something, and its cache something else: they are told together. Returns how many of the
-/// kernel's events, which are behind `found` others, are left.
+/// Merges events of the same descriptor, because the kernel may report one and the socket's cache another. `found` events come
+/// first, and `told` events of the kernel follow them. Returns how many of the kernel's events are left.
 fn merge(events: &mut [epoll_event], found: usize, told: usize) -> usize {
     let mut kept = 0;
     for i in found..found + told {
@@ -873,56 +881,56 @@ fn merge(events: &mut [epoll_event], found: usize, told: usize) -> usize {
     kept
 }
 
-/// Whether a direction is not the kernel's alone.
+/// Returns whether a direction is no longer the kernel's alone.
 fn has_changed(socket: &'static Socket) -> bool {
     socket.sending.carrier() == Carrier::Ring
         || matches!(socket.receiving.carrier(), Carrier::Counted | Carrier::Ring)
 }
 
-/// A direction of the socket has changed over: all instances that watch it tell its events from now on.
+/// Makes all instances that watch the socket report its events from here on, because one of its directions has changed over.
 pub fn changed(socket: &'static Socket) {
     socket.watchers.each(|instance, fd| instance.take_over(instance.fd.load(Ordering::Relaxed), fd, socket));
 }
 
-/// In the kernel, our events and data instead of the program's. The kernel tells at once, because the socket can be written: so a thread
-/// that sleeps in the instance looks.
+/// Replaces the program's events and data in the kernel's registration by this library's. The kernel reports an event at once,
+/// because the socket is writable, so a thread that sleeps in the instance looks at the rings.
 fn register(epoll: c_int, fd: c_int) {
     let _errno = Kept::new();
     let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
     let mut event = epoll_event { events: events as u32, u64: cookie() | fd as u64 };
     #[expect(unsafe_code, reason = "a call of the kernel")]
-    // SAFETY: one event.
+    // SAFETY: `event` is one event, valid for the call.
     let mut set = |operation| unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) };
     if set(libc::EPOLL_CTL_MOD) != 0 && Errno::last() == Errno(libc::EINVAL) {
-        // What was added with EPOLLEXCLUSIVE cannot be changed.
+        // A registration that was added with EPOLLEXCLUSIVE cannot be modified.
         set(libc::EPOLL_CTL_DEL);
         set(libc::EPOLL_CTL_ADD);
     }
 }
 
-/// Makes [`cookie`]. Runs when the library is loaded.
+/// Creates [`cookie`]. Runs when the library is loaded.
 pub fn load() {
     cookie();
 }
 
-/// The bits that tell our registrations from the program's: a number that no program uses.
+/// Returns the bits that tell this library's registrations from the program's: a random number that no program uses.
 fn cookie() -> u64 {
     static COOKIE: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     *COOKIE.get_or_init(|| {
         let mut bytes = [0u8; 8];
         #[expect(unsafe_code, reason = "getrandom")]
-        // SAFETY: room for as many bytes.
+        // SAFETY: `bytes` has room for that many bytes.
         let _ = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
         (u64::from_ne_bytes(bytes) | 1 << 63) >> FD_BITS << FD_BITS
     })
 }
 
-/// The descriptor of one of our registrations.
+/// Returns the descriptor of one of this library's registrations, or `None` if the registration is the program's.
 fn descriptor(data: u64) -> Option<c_int> {
     (data >> FD_BITS == cookie() >> FD_BITS).then_some((data & ((1 << FD_BITS) - 1)) as c_int)
 }
 
-/// Spreads descriptors over a table.
+/// A hasher that spreads descriptors over a hash table.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -934,12 +942,12 @@ impl Hasher for Spread {
         bytes.iter().for_each(|byte| self.write_i32(i32::from(*byte)));
     }
     fn write_i32(&mut self, fd: i32) {
-        // A table takes its place from the low bits, and a mark from the high ones.
+        // A hash table takes the bucket from the low bits, and the tag from the high bits.
         self.0 = (self.0 ^ fd as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
     }
 }
 
-/// The instances that watch a socket: which, under which descriptor, and whether the program has it in there.
+/// The instances that watch a socket, each with the descriptor and whether the program has the socket in there.
 pub struct Watchers(Lock<Vec<Watcher>>, AtomicU32);
 
 struct Watcher {
@@ -959,7 +967,7 @@ impl Watchers {
         Self(Lock::new(Vec::new()), AtomicU32::new(0))
     }
 
-    /// Whether no program waits for it there.
+    /// Returns whether the program has the socket in no instance.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.1.load(Ordering::Relaxed) == 0
@@ -992,22 +1000,23 @@ impl Watchers {
         list.into_iter().for_each(|(instance, fd)| work(instance, fd));
     }
 
-    /// The socket has to do with caches from now on.
+    /// Records in all of them that a cache may answer for the socket from now on.
     pub fn serve(&self) {
         self.few().iter().for_each(|(instance, _)| instance.serve());
     }
 
-    /// Something has been queued for the socket. False if somebody who waits for it would not notice.
+    /// Notes that something has been queued for the socket. Returns false if a thread that waits for it would not notice.
     pub fn offer(&self, socket: &'static Socket) -> bool {
         self.few().iter().all(|(instance, fd)| instance.offer(*fd, socket))
     }
 
-    /// All of them, which are hardly ever many. Instances take this list's lock while they hold their own.
+    /// Returns a copy of the list, which is rarely long. The copy is needed because instances take this list's lock while they hold
+    /// their own.
     fn few(&self) -> SmallVec<[(&'static Instance, c_int); 4]> {
         self.0.lock().iter().map(|watcher| (watcher.instance, watcher.fd)).collect()
     }
 
-    /// The socket ends: the kernel takes it out of its instances.
+    /// Forgets the socket when it ends, because the kernel removes it from its instances.
     pub fn close(&self, socket: &'static Socket) {
         if self.0.lock().is_empty() {
             return;
@@ -1016,13 +1025,13 @@ impl Watchers {
         self.clear();
     }
 
-    /// As new.
+    /// Forgets all instances.
     pub fn clear(&self) {
         self.update(Vec::clear);
     }
 }
 
-/// The kernel's call.
+/// Calls the kernel's `epoll_wait`, or `epoll_pwait` if there is a mask.
 pub fn native(
     epoll: c_int,
     events: &mut [epoll_event],
@@ -1032,7 +1041,7 @@ pub fn native(
     let milliseconds = wait::milliseconds(timeout);
     let count = c_int::try_from(events.len().min(1 << 20)).unwrap_or(EVENTS as c_int);
     #[expect(unsafe_code, reason = "a call of the kernel")]
-    // SAFETY: room for as many events; the mask is the program's, or none.
+    // SAFETY: `events` has room for `count` events; the mask is the program's, or null.
     let n = unsafe {
         if mask.is_null() {
             real::epoll_wait(epoll, events.as_mut_ptr(), count, milliseconds)

@@ -1,8 +1,9 @@
-//! Connections that a program leaves to the one that it executes.
+//! Connections that a program leaves to the program that it executes.
 //!
-//! What is counted of a connection that is still on TCP goes along in an environment variable, one item for each descriptor. The new
-//! program's library believes an item if the descriptor is the socket that it names, by the kernel's number for it (SO_COOKIE).
-#![allow(unsafe_code)] // The environment as C has it.
+//! The counts of a connection that is still on TCP are passed on in an environment variable, with one item for each descriptor. The
+//! new program's library believes an item only if the descriptor refers to the socket that the item names by the kernel's cookie
+//! (SO_COOKIE).
+#![allow(unsafe_code)] // The environment is an array of C strings.
 
 use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ use crate::{family, kernel};
 
 const VARIABLE: &str = "GINNEL_SOCKETS_INHERITED=";
 
-/// A descriptor, and what was known of it.
+/// A descriptor, and the facts known about its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Item {
     fd: c_int,
@@ -73,25 +74,26 @@ impl Item {
     }
 }
 
-/// The environment of a program that is executed.
+/// The environment for a program that is about to be executed.
 pub struct Environment {
     pointers: Vec<*const c_char>,
     _variable: CString,
 }
 
 impl Environment {
-    /// With what is to be known of the connections that the program gets. `None` if it gets none, and is to have the environment as it is.
+    /// Builds an environment that contains the facts about the connections which the program inherits. Returns `None` if it
+    /// inherits none, and is to have the environment unchanged.
     ///
     /// # Safety
     ///
-    /// It is null, or ends with null.
+    /// `environment` is null, or points to an array of strings that ends with null.
     pub unsafe fn with_connections(environment: *const *const c_char) -> Option<Self> {
         let mut value = String::from(VARIABLE);
         for fd in SOCKETS.used(0, u32::MAX) {
             let Some(socket) = SOCKETS.get(fd) else { continue };
             if matches!(socket.stage(), Stage::Native | Stage::Reported)
                 && !kernel::closes_on_exec(fd)
-                // Else another process may go on with it on TCP.
+                // Otherwise another process may go on with the socket on TCP.
                 && !family::is_shared(socket)
                 && let Some(item) = Item::of(fd, socket)
             {
@@ -104,7 +106,7 @@ impl Environment {
         let variable = CString::new(value).ok()?;
         let mut pointers = vec![variable.as_ptr()];
         let mut at = environment;
-        // SAFETY: it has another entry unless this one is null, and each is a string.
+        // SAFETY: the array has another entry unless this one is null, and each entry is a string.
         while let Some(entry) = unsafe { at.as_ref() }.copied().filter(|entry| !entry.is_null()) {
             // SAFETY: as above.
             if !unsafe { CStr::from_ptr(entry) }.to_bytes().starts_with(VARIABLE.as_bytes()) {
@@ -122,7 +124,7 @@ impl Environment {
     }
 }
 
-/// Goes on with the connections that the program before this one in the same process has left. Runs when the library is loaded.
+/// Continues with the connections that the previous program in this process has left. Runs when the library is loaded.
 pub fn load() {
     if !crate::settings::is_on() {
         return;
@@ -134,7 +136,7 @@ pub fn load() {
         if SOCKETS.get(item.fd).is_some() || kernel::cookie(item.fd) != Some(item.cookie) {
             continue;
         }
-        // A copy of one that is known already.
+        // This descriptor is a copy of one that the table already has.
         let known = items[..i].iter().find(|other| other.cookie == item.cookie);
         if let Some(known) = known.filter(|known| SOCKETS.get(known.fd).is_some()) {
             table::duplicate(known.fd, item.fd);

@@ -1,32 +1,34 @@
-//! Larger rings.
+//! The change to larger rings.
 //!
-//! A connection begins with small rings, so that one which is mostly idle takes little of its segment. Once a sender has found its ring full
-//! twice, both ends ask the daemon for a second channel with larger ones, at a name that follows from the first one's, and go on in the
-//! meantime. Then each direction leaves its ring for the larger one as it has left the kernel ([`ginnel_ring::carrier`]):
+//! A connection begins with small rings, so that a connection which is mostly idle takes little of its segment. Once a sender has
+//! found its ring full twice, both ends ask the daemon for a second channel with larger rings, and carry on in the meantime. The
+//! second channel's name follows from the name of the first. Then each direction leaves its ring for the larger one as it has left
+//! the kernel ([`ginnel_ring::carrier`]):
 //!
 //! | sender | receiver |
 //! |---|---|
-//! | finds its ring full twice: says WANTED in it, wakes the receiver, and asks for larger ones | sees WANTED when it receives or waits: asks too |
-//! | has the larger ring | has the larger ring: says READY there, and looks at BASE there from now on |
-//! | sees READY: BASE := bytes that the smaller ring has carried; sends into the larger one, and wakes the receiver | takes the smaller ring's bytes up to BASE, then the larger one's |
-//! | gives the smaller ring up | gives it up |
+//! | finds its ring full twice: sets WANTED in it, wakes the receiver, and asks for larger rings | sees WANTED when it receives or waits: asks too |
+//! | gets the larger ring | gets the larger ring: sets READY there, and looks at BASE there from now on |
+//! | sees READY: sets BASE to the number of bytes that the smaller ring has carried, sends into the larger ring, and wakes the receiver | takes the smaller ring's bytes up to BASE, then the larger ring's |
+//! | gives the smaller ring up | gives the smaller ring up |
 //!
-//! The sender may wait for room meanwhile, and the receiver for something else of the same socket. Neither would ever go on if the
-//! receiver only receives once the sender has sent more. So who waits looks every millisecond until the larger rings are there.
+//! Meanwhile the sender may wait for room, and the receiver for another event of the same socket. If the receiver received only
+//! after the sender has sent more, neither would ever go on. So a thread that waits looks every millisecond until the larger rings
+//! are there.
 //!
 //! What can go wrong:
 //!
 //! | | |
 //! |---|---|
-//! | the segment is full, or the daemon is gone | the end that is told so stays with its rings; the other gives up after a while, and does too |
+//! | the segment is full, or the daemon is gone | the end that learns this keeps its rings; the other end gives up after a while, and keeps its rings too |
 //! | the peer does not ask | the same |
-//! | a side dies or closes | as ever; bytes that it has sent before are received from both rings |
-//! | the sender finishes before it has begun the larger ring | the smaller one is the last |
+//! | a side dies or closes | as without larger rings; bytes that it has sent before are received from both rings |
+//! | the sender finishes before it has begun the larger ring | the smaller ring is the last |
 //! | BASE lies before what was received | ECONNRESET |
 //! | BASE lies beyond what the smaller ring gets | the receiver waits, as with TCP |
-//! | WANTED without need | a larger ring |
-//! | the sender goes back to the kernel (`returning`) | the larger ring takes over from the kernel |
-//! | a fork | no new rings as long as several processes have the socket (`family`) |
+//! | WANTED is set without need | the connection gets a larger ring |
+//! | the sender returns to the kernel (`returning`) | the larger ring takes over from the kernel |
+//! | a fork | there are no new rings as long as several processes have the socket (`family`) |
 
 use std::sync::atomic::Ordering;
 
@@ -45,25 +47,25 @@ use crate::receive;
 use crate::rings::Rings;
 use crate::socket::{Growth, Socket};
 
-/// Data bytes of the rings that a connection begins with.
+/// The number of data bytes in the rings that a connection begins with.
 pub const SMALLEST: usize = 4 << 10;
-/// Those of the largest.
+/// The number of data bytes in the largest rings.
 pub const LARGEST: usize = 256 << 10;
-/// So many times as large is the next one.
+/// The ratio between the sizes of the next rings and the present ones.
 const FACTOR: usize = 16;
-/// So often a ring has to be full.
+/// How often a ring has to be full before larger rings are asked for.
 const FULLS: u32 = 2;
 
 fn capacity(ring: &impl SharedMemory) -> usize {
     ring.len() - HEADER
 }
 
-/// Data bytes of the rings that come next; `None` if there are none.
+/// Returns the number of data bytes in the next rings; `None` if there are none.
 pub fn next_capacity(socket: &'static Socket) -> Option<usize> {
     if family::is_shared(socket) {
         return None;
     }
-    // What has gone back to the kernel was too small in any case.
+    // Rings that a direction has left for the kernel were too small in any case.
     if socket.has_returned() {
         return Some(
             (socket.ring_bytes.load(Ordering::Relaxed) as usize * FACTOR).clamp(SMALLEST * FACTOR, LARGEST),
@@ -74,7 +76,7 @@ pub fn next_capacity(socket: &'static Socket) -> Option<usize> {
     (now < LARGEST).then(|| (now * FACTOR).min(LARGEST))
 }
 
-/// A ring had no room.
+/// Notes that a ring had no room.
 #[cold]
 pub fn note_full(socket: &'static Socket, fd: c_int, sender: &SocketSender) {
     let fulls = socket.fulls.fetch_add(1, Ordering::Relaxed) + 1;
@@ -86,7 +88,8 @@ pub fn note_full(socket: &'static Socket, fd: c_int, sender: &SocketSender) {
     }
 }
 
-/// Brings a socket further whose calls wait. True if that may have to be done again: its rings are about to become larger.
+/// Advances a socket whose calls wait. Returns true if the caller may have to do so again, because the rings are about to become
+/// larger.
 #[inline]
 pub fn attend_waiting(socket: &'static Socket) -> bool {
     let is_growing = || matches!(socket.growth(), Growth::Wanted | Growth::Asked | Growth::Begun);
@@ -99,15 +102,15 @@ pub fn attend_waiting(socket: &'static Socket) -> bool {
     }
 }
 
-/// Whether larger rings may be asked for: both directions have left the kernel, or have gone back to it.
+/// Returns whether larger rings may be asked for: both directions have left the kernel, or have returned to it.
 pub fn may_begin(socket: &'static Socket) -> bool {
     let has_left = |carrier, returned| carrier == Carrier::Ring || carrier == Carrier::Kernel && returned;
     has_left(socket.sending.carrier(), socket.sending.has_returned())
         && has_left(socket.receiving.carrier(), socket.receiving.has_returned())
 }
 
-/// The larger rings are there. `is_current` says whether the socket has not been closed; whoever closes it says so before taking the
-/// locks of its rings. False if it was.
+/// Takes the larger rings. `is_current` returns whether the socket has not been closed; a thread that closes it says so before it
+/// takes the locks of the rings. Returns false if the socket was closed, or if it takes no larger rings.
 pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn() -> bool) -> bool {
     let (sender, mut receiver) = channel.split();
     let is_shared = family::is_shared(socket);
@@ -119,7 +122,7 @@ pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn
         socket.set_growth(Growth::Over);
         return false;
     }
-    // What is not taken is closed here. In a direction that the kernel carries, `change` goes on with it.
+    // Rings that are not taken are closed here. In a direction that the kernel carries, `change` continues with the new ring.
     let _ = match socket.sending.has_returned() {
         true => {
             socket.ring_bytes.store(capacity(sender.ring.memory()) as u64, Ordering::Relaxed);
@@ -133,7 +136,7 @@ pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn
         return false;
     }
     if socket.receiving.has_returned() {
-        // As when a connection changes over at first: another thread may sleep.
+        // The ring is armed as when a connection changes over for the first time, because another thread may sleep.
         receiver.ring.arm();
         let _ = receiving.begin_again(receiver);
     } else if receiving.offer(receiver).is_ok()
@@ -145,12 +148,12 @@ pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn
     true
 }
 
-/// Whether there is a ring that is to take over.
+/// Returns whether a ring is to take over.
 fn is_ahead<R>(rings: &Rings<R>, carrier: Carrier) -> bool {
     rings.is_ahead() || carrier != Carrier::Ring && rings.as_ref().is_some()
 }
 
-/// Brings a socket whose rings carry both directions further. Called at the beginning of each call.
+/// Advances a socket whose rings carry both directions. Called at the beginning of each call.
 pub fn attend(socket: &'static Socket, fd: c_int) {
     if socket.growth() == Growth::Begun && !family::is_shared(socket) {
         let mut sending = socket.sending.lock();
@@ -159,7 +162,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
             (sending.take_left(), is_ahead(&sending, socket.sending.carrier()));
         drop(sending);
         let mut receiving = socket.receiving.lock();
-        // If the peer lies, the call that receives says so.
+        // If the peer violates the protocol, the call that receives reports it.
         let _ = step_receiving(socket, &mut receiving);
         let (left_receiver, receiving_is_ahead) =
             (receiving.take_left(), is_ahead(&receiving, socket.receiving.carrier()));
@@ -176,7 +179,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// The sender goes on in the larger ring, if the receiver counts.
+/// Makes the sender continue in the larger ring, if the receiver counts.
 #[cold]
 pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketSender>) {
     if let (Some(now), Some(next)) = (rings.as_ref(), rings.next())
@@ -184,21 +187,22 @@ pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<Socket
         && !carrier::is_recalled(now.ring.memory())
     {
         let sent = now.ring.cursor().position;
-        // Whoever recalls this one is seen later, as one that recalls any ring that carries.
+        // If the peer recalls this ring meanwhile, this side sees that later, as with any ring that carries.
         let _ = carrier::begin(next.ring.memory(), sent);
         let capacity = capacity(next.ring.memory());
         rings.step(sent);
         socket.ring_bytes.store(capacity as u64, Ordering::Relaxed);
-        // The receiver may sleep, and has armed the other ring.
+        // The receiver may sleep, and it has armed the smaller ring only.
         kernel::wake(socket, fd);
     }
 }
 
-/// The receiver goes on in the larger ring, if it has all that the smaller one carries. True if it does.
+/// Makes the receiver continue in the larger ring, if it has received everything that the smaller one carries. Returns true if it
+/// does.
 #[cold]
 pub fn step_receiving(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> Result<bool> {
     let (Some(now), Some(next)) = (rings.as_ref(), rings.next()) else { return Ok(false) };
-    // What the next ring says then is meant for one that goes on from the kernel.
+    // If the ring was given back, the next ring's words are meant for a receiver that continues from the kernel.
     if carrier::given_back(now.ring.memory()).is_some() {
         return Ok(false);
     }
@@ -206,7 +210,7 @@ pub fn step_receiving(socket: &'static Socket, rings: &mut Rings<SocketReceiver>
     let is_due = receive::left(next, received)? == Some(0);
     if is_due {
         rings.step(received);
-        // Who is about to sleep has armed the other ring.
+        // A thread that is about to sleep has armed the smaller ring only.
         if socket.receiving.waiting.load(Ordering::Relaxed) > 0
             && let Some(receiver) = rings.as_mut()
         {

@@ -1,10 +1,11 @@
-//! Descriptors of this library, which are none of the program's business.
+//! This library's own descriptors, which are hidden from the program.
 //!
-//! A program may close all descriptors that it does not know, and then opens files of its own: this library would go on to use their
-//! numbers. And it may expect the lowest number for what it opens. So this library's descriptors have high numbers, and `close` and its kin
-//! leave them alone, as if they were not open. Which they are is written on the open file itself: it would send a signal (`F_SETSIG`) that no
-//! program asks for, if it sent any. So there is no list that could be wrong.
-#![allow(unsafe_code)] // fcntl, with numbers.
+//! A program may close all descriptors that it does not know, and open files of its own afterwards. This library would then go on
+//! to use the numbers of the program's files. A program may also expect the lowest free number for a file that it opens. So this
+//! library's descriptors have high numbers, and `close` and related functions leave them alone, as if they were not open. The mark
+//! of such a descriptor is kept on the open file itself: the file's signal number (`F_SETSIG`) is one that no program asks for, and
+//! the file never sends a signal. So there is no list that could become wrong.
+#![allow(unsafe_code)] // System calls of `fcntl` on descriptors by number.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,38 +17,38 @@ use crate::confined::is_confined;
 use crate::errno::Kept;
 use crate::real;
 
-/// Numbers are from here on, or from a little below the program's limit.
+/// The lowest number for hidden descriptors, unless the program's limit requires lower ones.
 const FIRST: c_int = 4032;
-/// Numbers below the limit that are enough.
+/// The number of descriptors below the program's limit that suffice for this library.
 const ROOM: c_int = 64;
-/// The last real-time signal.
+/// The signal number that marks a hidden file: the last real-time signal.
 const MARK: c_int = 64;
 const F_SETSIG: c_int = 10;
 const F_GETSIG: c_int = 11;
 
-/// All of them are between these two.
+/// The range that contains all hidden descriptors.
 static LOWEST: AtomicI32 = AtomicI32::new(c_int::MAX);
 static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 
 fn fcntl(fd: c_int, command: c_int, argument: c_int) -> c_int {
-    // SAFETY: these commands take a number.
+    // SAFETY: these commands take a number as their argument.
     unsafe { real::fcntl(fd, command, argument as usize as *mut c_void) }
 }
 
 fn first() -> c_int {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: room for a limit.
+    // SAFETY: `limit` has room for a limit.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     c_int::try_from(limit.rlim_cur).map_or(FIRST, |limit| FIRST.min(limit - ROOM)).max(3)
 }
 
-/// Where the code of this library lies.
+/// The first address of this library's code, and the address after its end.
 static CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// Finds out where this library's code lies. Runs when the library is loaded.
 pub fn load() {
     extern "C" fn look(info: *mut libc::dl_phdr_info, _: libc::size_t, _: *mut c_void) -> c_int {
-        // SAFETY: valid for this call, with so many headers.
+        // SAFETY: `info` is valid for this call, and has that many headers.
         let (base, headers) = unsafe {
             let info = &*info;
             (info.dlpi_addr as usize, std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()))
@@ -62,19 +63,19 @@ pub fn load() {
         CODE.iter().zip(code).for_each(|(word, at)| word.store(at, Ordering::Relaxed));
         1
     }
-    // SAFETY: a function that keeps the rules.
+    // SAFETY: `look` keeps the rules for a callback of this function.
     unsafe { libc::dl_iterate_phdr(Some(look), std::ptr::null_mut()) };
 }
 
-/// Whether an address is in this library's code.
+/// Returns whether an address is in this library's code.
 pub fn is_own_code(address: usize) -> bool {
     let [begin, end] = [0, 1].map(|i: usize| CODE[i].load(Ordering::Relaxed));
     (begin..end).contains(&address)
 }
 
-/// The same file under a high number, which the program cannot close. If there is none, it is returned as it is.
+/// Moves a file to a high number, which the program cannot close. Returns the descriptor unchanged if there is no such number.
 pub fn hide(fd: OwnedFd) -> OwnedFd {
-    // Elsewhere this library could not close it either.
+    // On other architectures, this library could not close such a descriptor itself.
     if !cfg!(target_arch = "x86_64") {
         return fd;
     }
@@ -86,11 +87,11 @@ pub fn hide(fd: OwnedFd) -> OwnedFd {
     fcntl(high, F_SETSIG, MARK);
     LOWEST.fetch_min(high, Ordering::Relaxed);
     HIGHEST.fetch_max(high, Ordering::Relaxed);
-    // SAFETY: new, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(high) }
 }
 
-/// Whether the program must not close it.
+/// Returns whether a descriptor is hidden, so that the program must not close it.
 #[inline]
 pub fn is_hidden(fd: c_int) -> bool {
     fd >= LOWEST.load(Ordering::Relaxed) && fd <= HIGHEST.load(Ordering::Relaxed) && is_marked(fd)
@@ -98,7 +99,7 @@ pub fn is_hidden(fd: c_int) -> bool {
 
 #[cold]
 fn is_marked(fd: c_int) -> bool {
-    // A program that has confined itself may not ask.
+    // A program that has confined itself may not make the system call.
     if is_confined() {
         return false;
     }
@@ -106,7 +107,7 @@ fn is_marked(fd: c_int) -> bool {
     fcntl(fd, F_GETSIG, 0) == MARK
 }
 
-/// The parts of a range of numbers that the program may close.
+/// Returns the parts of a range of numbers that the program may close.
 pub fn others(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)> {
     let number = |word: &AtomicI32| u32::try_from(word.load(Ordering::Relaxed)).unwrap_or(0);
     let hidden =

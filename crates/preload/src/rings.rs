@@ -1,15 +1,16 @@
-//! The rings of a direction: the one that carries, and beside it one that is to take over or has been left.
+//! The rings of a direction: the ring that carries, and beside it a ring that is to take over or that was left.
 //!
-//! Whoever finds the lock taken by its own thread goes on, so the ring that carries changes with a single store.
+//! A thread that finds the lock held by itself goes on, so the ring that carries is changed with a single store.
 
-/// Two places.
+/// Two places for rings.
 pub struct Rings<R> {
     rings: [Option<R>; 2],
-    /// Which of them carries, and [`AHEAD`] if the other is to take over: one word, as both change at once.
+    /// The index of the ring that carries, and [`AHEAD`] if the other ring is to take over. Both are in one word because they
+    /// change at once.
     state: usize,
-    /// Nothing takes over from what carries now.
+    /// True if no ring takes over from the one that carries now.
     is_last: bool,
-    /// Bytes that rings before this one have carried.
+    /// The number of bytes that rings before this one have carried.
     before: u64,
 }
 
@@ -20,24 +21,25 @@ impl<R> Rings<R> {
         Self { rings: [None, None], state: 0, is_last: false, before: 0 }
     }
 
-    /// The first ring of a connection.
+    /// Sets the first ring of a connection.
     pub fn begin(&mut self, ring: R) {
         *self = Self { rings: [Some(ring), None], ..Self::new() };
     }
 
-    /// What carries.
+    /// Returns the ring that carries.
     #[inline]
     pub fn as_ref(&self) -> Option<&R> {
         self.rings[self.state & 1].as_ref()
     }
 
-    /// What carries.
+    /// Returns the ring that carries.
     #[inline]
     pub fn as_mut(&mut self) -> Option<&mut R> {
         self.rings[self.state & 1].as_mut()
     }
 
-    /// A ring that is to take over. Given back if there is none from which it could, nothing takes over any more, or the place is taken.
+    /// Adds a ring that is to take over. Gives the ring back as an error if no ring carries, if no other ring may take over any
+    /// more, or if the place is occupied.
     pub fn offer(&mut self, ring: R) -> Result<(), R> {
         let is_closed = self.as_ref().is_none();
         let place = &mut self.rings[!self.state & 1];
@@ -49,18 +51,18 @@ impl<R> Rings<R> {
         Ok(())
     }
 
-    /// Whether a ring is to take over.
+    /// Returns whether a ring is to take over.
     #[inline]
     pub fn is_ahead(&self) -> bool {
         self.state & AHEAD != 0
     }
 
-    /// The ring that is to take over.
+    /// Returns the ring that is to take over.
     pub fn next(&self) -> Option<&R> {
         self.rings[!self.state & 1].as_ref().filter(|_| self.is_ahead())
     }
 
-    /// It takes over; the one that has carried until now has carried so many bytes.
+    /// Lets the next ring take over. `carried` is the number of bytes that the ring before it has carried.
     pub fn step(&mut self, carried: u64) {
         if self.is_ahead() {
             self.before += carried;
@@ -68,13 +70,13 @@ impl<R> Rings<R> {
         }
     }
 
-    /// Bytes that rings before the one that carries have carried.
+    /// Returns how many bytes the rings before the one that carries have carried.
     pub fn before(&self) -> u64 {
         self.before
     }
 
-    /// The kernel carries again. What was to take over is there for when it does not any more. Returns what has carried until now, so
-    /// many bytes.
+    /// Lets the kernel carry the direction again, and returns the ring that has carried it until now. `carried` is the number of bytes
+    /// that this ring has carried. A ring that was to take over is kept for the time when the kernel stops carrying.
     pub fn give_back(&mut self, carried: u64) -> Option<R> {
         let left = self.rings[self.state & 1].take();
         self.before += carried;
@@ -85,7 +87,7 @@ impl<R> Rings<R> {
         left
     }
 
-    /// A ring for when the kernel does not carry any more. Given back if there is one.
+    /// Sets the ring for the time when the kernel stops carrying. Gives the ring back as an error if there is one already.
     pub fn begin_again(&mut self, ring: R) -> Result<(), R> {
         if self.as_ref().is_some() {
             return Err(ring);
@@ -94,7 +96,7 @@ impl<R> Rings<R> {
         Ok(())
     }
 
-    /// Nothing takes over any more. Returns the ring that was to.
+    /// Lets no ring take over any more. Returns the ring that was to take over.
     pub fn stay(&mut self) -> Option<R> {
         self.is_last = true;
         if !self.is_ahead() {
@@ -104,17 +106,17 @@ impl<R> Rings<R> {
         self.rings[!self.state & 1].take()
     }
 
-    /// A ring that has been left.
+    /// Takes a ring that was left.
     pub fn take_left(&mut self) -> Option<R> {
         if self.is_ahead() { None } else { self.rings[!self.state & 1].take() }
     }
 
-    /// All of them.
+    /// Returns all rings.
     pub fn all(&self) -> impl Iterator<Item = &R> {
         self.rings.iter().flatten()
     }
 
-    /// Takes all of them, the one that carries first.
+    /// Takes all rings; the one that carries comes first.
     pub fn take(&mut self) -> impl Iterator<Item = R> + use<R> {
         let Self { mut rings, state, .. } = std::mem::replace(self, Self::new());
         rings.rotate_left(state & 1);
@@ -138,7 +140,7 @@ mod tests {
         rings.step(10);
         assert_eq!(rings.as_mut(), Some(&mut "larger"));
         assert_eq!((rings.next(), rings.before()), (None, 10));
-        // The place is free once the one that was left is gone.
+        // The place is free only after the ring that was left has been taken.
         assert_eq!(rings.offer("largest"), Err("largest"));
         assert_eq!(rings.take_left(), Some("small"));
         assert_eq!(rings.offer("largest"), Ok(()));
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(rings.stay(), Some("larger"));
         assert_eq!((rings.is_ahead(), rings.next(), rings.as_ref()), (false, None, Some(&"small")));
         assert_eq!(rings.offer("larger"), Err("larger"));
-        // Another connection.
+        // A new connection begins.
         rings.begin("small");
         assert_eq!(rings.offer("larger"), Ok(()));
     }

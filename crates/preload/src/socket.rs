@@ -1,4 +1,4 @@
-//! What is known of a TCP socket.
+//! The state that the library keeps for each TCP socket.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -14,180 +14,184 @@ use crate::epoll::Watchers;
 use crate::errno::Errno;
 use crate::lock::Lock;
 
-/// How far a socket has come.
+/// The stage that a socket has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// Not connected.
+    /// The socket is not connected.
     New,
-    /// Listens.
+    /// The socket listens.
     Listening,
-    /// Connected, and not reported.
+    /// The socket is connected, and not reported to the daemon.
     Native,
-    /// The daemon has been told, and looks for the other end.
+    /// The daemon has the socket's report, and looks for the other end.
     Reported,
-    /// It has its rings. Each direction changes over when it can.
+    /// The socket has its rings. Each direction changes over when it can.
     Joined,
-    /// It stays on TCP.
+    /// The socket stays on TCP.
     Stays,
 }
 
-/// Whether a connection goes on in larger rings.
+/// The state of a connection's change to larger rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Growth {
-    /// Nobody has asked for it.
+    /// No larger rings have been asked for.
     None,
-    /// One of its rings is too small.
+    /// One of the rings is too small.
     Wanted,
-    /// The daemon has been asked for larger ones.
+    /// The daemon has been asked for larger rings.
     Asked,
-    /// They are there. Each direction goes on in its own when it can.
+    /// The larger rings are there. Each direction changes to its larger ring when it can.
     Begun,
-    /// There will be none.
+    /// There will be no larger rings.
     Over,
 }
 
-/// How the peer's end of the kernel's connection has ended, once it was seen.
+/// The way in which the peer's end of the kernel's connection has ended, as far as this library has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum End {
-    /// It has not.
+    /// It has not ended.
     None,
-    /// In order.
+    /// In order, with a FIN.
     Fin,
-    /// By a reset.
+    /// With a reset.
     Reset,
-    /// The kernel has given it up, because it has heard nothing from the peer for too long (SO_KEEPALIVE, TCP_USER_TIMEOUT), or has no way
-    /// to it.
+    /// The kernel has given the connection up, because it has heard nothing from the peer for too long (SO_KEEPALIVE,
+    /// TCP_USER_TIMEOUT), or has no route to it.
     Lost,
 }
 
-/// Microseconds between two looks at the kernel's socket.
+/// The shortest time between two looks at the kernel's socket, in microseconds.
 const LOOK: u64 = 100;
 
-/// How long the kernel carries after a ring, before rings are asked for again, in microseconds. It is doubled each time.
+/// How long the kernel carries after a ring before the library asks for rings again, in microseconds. The time is doubled at each
+/// return.
 const FIRST_PAUSE: u64 = 25_000;
 const LONGEST_PAUSE: u64 = 10_000_000;
 
-/// Microseconds of CLOCK_MONOTONIC.
+/// Returns the time of CLOCK_MONOTONIC in microseconds.
 pub fn now() -> u64 {
     Connecting::now().as_micros() as u64
 }
 
-/// What the kernel says once.
+/// Facts that the kernel tells a program only once. Each flag is set once the program was told.
 #[derive(Default)]
 pub struct Said {
     /// The peer has closed its end: the first bytes that are sent afterwards are lost, without an error.
     pub closed: AtomicBool,
-    /// The peer has broken the connection: ECONNRESET.
+    /// The peer has broken the connection, and the program has got the error (such as ECONNRESET).
     pub reset: AtomicBool,
 }
 
-/// What the daemon has to know.
+/// Facts about a connection: those that the library reports to the daemon, and those in the daemon's answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     pub role: Role,
     pub connecting: Connecting,
-    /// When the connection was there, on CLOCK_MONOTONIC.
+    /// The time at which the connection was established, on CLOCK_MONOTONIC.
     pub begun: Duration,
-    /// Number of its report; 0 if there is none.
+    /// The number of the connection's report; 0 if there is none.
     pub report: u64,
-    /// Tries to change over that failed because the kernel counts otherwise.
+    /// The number of tries to change over that failed because the kernel's count differs from the library's.
     pub mismatches: u32,
     pub reason: &'static str,
-    /// Where its ends meet for their channels.
+    /// The place where the connection's two ends meet to open their channels.
     pub meeting: Option<Meeting>,
-    /// Channels that it has had.
+    /// The number of channels that the connection has had.
     pub channels: u32,
-    /// Its channel, the newest if there are two.
+    /// The connection's channel, or the newest one if there are two.
     pub channel: u64,
-    /// The segment that its rings lie in.
+    /// The name of the segment that contains the connection's rings.
     pub segment: &'static str,
-    /// The connection's number in the report.
+    /// The connection's number in this process's own report (module `report`).
     pub number: u64,
-    /// Own address and the peer's, once they were needed.
+    /// The socket's own address and the peer's, once they were needed.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
 }
 
-/// A socket. The memory of one that has ended is used for another one and never for anything else, so a thread that has looked it up
-/// late finds at worst another socket, and notices by [`Socket::life`]; calls of the program have it for as long as they last.
+/// A socket. The memory of a socket that has ended is used for other sockets, and never for anything else. So a thread that has
+/// looked the memory up too late finds at worst another socket, and notices that by [`Socket::life`]. A call of the program keeps
+/// the socket until it returns.
 pub struct Socket {
-    /// Calls of the program that are in it, and of those the ones that use its descriptor; see `table`.
+    /// The number of the program's calls that use the socket, and the number of those that use its descriptor; see `table`.
     pub calls: AtomicU32,
     pub using: AtomicU32,
     /// Counts the sockets that have had this memory.
     pub life: AtomicU64,
-    /// Descriptors of this process.
+    /// The number of descriptors of this process that refer to the socket.
     pub fds: AtomicU32,
     stage: AtomicU8,
-    /// Calls have more to do than the kernel or the ring does: to report, to join, to change over.
+    /// True if calls have to do more than the kernel or the ring does: to report, to join, or to change over.
     pub attention: AtomicBool,
     growth: AtomicU8,
-    /// Another process has it, or is to get it, or the peer's; and it has gone back to the kernel for that. See `passing`.
+    /// `is_passed`: another process has the socket, or is about to get it, or the same is true of the peer's socket. `is_back`: the
+    /// socket has returned to the kernel for that. See `passing`.
     is_passed: AtomicBool,
     pub is_back: AtomicBool,
-    /// The kernel's number for it, once it has rings.
+    /// The kernel's cookie of the socket (SO_COOKIE), once the socket has rings.
     pub cookie: AtomicU64,
-    /// Calls that have sent.
+    /// The number of calls that have sent.
     pub sends: AtomicU32,
-    /// How often the peer's doorbell was rung.
+    /// How often this side has rung the peer's doorbell.
     pub rings: AtomicU64,
     pub facts: Lock<Facts>,
-    /// The copy that the daemon was lent with a report, as long as it may have it.
+    /// The copy of the socket that was lent to the daemon with a report, for as long as the daemon may have it.
     pub loan: Lock<Option<Loan>>,
     pub sending: Direction<SocketSender>,
     pub receiving: Direction<SocketReceiver>,
     end: AtomicU8,
-    /// The error with which the kernel has given it up.
+    /// The error with which the kernel has ended the connection.
     error: AtomicI32,
-    /// The kernel is to give it up if what was sent is not acknowledged in time (TCP_USER_TIMEOUT).
+    /// True if the kernel gives the connection up when sent bytes are not acknowledged in time (TCP_USER_TIMEOUT).
     pub gives_up: AtomicBool,
-    /// Since when its peer is known to be dead although its end has not come, in milliseconds; see `kernel::may_end_still`. 0: it is not.
+    /// The time since which the peer is known to be dead although the connection's end has not come, in milliseconds; 0 if it is
+    /// not known to be dead. See `kernel::may_end_still`.
     pub dead_since: AtomicU64,
-    /// When the kernel was asked last whether it has, in microseconds.
+    /// The time at which the kernel was asked last whether the connection has ended, in microseconds.
     looked: AtomicU64,
-    /// Threads that sleep at the kernel's socket, or take its wake bytes away.
+    /// The number of threads that sleep at the kernel's socket, or consume its wake bytes.
     pub sleepers: AtomicU32,
-    /// The thread that sleeps in a call that takes one away; 0: none.
+    /// The thread that sleeps in a call which consumes a wake byte; 0 if there is none.
     pub taker: AtomicI32,
-    /// A call that does not wait has found no room.
+    /// True if a call that does not wait has found no room.
     pub was_full: AtomicBool,
-    /// What the program was told of the connection's end.
+    /// What the program was told about the connection's end.
     pub said: Said,
-    /// It has waited in `settle`.
+    /// True if the socket has waited in `settle`.
     pub has_settled: AtomicBool,
-    /// What the program has set of `change::DELAYS`, once the kernel's values are this library's.
+    /// The values of `change::DELAYS` that the program has set, while the kernel has this library's values.
     pub delays: [AtomicBool; 2],
-    /// The number under which relatives have it too, after a fork, and that fork; see `family`.
+    /// The number under which relatives also have the socket after a fork, and the number of that fork; see `family`.
     pub family: AtomicU32,
     pub fork: AtomicU32,
-    /// Epoll instances that watch it.
+    /// The epoll instances that watch the socket.
     pub watchers: Watchers,
-    /// 0: not known; 1: calls wait; 2: they do not.
+    /// 0: not known; 1: calls wait; 2: calls do not wait.
     nonblocking: AtomicU8,
-    /// What the last waits were like.
+    /// A count of waits without success, from which `wait` decides whether to spin before the next sleep.
     pub patience: AtomicU32,
-    /// Data bytes of the ring that it sends into.
+    /// The number of data bytes in the ring that the socket sends into.
     pub ring_bytes: AtomicU64,
-    /// How often its ring had no room for what it sends.
+    /// How often that ring had no room for the bytes to send.
     pub fulls: AtomicU32,
-    /// Since when it has had none, in microseconds; 0: it has some.
+    /// The time since which that ring has had no room, in microseconds; 0 if it has room.
     pub full_since: AtomicU64,
-    /// How often a direction has gone back to the kernel, and when rings may be asked for after that, in microseconds.
+    /// How often a direction has returned to the kernel, and when the library may ask for rings after that, in microseconds.
     pub returns: AtomicU32,
     again_at: AtomicU64,
-    /// How often the daemon had no room for its report.
+    /// How often the daemon had no room for the socket's report.
     put_offs: AtomicU32,
-    /// While the kernel is about to carry again: what it has carried at the end of the wake bytes,
+    /// While the kernel is about to carry again: the number of bytes that it will have carried at the end of the wake bytes,
     pub wakes_end: AtomicU64,
-    /// and at the end of what comes once more after them.
+    /// and at the end of the bytes that it carries once more after them.
     pub resume: AtomicU64,
     /// Bytes of the program that were received among wake bytes.
     pub stash: Lock<Vec<u8>>,
-    /// What it has to do with caches.
+    /// The socket's state in the cache.
     pub cache: Cache,
-    /// The last descriptor that it was seen by, for who has none at hand.
+    /// The descriptor by which the socket was used last, for callers that have none at hand.
     pub fd: AtomicI32,
 }
 
@@ -246,7 +250,7 @@ impl Socket {
         }
     }
 
-    /// Makes it as new, for another descriptor.
+    /// Resets the socket for another descriptor.
     pub fn begin(&self, fd: c_int) {
         self.life.fetch_add(1, Ordering::Relaxed);
         *self.facts.lock() = NO_FACTS;
@@ -305,44 +309,45 @@ impl Socket {
         self.attention.store(attention, Ordering::Release);
     }
 
-    /// Whether calls have more to do than to move bytes.
+    /// Returns whether calls have more to do than to move bytes.
     #[inline]
     pub fn needs_attention(&self) -> bool {
         self.attention.load(Ordering::Acquire)
     }
 
-    /// Both directions are where they are to be.
+    /// Clears the attention flag, because both directions have the carrier that they are meant to have.
     pub fn leave_alone(&self) {
         self.attention.store(false, Ordering::Release);
     }
 
-    /// Another process is to get it: it gets no rings any more.
+    /// Notes that another process is about to get the socket, so that it gets no more rings.
     pub fn set_passed(&self) {
         self.is_passed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether another process has it, or is to get it.
+    /// Returns whether another process has the socket, or is about to get it.
     pub fn is_passed(&self) -> bool {
         self.is_passed.load(Ordering::Relaxed)
     }
 
-    /// The kernel's number for it, since it has rings.
+    /// Returns the kernel's cookie of the socket, once the socket has rings.
     pub fn cookie(&self) -> u64 {
         self.cookie.load(Ordering::Relaxed)
     }
 
-    /// Its rings are too small: calls attend to that from now on.
+    /// Notes that the rings are too small. Calls attend to that from now on.
     #[cold]
     pub fn grow(&self) {
         let (none, wanted) = (Growth::None as u8, Growth::Wanted as u8);
-        // ORDER preload.growth: either this thread's attention is the last, or whoever leaves the socket alone sees the wish, because both
-        // write before they read. Pairs with: `Socket::leave_grown`.
+        // ORDER preload.growth: either this thread is the last to set the attention flag, or the thread that clears it sees the
+        // wish, because both write before they read. Pairs with: `Socket::leave_grown`.
         if self.growth.compare_exchange(none, wanted, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.attention.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Its rings are as large as they are to be, unless somebody has just said otherwise, or the kernel carries again.
+    /// Clears the attention flag because the rings are as large as they should be, unless a thread has just found them too small,
+    /// or the kernel carries again.
     pub fn leave_grown(&self) {
         self.attention.store(false, Ordering::SeqCst);
         // ORDER preload.growth: see `Socket::grow`.
@@ -351,26 +356,27 @@ impl Socket {
         }
     }
 
-    /// Whether the kernel carries a direction again, after a ring did.
+    /// Returns whether the kernel carries a direction again, after a ring did.
     pub fn has_returned(&self) -> bool {
         self.sending.has_returned() || self.receiving.has_returned()
     }
 
-    /// The kernel carries a direction again. After a while, which is longer each time, calls ask for rings again.
+    /// Notes that the kernel carries a direction again. Calls ask for rings again after a pause, which is longer each time.
     pub fn returned(&self) {
         self.returns.fetch_add(1, Ordering::Relaxed);
         self.pause();
         self.attention.store(true, Ordering::SeqCst);
     }
 
-    /// Rings are not asked for again for a while.
+    /// Begins a pause in which the library does not ask for rings again.
     pub fn pause(&self) {
         let returns = self.returns.load(Ordering::Relaxed);
         let pause = (FIRST_PAUSE << returns.min(16)).min(LONGEST_PAUSE);
         self.again_at.store(now() + pause, Ordering::Relaxed);
     }
 
-    /// The daemon had no room for its report: it is reported again after a while, which is longer each time.
+    /// Puts the report off because the daemon had no room for it. The socket is reported again after a pause, which is longer each
+    /// time.
     pub fn put_off(&self, reason: &'static str) {
         let times = self.put_offs.fetch_add(1, Ordering::Relaxed);
         self.again_at.store(now() + (FIRST_PAUSE << times.min(16)).min(LONGEST_PAUSE), Ordering::Relaxed);
@@ -380,17 +386,17 @@ impl Socket {
         self.set_stage(Stage::Native);
     }
 
-    /// Whether it may be reported.
+    /// Returns whether the socket may be reported now.
     pub fn is_report_due(&self) -> bool {
         self.put_offs.load(Ordering::Relaxed) == 0 || now() >= self.again_at.load(Ordering::Relaxed)
     }
 
-    /// Whether rings may be asked for again.
+    /// Returns whether the library may ask for rings again.
     pub fn is_again_due(&self) -> bool {
         self.has_returned() && now() >= self.again_at.load(Ordering::Relaxed)
     }
 
-    /// How far it has come with larger rings.
+    /// Returns the state of the change to larger rings.
     #[inline]
     pub fn growth(&self) -> Growth {
         match self.growth.load(Ordering::Relaxed) {
@@ -406,20 +412,20 @@ impl Socket {
         self.growth.store(growth as u8, Ordering::Relaxed);
     }
 
-    /// Whether neither the daemon nor another process has heard of it from this library: if it is forgotten, it is a connection over TCP of which
-    /// nothing is known, and no more happens.
+    /// Returns whether neither the daemon nor another process has heard about the socket from this library. If such a socket is
+    /// forgotten, it is simply a connection over TCP that the library does not know.
     pub fn is_plain(&self) -> bool {
         let is_unknown = matches!(self.stage(), Stage::New | Stage::Listening | Stage::Native | Stage::Stays);
         is_unknown && self.family.load(Ordering::Relaxed) == crate::family::ALONE
     }
 
-    /// Whether either direction is not the kernel's alone.
+    /// Returns whether the socket has rings, so that the kernel may not be the only carrier of its directions.
     #[inline]
     pub fn is_joined(&self) -> bool {
         self.stage() == Stage::Joined
     }
 
-    /// Whether the kernel has not been asked for a while whether the connection has ended.
+    /// Returns whether the kernel has not been asked for a while whether the connection has ended. If so, the caller is to ask now.
     pub fn is_look_due(&self) -> bool {
         let now = now();
         let due = now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= LOOK;
@@ -429,7 +435,7 @@ impl Socket {
         due
     }
 
-    /// How the kernel's connection has ended.
+    /// Returns how the kernel's connection has ended.
     pub fn end(&self) -> End {
         match self.end.load(Ordering::Acquire) {
             0 => End::None,
@@ -439,12 +445,12 @@ impl Socket {
         }
     }
 
-    /// It has been seen to end. After an error the kernel says that it has ended in order, but the error stays what it was.
+    /// Records an end that was seen. After an error, the kernel reports an end in order, but the recorded error stays.
     pub fn set_end(&self, end: End) {
         self.end.fetch_max(end as u8, Ordering::AcqRel);
     }
 
-    /// It has been seen to end with this error.
+    /// Records that the connection has ended with this error.
     pub fn set_error(&self, errno: Errno) {
         let is_lost = matches!(
             errno,
@@ -456,7 +462,7 @@ impl Socket {
         self.set_end(if is_lost { End::Lost } else { End::Reset });
     }
 
-    /// The error that the kernel would tell (SO_ERROR), had it not told this library.
+    /// Returns the error that SO_ERROR would give the program if the kernel had not given it to this library already.
     pub fn take_error(&self) -> Option<Errno> {
         match self.end() {
             End::Lost => self.tell(),
@@ -467,23 +473,23 @@ impl Socket {
         }
     }
 
-    /// The error with which the kernel has given it up, unless the program was told.
+    /// Returns the error with which the kernel has given the connection up, unless the program was told.
     pub fn untold(&self) -> Option<Errno> {
         let is_untold = self.end() == End::Lost && !self.said.reset.load(Ordering::Relaxed);
         is_untold.then(|| Errno(self.error.load(Ordering::Relaxed)))
     }
 
-    /// The same. The program is told now.
+    /// Returns the same error, and records that the program is told now.
     pub fn tell(&self) -> Option<Errno> {
         self.untold().filter(|_| !self.said.reset.swap(true, Ordering::Relaxed))
     }
 
-    /// The program has said whether calls wait.
+    /// Records whether calls wait, as the program has set it; `None` if that is not known.
     pub fn set_nonblocking(&self, nonblocking: Option<bool>) {
         self.nonblocking.store(nonblocking.map_or(0, |on| 1 + u8::from(on)), Ordering::Relaxed);
     }
 
-    /// Whether calls wait.
+    /// Returns whether calls do not wait.
     pub fn is_nonblocking(&self, fd: c_int) -> bool {
         match self.nonblocking.load(Ordering::Relaxed) {
             0 => {
@@ -495,7 +501,7 @@ impl Socket {
         }
     }
 
-    /// It is the end of a connection from now on.
+    /// Records that the socket is an end of a connection from now on.
     pub fn connected(&self, role: Role, connecting: Connecting) {
         {
             let mut facts = self.facts.lock();
@@ -505,7 +511,7 @@ impl Socket {
         self.set_stage(Stage::Native);
     }
 
-    /// It stays on TCP, for this reason.
+    /// Leaves the socket on TCP, for this reason.
     pub fn stays(&'static self, reason: &'static str) {
         self.facts.lock().reason = reason;
         self.set_stage(Stage::Stays);

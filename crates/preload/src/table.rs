@@ -1,13 +1,13 @@
-//! From descriptors to what they are.
+//! The table of descriptors, which leads from a descriptor to its socket or epoll instance.
 //!
-//! A descriptor of a TCP socket or of an epoll instance has an entry from the call that made it to the one that closes it. A number
-//! without an entry is none of ours. Entries are found without a lock; what they point to is never freed, only used again, and that only
-//! when no call is in it any more ([`Call`]).
+//! A descriptor of a TCP socket or of an epoll instance has an entry from the call that creates it to the call that closes it. A
+//! number without an entry does not concern this library. Entries are found without a lock. The objects that they point to are
+//! never freed, but used again, and that only when no call uses them any more ([`Call`]).
 //!
-//! While a thread closes a descriptor, or gives its number to another file, the entry is a mark of that thread. Between the connection's
-//! end here and in the kernel, the number is neither the connection's nor anybody else's: another thread's call would read wake bytes of the
-//! one, or send them to the other. So calls that come meanwhile wait for what the number will be, and this library's own calls of the
-//! kernel on such a number ([`Using`]) have ended before.
+//! While a thread closes a descriptor, or gives its number to another file, the entry is a mark of that thread. Between the
+//! connection's end in this library and its end in the kernel, the number must belong neither to the connection nor to another
+//! file: a call of another thread would read wake bytes from the one, or send them to the other. So calls that come meanwhile wait
+//! until it is clear what the number refers to, and this library's own system calls on such a number ([`Using`]) have ended before.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -20,24 +20,24 @@ use crate::kernel;
 use crate::lock::{self, Lock};
 use crate::socket::{Socket, now};
 
-/// Descriptors with larger numbers are left alone.
+/// The library leaves descriptors with larger numbers alone.
 const FDS: usize = 1 << 20;
 
-/// How long a call waits for a thread that is about to close its descriptor, in microseconds. That thread does not wait for anything by then, but
-/// others may have its CPU, or a handler may have made it leave in the middle.
+/// How long a call waits for a thread that is about to close its descriptor, in microseconds. That thread does not wait for
+/// anything by then, but other threads may have its CPU, or a signal handler may have made it leave the call in the middle.
 const REPLACING: u64 = 10_000_000;
-/// How long a thread that closes a descriptor waits for those that use its number, in microseconds. None of them sleeps; but one may have
-/// been made to leave in the middle.
+/// How long a thread that closes a descriptor waits for threads that use its number, in microseconds. None of those sleeps, but a
+/// signal handler may have made one of them leave the call in the middle.
 const IN_USE: u64 = 1_000_000;
 
-/// What an entry points to.
+/// An object that entries of the table point to.
 pub trait Entry {
-    /// Calls that are in it.
+    /// Returns the counter of the calls that use the object.
     fn calls(&self) -> &AtomicU32;
 }
 
-/// A call of the program in what a descriptor is, or was when the call came. As long as there is one, the memory is not used again. (Of a call
-/// that a handler has left for good, there is always one.)
+/// A call of the program that uses the object to which a descriptor refers, or referred when the call came. While such a call
+/// exists, the memory is not used again. (A call that a signal handler has left for good exists for ever.)
 pub struct Call<T: Entry + 'static>(&'static T);
 
 impl<T: Entry> Call<T> {
@@ -49,12 +49,12 @@ impl<T: Entry> Call<T> {
 impl<T: Entry> Drop for Call<T> {
     #[inline]
     fn drop(&mut self) {
-        // ORDER table.calls: all that the call has done there. Pairs with: `Table::fresh`.
+        // ORDER table.calls: releases everything that the call has done with the object. Pairs with: `Table::fresh`.
         self.0.calls().fetch_sub(1, Ordering::Release);
     }
 }
 
-/// This thread's mark in an entry: its number, and a bit that no address has.
+/// Returns this thread's mark in an entry: its thread ID, and a bit that no address has.
 fn own_mark<T>() -> *mut T {
     std::ptr::without_provenance_mut((lock::tid() as usize) << 1 | 1)
 }
@@ -64,8 +64,9 @@ fn is_mark<T>(entry: *mut T) -> bool {
     entry.addr() & 1 != 0
 }
 
-/// Waits until the thread whose mark stands in an entry has replaced it. False if the kernel has closed the descriptor already (a close may
-/// linger), if it is this thread, or if it takes too long; then the mark is taken away.
+/// Waits until the thread whose mark stands in an entry has replaced it. Returns false if the kernel has closed the descriptor
+/// already (a close may linger), if the mark is this thread's own, or if the wait takes too long or that thread is dead; in the
+/// last case, removes the mark.
 #[cold]
 fn has_changed<T>(entry: &AtomicPtr<T>, mark: *mut T, fd: c_int) -> bool {
     let owner = (mark.addr() >> 1) as i32;
@@ -92,11 +93,11 @@ fn has_changed<T>(entry: &AtomicPtr<T>, mark: *mut T, fd: c_int) -> bool {
     }
 }
 
-/// Descriptors of one kind.
+/// The descriptors of one kind.
 pub struct Table<T: 'static> {
     entries: [AtomicPtr<T>; FDS],
     free: Lock<Vec<&'static T>>,
-    /// No larger number has had an entry.
+    /// The highest number that has had an entry.
     highest: AtomicUsize,
 }
 
@@ -116,20 +117,20 @@ impl<T: Entry> Table<T> {
         self.entries.get(usize::try_from(fd).ok()?)
     }
 
-    /// What a descriptor is.
+    /// Returns the object to which a descriptor refers.
     #[inline]
     #[expect(unsafe_code, reason = "entries point to what is never freed")]
     pub fn get(&self, fd: c_int) -> Option<&'static T> {
-        // ORDER table.entry: what the entry points to was made before. Pairs with: `Table::set`.
+        // ORDER table.entry: acquires the object, which was created before the entry. Pairs with: `Table::set`.
         let entry = self.entry(fd)?.load(Ordering::Acquire);
         if is_mark(entry) {
             return None;
         }
-        // SAFETY: null, or from `set`, which takes only references that are valid for ever.
+        // SAFETY: the pointer is null, or comes from `set`, which takes only references that are valid for ever.
         unsafe { entry.as_ref() }
     }
 
-    /// The same for a call that works with it. Waits while another thread replaces it.
+    /// Returns the same object for a call that uses it. Waits while another thread replaces the entry.
     #[inline]
     #[expect(unsafe_code, reason = "entries point to what is never freed")]
     pub fn call(&self, fd: c_int) -> Option<Call<T>> {
@@ -145,8 +146,9 @@ impl<T: Entry> Table<T> {
             }
             // SAFETY: as in `get`.
             let what = unsafe { found.as_ref() }?;
-            // ORDER table.calls: either this thread sees that the entry has changed, or whoever would use the memory again sees the
-            // call, because both write before they read and all four are sequentially consistent. Pairs with: `Table::fresh`.
+            // ORDER table.calls: either this thread sees that the entry has changed, or the thread that would use the memory again
+            // sees the call, because both write before they read and all four accesses are sequentially consistent. Pairs with:
+            // `Table::fresh`.
             what.calls().fetch_add(1, Ordering::SeqCst);
             let call = Call(what);
             if entry.load(Ordering::SeqCst) == found {
@@ -155,23 +157,23 @@ impl<T: Entry> Table<T> {
         }
     }
 
-    /// Whether a descriptor is that.
+    /// Returns whether a descriptor refers to this object.
     #[inline]
     pub fn is(&self, fd: c_int, what: &'static T) -> bool {
         // ORDER table.using: see `Using::begin`.
         self.entry(fd).is_some_and(|entry| std::ptr::eq(entry.load(Ordering::SeqCst), what))
     }
 
-    /// From now on this descriptor is that.
+    /// Makes a descriptor refer to this object.
     pub fn set(&self, fd: c_int, what: &'static T) {
         if let Some(entry) = self.entry(fd) {
             self.highest.fetch_max(fd as usize, Ordering::Relaxed);
-            // ORDER table.entry: what it points to is there. Pairs with: `Table::get`.
+            // ORDER table.entry: releases the object, which is complete. Pairs with: `Table::get`.
             entry.store(std::ptr::from_ref(what).cast_mut(), Ordering::Release);
         }
     }
 
-    /// This descriptor is none of ours any more. Returns what it was, to one caller.
+    /// Removes a descriptor's entry. Returns the object to which it referred, to one caller only.
     pub fn take(&self, fd: c_int) -> Option<&'static T> {
         self.swap(fd, std::ptr::null_mut())
     }
@@ -191,7 +193,7 @@ impl<T: Entry> Table<T> {
         None
     }
 
-    /// Memory that nobody uses, or new one. It may allocate.
+    /// Returns an object that no call uses, or a new one. May allocate.
     pub fn fresh(&self, make: impl FnOnce() -> T) -> &'static T {
         let mut free = self.free.lock();
         // ORDER table.calls: see `Table::call`.
@@ -201,12 +203,12 @@ impl<T: Entry> Table<T> {
         unused.unwrap_or_else(|| Box::leak(Box::new(make())))
     }
 
-    /// Nobody finds it by a descriptor any more.
+    /// Allows an object to be used again, because no descriptor leads to it any more.
     pub fn release(&self, what: &'static T) {
         self.free.lock().push(what);
     }
 
-    /// All numbers of a range that have an entry.
+    /// Returns all numbers of a range that have an entry.
     pub fn used(&self, first: u32, last: u32) -> impl Iterator<Item = c_int> {
         let last = (last as usize).min(self.highest.load(Ordering::Relaxed));
         (first as usize..=last)
@@ -217,13 +219,13 @@ impl<T: Entry> Table<T> {
             .map(|fd| fd as c_int)
     }
 
-    /// The child of a fork has one thread.
+    /// Frees the lock in the child of a fork, which has only one thread.
     pub fn free_in_child(&self) {
         self.free.free_in_child();
     }
 }
 
-/// A descriptor that the kernel has just made is a TCP socket.
+/// Adds a TCP socket that the kernel has just created.
 pub fn add_socket(fd: c_int) -> &'static Socket {
     forget(fd);
     let socket = SOCKETS.fresh(Socket::new);
@@ -232,7 +234,7 @@ pub fn add_socket(fd: c_int) -> &'static Socket {
     socket
 }
 
-/// A descriptor that the kernel has just made is an epoll instance.
+/// Adds an epoll instance that the kernel has just created.
 pub fn add_epoll(fd: c_int) {
     forget(fd);
     let instance = EPOLLS.fresh(Instance::new);
@@ -240,7 +242,7 @@ pub fn add_epoll(fd: c_int) {
     EPOLLS.set(fd, instance);
 }
 
-/// `copy` names what `fd` does.
+/// Notes that `copy` refers to the same file as `fd`.
 pub fn duplicate(fd: c_int, copy: c_int) {
     if fd == copy {
         return;
@@ -256,10 +258,10 @@ pub fn duplicate(fd: c_int, copy: c_int) {
     }
 }
 
-/// The kernel has given this number to something else.
+/// Forgets a descriptor, because the kernel has given its number to another file.
 pub fn forget(fd: c_int) {
     if let Some(socket) = SOCKETS.take(fd) {
-        // Nobody may ask the kernel about the connection by this number.
+        // The library must not ask the kernel about the connection by this number.
         leave(socket, fd, -1);
     }
     forget_epoll(fd);
@@ -274,7 +276,8 @@ fn forget_epoll(fd: c_int) {
     }
 }
 
-/// A socket is left by one of its numbers. If it was the last, the connection ends; `open` is the number by which it is still open.
+/// Removes one of a socket's numbers. If it was the last, the connection ends; `open` is the number by which the
+/// kernel's socket is still open, or -1.
 fn leave(socket: &'static Socket, fd: c_int, open: c_int) {
     let is_last = socket.fds.fetch_sub(1, Ordering::AcqRel) == 1;
     if !is_last && socket.fd.load(Ordering::Relaxed) == fd {
@@ -294,9 +297,9 @@ fn leave(socket: &'static Socket, fd: c_int, open: c_int) {
     }
 }
 
-/// Makes a call of the kernel that closes a descriptor, or gives its number to another file.
+/// Makes a system call that closes a descriptor, or gives its number to another file.
 pub fn replace<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
-    /// Takes the mark away, if there is nothing in its place: also if this thread is cancelled in the call.
+    /// Removes the mark if nothing has replaced it, even if this thread is cancelled in the call.
     struct Mark(c_int);
     impl Drop for Mark {
         fn drop(&mut self) {
@@ -316,22 +319,22 @@ pub fn replace<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     call()
 }
 
-/// A call of this library that moves bytes over a socket's descriptor, or changes it. It does not sleep. As long as there is one, the number is
-/// not given to another file.
+/// An operation of this library that moves bytes over a socket's descriptor, or changes the socket. It does not sleep. While it
+/// exists, the number is not given to another file.
 pub struct Using(&'static Socket);
 
 impl Using {
-    /// `None` if the number is not that socket's any more.
+    /// Begins the operation. Returns `None` if the number does not refer to that socket any more.
     pub fn begin(socket: &'static Socket, fd: c_int) -> Option<Self> {
-        // ORDER table.using: either this thread sees that the entry has changed, or whoever closes the descriptor sees this thread,
-        // because both write before they read and all four are sequentially consistent. Pairs with: `leave`.
+        // ORDER table.using: either this thread sees that the entry has changed, or the thread that closes the descriptor sees this
+        // thread, because both write before they read and all four accesses are sequentially consistent. Pairs with: `leave`.
         socket.using.fetch_add(1, Ordering::SeqCst);
         let using = Self(socket);
         (SOCKETS.is(fd, socket) || is_child_of_vfork()).then_some(using)
     }
 }
 
-/// Whether the tables are another process's, and the numbers that are used now are not in them.
+/// Returns whether the tables belong to another process, so that they do not contain the numbers in use now.
 #[cold]
 fn is_child_of_vfork() -> bool {
     #[cfg(not(test))]
@@ -343,18 +346,19 @@ fn is_child_of_vfork() -> bool {
 
 impl Drop for Using {
     fn drop(&mut self) {
-        // A child of a fork in a handler has begun to count anew.
+        // If a signal handler has forked, the child has reset the counter, and it must not go below zero.
         let _ = self.0.using.fetch_update(Ordering::Release, Ordering::Relaxed, |n| n.checked_sub(1));
     }
 }
 
-/// By which number a call goes on that has slept: the program may have closed the one by which it came. EBADF if there is none.
+/// Returns the number with which a call continues after it has slept, because the program may have closed the call's own number.
+/// Fails with EBADF if there is none.
 pub fn number(socket: &'static Socket, fd: c_int) -> Result<c_int> {
     let other = || Some(socket.fd.load(Ordering::Relaxed)).filter(|other| SOCKETS.is(*other, socket));
     if SOCKETS.is(fd, socket) { Ok(fd) } else { other().ok_or(Errno(libc::EBADF)) }
 }
 
-/// In the child of a fork: the threads that were in calls are its parent's.
+/// Resets the counters in the child of a fork, because the threads that were in calls are the parent's.
 pub fn in_child() {
     SOCKETS.free_in_child();
     EPOLLS.free_in_child();
