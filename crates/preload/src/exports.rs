@@ -21,7 +21,7 @@ mod system_calls;
 
 pub use process::owns_tables;
 
-/// Runs when the library is loaded.
+/// Prepares the modules of this library when it is loaded.
 pub fn load() {
     births::load();
     process::owns_tables();

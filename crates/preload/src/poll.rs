@@ -102,7 +102,7 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
     }
 }
 
-/// Returns whether a peer that was asked to can wake this side for all events of interest.
+/// Returns whether the peer can wake this side for all events of interest. This side must have asked for it with [`arm`].
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
     // The daemon wakes no sleeper.
@@ -121,7 +121,7 @@ pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     send::is_ready(socket) && family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
 }
 
-/// A call of the kernel: the descriptors, and how long the call may take.
+/// A system call that waits for events of descriptors. With a timeout of `None` it waits without a limit.
 pub trait Native {
     fn poll(&mut self, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize>;
 }

@@ -58,7 +58,7 @@ fn send_on<'a>(
     tell(into_ring(socket, fd, flags, pieces))
 }
 
-/// Sends by a call of the kernel. Returns `None` if the kernel no longer carries this direction.
+/// Sends with a system call. Returns `None` if the kernel no longer carries this direction.
 #[inline]
 pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() -> isize) -> Option<isize> {
     attend_or_wait(socket, fd);
@@ -194,7 +194,7 @@ fn into_ring<'a>(
     Ok(sent)
 }
 
-/// Sends some of the bytes by a system call, because the kernel carries again or still. That call does not wait, because
+/// Sends some of the bytes with a system call, because the kernel carries again or still. That call does not wait, because
 /// the descriptor's number may become another file's meanwhile.
 #[cold]
 fn natively(
@@ -234,7 +234,8 @@ pub fn go_on<'a>(
     tell(into_ring(socket, fd, flags, pieces))
 }
 
-/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. Returns `None` if the ring does not carry.
+/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. Returns `None` if no ring carries
+/// this direction.
 #[inline]
 fn some_into_ring(
     socket: &'static Socket,
@@ -312,7 +313,7 @@ pub fn probe(socket: &'static Socket) {
     }
 }
 
-/// Returns whether a sending call would not have to wait, or would fail. The direction must be a ring's.
+/// Returns whether a sending call would end without waiting, with success or an error. A ring must carry the direction.
 pub fn is_ready(socket: &'static Socket) -> bool {
     let mut ring = socket.sending.lock();
     ring.as_mut().is_none_or(|sender| sender.ring.ready())
@@ -363,7 +364,7 @@ pub fn has_room_again(socket: &'static Socket, only_look: bool) -> bool {
     true
 }
 
-/// Handles the program's request to shut down sending. Returns false if that is for the kernel to do.
+/// Handles the program's request to shut down sending. Returns false if the kernel must do that.
 pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     let mut ring = socket.sending.lock();
     if socket.sending.carrier() != Carrier::Ring {

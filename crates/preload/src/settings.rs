@@ -10,7 +10,7 @@ use ginnel::AttachOptions;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// Never: this library does nothing.
+    /// Connections are never reported, and this library does nothing.
     Off,
     /// A connection is reported when it has carried enough traffic to be worth it.
     Auto,
@@ -28,7 +28,7 @@ pub fn load() {
         Some(value) if value == "eager" => Mode::Eager,
         _ => Mode::Auto,
     };
-    // A program that runs with the rights of another user must not be led by its caller's environment.
+    // A program that runs with the rights of another user must not obey the environment of its caller.
     let mode = if is_privileged() { Mode::Off } else { mode };
     MODE.store(mode as u8, Ordering::Relaxed);
     attach();

@@ -286,8 +286,8 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     send::send(socket, fd, flags, pieces, native)
 }
 
-/// Returns the connections whose descriptors a message hands over to the kernel, or keeps them there. Returns false if one of
-/// them has not returned in time.
+/// Moves the connections whose descriptors a message hands over back to the kernel, or keeps them there. Returns false if one of
+/// them has not returned to the kernel in time.
 unsafe fn passes_connections(message: *const msghdr) -> bool {
     let mut joined = Vec::new();
     // SAFETY: the program passes a message, and its control messages are complete.

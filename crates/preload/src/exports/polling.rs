@@ -1,4 +1,4 @@
-//! poll, select and epoll.
+//! `poll`, `select`, `epoll` and their variants.
 
 use std::time::Duration;
 

@@ -212,8 +212,8 @@ path_and_words!(execlp, execvp);
 #[cfg(target_arch = "x86_64")]
 path_and_words!(execle, execle_words);
 
-/// Returns the connection to TCP before it records the action, because the action itself happens where this library does not
-/// see it. Returns an error number, as the C library's function does: EAGAIN if the connection has not returned to TCP in time.
+/// Moves the connection back to TCP before it records the action, because this library does not see the action when it
+/// happens. Returns an error number, as the C library's function does: EAGAIN if the connection has not returned to TCP in time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     actions: *mut libc::posix_spawn_file_actions_t,

@@ -1,4 +1,5 @@
-//! Streams of the C library over descriptors. This library does not see the reads and writes of such a stream.
+//! Streams of the C library over descriptors. This library does not see the reads and writes that the C library makes for a
+//! stream. So `fdopen` makes a stream with functions of this library if a connection has changed over.
 
 use std::ffi::c_void;
 
