@@ -1,8 +1,8 @@
-//! The C functions that this library has in front of the C library's.
+//! The C functions with which this library interposes those of the C library.
 //!
-//! Each has the name, type, errors and blocking behaviour of the function that it stands for, and may be called by any thread. A descriptor
-//! that is none of ours costs a look into a table.
-#![allow(unsafe_code)] // C functions, with pointers of the program.
+//! Each has the name, type, errors and blocking behaviour of the function that it replaces, and any thread may call it. For a
+//! descriptor that this library does not handle, a call costs one lookup in a table.
+#![allow(unsafe_code)] // C functions take pointers from the program.
 #![allow(clippy::missing_safety_doc, reason = "the rules are those of the C function of the same name")]
 #![allow(missing_docs, reason = "see the C function of the same name")]
 
@@ -21,7 +21,7 @@ mod system_calls;
 
 pub use process::owns_tables;
 
-/// Runs when the library is loaded.
+/// Prepares the modules of this library when it is loaded.
 pub fn load() {
     births::load();
     process::owns_tables();

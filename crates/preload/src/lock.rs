@@ -1,8 +1,9 @@
 //! The lock of a direction of a socket.
 //!
-//! It is held for a copy, never while sleeping. The word names the thread that holds it. A thread that finds itself there has left
-//! the call that took the lock without returning from it (`longjmp` out of a signal handler), or is in a signal handler that
-//! interrupted it: it goes on. Each publish in a ring is one store, so the ring is whole at every instruction.
+//! A thread holds the lock while it copies bytes, and never while it sleeps. The lock's word names the thread that holds it. If
+//! a thread finds its own number there, it has left the call that took the lock without returning from it (`longjmp` out of a
+//! signal handler), or it is in a signal handler that interrupted that call. In both cases the thread continues as the owner.
+//! Each publish in a ring is one store, so the ring is consistent at every instruction.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -10,8 +11,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::confined::is_confined;
 
-/// The number of each thread, once it was asked for. Every lock needs it, so it lies where threads have the variables of what the program began
-/// with: it is found without a call, which those of a library that may come later need.
+/// The number of each thread, or 0 until the thread first asks for it. Every lock operation needs the number. So it lies in
+/// static thread-local storage, among the variables of the libraries that were loaded at program start. A thread finds it there
+/// without a function call, which the thread-local variables of a library that may be loaded later would need.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "a variable of a thread, in assembly")]
 mod own {
@@ -32,7 +34,7 @@ mod own {
     #[inline]
     pub fn get() -> i32 {
         let tid: i32;
-        // SAFETY: reads this thread's variable.
+        // SAFETY: the code only reads this thread's own variable.
         unsafe {
             asm!(
                 "mov {at}, qword ptr [rip + ginnel_preload_tid@GOTTPOFF]",
@@ -46,7 +48,7 @@ mod own {
     }
 
     pub fn set(tid: i32) {
-        // SAFETY: writes this thread's variable, of which there are no references.
+        // SAFETY: the code writes this thread's own variable, to which there are no references.
         unsafe {
             asm!(
                 "mov {at}, qword ptr [rip + ginnel_preload_tid@GOTTPOFF]",
@@ -76,7 +78,7 @@ mod own {
     }
 }
 
-/// This thread's number.
+/// Returns this thread's number (`gettid`).
 #[inline]
 pub fn tid() -> i32 {
     match own::get() {
@@ -92,34 +94,35 @@ pub fn tid() -> i32 {
 #[cold]
 #[expect(unsafe_code, reason = "gettid, which has no rules")]
 fn thread_number() -> i32 {
-    // SAFETY: it cannot fail.
+    // SAFETY: `gettid` cannot fail.
     unsafe { libc::gettid() }
 }
 
-/// Whether there is a thread of this number in this process.
+/// Returns whether this process has a thread with this number.
 #[cold]
 #[expect(unsafe_code, reason = "asks about a thread")]
 pub fn is_alive(tid: i32) -> bool {
-    // SAFETY: signal 0 does nothing.
+    // SAFETY: signal 0 only checks whether the thread exists.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) == 0 }
 }
 
-/// The thread has another number: it is the only one of a child.
+/// Forgets this thread's number. The only thread of a child process calls this, because its number differs from the parent
+/// thread's.
 pub fn forget_tid() {
     own::set(0);
 }
 
-/// Something that one thread at a time works on.
+/// A value that only one thread at a time can access.
 pub struct Lock<T> {
     owner: AtomicI32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only by the thread that holds the lock.
+// SAFETY: only the thread that holds the lock accesses the value.
 #[expect(unsafe_code, reason = "a lock hands out exclusive access")]
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// How often the word is looked at before others are let onto the CPU.
+/// The number of attempts after which a waiting thread begins to yield the CPU to others.
 const LOOKS: u32 = 100;
 
 impl<T> Lock<T> {
@@ -127,12 +130,12 @@ impl<T> Lock<T> {
         Self { owner: AtomicI32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Waits for the lock, which nobody holds for long.
+    /// Waits for the lock. Threads hold it only briefly.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         let me = tid();
         let mut looks = 0;
-        // ORDER preload.lock: what the last owner did. Pairs with: `Guard::drop`.
+        // ORDER preload.lock: the new owner sees what the last owner did. Pairs with: `Guard::drop`.
         while let Err(owner) = self.owner.compare_exchange_weak(0, me, Ordering::Acquire, Ordering::Relaxed) {
             if owner == me {
                 break;
@@ -142,7 +145,7 @@ impl<T> Lock<T> {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();
-                // A thread of the parent of this process, or one that was cancelled.
+                // The owner may be a thread of the parent of this process, or a cancelled thread.
                 if looks.is_multiple_of(1000) && !is_alive(owner) {
                     let _ = self.owner.compare_exchange(owner, 0, Ordering::Relaxed, Ordering::Relaxed);
                 }
@@ -151,19 +154,19 @@ impl<T> Lock<T> {
         Guard(self)
     }
 
-    /// The child of a fork has one thread: whoever else held the lock is not there.
+    /// Frees the lock in the child of a fork. The child has one thread, so a thread that held the lock does not exist there.
     pub fn free_in_child(&self) {
         self.owner.store(0, Ordering::Relaxed);
     }
 }
 
-/// The lock is held.
+/// Proof that this thread holds the lock. The lock is released when the guard is dropped.
 pub struct Guard<'a, T>(&'a Lock<T>);
 
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // ORDER preload.lock: what was done under the lock. Pairs with: `Lock::lock`.
+        // ORDER preload.lock: publishes what this thread did under the lock. Pairs with: `Lock::lock`.
         self.0.owner.store(0, Ordering::Release);
     }
 }

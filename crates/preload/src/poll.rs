@@ -25,10 +25,10 @@ const STEP: Duration = Duration::from_millis(1);
 /// of an allocator.
 pub type List = SmallVec<[pollfd; FEW]>;
 const FEW: usize = 32;
-/// So many descriptors may be all that the program may have.
+/// With this many descriptors, the call may already contain all that the program is allowed to have.
 const MANY: usize = 256;
 
-/// Events of a socket that is not the kernel's alone, out of those of `poll`.
+/// Returns which events of interest (as for `poll`) are present at a socket that the kernel alone does not carry.
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
     let mut events = 0;
     let input = libc::POLLIN | libc::POLLRDNORM;
@@ -61,7 +61,7 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     events
 }
 
-/// What a sleeper waits for. The peer wakes it until [`rise`].
+/// The conditions for which a sleeper waits. The peer wakes it for them until [`rise`].
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Armed {
     data: bool,
@@ -102,7 +102,7 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
     }
 }
 
-/// Returns whether a peer that was asked to can wake this side for all events of interest.
+/// Returns whether the peer can wake this side for all events of interest. This side must have asked for it with [`arm`].
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
     // The daemon wakes no sleeper.
@@ -116,11 +116,12 @@ pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     if !output || socket.sending.carrier() != Carrier::Ring {
         return family::may_drain(socket);
     }
-    // Nothing reports that there will be no room.
+    // A thread that waits for room in a full ring checks by the clock, because no event reports that the peer will make no
+    // room. After a while, `returning::is_full` then returns the direction to the kernel.
     send::is_ready(socket) && family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
 }
 
-/// A call of the kernel: the descriptors, and how long the call may take.
+/// A system call that waits for events of descriptors. With a timeout of `None` it waits without a limit.
 pub trait Native {
     fn poll(&mut self, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize>;
 }
@@ -191,7 +192,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         // The kernel takes no more entries than the program may have descriptors.
         let point = if is_confined() || own >= MANY { None } else { WaitPoint::take() };
         for poll in fds.iter() {
-            // Its memory is not another one's before this thread is awake.
+            // While this thread sleeps, the call keeps the socket's memory from being reused for another socket.
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
                 let socket = call.what();
                 let how = point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket));
@@ -295,7 +296,7 @@ fn any_ready(fds: &[pollfd]) -> bool {
     })
 }
 
-/// What the cache of a socket has queued, which has not changed over.
+/// Returns the events for what the cache has queued for a socket that has not changed over.
 fn answered(poll: &pollfd) -> c_short {
     SOCKETS.get(poll.fd).map_or(0, |socket| cache::readiness(socket, poll.events))
 }

@@ -1,8 +1,8 @@
-//! The functions that this library stands in front of.
+//! The functions of the C library that this library interposes.
 //!
-//! They are looked up once, when the library is loaded. Calls that come before that (an allocator may read files while the
-//! loader still works) go to the kernel directly, because looking a function up may allocate.
-#![allow(unsafe_code)] // The C library.
+//! They are looked up once, when this library is loaded. Earlier calls (an allocator may read files while the loader is still
+//! working) go to the kernel directly, because a lookup may allocate.
+#![allow(unsafe_code)] // Calls the C library.
 #![allow(
     clippy::missing_safety_doc,
     reason = "each is the C function of its name, with that function's rules"
@@ -16,7 +16,7 @@ use libc::{
     pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
-/// An argument as the kernel takes it.
+/// An argument that can be converted to the word which the kernel expects.
 trait Word {
     fn word(self) -> c_long;
 }
@@ -52,7 +52,7 @@ macro_rules! real {
                 let found = $slot.load(Ordering::Relaxed);
                 let number: Option<c_long> = None$(.or(Some(libc::$number)))?;
                 if let (true, Some(number)) = (found.is_null(), number) {
-                    // SAFETY: the function of this name is this system call, with the same arguments.
+                    // SAFETY: the function of this name makes this system call with the same arguments.
                     return unsafe { early(number, &[$($arg.word()),*]) } as $r;
                 }
                 let found = if found.is_null() { look_up(&$slot, concat!(stringify!($name), "\0")) } else { found };
@@ -60,12 +60,12 @@ macro_rules! real {
                 let function = unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($t),*) -> $r>(found)
                 };
-                // SAFETY: the caller keeps the rules of that function.
+                // SAFETY: the caller obeys the rules of that function.
                 unsafe { function($($arg),*) }
             }
         )*
 
-        /// Looks all of them up.
+        /// Looks up all of these functions.
         fn find_all() {
             $(look_up(&$slot, concat!(stringify!($name), "\0"));)*
         }
@@ -133,20 +133,21 @@ real! {
     EPOLL_PWAIT2: epoll_pwait2(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
 }
 
-/// A system call, before the C library's functions were looked up.
+/// Makes a system call before the functions of the C library have been looked up.
 #[cold]
 unsafe fn early(number: c_long, arguments: &[c_long]) -> c_long {
     let at = |i: usize| arguments.get(i).copied().unwrap_or(0);
-    // SAFETY: the caller has the system call's arguments; further ones are ignored.
+    // SAFETY: the caller passes the arguments of the system call, and the kernel ignores further ones.
     unsafe { system_call(number, [at(0), at(1), at(2), at(3), at(4), at(5)]) }
 }
 
-/// A system call, as the C library's `syscall` makes it, which this library stands in front of.
+/// Makes a system call in the way of the C library's `syscall`, which itself is not usable here because this library interposes it.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn system_call(number: c_long, arguments: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = arguments;
     let result: c_long;
-    // SAFETY: the caller keeps the rules of the system call. The kernel changes RCX and R11 beside the result (the x86-64 psABI, A.2.1).
+    // SAFETY: the caller obeys the rules of the system call. Besides the result, the kernel changes RCX and R11 (the x86-64
+    // psABI, A.2.1).
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -168,11 +169,11 @@ pub unsafe fn system_call(number: c_long, arguments: [c_long; 6]) -> c_long {
 #[cfg(not(target_arch = "x86_64"))]
 pub unsafe fn system_call(number: c_long, arguments: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the caller keeps the rules of the system call.
+    // SAFETY: the caller obeys the rules of the system call.
     unsafe { libc::syscall(number, a, b, c, d, e, f) }
 }
 
-/// What the kernel says, as C has it.
+/// Converts the kernel's result to that of a C function: for an error, sets errno and returns -1.
 #[cfg(target_arch = "x86_64")]
 pub extern "C" fn told(result: c_long) -> c_long {
     match result {
@@ -184,17 +185,18 @@ pub extern "C" fn told(result: c_long) -> c_long {
     }
 }
 
-/// Looks a function up behind this library; what is not there is said to be missing by the kernel, as on an older system.
+/// Looks up a function in the libraries behind this one. If none of them has it, the result is [`missing`], which fails with
+/// ENOSYS like a system call on an older kernel.
 #[cold]
 pub fn look_up(slot: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
-    // SAFETY: `name` ends with a zero.
+    // SAFETY: all callers pass a `name` that ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
     let found = if found.is_null() { missing as *mut c_void } else { found };
     slot.store(found, Ordering::Relaxed);
     found
 }
 
-/// Stands for a function that the C library does not have.
+/// Replaces a function that the C library does not have.
 pub extern "C-unwind" fn missing() -> c_long {
     crate::errno::Errno(libc::ENOSYS).set();
     -1

@@ -1,8 +1,8 @@
-//! What became of each connection, for `ginnel run --report`.
+//! Reports the fate of each connection, for `ginnel run --report`.
 //!
-//! The report's file is opened for each line: a descriptor that is kept would be closed by programs that close what they do not know,
-//! and its number given to something else.
-#![allow(unsafe_code)] // Calls of the kernel.
+//! The library opens the report's file for each line. Some programs close all descriptors that they do not know. Such a program
+//! would close a permanently open descriptor, and its number would then be given to another file.
+#![allow(unsafe_code)] // Makes system calls.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
@@ -22,7 +22,7 @@ static FILE: OnceLock<CString> = OnceLock::new();
 static PROGRAM: OnceLock<String> = OnceLock::new();
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Begins a report, if the environment names one. Runs when the library is loaded.
+/// Begins a report, if the environment names a file for it. Runs when the library is loaded.
 pub fn load() {
     let Some(path) = std::env::var_os("GINNEL_SOCKETS_REPORT") else { return };
     let Ok(path) = CString::new(path.into_vec()) else { return };
@@ -35,16 +35,16 @@ pub fn load() {
         false => "GINNEL_SOCKETS is off, or the program has the rights of another user",
     };
     write(&Record { event: Event::Process, reason: reason.into(), ..head() });
-    // SAFETY: a function of this library that takes no argument.
+    // SAFETY: `at_exit` is a function of this library and takes no argument.
     unsafe { libc::atexit(at_exit) };
 }
 
-/// A number for a connection that has begun.
+/// Returns the number for a new connection. Numbers start with 1.
 pub fn number() -> u64 {
     CONNECTIONS.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// What every record of this process has. (What a child of `vfork` does is its parent's.)
+/// Returns a record with the fields that all records of this process have. (The work of a child of `vfork` counts as its parent's.)
 fn head() -> Record<'static> {
     let program = PROGRAM.get().map_or("", String::as_str);
     Record { pid: crate::family::process() as u32, program: program.into(), ..Record::default() }
@@ -54,28 +54,28 @@ fn write(record: &Record<'_>) {
     let Some(path) = FILE.get() else { return };
     let _errno = Kept::new();
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
-    // SAFETY: a path that ends with a zero.
+    // SAFETY: the path ends with a zero.
     let fd = unsafe { libc::open(path.as_ptr(), flags, 0o600) };
     if fd < 0 {
         return;
     }
-    // SAFETY: as many bytes. A line that does not fit on the disk is lost.
+    // SAFETY: `line` has `line.len()` bytes. A line is lost if the disk is full.
     record.append(|line| unsafe { real::write(fd, line.as_ptr().cast(), line.len()) });
-    // SAFETY: opened above.
+    // SAFETY: the descriptor was opened above.
     unsafe { real::close(fd) };
 }
 
-/// It stays on TCP.
+/// Reports that a connection stays on TCP.
 pub fn stays(socket: &Socket) {
     tell(socket, Event::Stays);
 }
 
-/// It has rings, or a direction has changed over.
+/// Reports that a connection has its rings, or that a direction has changed over.
 pub fn changed(socket: &Socket) {
     tell(socket, Event::Joined);
 }
 
-/// Its last descriptor is about to be closed, or the process ends.
+/// Reports the end of a connection: its last descriptor is about to be closed, or the process ends.
 #[inline]
 pub fn ended(socket: &Socket) {
     if is_on() {
@@ -83,7 +83,7 @@ pub fn ended(socket: &Socket) {
     }
 }
 
-/// Whether anything is reported.
+/// Returns whether this process writes a report.
 #[inline]
 fn is_on() -> bool {
     FILE.get().is_some() && !crate::confined::is_confined()
@@ -94,7 +94,7 @@ fn tell_end(socket: &Socket) {
     let event = {
         let mut facts = socket.facts.lock();
         match (facts.number, facts.channel) {
-            // It was no connection.
+            // The socket was never connected.
             (0, _) => return,
             (_, 0) => {
                 if facts.reason.is_empty() {
@@ -152,12 +152,12 @@ fn tell(socket: &Socket, event: Event) {
     });
 }
 
-/// When a direction has changed over.
+/// Returns the time in microseconds after which a direction changed over, or `None` if it has not.
 fn after<R>(direction: &Direction<R>) -> Option<u64> {
     Some(direction.changed_after.load(Ordering::Relaxed)).filter(|after| *after != 0)
 }
 
-/// What the program leaves open when it ends in order.
+/// Reports the connections that are still open when the program exits normally.
 extern "C" fn at_exit() {
     let mut told = Vec::new();
     for fd in table::SOCKETS.used(0, u32::MAX) {

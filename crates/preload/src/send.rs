@@ -58,7 +58,7 @@ fn send_on<'a>(
     tell(into_ring(socket, fd, flags, pieces))
 }
 
-/// Sends by a call of the kernel. Returns `None` if the kernel no longer carries this direction.
+/// Sends with a system call. Returns `None` if the kernel no longer carries this direction.
 #[inline]
 pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() -> isize) -> Option<isize> {
     attend_or_wait(socket, fd);
@@ -72,7 +72,7 @@ pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() 
     Some(sent)
 }
 
-/// What has to be done before a call does its own.
+/// Does the work that is due for a connection before a call does its own work.
 #[cold]
 fn attend(socket: &'static Socket, fd: c_int) {
     let _errno = Kept::new();
@@ -82,7 +82,7 @@ fn attend(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// What has to be done before a call moves bytes.
+/// Does the work that is due for a connection before a call moves bytes.
 #[inline]
 pub fn attend_or_wait(socket: &'static Socket, fd: c_int) {
     if socket.needs_attention() && !meet::is_young(socket) {
@@ -91,7 +91,7 @@ pub fn attend_or_wait(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// The same for other calls that look at the socket.
+/// Does the same for other calls that look at the socket.
 #[inline]
 pub fn attend_if_needed(socket: &'static Socket, fd: c_int) {
     if socket.needs_attention() {
@@ -99,7 +99,8 @@ pub fn attend_if_needed(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// Small pieces of a call are put into the ring together, so that the peer gets them together and is woken once.
+/// The number of bytes up to which the small pieces of a call are put into the ring together, so that the peer gets them
+/// together and is woken once.
 const TOGETHER: usize = 4096;
 
 /// Returns the piece, or a copy of it and of as many following pieces as there is room for.
@@ -193,7 +194,7 @@ fn into_ring<'a>(
     Ok(sent)
 }
 
-/// Sends some of the bytes by a call of the kernel, which carries again or still. That call does not wait, because
+/// Sends some of the bytes with a system call, because the kernel carries again or still. That call does not wait, because
 /// the descriptor's number may become another file's meanwhile.
 #[cold]
 fn natively(
@@ -208,7 +209,7 @@ fn natively(
         None => tell(Err(Errno(libc::EBADF))),
     };
     let sent = socket.sending.through_kernel(send, |sent: &isize| usize::try_from(*sent).unwrap_or(0));
-    // A ring carries, or is about to.
+    // Without a result, a ring carries or is about to.
     match sent.map_or(Ok(0), check) {
         Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd) => {
             wait::for_kernel(fd, deadline).map(|()| 0)
@@ -217,7 +218,7 @@ fn natively(
     }
 }
 
-/// The same as [`send`] for a call that goes on after it has sent something.
+/// Does the same as [`send`], for a call that continues after it has sent something.
 pub fn go_on<'a>(
     socket: &'static Socket,
     fd: c_int,
@@ -233,7 +234,8 @@ pub fn go_on<'a>(
     tell(into_ring(socket, fd, flags, pieces))
 }
 
-/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. Returns `None` if the ring does not carry.
+/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. Returns `None` if no ring carries
+/// this direction.
 #[inline]
 fn some_into_ring(
     socket: &'static Socket,
@@ -248,7 +250,7 @@ fn some_into_ring(
     let written = write(socket, fd, &mut ring, bytes, &mut has_woken);
     drop(ring);
     if has_woken {
-        // The peer may have meant to be seen.
+        // The peer may have asked for the wake-up because it wants this side to return to the kernel.
         returning::leave_if_recalled(socket, fd);
     }
     Some(written)
@@ -274,7 +276,7 @@ fn write(
         doorbell::wake(socket, fd, &sender.waker);
     });
     if written == Err(SendError::Full) {
-        // By a call that a handler has left.
+        // A call that a signal handler has left (`longjmp`) may still owe the peer a wake-up.
         if sender.ring.take_owed() {
             doorbell::wake(socket, fd, &sender.waker);
         }
@@ -288,21 +290,22 @@ fn write(
     }
     socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
     if socket.gives_up.load(Ordering::Relaxed) && socket.receiving.waiting.load(Ordering::Relaxed) > 0 {
-        // Somebody waits for the answer already.
+        // Another thread already waits for the answer, and relies on the kernel's timeout for unacknowledged bytes (see `probe`).
         kernel::wake(socket, fd);
     }
     Ok(n)
 }
 
-/// Bytes in the ring that the peer's program has not received. The room of others may not have come back yet; a peer that says nonsense
-/// is believed no more than that.
+/// Returns how many bytes in the ring the peer's program has not received. The peer may not have released the room of received
+/// bytes yet. The result never exceeds the bytes in flight, whatever number the peer has stored.
 pub fn untaken(sender: &SocketSender) -> usize {
     let untaken = sender.ring.cursor().position.saturating_sub(carrier::taken(sender.ring.memory()));
     usize::try_from(untaken).unwrap_or(usize::MAX).min(sender.ring.in_flight())
 }
 
-/// Somebody is about to sleep who counts on the kernel to notice that nobody acknowledges what was sent (TCP_USER_TIMEOUT). It knows
-/// nothing of what is in the ring, so it is given a byte, as long as the peer has not taken that.
+/// Sends a wake byte if the ring has bytes that the peer has not taken. It is for a thread that is about to sleep and relies on
+/// the kernel to notice that the peer acknowledges nothing (TCP_USER_TIMEOUT). The kernel does not know the bytes in the ring,
+/// so it needs a byte of its own.
 #[cold]
 pub fn probe(socket: &'static Socket) {
     if socket.sending.lock().as_ref().is_some_and(|sender| untaken(sender) > 0) {
@@ -310,7 +313,7 @@ pub fn probe(socket: &'static Socket) {
     }
 }
 
-/// Returns whether a sending call would not have to wait, or would fail. The direction must be a ring's.
+/// Returns whether a sending call would end without waiting, with success or an error. A ring must carry the direction.
 pub fn is_ready(socket: &'static Socket) -> bool {
     let mut ring = socket.sending.lock();
     ring.as_mut().is_none_or(|sender| sender.ring.ready())
@@ -349,7 +352,8 @@ pub fn rise(socket: &'static Socket) {
     }
 }
 
-/// Whether there is room again after a call had to say that there was none. With `only_look`, it is said again.
+/// Returns whether there is room again after a call had to report that there was none. It returns this once, unless `only_look`
+/// is true.
 pub fn has_room_again(socket: &'static Socket, only_look: bool) -> bool {
     if !socket.was_full.load(Ordering::Relaxed) || !is_ready(socket) {
         return false;
@@ -360,7 +364,7 @@ pub fn has_room_again(socket: &'static Socket, only_look: bool) -> bool {
     true
 }
 
-/// Handles the program's request to shut down sending. Returns false if that is for the kernel to do.
+/// Handles the program's request to shut down sending. Returns false if the kernel must do that.
 pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     let mut ring = socket.sending.lock();
     if socket.sending.carrier() != Carrier::Ring {
@@ -369,7 +373,7 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     if !socket.sending.uses() {
         return true;
     }
-    // The end is where the receiver looks for it.
+    // No other ring takes over any more, so the end of the stream is in the ring where the receiver looks for it.
     drop(ring.stay());
     if let Some(sender) = ring.as_mut()
         && sender.ring.finish()
@@ -406,10 +410,10 @@ fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) ->
     }
 }
 
-/// As the kernel does: to this thread.
+/// Sends SIGPIPE to this thread, as the kernel does.
 #[expect(unsafe_code, reason = "a signal to this very thread")]
 fn raise_sigpipe() {
-    // SAFETY: both numbers are this thread's.
+    // SAFETY: the numbers are those of this process and of this thread.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGPIPE) };
 }
 

@@ -1,4 +1,4 @@
-//! What the user has set in the environment.
+//! The settings that the user makes in the environment.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -6,28 +6,29 @@ use std::time::Duration;
 
 use ginnel::AttachOptions;
 
-/// When connections are reported to the daemon.
+/// The time at which connections are reported to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// Never: this library does nothing.
+    /// Connections are never reported, and this library does nothing.
     Off,
-    /// Once they have shown life.
+    /// A connection is reported when it has carried enough traffic to be worth it.
     Auto,
-    /// At once.
+    /// A connection is reported as soon as it exists.
     Eager,
 }
 
 static MODE: AtomicU8 = AtomicU8::new(Mode::Off as u8);
 
-/// Reads `GINNEL_SOCKETS`: `off`, `auto` (the default) or `eager`. Until then, nothing is done.
+/// Reads `GINNEL_SOCKETS` (`off`, `auto`, which is the default, or `eager`) and the other settings. Before this call, the mode
+/// is `off`.
 pub fn load() {
     let mode = match std::env::var_os("GINNEL_SOCKETS") {
         Some(value) if value == "off" => Mode::Off,
         Some(value) if value == "eager" => Mode::Eager,
         _ => Mode::Auto,
     };
-    // A program that runs with the rights of another user must not be led by its caller's environment.
+    // A program that runs with the rights of another user must not obey the environment of its caller.
     let mode = if is_privileged() { Mode::Off } else { mode };
     MODE.store(mode as u8, Ordering::Relaxed);
     attach();
@@ -36,10 +37,10 @@ pub fn load() {
     crate::report::load();
 }
 
-/// Where memcached listens, if nobody says otherwise.
+/// The default port of memcached.
 const CACHE_PORT: u16 = 11211;
 
-/// Reads `GINNEL_CACHE`: ports at which there may be caches (11211 by default), or `off`.
+/// Reads `GINNEL_CACHE`: a list of the ports at which caches may listen (11211 by default), or `off`.
 fn ports() -> &'static [u16] {
     static PORTS: OnceLock<Vec<u16>> = OnceLock::new();
     PORTS.get_or_init(|| match std::env::var("GINNEL_CACHE") {
@@ -51,24 +52,25 @@ fn ports() -> &'static [u16] {
     })
 }
 
-/// Whether there may be a cache at this port.
+/// Returns whether a cache may listen at this port.
 pub fn is_cache_port(port: u16) -> bool {
     ports().contains(&port)
 }
 
 #[expect(unsafe_code, reason = "getauxval, which has no rules")]
 fn is_privileged() -> bool {
-    // SAFETY: it can be asked anything.
+    // SAFETY: `getauxval` accepts any number.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// How this process attaches. As it was set when the program began, because programs may clear their environment.
+/// Returns the options with which this process attaches. They are read when the program starts, because programs may clear
+/// their environment.
 pub fn attach() -> &'static AttachOptions {
     static ATTACH: OnceLock<AttachOptions> = OnceLock::new();
     ATTACH.get_or_init(AttachOptions::default)
 }
 
-/// `GINNEL_SOCKETS_WAIT`: for how many milliseconds `settle` waits, if it does.
+/// Returns the time for which `settle` waits, or `None` if it does not wait. `GINNEL_SOCKETS_WAIT` sets it in milliseconds.
 pub fn wait() -> Option<Duration> {
     static WAIT: OnceLock<Option<Duration>> = OnceLock::new();
     *WAIT.get_or_init(|| {
@@ -77,16 +79,17 @@ pub fn wait() -> Option<Duration> {
     })
 }
 
-/// Nothing is done for connections that have shown no life: neither are they reported at once, nor does anybody wait for them.
+/// If true, the library ignores connections with little traffic so far: it does not report them at once, and no call waits for
+/// them.
 static LETS_AGE: AtomicBool = AtomicBool::new(false);
 
-/// Whether nothing is done for connections that have shown no life.
+/// Returns whether the library ignores connections with little traffic so far.
 #[inline]
 pub fn lets_age() -> bool {
     LETS_AGE.load(Ordering::Relaxed)
 }
 
-/// What is set.
+/// Returns the mode that `GINNEL_SOCKETS` has set.
 #[inline]
 pub fn mode() -> Mode {
     match MODE.load(Ordering::Relaxed) {
@@ -96,7 +99,7 @@ pub fn mode() -> Mode {
     }
 }
 
-/// Whether this library does anything.
+/// Returns whether this library handles connections at all.
 #[inline]
 pub fn is_on() -> bool {
     mode() != Mode::Off

@@ -1,8 +1,9 @@
-//! `GINNEL_SOCKETS_WAIT`, for tests: connections wait until they have changed over.
+//! `GINNEL_SOCKETS_WAIT`, for tests: calls wait until a connection has changed over.
 //!
-//! Tests that send a few bytes over a connection and close it would change nothing over but by luck. With this, `accept` and the first
-//! call that sends or receives over a connection wait for it, but no longer than this time. Both ends may be in one
-//! process, even in one thread, so whoever waits brings all connections of the process further.
+//! In a test that sends a few bytes over a connection and closes it, the connection would change over only by luck. With this
+//! setting, `accept` and the first call that sends or receives over a connection wait until it has changed over, but no longer
+//! than the given time. Both ends may be in one process, or even in one thread, so a waiting thread advances all connections of
+//! the process.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,10 +16,10 @@ use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 use crate::{change, kernel, meet, settings};
 
-/// Between two looks.
+/// The pause between two checks.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Waits for a connection that has not waited before, if that is set.
+/// Waits until a connection has changed over, if the setting is there and no call has waited for this connection before.
 #[cold]
 pub fn wait(socket: &'static Socket) {
     let Some(patience) = settings::wait() else { return };
@@ -33,13 +34,14 @@ pub fn wait(socket: &'static Socket) {
     }
 }
 
-/// Whether both directions are where they are to be. What was sent over TCP before the change need not have been received.
+/// Returns whether both directions have reached their final carrier. Bytes that were sent over TCP before the change may still
+/// be unreceived.
 fn is_settled(socket: &'static Socket) -> bool {
     let changed = || socket.sending.carrier() == Carrier::Ring && crate::receive::is_named(socket);
     !socket.needs_attention() || socket.is_passed() || (socket.is_joined() && changed())
 }
 
-/// Brings a socket further, unless it is still being connected.
+/// Advances the change of a socket, unless it is still connecting.
 fn attend(fd: c_int) {
     let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.needs_attention()) else { return };
     if socket.stage() == Stage::Native && ginnel_tcp::addresses(kernel::borrow(fd)).is_err() {

@@ -1,32 +1,34 @@
-//! Signals that end a call which waits.
+//! Signals that end a waiting call.
 //!
-//! The kernel restarts a `recv` or `send` without a timeout after a handler with SA_RESTART, and ends one after any other handler. It
-//! never restarts `poll`, in which this library waits for such calls now and then; so what that call would have done is decided here. A
-//! program with some handlers of either kind has to expect EINTR, so it is told.
+//! After a handler with SA_RESTART, the kernel restarts a `recv` or `send` that has no timeout. After any other handler the
+//! call ends. The kernel never restarts `poll`, and this library sometimes waits in `poll` on behalf of such a call. So this
+//! module decides whether the call would have been restarted. A program that has handlers of both kinds must expect EINTR, so
+//! its call fails with EINTR.
 //!
-//! A handler may leave the call that it interrupts without returning to it (`longjmp`): what that call had locked stays locked. The locks of
-//! directions know that ([`crate::lock`]). What takes another lock, or allocates, runs with [`Blocked`] signals, and what is made once is
-//! made when the library is loaded.
-#![allow(unsafe_code)] // Asks the kernel what handlers there are.
+//! A handler may leave the interrupted call without returning to it (`longjmp`), and then the locks of that call stay locked.
+//! The locks of directions handle this ([`crate::lock`]). Code that takes another lock or allocates runs with [`Blocked`]
+//! signals, and everything that is created only once is created when the library is loaded.
+#![allow(unsafe_code)] // Asks the kernel which handlers are installed.
 
 use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, Result};
 use crate::real;
 
-/// A handler has run while a call waited in `poll`. EINTR if the call that the program made ends by that.
+/// Decides what happens to the program's call after a signal handler has interrupted its `poll`. Returns EINTR if the call ends.
 #[cold]
 pub fn interrupted(has_timeout: bool) -> Result<()> {
     let _errno = Kept::new();
     if has_timeout || (1..=libc::SIGRTMAX()).any(ends_calls) { Err(Errno(libc::EINTR)) } else { Ok(()) }
 }
 
-/// Signals of a thread's own faults. None comes while the thread waits, and this library and runtimes have handlers for them.
+/// Signals for faults of the thread itself. They do not arrive while the thread waits. This library and language runtimes have
+/// handlers for them.
 const FAULTS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// Whether a signal has a handler without SA_RESTART that may have run while a call waited.
+/// Returns whether a signal has a handler without SA_RESTART that may have run while a call waited.
 fn ends_calls(signal: libc::c_int) -> bool {
-    // SAFETY: room for what is there now; it is valid as zeros, and nothing is changed.
+    // SAFETY: `now` has room for the current action, and zeros are a valid value for it. The call changes no action.
     let (result, now) = unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         (libc::sigaction(signal, std::ptr::null(), &raw mut now), now)
@@ -35,16 +37,17 @@ fn ends_calls(signal: libc::c_int) -> bool {
     result == 0 && !FAULTS.contains(&signal) && has_handler && now.sa_flags & libc::SA_RESTART == 0
 }
 
-/// No handler runs in this thread until it is dropped.
+/// Blocks all signals of this thread, except those for faults, until it is dropped.
 pub struct Blocked(Option<libc::sigset_t>);
 
 impl Blocked {
     pub fn new() -> Self {
-        // A program that has confined itself may be killed for it.
+        // A seccomp filter may kill the program for the system call below.
         if is_confined() {
             return Self(None);
         }
-        // SAFETY: room for two sets; zeros are valid ones. A fault of this thread's own would kill it, as it should.
+        // SAFETY: the variables have room for two sets, and zeros are valid sets. The set leaves out the
+        // signals for faults, so a fault of this thread still has its usual effect.
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
@@ -60,16 +63,16 @@ impl Blocked {
 impl Drop for Blocked {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // SAFETY: what was there before.
+            // SAFETY: `before` is the mask that `new` has replaced.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
         }
     }
 }
 
-/// Sleeps for some milliseconds, in a call of the kernel that a handler ends.
+/// Sleeps for some milliseconds. Fails with EINTR if a signal handler runs.
 pub fn sleep(milliseconds: libc::c_int) -> Result<()> {
     let _errno = Kept::new();
-    // SAFETY: no descriptors.
+    // SAFETY: the list of descriptors is empty, so the kernel does not read it.
     match unsafe { real::poll(std::ptr::null_mut(), 0, milliseconds) } {
         -1 => Err(Errno::last()),
         _ => Ok(()),

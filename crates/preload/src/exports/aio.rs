@@ -1,7 +1,7 @@
 //! POSIX asynchronous I/O.
 //!
-//! The C library does it in threads of its own, which call the kernel. A connection that has not changed over stays on TCP; on one that
-//! has, there is none (ENOSYS).
+//! The C library performs it in its own threads, which call the kernel. A connection that has not changed over stays on TCP. On
+//! a connection that has changed over, asynchronous I/O fails with ENOSYS.
 
 use libc::{aiocb, c_int, sigevent};
 
@@ -9,7 +9,7 @@ use super::io::connection;
 use crate::errno::fail;
 use crate::real;
 
-/// Whether the kernel may read from the descriptor, or write to it.
+/// Returns whether the kernel may read from the descriptor or write to it.
 fn is_the_kernels(fd: c_int) -> bool {
     connection(fd).is_none_or(|call| {
         let socket = call.what();
@@ -22,7 +22,7 @@ macro_rules! aio {
     ($($name:ident;)*) => {$(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(control: *mut aiocb) -> c_int {
-            // SAFETY: the program keeps the rules.
+            // SAFETY: the program obeys the rules of the function.
             match unsafe { is_the_kernels((*control).aio_fildes) } {
                 // SAFETY: as above.
                 true => unsafe { real::$name(control) },
@@ -49,7 +49,7 @@ macro_rules! lists {
             event: *mut sigevent,
         ) -> c_int {
             for i in 0..usize::try_from(count).unwrap_or(0) {
-                // SAFETY: the program keeps the rules; null is none.
+                // SAFETY: the program obeys the rules of the function. A null entry is ignored.
                 if let Some(control) = unsafe { (*list.add(i)).as_ref() }
                     && control.aio_lio_opcode != libc::LIO_NOP
                     && !is_the_kernels(control.aio_fildes)

@@ -1,4 +1,4 @@
-//! Further names of functions that this library has in front of the C library's.
+//! Further names of the functions that this library interposes.
 
 use std::ffi::c_void;
 
@@ -8,7 +8,7 @@ macro_rules! aliases {
     ($($alias:ident = $module:ident::$name:ident($($arg:ident: $t:ty),*) -> $r:ty;)*) => {$(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $alias($($arg: $t),*) -> $r {
-            // SAFETY: the rules are the same.
+            // SAFETY: both names have the same rules.
             unsafe { super::$module::$name($($arg),*) }
         }
     )*};

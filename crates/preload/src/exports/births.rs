@@ -1,31 +1,33 @@
-//! Calls that make a process which has this one's memory: `vfork`, and `clone` as the program likes.
+//! Calls that make a process which shares this process's memory: `vfork`, and `clone` with some flags.
 //!
-//! Such a child closes descriptors of its own, and finds its parent's tables. It is told apart by its process's number, which takes a
-//! system call. Most programs never make one, so it is noted here that they have, and the number is asked for only then.
+//! Such a child closes its own descriptors but finds its parent's tables. The library recognises it by its process number,
+//! which it must ask for with a system call. Most programs never make such a child. So this module records that a program has
+//! made one, and the library asks for the number only then.
 //!
-//! What cannot be seen here is a process that the program makes by an instruction of its own. So this says enough only where a mistake
-//! costs little ([`crate::socket::Socket::is_plain`]).
+//! This module does not see a process that the program makes with a system call instruction of its own. So its answer is used
+//! only where a mistake costs little ([`crate::socket::Socket::is_plain`]).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// A process that has this one's memory has been made, or one that no handler knows of. Elsewhere that is not seen.
+/// True if the program has made a process that shares this one's memory, or one for which no fork handler runs. On processors
+/// other than x86-64 the library does not see these calls, so it is always true there.
 pub(super) static SHARED: AtomicBool = AtomicBool::new(!cfg!(target_arch = "x86_64"));
 
-/// Whether this may be another process than the one whose memory this is.
+/// Returns whether this process may be a child that shares the memory of its parent.
 #[inline]
 pub fn may_be_child() -> bool {
-    // The child reads what its parent has written before it was made.
+    // Relaxed is enough: the parent stores the value before it makes the child, so the child reads it.
     SHARED.load(Ordering::Relaxed)
 }
 
-/// The child of a fork has memory of its own.
+/// Resets the record in the child of a fork, which has memory of its own.
 pub fn in_child() {
     SHARED.store(!cfg!(target_arch = "x86_64"), Ordering::Relaxed);
 }
 
-/// Such functions return in the child on their caller's stack, or take any number of arguments. So nothing is called here, and all registers
-/// stay as they are.
+/// Defines functions that make a process. They also return in the child on their caller's stack, or take any number of
+/// arguments. So these definitions call nothing, leave all registers unchanged, and jump to the C library's function.
 macro_rules! births {
     ($($slot:ident: $($name:ident),* = $real:literal;)*) => {
         $(
@@ -46,7 +48,7 @@ macro_rules! births {
             )*
         )*
 
-        /// Finds the C library's. Runs when the library is loaded.
+        /// Looks up the functions of the C library. Runs when this library is loaded.
         pub fn load() {
             $(crate::real::look_up(&$slot, $real);)*
         }

@@ -1,4 +1,4 @@
-//! close, dup, fcntl, ioctl and their kin.
+//! `close`, `dup`, `fcntl`, `ioctl` and their variants.
 
 use std::ffi::c_void;
 
@@ -9,11 +9,11 @@ use crate::errno;
 use crate::table::{self, EPOLLS, SOCKETS};
 use crate::{hidden, kernel, passing, real};
 
-/// Makes a call of the kernel that closes a descriptor, or gives its number to another file. The table of a child of `vfork` is its parent's,
-/// and stays as it is.
+/// Makes a system call that closes a descriptor or gives its number to another file, and removes the descriptor from the
+/// tables. A child of `vfork` uses its parent's tables, so this function does not change them there.
 fn closing<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     let is_ours = match SOCKETS.get(fd) {
-        // Most connections end so, and a system call would be much for them.
+        // Most connections end here, and the system call of `owns_tables` would be a noticeable cost for them.
         Some(socket) if socket.is_plain() && !births::may_be_child() => true,
         None if EPOLLS.get(fd).is_none() => false,
         _ => super::process::owns_tables(),
@@ -24,7 +24,7 @@ fn closing<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     call()
 }
 
-/// Whether `dup2` and its kin would close the second descriptor.
+/// Returns whether `dup2` or `dup3` would close the second descriptor.
 fn is_replaced(from: c_int, to: c_int, flags: c_int) -> bool {
     from != to
         && flags & !libc::O_CLOEXEC == 0
@@ -32,9 +32,9 @@ fn is_replaced(from: c_int, to: c_int, flags: c_int) -> bool {
         && kernel::is_open(from)
 }
 
-/// After the kernel has made a descriptor that is a copy of another one.
+/// Records that the kernel has made `copy`, which is a copy of another descriptor. Returns `copy`.
 fn copied(fd: c_int, copy: c_int) -> c_int {
-    // A child of `vfork` has the connections of the program that it executes looked for when it does.
+    // In a child of `vfork`, the library looks for the connections that the next program inherits when the child executes it.
     if copy >= 0 && super::process::owns_tables() {
         if SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) {
             passing::withhold(copy);
@@ -44,24 +44,24 @@ fn copied(fd: c_int, copy: c_int) -> c_int {
     copy
 }
 
-/// `close`, called by the program.
+/// Does what `close` does when the program calls it. Fails with EBADF for the library's own descriptors.
 pub unsafe extern "C-unwind" fn close_for_program(fd: c_int) -> c_int {
     if hidden::is_hidden(fd) {
         return errno::fail(libc::EBADF);
     }
-    // SAFETY: it takes a number.
+    // SAFETY: `close` takes only a number.
     closing(fd, || unsafe { real::close(fd) })
 }
 
-/// Descriptors of this library too are closed by the C function: by the standard library, which is a part of this one. So it is told who
-/// calls it.
+/// Closes a descriptor. The Rust standard library, which is linked into this library, also calls this function to close this
+/// library's own descriptors. So the function checks whether its caller's address lies in this library.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     extern "C-unwind" fn close_by(fd: c_int, caller: usize) -> c_int {
         if hidden::is_own_code(caller) {
-            // SAFETY: it takes a number.
+            // SAFETY: `close` takes only a number.
             return unsafe { real::close(fd) };
         }
         // SAFETY: as above.
@@ -73,27 +73,27 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 #[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    // SAFETY: it takes a number.
+    // SAFETY: the function takes only a number.
     unsafe { close_for_program(fd) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // CLOSE_RANGE_CLOEXEC closes nothing now.
+    // With CLOSE_RANGE_CLOEXEC, the call closes nothing now.
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
         SOCKETS.used(first, last).for_each(|fd| passing::set_inherited(fd, false));
     } else if first <= last {
         for fd in SOCKETS.used(first, last).chain(EPOLLS.used(first, last)) {
             closing(fd, || {
                 if flags == 0 {
-                    // SAFETY: it takes a number. Its error is none of this call's.
+                    // SAFETY: `close` takes only a number. `close_range` does not report its error.
                     unsafe { real::close(fd) };
                 }
             });
         }
     }
     if first > last {
-        // SAFETY: it takes numbers.
+        // SAFETY: the function takes only numbers.
         return unsafe { real::close_range(first, last, flags) };
     }
     for (first, last) in hidden::others(first, last) {
@@ -108,13 +108,13 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    // SAFETY: it takes numbers.
+    // SAFETY: the function takes only numbers.
     unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: it takes a number.
+    // SAFETY: the function takes only a number.
     copied(fd, unsafe { real::dup(fd) })
 }
 
@@ -123,7 +123,7 @@ pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
     if hidden::is_hidden(to) {
         return errno::fail(libc::EBUSY);
     }
-    // SAFETY: it takes numbers.
+    // SAFETY: the function takes only numbers.
     let call = || copied(from, unsafe { real::dup2(from, to) });
     if is_replaced(from, to, 0) { closing(to, call) } else { call() }
 }
@@ -133,31 +133,32 @@ pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_
     if hidden::is_hidden(to) {
         return errno::fail(libc::EBUSY);
     }
-    // SAFETY: it takes numbers.
+    // SAFETY: the function takes only numbers.
     let call = || copied(from, unsafe { real::dup3(from, to, flags) });
     if is_replaced(from, to, flags) { closing(to, call) } else { call() }
 }
 
-/// The C function takes any arguments; on this machine's calling convention, a third is where it would be.
+/// The C function has variable arguments. In the calling convention of this machine, a third one lies where that of this
+/// function lies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     after_fcntl(fd, command, argument, unsafe { real::fcntl(fd, command, argument) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     after_fcntl(fd, command, argument, unsafe { real::fcntl64(fd, command, argument) })
 }
 
-/// Whether the kernel does not leave a descriptor to programs that are executed although the program means it to.
+/// Returns whether the kernel will close a descriptor at `exec` although the program wants executed programs to inherit it.
 fn is_withheld(fd: c_int) -> bool {
     SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) && passing::is_inherited(fd)
 }
 
-/// The program has said whether programs that it executes get a descriptor. A connection that has changed over they get only once it has
-/// gone back.
+/// Records whether the program wants executed programs to inherit a descriptor. They inherit a connection that has changed over
+/// only after it has returned to TCP.
 fn leave_to_children(fd: c_int, inherited: bool) {
     if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined())
         && super::process::owns_tables()
@@ -175,7 +176,7 @@ fn after_fcntl(fd: c_int, command: c_int, argument: *mut c_void, result: c_int) 
         libc::F_SETFD if result >= 0 => {
             leave_to_children(fd, argument as usize & libc::FD_CLOEXEC as usize == 0);
         }
-        // What the program has set, which is not what the kernel has.
+        // The result is the flag that the program has set. The kernel's flag differs.
         libc::F_GETFD if result >= 0 && is_withheld(fd) => return result & !libc::FD_CLOEXEC,
         libc::F_SETFL if result == 0 => {
             if let Some(socket) = SOCKETS.get(fd) {
@@ -190,17 +191,17 @@ fn after_fcntl(fd: c_int, command: c_int, argument: *mut c_void, result: c_int) 
     result
 }
 
-/// Sets O_ASYNC.
+/// The request of `ioctl` that sets or clears O_ASYNC (`asm-generic/ioctls.h`).
 const FIOASYNC: c_ulong = 0x5452;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if let Some(queued) = super::sockets::queued(fd, request) {
-        // SAFETY: these requests fill an int, which the kernel takes at any address.
+        // SAFETY: these requests fill an int, and the kernel accepts any address for it.
         unsafe { argument.cast::<c_int>().write_unaligned(c_int::try_from(queued).unwrap_or(c_int::MAX)) };
         return 0;
     }
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let result = unsafe { real::ioctl(fd, request, argument) };
     if request == libc::FIONREAD
         && result == 0
@@ -221,7 +222,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         && result == 0
         && let Some(socket) = SOCKETS.get(fd)
     {
-        // SAFETY: these requests take an int, which the kernel takes at any address.
+        // SAFETY: these requests take an int, and the kernel accepts any address for it.
         let on = unsafe { argument.cast::<c_int>().read_unaligned() } != 0;
         if request == libc::FIONBIO {
             socket.set_nonblocking(Some(on));

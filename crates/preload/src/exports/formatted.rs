@@ -1,6 +1,7 @@
-//! dprintf and its kin: formatted output to a descriptor.
+//! `dprintf` and its variants: formatted output to a descriptor.
 //!
-//! A `va_list` is passed as an address, on x86-64 (psABI, 3.5.7) because it is an array, and elsewhere because it is too large for registers.
+//! A `va_list` is passed as an address. On x86-64 (psABI, 3.5.7) the reason is that it is an array. Elsewhere the reason is
+//! that it is too large for registers.
 
 use std::ffi::c_void;
 
@@ -20,7 +21,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Writes the text that `format` makes, as the C library does: all of it, or nothing that can be told.
+/// Writes the text that `format` makes, as the C library does. Returns the length of the text if all of it was written, and
+/// otherwise -1 without a count.
 fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> c_int {
     let mut text = std::ptr::null_mut();
     let len = format(&raw mut text);
@@ -28,7 +30,7 @@ fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) ->
     let mut written = 0;
     let mut result = len;
     while written < all {
-        // SAFETY: the text has so many bytes.
+        // SAFETY: the text has `all` bytes.
         let n = unsafe { super::io::write(fd, text.add(written).cast(), all - written) };
         match usize::try_from(n) {
             Ok(n) => written += n,
@@ -40,7 +42,7 @@ fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) ->
         }
     }
     let errno = Errno::last();
-    // SAFETY: the C library has allocated it.
+    // SAFETY: the C library has allocated the text.
     unsafe { libc::free(text.cast()) };
     if result < 0 {
         errno.set();
@@ -51,7 +53,7 @@ fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
     if SOCKETS.get(fd).is_none() {
-        // SAFETY: the program keeps the rules.
+        // SAFETY: the program obeys the rules of the function.
         return unsafe { real::vdprintf(fd, format, arguments) };
     }
     // SAFETY: as above.
@@ -66,15 +68,16 @@ pub unsafe extern "C-unwind" fn __vdprintf_chk(
     arguments: *mut c_void,
 ) -> c_int {
     if SOCKETS.get(fd).is_none() {
-        // SAFETY: the program keeps the rules.
+        // SAFETY: the program obeys the rules of the function.
         return unsafe { real::__vdprintf_chk(fd, flag, format, arguments) };
     }
     // SAFETY: as above.
     write_formatted(fd, |text| unsafe { __vasprintf_chk(text, flag, format, arguments) })
 }
 
-/// A function that takes any arguments: saves those that come in registers where a `va_list` expects them (psABI, 3.5.7), and calls
-/// `$function` with it in place of `...`. `$named` bytes of the saved registers are those before.
+/// Defines a function with variable arguments. It saves the arguments that arrive in registers at the places where a `va_list`
+/// expects them (psABI, 3.5.7), and calls `$function` with the `va_list` in place of `...`. The first `$named` bytes of the
+/// saved registers belong to the named arguments.
 #[cfg(target_arch = "x86_64")]
 macro_rules! variadic {
     ($name:ident, $named:literal, $list:literal, $function:ident) => {
@@ -95,7 +98,7 @@ macro_rules! variadic {
                 "mov [rsp + 56], rcx",
                 "mov [rsp + 64], r8",
                 "mov [rsp + 72], r9",
-                // The number of vector registers that are used.
+                // AL has the number of vector registers that the caller has used.
                 "test al, al",
                 "je 2f",
                 "movaps [rsp + 80], xmm0",

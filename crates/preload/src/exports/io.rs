@@ -1,4 +1,4 @@
-//! read, write and their kin.
+//! `read`, `write` and their variants.
 
 use std::ffi::c_void;
 use std::slice;
@@ -13,18 +13,18 @@ use crate::socket::{Socket, Stage};
 use crate::table::{Call, SOCKETS};
 use crate::{passing, receive, send};
 
-/// A call on a socket that is or was connected.
+/// Begins a call on a descriptor. Returns `None` unless it is a socket that is or was connected.
 #[inline]
 pub fn connection(fd: c_int) -> Option<Call<Socket>> {
     SOCKETS.call(fd).filter(|call| !matches!(call.what().stage(), Stage::New | Stage::Listening))
 }
 
-/// Nothing is null and nothing is longer than memory can be.
+/// Returns the program's bytes as a slice. An empty buffer may be null, and a length above `isize::MAX` is cut.
 unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: the program says that there are as many bytes.
+    // SAFETY: the program says that there are `len` bytes.
     unsafe { slice::from_raw_parts(at.cast(), len.min(isize::MAX as usize)) }
 }
 
@@ -32,7 +32,7 @@ unsafe fn room<'a>(at: *mut c_void, len: usize) -> &'a mut [u8] {
     if len == 0 {
         return &mut [];
     }
-    // SAFETY: the program says that there is room for as many bytes, and that nobody else uses it meanwhile.
+    // SAFETY: the program says that there is room for `len` bytes, and that nothing else uses it during the call.
     unsafe { slice::from_raw_parts_mut(at.cast(), len.min(isize::MAX as usize)) }
 }
 
@@ -40,25 +40,25 @@ unsafe fn vectors<'a>(iov: *const iovec, count: usize) -> &'a [iovec] {
     if count == 0 || count > libc::UIO_MAXIOV as usize {
         return &[];
     }
-    // SAFETY: the program says that there are as many.
+    // SAFETY: the program says that there are `count` vectors.
     unsafe { slice::from_raw_parts(iov, count) }
 }
 
-/// Pieces to send.
+/// Returns the pieces of memory that a call is to send.
 unsafe fn pieces(iov: &[iovec]) -> impl Iterator<Item = &[u8]> {
-    // SAFETY: as `bytes`, for each.
+    // SAFETY: the rules of `bytes` apply to each piece.
     iov.iter().map(|piece| unsafe { bytes(piece.iov_base, piece.iov_len) })
 }
 
-/// Pieces to receive into.
+/// Returns the pieces of memory into which a call is to receive.
 unsafe fn rooms(iov: &[iovec]) -> impl Iterator<Item = &mut [u8]> {
-    // SAFETY: as `room`, for each.
+    // SAFETY: the rules of `room` apply to each piece.
     iov.iter().map(|piece| unsafe { room(piece.iov_base, piece.iov_len) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: here and below: the program keeps the rules of the function that it calls.
+    // SAFETY: here and below, the program obeys the rules of the function that it calls.
     let native = || unsafe { real::read(fd, buffer, len) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -80,7 +80,7 @@ pub unsafe extern "C-unwind" fn __read_chk(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::readv(fd, iov, count) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -91,7 +91,7 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::recv(fd, buffer, len, flags) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -121,15 +121,15 @@ pub unsafe extern "C-unwind" fn recvfrom(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
     let got = receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native);
-    // A stream names no sender.
+    // A stream socket reports no sender's address.
     if got >= 0 && !address.is_null() && !address_len.is_null() {
-        // SAFETY: the program gives a length with an address.
+        // SAFETY: the program passes a length together with an address.
         unsafe { *address_len = 0 };
     }
     got
@@ -152,7 +152,7 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::recvmsg(fd, message, flags) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -180,14 +180,14 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     let Some(call) = connection(fd) else {
-        // SAFETY: the program keeps the rules.
+        // SAFETY: the program obeys the rules of the function.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
     let mut done = 0;
     for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
-        // Only the first is waited for: more would be waited for until the timeout, which is for datagrams.
+        // The call waits only for the first message. Waiting for more until the timeout is meant for datagrams.
         let flags = flags & !libc::MSG_WAITFORONE | if i > 0 { libc::MSG_DONTWAIT } else { 0 };
-        // SAFETY: the program gives `count` of them.
+        // SAFETY: the program passes `count` messages.
         let message = unsafe { &mut *messages.add(i as usize) };
         let got = match i {
             // SAFETY: as `recvmsg`.
@@ -207,9 +207,10 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     done
 }
 
-/// Receives a further message of a call: of the same socket, whatever the number is meanwhile.
+/// Receives a further message of a call. It comes from the same socket, even if the descriptor's number now belongs to another
+/// file.
 unsafe fn receive_further(socket: &'static Socket, fd: c_int, message: &mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let rooms = unsafe { rooms(vectors(message.msg_iov, message.msg_iovlen)) };
     let got = receive::go_on(socket, fd, flags, rooms);
     if got >= 0 {
@@ -220,7 +221,7 @@ unsafe fn receive_further(socket: &'static Socket, fd: c_int, message: &mut msgh
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::write(fd, buffer, len) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -230,7 +231,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: siz
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::writev(fd, iov, count) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -241,7 +242,7 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::send(fd, buffer, len, flags) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -258,7 +259,7 @@ pub unsafe extern "C-unwind" fn sendto(
     address: *const sockaddr,
     address_len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -268,13 +269,13 @@ pub unsafe extern "C-unwind" fn sendto(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     if !unsafe { passes_connections(message) } {
-        // Whoever receives it would take wake bytes for the peer's.
+        // The receiver of the descriptor would take wake bytes for the peer's data.
         Errno(libc::EAGAIN).set();
         return -1;
     }
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::sendmsg(fd, message, flags) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
@@ -285,10 +286,11 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     send::send(socket, fd, flags, pieces, native)
 }
 
-/// A message may hand over descriptors of connections. Those go back to the kernel, or stay there. False if one has not gone back in time.
+/// Moves the connections whose descriptors a message hands over back to the kernel, or keeps them there. Returns false if one of
+/// them has not returned to the kernel in time.
 unsafe fn passes_connections(message: *const msghdr) -> bool {
     let mut joined = Vec::new();
-    // SAFETY: the program gives a message, whose control messages are whole.
+    // SAFETY: the program passes a message, and its control messages are complete.
     unsafe {
         if message.is_null() || (*message).msg_controllen == 0 {
             return true;
@@ -321,20 +323,20 @@ pub unsafe extern "C-unwind" fn sendmmsg(
 ) -> c_int {
     let count = count.min(libc::UIO_MAXIOV as c_uint);
     let Some(call) = connection(fd) else {
-        // SAFETY: the program gives `count` of them.
+        // SAFETY: the program passes `count` messages.
         let passes = |i| unsafe { passes_connections(&raw const (*messages.add(i as usize)).msg_hdr) };
-        // Those before one that cannot be sent now are.
+        // The call sends the messages in front of the first one that cannot be sent now.
         let sendable = (0..count).take_while(|i| passes(*i)).count() as c_uint;
         if sendable == 0 && count > 0 {
             Errno(libc::EAGAIN).set();
             return -1;
         }
-        // SAFETY: the program keeps the rules.
+        // SAFETY: the program obeys the rules of the function.
         return unsafe { real::sendmmsg(fd, messages, sendable, flags) };
     };
     let mut done = 0;
     for i in 0..count {
-        // SAFETY: the program gives `count` of them.
+        // SAFETY: the program passes `count` messages.
         let message = unsafe { &mut *messages.add(i as usize) };
         let sent = match i {
             // SAFETY: as `sendmsg`.
@@ -351,9 +353,9 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     done
 }
 
-/// Sends a further message of a call: to the same socket, whatever the number is meanwhile.
+/// Sends a further message of a call. It goes to the same socket, even if the descriptor's number now belongs to another file.
 unsafe fn send_further(socket: &'static Socket, fd: c_int, message: &msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     if !unsafe { passes_connections(message) } {
         return tell(Err(Errno(libc::EAGAIN)));
     }
@@ -362,8 +364,8 @@ unsafe fn send_further(socket: &'static Socket, fd: c_int, message: &msghdr, fla
     send::go_on(socket, fd, flags, pieces)
 }
 
-/// The flags for `recv` and `send` that mean what those of `preadv2` and `pwritev2` mean on a socket, where all but RWF_NOWAIT are
-/// ignored. EOPNOTSUPP for those that this library does not know.
+/// Converts flags of `preadv2` and `pwritev2` to flags of `recv` and `send` with the same meaning. On a socket, all known flags
+/// except RWF_NOWAIT are ignored. Returns EOPNOTSUPP for flags that this library does not know.
 fn flags_of_socket(flags: c_int) -> Result<c_int, Errno> {
     let ignored = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
     match flags & !ignored {
@@ -373,7 +375,7 @@ fn flags_of_socket(flags: c_int) -> Result<c_int, Errno> {
     }
 }
 
-/// A connection, unless the call gives an offset: the kernel refuses that.
+/// Begins a call on a connection. Returns `None` if the call has an offset, so that the kernel refuses it.
 fn connection_at(fd: c_int, offset: off64_t) -> Option<Call<Socket>> {
     if offset == -1 { connection(fd) } else { None }
 }
@@ -386,7 +388,7 @@ pub unsafe extern "C-unwind" fn preadv64v2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::preadv64v2(fd, iov, count, offset, flags) };
     let Some(call) = connection_at(fd, offset) else { return native() };
     let socket = call.what();
@@ -407,7 +409,7 @@ pub unsafe extern "C-unwind" fn preadv2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the two functions are one where an offset has 64 bits.
+    // SAFETY: where an offset has 64 bits, the two functions are the same.
     unsafe { preadv64v2(fd, iov, count, offset, flags) }
 }
 
@@ -419,7 +421,7 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::pwritev64v2(fd, iov, count, offset, flags) };
     let Some(call) = connection_at(fd, offset) else { return native() };
     let socket = call.what();
@@ -440,7 +442,7 @@ pub unsafe extern "C-unwind" fn pwritev2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the two functions are one where an offset has 64 bits.
+    // SAFETY: where an offset has 64 bits, the two functions are the same.
     unsafe { pwritev64v2(fd, iov, count, offset, flags) }
 }
 
@@ -451,7 +453,7 @@ pub unsafe extern "C-unwind" fn sendfile(
     offset: *mut off_t,
     count: size_t,
 ) -> ssize_t {
-    // SAFETY: the program keeps the rules; the two functions are one where an offset has 64 bits.
+    // SAFETY: the program obeys the rules of the function. Where an offset has 64 bits, the two functions are the same.
     unsafe { sendfile64(out, from, offset, count) }
 }
 
@@ -462,7 +464,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     offset: *mut off64_t,
     count: size_t,
 ) -> ssize_t {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::sendfile64(out, from, offset, count) };
     let Some(call) = connection(out) else { return native() };
     let socket = call.what();
@@ -470,7 +472,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     if let Some(sent) = send::through_kernel(socket, out, native) {
         return sent;
     }
-    // SAFETY: null, or the program's.
+    // SAFETY: the pointer is null, or the program passes a valid one.
     let mut position = unsafe { offset.as_ref() }.copied();
     let sent = copy_file(socket, out, from, &mut position, count);
     if let (Some(position), false) = (position, offset.is_null()) {
@@ -480,10 +482,11 @@ pub unsafe extern "C-unwind" fn sendfile64(
     tell(sent)
 }
 
-/// Bytes of a file that are read at a time.
+/// The number of bytes of a file that are read at a time.
 const PIECE: usize = 64 << 10;
 
-/// Reads a file and sends it. With a position, the file's own stays.
+/// Reads bytes of a file and sends them. If there is a `position`, this function advances it and leaves the file's own position
+/// unchanged.
 fn copy_file(
     socket: &'static Socket,
     out: c_int,
@@ -495,16 +498,16 @@ fn copy_file(
     let mut sent = 0;
     while sent < count {
         let len = (count - sent).min(PIECE);
-        // The file's own position is moved by what was sent, which may be less than what was read.
+        // The position advances by the number of bytes that were sent, which may be less than the number that was read.
         let at = match *position {
             Some(at) => at,
-            // SAFETY: asks for the position.
+            // SAFETY: the call only asks for the position.
             None => match unsafe { libc::lseek64(from, 0, libc::SEEK_CUR) } {
                 -1 => return Err(Errno::last()),
                 at => at,
             },
         };
-        // SAFETY: room for as many bytes.
+        // SAFETY: the buffer has room for `len` bytes.
         let got = check(unsafe { libc::pread64(from, buffer.as_mut_ptr().cast(), len, at) });
         let got = match got {
             Ok(0) => break,
@@ -521,7 +524,7 @@ fn copy_file(
         sent += n;
         match position {
             Some(at) => *at += n as off64_t,
-            // SAFETY: sets the position.
+            // SAFETY: the call only sets the position.
             None => drop(unsafe { libc::lseek64(from, at + n as off64_t, libc::SEEK_SET) }),
         }
         if n < got {
@@ -545,20 +548,20 @@ pub unsafe extern "C-unwind" fn splice(
             let socket = call.what();
             crate::meet::stays(socket, "splice moves its bytes");
             if socket.is_joined() || socket.cache.has_answers() {
-                // As for a descriptor that cannot do it; programs then read and write.
+                // This is the error for a descriptor that does not support `splice`. Programs then use `read` and `write`.
                 Errno(libc::EINVAL).set();
                 return -1;
             }
         }
     }
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     unsafe { real::splice(from, from_offset, to, to_offset, len, flags) }
 }
 
-/// What a program that was compiled with checks does when a buffer is too small.
+/// Aborts the program if a buffer is too small, as the C library does for a program that was compiled with these checks.
 fn check_room(len: size_t, room: size_t) {
     if len > room {
-        // SAFETY: it does not return.
+        // SAFETY: `abort` does not return.
         unsafe { libc::abort() };
     }
 }

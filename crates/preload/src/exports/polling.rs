@@ -1,4 +1,4 @@
-//! poll, select and epoll.
+//! `poll`, `select`, `epoll` and their variants.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::table::{self, EPOLLS};
 use crate::wait::Limit;
 use crate::{epoll, poll as polling, real, settings};
 
-/// A time in milliseconds; negative is for ever.
+/// Converts a time in milliseconds. A negative time means no limit (`None`).
 fn milliseconds(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
-/// A time of the program's; `None` is for ever. EINVAL if it is none.
+/// Converts a time of the program. Null means no limit (`None`). Returns EINVAL if the time is not valid.
 unsafe fn time(timeout: *const timespec) -> Result<Option<Duration>> {
-    // SAFETY: null, or the program's.
+    // SAFETY: the pointer is null, or the program passes a valid one.
     let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
     match (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
         (Ok(seconds), Ok(nanos)) if nanos < 1_000_000_000 => Ok(Some(Duration::new(seconds, nanos))),
@@ -35,23 +35,23 @@ unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     if count == 0 {
         return &mut [];
     }
-    // SAFETY: the program says that there are as many.
+    // SAFETY: the program says that the array has `count` entries.
     unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
 }
 
-/// The kernel's ppoll, with a mask or none.
+/// Returns a function that calls the C library's `ppoll` with this signal mask, which may be null.
 fn native(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<Duration>) -> Result<usize> {
     move |fds, timeout| {
         let time = timeout.map(spec);
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: as many descriptors; the mask is the program's.
+        // SAFETY: `fds` has as many entries as the call says, and the mask comes from the program.
         check(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) } as isize)
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: here and below: the program keeps the rules.
+    // SAFETY: here and below, the program obeys the rules of the function.
     let list = unsafe { list(fds, count) };
     if !settings::is_on() || !polling::concerns_us(list) {
         // SAFETY: as above.
@@ -71,7 +71,7 @@ pub unsafe extern "C-unwind" fn __poll_chk(
     room: libc::size_t,
 ) -> c_int {
     if room / size_of::<pollfd>() < count as usize {
-        // SAFETY: it does not return.
+        // SAFETY: `abort` does not return.
         unsafe { libc::abort() };
     }
     // SAFETY: as `poll`.
@@ -85,7 +85,7 @@ pub unsafe extern "C-unwind" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let list = unsafe { list(fds, count) };
     if !settings::is_on() || !polling::concerns_us(list) {
         // SAFETY: as above.
@@ -107,7 +107,7 @@ pub unsafe extern "C-unwind" fn __ppoll_chk(
     room: libc::size_t,
 ) -> c_int {
     if room / size_of::<pollfd>() < count as usize {
-        // SAFETY: it does not return.
+        // SAFETY: `abort` does not return.
         unsafe { libc::abort() };
     }
     // SAFETY: as `ppoll`.
@@ -122,19 +122,19 @@ pub unsafe extern "C-unwind" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let Some(mut list) = (unsafe { selected(count, read, write, except) }) else {
         // SAFETY: as above.
         return unsafe { real::select(count, read, write, except, timeout) };
     };
-    // SAFETY: null, or the program's.
+    // SAFETY: the pointer is null, or the program passes a valid one.
     let time = unsafe { timeout.as_ref() }.map(|time| {
         Duration::new(time.tv_sec.unsigned_abs(), (time.tv_usec.unsigned_abs() as u32).min(999_999) * 1000)
     });
     let mut limit = Limit::new(time);
     let ready = polling::poll(&mut list, &mut limit, native(std::ptr::null()));
     if let (Some(left), false) = (limit.rest(), timeout.is_null()) {
-        // SAFETY: as above. Linux says how much time is left.
+        // SAFETY: as above. Linux stores the remaining time.
         unsafe {
             *timeout = timeval { tv_sec: left.as_secs() as i64, tv_usec: i64::from(left.subsec_micros()) }
         };
@@ -152,7 +152,7 @@ pub unsafe extern "C-unwind" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let Some(mut list) = (unsafe { selected(count, read, write, except) }) else {
         // SAFETY: as above.
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
@@ -167,7 +167,7 @@ pub unsafe extern "C-unwind" fn pselect(
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR;
 
-/// The descriptors of the sets, if any of them concerns us.
+/// Returns the descriptors of the sets, if this library must handle any of them.
 unsafe fn selected(
     count: c_int,
     read: *mut fd_set,
@@ -178,7 +178,7 @@ unsafe fn selected(
         return None;
     }
     let has = |set: *mut fd_set, fd: c_int| {
-        // SAFETY: null, or the program's, with room for all numbers below `count`.
+        // SAFETY: the pointer is null, or the program passes a set with room for all numbers below `count`.
         !set.is_null() && unsafe { word(set, fd).read() } >> (fd % 64) & 1 != 0
     };
     let list: polling::List = (0..count)
@@ -195,13 +195,13 @@ unsafe fn selected(
     polling::concerns_us(&list).then_some(list)
 }
 
-/// The word of a set that has the bit of a descriptor.
+/// Returns the address of the word that has a descriptor's bit in a set.
 unsafe fn word(set: *mut fd_set, fd: c_int) -> *mut u64 {
     // SAFETY: the caller knows that the set has this bit.
     unsafe { set.cast::<u64>().add(fd as usize / 64) }
 }
 
-/// Leaves in the sets what is ready. Returns the number of bits.
+/// Leaves only the ready descriptors in the sets. Returns the number of bits, or EBADF if a descriptor is not open.
 unsafe fn select_result(
     list: &[pollfd],
     count: c_int,
@@ -237,13 +237,13 @@ unsafe fn select_result(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
-    // SAFETY: it takes a number.
+    // SAFETY: the function takes only a number.
     created(unsafe { real::epoll_create(size) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
-    // SAFETY: it takes a number.
+    // SAFETY: the function takes only a number.
     created(unsafe { real::epoll_create1(flags) })
 }
 
@@ -261,16 +261,16 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::epoll_ctl(epoll, operation, fd, event) };
     let Some(call) = EPOLLS.call(epoll) else { return native() };
     let instance = call.what();
-    // SAFETY: null, or the program's.
+    // SAFETY: the pointer is null, or the program passes a valid one.
     let event = unsafe { event.as_ref() }.copied();
     instance.control(epoll, operation, fd, event, native)
 }
 
-/// `timeout` and `mask` as the call has them.
+/// Does what `epoll_wait` and its variants do. `timeout` and `mask` are those of the program's call, and `native` makes that call.
 unsafe fn wait(
     epoll: c_int,
     events: *mut epoll_event,
@@ -281,11 +281,11 @@ unsafe fn wait(
 ) -> c_int {
     let Some(call) = EPOLLS.call(epoll).filter(|_| count > 0) else { return native() };
     let instance = call.what();
-    // SAFETY: the program gives room for as many.
+    // SAFETY: the program says that there is room for `count` events.
     let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
     let native = |events: &mut [epoll_event], timeout| match EPOLLS.is(epoll, instance) {
         true => epoll::native(epoll, events, timeout, mask),
-        // Closed by another thread: what has the number now may be another instance.
+        // Another thread has closed the instance, so its number may now belong to another one.
         false => Err(Errno(libc::EBADF)),
     };
     tell_int(instance.wait(epoll, events, timeout, native).map(|n| n as c_int))
@@ -298,7 +298,7 @@ pub unsafe extern "C-unwind" fn epoll_wait(
     count: c_int,
     timeout: c_int,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     unsafe {
         wait(epoll, events, count, milliseconds(timeout), std::ptr::null(), || {
             real::epoll_wait(epoll, events, count, timeout)
@@ -314,7 +314,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     unsafe {
         wait(epoll, events, count, milliseconds(timeout), mask, || {
             real::epoll_pwait(epoll, events, count, timeout, mask)
@@ -330,7 +330,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     unsafe {
         let native = || real::epoll_pwait2(epoll, events, count, timeout, mask);
         match time(timeout) {

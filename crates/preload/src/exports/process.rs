@@ -1,4 +1,4 @@
-//! fork, exec, and what follows.
+//! `fork`, `exec` and related functions.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -11,16 +11,16 @@ use crate::passing;
 use crate::real;
 use crate::table::SOCKETS;
 
-/// The process whose tables these are.
+/// The number of the process that owns the tables, or 0 before the library is loaded.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// Whether the tables are this process's: not in a child of `vfork`, which has its parent's memory.
+/// Returns whether this process owns the tables. A child of `vfork` does not, because it uses its parent's memory.
 pub fn owns_tables() -> bool {
-    // SAFETY: it cannot fail.
+    // SAFETY: `getpid` cannot fail.
     let process = unsafe { libc::getpid() };
     match OWNER.load(Ordering::Relaxed) {
         0 => {
-            // SAFETY: the handler is a function of this library, and calls nothing that is forbidden in a fork's child.
+            // SAFETY: the handlers are functions of this library, and they call nothing that is forbidden in a fork's child.
             unsafe { libc::pthread_atfork(Some(before), None, Some(in_child)) };
             OWNER.store(process, Ordering::Relaxed);
             true
@@ -29,14 +29,14 @@ pub fn owns_tables() -> bool {
     }
 }
 
-/// `fork` calls it in the parent, before.
+/// Prepares for a fork. `fork` calls this function in the parent before it makes the child.
 extern "C" fn before() {
     crate::family::before_fork();
 }
 
-/// `fork` calls it in the child, which has one thread and copies of the tables.
+/// Repairs the state of a new child, which has one thread and copies of the tables. `fork` calls this function in the child.
 extern "C" fn in_child() {
-    // SAFETY: it cannot fail.
+    // SAFETY: `getpid` cannot fail.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     super::births::in_child();
     crate::lock::forget_tid();
@@ -47,11 +47,11 @@ extern "C" fn in_child() {
     crate::cache::in_child();
 }
 
-/// Says who the child is: it may be killed before it can say so itself.
+/// Records the child's number in the parent, because the child may be killed before it can record that itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
     owns_tables();
-    // SAFETY: it takes nothing.
+    // SAFETY: `fork` takes no argument.
     let child = unsafe { real::fork() };
     if child != 0 {
         let _errno = Kept::new();
@@ -60,7 +60,8 @@ pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
     child
 }
 
-/// This process is about to execute another program. Its relatives then have those of its connections alone that the kernel closes.
+/// Records that this process is about to execute another program. From then on, those of its connections that the kernel closes
+/// belong to its relatives alone.
 fn executing() {
     if owns_tables() {
         let _errno = Kept::new();
@@ -74,7 +75,7 @@ fn executing() {
 
 type Strings = *const *const c_char;
 
-/// Executes another program, with what it has to know of the connections that it gets.
+/// Executes another program. The environment tells that program what it needs to know about the connections that it inherits.
 unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
     let is_child = !owns_tables();
     {
@@ -82,8 +83,8 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
         passing::before_exec(is_child);
     }
     executing();
-    // A child of `vfork` has its parent's tables, and its memory.
-    // SAFETY: the program keeps the rules of the functions below.
+    // A child of `vfork` has the tables and the memory of its parent, so it leaves both unchanged.
+    // SAFETY: the program obeys the rules of the functions below.
     let with = if owns_tables() { unsafe { Environment::with_connections(environment) } } else { None };
     call(with.as_ref().map_or(environment, Environment::as_ptr))
 }
@@ -92,7 +93,7 @@ fn environment() -> Strings {
     unsafe extern "C" {
         static environ: Strings;
     }
-    // SAFETY: the C library's.
+    // SAFETY: `environ` is a variable of the C library.
     unsafe { environ }
 }
 
@@ -102,7 +103,7 @@ pub unsafe extern "C-unwind" fn execve(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: here and below: the program keeps the rules of the function that it calls.
+    // SAFETY: here and below, the program obeys the rules of the function that it calls.
     unsafe { execute(environment, |environment| real::execve(path, arguments, environment)) }
 }
 
@@ -146,11 +147,11 @@ pub unsafe extern "C-unwind" fn execveat(
     unsafe { execute(environment, |environment| real::execveat(folder, path, arguments, environment, flags)) }
 }
 
-/// `execle`, with the words that follow the path: the arguments, null, and the environment.
+/// Does what `execle` does. `words` are those that follow the path: the arguments, null, and the environment.
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C-unwind" fn execle_words(path: *const c_char, words: Strings) -> c_int {
     let mut end = words;
-    // SAFETY: the program ends its arguments with null, and gives an environment after that.
+    // SAFETY: the program ends its arguments with null and passes an environment after that.
     let environment = unsafe {
         while !(*end).is_null() {
             end = end.add(1);
@@ -161,9 +162,9 @@ unsafe extern "C-unwind" fn execle_words(path: *const c_char, words: Strings) ->
     unsafe { execve(path, words, environment) }
 }
 
-/// A function that takes a path and any number of further words: has those that come in registers precede those that come on the stack
-/// (psABI, 3.2.3), and calls `$function` with the path and the address of the first. Nothing is allocated, and nothing copied: a child of
-/// `vfork` may call it.
+/// Defines a function that takes a path and any number of further words. It puts the words that arrive in registers in front of
+/// those on the stack (psABI, 3.2.3), and calls `$function` with the path and the address of the first word. It neither
+/// allocates memory nor copies the words on the stack, so a child of `vfork` may call it.
 #[cfg(target_arch = "x86_64")]
 macro_rules! path_and_words {
     ($name:ident, $function:ident) => {
@@ -172,7 +173,8 @@ macro_rules! path_and_words {
         pub unsafe extern "C-unwind" fn $name() {
             std::arch::naked_asm!(
                 ".cfi_startproc",
-                // The last word that comes in a register takes the place of the return address, which lies below all words meanwhile.
+                // The last word that arrives in a register takes the place of the return address. The return address lies below all
+                // words until the call returns.
                 "mov rax, [rsp]",
                 ".cfi_register rip, rax",
                 "mov [rsp], r9",
@@ -210,8 +212,8 @@ path_and_words!(execlp, execvp);
 #[cfg(target_arch = "x86_64")]
 path_and_words!(execle, execle_words);
 
-/// What is said here happens where this library does not see it, so the connection goes back to TCP now. Returns the error, as the C
-/// library's function does: EAGAIN if the connection has not gone back in time.
+/// Moves the connection back to TCP before it records the action, because this library does not see the action when it
+/// happens. Returns an error number, as the C library's function does: EAGAIN if the connection has not returned to TCP in time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     actions: *mut libc::posix_spawn_file_actions_t,
@@ -225,11 +227,11 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
             return libc::EAGAIN;
         }
     }
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     unsafe { real::posix_spawn_file_actions_adddup2(actions, from, to) }
 }
 
-/// Runs a call by which the program may confine itself.
+/// Runs a call with which the program may confine itself. `confines` says whether the call asks for that.
 pub fn confining(confines: bool, call: impl FnOnce() -> c_long) -> c_long {
     if !confines || confined::is_confined() {
         return call();
@@ -240,7 +242,7 @@ pub fn confining(confines: bool, call: impl FnOnce() -> c_long) -> c_long {
     result
 }
 
-/// The C function takes any arguments; on this machine's calling convention, further ones are where they would be.
+/// The C function has variable arguments. In the calling convention of this machine they lie where those of this function lie.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn prctl(
     option: c_int,
@@ -249,7 +251,7 @@ pub unsafe extern "C-unwind" fn prctl(
     c: c_ulong,
     d: c_ulong,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let call = || unsafe { real::prctl(option, a, b, c, d) }.into();
     confining(option == libc::PR_SET_SECCOMP, call) as c_int
 }

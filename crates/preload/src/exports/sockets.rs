@@ -1,4 +1,4 @@
-//! socket, connect, listen, accept, shutdown and options.
+//! `socket`, `connect`, `listen`, `accept`, `shutdown` and socket options.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -15,7 +15,7 @@ use crate::{kernel, meet, real, send, settings};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: it takes numbers.
+    // SAFETY: the function takes only numbers.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0 && settings::is_on() {
         let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
@@ -33,19 +33,19 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::connect(fd, address, len) };
     let Some(call) = SOCKETS.call(fd).filter(|call| call.what().stage() == Stage::New) else {
         return native();
     };
     let socket = call.what();
-    // The SYN leaves within the call, also if the call does not wait for the answer.
+    // The kernel sends the SYN within the call, even if the call does not wait for the answer.
     let before = Connecting::now();
     let result = native();
     let errno = Errno::last();
     if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
         socket.connected(Role::Connector, Connecting { before, after: Connecting::now() });
-        // SAFETY: the kernel has just taken an address from there.
+        // SAFETY: the kernel has just read an address from there.
         if let Some((port, address)) = unsafe { port(address, len) } {
             crate::cache::connected(socket, port, address);
         }
@@ -54,18 +54,18 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     result
 }
 
-/// The port of an address, and all of the address that says where that is.
+/// Returns the port of an address, and those bytes of the address that identify the destination.
 unsafe fn port<'a>(address: *const sockaddr, len: socklen_t) -> Option<(u16, &'a [u8])> {
-    // Both kinds of addresses have the port at the same place.
+    // IPv4 and IPv6 addresses have the port at the same place.
     let len = (len as usize).min(size_of::<libc::sockaddr_in6>());
     if address.is_null() || len < size_of::<libc::sockaddr_in>() {
         return None;
     }
-    // SAFETY: the caller says that there is an address of this length.
+    // SAFETY: the caller guarantees an address of this length.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) };
     let family = c_int::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
     let len = match family {
-        // What is behind it may be anything.
+        // The bytes from `sin_zero` on may have any value.
         libc::AF_INET => offset_of!(libc::sockaddr_in, sin_zero),
         libc::AF_INET6 => len,
         _ => return None,
@@ -77,15 +77,15 @@ unsafe fn port<'a>(address: *const sockaddr, len: socklen_t) -> Option<(u16, &'a
 pub unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     if let Some(socket) = listener(fd) {
         let _errno = Kept::new();
-        // Without it, connections from other kernels and namespaces stay on TCP.
+        // If the kernel does not save the SYN, connections from other kernels and namespaces stay on TCP.
         let _ = ginnel_tcp::save_syn(kernel::borrow(fd));
         socket.set_stage(Stage::Listening);
     }
-    // SAFETY: it takes numbers.
+    // SAFETY: the function takes only numbers.
     unsafe { real::listen(fd, backlog) }
 }
 
-/// A TCP socket that is not connected, also one that was made before this library came.
+/// Returns the entry of a TCP socket that is not connected, even if the socket was made before this library was loaded.
 fn listener(fd: c_int) -> Option<&'static Socket> {
     if !settings::is_on() {
         return None;
@@ -98,7 +98,7 @@ fn listener(fd: c_int) -> Option<&'static Socket> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let accepted_fd = unsafe { real::accept(fd, address, len) };
     accepted(fd, accepted_fd, 0)
 }
@@ -110,17 +110,17 @@ pub unsafe extern "C-unwind" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let accepted_fd = unsafe { real::accept4(fd, address, len, flags) };
     accepted(fd, accepted_fd, flags)
 }
 
-/// A connection was accepted: no call of the kernel is added.
+/// Handles the result of `accept`. It makes no system call for a listener that it knows.
 fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
     if fd < 0 || !settings::is_on() {
         return fd;
     }
-    // Listeners that were made before this library came are asked once what they are.
+    // For a listener that was made before this library was loaded, the kernel is asked once whether it is a TCP socket.
     let is_tcp = match SOCKETS.get(listener) {
         Some(_) => true,
         None => {
@@ -144,7 +144,7 @@ fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    // SAFETY: it takes numbers.
+    // SAFETY: the function takes only numbers.
     let native = || unsafe { real::shutdown(fd, how) };
     let Some(call) = SOCKETS.call(fd) else { return native() };
     let socket = call.what();
@@ -155,7 +155,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         return native();
     }
     match how {
-        // The end of the stream stands in the ring. The kernel's connection stays open, for wake bytes.
+        // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
         libc::SHUT_WR if send::finish(socket, fd) => 0,
         libc::SHUT_RDWR => {
             send::finish(socket, fd);
@@ -173,14 +173,14 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::setsockopt(fd, level, name, value, len) };
     let Some(call) = SOCKETS.call(fd) else { return native() };
     let socket = call.what();
     if let Some(delay) = delay(socket, level, name)
         && len as usize >= size_of::<c_int>()
     {
-        // SAFETY: the program gives as many bytes.
+        // SAFETY: the program passes `len` bytes.
         delay.store(unsafe { value.cast::<c_int>().read_unaligned() } != 0, Ordering::Relaxed);
         return 0;
     }
@@ -193,7 +193,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     }
     let result = native();
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) {
-        // SAFETY: the kernel has just taken an int from there.
+        // SAFETY: the kernel has just read an int from there.
         let is_set = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
         socket.gives_up.store(is_set, Ordering::Relaxed);
     }
@@ -208,12 +208,12 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: the program keeps the rules.
+    // SAFETY: the program obeys the rules of the function.
     let result = unsafe { real::getsockopt(fd, level, name, value, len) };
     if result == 0
         && let Some(delay) = SOCKETS.get(fd).and_then(|socket| delay(socket, level, name))
     {
-        // SAFETY: the kernel has just filled an int, and said so.
+        // SAFETY: the kernel has just filled `*len` bytes, which the code checks to be an int.
         unsafe {
             if *len as usize == size_of::<c_int>() {
                 value.cast::<c_int>().write_unaligned(c_int::from(delay.load(Ordering::Relaxed)));
@@ -237,7 +237,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     result
 }
 
-/// Where the program's value of an option is kept, if the kernel's is this library's.
+/// Returns the place where the program's value of an option is stored, if this library has set its own value in the kernel.
 fn delay(socket: &'static Socket, level: c_int, name: c_int) -> Option<&'static AtomicBool> {
     if level != libc::IPPROTO_TCP || socket.sending.carrier() != Carrier::Ring {
         return None;
@@ -246,7 +246,7 @@ fn delay(socket: &'static Socket, level: c_int, name: c_int) -> Option<&'static 
     Some(&socket.delays[i])
 }
 
-/// Options with which the kernel changes or looks at the bytes.
+/// Returns whether an option makes the kernel change or inspect the bytes.
 fn is_unusual(level: c_int, name: c_int) -> bool {
     match level {
         libc::IPPROTO_TCP => matches!(name, libc::TCP_ULP | libc::TCP_REPAIR),
@@ -263,7 +263,8 @@ fn is_unusual(level: c_int, name: c_int) -> bool {
     }
 }
 
-/// How many bytes a call can receive, or the peer has not taken; `None` if the kernel has to say it.
+/// Returns how many bytes a call can receive (FIONREAD), or how many the peer has not taken (TIOCOUTQ). Returns `None` if the
+/// kernel must answer the request.
 pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     let socket = SOCKETS.get(fd).filter(|socket| socket.is_joined())?;
     match request {

@@ -1,10 +1,10 @@
 //! `syscall`: system calls by their numbers.
 //!
-//! Those for which this library has a function go there, with the errors and results of that one. All others go to the kernel with all
-//! six arguments.
+//! If this library has a function for a system call, the call goes to that function and has its results and errors. All other
+//! calls go to the kernel with all six arguments.
 //!
-//! The C function takes any arguments. On x86-64, integers and addresses of such a call are where those of a call with seven arguments are;
-//! what the caller has not given is not looked at by the system call that it asks for.
+//! The C function has variable arguments. On x86-64, the integers and addresses of such a call lie where those of a function
+//! with seven arguments lie. The system call does not use the arguments that its caller has not passed.
 
 use libc::c_long;
 
@@ -13,8 +13,9 @@ use crate::errno::Errno;
 use crate::real::{self, told};
 use crate::settings;
 
-/// A call that makes another process or thread returns there too, on a stack where no caller of this library is. So these are made here
-/// and now, as the C library makes them.
+/// Makes a system call. A call that makes another process or thread also returns in that one, possibly on a new stack without
+/// the frames of this library. So this function makes such calls directly, as the C library does, and passes all others to
+/// `call`.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C-unwind" fn syscall() {
@@ -54,10 +55,10 @@ pub unsafe extern "C-unwind" fn syscall() {
     )
 }
 
-/// Takes words for the arguments of a function.
+/// Calls a function with words of the system call as its arguments.
 macro_rules! to {
     ($words:ident, $module:ident::$name:ident($($i:literal: $t:ty),*)) => {{
-        // SAFETY: the program keeps the rules of the system call, which are those of the function.
+        // SAFETY: the program obeys the rules of the system call, which are those of the function.
         (unsafe { $module::$name($($words[$i] as $t),*) }) as c_long
     }};
 }
@@ -83,7 +84,7 @@ extern "C-unwind" fn call(
         libc::SYS_sendto => to!(words, io::sendto(0: _, 1: *const _, 2: _, 3: _, 4: *const _, 5: _)),
         libc::SYS_sendmsg => to!(words, io::sendmsg(0: _, 1: *const _, 2: _)),
         libc::SYS_sendmmsg => to!(words, io::sendmmsg(0: _, 1: *mut _, 2: _, 3: _)),
-        // The kernel takes an offset as two words, of which the second is the upper half where words have 32 bits.
+        // The kernel takes an offset as two words. The second word is the upper half on systems with 32-bit words.
         libc::SYS_preadv2 => to!(words, io::preadv64v2(0: _, 1: *const _, 2: _, 3: _, 5: _)),
         libc::SYS_pwritev2 => to!(words, io::pwritev64v2(0: _, 1: *const _, 2: _, 3: _, 5: _)),
         libc::SYS_sendfile => to!(words, io::sendfile64(0: _, 1: _, 2: *mut _, 3: _)),
@@ -107,9 +108,9 @@ extern "C-unwind" fn call(
         libc::SYS_ppoll => to!(words, polling::ppoll(0: *mut _, 1: _, 2: *const _, 3: *const _)),
         libc::SYS_select => to!(words, polling::select(0: _, 1: *mut _, 2: *mut _, 3: *mut _, 4: *mut _)),
         libc::SYS_pselect6 => {
-            // The last word is the address of a mask's address and length.
+            // The last word is the address of a structure that has the mask's address and its length.
             let mask = f as *const *const libc::sigset_t;
-            // SAFETY: the program keeps the rules of the system call.
+            // SAFETY: the program obeys the rules of the system call.
             let mask = if mask.is_null() { std::ptr::null() } else { unsafe { *mask } };
             // SAFETY: as above.
             (unsafe { polling::pselect(a as _, b as *mut _, c as *mut _, d as *mut _, e as *const _, mask) })
@@ -129,7 +130,7 @@ extern "C-unwind" fn call(
         libc::SYS_execveat => {
             to!(words, process::execveat(0: _, 1: *const _, 2: *const _, 3: *const _, 4: _))
         }
-        // What a program does by way of it cannot be followed. Programs go on without it, as on older kernels.
+        // The library cannot follow what a program does through io_uring. Programs continue without it, as on older kernels.
         libc::SYS_io_uring_setup if settings::is_on() => {
             Errno(libc::ENOSYS).set();
             -1
@@ -137,11 +138,11 @@ extern "C-unwind" fn call(
         libc::SYS_prctl => to!(words, process::prctl(0: _, 1: _, 2: _, 3: _, 4: _)),
         libc::SYS_seccomp => {
             let installs = [libc::SECCOMP_SET_MODE_STRICT, libc::SECCOMP_SET_MODE_FILTER];
-            // SAFETY: the program keeps the rules of the system call.
+            // SAFETY: the program obeys the rules of the system call.
             let call = || unsafe { real::system_call(number, words) };
             process::confining(installs.contains(&(a as libc::c_uint)), call)
         }
-        // SAFETY: the program keeps the rules of the system call.
+        // SAFETY: the program obeys the rules of the system call.
         _ => unsafe { real::system_call(number, words) },
     }
 }
