@@ -1,18 +1,20 @@
-//! Caches: the library answers gets of a memcached client in the client's own process, from the memory in which `ginnel-cache` keeps its
-//! items.
+//! Caches: the library answers gets of a memcached client in the client's own process, from the memory in which `ginnel-cache`
+//! keeps its items.
 //!
-//! A connection to a port of caches begins like any other. Before its first request, the library asks the server whether it is a `ginnel-cache`,
-//! and which one (`begin`). If this process can read that cache's memory (`find`), the connection is *served* from then on: the library follows
-//! the requests that the program sends, and answers those that only ask for items (`serve`), provided that the server has answered everything
-//! that was sent before. All other requests go to the server, in order. The library follows the server's answers, so it knows when the server
-//! has answered all of them. The library queues its own answers in front of what comes from the server. This order is correct, because nothing
-//! was to come from the server when the library answered.
+//! A connection to a port of caches begins like any other. Before its first request, the library asks the server whether it is a
+//! `ginnel-cache`, and which one (`begin`). If this process can read that cache's memory (`find`), the connection is *served*
+//! from then on: the library follows the requests that the program sends, and answers those that only ask for items (`serve`),
+//! provided that the server has answered everything that was sent before. All other requests go to the server, in order. The
+//! library follows the server's answers, so it knows when the server has answered all of them. The library queues its own answers
+//! in front of what comes from the server. This order is correct, because nothing was to come from the server when the library
+//! answered.
 //!
-//! Bytes that make no sense end this: the connection is *left* to the server, once the program has received what is queued. The same happens if
-//! bytes are moved without this library, or if another process sends or receives them.
+//! Bytes that make no sense end this: the connection is *left* to the server, once the program has received what is queued. The
+//! same happens if bytes are moved without this library, or if another process sends or receives them.
 //!
-//! A get that the library cannot answer goes to the server, as it would without the library. The library therefore treats every complicated case
-//! in this way. An example is a thread that already sleeps until something comes on the connection, because the library would have to wake it.
+//! A get that the library cannot answer goes to the server, as it would without the library. The library therefore treats every
+//! complicated case in this way. An example is a thread that already sleeps until something comes on the connection, because the
+//! library would have to wake it.
 //!
 //! A served connection stays on TCP.
 //!
@@ -97,8 +99,8 @@ pub struct Cache {
     filter: Lock<Option<Box<Filter>>>,
 }
 
-/// How often the library looks at the kernel's socket if calls follow each other closely: once in this number of calls. The connection may have
-/// ended, and meanwhile another server with other items may run at its address.
+/// How often the library looks at the kernel's socket if calls follow each other closely: once in this number of calls. The
+/// connection may have ended, and meanwhile another server with other items may run at its address.
 const CALLS: u32 = 64;
 
 impl Cache {
@@ -171,10 +173,12 @@ impl Cache {
         self.state.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns whether the state is [`State::Fresh`]. If so, a thread that asks the server later will see that the calling thread sleeps.
+    /// Returns whether the state is [`State::Fresh`]. If so, a thread that asks the server later will see that the calling thread
+    /// sleeps.
     fn is_fresh(&self) -> bool {
-        // ORDER preload.asking: either a thread that is about to receive sees that the server is asked, or the thread that asks the server sees the
-        // receiving thread, because both write before they read and all four accesses are sequentially consistent. Pairs with: `Cache::is_asleep`.
+        // ORDER preload.asking: either a thread that is about to receive sees that the server is asked, or the thread that asks
+        // the server sees the receiving thread, because both write before they read and all four accesses are sequentially
+        // consistent. Pairs with: `Cache::is_asleep`.
         self.state.load(Ordering::SeqCst) == State::Fresh as u8
     }
 
@@ -207,8 +211,8 @@ impl Cache {
     }
 }
 
-/// Marks that a thread sleeps in the kernel until something comes on a connection. Meanwhile, all gets go to the server, because an answer of the
-/// library would not wake this thread.
+/// Marks that a thread sleeps in the kernel until something comes on a connection. Meanwhile, all gets go to the server, because
+/// an answer of the library would not wake this thread.
 pub struct Asleep(&'static Socket);
 
 impl Asleep {
@@ -234,8 +238,8 @@ impl Drop for Asleep {
     }
 }
 
-/// Prepares the child of a fork. The parent goes on answering gets, and the child does not. Queued answers exist in both processes, for the one
-/// that receives them.
+/// Prepares the child of a fork. The parent goes on answering gets, and the child does not. Queued answers exist in both
+/// processes, for the one that receives them.
 pub fn in_child() {
     for fd in SOCKETS.used(0, u32::MAX) {
         let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.cache.is_there()) else { continue };

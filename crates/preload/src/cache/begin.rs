@@ -1,9 +1,9 @@
 //! Asks a server whether it is a cache, and which one.
 //!
-//! The library sends the question `stats ginnel` in front of the first request, in the protocol of that request. A `ginnel-cache` answers with the
-//! place of its items. A memcached answers that it does not know this statistic, and the library does not ask it again for a while. In either case,
-//! the library removes the answer from what the program receives. The program's call that sends the first request waits for the answer, because the
-//! request may be a get. It waits at most [`PATIENCE`].
+//! The library sends the question `stats ginnel` in front of the first request, in the protocol of that request. A `ginnel-cache`
+//! answers with the place of its items. A memcached answers that it does not know this statistic, and the library does not ask it
+//! again for a while. In either case, the library removes the answer from what the program receives. The program's call that
+//! sends the first request waits for the answer, because the request may be a get. It waits at most [`PATIENCE`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -36,11 +36,12 @@ const KEY: &[u8] = b"ginnel";
 /// The reason why a served connection stays on TCP.
 const SERVED: &str = "a cache: gets are answered from its memory";
 
-/// The reason why a connection stays on TCP if the answer to the question is still to come. The library looks for the answer in what comes by TCP.
+/// The reason why a connection stays on TCP if the answer to the question is still to come. The library looks for the answer in
+/// what comes by TCP.
 const LATE: &str = "its server did not say in time whether it is a cache";
 
-/// Servers that are not a `ginnel-cache`. The index follows from the hash of the address. An entry has the hash, and the time until which it
-/// is valid, in microseconds.
+/// Servers that are not a `ginnel-cache`. The index follows from the hash of the address. An entry has the hash, and the time
+/// until which it is valid, in microseconds.
 static OTHERS: [(AtomicU64, AtomicU64); 64] = [const { (AtomicU64::new(0), AtomicU64::new(0)) }; 64];
 
 /// Returns the FNV-1a hash of these bytes.
@@ -114,7 +115,8 @@ fn spoken(first: &[u8]) -> Option<Protocol> {
     VERBS.contains(&&first[..end]).then_some(Protocol::Text)
 }
 
-/// Asks the server of a fresh connection, of which the program is about to send the first bytes. Afterwards the connection is served or not.
+/// Asks the server of a fresh connection, of which the program is about to send the first bytes. Afterwards the connection is
+/// served or not.
 #[cold]
 pub fn begin(socket: &'static Socket, fd: c_int, first: &[u8]) {
     let _errno = Kept::new();
@@ -219,8 +221,8 @@ fn ask(socket: &'static Socket, fd: c_int, protocol: Protocol) -> State {
     State::Served
 }
 
-/// Makes a call that sends bytes of this library, and that does not sleep. Returns `None` if the descriptor no longer is this socket, or if the
-/// kernel no longer carries what it sends.
+/// Makes a call that sends bytes of this library, and that does not sleep. Returns `None` if the descriptor no longer is this
+/// socket, or if the kernel no longer carries what it sends.
 pub fn transport(socket: &'static Socket, fd: c_int, call: impl FnOnce() -> isize) -> Option<isize> {
     let _using = Using::begin(socket, fd)?;
     let send = || {
@@ -302,7 +304,8 @@ impl Asked {
     }
 }
 
-/// Takes an answer that comes late, before a call of the program that receives. Returns `None` if that call may be made now, else the error for it.
+/// Takes an answer that comes late, before a call of the program that receives. Returns `None` if that call may be made now, else
+/// the error for it.
 #[cold]
 pub fn late(socket: &'static Socket, fd: c_int, waits: bool) -> Option<Errno> {
     let _errno = Kept::new();

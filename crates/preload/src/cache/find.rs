@@ -1,7 +1,7 @@
 //! Finds the memory of a cache by its name.
 //!
-//! A process has one mapping of each cache, which stays for as long as the process runs. A thread that asks the daemon for a cache holds no lock
-//! meanwhile. Other threads that want the same cache wait for its result.
+//! A process has one mapping of each cache, which stays for as long as the process runs. A thread that asks the daemon for a
+//! cache holds no lock meanwhile. Other threads that want the same cache wait for its result.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -60,7 +60,8 @@ static ENTRIES: Lock<Vec<Entry>> = Lock::new(Vec::new());
 /// The number of caches that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the memory of a cache, or `None` if this process may not read it or if its ID differs. Waits for the daemon, but for a bounded time.
+/// Returns the memory of a cache, or `None` if this process may not read it or if its ID differs. Waits for the daemon, but for a
+/// bounded time.
 pub fn find(segment: &str, name: &str, id: [u64; 2]) -> Option<&'static Cache> {
     let full = format!("{segment}/{name}");
     let key = super::begin::hash(full.as_bytes()) ^ id[0] ^ id[1].rotate_left(32);

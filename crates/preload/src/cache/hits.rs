@@ -1,4 +1,5 @@
-//! Tells the server which items were found (hits), so that it keeps items that are used. This happens only while the server is short of memory.
+//! Tells the server which items were found (hits), so that it keeps items that are used. This happens only while the server is
+//! short of memory.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,8 @@ use ginnel_cache_protocol::binary::{Header, REQUEST, opcode};
 use crate::lock::Lock;
 use crate::socket::now;
 
-/// The number of places for remembered hashes. The place of a hash follows from its value. The server is not told a remembered hash again.
+/// The number of places for remembered hashes. The place of a hash follows from its value. The server is not told a remembered
+/// hash again.
 const ENTRIES: usize = 4096;
 /// The maximum number of hits in one request. Further hits are left out, because a sample is enough.
 const MOST: usize = 256;

@@ -19,7 +19,8 @@ const TOGETHER: usize = 16;
 pub struct Answered {
     /// The length of the request in bytes.
     pub len: usize,
-    /// Whether the request is a quiet one, which may have no answer. If so, the library may also answer the request that ends a series of quiet ones.
+    /// Whether the request is a quiet one, which may have no answer. If it is, the library may also answer the request that ends
+    /// a series of quiet ones.
     pub is_quiet: bool,
 }
 
@@ -72,8 +73,8 @@ fn digits(value: u64) -> usize {
 }
 
 impl<M: SharedMemory> Server<'_, M> {
-    /// Answers the request at the beginning of these bytes. Returns `None` if the server must answer it. `was_quiet` says whether the request before
-    /// was quiet. Calls `hit` with the hash of each key that is found.
+    /// Answers the request at the beginning of these bytes. Returns `None` if the server must answer it. `was_quiet` says whether the
+    /// request before was quiet. Calls `hit` with the hash of each key that is found.
     #[inline]
     pub fn answer(
         &mut self,
@@ -117,8 +118,8 @@ impl<M: SharedMemory> Server<'_, M> {
         Some(Answered { len, is_quiet })
     }
 
-    /// Finds an item, and appends its value behind room for a head. Returns `None` if only the server can answer, and `Some(None)` if there is no such
-    /// item. Otherwise returns the item's metadata, and where the value begins.
+    /// Finds an item, and appends its value behind room for a head. Returns `None` if only the server can answer, and `Some(None)` if
+    /// there is no such item. Otherwise returns the item's metadata, and where the value begins.
     #[inline]
     fn find(
         &mut self,

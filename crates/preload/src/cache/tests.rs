@@ -1,4 +1,5 @@
-//! Compares a served connection of a client with a server that is asked without this library. The client must get the same bytes in the same order.
+//! Compares a served connection of a client with a server that is asked without this library. The client must get the same bytes
+//! in the same order.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
