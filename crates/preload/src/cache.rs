@@ -1,27 +1,31 @@
-//! Caches: gets of a memcached client are answered in its own process, out of the memory in which `ginnel-cache` keeps its items.
+//! Caches: the library answers gets of a memcached client in the client's own process, from the memory in which `ginnel-cache`
+//! keeps its items.
 //!
-//! A connection to a port of caches begins as any other. With its first request, the server is asked whether it is a `ginnel-cache`, and which
-//! (`begin`). If this process can read that cache's memory (`find`), the connection is *served* from then on: the library follows the requests that the
-//! program sends, and answers those that only ask for items (`serve`), if nothing that was sent before is still unanswered. All else goes to the
-//! server, in order, and by what comes back the library knows when all of that has been answered. What it has answered itself is
-//! queued in front of what comes from the server, because nothing came from there when it was answered.
+//! A connection to a port of caches begins like any other. Before its first request, the library asks the server whether it is a
+//! `ginnel-cache`, and which one (`begin`). If this process can read that cache's memory (`find`), the connection is *served*
+//! from then on: the library follows the requests that the program sends, and answers those that only ask for items (`serve`),
+//! provided that the server has answered everything that was sent before. All other requests go to the server, in order. The
+//! library follows the server's answers, so it knows when the server has answered all of them. The library queues its own answers
+//! in front of what comes from the server. This order is correct, because nothing was to come from the server when the library
+//! answered.
 //!
-//! Bytes that make no sense end that: the connection is *left* to the server, once what is queued has been received. So does everything that moves
-//! bytes past this library, or has another process send or receive them.
+//! Bytes that make no sense end this: the connection is *left* to the server, once the program has received what is queued. The
+//! same happens if bytes are moved without this library, or if another process sends or receives them.
 //!
-//! A get that cannot be answered here goes to the server as it would anyway. So whatever is complicated does that: a thread that sleeps already
-//! until something comes on the connection would have to be woken, for instance.
+//! A get that the library cannot answer goes to the server, as it would without the library. The library therefore treats every
+//! complicated case in this way. An example is a thread that already sleeps until something comes on the connection, because the
+//! library would have to wake it.
 //!
 //! A served connection stays on TCP.
 //!
 //! ```text
-//! begin    asking the server
-//! find     from the cache's name to its memory
-//! filter   what a served connection sends and receives
-//! serve    one request, answered out of memory
-//! queue    what the program has not received yet
-//! waiting  poll and select
-//! hits     what the server is told of what was found
+//! begin    asks the server whether it is a cache
+//! find     finds the memory of a cache by its name
+//! filter   follows what a served connection sends and receives
+//! serve    answers one request from the cache's memory
+//! queue    holds answers that the program has not received yet
+//! waiting  implements poll and select
+//! hits     tells the server which items were found
 //! ```
 
 mod begin;
@@ -50,51 +54,53 @@ pub use waiting::{concerns, poll, readiness};
 
 use filter::Filter;
 
-/// Pieces that a call sends, none of which is empty.
+/// The pieces that a call sends. None of them is empty.
 pub type Pieces<'a> = SmallVec<[&'a [u8]; 8]>;
-/// Pieces into which a call receives.
+/// The pieces of memory into which a call receives.
 pub type Rooms<'a> = SmallVec<[&'a mut [u8]; 8]>;
 
-/// How a socket stands to caches.
+/// The state of a socket with regard to caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum State {
-    /// It has nothing to do with them.
+    /// The socket has nothing to do with caches.
     None,
-    /// It is connected to where there may be one, and nothing has been sent.
+    /// The socket is connected to a port of caches, and nothing has been sent.
     Fresh,
-    /// A thread asks the server.
+    /// A thread is asking the server whether it is a cache.
     Asking,
-    /// The server was asked, and has not answered in time. Its answer is not for the program.
+    /// The server was asked, and has not answered in time. The library must remove the answer from what the program receives.
     Late,
-    /// Gets are answered here.
+    /// The library answers gets.
     Served,
-    /// They were. The program has not received all of it.
+    /// The library answered gets before, and the program has not received all of these answers.
     Left,
 }
 
-/// What a socket knows of caches.
+/// The part of a socket that concerns caches.
 pub struct Cache {
     state: AtomicU8,
-    /// Bytes of answers that the program has not received. Written with the filter's lock held.
+    /// The number of bytes of answers that the program has not received. Written with the filter's lock held.
     queued: AtomicUsize,
-    /// Threads that sleep in the kernel until something comes, or are about to. Raised with the filter's lock held.
+    /// The number of threads that sleep in the kernel until something comes, or are about to. Raised with the filter's lock held.
     asleep: AtomicU32,
-    /// Calls that have not looked at the kernel's socket, and when the last one has, in ticks of the kernel's clock.
+    /// The number of calls of `is_look_due`. One in [`CALLS`] looks at the kernel's socket.
     looks: AtomicU32,
+    /// The value of `kernel::tick` at the last of these calls, in nanoseconds.
     looked: AtomicU64,
-    /// Which server it is connected to: a hash of its address.
+    /// A hash of the address of the server to which the socket is connected.
     server: AtomicU64,
-    /// Gets that were answered here, and such that were passed on.
+    /// The number of gets that the library answered.
     pub answered: AtomicU64,
+    /// The number of gets that the library passed to the server.
     pub passed: AtomicU64,
-    /// Which cache it is.
+    /// The name of the cache, `SEGMENT/NAME`, or empty.
     pub name: Lock<&'static str>,
     filter: Lock<Option<Box<Filter>>>,
 }
 
-/// So many calls are made between two looks at the kernel's socket, which may have ended, if they follow each other closely: another server may be
-/// there meanwhile, which has other items.
+/// How often the library looks at the kernel's socket if calls follow each other closely: once in this number of calls. The
+/// connection may have ended, and meanwhile another server with other items may run at its address.
 const CALLS: u32 = 64;
 
 impl Cache {
@@ -113,7 +119,7 @@ impl Cache {
         }
     }
 
-    /// As new.
+    /// Resets this to the state of a new socket.
     pub fn reset(&self) {
         self.set(State::None);
         self.queued.store(0, Ordering::Relaxed);
@@ -125,27 +131,27 @@ impl Cache {
         *self.name.lock() = "";
     }
 
-    /// The connection is over.
+    /// Ends the library's work on the connection, which is over.
     pub fn end(&self) {
         if self.is_there() {
             self.set(State::None);
             let mut filter = self.filter.lock();
             self.queued.store(0, Ordering::Relaxed);
-            // A handler may have interrupted the call that works with it.
+            // This may run in a signal handler that has interrupted the call that works with the filter.
             if !filter.as_ref().is_some_and(|filter| filter.is_busy()) {
                 drop(filter.take());
             }
         }
     }
 
-    /// Whether calls that send, receive or wait have to look here. All other sockets look no further.
+    /// Returns whether calls that send, receive or wait have to consider the cache. For all other sockets, this is the only check.
     #[inline]
     pub fn is_there(&self) -> bool {
         self.state.load(Ordering::Relaxed) != State::None as u8
     }
 
     fn state(&self) -> State {
-        // ORDER preload.cache: what was made for it before. Pairs with: `Cache::set`.
+        // ORDER preload.cache: the caller sees everything that was prepared for this state. Pairs with: `Cache::set`.
         match self.state.load(Ordering::Acquire) {
             0 => State::None,
             1 => State::Fresh,
@@ -157,42 +163,44 @@ impl Cache {
     }
 
     fn set(&self, state: State) {
-        // ORDER preload.cache: what a thread that sees it uses. Pairs with: `Cache::state`.
+        // ORDER preload.cache: publishes what a thread that sees this state uses. Pairs with: `Cache::state`.
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Goes from one state to another. False if it was not in that one.
+    /// Changes the state from `from` to `to`. Returns false if the state was not `from`.
     fn change(&self, from: State, to: State) -> bool {
         // ORDER preload.asking: see `Cache::is_fresh`.
         self.state.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether nobody asks the server who has not seen this thread sleep.
+    /// Returns whether the state is [`State::Fresh`]. If so, a thread that asks the server later will see that the calling thread
+    /// sleeps.
     fn is_fresh(&self) -> bool {
-        // ORDER preload.asking: either a thread that is about to receive sees that the server is asked, or whoever asks it sees that thread, because
-        // both write before they read and all four are sequentially consistent. Pairs with: `Cache::is_asleep`.
+        // ORDER preload.asking: either a thread that is about to receive sees that the server is asked, or the thread that asks
+        // the server sees the receiving thread, because both write before they read and all four accesses are sequentially
+        // consistent. Pairs with: `Cache::is_asleep`.
         self.state.load(Ordering::SeqCst) == State::Fresh as u8
     }
 
-    /// Whether a thread sleeps, or is about to, that would get what the server is asked now.
+    /// Returns whether a thread sleeps, or is about to, that would receive the server's answer to a question asked now.
     fn is_asleep(&self) -> bool {
         // ORDER preload.asking: see `Cache::is_fresh`.
         self.asleep.load(Ordering::SeqCst) != 0
     }
 
-    /// Bytes that can be received before those that the kernel has.
+    /// Returns the number of bytes that the program receives before those that the kernel has.
     #[inline]
     pub fn queued(&self) -> usize {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Whether there are some.
+    /// Returns whether such bytes are queued.
     #[inline]
     pub fn has_answers(&self) -> bool {
         self.queued() > 0
     }
 
-    /// Whether it is time to look at the kernel's socket.
+    /// Counts a call, and returns whether it is time to look at the kernel's socket.
     fn is_look_due(&self) -> bool {
         let tick = kernel::tick();
         let is_later = self.looked.load(Ordering::Relaxed) != tick;
@@ -203,16 +211,18 @@ impl Cache {
     }
 }
 
-/// A thread that sleeps in the kernel until something comes on a connection. Gets are passed on meanwhile, as nobody would wake it.
+/// Marks that a thread sleeps in the kernel until something comes on a connection. Meanwhile, all gets go to the server, because
+/// an answer of the library would not wake this thread.
 pub struct Asleep(&'static Socket);
 
 impl Asleep {
-    /// `None` if something has been queued.
+    /// Marks the calling thread as asleep. Returns `None` if an answer is queued, so that the thread need not sleep.
     pub fn begin(socket: &'static Socket) -> Option<Self> {
         let _filter = socket.cache.filter.lock();
         (!socket.cache.has_answers()).then(|| Self::anyway(socket))
     }
 
+    /// Marks the calling thread as asleep, whether or not an answer is queued.
     fn anyway(socket: &'static Socket) -> Self {
         // ORDER preload.asking: see `Cache::is_fresh`.
         socket.cache.asleep.fetch_add(1, Ordering::SeqCst);
@@ -222,13 +232,14 @@ impl Asleep {
 
 impl Drop for Asleep {
     fn drop(&mut self) {
-        // A socket whose memory is another's meanwhile has begun to count anew.
+        // If another socket uses this memory by now, its count has begun at zero again.
         let count = |n: u32| n.checked_sub(1);
         let _ = self.0.cache.asleep.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
     }
 }
 
-/// In the child of a fork: its parent goes on answering. What has been queued is here too, for the one of them that receives it.
+/// Prepares the child of a fork. The parent goes on answering gets, and the child does not. Queued answers exist in both
+/// processes, for the one that receives them.
 pub fn in_child() {
     for fd in SOCKETS.used(0, u32::MAX) {
         let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.cache.is_there()) else { continue };
@@ -236,7 +247,7 @@ pub fn in_child() {
         socket.cache.name.free_in_child();
         socket.cache.asleep.store(0, Ordering::Relaxed);
         match socket.cache.state() {
-            // Nothing has been asked, or its answer is still to be taken out.
+            // Either the server has not been asked, or its answer must still be removed from what the program receives.
             State::Fresh | State::Late => {}
             _ if socket.cache.has_answers() => socket.cache.set(State::Left),
             _ => socket.cache.set(State::None),

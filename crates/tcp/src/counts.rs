@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn what_goes_past_the_library_is_counted() {
         let (connector, acceptor) = pair();
-        // Another descriptor of the same socket, as a child or the C library may have.
+        // This is another descriptor of the same socket, such as a child or the C library may have.
         let mut past = connector.try_clone().unwrap();
         past.write_all(b"hello").unwrap();
         assert_eq!(counts(&connector, Role::Connector), Counts { received: 0, sent: 5 });

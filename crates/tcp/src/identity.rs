@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::option;
 
-/// SO_NETNS_COOKIE (Linux 5.14).
+/// SO_NETNS_COOKIE (since Linux 5.14).
 const NETNS_COOKIE: usize = 71;
 /// SIOCGSKNS: the network namespace of a socket.
 const SIOCGSKNS: rustix::ioctl::Opcode = 0x894c;
@@ -118,7 +118,7 @@ const ESTABLISHED: u8 = 1;
 
 fn plain(address: rustix::net::SocketAddrAny) -> Result<SocketAddr, NotTcp> {
     let address = SocketAddr::try_from(address).map_err(|_| NotTcp::Kind)?;
-    // The scope and the flow are not the same at both ends.
+    // The scope and the flow label are left out, because they differ between the two ends.
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
@@ -131,10 +131,10 @@ impl Owner {
     }
 }
 
-/// Asks for a descriptor of a namespace.
+/// Asks the kernel for a descriptor of a namespace.
 fn namespace(of: BorrowedFd<'_>, opcode: rustix::ioctl::Opcode) -> rustix::io::Result<OwnedFd> {
     struct Get(rustix::ioctl::Opcode);
-    // SAFETY: both ioctls take no argument and return a new descriptor, which nobody else has.
+    // SAFETY: both ioctls take no argument and return a new descriptor, which no other code has.
     unsafe impl rustix::ioctl::Ioctl for Get {
         type Output = OwnedFd;
         const IS_MUTATING: bool = false;
@@ -148,11 +148,11 @@ fn namespace(of: BorrowedFd<'_>, opcode: rustix::ioctl::Opcode) -> rustix::io::R
             fd: rustix::ioctl::IoctlOutput,
             _: *mut std::ffi::c_void,
         ) -> rustix::io::Result<OwnedFd> {
-            // SAFETY: the ioctl has just made it.
+            // SAFETY: the ioctl has just made this descriptor, so no other code owns it.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         }
     }
-    // SAFETY: as said above.
+    // SAFETY: the opcode is that of one of the two ioctls, which take no argument.
     unsafe { rustix::ioctl::ioctl(of, Get(opcode)) }
 }
 

@@ -17,9 +17,9 @@ use crate::option;
 
 /// TCP_TIMESTAMP: the clock of the socket's own timestamps.
 const TIMESTAMP: usize = 24;
-/// TCP_SAVE_SYN, on a listener.
+/// TCP_SAVE_SYN, an option of listeners.
 const SAVE_SYN: usize = 27;
-/// TCP_SAVED_SYN, on what it has accepted.
+/// TCP_SAVED_SYN, an option of accepted sockets.
 const SAVED_SYN: usize = 28;
 /// TCP_INFO.
 const INFO: usize = crate::identity::TCP_INFO;
@@ -131,7 +131,7 @@ impl SynTime {
     }
 }
 
-/// CLOCK_MONOTONIC.
+/// Reads CLOCK_MONOTONIC.
 pub(crate) fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     // The clock begins at zero.
@@ -165,7 +165,8 @@ mod tests {
 
     #[test]
     fn a_clock_proves_the_times_of_its_connect_only() {
-        // Read at 10,000 ms; connected from 4,000 to 4,003 ms; the offset is such that the clock passes zero between.
+        // The clock is read at 10,000 ms, and `connect` took from 4,000 to 4,003 ms. With this offset, the clock passes zero in
+        // between.
         let clock = showing(3_000, 10_000, 10_001);
         let connecting = Connecting { before: ms(4_000), after: ms(4_003) };
         let at = |time: i64| SynTime((3_000_i64 + time - 10_000) as u32);
@@ -188,7 +189,7 @@ mod tests {
                 (0..20_000_u32).map(|n| n.wrapping_sub(10_000)).any(|n| clock.proves(connecting, SynTime(n)));
             assert!(!any, "{before} to {after}");
         }
-        // A clock that was read at no time in particular would prove every time.
+        // A clock whose reading takes too long must prove nothing, because its window would include every time.
         let vague = showing(3_000, 9_000, 10_000);
         let connecting = Connecting { before: ms(4_000), after: ms(4_001) };
         assert!(!(0..20_000_u32).any(|n| vague.proves(connecting, SynTime(n.wrapping_sub(10_000)))));
@@ -223,7 +224,7 @@ mod tests {
         };
         assert!(clock.proves(one_connected, syn));
         assert_eq!(SynTime::of(&accepted).unwrap(), None, "the kernel tells it once");
-        // Another time of connecting, which its clock does not show.
+        // The clock does not prove another time of connecting.
         let later = Connecting { before: one_connected.before - ms(50), after: one_connected.after - ms(50) };
         assert!(!clock.proves(later, syn));
     }

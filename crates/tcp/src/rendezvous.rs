@@ -1,18 +1,19 @@
-//! Finding the two ends of a connection among what many kernels report.
+//! Finds the two ends of a connection among the sockets that many kernels report.
 //!
-//! Programs report their sockets, each to its own kernel's daemon, which adds what the kernel says. The host's daemon keeps the
-//! reports here until both ends of a connection have come. Reports of a guest are that guest's claims, and a guest may claim
-//! anything; so may a user who has made a network namespace. Two sockets are joined under these rules only:
+//! Each program reports its sockets to its own kernel's daemon, which adds the kernel's facts about them. The host's daemon keeps
+//! the reports here until both ends of a connection have been reported. The reports of a guest are that guest's claims, and a
+//! guest may claim anything. So may a user who has made a network namespace. Two sockets are joined under these rules only:
 //!
-//! | the two sockets are in | mirrored addresses and |
+//! | place of the two sockets | required in addition to mirrored addresses |
 //! |---|---|
-//! | one network namespace | nothing more: there they name one connection |
-//! | two namespaces of one kernel | a proof, addresses that mean the same in both, and neither namespace is a user's |
+//! | one network namespace | nothing, because mirrored addresses name one connection there |
+//! | two namespaces of one kernel | a proof, addresses that mean the same in both, and that neither namespace is a user's |
 //! | two kernels | a proof, and addresses that mean the same in both |
 //!
-//! A socket for which two others would do is joined with nobody. Within a kernel, a proof does not tell two connections apart that have the
-//! same addresses and ports in different namespaces and were made within some milliseconds, as in copies of one test network. So two
-//! sockets of one kernel that are joined by proof wait for [`GRACE`], in which the ends of the other connection are reported too.
+//! If two other sockets match a socket, it is joined with neither. Within a kernel, a proof cannot distinguish two connections
+//! that have the same addresses and ports in different namespaces and were made within some milliseconds, as in copies of one
+//! test network. Therefore two sockets of one kernel that match by proof wait for [`GRACE`] before they are joined. In this time,
+//! the ends of the other connection are reported as well.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -22,59 +23,62 @@ use std::time::Duration;
 use crate::identity::{Identity, Owner};
 use crate::proof::{Clock, Connecting, SynTime};
 
-/// Reports that are kept for a member. One more pushes out the oldest of that user of the member who has most.
+/// The maximum number of reports that are kept for a member. One more report pushes out the oldest report of the member's user
+/// with the most reports.
 pub const REPORTS_PER_MEMBER: usize = 4096;
 
-/// Reports of one connection that a member may have: a kernel has one in each namespace. One more pushes the oldest of them out.
+/// The maximum number of a member's reports with the same addresses. A kernel can have one such connection in each namespace. One
+/// more report pushes out the oldest of them.
 const SAME_ADDRESSES: usize = 4;
 
-/// So many wrong proofs between two accounts (users of members) within a minute, and they are not joined for ten.
+/// The number of wrong proofs between two accounts (users of members) within [`MINUTE`] after which their sockets are not joined
+/// for [`DISTRUST`].
 const WRONG_PROOFS: u32 = 8;
-/// How long two sockets in different namespaces of a kernel wait for others that would do.
+/// How long two sockets in different namespaces of a kernel wait, in case other sockets match them too.
 pub const GRACE: Duration = Duration::from_millis(50);
 const MINUTE: Duration = Duration::from_secs(60);
 const DISTRUST: Duration = Duration::from_secs(600);
 
-/// Who made the connection, with what proves it.
+/// The side of the connection that a socket is, with the data for a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Called `connect`.
+    /// The side that called `connect`.
     Connector {
-        /// When.
+        /// When the program called `connect`.
         connecting: Connecting,
-        /// The clock of its timestamps, if it has one.
+        /// The clock of the socket's timestamps, if the connection has timestamps.
         clock: Option<Clock>,
     },
-    /// Accepted it.
+    /// The side that accepted the connection.
     Acceptor {
-        /// The clock in the SYN, if that was kept.
+        /// The connector's clock in the SYN, if the kernel kept the SYN.
         syn: Option<SynTime>,
     },
 }
 
-/// A socket, as its kernel's daemon reports it.
+/// A socket, as the daemon of its kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Whose kernel it is.
+    /// The member whose kernel has the socket.
     pub member: u32,
-    /// The user there at whose expense it is kept; who cannot be believed about its users has one only.
+    /// The user of that member to whom the report is charged. A member that cannot be trusted about its users has one user only.
     pub user: u32,
-    /// Which connection.
+    /// The identity of the connection and of the socket.
     pub identity: Identity,
-    /// Whose network namespace it is in.
+    /// The owner of the socket's network namespace.
     pub owner: Owner,
-    /// Which end.
+    /// The side of the connection that the socket is.
     pub side: Side,
 }
 
-/// A member, and a user there.
+/// A member, and a user of that member.
 type Account = (u32, u32);
 
-/// A socket's name among all: its member, and its cookie there.
+/// A name that identifies a socket among those of all members: its member, and its cookie there.
 pub type Socket = (u32, u64);
 
 impl Report {
-    /// The socket.
+    /// Returns the name of the reported socket.
     pub fn socket(&self) -> Socket {
         (self.member, self.identity.cookie)
     }
@@ -83,7 +87,7 @@ impl Report {
         (self.member, self.user)
     }
 
-    /// What the two sockets have to prove beside mirrored addresses.
+    /// Returns what two sockets with mirrored addresses need in addition.
     fn relation(&self, other: &Self) -> Relation {
         let one_kernel = self.member == other.member;
         if one_kernel && self.identity.namespace == other.identity.namespace {
@@ -97,7 +101,8 @@ impl Report {
         }
     }
 
-    /// Whether one of the two has sent the SYN that the other has received. `None`: one of them has nothing to show.
+    /// Returns whether one of the two sockets has sent the SYN that the other has received, or `None` if one of them has no data
+    /// for a proof.
     fn proves(&self, other: &Self) -> Option<bool> {
         match (self.side, other.side) {
             (Side::Connector { connecting, clock: Some(clock) }, Side::Acceptor { syn: Some(syn) })
@@ -117,28 +122,31 @@ impl Report {
 
 #[derive(PartialEq)]
 enum Relation {
-    /// One namespace.
+    /// The sockets are in one namespace and need nothing more.
     Same,
-    /// A kernel may use the same clock for the same addresses in all of its namespaces.
+    /// The sockets need a proof. Within one kernel, a proof may hold for several connections, because a kernel may use the same
+    /// clock for the same addresses in all of its namespaces.
     ByProof { one_kernel: bool },
-    /// Never.
+    /// The sockets are never joined.
     None,
 }
 
-/// The reports whose other end has not come. `T` is what the caller remembers with each.
+/// The reports of sockets whose other end has not been reported. `T` is the caller's data for each report.
 #[derive(Debug)]
 pub struct Rendezvous<T> {
     reports: HashMap<Socket, Entry<T>>,
-    /// By local and remote address, oldest first.
+    /// The sockets by local and remote address, oldest first.
     addresses: HashMap<(SocketAddr, SocketAddr), Vec<Socket>>,
-    /// By account, in the order in which they came.
+    /// The sockets by account and number, and therefore in the order in which an account reported them.
     order: BTreeMap<(Account, u64), Socket>,
-    /// All, in that order.
+    /// All sockets by number, in the order in which they were reported.
     numbers: BTreeMap<u64, Socket>,
+    /// The number of reports of each account.
     counts: BTreeMap<Account, usize>,
+    /// The number of the next report.
     next: u64,
     suspicions: HashMap<(Account, Account), Suspicion>,
-    /// Numbers of two reports that are joined at this time, unless a third one comes that would do.
+    /// The numbers of two reports that are joined at this time, unless a third report that matches comes first.
     engaged: VecDeque<(Duration, [u64; 2])>,
 }
 
@@ -153,21 +161,21 @@ struct Entry<T> {
 struct Suspicion {
     since: Duration,
     wrong: u32,
-    /// Until then the two are not joined.
+    /// The time until which sockets of the two accounts are not joined.
     until: Duration,
 }
 
-/// What came of a report.
+/// The result of a report.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome<T> {
-    /// The other end has not come; others may have been pushed out.
+    /// The other end has not been reported, or the two ends wait for [`Rendezvous::settle`]. Other reports may have been pushed out.
     Waits {
-        /// What was remembered with those that will not be joined any more.
+        /// The data of reports that will not be joined any more.
         dropped: Vec<T>,
     },
-    /// The two ends of a connection, this report's first. Both are forgotten.
+    /// The other end had been reported. The values are the data of both reports, this report's first. Both reports are forgotten.
     Joined(T, T),
-    /// More than one socket would do. All of them are forgotten, and not to be joined.
+    /// More than one socket matches. The values are the data of all these reports, which are forgotten and must not be joined.
     Ambiguous(Vec<T>),
 }
 
@@ -187,18 +195,19 @@ impl<T> Default for Rendezvous<T> {
 }
 
 impl<T> Rendezvous<T> {
-    /// Reports that wait.
+    /// Returns the number of reports that wait.
     pub fn len(&self) -> usize {
         self.reports.len()
     }
 
-    /// Whether none waits.
+    /// Returns whether no report waits.
     pub fn is_empty(&self) -> bool {
         self.reports.is_empty()
     }
 
-    /// The socket that had the addresses of this one in its namespace before it. One socket at a time has them there, so the earlier
-    /// one is gone, and nobody has said so yet: it is to be withdrawn before this one is reported.
+    /// Returns the earlier socket with the addresses of this one in the same namespace. Only one socket at a time can have them
+    /// there, so the earlier one is gone, although its end has not been reported yet. The caller must withdraw it before it
+    /// reports this one.
     pub fn predecessor(&self, report: &Report) -> Option<Socket> {
         let Identity { local, remote, namespace, cookie } = report.identity;
         self.addresses.get(&(local, remote))?.iter().copied().find(|socket| {
@@ -207,20 +216,21 @@ impl<T> Rendezvous<T> {
         })
     }
 
-    /// Those that wait and have come after the one with this number, oldest first, each with its number. Numbers begin with 1.
+    /// Returns the waiting reports that came after the report with this number, oldest first, each with its number. Numbers begin
+    /// with 1.
     pub fn waiting(&self, after: u64) -> impl Iterator<Item = (u64, &Report, &T)> {
         self.numbers.range((Bound::Excluded(after), Bound::Unbounded)).filter_map(|(number, socket)| {
             self.reports.get(socket).map(|entry| (*number, &entry.report, &entry.what))
         })
     }
 
-    /// A report has come at `now`, a time that only grows. An earlier one of the same socket is replaced. The work is bounded by
-    /// the number of members.
+    /// Adds a report, which replaces an earlier one of the same socket. `now` is the current time on a clock that never goes
+    /// back. The work is bounded by the number of members.
     pub fn report(&mut self, now: Duration, report: Report, what: T) -> Outcome<T> {
         let mut dropped: Vec<T> = self.withdraw(report.socket()).into_iter().collect();
         let others = self.counterparts(now, &report);
         if let [other] = others[..] {
-            // Somebody who was not believed when it came may wait for the other one too, and be believed by now.
+            // A report that was not trusted when it came may also wait for the other socket, and be trusted by now.
             let theirs = self.reports[&other].report;
             let mut rivals = self.counterparts(now, &theirs);
             if rivals.is_empty() && report.relation(&theirs) == (Relation::ByProof { one_kernel: true }) {
@@ -250,12 +260,14 @@ impl<T> Rendezvous<T> {
         Outcome::Waits { dropped }
     }
 
-    /// When two of those that wait may be joined, if there are such: a time as of [`Rendezvous::report`].
+    /// Returns the time at which the next two waiting reports may be joined, or `None` if there are none. It is a time on the
+    /// clock of [`Rendezvous::report`].
     pub fn settles_at(&self) -> Option<Duration> {
         self.engaged.front().map(|(at, _)| *at)
     }
 
-    /// Two that have waited for others that would do, and none has come. Both are forgotten. `None`: there are no more at `now`.
+    /// Returns the data of two reports that have waited for the time of grace (50 ms) without another match, and forgets both
+    /// reports. Returns `None` if there are no more such reports at `now`.
     pub fn settle(&mut self, now: Duration) -> Option<(T, T)> {
         while self.settles_at().is_some_and(|at| at <= now) {
             let (_, numbers) = self.engaged.pop_front()?;
@@ -273,7 +285,7 @@ impl<T> Rendezvous<T> {
         None
     }
 
-    /// Forgets a socket; returns what was remembered with it.
+    /// Forgets a socket's report. Returns its data.
     pub fn withdraw(&mut self, socket: Socket) -> Option<T> {
         let Entry { report, number, what } = self.reports.remove(&socket)?;
         self.order.remove(&(report.account(), number));
@@ -294,7 +306,7 @@ impl<T> Rendezvous<T> {
         Some(what)
     }
 
-    /// Forgets all of a member, whose kernel has gone.
+    /// Forgets all reports of a member, whose kernel is gone. Returns their data.
     pub fn withdraw_member(&mut self, member: u32) -> Vec<T> {
         let all = ((member, 0), 0)..=((member, u32::MAX), u64::MAX);
         let sockets: Vec<_> = self.order.range(all).map(|(_, socket)| *socket).collect();
@@ -302,7 +314,7 @@ impl<T> Rendezvous<T> {
         sockets.into_iter().filter_map(|socket| self.withdraw(socket)).collect()
     }
 
-    /// Those that may be the other end.
+    /// Returns the sockets that may be the other end of this one. Counts wrong proofs.
     fn counterparts(&mut self, now: Duration, report: &Report) -> Vec<Socket> {
         let key = (report.identity.remote, report.identity.local);
         let mut found = Vec::new();
@@ -335,7 +347,7 @@ impl<T> Rendezvous<T> {
         found
     }
 
-    /// Pushes out what is too much with one more.
+    /// Pushes out reports so that there is room for this one. Returns their data.
     fn make_room(&mut self, report: &Report) -> Vec<T> {
         let key = (report.identity.local, report.identity.remote);
         let same = self.addresses.get(&key).into_iter().flatten();
@@ -349,7 +361,8 @@ impl<T> Rendezvous<T> {
         victims.into_iter().filter_map(|socket| self.withdraw(socket)).collect()
     }
 
-    /// The report that makes room for another one, if there is none. So nobody is pushed out by users who have more.
+    /// Returns the report that must be pushed out to make room for this one, or `None` if there is room. It is the oldest report
+    /// of the member's user with the most reports, so a user never loses reports to users that have more.
     fn oldest_of_who_has_most(&self, report: &Report) -> Option<Socket> {
         let member = report.member;
         let users = self.counts.range((member, 0)..=(member, u32::MAX));
@@ -371,7 +384,7 @@ impl<T> Rendezvous<T> {
     }
 }
 
-/// Counts a wrong proof between two accounts. Neither can keep a third one from being believed.
+/// Counts a wrong proof between two accounts. Counts are kept for each pair, so neither account can make a third one distrusted.
 fn suspect(suspicions: &mut HashMap<(Account, Account), Suspicion>, pair: (Account, Account), now: Duration) {
     let suspicion =
         suspicions.entry(pair).or_insert(Suspicion { since: now, wrong: 0, until: Duration::ZERO });

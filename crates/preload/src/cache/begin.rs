@@ -1,8 +1,9 @@
-//! Asking a server whether it is a cache, and which.
+//! Asks a server whether it is a cache, and which one.
 //!
-//! The question goes in front of the first request, in the protocol which that speaks: `stats ginnel`. A `ginnel-cache` says where its items lie. A
-//! memcached says that it knows nothing of that, and is not asked again for a while. Either way the answer is taken out of what the program
-//! receives. The call that sends waits for it, because what that sends may be a get; but not for long.
+//! The library sends the question `stats ginnel` in front of the first request, in the protocol of that request. A `ginnel-cache`
+//! answers with the place of its items. A memcached answers that it does not know this statistic, and the library does not ask it
+//! again for a while. In either case, the library removes the answer from what the program receives. The program's call that
+//! sends the first request waits for the answer, because the request may be a get. It waits at most [`PATIENCE`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,26 +23,28 @@ use crate::table::Using;
 use crate::wait::milliseconds;
 use crate::{kernel, meet, settings};
 
-/// How long a server may take to say what it is.
+/// How long the library waits for a server's answer to the question.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a server is not asked again that is none of ours, in microseconds.
+/// How long the library does not ask a server again that is not a `ginnel-cache`, in microseconds.
 const FORGOTTEN: u64 = 10_000_000;
-/// No answer to the question is longer.
+/// The number of bytes of an answer after which [`Asked::take`] returns. No correct answer is longer.
 const MOST: usize = 1024;
 
 const QUESTION: &[u8] = b"stats ginnel\r\n";
 const KEY: &[u8] = b"ginnel";
 
-/// Why a connection whose gets are answered here stays on TCP.
+/// The reason why a served connection stays on TCP.
 const SERVED: &str = "a cache: gets are answered from its memory";
 
-/// And one whose answer to the question is still to come: it is looked for in what the kernel carries.
+/// The reason why a connection stays on TCP if the answer to the question is still to come. The library looks for the answer in
+/// what comes by TCP.
 const LATE: &str = "its server did not say in time whether it is a cache";
 
-/// Servers that are no caches of ours: each in the place of its hash, and until when that is remembered.
+/// Servers that are not a `ginnel-cache`. The index follows from the hash of the address. An entry has the hash, and the time
+/// until which it is valid, in microseconds.
 static OTHERS: [(AtomicU64, AtomicU64); 64] = [const { (AtomicU64::new(0), AtomicU64::new(0)) }; 64];
 
-/// FNV-1a.
+/// Returns the FNV-1a hash of these bytes.
 pub fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -63,7 +66,7 @@ fn note_other(server: u64) {
     which.store(server, Ordering::Relaxed);
 }
 
-/// The socket is being connected to this port of an address.
+/// Notes that the socket is being connected to this address, at this port.
 pub fn connected(socket: &'static Socket, port: u16, address: &[u8]) {
     if !settings::is_cache_port(port) {
         return;
@@ -76,7 +79,7 @@ pub fn connected(socket: &'static Socket, port: u16, address: &[u8]) {
     }
 }
 
-/// Which protocol a client speaks whose first bytes are these, if it speaks memcached's.
+/// Returns which of memcached's protocols a client speaks that begins with these bytes, or `None` if it speaks neither.
 fn spoken(first: &[u8]) -> Option<Protocol> {
     const VERBS: [&[u8]; 23] = [
         b"get",
@@ -104,7 +107,7 @@ fn spoken(first: &[u8]) -> Option<Protocol> {
         b"verbosity",
     ];
     if first[0] == binary::REQUEST {
-        // Who authenticates does so at another server.
+        // A client that authenticates (SASL) talks to another kind of server.
         let is_known = first.get(1).is_some_and(|opcode| *opcode <= opcode::GATQ);
         return is_known.then_some(Protocol::Binary);
     }
@@ -112,7 +115,8 @@ fn spoken(first: &[u8]) -> Option<Protocol> {
     VERBS.contains(&&first[..end]).then_some(Protocol::Text)
 }
 
-/// The first bytes of a fresh connection are about to be sent. It is served afterwards, or not.
+/// Asks the server of a fresh connection, of which the program is about to send the first bytes. Afterwards the connection is
+/// served or not.
 #[cold]
 pub fn begin(socket: &'static Socket, fd: c_int, first: &[u8]) {
     let _errno = Kept::new();
@@ -122,14 +126,14 @@ pub fn begin(socket: &'static Socket, fd: c_int, first: &[u8]) {
         return;
     }
     let next = match spoken(first) {
-        // Who sleeps there would get the answer.
+        // A thread that sleeps on the connection would receive the answer.
         Some(protocol) if !cache.is_asleep() && may_ask(socket) => ask(socket, fd, protocol),
         _ => State::None,
     };
     end(socket, next);
 }
 
-/// The server was asked.
+/// Ends the asking with this state.
 fn end(socket: &'static Socket, next: State) {
     let reason = match next {
         State::Served => SERVED,
@@ -137,7 +141,7 @@ fn end(socket: &'static Socket, next: State) {
         _ => return socket.cache.set(next),
     };
     meet::withdraw(socket);
-    // Another thread has looked for its rings meanwhile.
+    // Meanwhile, another thread has found rings for the connection.
     if socket.is_joined() {
         return socket.cache.set(State::None);
     }
@@ -150,10 +154,11 @@ fn may_ask(socket: &'static Socket) -> bool {
     !is_confined()
         && !socket.is_joined()
         && !is_other(socket.cache.server.load(Ordering::Relaxed))
-        // Without a daemon there is nothing to be found.
+        // Without a daemon, no cache can be found.
         && settings::attach().socket.exists()
 }
 
+/// Sends the question and waits for the answer. Returns the next state of the socket.
 fn ask(socket: &'static Socket, fd: c_int, protocol: Protocol) -> State {
     let server = socket.cache.server.load(Ordering::Relaxed);
     let question = match protocol {
@@ -169,17 +174,17 @@ fn ask(socket: &'static Socket, fd: c_int, protocol: Protocol) -> State {
     let sent = transport(socket, fd, || kernel::send(fd, &question, flags)).map(check);
     match sent {
         Some(Ok(n)) if n == question.len() => {}
-        // There is room for so few bytes, unless somebody has made it very small.
+        // The send buffer has room for so few bytes, unless the program has made it very small.
         Some(Ok(n)) => {
             let rest = kernel::send_some(fd, &question[n..], true);
             socket.sending.count_others(rest as u64);
             if n + rest < question.len() {
-                // What follows would be taken for the rest of it.
+                // The server would take the program's next bytes for the rest of the question.
                 kernel::send_no_more(fd);
                 return State::None;
             }
         }
-        // It is still being connected.
+        // The socket is still being connected.
         Some(Err(Errno(libc::EAGAIN | libc::ENOTCONN))) => return State::Fresh,
         _ => return State::None,
     }
@@ -201,7 +206,7 @@ fn ask(socket: &'static Socket, fd: c_int, protocol: Protocol) -> State {
             *socket.cache.filter.lock() = Some(Box::new(Filter::asked(asked)));
             return State::Late;
         }
-        // What has come of an answer stays readable, so it is not waited for twice in a row.
+        // A part of an answer that has come can stay readable, so the next wait after new bytes is short.
         let has_come = std::mem::replace(&mut before, asked.text.len()) != asked.text.len();
         let wait = if has_come { Duration::from_millis(1) } else { left };
         let _ = kernel::poll_readable(fd, milliseconds(Some(wait)));
@@ -216,7 +221,8 @@ fn ask(socket: &'static Socket, fd: c_int, protocol: Protocol) -> State {
     State::Served
 }
 
-/// A call that sends bytes of this library, which does not sleep.
+/// Makes a call that sends bytes of this library, and that does not sleep. Returns `None` if the descriptor no longer is this
+/// socket, or if the kernel no longer carries what it sends.
 pub fn transport(socket: &'static Socket, fd: c_int, call: impl FnOnce() -> isize) -> Option<isize> {
     let _using = Using::begin(socket, fd)?;
     let send = || {
@@ -227,20 +233,21 @@ pub fn transport(socket: &'static Socket, fd: c_int, call: impl FnOnce() -> isiz
     socket.sending.through_kernel(send, |_| 0)
 }
 
-/// A server that was asked.
+/// The question to a server, and what has come of the answer.
 pub struct Asked {
     protocol: Protocol,
     scan: Scan,
-    /// What has come of its answer.
+    /// The bytes of the answer that have come.
     text: Vec<u8>,
 }
 
-/// How far its answer has come.
+/// The progress of an answer.
 pub enum Step {
+    /// More is to come.
     More,
-    /// All of it has been taken.
+    /// The whole answer has been taken.
     Answered,
-    /// There will be none: what comes is the program's.
+    /// No answer will come. Everything that comes belongs to the program.
     Over,
 }
 
@@ -250,14 +257,14 @@ impl Asked {
         Self { protocol, scan: Scan::new(expected), text: Vec::new() }
     }
 
-    /// Takes what has come of the answer, and nothing that is behind it. Does not wait.
+    /// Takes what has come of the answer from the kernel, and no byte behind the answer. Does not wait.
     pub fn take(&mut self, socket: &'static Socket, fd: c_int) -> Step {
         loop {
             let mut bytes = [0; 512];
             let Some(_using) = Using::begin(socket, fd) else { return Step::Over };
             let n = match check(kernel::receive(fd, &mut bytes, libc::MSG_PEEK | libc::MSG_DONTWAIT)) {
                 Err(Errno(libc::EAGAIN | libc::EINTR)) => return Step::More,
-                // The program is told by its own call.
+                // The program's own call reports the end or the error.
                 Ok(0) | Err(_) => return Step::Over,
                 Ok(n) => n,
             };
@@ -279,7 +286,7 @@ impl Asked {
         }
     }
 
-    /// Where the cache is: its segment, its name and its ID.
+    /// Returns the segment, the name and the ID of the cache, or `None` if the answer is not that of a `ginnel-cache`.
     fn answer(&self) -> Option<(&str, &str, [u64; 2])> {
         let value = match self.protocol {
             Protocol::Text => self.text.strip_prefix(b"STAT ginnel ")?.split(|byte| *byte == b'\r').next()?,
@@ -297,7 +304,8 @@ impl Asked {
     }
 }
 
-/// The server's answer comes late. `None` if the program's call may be made now; else what that is told.
+/// Takes an answer that comes late, before a call of the program that receives. Returns `None` if that call may be made now, else
+/// the error for it.
 #[cold]
 pub fn late(socket: &'static Socket, fd: c_int, waits: bool) -> Option<Errno> {
     let _errno = Kept::new();

@@ -1,8 +1,8 @@
-//! What a served connection sends and receives.
+//! Follows what a served connection sends and receives.
 //!
-//! Both happen under a lock, which is not held while a call sleeps. What is sent goes into the kernel without waiting, so that requests are noted in the
-//! order in which they are sent, and before their answers can come. Of calls that receive only one is in the kernel at a time, so what comes is looked
-//! at in its order.
+//! A call sends and receives under a lock, which it does not hold while it sleeps. A call sends into the kernel without waiting,
+//! so the filter notes requests in the order in which they are sent, and before their answers can come. Only one receiving call
+//! is in the kernel at a time, so the filter sees the server's bytes in their order.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
@@ -25,23 +25,25 @@ use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
 use crate::{kernel, real};
 
-/// Pieces of a call are looked at together if they are no longer than this: some clients send the parts of a request so.
+/// The maximum total length of a call's pieces, in bytes, for which the library joins them. Some clients send one request in
+/// several pieces.
 const TOGETHER: usize = 4096;
 
-/// What is known of a connection.
+/// The library's knowledge of one connection.
 pub struct Filter {
-    /// The server was asked what it is.
+    /// The question to the server, if its answer is late.
     pub asked: Option<Asked>,
     cache: Option<&'static find::Cache>,
     protocol: Protocol,
     requests: Requests,
     answers: Answers,
     queue: Queue,
-    /// The last request that was answered here was quiet, and none came after it.
+    /// Whether the last request was a quiet one that the library answered.
     was_quiet: bool,
-    /// A thread is in the kernel to receive.
+    /// Whether a thread is in the kernel to receive.
     is_receiving: bool,
-    /// A thread works on it. If it finds that itself, it has left a call in the middle, or is in a handler that has interrupted one.
+    /// Whether a thread works on the filter. A thread that takes the lock and finds this set has itself left a call in the
+    /// middle, or runs a signal handler that has interrupted one.
     is_busy: bool,
 }
 
@@ -50,7 +52,7 @@ impl Filter {
         Self { cache: Some(cache), queue: Queue::new(), ..Self::with(protocol) }
     }
 
-    /// Of a server that has not answered yet.
+    /// Makes the filter for a server that has not answered the question yet.
     pub fn asked(asked: Asked) -> Self {
         Self { asked: Some(asked), ..Self::with(Protocol::Text) }
     }
@@ -76,13 +78,14 @@ impl Filter {
     }
 }
 
-/// A thread works on what is known of a connection.
+/// A filter on which the calling thread works, with the lock held.
 struct Entered {
     socket: &'static Socket,
     guard: Guard<'static, Option<Box<Filter>>>,
 }
 
-/// `None` if nothing is known any more.
+/// Locks the filter of a socket. Returns `None` if there is no filter any more, or if an interrupted call works on it; then the
+/// library gives the connection up.
 #[inline]
 fn enter(socket: &'static Socket) -> Option<Entered> {
     let mut guard = socket.cache.filter.lock();
@@ -98,6 +101,7 @@ fn enter(socket: &'static Socket) -> Option<Entered> {
     }
 }
 
+/// Gives the connection up at once, with what is queued.
 #[cold]
 fn lose(socket: &'static Socket) {
     socket.cache.set(State::None);
@@ -131,20 +135,21 @@ impl Drop for Entered {
 }
 
 impl Entered {
-    /// Says how much is queued.
+    /// Publishes how many bytes are queued.
     #[inline]
     fn tell_queued(&self) {
         self.socket.cache.queued.store(self.queue.len(), Ordering::Release);
     }
 
-    /// The connection is left to the server from now on, once what is queued has been received.
+    /// Leaves the connection to the server, once the program has received what is queued.
     #[cold]
     fn leave(&mut self) {
         let next = if self.queue.len() > 0 { State::Left } else { State::None };
         self.socket.cache.set(next);
     }
 
-    /// Answers the requests at the beginning of these bytes, as far as that can be done here. Returns how many bytes those are.
+    /// Answers requests at the beginning of these bytes, until one that the server must answer. Returns the length of the
+    /// answered requests.
     #[inline]
     fn answer(&mut self, fd: c_int, bytes: &[u8]) -> usize {
         let socket = self.socket;
@@ -152,7 +157,7 @@ impl Entered {
         if bytes.is_empty() || !idle || socket.cache.asleep.load(Ordering::Relaxed) != 0 {
             return 0;
         }
-        // Nothing is to come from the server. If there is something, the connection has ended.
+        // Nothing is to come from the server. If something has come, the connection has ended.
         if socket.cache.is_look_due() && kernel::poll_now(fd, ENDS) != 0 {
             self.leave();
             return 0;
@@ -193,11 +198,12 @@ impl Entered {
         done
     }
 
-    /// Tells the server what was found.
+    /// Tells the server which items were found.
     #[cold]
     fn tell_hits(&mut self, fd: c_int, cache: &'static find::Cache) {
         let _errno = Kept::new();
-        // A server that does not take what it was told is told later: a part of a line would be the last that this connection sends.
+        // If the server has not taken earlier bytes, it is told later. The kernel might take a part of the line only, and after
+        // that this connection could send nothing more.
         if kernel::unacknowledged(fd) > hits::LINE {
             return;
         }
@@ -210,13 +216,14 @@ impl Entered {
             let rest = kernel::send_some(fd, &line[sent..], true);
             self.socket.sending.count_others(rest as u64);
             if sent + rest < len {
-                // What the program sends next would be taken for the rest of the line.
+                // The server would take the program's next bytes for the rest of the line.
                 kernel::send_no_more(fd);
             }
         }
     }
 
-    /// Sends what is behind the first `done` bytes, without waiting. `None` if the kernel does not carry the connection any more.
+    /// Sends the bytes behind the first `done` ones to the server, without waiting. Returns `None` if the kernel no longer
+    /// carries what the connection sends.
     fn pass(&mut self, fd: c_int, flags: c_int, pieces: &Pieces<'_>, done: usize) -> Option<Result<usize>> {
         let socket = self.socket;
         let flags = flags | libc::MSG_DONTWAIT;
@@ -250,6 +257,7 @@ impl Entered {
         Some(sent)
     }
 
+    /// Notes that these bytes have gone to the server.
     fn note_passed(&mut self, bytes: &[u8]) -> std::result::Result<(), Lost> {
         let mut gets = 0;
         let Filter { requests, answers, .. } = &mut **self;
@@ -263,7 +271,7 @@ impl Entered {
         noted
     }
 
-    /// The next bytes have come from the server.
+    /// Notes the next `n` bytes from the server, which are in these pieces.
     fn note_received<'p>(&mut self, mut n: usize, pieces: impl Iterator<Item = &'p [u8]>) {
         for piece in pieces {
             let some = n.min(piece.len());
@@ -275,7 +283,7 @@ impl Entered {
     }
 }
 
-/// What the kernel has to say of a connection on which nothing is to come.
+/// The events that show the end of a connection on which nothing is to come from the server.
 const ENDS: c_short = libc::POLLIN | libc::POLLRDHUP;
 
 #[expect(unsafe_code, reason = "a call of the kernel")]
@@ -285,21 +293,21 @@ fn send_pieces(fd: c_int, pieces: &[&[u8]], flags: c_int) -> isize {
         .take(libc::UIO_MAXIOV as usize)
         .map(|piece| libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() })
         .collect();
-    // SAFETY: zeros are a message without anything.
+    // SAFETY: all zeros are a valid `msghdr`, an empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (vectors.as_mut_ptr(), vectors.len());
-    // SAFETY: a message with so many pieces, which are only read.
+    // SAFETY: the message has `msg_iovlen` pieces, all of them live, and the kernel only reads them.
     unsafe { real::sendmsg(fd, &raw const message, flags) }
 }
 
-/// Sends on a socket that has to do with caches. `None`: it is sent as on any other.
+/// Sends on a socket that concerns caches. Returns `None` if the caller must send as on any other socket.
 pub fn send(socket: &'static Socket, fd: c_int, flags: c_int, pieces: &Pieces<'_>) -> Option<isize> {
     let first = pieces.first()?;
     loop {
         match socket.cache.state() {
             State::Fresh if flags & UNUSUAL == 0 => {
                 begin::begin(socket, fd, first);
-                // It is still being connected.
+                // The socket is still being connected.
                 if socket.cache.state() == State::Fresh {
                     return None;
                 }
@@ -312,7 +320,7 @@ pub fn send(socket: &'static Socket, fd: c_int, flags: c_int, pieces: &Pieces<'_
     }
 }
 
-/// Another thread asks the server.
+/// Waits until another thread has asked the server.
 #[cold]
 fn wait_for_answer(socket: &'static Socket) {
     let _errno = Kept::new();
@@ -351,7 +359,7 @@ fn send_served(
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
     let mut deadline = Deadline::default();
     loop {
-        // What was not sent by a call that has sent something is sent by the next.
+        // A call that has sent some bytes returns their number, and the program's next call sends the rest.
         let stopped = |errno| Some(if done > 0 { Ok(done) } else { Err(errno) });
         if socket.cache.state() != State::Served {
             return if done > 0 { Some(Ok(done)) } else { None };
@@ -385,7 +393,7 @@ fn send_served(
     }
 }
 
-/// The connection is left to the server: something happens to it that cannot be followed.
+/// Leaves the connection to the server, because something happens to it that the library cannot follow.
 pub fn leave(socket: &'static Socket) {
     if socket.cache.is_there() {
         leave_now(socket);
@@ -405,7 +413,7 @@ fn leave_now(socket: &'static Socket) {
     }
 }
 
-/// A thread is in the kernel to receive.
+/// Marks that a thread is in the kernel to receive.
 struct Receiving {
     socket: &'static Socket,
     _asleep: Asleep,
@@ -419,10 +427,11 @@ impl Drop for Receiving {
     }
 }
 
-/// Flags with which the kernel does not say what comes next.
+/// Flags with which a call does not receive the next bytes of the stream.
 const OTHER: c_int = libc::MSG_ERRQUEUE | libc::MSG_OOB;
 
-/// Receives on a socket that has to do with caches. The call of the kernel comes back if it is to be received as on any other.
+/// Receives on a socket that concerns caches. Returns `native`, the call of the kernel, as the error if the caller must receive
+/// as on any other socket.
 pub fn receive<N: FnOnce() -> isize>(
     socket: &'static Socket,
     fd: c_int,
@@ -442,12 +451,12 @@ pub fn receive<N: FnOnce() -> isize>(
             State::Asking => wait_for_answer(socket),
             State::Fresh => {
                 let _asleep = Asleep::anyway(socket);
-                // A thread that asks the server may not have seen this one.
+                // A thread that asks the server may not have seen that this thread sleeps.
                 if !socket.cache.is_fresh() {
                     continue;
                 }
                 let got = through_kernel(socket, native, peeks)?;
-                // A server that speaks first is none of ours.
+                // A server that sends first is not a `ginnel-cache`.
                 if got > 0 {
                     socket.cache.change(State::Fresh, State::None);
                 }
@@ -483,7 +492,7 @@ pub fn receive<N: FnOnce() -> isize>(
     }
     let receiving = match begin_receiving(socket) {
         Ok(receiving) => receiving,
-        // Something has been queued, or it is not served any more.
+        // An answer has been queued, or the connection is not served any more.
         Err(()) => return receive(socket, fd, flags, pieces, native),
     };
     let got = match through_kernel(socket, native, false) {
@@ -498,8 +507,9 @@ pub fn receive<N: FnOnce() -> isize>(
         let _errno = Kept::new();
         if let Some(mut filter) = enter(socket) {
             match usize::try_from(got) {
-                // It has ended, or nobody has seen the bytes.
+                // The connection has ended.
                 Ok(0) => filter.leave(),
+                // The kernel has dropped the bytes, so the library has not seen them.
                 Ok(_) if flags & libc::MSG_TRUNC != 0 => filter.leave(),
                 Ok(n) => filter.note_received(n, pieces.iter().map(|piece| &**piece)),
                 Err(_) => {}
@@ -510,6 +520,7 @@ pub fn receive<N: FnOnce() -> isize>(
     Ok(got)
 }
 
+/// Receives by this call if the kernel carries what comes. Otherwise returns the call as the error.
 fn through_kernel<N: FnOnce() -> isize>(
     socket: &'static Socket,
     native: N,
@@ -526,13 +537,14 @@ fn through_kernel<N: FnOnce() -> isize>(
     }
 }
 
+/// Marks the calling thread as receiving. Fails if an answer is queued or the connection is not served any more.
 fn begin_receiving(socket: &'static Socket) -> std::result::Result<Receiving, ()> {
     let mut filter = enter(socket).ok_or(())?;
     if socket.cache.has_answers() || socket.cache.state() != State::Served {
         return Err(());
     }
     if filter.is_receiving {
-        // What comes would be looked at in any order.
+        // Two threads that receive at once could look at the bytes in the wrong order.
         filter.leave();
         return Err(());
     }
@@ -540,13 +552,13 @@ fn begin_receiving(socket: &'static Socket) -> std::result::Result<Receiving, ()
     Ok(Receiving { socket, _asleep: Asleep::anyway(socket) })
 }
 
-/// Takes what is queued.
+/// Takes queued answers, or looks at them if the flags have `MSG_PEEK`. Returns the number of bytes.
 fn take(socket: &'static Socket, flags: c_int, pieces: &mut Rooms<'_>) -> usize {
     let Some(mut filter) = enter(socket) else { return 0 };
     let peeks = flags & libc::MSG_PEEK != 0;
     let mut got = 0;
     if peeks {
-        // Pieces behind the first need not be filled by a call that only looks.
+        // A call that only looks need not fill more than the first piece.
         if let Some(piece) = pieces.iter_mut().find(|piece| !piece.is_empty()) {
             got = filter.queue.look(piece);
         }
@@ -567,7 +579,8 @@ fn take(socket: &'static Socket, flags: c_int, pieces: &mut Rooms<'_>) -> usize 
     got
 }
 
-/// Receives from the server what a call wants that waits for all of it, and has got some already.
+/// Receives the rest from the server for a call that waits for all of its bytes, and that has got some of them. Returns the
+/// number of all bytes of the call.
 #[cold]
 fn receive_rest(
     socket: &'static Socket,
@@ -590,7 +603,7 @@ fn receive_rest(
         let at: *mut u8 = one[0].as_mut_ptr();
         let native = || {
             #[expect(unsafe_code, reason = "the very piece, which nobody looks at during the call")]
-            // SAFETY: as many bytes, of the program's.
+            // SAFETY: `at` points to `len` bytes of the program's memory, and no other code uses them during the call.
             let rest = unsafe { std::slice::from_raw_parts_mut(at, len) };
             kernel::receive(fd, rest, flags)
         };
@@ -606,7 +619,8 @@ fn receive_rest(
     all
 }
 
-/// Receives as a further part of a call that has received something: only what is queued.
+/// Receives for a further part of a call that has received something. Takes only what is queued. Returns `None` if the caller
+/// must receive as on any other socket.
 pub fn receive_further(socket: &'static Socket, flags: c_int, pieces: &mut Rooms<'_>) -> Option<isize> {
     match socket.cache.state() {
         State::Served | State::Left => match take(socket, flags, pieces) {
@@ -617,7 +631,7 @@ pub fn receive_further(socket: &'static Socket, flags: c_int, pieces: &mut Rooms
     }
 }
 
-/// Whether calls that send would not wait, and nothing is to come from the server.
+/// Returns whether a sending call would not wait, and nothing is to come from the server.
 pub fn is_idle(socket: &'static Socket) -> bool {
     socket.cache.state() == State::Served
         && enter(socket).is_some_and(|filter| filter.requests.is_between() && filter.answers.is_idle())
@@ -650,7 +664,7 @@ mod tests {
         for (fd, option) in [(fd, libc::SO_SNDBUF), (peer.as_raw_fd(), libc::SO_RCVBUF)] {
             let size: c_int = 20_000;
             #[expect(unsafe_code, reason = "an option of a socket")]
-            // SAFETY: an int.
+            // SAFETY: the kernel reads an `int` of four bytes, which lives during the call.
             let set = unsafe { real::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const size).cast(), 4) };
             assert_eq!(set, 0);
         }

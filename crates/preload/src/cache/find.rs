@@ -1,7 +1,7 @@
-//! From a cache's name to its memory.
+//! Finds the memory of a cache by its name.
 //!
-//! A process has one mapping of each cache, which stays for as long as it runs. While a thread asks the daemon it holds no lock: others that want the
-//! same cache wait for what comes of that.
+//! A process has one mapping of each cache, which stays for as long as the process runs. A thread that asks the daemon for a
+//! cache holds no lock meanwhile. Other threads that want the same cache wait for its result.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use crate::lock::Lock;
 use crate::settings;
 use crate::socket::now;
 
-/// How long the daemon may take for both, attaching and opening.
+/// How long the daemon may take to attach this process and to open the block, together.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How often somebody looks who waits for another thread.
+/// How long a thread that waits for another thread's result sleeps between two looks.
 const STEP: Duration = Duration::from_micros(200);
-/// After that, a cache that could not be opened is tried again, in microseconds.
+/// How long a process does not try again to open a cache that it could not open, in microseconds.
 const AGAIN: u64 = 1_000_000;
-/// A process opens no more caches than that.
+/// The maximum number of caches that a process opens.
 const MOST: usize = 16;
 
 /// A cache that this process reads.
@@ -29,13 +29,13 @@ pub struct Cache {
     pub name: String,
     pub reader: Reader<Mapping>,
     pub hits: Hits,
-    /// They keep the block's memory from being used for something else.
+    /// The endpoint and the block stay open, so that the daemon does not reuse the block's memory.
     _kept: Option<(Endpoint, Block)>,
 }
 
 #[cfg(test)]
 impl Cache {
-    /// In memory of this process.
+    /// Makes a cache whose items are in private memory of this process.
     pub fn of(reader: Reader<Mapping>) -> &'static Self {
         Box::leak(Box::new(Self { name: "test/test".into(), reader, hits: Hits::new(), _kept: None }))
     }
@@ -43,23 +43,25 @@ impl Cache {
 
 #[derive(Clone, Copy)]
 enum Found {
+    /// A thread is opening the cache.
     Opening,
     Opened(&'static Cache),
-    /// It was tried then.
+    /// The last attempt failed at this time, in microseconds.
     Failed(u64),
 }
 
 struct Entry {
-    /// A hash of the name and the ID.
+    /// A combined hash of the cache's name and ID.
     key: u64,
     found: Found,
 }
 
 static ENTRIES: Lock<Vec<Entry>> = Lock::new(Vec::new());
-/// How many caches have been opened.
+/// The number of caches that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// The memory of a cache, if this process may read it and it has this ID.
+/// Returns the memory of a cache, or `None` if this process may not read it or if its ID differs. Waits for the daemon, but for a
+/// bounded time.
 pub fn find(segment: &str, name: &str, id: [u64; 2]) -> Option<&'static Cache> {
     let full = format!("{segment}/{name}");
     let key = super::begin::hash(full.as_bytes()) ^ id[0] ^ id[1].rotate_left(32);
@@ -120,7 +122,7 @@ fn open(segment: &str, name: &str, full: String, id: [u64; 2]) -> Option<&'stati
     Some(Box::leak(Box::new(cache)))
 }
 
-/// What the parent has open is the parent's.
+/// Forgets the parent's caches in the child of a fork, without closing them.
 pub fn in_child() {
     ENTRIES.free_in_child();
     std::mem::forget(std::mem::take(&mut *ENTRIES.lock()));

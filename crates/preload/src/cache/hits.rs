@@ -1,4 +1,5 @@
-//! What the server is told of what was found: only while it is short of memory, so that what is used stays.
+//! Tells the server which items were found (hits), so that it keeps items that are used. This happens only while the server is
+//! short of memory.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,23 +10,28 @@ use ginnel_cache_protocol::binary::{Header, REQUEST, opcode};
 use crate::lock::Lock;
 use crate::socket::now;
 
-/// Hashes that are remembered, each in its place: those are not told again.
+/// The number of places for remembered hashes. The place of a hash follows from its value. The server is not told a remembered
+/// hash again.
 const ENTRIES: usize = 4096;
-/// The most that are told at once. The others were no less used, but a sample is enough.
+/// The maximum number of hits in one request. Further hits are left out, because a sample is enough.
 const MOST: usize = 256;
-/// How often the server is told, and how long a key that was told is not told again, in microseconds.
+/// The shortest time between two such requests, in microseconds.
 const BETWEEN: u64 = 10_000;
+/// The time after which all remembered hashes are forgotten, so that they can be told again, in microseconds.
 const FORGOTTEN: u64 = 1_000_000;
-/// Hits of keys that are known, between two looks at the clock.
+/// How often `note` looks at the clock for remembered keys: once in this number of hits.
 const LOOKS: u64 = 64;
 
-/// A request that tells them, and its length. A packet is shorter than a line.
+/// A request that tells the server of hits, and its length.
 pub type Line = ([u8; LINE], usize);
+/// The maximum length of the request, in bytes. This is the length of the longest line; a packet of the binary protocol is shorter.
 pub const LINE: usize = "ginnel hits\r\n".len() + MOST * " 0123456789abcdef".len();
 
-/// Hits that the server was told, or will be.
+/// The hits that the server was told, and those that it is still to be told.
 pub struct Hits {
+    /// The remembered hashes.
     known: [AtomicU64; ENTRIES],
+    /// The number of hits.
     count: AtomicU64,
     pending: Lock<Pending>,
 }
@@ -33,8 +39,9 @@ pub struct Hits {
 struct Pending {
     hashes: [u64; MOST],
     len: usize,
-    /// When the next ones may be told, and when the places are emptied.
+    /// When the server may be told next, in microseconds.
     due: u64,
+    /// When all remembered hashes are forgotten, in microseconds.
     forget: u64,
 }
 
@@ -47,7 +54,7 @@ impl Hits {
         }
     }
 
-    /// Notes one. True if it is time to tell the server.
+    /// Notes a hit. Returns true if it is time to tell the server.
     #[cold]
     pub fn note(&self, hash: u64) -> bool {
         let entry = &self.known[(hash >> 20) as usize % ENTRIES];
@@ -71,7 +78,7 @@ impl Hits {
         now >= pending.due && pending.len > 0
     }
 
-    /// The request by which the server is told now; nobody else tells it.
+    /// Takes the pending hits. Returns the request by which the caller must tell the server, or `None` if none is due.
     #[cold]
     pub fn take(&self, protocol: Protocol) -> Option<Line> {
         let mut pending = self.pending.lock();

@@ -1,29 +1,30 @@
-//! Answers that the program has not received.
+//! The library's answers that the program has not received yet.
 
-/// So many bytes are queued at most, but for a single answer that is larger.
+/// The maximum number of queued bytes. A single answer may be larger if nothing else is queued.
 pub const MOST: usize = 256 << 10;
-/// The largest answer that is queued.
+/// The length of the largest answer that is queued, in bytes.
 pub const LARGEST: usize = 8 << 20;
 
-/// Bytes in the order in which they are received.
+/// The queued bytes, in the order in which the program receives them.
 #[derive(Default)]
 pub struct Queue {
     bytes: Vec<u8>,
-    /// Of those, so many have been received.
+    /// The number of bytes at the beginning of `bytes` that the program has received.
     at: usize,
 }
 
 impl Queue {
-    /// Has its memory at once: answering allocates nothing, but for very large answers.
+    /// Allocates the memory of the queue now, so that answering allocates memory for very large answers only.
     pub fn new() -> Self {
         Self { bytes: Vec::with_capacity(MOST), at: 0 }
     }
 
+    /// Returns the number of bytes that the program has not received.
     pub fn len(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// The bytes, to be appended to, and up to which length.
+    /// Returns the vector to which the caller may append bytes, and the maximum length of this vector.
     pub fn append(&mut self) -> (&mut Vec<u8>, usize) {
         if self.at == self.bytes.len() {
             self.bytes.clear();
@@ -37,19 +38,19 @@ impl Queue {
         (&mut self.bytes, MOST)
     }
 
-    /// So many bytes at the end are not to be received.
+    /// Removes this number of bytes from the end.
     pub fn undo(&mut self, len: usize) {
         self.bytes.truncate(self.bytes.len().saturating_sub(len).max(self.at));
     }
 
-    /// Copies the first bytes out.
+    /// Copies the first bytes out without removing them. Returns how many.
     pub fn look(&self, into: &mut [u8]) -> usize {
         let n = self.len().min(into.len());
         into[..n].copy_from_slice(&self.bytes[self.at..self.at + n]);
         n
     }
 
-    /// So many have been received.
+    /// Removes this number of bytes from the beginning, because the program has received them.
     pub fn drop_first(&mut self, n: usize) {
         self.at = (self.at + n).min(self.bytes.len());
         if self.len() == 0 && self.bytes.capacity() > 2 * MOST {

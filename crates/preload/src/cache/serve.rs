@@ -1,4 +1,4 @@
-//! One request, answered out of memory: with the bytes that the server would send.
+//! Answers one request from the cache's memory, with the bytes that the server would send.
 
 use ginnel_cache_protocol::Protocol;
 use ginnel_cache_protocol::binary::{self, Header, opcode, status};
@@ -11,33 +11,38 @@ use ginnel_layout::cache::marks;
 use ginnel_shmem::SharedMemory;
 use smallvec::SmallVec;
 
-/// Keys of a get whose memory is asked for together.
+/// The number of keys of a get whose memory is prefetched together.
 const TOGETHER: usize = 16;
 
 /// A request that was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answered {
-    /// Bytes of the request.
+    /// The length of the request in bytes.
     pub len: usize,
-    /// It had no answer, or may have had none: what ends such requests may be answered too.
+    /// Whether the request is a quiet one, which may have no answer. If it is, the library may also answer the request that ends
+    /// a series of quiet ones.
     pub is_quiet: bool,
 }
 
-/// Answers requests.
+/// Answers requests from a cache's memory.
 pub struct Server<'a, M> {
     pub reader: &'a Reader<M>,
-    /// Where answers go, and up to which length.
+    /// The vector to which answers are appended.
     pub out: &'a mut Vec<u8>,
+    /// The maximum length of `out`.
     pub most: usize,
 }
 
-/// A value, behind what is there and what will stand before it.
+/// The place for a value: behind what the answer has already, with room for the head that will stand before the value.
 struct Behind<'a, H> {
     out: &'a mut Vec<u8>,
+    /// The length of `out` before the head.
     base: usize,
-    /// How long that is likely to be, of a value of some length.
+    /// Returns the likely length of the head, from the length of the value.
     head: H,
+    /// Where the value begins in `out`.
     begin: usize,
+    /// The maximum length of `out`.
     most: usize,
     is_too_large: bool,
 }
@@ -61,14 +66,15 @@ impl<H: Fn(usize) -> usize> Place for Behind<'_, H> {
     }
 }
 
-/// Digits of a number.
+/// Returns the number of decimal digits of a number.
 #[inline]
 fn digits(value: u64) -> usize {
     value.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
 impl<M: SharedMemory> Server<'_, M> {
-    /// Answers the request at the beginning of these bytes. `None` if it is for the server. `was_quiet`: the one before was.
+    /// Answers the request at the beginning of these bytes. Returns `None` if the server must answer it. `was_quiet` says whether the
+    /// request before was quiet. Calls `hit` with the hash of each key that is found.
     #[inline]
     pub fn answer(
         &mut self,
@@ -112,8 +118,8 @@ impl<M: SharedMemory> Server<'_, M> {
         Some(Answered { len, is_quiet })
     }
 
-    /// Finds an item, and puts its value behind what may stand before it. `None` if that cannot be told; else what is known of it, and where the value
-    /// begins.
+    /// Finds an item, and appends its value behind room for a head. Returns `None` if only the server can answer, and `Some(None)` if
+    /// there is no such item. Otherwise returns the item's metadata, and where the value begins.
     #[inline]
     fn find(
         &mut self,
@@ -158,7 +164,7 @@ impl<M: SharedMemory> Server<'_, M> {
 
     fn get_one(&mut self, key: &[u8], hash: u64, with_cas: bool, hit: &mut impl FnMut(u64)) -> Option<()> {
         let base = self.out.len();
-        // Most flags have one digit. Of a version it is not known before.
+        // Most flags have one digit. The number of digits of a version is not known in advance.
         let likely = |len: usize| "VALUE  0 \r\n".len() + key.len() + digits(len as u64);
         let Some((meta, begin)) = self.find(hash, key, likely, hit)? else { return Some(()) };
         let version = if with_cas { 1 + digits(meta.version) } else { 0 };
@@ -180,7 +186,7 @@ impl<M: SharedMemory> Server<'_, M> {
     }
 
     fn meta(&mut self, request: &MetaRequest<'_>, hit: &mut impl FnMut(u64)) -> Option<()> {
-        // What the server knows better, or would change, is left to it.
+        // The server must answer if a flag asks for what only the server knows, or changes the item.
         if request.words.into_iter().any(|word| !b"vqkscfObu".contains(&word[0])) {
             return None;
         }
@@ -210,7 +216,7 @@ impl<M: SharedMemory> Server<'_, M> {
         if meta.marks & (marks::STALE | marks::WON) != 0 {
             return None;
         }
-        // The value, then the head; they change places.
+        // The head is appended behind the value, and then they change places.
         let value = self.out.len() - begin;
         match request.value {
             true => {
@@ -276,7 +282,7 @@ impl<M: SharedMemory> Server<'_, M> {
     }
 }
 
-/// What stands before a value.
+/// The head of an answer, which stands before the value.
 struct Head<'a> {
     to: &'a mut [u8],
     len: usize,

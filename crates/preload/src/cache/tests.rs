@@ -1,4 +1,5 @@
-//! A connection of a client that is served, beside one without this library: the client gets the same bytes in the same order.
+//! Compares a served connection of a client with a server that is asked without this library. The client must get the same bytes
+//! in the same order.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -48,7 +49,7 @@ impl Server {
         (Self { engine, talk: Talk::default(), input: Vec::new() }, memory)
     }
 
-    /// Answers what comes. False if the connection is closed.
+    /// Answers the bytes that come. Returns false if the server closes the connection.
     fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> bool {
         self.input.extend_from_slice(bytes);
         loop {
@@ -65,7 +66,7 @@ impl Server {
     }
 }
 
-/// A client's end of a connection that is served, and the server behind it.
+/// The client's end of a served connection, and the server behind it.
 struct Client {
     socket: &'static Socket,
     stream: TcpStream,
@@ -106,14 +107,14 @@ impl Client {
         assert_eq!(sent.unwrap_or_else(|| kernel::send(fd, bytes, libc::MSG_NOSIGNAL)), all);
     }
 
-    /// Receives at most so many bytes; none if there are none now.
+    /// Receives at most this number of bytes. Returns no bytes if there are none now.
     fn receive(&self, most: usize, flags: i32) -> Vec<u8> {
         let fd = self.stream.as_raw_fd();
         let mut bytes = vec![0; most];
         let at: *mut u8 = bytes.as_mut_ptr();
         let native = || {
             #[expect(unsafe_code, reason = "the very bytes")]
-            // SAFETY: as many bytes, which nobody looks at during the call.
+            // SAFETY: the memory has `most` bytes, and no other code uses it during the call.
             let bytes = unsafe { std::slice::from_raw_parts_mut(at, most) };
             kernel::receive(fd, bytes, flags)
         };
@@ -143,18 +144,18 @@ impl Drop for Client {
     }
 }
 
-/// What a client does.
+/// An action of the client.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Sends these bytes in so many pieces of one call.
+    /// Sends these bytes in one call, in this number of pieces.
     Send(Vec<u8>, usize),
-    /// Receives at most so many bytes, without waiting.
+    /// Receives at most this number of bytes, without waiting.
     Receive(usize),
-    /// Looks at them.
+    /// Looks at at most this number of bytes (`MSG_PEEK`), without waiting.
     Peek(usize),
-    /// Waits until all that is to come has come.
+    /// Waits until everything that is to come has come.
     Settle,
-    /// Somebody else sleeps on the connection meanwhile.
+    /// Whether another thread sleeps on the connection from now on.
     Sleeper(bool),
 }
 
@@ -206,7 +207,7 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Steps that send these requests, cut anywhere or nowhere.
+/// Makes steps that send these requests, whole or cut at any place.
 fn steps(request: BoxedStrategy<Vec<u8>>) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (prop::collection::vec(request, 1..4), 0..6_usize, 1..400_usize).prop_map(|(all, cuts, len)| {
@@ -224,7 +225,7 @@ fn steps(request: BoxedStrategy<Vec<u8>>) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..24).prop_map(|steps| steps.concat())
 }
 
-/// Gets that were answered in the client.
+/// Runs these steps, and returns the number of gets that were answered in the client.
 fn run(protocol: Protocol, steps: &[Step]) -> Result<u64, TestCaseError> {
     let (mut alone, _) = Server::new();
     let mut expected = Vec::new();
@@ -237,7 +238,7 @@ fn run(protocol: Protocol, steps: &[Step]) -> Result<u64, TestCaseError> {
         while got.len() < expected.len() {
             let more = client.receive(4096, 0);
             if more.is_empty() {
-                // What was sent behind the end may have broken the connection.
+                // Bytes that were sent after the server's end may have broken the connection.
                 return !goes_on;
             }
             got.extend(more);
@@ -266,7 +267,7 @@ fn run(protocol: Protocol, steps: &[Step]) -> Result<u64, TestCaseError> {
     Ok(client.socket.cache.answered.load(Ordering::Relaxed))
 }
 
-/// Descriptors are this process's, so one test at a time.
+/// Held by each test, so that one test runs at a time, because all tests of this process share its descriptors.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn check_all(protocol: Protocol, request: BoxedStrategy<Vec<u8>>) {
@@ -359,12 +360,12 @@ fn gets_are_passed_on_while_somebody_polls_an_epoll_instance() {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let client = Client::new(Protocol::Text);
     client.socket.cache.set(State::None);
-    // SAFETY: a call without rules.
+    // SAFETY: the call has no preconditions.
     let epoll = unsafe { libc::epoll_create1(0) };
     table::add_epoll(epoll);
     let polled = libc::pollfd { fd: epoll, events: libc::POLLIN, revents: 0 };
     assert!(!crate::poll::concerns_us(&[polled]), "it sleeps in the kernel");
-    // Meanwhile, another thread connects.
+    // Meanwhile, another thread connects the socket.
     client.socket.cache.set(State::Served);
     let fd = client.stream.as_raw_fd();
     let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
@@ -374,7 +375,7 @@ fn gets_are_passed_on_while_somebody_polls_an_epoll_instance() {
     assert_eq!(client.socket.cache.queued(), 0, "nobody would wake who polls");
     assert_eq!(client.receive(5, 0), b"END\r\n");
     table::forget(epoll);
-    // SAFETY: nobody else has it.
+    // SAFETY: no other code has this descriptor.
     unsafe { libc::close(epoll) };
 }
 
@@ -383,7 +384,7 @@ fn gets_are_passed_on_while_somebody_polls_an_epoll_instance() {
 fn other_descriptors_have_their_turn_where_there_is_room_for_one_event() {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let client = Client::new(Protocol::Text);
-    // SAFETY: a call without rules.
+    // SAFETY: the call has no preconditions.
     let epoll = unsafe { libc::epoll_create1(0) };
     table::add_epoll(epoll);
     let instance = table::EPOLLS.get(epoll).unwrap();
@@ -393,7 +394,7 @@ fn other_descriptors_have_their_turn_where_there_is_room_for_one_event() {
     for _ in 0..300 {
         client.send(b"get a\r\n", 1);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }];
-        // Another descriptor is always readable.
+        // The kernel reports another descriptor as always readable.
         let kernel = |events: &mut [libc::epoll_event], _| {
             events[0] = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 9 };
             Ok(1)
@@ -408,6 +409,6 @@ fn other_descriptors_have_their_turn_where_there_is_room_for_one_event() {
     }
     assert!(others > 0, "the kernel was never asked");
     table::forget(epoll);
-    // SAFETY: nobody else has it.
+    // SAFETY: no other code has this descriptor.
     unsafe { libc::close(epoll) };
 }

@@ -1,4 +1,4 @@
-//! `poll` and `select` on sockets that have to do with caches.
+//! `poll` and `select` on sockets that concern caches.
 
 use libc::{c_short, pollfd};
 use smallvec::SmallVec;
@@ -15,19 +15,19 @@ use crate::wait::Limit;
 const INPUT: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
 
-/// Whether a call that waits for a socket has to look here.
+/// Returns whether a call that waits for this socket has to consider queued answers.
 #[inline]
 pub fn concerns(socket: &'static Socket) -> bool {
     socket.cache.is_there()
 }
 
-/// What a call that waits for a socket finds here.
+/// Returns the events of `interest` that the queued answers of this socket cause.
 #[inline]
 pub fn readiness(socket: &'static Socket, interest: c_short) -> c_short {
     if socket.cache.has_answers() { interest & INPUT } else { 0 }
 }
 
-/// As `poll`, for descriptors none of which has changed over.
+/// Does the work of `poll` for descriptors none of which has changed over to shared memory.
 pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
     if let [one] = fds
         && let Some(ready) = alone(one)
@@ -55,7 +55,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
     }
     let timeout = if is_ready { Some(Duration::ZERO) } else { limit.left() };
     let asked = native.poll(fds, timeout);
-    // Those that are awake are so before their sockets can be others.
+    // The marks of the sleeping threads end before the calls do: after its call, a socket's memory can become that of another socket.
     asleep.drain(..).for_each(|(_call, asleep)| drop(asleep));
     let mut ready = asked?;
     for poll in fds.iter_mut() {
@@ -66,6 +66,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
     Ok(ready)
 }
 
+/// Returns the events of one descriptor that are due to queued answers.
 fn here(poll: &pollfd) -> c_short {
     match SOCKETS.get(poll.fd) {
         Some(socket) => readiness(socket, poll.events),
@@ -74,7 +75,7 @@ fn here(poll: &pollfd) -> c_short {
     }
 }
 
-/// What a call is told that waits for one socket, if the kernel need not be asked.
+/// Returns the events for a call that waits for one socket only, or `None` if the kernel must be asked.
 fn alone(poll: &pollfd) -> Option<c_short> {
     let call = SOCKETS.call(poll.fd)?;
     let socket = call.what();
@@ -85,7 +86,7 @@ fn alone(poll: &pollfd) -> Option<c_short> {
         return None;
     }
     let output = poll.events & OUTPUT;
-    // With nothing under way, there is room in the kernel.
+    // If nothing is under way, the kernel's send buffer has room.
     if output != 0 && !is_idle(socket) {
         return None;
     }

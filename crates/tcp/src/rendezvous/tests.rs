@@ -12,7 +12,7 @@ fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// The connecting end of a connection from `a` to `b`, which was made at `at` milliseconds on its kernel's clock.
+/// Makes a report of the connecting end of a connection from `a` to `b`, made at `at` milliseconds on its kernel's clock.
 fn connector(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
     let connecting = Connecting { before: ms(at), after: ms(at + 1) };
     let clock =
@@ -26,7 +26,7 @@ fn connector(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
     }
 }
 
-/// The accepting end, to which the connector's clock showed `at`.
+/// Makes a report of the accepting end, whose SYN shows `at` on the connector's clock.
 fn acceptor(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
     Report {
         member,
@@ -40,7 +40,7 @@ fn acceptor(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
 const A: &str = "10.0.0.1:50000";
 const B: &str = "10.0.0.2:80";
 
-/// What becomes of the second of two reports, in the end.
+/// Reports two sockets, and returns the outcome of the second report after the time of grace.
 fn meet(first: Report, second: Report) -> Outcome<char> {
     let mut reports = Rendezvous::default();
     assert_eq!(reports.report(NOW, first, 'a'), Outcome::Waits { dropped: vec![] });
@@ -57,7 +57,7 @@ fn meet(first: Report, second: Report) -> Outcome<char> {
 }
 
 fn joins(first: Report, second: Report) -> bool {
-    // Whoever comes first.
+    // The order of the two reports does not matter.
     let (one, other) = (meet(first, second), meet(second, first));
     assert_eq!(one, other);
     match one {
@@ -121,7 +121,7 @@ fn a_users_namespace_is_joined_with_no_other() {
     let mut same = one;
     (same.identity.namespace, same.owner) = (2, Owner::User);
     assert!(joins(same, elsewhere(Owner::User)), "in itself it is a namespace like others");
-    // Another kernel's users do not matter: the proof holds for what comes from there.
+    // A user's namespace of another kernel does not matter, because the proof also holds for what comes from that kernel.
     let mut far = elsewhere(Owner::User);
     far.member = 2;
     assert!(joins(one, far));
@@ -143,7 +143,7 @@ fn two_that_would_do_are_joined_with_nobody() {
 fn a_report_is_replaced_by_a_later_one_of_its_socket() {
     let mut reports = Rendezvous::default();
     let _ = reports.report(NOW, acceptor(2, 1, A, B, 40_000), 1);
-    // A number that was reused: another connection by now.
+    // The same socket now has another connection.
     let again = reports.report(NOW, acceptor(2, 1, "10.0.0.3:1", B, 40_000), 2);
     assert_eq!(again, Outcome::Waits { dropped: vec![1] });
     assert_eq!(reports.report(NOW, connector(1, 1, A, B, 40_000), 3), Outcome::Waits { dropped: vec![] });
@@ -161,11 +161,11 @@ fn who_proves_wrongly_again_and_again_is_not_believed() {
         assert_eq!(reports.report(NOW, report, 0), Outcome::Waits { dropped: vec![] }, "{guess}");
         reports.withdraw((3, guess));
     }
-    // Now the liar has it by chance.
+    // Now the lying user's guess is right by chance.
     let lucky = connector(3, 99, A, B, 40_000);
     assert_eq!(reports.report(NOW, lucky, 0), Outcome::Waits { dropped: vec![] });
     reports.withdraw((3, 99));
-    // All others are believed, and the liar is too, some day.
+    // All other users are trusted, and the lying user is trusted again later.
     let later = NOW + DISTRUST;
     assert_eq!(reports.report(later, lucky, 5), Outcome::Joined(5, 0));
     let _ = reports.report(NOW, acceptor(2, 1, A, B, 40_000), 0);
@@ -180,7 +180,7 @@ fn who_was_not_believed_still_makes_it_ambiguous() {
         let _ = reports.report(NOW, connector(3, guess, A, B, 80_000 + guess * 100), 0);
         reports.withdraw((3, guess));
     }
-    // By chance, and not believed: it waits.
+    // This guess is right by chance, but it is not trusted, so the report waits.
     assert_eq!(reports.report(NOW, connector(3, 99, A, B, 40_000), 2), Outcome::Waits { dropped: vec![] });
     let Outcome::Ambiguous(mut all) = reports.report(NOW + DISTRUST, connector(1, 1, A, B, 40_000), 3) else {
         panic!("one of two was chosen");
@@ -200,7 +200,7 @@ fn a_member_pushes_out_its_own_only() {
     }
     let more = reports.report(NOW, flood(REPORTS_PER_MEMBER as u64), 7);
     assert_eq!(more, Outcome::Waits { dropped: vec![0] }, "its oldest");
-    // Many of one connection: the oldest of those.
+    // Of too many reports of one connection, the oldest is pushed out.
     for n in 10_000..10_000 + SAME_ADDRESSES as u64 {
         let _ = reports.report(NOW, connector(3, n, A, B, 90_000), n);
     }
@@ -222,7 +222,7 @@ fn a_user_makes_room_at_the_expense_of_who_has_most() {
     for n in 0..few {
         let _ = reports.report(NOW, of(1, n), n);
     }
-    // One who has most pushes out its own, and so does everybody else.
+    // The user with the most reports pushes out its own. Other users push out reports of that user too.
     for n in few..3 * REPORTS_PER_MEMBER as u64 {
         let Outcome::Waits { dropped } = reports.report(NOW, of(2, n), n) else { panic!("{n}") };
         assert!(dropped.iter().all(|n| *n >= few), "{dropped:?}");
@@ -230,7 +230,7 @@ fn a_user_makes_room_at_the_expense_of_who_has_most() {
     let oldest = 2 * REPORTS_PER_MEMBER as u64 + few;
     assert_eq!(reports.report(NOW, of(1, 60_000), 60_000), Outcome::Waits { dropped: vec![oldest] });
     assert_eq!((reports.counts[&(0, 1)], reports.len()), (few as usize + 1, REPORTS_PER_MEMBER));
-    // Of two who have as many, the one who wants more.
+    // If two users have equally many, the one that adds a report loses one.
     let mut reports = Rendezvous::default();
     for n in 0..REPORTS_PER_MEMBER as u64 {
         let _ = reports.report(NOW, of((n % 2) as u32, n), n);
@@ -268,7 +268,7 @@ fn wrong_proofs_of_a_user_are_not_held_against_others() {
 fn connections_of_one_kernel_that_are_alike_are_joined_with_nobody() {
     let within =
         |namespace, report: Report| Report { identity: Identity { namespace, ..report.identity }, ..report };
-    // Two networks with the same addresses, in which programs connect at the same time from the same port.
+    // In two networks with the same addresses, programs connect at the same time from the same port.
     let all = [
         (within(1, connector(0, 1, A, B, 40_000)), 'a'),
         (within(2, acceptor(0, 2, A, B, 40_000)), 'b'),
@@ -284,13 +284,13 @@ fn connections_of_one_kernel_that_are_alike_are_joined_with_nobody() {
         }
         assert_eq!(reports.settle(NOW + 2 * GRACE), None, "{order:?}");
     }
-    // One that is of another time does not stand in the way.
+    // A connection that was made at another time does not prevent the join.
     let mut reports = Rendezvous::default();
     for (report, what) in [all[0], all[1], (within(5, connector(0, 5, A, B, 60_000)), 'e')] {
         assert_eq!(reports.report(NOW, report, what), Outcome::Waits { dropped: vec![] });
     }
     assert_eq!(reports.settle(NOW + GRACE), Some(('b', 'a')));
-    // One that is withdrawn is not joined.
+    // A withdrawn socket is not joined.
     let mut reports = Rendezvous::default();
     for (report, what) in &all[..2] {
         assert_eq!(reports.report(NOW, *report, *what), Outcome::Waits { dropped: vec![] });
@@ -300,7 +300,7 @@ fn connections_of_one_kernel_that_are_alike_are_joined_with_nobody() {
 }
 
 proptest! {
-    /// Whatever is reported and withdrawn, the tables agree, and only what the rules allow is joined.
+    /// The tables agree, and only sockets that the rules allow are joined, for any order of reports and withdrawals.
     #[test]
     fn the_tables_agree(steps in prop::collection::vec((0..4_u32, 0..6_u64, 0..3_u8, any::<bool>(), 0..3_u64, any::<bool>()), 0..200)) {
         let mut reports: Rendezvous<Report> = Rendezvous::default();
