@@ -126,7 +126,7 @@ fn the_death_of_the_daemon_changes_nothing() {
 fn what_cannot_be_is_named() {
     let world = World::new();
     for (flags, part) in [
-        ("--channel none", "nobody could reach this cache"),
+        ("--channel none", "no client could reach this cache"),
         ("--name small --memory 1M", "too few for a cache"),
         ("--channel nothing", "segment nothing cannot be used for channels"),
         ("--listen 127.0.0.1:1 --max-connections 1 --name large --memory 100G", "cannot be made"),
