@@ -8,7 +8,7 @@ use ginnel_shmem::SharedMemory;
 
 use crate::engine::{After, Engine};
 
-/// Once this many bytes of answers are waiting, no further request is looked at until they are sent. Bytes that requests
+/// Once this many bytes of answers are waiting, no further request is handled until they are sent. Bytes that requests
 /// have moved without putting them into an answer count as well, so that each run ends after a bounded amount of work.
 pub const MOST_ANSWERS: usize = 128 << 10;
 
