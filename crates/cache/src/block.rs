@@ -1,4 +1,4 @@
-//! The block in which the items lie.
+//! The block that holds the items: creates it, or opens the one that an earlier server has left.
 
 use std::time::{Duration, Instant};
 
@@ -13,29 +13,33 @@ use tracing::{info, warn};
 /// How long the daemon may take to notice that an earlier server has died.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a new cache is like.
+/// The sizes of a new cache, as the command line gives them.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
-    /// Bytes of all.
+    /// Bytes of the whole block, including the index.
     pub memory: usize,
-    /// The largest item.
+    /// The most bytes of an item, as memcached counts them.
     pub largest: usize,
-    /// What an item usually has.
+    /// Bytes of a usual item, including its key.
     pub usual: usize,
 }
 
-/// CLOCK_BOOTTIME in milliseconds.
+/// Returns the time of CLOCK_BOOTTIME in milliseconds.
 pub fn boot_time() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
-/// Seconds since 1970.
+/// Returns the wall-clock time in seconds since 1970.
 pub fn unix_time() -> i64 {
     clock_gettime(ClockId::Realtime).tv_sec
 }
 
-/// Opens the cache of a name, or makes it. The block is to be kept as long as the store is used.
+/// Opens the cache with this name, or creates it if it does not exist. The caller must keep the block as long as it
+/// uses the store.
+///
+/// Waits up to five seconds while another server has the cache open. After that it fails, and the error names that
+/// server if the daemon reports one.
 pub fn open(endpoint: &Endpoint, segment: &str, name: &str, wish: Wish) -> Result<(Block, Store<Mapping>)> {
     let block_name = format!("cache.{name}");
     let until = Instant::now() + PATIENCE;
@@ -44,13 +48,14 @@ pub fn open(endpoint: &Endpoint, segment: &str, name: &str, wish: Wish) -> Resul
             Ok(block) => return take_over(block, segment, name, wish),
             Err(error) => match error.code() {
                 Some(ErrorCode::NOT_FOUND) => match create(endpoint, &block_name, wish) {
-                    // Another server was faster.
+                    // Another server has just created it.
                     Err(error) if code_of(&error) == Some(ErrorCode::IN_USE) => {}
                     made => {
                         return made.with_context(|| format!("cache {segment}/{name} cannot be made"));
                     }
                 },
-                // As long as the daemon has not seen the death of the server before, its endpoint is the owner, and others may only read.
+                // Until the daemon has noticed that the previous server has died, that server's endpoint owns the block, and
+                // others may only read it.
                 Some(ErrorCode::BUSY | ErrorCode::DENIED) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -78,7 +83,8 @@ fn shape(wish: Wish, len: usize) -> Result<ginnel_layout::cache::Shape> {
 
 fn create(endpoint: &Endpoint, block_name: &str, wish: Wish) -> Result<(Block, Store<Mapping>)> {
     let shape = shape(wish, wish.memory)?;
-    // Nobody finds it before it is a cache; what was in its memory is of no interest then.
+    // The block has no name until it is a cache, so no client can find it earlier. The old contents of its memory do not
+    // matter then, so the memory is not zeroed.
     let options = BlockOptions {
         exclusive: true,
         others: Rights::READ,
@@ -93,7 +99,7 @@ fn create(endpoint: &Endpoint, block_name: &str, wish: Wish) -> Result<(Block, S
     Ok((block, store))
 }
 
-/// Goes on with a cache that is there.
+/// Continues with an existing block. If its contents are not a valid cache, creates an empty cache in it.
 fn take_over(block: Block, segment: &str, name: &str, wish: Wish) -> Result<(Block, Store<Mapping>)> {
     let memory = block.memory()?;
     let store = match Store::open(memory.clone(), boot_time()) {
@@ -126,7 +132,7 @@ fn random() -> Result<[u64; 2]> {
     Ok([low, high])
 }
 
-/// Who has a block open, as far as the daemon tells.
+/// Returns a description of a process that has a block open for writing, or `None` if the daemon does not report one.
 fn holder(endpoint: &Endpoint, segment: &str, block_name: &str) -> Option<String> {
     let state: serde_json::Value = serde_json::from_str(&endpoint.inspect().ok()?).ok()?;
     let blocks = state.get("blocks")?.as_array()?;

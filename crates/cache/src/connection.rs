@@ -1,4 +1,4 @@
-//! One client: its bytes, and where they come from and go to.
+//! One client: its socket or channel, and the buffers for its requests and answers.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,31 +11,32 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use crate::engine::Engine;
 use crate::talk::{State, Talk};
 
-/// Bytes that one call reads of a client that keeps none.
+/// The most bytes that one call reads from a client that has no unhandled bytes in a buffer.
 pub(crate) const READ: usize = 64 << 10;
-/// The least that is read otherwise.
+/// The smallest number of bytes that one call asks for if the client has unhandled bytes.
 const LEAST_READ: usize = 4 << 10;
-/// Reads of one client until the others have their turn.
+/// The number of reads from one client before the other clients have their turn.
 const ROUNDS: usize = 8;
 
-/// How reading or writing went.
+/// The result of a read or a write.
 pub(crate) enum Moved {
     Bytes(usize),
-    /// Nothing can be done now.
+    /// No byte can be moved now.
     Later,
-    /// The peer has gone, or sends no more.
+    /// The peer has closed the connection or its sending side, or the connection has failed.
     Gone,
 }
 
-/// Where bytes come from and go to.
+/// A non-blocking byte stream to a client.
 pub(crate) trait Transport {
-    /// Whether it is said again and again that there are bytes; else once, after [`Moved::Later`].
+    /// Returns whether readiness is reported as long as there are bytes (level-triggered). Otherwise it is reported only
+    /// once, and only after [`Moved::Later`].
     fn says_again(&self) -> bool;
     fn read(&mut self, into: &mut [u8]) -> Moved;
     fn write(&mut self, from: &[u8]) -> Moved;
 }
 
-/// A socket, of TCP or Unix.
+/// A TCP or Unix socket.
 pub(crate) struct Socket(pub OwnedFd);
 
 impl AsFd for Socket {
@@ -90,14 +91,15 @@ impl Transport for StreamChannel {
     }
 }
 
-/// Either of them.
+/// The transport of a client: a socket or a channel.
 pub(crate) enum Either {
     Socket(Socket),
     Channel(Box<StreamChannel>),
 }
 
 impl Either {
-    /// A channel whose halves report these keys.
+    /// Registers a channel in the set and returns its transport. The set reports the receiver with the first key and the
+    /// sender with the second.
     pub fn channel(
         mut channel: StreamChannel,
         set: &ginnel::ReadySet,
@@ -129,7 +131,7 @@ impl Transport for Either {
     }
 }
 
-/// Buffers that all clients use in turn: a client that keeps nothing has none of its own.
+/// Buffers that all clients use in turn, so a client without unhandled bytes needs no buffer of its own.
 pub(crate) struct Scratch {
     pub input: Box<[u8]>,
     pub output: Vec<u8>,
@@ -141,26 +143,26 @@ impl Scratch {
     }
 }
 
-/// What a client waits for.
+/// What a client needs before its next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// For its next request.
+    /// More bytes from the client.
     Read,
-    /// Until it takes its answers.
+    /// Room for its answers in the socket or channel.
     Write,
-    /// For its next turn.
+    /// Another turn; it has more to do now.
     Again,
-    /// For nothing any more.
+    /// Nothing: the connection is to be closed.
     Close,
 }
 
-/// A client.
+/// A client and the bytes that are still in its buffers.
 pub(crate) struct Connection<T> {
     pub transport: T,
     talk: Talk,
-    /// Bytes of a request that is not whole, or of requests that wait for answers to be sent.
+    /// Bytes of an incomplete request, or of requests that wait until earlier answers are sent.
     input: Vec<u8>,
-    /// Answers that it has not taken, from `sent` on.
+    /// Answers. The part from `sent` on has not been sent yet.
     output: Vec<u8>,
     sent: usize,
     state: State,
@@ -172,7 +174,7 @@ impl<T: Transport> Connection<T> {
         Self { transport, talk: Talk::default(), input, output, sent: 0, state: State::Hungry }
     }
 
-    /// Does what can be done now.
+    /// Reads requests, handles them and sends answers, as far as that is possible without blocking and within one turn.
     pub fn step<M: SharedMemory>(&mut self, engine: &mut Engine<M>, scratch: &mut Scratch) -> Next {
         for _ in 0..ROUNDS {
             if let Some(next) = self.flush(engine) {
@@ -221,7 +223,7 @@ impl<T: Transport> Connection<T> {
                 }
                 count < more
             };
-            // A socket says again that it is readable, so there is no need to ask.
+            // The socket will be reported as readable again, so another read to find it empty is not needed.
             if is_all && self.transport.says_again() && self.state == State::Hungry && self.output.is_empty()
             {
                 return Next::Read;
@@ -230,7 +232,7 @@ impl<T: Transport> Connection<T> {
         Next::Again
     }
 
-    /// Keeps what is not done with. A client that is done with all keeps no buffer.
+    /// Keeps the bytes after the first `done`. If none are left, the client keeps no buffer.
     fn keep(&mut self, mut input: Vec<u8>, done: usize) {
         if done < input.len() {
             input.drain(..done);
@@ -238,8 +240,11 @@ impl<T: Transport> Connection<T> {
         }
     }
 
-    /// Answers requests in some bytes, and sends the answers as far as the client takes them. How many bytes are done with. As a run has its end, so has
-    /// a turn: the client may take all answers at once, and others wait.
+    /// Handles the requests in `bytes`, and sends as many bytes of the answers as the client accepts. Returns the number of
+    /// bytes that are consumed.
+    ///
+    /// One run of the protocol is bounded, and so a turn is bounded too. It must be, because a client may accept all answers
+    /// at once while other clients wait.
     fn work<M: SharedMemory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> usize {
         out.clear();
         let (done, state) = self.talk.run(engine, bytes, out);
@@ -260,7 +265,7 @@ impl<T: Transport> Connection<T> {
         done
     }
 
-    /// Sends what is left. What to wait for, if it is not all gone.
+    /// Sends the answers that are left. Returns what to wait for, or `None` if all of them are sent.
     fn flush<M: SharedMemory>(&mut self, engine: &mut Engine<M>) -> Option<Next> {
         while self.sent < self.output.len() {
             match self.transport.write(&self.output[self.sent..]) {
@@ -279,7 +284,7 @@ impl<T: Transport> Connection<T> {
     }
 }
 
-/// How much of a large value is read at once.
+/// Returns how many bytes of a large value are read at once if `len` bytes of it are there.
 fn more_at_once(len: usize) -> usize {
     len.min(256 << 10)
 }
@@ -289,7 +294,7 @@ mod tests {
     use super::*;
     use crate::engine::tests::engine;
 
-    /// A client that takes all answers at once.
+    /// A client that accepts all answers at once.
     struct Greedy {
         requests: Vec<u8>,
         taken: usize,
@@ -313,7 +318,8 @@ mod tests {
         }
     }
 
-    /// Turns of a client until it has nothing more to ask for, and the most bytes that it took in one of them.
+    /// Returns the number of turns that a client needs for all its requests, the most bytes of answers in one turn, and the
+    /// number of stored values in each turn.
     fn turns(prepare: &[u8], request: &[u8], count: usize) -> (usize, usize, Vec<u64>) {
         let (mut engine, mut scratch) = (engine(), Scratch::new());
         let mut once = Connection::new(Greedy { requests: prepare.to_vec(), taken: 0 });
@@ -337,7 +343,7 @@ mod tests {
     #[test]
     fn a_client_s_turn_ends() {
         let large = [b"set k 0 0 1000000\r\n".to_vec(), vec![b'v'; 1_000_000], b"\r\n".to_vec()].concat();
-        // Each of these has much more to do than its bytes tell.
+        // Each of these requests causes much more work than its length suggests.
         let (_, most, _) = turns(&large, b"get k\r\n", 200);
         assert!(most <= ROUNDS * 1_200_000, "{most}");
         let (count, _, sets) = turns(&large, b"append k 0 0 0 noreply\r\n\r\n", 200);

@@ -1,10 +1,10 @@
-//! What requests do to the items, and what is answered.
+//! Carries out requests on the items, and writes the answers.
 //!
 //! ```text
 //! text     the text protocol
-//! meta     its meta commands
+//! meta     the meta commands of the text protocol
 //! binary   the binary protocol
-//! stats    statistics, in both
+//! stats    statistics, in both protocols
 //! ```
 
 mod binary;
@@ -21,46 +21,46 @@ use ginnel_shmem::SharedMemory;
 use crate::hot::Hot;
 use crate::numbers::{Numbers, Settings};
 
-/// Times up to this are counted from now on, and others since 1970.
+/// The longest relative time in seconds: a client's time up to this counts from now, and a larger one counts from 1970.
 const RELATIVE: i32 = 60 * 60 * 24 * 30;
-/// The second of the cache's clock at which an item ends that has ended already. A cache's clock never stands before it.
+/// The expiry of an item that has already expired, in seconds of the cache's clock. The clock is never earlier than this.
 const OVER: u32 = 1;
-/// What memcached needs for an item beside key, value and flags.
+/// The bytes that memcached needs for an item in addition to its key, value and flags.
 const OVERHEAD: usize = 59;
-/// What it needs for flags that are not 0.
+/// The bytes that memcached needs for flags other than 0.
 const FLAGS: usize = 4;
-/// What the numbers of `stats` cost, as if so many bytes were moved.
+/// The cost of collecting the numbers of `stats`, expressed as a number of moved bytes.
 const STATS: usize = 16 << 10;
-/// The least that `cache_memlimit` takes, and the most, in mebibytes.
+/// The smallest number of mebibytes that `cache_memlimit` accepts.
 const LEAST_LIMIT: u32 = 8;
-/// See above.
+/// The largest number of mebibytes that `cache_memlimit` accepts.
 const MOST_LIMIT: u32 = 1_000_000_000;
 
 /// What happens to the connection after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// It goes on.
+    /// The connection stays open.
     Goes,
-    /// It is closed once the answer is sent.
+    /// The connection is closed once the answer is sent.
     Closes,
 }
 
 /// Why a value was not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unstored {
-    /// There is an item of another version.
+    /// The key has an item of another version than the expected one.
     Exists,
-    /// There is no item.
+    /// The key has no item, so it has no version to compare.
     NotFound,
-    /// There is an item, or there is none.
+    /// `add` has found an item, or `replace`, `append` or `prepend` has found none or could not extend it.
     NotStored,
-    /// It is too large.
+    /// The item would be too large.
     TooLarge,
 }
 
-/// What counting gave.
+/// The result of an increment or decrement.
 enum Counted {
-    /// The number, the item before, and its new version.
+    /// The new number, the item as it was before, and the item's new version.
     Number(u64, Meta, u64),
     NotFound,
     NotANumber,
@@ -68,7 +68,7 @@ enum Counted {
     NoMemory,
 }
 
-/// A value to be stored, and under which conditions.
+/// A value to store, with the conditions under which it is stored.
 struct Wish<'a> {
     verb: Verb,
     key: &'a [u8],
@@ -76,57 +76,58 @@ struct Wish<'a> {
     flags: u32,
     expiry: u32,
     marks: u8,
-    /// The version that is expected; 0: any, unless for [`Verb::Cas`].
+    /// The expected version. 0 means any version, except with [`Verb::Cas`].
     cas: u64,
-    /// A value for an earlier version is stored as one that is out of date.
+    /// Whether a value for an earlier version is stored and marked as stale. Otherwise it is refused.
     may_be_stale: bool,
 }
 
-/// The items, and what is counted.
+/// The items of a cache, with the server's counters and settings.
 pub struct Engine<M> {
     store: Store<M>,
-    /// What is counted.
+    /// The counters.
     pub(crate) numbers: Numbers,
-    /// What was chosen.
+    /// The settings from the command line, and those that clients change.
     pub(crate) settings: Settings,
     hot: Hot,
-    /// Seconds since 1970.
+    /// The time of the last tick, in seconds since 1970.
     unix: i64,
-    /// A value that is put together.
+    /// A buffer for the value of an item that is extended or counted with.
     value: Vec<u8>,
-    /// Bytes of values that were moved though no request brought them, and no answer has them.
+    /// The number of bytes of values that were moved although they are in no request and in no answer.
     moved: usize,
 }
 
 impl<M: SharedMemory> Engine<M> {
-    /// Of a cache. `unix`: seconds since 1970.
+    /// Creates the engine of a cache. `unix` is the time in seconds since 1970.
     pub fn new(store: Store<M>, settings: Settings, unix: i64) -> Self {
         let numbers = Numbers::new(unix);
         Self { store, numbers, settings, hot: Hot::default(), unix, value: Vec::new(), moved: 0 }
     }
 
-    /// The items.
+    /// Returns the store that holds the items.
     pub fn store(&mut self) -> &mut Store<M> {
         &mut self.store
     }
 
-    /// What requests have cost that cannot be seen in them and their answers: counts bytes that were moved, and wraps around.
+    /// Returns the cost that is visible neither in the requests nor in their answers, as a count of bytes that were moved.
+    /// The count wraps around.
     pub(crate) fn moved(&self) -> usize {
         self.moved
     }
 
-    /// Time passes. `boot_time`: CLOCK_BOOTTIME in milliseconds; `unix`: seconds since 1970.
+    /// Sets the clocks. `boot_time` is CLOCK_BOOTTIME in milliseconds, and `unix` is the time in seconds since 1970.
     pub fn tick(&mut self, boot_time: u64, unix: i64) {
         self.store.tick(boot_time);
         self.unix = unix;
     }
 
-    /// The most bytes that a value may have so that it is worth waiting for.
+    /// Returns the most bytes of a value that the server waits for. A larger value cannot be stored.
     pub fn most_value(&self) -> usize {
         self.settings.item_size
     }
 
-    /// The second of the cache's clock that a client means.
+    /// Returns the second of the cache's clock that corresponds to a client's time; 0 means that an item never expires.
     fn second(&self, end: i32) -> u32 {
         let now = self.store.second();
         match end {
@@ -140,10 +141,11 @@ impl<M: SharedMemory> Engine<M> {
         }
     }
 
-    /// The same for a client that knows no negative numbers: they are far away.
+    /// Does the same for a client of the binary protocol. That protocol has no negative times: a number that looks negative
+    /// is a time in the far future.
     fn second_of_binary(&self, end: i32) -> u32 {
         match end {
-            // As a number of 64 bits without a sign it is in the future.
+            // As an unsigned number in 64 bits, it is a time in the future.
             ..0 => {
                 let at = i64::from(self.store.second()) + i64::from(end as u32) - self.unix;
                 at.clamp(i64::from(OVER), i64::from(u32::MAX)) as u32
@@ -152,7 +154,7 @@ impl<M: SharedMemory> Engine<M> {
         }
     }
 
-    /// Whether an item would be too large for a memcached of this item size.
+    /// Returns whether an item would be too large for a memcached with this item size, or for this cache.
     fn is_too_large(&self, key: usize, flags: u32, value: usize) -> bool {
         let all = OVERHEAD + key + if flags == 0 { 0 } else { FLAGS } + value;
         all > self.settings.item_size || key + value > self.store.most()
@@ -177,7 +179,7 @@ impl<M: SharedMemory> Engine<M> {
             (Verb::Cas, Some(before)) if before.version == cas => self.numbers.cas_hits += 1,
             (Verb::Cas, Some(before)) if may_be_stale && (1..before.version).contains(&cas) => {
                 marks |= marks::STALE | before.marks & marks::WON;
-                // As memcached, which leaves when it ends.
+                // As in memcached, the item keeps its expiry.
                 expiry = before.expiry;
             }
             (Verb::Cas, Some(_)) => {
@@ -196,14 +198,14 @@ impl<M: SharedMemory> Engine<M> {
         self.store.set_marked(key, &[value], flags, expiry, marks).map_err(|_| Unstored::TooLarge)
     }
 
-    /// Stores a value behind or in front of the one that is there.
+    /// Appends a value to the existing one, or prepends it.
     fn extend(&mut self, key: &[u8], more: &[u8], behind: bool, before: Meta) -> Result<u64, Unstored> {
         if self.is_too_large(key.len(), before.flags, before.len + more.len()) {
             return Err(Unstored::NotStored);
         }
         let mut value = std::mem::take(&mut self.value);
         value.clear();
-        // Somebody else who writes here may have taken it away.
+        // Another process that writes to this memory may have destroyed the item.
         let found = self.store.get_behind(key, false, &mut value, |_, _| {});
         let runs = if behind { [&value[..], more] } else { [more, &value[..]] };
         self.moved = self.moved.wrapping_add(2 * value.len());
@@ -223,7 +225,7 @@ impl<M: SharedMemory> Engine<M> {
         found
     }
 
-    /// Gives an item another end, which counts as a use.
+    /// Sets the expiry of an item, which counts as a use of the item. Returns the item as it was before.
     fn touch(&mut self, key: &[u8], expiry: u32) -> Option<Meta> {
         let found = self.store.peek(key);
         self.numbers.got(found.is_some(), true);
@@ -255,7 +257,7 @@ impl<M: SharedMemory> Engine<M> {
         }
         let shape = self.store.shape();
         let segments = ((megabytes as usize) << 20) / shape.segment;
-        // A cache of that size has a little less for its items.
+        // A limit as large as the whole memory is allowed, although the items have slightly less than that.
         let all = self.store.memory().len().div_ceil(1 << 20);
         if megabytes as usize > all {
             return "MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust";
@@ -264,7 +266,7 @@ impl<M: SharedMemory> Engine<M> {
         "OK"
     }
 
-    /// Counts with an item. `cas`: the version that is expected; 0: any.
+    /// Increments or decrements the number in an item. `cas` is the expected version; 0 means any version.
     fn count(&mut self, key: &[u8], up: bool, by: u64, cas: u64) -> Counted {
         self.hot.see(key);
         let mut old = std::mem::take(&mut self.value);
@@ -287,7 +289,7 @@ impl<M: SharedMemory> Engine<M> {
         old: &[u8],
     ) -> Counted {
         let Some(meta) = found else { return Counted::NotFound };
-        // As memcached, which keeps larger ones in pieces.
+        // The answer is memcached's, which keeps larger items in pieces and does not count with them.
         if old.is_empty() || OVERHEAD + key.len() + old.len() > self.settings.item_size / 2 {
             return Counted::NotANumber;
         }
@@ -298,7 +300,7 @@ impl<M: SharedMemory> Engine<M> {
         let number = if up { number.wrapping_add(by) } else { number.saturating_sub(by) };
         let mut digits = Vec::with_capacity(20);
         append(&mut digits, number);
-        // A shorter one gets spaces, and stays what it is.
+        // If the number does not get longer, spaces fill the rest of the value, and the item keeps all its marks.
         let (spaces, kept) = match old.len().checked_sub(digits.len()) {
             Some(spaces) => (spaces, meta.marks),
             None => (0, meta.marks & marks::BINARY_KEY),
@@ -320,7 +322,7 @@ pub(crate) mod tests {
     use ginnel_cache_store::shape::plan;
     use ginnel_shmem::Mapping;
 
-    /// Of an empty cache of 32 MiB.
+    /// Returns the engine of an empty cache of 32 MiB.
     pub fn engine() -> Engine<Mapping> {
         let memory = Mapping::anonymous(32 << 20).unwrap();
         let shape = plan(32 << 20, 1 << 20, 200).unwrap();

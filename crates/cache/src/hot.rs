@@ -1,8 +1,9 @@
-//! Which keys are asked for most, by a sample of requests.
+//! Finds the keys that are requested most often, by counting a sample of the requests.
 
-/// Keys that are counted. A key with a share of more than one in so many requests is among them.
+/// How many keys are counted at the same time. A key that has more than 1/`KEYS` of the sampled requests is always
+/// among them.
 const KEYS: usize = 64;
-/// One in so many requests counts.
+/// The sample: one request in this many is counted.
 const SAMPLE: u32 = 8;
 
 /// The Space-Saving algorithm (Metwally and others, ICDT 2005) over a sample of all requests.
@@ -13,7 +14,7 @@ pub struct Hot {
 }
 
 impl Hot {
-    /// A request has named a key.
+    /// Records that a request has named a key.
     #[inline]
     pub fn see(&mut self, key: &[u8]) {
         self.turn += 1;
@@ -30,12 +31,13 @@ impl Hot {
         } else if self.keys.len() < KEYS {
             self.keys.push((key.into(), 1));
         } else if let Some(least) = self.keys.iter_mut().min_by_key(|(_, count)| *count) {
-            // It may have come as often as the one that it displaces.
+            // The new key inherits the count of the key that it displaces, because it may have occurred that often
+            // before.
             *least = (key.into(), least.1 + 1);
         }
     }
 
-    /// The keys, from the hottest on, and about how many requests have named each.
+    /// Returns the counted keys, the most frequent one first, each with an estimate of the requests that have named it.
     pub fn list(&self) -> Vec<(&[u8], u64)> {
         let mut list: Vec<_> =
             self.keys.iter().map(|(key, count)| (&key[..], count * u64::from(SAMPLE))).collect();
@@ -43,7 +45,7 @@ impl Hot {
         list
     }
 
-    /// Begins anew.
+    /// Forgets all keys and their counts.
     pub fn clear(&mut self) {
         self.keys.clear();
     }

@@ -1,14 +1,14 @@
-//! `ginnel-cache`: a cache server that speaks memcached's protocol, and whose items others read out of memory.
+//! `ginnel-cache`: a cache server that speaks memcached's protocol, and whose items clients can read directly from memory.
 //!
 //! ```text
 //! flags       the command line
-//! block       the block in which the items lie
-//! engine      what requests do to the items
-//! numbers     what is counted, and `stats`
-//! hot         which keys are asked for most
-//! talk        one client's requests, from bytes to bytes
-//! connection  one client: its bytes, and where they come from
-//! server      all clients, and the clock
+//! block       creates or opens the block that holds the items
+//! engine      carries out requests on the items
+//! numbers     the counters and settings, and `stats`
+//! hot         finds the keys that are requested most often
+//! talk        the protocol of one client: request bytes in, answer bytes out
+//! connection  one client: its socket or channel and its buffers
+//! server      the event loop for all clients, and the cache's clock
 //! ```
 
 pub mod block;

@@ -43,13 +43,14 @@ fn main() -> ExitCode {
 fn run(flags: &Flags) -> Result<()> {
     start_log(flags);
     raise_file_limit(flags.max_connections);
-    let (stop, stopper) = UnixStream::pair().context("no sockets")?;
+    let (stop, stopper) = UnixStream::pair().context("cannot create a socket pair")?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
+        signal_hook::low_level::pipe::register(signal, stopper.try_clone()?)
+            .context("cannot handle signals")?;
     }
     // There is no configuration to read again.
     let nothing = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGHUP, nothing).context("no signals")?;
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, nothing).context("cannot handle signals")?;
 
     let name = format!("cache.{}", flags.name);
     let mut options = AttachOptions { name: Some(name), ..AttachOptions::default() };
@@ -73,7 +74,7 @@ fn run(flags: &Flags) -> Result<()> {
                 .with_context(|| format!("segment {segment} cannot be used for channels"))?
         };
         let listener = listen_for_channels(&of_its_own, &format!("cache.{}", flags.name), PATIENCE)
-            .with_context(|| format!("nobody can listen for channels in segment {segment}"))?;
+            .with_context(|| format!("cannot listen for channels in segment {segment}"))?;
         channels.push(listener);
         writeln!(contact, "channel {segment}")?;
     }
@@ -91,7 +92,7 @@ fn run(flags: &Flags) -> Result<()> {
         writeln!(contact, "unix {}", std::path::absolute(path)?.display())?;
     }
     if doors.is_empty() && channels.is_empty() {
-        bail!("nobody could reach this cache; give it --listen, --unix or --channel");
+        bail!("no client could reach this cache; give it --listen, --unix or --channel");
     }
     store.set_contact(&contact);
     let settings = Settings {
@@ -144,14 +145,14 @@ fn is_served(path: &Path) -> bool {
 fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     if is_served(path) {
         bail!(
-            "{}: somebody listens there already; stop it first, or choose another --unix path",
+            "{}: another process listens there already; stop it first, or choose another --unix path",
             path.display()
         );
     }
     match std::fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => {
             bail!(
-                "{}: something else than a socket is there; remove it, or choose another path",
+                "{}: the existing file is not a socket; remove it, or choose another --unix path",
                 path.display()
             );
         }
@@ -159,7 +160,12 @@ fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
             .with_context(|| format!("{}: an old socket cannot be removed", path.display()))?,
         Err(_) => {}
     }
-    let failed = || format!("{}: it cannot be bound; choose a path that can be written", path.display());
+    let failed = || {
+        format!(
+            "{}: cannot bind the socket; choose a path at which this process can create files",
+            path.display()
+        )
+    };
     // The process is still single-threaded, so the mask affects no other thread.
     let before = rustix::process::umask(rustix::fs::Mode::RWXU.complement());
     let bound = UnixListener::bind(path);
@@ -249,6 +255,6 @@ mod tests {
         rustix::net::listen(&hung, 0).unwrap();
         let _waits = UnixStream::connect(&path).unwrap();
         let error = bind(&path, 0o700).unwrap_err();
-        assert!(error.to_string().contains("somebody listens there already"), "{error:#}");
+        assert!(error.to_string().contains("another process listens there already"), "{error:#}");
     }
 }

@@ -57,7 +57,7 @@ impl Settings {
     }
 }
 
-/// Bytes that items may have.
+/// Returns the most bytes that all items together may have.
 fn limit<M: SharedMemory>(store: &Store<M>) -> usize {
     store.segments().1 * store.shape().segment
 }

@@ -1,4 +1,4 @@
-//! All clients, and the clock.
+//! The server: the event loop for all clients and listeners, and the ticks of the cache's clock.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,39 +17,42 @@ use crate::block::{boot_time, unix_time};
 use crate::connection::{Connection, Either, Next, Scratch, Socket};
 use crate::engine::Engine;
 
-/// The longest time between two ticks of the cache's clock: readers take one that stands for two seconds for that of a dead server.
+/// The longest time between two ticks of the cache's clock. If the clock stands still for two seconds, readers assume that
+/// the server is dead.
 const TICK: Duration = Duration::from_millis(250);
-/// How long nobody is let in after there were too few file descriptors.
+/// Milliseconds for which no client is accepted after the file descriptors were exhausted.
 const SHUT: u64 = 250;
-/// The clock is set no oftener: readers look at it, and get it anew each time.
+/// The shortest time between two ticks of the clock, in milliseconds. Readers read the clock, and after each tick they
+/// have to fetch its cache line again.
 const LEAST_TICK: u64 = 10;
-/// How often the server looks whether its segment is still there, and at what the daemon says.
+/// Milliseconds between two checks whether the segment still exists. The server handles the daemon's events at the same
+/// time.
 const LOOK_AROUND: u64 = 1000;
-/// How long the set looks at channels before it sleeps.
+/// How long the ready set polls channels before it sleeps.
 const LOOK: Duration = Duration::from_micros(50);
-/// Events that one call takes.
+/// The most socket events that one call handles.
 const EVENTS: usize = 256;
-/// Clients that are accepted at once.
+/// The most clients that are accepted from one listener at once.
 const ACCEPTS: usize = 64;
-/// How many connections may wait to be accepted.
+/// The most connections that may wait at a listener to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// Keys of the set: halves of channels are two for each connection, and below this.
+/// The first key of the ready set that is not for a connection. The two halves of each channel have keys below this.
 const OTHERS: u64 = 1 << 48;
-/// The sockets.
+/// The key of the epoll instance that watches all sockets.
 const SOCKETS: u64 = OTHERS;
-/// To stop.
+/// The key of the descriptor that tells the server to stop.
 const STOP: u64 = OTHERS + 1;
-/// The first listener for channels.
+/// The key of the first listener for channels. The other listeners for channels have the keys after it.
 const CHANNELS: u64 = OTHERS + 2;
-/// Of the sockets' epoll: the first listener.
+/// In the epoll instance of the sockets: the key of the first listening socket. Smaller keys are indexes of clients.
 const LISTENERS: u64 = OTHERS;
 
-/// Where clients connect.
+/// A listening socket for clients.
 pub enum Door {
-    /// Over TCP.
+    /// A TCP listener.
     Tcp(TcpListener),
-    /// Over a Unix socket.
+    /// A listener on a Unix stream socket.
     Unix(UnixListener),
 }
 
@@ -62,18 +65,20 @@ impl AsFd for Door {
     }
 }
 
-/// Listens at an address.
+/// Listens for TCP connections at an address.
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     let failed = || {
-        format!("{address}: nobody can listen there; stop whoever does, or choose another --listen address")
+        format!(
+            "{address}: cannot listen at this address; stop the process that uses it, or choose another --listen address"
+        )
     };
-    // The standard library sets SO_REUSEADDR, so a successor need not wait.
+    // The standard library sets SO_REUSEADDR, so a successor can bind the same address at once.
     let listener = TcpListener::bind(address).with_context(failed)?;
     rustix::net::listen(&listener, BACKLOG as i32).with_context(failed)?;
     Ok(listener)
 }
 
-/// Listens in a segment, at the name of the cache's block.
+/// Listens for channels in a segment, at the name of the cache's block. Waits up to `patience` while the name is in use.
 pub fn listen_for_channels(
     endpoint: &Endpoint,
     name: &str,
@@ -83,7 +88,7 @@ pub fn listen_for_channels(
     let until = std::time::Instant::now() + patience;
     loop {
         match endpoint.listen_with(name, &options) {
-            // The daemon has not seen yet that the server before this one has died.
+            // The daemon has not noticed yet that the previous server has died.
             Err(error)
                 if error.code() == Some(ginnel::ErrorCode::IN_USE) && std::time::Instant::now() < until =>
             {
@@ -96,13 +101,13 @@ pub fn listen_for_channels(
 
 struct Client {
     connection: Connection<Either>,
-    /// What its socket is watched for.
+    /// The events for which the client's socket is watched.
     interest: epoll::EventFlags,
-    /// It is among those that have another turn.
+    /// Whether the client is in [`Server::due`].
     is_due: bool,
 }
 
-/// The server: one thread.
+/// The server, which serves all clients in one thread.
 pub struct Server<M> {
     engine: Engine<M>,
     set: ReadySet,
@@ -111,23 +116,25 @@ pub struct Server<M> {
     channels: Vec<Listener<StreamChannel>>,
     clients: Vec<Option<Client>>,
     free: Vec<usize>,
-    /// Clients that have another turn.
+    /// Indexes of clients that have more to do now and get another turn.
     due: Vec<usize>,
     scratch: Scratch,
-    /// The endpoint of the items.
+    /// The endpoint in the segment that contains the items.
     endpoint: Endpoint,
     ticked: u64,
     looked_around: u64,
-    /// The doors are not watched, as there are as many clients as there may be, or too few file descriptors.
+    /// Whether the listening sockets are not watched, because the limit of clients is reached or the file descriptors are
+    /// exhausted.
     is_full: bool,
-    /// When they are watched again though no client has left, if there is room.
+    /// The time (CLOCK_BOOTTIME in milliseconds) from which the listening sockets are watched again even if no client has
+    /// left, provided that the limit of clients is not reached.
     open_at: u64,
-    /// It was said that there are too few file descriptors.
+    /// Whether the log already has the warning about exhausted file descriptors.
     is_warned: bool,
 }
 
 impl<M: SharedMemory> Server<M> {
-    /// Serves whoever comes through these doors. `stop` becomes readable when it is to end.
+    /// Creates a server for the clients of these listeners. The server stops once `stop` is readable.
     pub fn new(
         engine: Engine<M>,
         endpoint: Endpoint,
@@ -136,7 +143,8 @@ impl<M: SharedMemory> Server<M> {
         stop: impl AsFd,
     ) -> Result<Self> {
         let mut set = ReadySet::new()?;
-        let sockets = epoll::create(epoll::CreateFlags::CLOEXEC).context("no epoll")?;
+        let sockets =
+            epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll instance")?;
         set.watch(&sockets, SOCKETS)?;
         set.watch(stop, STOP)?;
         for (key, listener) in (CHANNELS..).zip(&channels) {
@@ -166,7 +174,7 @@ impl<M: SharedMemory> Server<M> {
         })
     }
 
-    /// Serves until it is to stop.
+    /// Serves clients until the server is told to stop, or until an error makes further work impossible.
     pub fn run(&mut self) -> Result<()> {
         let mut keys = Vec::new();
         let mut is_tidy = true;
@@ -176,7 +184,7 @@ impl<M: SharedMemory> Server<M> {
             self.set.wait(&mut keys, Some(timeout))?;
             self.tick();
             self.look_around()?;
-            // A few items at a time: nobody waits for all of it.
+            // One call handles only a few items, so no client waits until everything is tidy.
             is_tidy = !self.engine.store().tidy();
             let mut channels_work = false;
             for &key in &keys {
@@ -197,10 +205,10 @@ impl<M: SharedMemory> Server<M> {
                 self.step(index);
             }
             if channels_work {
-                // Whoever was busy a moment ago will be again.
+                // A channel that was busy a moment ago will probably be busy again.
                 self.set.set_mode(WaitMode::Adaptive { budget: LOOK });
             } else if !keys.is_empty() {
-                // The set does not see sockets while it looks at channels.
+                // The set does not notice sockets while it polls channels.
                 self.set.set_mode(WaitMode::Interrupt);
             }
         }
@@ -211,7 +219,8 @@ impl<M: SharedMemory> Server<M> {
         if now >= self.ticked + LEAST_TICK || now < self.ticked {
             self.ticked = now;
             self.engine.tick(now, unix_time());
-            // Others than this server's clients may have used up the descriptors.
+            // Descriptors may become free although no client has left, because something else in the system may have
+            // used them up.
             if self.is_full && now >= self.open_at && self.has_room() {
                 self.watch_doors(true);
             }
@@ -222,9 +231,9 @@ impl<M: SharedMemory> Server<M> {
         let now = boot_time();
         if now >= self.looked_around + LOOK_AROUND || now < self.looked_around {
             self.looked_around = now;
-            // A daemon that was started anew is told that this server lives.
+            // This tells a restarted daemon that this server is alive.
             self.endpoint.process_events();
-            self.endpoint.check().context("the segment of the cache cannot be used any more")?;
+            self.endpoint.check().context("the segment of the cache can no longer be used")?;
         }
         Ok(())
     }
@@ -245,9 +254,9 @@ impl<M: SharedMemory> Server<M> {
         Ok(())
     }
 
-    /// Lets a client do what it can.
+    /// Gives a client its turn, and then watches for whatever the client needs next.
     fn step(&mut self, index: usize) {
-        // Many clients with much to do take long, and readers are not to take the server for a dead one.
+        // Many busy clients take a long time. The clock must go on meanwhile, or readers assume that the server is dead.
         self.tick();
         let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else { return };
         let next = client.connection.step(&mut self.engine, &mut self.scratch);
@@ -280,14 +289,14 @@ impl<M: SharedMemory> Server<M> {
         if let Either::Channel(_) = client.connection.transport {
             self.engine.numbers.channels -= 1;
         }
-        // Closing a socket takes it out of the epoll.
+        // Closing the socket removes it from the epoll instance.
         drop(client);
         if self.is_full {
             self.watch_doors(true);
         }
     }
 
-    /// Watches the doors, or lets those wait who come.
+    /// Starts or stops watching the listening sockets. While they are not watched, new clients wait in the backlog.
     fn watch_doors(&mut self, watched: bool) {
         self.is_full = !watched;
         let flags = if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
@@ -321,11 +330,12 @@ impl<M: SharedMemory> Server<M> {
                     self.watch_doors(false);
                     return;
                 }
-                // Whoever came has gone.
+                // The client has closed the connection already.
                 Err(_) => continue,
             };
             if let Door::Tcp(_) = door {
-                // Without, answers come later, and whoever has lost its power is never noticed.
+                // Without TCP_NODELAY, answers are delayed. Without keepalive, the server never notices a client whose
+                // machine has lost power.
                 let _ = sockopt::set_tcp_nodelay(&socket, true);
                 let _ = sockopt::set_socket_keepalive(&socket, true);
             }
@@ -354,7 +364,7 @@ impl<M: SharedMemory> Server<M> {
                 }
             };
             if !self.has_room() {
-                // It cannot wait at the door without the set reporting that again and again.
+                // If the channel stayed in the backlog, the set would report the listener again and again.
                 self.engine.numbers.rejected_connections += 1;
                 continue;
             }
@@ -373,7 +383,7 @@ impl<M: SharedMemory> Server<M> {
         }
     }
 
-    /// A place for a client.
+    /// Returns the index of a free place in `clients`.
     fn vacancy(&mut self) -> usize {
         self.free.pop().unwrap_or_else(|| {
             self.clients.push(None);
@@ -391,6 +401,6 @@ impl<M: SharedMemory> Server<M> {
 
 impl<M> Drop for Server<M> {
     fn drop(&mut self) {
-        info!(clients = self.clients.iter().flatten().count(), "ends");
+        info!(clients = self.clients.iter().flatten().count(), "the server ends");
     }
 }

@@ -1,4 +1,5 @@
-//! One client's requests, from bytes to bytes: no sockets.
+//! The protocol of one client: takes the bytes of requests and appends the bytes of answers. It does not read or write
+//! sockets.
 
 use ginnel_cache_protocol::Protocol;
 use ginnel_cache_protocol::binary;
@@ -7,32 +8,32 @@ use ginnel_shmem::SharedMemory;
 
 use crate::engine::{After, Engine};
 
-/// With so many bytes of answers, no further request is looked at until they are sent. Bytes that requests have had moved to no answer count as well, so
-/// that a run ends after a while.
+/// Once this many bytes of answers are waiting, no further request is handled until they are sent. Bytes that requests
+/// have moved without putting them into an answer count as well, so that each run ends after a bounded amount of work.
 pub const MOST_ANSWERS: usize = 128 << 10;
 
-/// What a client waits for, or is waited for.
+/// What must happen before the next request of a client can be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// For bytes of the next request.
+    /// The client must send more bytes of the next request.
     Hungry,
-    /// For its answers to be sent, if there are any; there may be further requests.
+    /// The answers, if any, must be sent. After that, the bytes already received may contain further requests.
     Full,
-    /// For its answers to be sent; then the connection is closed.
+    /// The answers must be sent; then the connection is closed.
     Closed,
 }
 
-/// A client's side of the protocol.
+/// The state of the protocol with one client.
 #[derive(Debug, Default)]
 pub struct Talk {
     protocol: Option<Protocol>,
-    /// Bytes that come and are of no use.
+    /// The number of bytes still to come that are skipped, such as a refused value.
     swallow: u64,
-    /// A get, some of whose keys are not answered yet.
+    /// A `get` of which some keys are not answered yet.
     get: Option<Keys>,
-    /// The rest of the line is of no use.
+    /// True while the rest of a refused line is skipped.
     skips_line: bool,
-    /// Bytes of a request without which it is not worth another look.
+    /// The number of bytes that must be there before it is worth parsing the request again.
     wanted: usize,
 }
 
@@ -43,19 +44,21 @@ struct Keys {
 }
 
 impl Talk {
-    /// How many bytes there must be so that it is worth going on, if the last state was [`State::Hungry`].
+    /// Returns how many bytes must be there before it is worth calling [`run`](Self::run) again after
+    /// [`State::Hungry`].
     pub fn wanted(&self) -> usize {
         self.wanted
     }
 
-    /// Answers the requests in some bytes. How many of the bytes are done with, and how it goes on.
+    /// Handles the requests in `bytes` and appends their answers to `out`. Returns how many of the bytes it has consumed,
+    /// and what must happen next.
     pub fn run<M: SharedMemory>(
         &mut self,
         engine: &mut Engine<M>,
         bytes: &[u8],
         out: &mut Vec<u8>,
     ) -> (usize, State) {
-        // As long as a value is not there, its line need not be looked at again.
+        // While the value of a request is incomplete, its line need not be parsed again.
         if bytes.len() < self.wanted {
             return (0, State::Hungry);
         }
@@ -146,7 +149,7 @@ impl Talk {
             };
             engine.get(key, get.with_cas, get.end, out);
         }
-        // The rest of the line once these are sent.
+        // The other keys of the line are answered once these answers are sent.
         self.get = Some(Keys { with_cas: get.with_cas, end: get.end });
         Step::Full(keys.rest().as_ptr() as usize - bytes.as_ptr() as usize)
     }
@@ -159,7 +162,7 @@ impl Talk {
         out: &mut Vec<u8>,
     ) -> Step {
         match text::next_key(bytes) {
-            // Spaces are kept by nobody: there may be no end of them.
+            // Spaces are consumed at once and not buffered, because a client may send any number of them.
             NextKey::More => match bytes.iter().take_while(|byte| **byte == b' ').count() {
                 0 => Step::Wants(0),
                 spaces => Step::Done(spaces),
@@ -206,11 +209,11 @@ impl Talk {
 }
 
 enum Step {
-    /// So many bytes are done with.
+    /// This many bytes are consumed.
     Done(usize),
-    /// So many bytes are needed.
+    /// The request needs this many bytes.
     Wants(usize),
-    /// So many bytes are done with, and the answers must go first.
+    /// This many bytes are consumed, and the answers must be sent before the next step.
     Full(usize),
     Closed,
 }
@@ -249,7 +252,7 @@ mod tests {
         let line = b"set a 0 0 2000000\r\nxxx";
         assert_eq!(talk.run(&mut engine, line, &mut out), (line.len(), State::Hungry));
         assert_eq!(out, b"SERVER_ERROR object too large for cache\r\n");
-        // The rest of it is of no use.
+        // The rest of the refused value is skipped.
         out.clear();
         let rest = [&[b'x'; 2_000_000 - 3][..], b"\r\nmn\r\n"].concat();
         assert_eq!(talk.run(&mut engine, &rest, &mut out), (rest.len(), State::Hungry));
@@ -285,7 +288,7 @@ mod tests {
         let mut talk = Talk::default();
         assert_eq!(talk.run(&mut engine, &noop, &mut out), (24, State::Hungry));
         assert_eq!(out[..2], [binary::ANSWER, binary::opcode::NOOP]);
-        // It stays that one.
+        // The connection keeps that protocol.
         assert_eq!(talk.run(&mut engine, &[b'x'; 24], &mut out), (24, State::Closed));
         assert_eq!(Talk::default().run(&mut engine, b"quit\r\nmn\r\n", &mut out), (10, State::Closed));
     }
@@ -331,7 +334,7 @@ mod tests {
         let mut out = Vec::new();
         let (done, state) = talk.run(&mut engine, &begin, &mut out);
         assert_eq!(state, State::Hungry);
-        // The last key may go on.
+        // The last key may be incomplete.
         assert_eq!(&begin[done..], b"key");
         let spaces = [b"key".to_vec(), vec![b' '; 100_000]].concat();
         assert_eq!(talk.run(&mut engine, &spaces, &mut out), (spaces.len(), State::Hungry));

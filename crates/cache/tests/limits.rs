@@ -1,4 +1,4 @@
-//! A server in this process, whose file descriptors become few.
+//! A test of a server, in this process, that runs out of file descriptors.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn serve(endpoint: Endpoint, door: Door, stop: UnixStream) {
     Server::new(engine, endpoint, vec![door], Vec::new(), &stop).unwrap().run().unwrap();
 }
 
-/// Those who could not be let in are, once there are descriptors again, though no client has left.
+/// Clients that the server could not accept are accepted once descriptors are free again, even if no client has left.
 #[test]
 fn a_server_without_descriptors_gets_over_it() {
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -61,7 +61,7 @@ fn a_server_without_descriptors_gets_over_it() {
     wait_for("the server's end of the first connection is closed", || descriptors() == before - 2);
     let limit = getrlimit(Resource::Nofile);
     let client = connect_without_descriptors(&connect);
-    // Most likely the server has tried by then; it must serve in any case.
+    // By then the server has most likely tried to accept the client. It must serve the client in either case.
     std::thread::sleep(Duration::from_millis(200));
     setrlimit(Resource::Nofile, limit).unwrap();
     ask(client);
@@ -73,7 +73,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Connects, when that has taken the last descriptor.
+/// Connects after setting the limit of descriptors so that this connection takes the last one.
 fn connect_without_descriptors(connect: &dyn Fn() -> TcpStream) -> TcpStream {
     let probe = UnixStream::pair().unwrap();
     let next = std::os::fd::AsRawFd::as_raw_fd(&probe.0) as u64;

@@ -1,4 +1,5 @@
-//! The same requests to a real memcached and to ours: the answers are the same, byte for byte, but for versions and for seconds that pass.
+//! Compares the server with a real memcached: both must answer the same requests with the same bytes, except for versions
+//! and for times that depend on the clock.
 
 mod support;
 
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use support::{Served, World, memcached};
 
-/// Versions, by when they were first seen.
+/// Maps each version to its place in the order in which versions were first seen.
 #[derive(Default)]
 struct Versions(HashMap<u64, usize>);
 
@@ -21,7 +22,7 @@ impl Versions {
     }
 }
 
-/// An answer in text, with versions and times made comparable.
+/// Returns a text answer in which versions and times are replaced so that two servers' answers can be compared.
 fn comparable(answer: &[u8]) -> String {
     let mut versions = Versions::default();
     let mut out = String::new();
@@ -38,7 +39,7 @@ fn comparable(answer: &[u8]) -> String {
                 |prefix: &str| digits.strip_prefix(prefix).and_then(|digits| digits.parse::<u64>().ok());
             let shown = match words[0] {
                 "VALUE" if at == 4 => number("").map(|version| format!("#{}", versions.place(version))),
-                // Whether a key that came in base64 is shown so.
+                // The servers differ in whether they show a key that came in base64 as base64.
                 "ME" if at == 1 => Some("KEY".into()),
                 "ME" => number("cas=")
                     .map(|version| format!("cas=#{}", versions.place(version)))
@@ -61,7 +62,7 @@ fn comparable(answer: &[u8]) -> String {
     out
 }
 
-/// The version in the last answer that had one.
+/// Returns the version in the last answer that contains one, or 0 if no answer does.
 fn last_version(answer: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(answer);
     let of_line = |line: &str| match line.split(' ').collect::<Vec<_>>()[..] {
@@ -74,7 +75,8 @@ fn last_version(answer: &[u8]) -> u64 {
     text.lines().rev().find_map(of_line).unwrap_or(0)
 }
 
-/// Sends the parts of a script, each once the one before is answered. `@` stands for the last version that was seen.
+/// Sends the parts of a script, each after the answer to the previous one, and returns all answers. In the parts, `@`
+/// stands for the last version that was seen.
 fn play(server: &Served, parts: &[&[u8]]) -> Vec<u8> {
     let mut stream = server.connect();
     let mut all = Vec::new();
@@ -104,7 +106,7 @@ fn play(server: &Served, parts: &[&[u8]]) -> Vec<u8> {
                 byte => bytes.push(*byte),
             }
         }
-        // The second time around memcached has let go of the items whose answers it has sent.
+        // The empty second part makes sure that memcached has released the items of the answers that it has sent.
         if !part_of(&bytes, &mut all) || !part_of(b"", &mut all) {
             break;
         }
@@ -123,7 +125,7 @@ impl Pair {
         let theirs = memcached()?;
         let world = World::new();
         let ours = world.serve("--channel none");
-        // Small versions are those of no item of the scripts.
+        // This uses up the small versions, so no item of the scripts gets one that a script names.
         for server in [&ours, &theirs] {
             server.text(&"set a 0 0 1 noreply\r\n1\r\n".repeat(20));
         }
@@ -137,12 +139,12 @@ impl Pair {
     }
 }
 
-/// Scripts of text requests: a part a string.
+/// Returns the scripts of text requests. Each string of a script is one part, which is sent at once.
 fn scripts() -> Vec<Vec<Vec<u8>>> {
     let mut scripts: Vec<Vec<Vec<u8>>> = Vec::new();
     let mut add = |parts: &[&str]| scripts.push(parts.iter().map(|part| part.as_bytes().to_vec()).collect());
     let future = "4000000000";
-    // Storing and getting.
+    // These scripts store and get values.
     add(&["set a 5 0 3\r\nabc\r\nget a\r\ngets a\r\nget a b a\r\n"]);
     add(&[
         "add a 0 0 1\r\n1\r\nadd a 0 0 1\r\n2\r\nget a\r\nreplace a 1 0 1\r\n3\r\nreplace b 0 0 1\r\n1\r\nget a b\r\n",
@@ -171,7 +173,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         "set a 0 0 1\r\n1\rX",
     ]);
     add(&["set a 0 0 1\r\n1\r\n", "set a 0 0 3\r\n12345\r\n", "get a\r\n"]);
-    // Ends.
+    // These scripts use expiry times.
     add(&[
         "set a 0 -1 1\r\n1\r\nget a\r\n",
         "set a 0 2147483648 1\r\n1\r\nget a\r\n",
@@ -193,7 +195,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         "gat\r\n",
         "gats x a\r\n",
     ]);
-    // Versions.
+    // These scripts use versions.
     add(&[
         "set a 0 0 1\r\n1\r\ngets a\r\n",
         "cas a 1 0 1 @\r\n2\r\ngets a\r\n",
@@ -206,7 +208,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         "set a 0 0 1\r\n1\r\ncas a 0 0 1 0\r\n2\r\nget a\r\n",
     ]);
     add(&["cas a 0 0 1 18446744073709551615\r\n1\r\n", "cas a 0 0 1 18446744073709551616\r\n1\r\n"]);
-    // Counting.
+    // These scripts increment and decrement numbers.
     for (value, line) in [
         ("5", "incr a 1"),
         ("5", "decr a 9"),
@@ -239,7 +241,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         let set = format!("set a 3 100 {}\r\n{value}\r\n{line}\r\nget a\r\nmg a t h f\r\n", value.len());
         add(&[&set]);
     }
-    // Removing.
+    // These scripts remove items.
     add(&[
         "delete a\r\nset a 0 0 1\r\n1\r\ndelete a\r\nget a\r\n",
         "delete a 0\r\n",
@@ -261,7 +263,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         "flush_all 1 2 3\r\n",
     ]);
     add(&["set a 0 0 1\r\n1\r\nflush_all 1000\r\nget a\r\nflush_all\r\nget a\r\n"]);
-    // Lines.
+    // These scripts contain malformed, long or unusual lines.
     add(&[
         "\r\n",
         "\n",
@@ -304,7 +306,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
     add(&["set k 0 0 3\r\nabc\r\n", &format!("get {}\r\n", "k ".repeat(20_000))]);
     add(&[&format!("{}get {}\r\n", " ".repeat(50), "k ".repeat(20_000))]);
     add(&["set a 0 0 1\r\n1\r\nget 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 a\r\n"]);
-    // Sizes.
+    // These scripts store values around the size limit.
     for len in [1_048_514, 1_048_515, 1_048_516, 1_048_517, 2_000_000] {
         let value = "v".repeat(len);
         add(&["set a 0 0 1\r\n1\r\n", &format!("set a 0 0 {len}\r\n{value}\r\n"), "get a\r\n"]);
@@ -326,7 +328,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         &format!("set a 0 0 2000000 noreply\r\n{}\r\n", "v".repeat(2_000_000)),
         "get a\r\n",
     ]);
-    // Others.
+    // These scripts use the other commands.
     add(&[
         "version\r\n",
         "version x\r\n",
@@ -367,7 +369,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         "stats detail x\r\n",
         "stats sizes\r\n",
     ]);
-    // Meta.
+    // These scripts use the meta commands.
     let ask = "mg a s t f k c h l v O7\r\n";
     add(&[
         "mn\r\n",
@@ -526,7 +528,8 @@ fn every_command_and_error_in_text() {
 fn answers_are_the_same_however_requests_are_cut() {
     let Some(pair) = Pair::new() else { return };
     for script in scripts() {
-        // Pipelined, but for those that depend on versions, and those that a packet cannot hold.
+        // The script is sent as one pipeline. Skipped are scripts that need a version from an answer, long scripts, and
+        // scripts with `quit`.
         let all: Vec<u8> = script.concat();
         if all.contains(&b'@') || all.len() > 2000 || all.windows(4).any(|word| word == b"quit") {
             continue;
@@ -557,7 +560,7 @@ fn a_line_without_an_end_closes_the_connection() {
     }
 }
 
-/// A request in text that may make sense.
+/// Generates a text request, which may or may not be valid.
 fn line() -> impl Strategy<Value = String> {
     let key = prop::sample::select(vec!["a", "b", "c"]);
     let end = prop::sample::select(vec!["0", "100", "-1", "2592000", "4000000000", "x"]);
@@ -574,7 +577,7 @@ fn line() -> impl Strategy<Value = String> {
         1 => "O[a-z]{0,3}".prop_map(|word: String| word),
         1 => "[a-zA-Z]".prop_filter("versions", |word: &String| word != "w").prop_map(|word| word),
     ];
-    // An item that memcached makes by itself forgets that its key came in base64, and shows it as it is.
+    // memcached forgets for an item that it creates by itself that the key came in base64, and shows the decoded key.
     let words = prop::collection::vec(word, 0..6).prop_map(|mut words| {
         if words.iter().any(|word| word.starts_with('b')) {
             words.retain(|word| !word.starts_with('k'));
@@ -616,7 +619,8 @@ fn random_requests_in_text() {
     runner
         .run(&prop::collection::vec(line(), 1..30), |lines| {
             pair.fresh();
-            // One by one: what memcached does to an item depends on answers with it that are still on their way.
+            // The requests are sent one by one, because the way in which memcached changes an item depends on whether
+            // answers with this item are still being sent.
             let parts: Vec<_> = lines.iter().map(|line| line.as_bytes()).collect();
             let (ours, theirs) = (play(&pair.ours, &parts), play(&pair.theirs, &parts));
             prop_assert_eq!(comparable(&ours), comparable(&theirs));
@@ -625,7 +629,7 @@ fn random_requests_in_text() {
         .unwrap();
 }
 
-/// A packet.
+/// Returns a request packet of the binary protocol.
 fn packet(opcode: u8, extras: &[u8], key: &[u8], value: &[u8], cas: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let header = Header {
@@ -645,7 +649,7 @@ fn packet(opcode: u8, extras: &[u8], key: &[u8], value: &[u8], cas: u64) -> Vec<
     out
 }
 
-/// Answers in the binary protocol, with versions made comparable.
+/// Returns the answers of the binary protocol as text, with versions replaced so that two servers' answers can be compared.
 fn packets(mut answer: &[u8]) -> Vec<String> {
     let mut versions = Versions::default();
     let mut out = Vec::new();
@@ -771,13 +775,13 @@ fn every_command_and_error_in_binary() {
         scripts.push(vec![plain(STAT, key), noop.clone()]);
     }
     scripts.push(vec![packet(STAT, &[1], b"a", b"", 0), noop.clone()]);
-    // What no command allows.
+    // These packets have lengths that their commands do not allow.
     for code in 0..=0x30 {
         for (extras, key, value) in
             [(0, 0, 0), (3, 1, 1), (8, 0, 1), (0, 1, 5), (4, 1, 1), (20, 1, 3), (0, 251, 0)]
         {
-            // The numbers of a memcached are not those of ours. It loses its place in the stream behind an unknown command that has a key or
-            // extras, and behind a value where none belongs.
+            // Skipped are `stats`, because the two servers' numbers differ, and packets after which memcached loses its
+            // place in the stream: an unknown command with a key or extras, and a value where none belongs.
             let is_unknown = code > GATKQ || [0x1b, 0x1f].contains(&code);
             let has_too_much = matches!(code, TOUCH..=GATQ | GATK..=GATKQ) && (extras, value) == (4, 1);
             if code == STAT && extras == 0 || is_unknown && key + extras > 0 || has_too_much {
@@ -786,7 +790,7 @@ fn every_command_and_error_in_binary() {
             let bytes = packet(code, &vec![0; extras], &vec![b'k'; key], &vec![b'v'; value], 0);
             scripts.push(vec![bytes, noop.clone(), noop.clone(), noop.clone()]);
         }
-        // A body that is shorter than its parts.
+        // The body of this packet is shorter than the sum of its parts.
         let mut bytes = packet(code, &[], b"abc", b"", 0);
         bytes[11] = 1;
         scripts.push(vec![bytes, noop.clone()]);
@@ -808,7 +812,8 @@ fn random_requests_in_binary() {
     use opcode::*;
     let Some(pair) = Pair::new() else { return };
     let key = prop::sample::select(vec!["a", "b", "c"]);
-    // No number becomes shorter: whether memcached stores it anew depends on who else has the item in hand.
+    // No number becomes shorter, because whether memcached then stores a new item depends on whether another thread is
+    // using the old one.
     let value = prop::sample::select(vec!["", "1", "99", "abc"]);
     let end = prop::sample::select(vec![0, 100, 3_000_000, 4_000_000_000, u32::MAX]);
     let cas = prop::sample::select(vec![0, 0, 0, 1]);

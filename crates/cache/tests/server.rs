@@ -1,4 +1,4 @@
-//! The server: its clients, its death and its successors.
+//! Tests of the server: its clients, its death and its successors.
 
 mod support;
 
@@ -12,7 +12,7 @@ use ginnel_cache_store::reader::{Found, Reader};
 use rustix::process::Signal;
 use support::{World, wait_for};
 
-/// What a channel answers, up to its last bytes.
+/// Sends a request over a channel, and returns the bytes that the server answers up to and including `end`.
 fn over_channel(channel: &mut StreamChannel, request: &[u8], end: &str) -> String {
     channel.write_all(request).unwrap();
     let mut answer = Vec::new();
@@ -97,7 +97,7 @@ fn a_second_server_is_told_who_has_the_cache() {
     assert!(!output.status.success());
     let who = format!("process {}", served.process.0.id());
     assert!(complaint.contains("is served already") && complaint.contains(&who), "{complaint}");
-    // Another name is another cache.
+    // A server with another name serves another cache.
     let other = world.serve("--name other");
     assert_eq!(served.text("set a 0 0 1\r\n1\r\n"), "STORED\r\n");
     assert_eq!(other.text("get a\r\n"), "END\r\n");
@@ -112,7 +112,7 @@ fn the_death_of_the_daemon_changes_nothing() {
         assert_eq!(served.text("set a 0 0 1\r\n1\r\n"), "STORED\r\n");
         world.replace_daemon();
         assert_eq!(served.text("get a\r\nset b 0 0 1\r\n2\r\n"), "VALUE a 0 1\r\n1\r\nEND\r\nSTORED\r\n");
-        // The daemon's successor knows whose the cache is.
+        // The daemon's successor knows which server owns the cache.
         let output = world.command(flags).args(["--listen", "127.0.0.1:0"]).output().unwrap();
         let complaint = String::from_utf8(output.stderr).unwrap();
         assert!(complaint.contains("is served already"), "{complaint}");
@@ -126,7 +126,7 @@ fn the_death_of_the_daemon_changes_nothing() {
 fn what_cannot_be_is_named() {
     let world = World::new();
     for (flags, part) in [
-        ("--channel none", "nobody could reach this cache"),
+        ("--channel none", "no client could reach this cache"),
         ("--name small --memory 1M", "too few for a cache"),
         ("--channel nothing", "segment nothing cannot be used for channels"),
         ("--listen 127.0.0.1:1 --max-connections 1 --name large --memory 100G", "cannot be made"),
@@ -156,7 +156,7 @@ fn a_delayed_flush_comes() {
     let served = world.serve("");
     assert_eq!(served.text("set a 0 0 1\r\n1\r\nflush_all 2\r\n"), "STORED\r\nOK\r\n");
     wait_for("the flush", || served.text("get a\r\n") == "END\r\n");
-    // What is stored afterwards stays.
+    // Items that are stored after the flush stay.
     assert_eq!(served.text("set a 0 0 1\r\n1\r\nget a\r\n"), "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
 }
 
@@ -194,7 +194,7 @@ fn the_limit_of_memory_can_be_changed() {
     assert!(served.text("cache_memlimit 65\r\n").starts_with("MEMLIMIT_ADJUST_FAILED"));
 }
 
-/// Bytes of memory that a process has to itself.
+/// Returns the bytes of anonymous memory that a process has in RAM (RssAnon).
 fn memory_of(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -218,7 +218,7 @@ fn ten_thousand_clients() {
     let mut clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             let mut client = UnixStream::connect(&path);
-            // There may be more than wait at the door.
+            // The backlog may be full, because it is shorter than the number of clients.
             while client.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
                 std::thread::yield_now();
                 client = UnixStream::connect(&path);
@@ -237,7 +237,7 @@ fn ten_thousand_clients() {
     assert_eq!(served.stat("curr_connections"), CLIENTS as u64 + 1);
     let each = (memory_of(served.process.0.id()) - before) / CLIENTS as u64;
     assert!(each < 1024, "{each} bytes for each idle client");
-    // All at once, and each its own.
+    // All clients ask at once, each for its own key.
     for (number, client) in clients.iter_mut().enumerate() {
         client.write_all(format!("get key{number}\r\n").as_bytes()).unwrap();
     }
@@ -284,18 +284,18 @@ fn a_client_that_reads_nothing_costs_little_and_harms_nobody() {
             client
         })
         .collect();
-    // Each wants as much as fits its way, and reads none of it.
+    // Each client sends as many requests as its socket accepts, and reads no answer.
     let line = format!("get {}\r\n", "a ".repeat(200)).repeat(50);
     for mut client in &clients {
         while client.write(line.as_bytes()).is_ok() {}
     }
-    // Others are served, and what waits is bounded.
+    // Other clients are served, and the memory for waiting answers is bounded.
     for _ in 0..10 {
         assert_eq!(served.text("version\r\n"), "VERSION 1.6.18\r\n");
         let more = memory_of(served.process.0.id()).saturating_sub(before);
         assert!(more < 20 * (1_500_000 + (256 << 10)), "{more}");
     }
-    // Whoever reads after all gets all.
+    // A client that starts to read gets all answers.
     let mut client = &clients[0];
     client.set_nonblocking(false).unwrap();
     let each = format!("VALUE a 0 {}\r\n{value}\r\n", value.len());
@@ -312,7 +312,7 @@ fn a_client_that_reads_nothing_costs_little_and_harms_nobody() {
 fn a_client_that_sends_no_more_gets_its_answers() {
     let world = World::new();
     let served = world.serve("");
-    // Both halves of requests that are cut off, and many whole ones.
+    // The client sends a request without its whole value, a request without the end of its line, and many whole requests.
     assert_eq!(served.text("set a 0 0 100\r\nhalf"), "");
     assert_eq!(served.text("get a"), "");
     let many = served.text(&"mn\r\n".repeat(100_000));
@@ -334,7 +334,7 @@ fn a_very_long_get_is_answered_key_by_key() {
     assert_eq!(served.text(&cut), expected);
 }
 
-/// Ticks of CPU time that a process has used.
+/// Returns the ticks of CPU time that a process has used, in user mode and in the kernel.
 fn ticks_of(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = text.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -355,7 +355,7 @@ fn an_idle_server_uses_no_cpu() {
     let before = ticks_of(pid);
     std::thread::sleep(Duration::from_secs(3));
     let used = ticks_of(pid) - before;
-    // Hundredths of a second.
+    // A tick is a hundredth of a second.
     assert!(used <= 2, "{used} ticks in three seconds");
 }
 
@@ -366,7 +366,7 @@ fn whatever_is_written_to_its_memory_the_server_goes_on() {
     for key in 0..2000 {
         served.ask(format!("set key{key} 0 0 5 noreply\r\nvalue\r\n").as_bytes());
     }
-    // A member that may write all of the segment's memory scribbles over the block.
+    // A member, which may write all memory of the segment, overwrites the block with random bytes.
     let endpoint = world.attach("items");
     let block = endpoint.open_block("cache.main", Rights::READ).unwrap();
     let len = block.len();
@@ -388,7 +388,7 @@ fn whatever_is_written_to_its_memory_the_server_goes_on() {
     assert_eq!(served.text("version\r\n"), "VERSION 1.6.18\r\n");
 }
 
-/// Where a block lies in the memory of its segment.
+/// Returns the offset of a block in the memory of its segment.
 fn find_block(memory: &ginnel::Mapping, block: &ginnel::Block) -> usize {
     use ginnel::SharedMemory;
     let mut head = [0; 64];
@@ -433,7 +433,7 @@ fn a_million_items_are_served_at_once_after_a_restart() {
     let took = begin.elapsed();
     assert_eq!(answer, "VALUE key999999 0 8\r\n00999999\r\nEND\r\n");
     eprintln!("served {took:?} after the start");
-    // The goal is that of a program that was built with optimization.
+    // The goal of 100 ms is for an optimized build.
     let most = if cfg!(debug_assertions) { 2000 } else { 100 };
     assert!(took < Duration::from_millis(most), "{took:?}");
 }

@@ -9,13 +9,14 @@ use ginnel_shmem::SharedMemory;
 use super::{After, Counted, Engine, Unstored, Wish};
 
 impl<M: SharedMemory> Engine<M> {
-    /// Whether the value of a request is not worth waiting for. If so, it was answered, and the value is of no use.
+    /// Returns whether the value of a request is too large. If it is, this function has appended the answer, and the caller
+    /// must skip the value.
     pub fn refuses_binary(&mut self, request: &binary::Request<'_>, out: &mut Vec<u8>) -> bool {
         let binary::Command::Store { flags, len, .. } = request.command else { return false };
         if !self.is_too_large(request.key.len(), flags, len) {
             return false;
         }
-        // Whatever version is expected.
+        // The old item goes even if the request expects another version.
         let sets = matches!(request.header.opcode, binary::opcode::SET | binary::opcode::SETQ);
         if sets {
             self.store.delete(request.key);
@@ -25,7 +26,7 @@ impl<M: SharedMemory> Engine<M> {
         true
     }
 
-    /// Answers a request.
+    /// Carries out a request and appends its answer, if it has one. `value` is the value of the request.
     pub fn binary(&mut self, request: &binary::Request<'_>, value: &[u8], out: &mut Vec<u8>) -> After {
         use binary::Command;
         let key = request.key;
@@ -174,7 +175,7 @@ impl<M: SharedMemory> Engine<M> {
     }
 }
 
-/// Answers that it was done, unless the client wants no such answer.
+/// Appends the answer of a request that succeeded, unless the request is quiet.
 pub(super) fn succeed(request: &binary::Request<'_>, cas: u64, value: &[u8], out: &mut Vec<u8>) {
     if !request.quiet {
         let header = Header { magic: binary::ANSWER, key: 0, extras: 0, status: 0, cas, ..request.header };
@@ -183,7 +184,7 @@ pub(super) fn succeed(request: &binary::Request<'_>, cas: u64, value: &[u8], out
     }
 }
 
-/// Answers that it was not done.
+/// Appends the answer of a request that failed.
 pub(super) fn fail(request: &binary::Request<'_>, status: u16, out: &mut Vec<u8>) {
     let text = status::text(status);
     let header = Header { magic: binary::ANSWER, key: 0, extras: 0, status, cas: 0, ..request.header };

@@ -20,7 +20,7 @@ impl<M: SharedMemory> Engine<M> {
         let is_new = found.is_none() && request.vivify.is_some();
         let binary_key = if request.key.is_decoded() { marks::BINARY_KEY } else { 0 };
         if is_new {
-            // It ends when it should once all is answered.
+            // The item gets its expiry at the end of this function, after the answer is written.
             if let Ok(version) = self.store.set_marked(key, &[], 0, 0, binary_key) {
                 found = Some(Meta { version, flags: 0, expiry: 0, marks: binary_key, len: 0 });
             }
@@ -80,7 +80,7 @@ impl<M: SharedMemory> Engine<M> {
         if request.value {
             let begin = out.len();
             self.store.get_behind(key, false, out, |_, _| {});
-            // As long as was said, whatever somebody else writes there.
+            // The value must have the announced length, even if another process writes to the memory of the item.
             out.resize(begin + meta.len, 0);
             out.extend_from_slice(b"\r\n");
         }
@@ -259,11 +259,12 @@ impl<M: SharedMemory> Engine<M> {
     }
 }
 
-/// How long an item has left.
+/// Appends the seconds that an item has left, or -1 if it does not expire.
 fn append_left(out: &mut Vec<u8>, expiry: u32, now: u32) {
     match expiry {
         0 => out.extend_from_slice(b" t-1"),
-        // As memcached, whose clock begins at 2: one that is over has very long.
+        // The number is memcached's, whose clock begins at 2: for an item that has expired, the difference wraps around and
+        // becomes very large.
         _ if expiry <= now => append_number(out, b't', u64::from(expiry.wrapping_sub(now.max(2)))),
         _ => append_number(out, b't', u64::from(expiry - now)),
     }
@@ -279,7 +280,7 @@ fn append_opaque_and_key(request: &MetaRequest<'_>, key: &[u8], is_binary: bool,
     }
 }
 
-/// The class of a memcached in which an item of this size would be.
+/// Returns the number of the slab class in which memcached would store an item of this size.
 fn class(size: usize, item_size: usize) -> usize {
     let (mut class, mut room) = (1, 96_usize);
     let chunk = item_size / 2;

@@ -1,4 +1,4 @@
-//! Statistics.
+//! The `stats` commands of both protocols.
 
 use ginnel_cache_protocol::MOST_KEY;
 use ginnel_cache_protocol::binary::{self, Header, status};
@@ -71,7 +71,7 @@ impl<M: SharedMemory> Engine<M> {
         self.hot.clear();
     }
 
-    /// Lists numbers. False if there are none of that kind.
+    /// Passes the name and the value of each statistic of the kind `of` to `to`. Returns false if there is no such kind.
     pub(super) fn list(&mut self, of: &[u8], to: &mut dyn FnMut(&str, &[u8])) -> bool {
         self.moved = self.moved.wrapping_add(STATS);
         match of {

@@ -1,4 +1,4 @@
-//! The text protocol, but for the meta commands.
+//! The text protocol, except the meta commands.
 
 use ginnel_cache_protocol::number::append;
 use ginnel_cache_protocol::text::{Request, Words};
@@ -8,7 +8,8 @@ use ginnel_shmem::SharedMemory;
 use super::{After, Counted, Engine, Unstored, Wish};
 
 impl<M: SharedMemory> Engine<M> {
-    /// Whether the value of a request is not worth waiting for. If so, it was answered, and the value is of no use.
+    /// Returns whether the value of a request is too large. If it is, this function has appended the answer, and the caller
+    /// must skip the value.
     pub fn refuses_text(&mut self, request: &Request<'_>, out: &mut Vec<u8>) -> bool {
         let (key, flags, len, always, quiet) = match request {
             Request::Store(store) => {
@@ -22,7 +23,7 @@ impl<M: SharedMemory> Engine<M> {
         }
         self.numbers.store_too_large += 1;
         if always {
-            // What is there is out of date.
+            // The old item is out of date.
             self.store.delete(key);
         }
         if !quiet {
@@ -31,7 +32,8 @@ impl<M: SharedMemory> Engine<M> {
         true
     }
 
-    /// Answers a request other than a get. `value` is its value, with the end of the line.
+    /// Carries out a request other than a `get`, and appends its answer. `value` is the value of the request, including the
+    /// end of its line.
     pub fn text(&mut self, request: &Request<'_>, value: &[u8], out: &mut Vec<u8>) -> After {
         let mut say = |quiet: bool, text: &str| {
             if !quiet {
@@ -40,7 +42,7 @@ impl<M: SharedMemory> Engine<M> {
             }
         };
         match *request {
-            // Its keys were answered one by one.
+            // The keys of a `get` are answered one by one, in `get`.
             Request::Get(_) => {}
             Request::Store(store) => {
                 self.numbers.cmd_set += 1;
@@ -119,7 +121,7 @@ impl<M: SharedMemory> Engine<M> {
         After::Goes
     }
 
-    /// Answers one key of a get.
+    /// Appends the answer for one key of a `get`. With `end`, the item also gets this expiry.
     pub fn get(&mut self, key: &[u8], with_cas: bool, end: Option<i32>, out: &mut Vec<u8>) {
         self.hot.see(key);
         let found = self.store.get_behind(key, true, out, |meta, out| {
@@ -153,7 +155,7 @@ impl<M: SharedMemory> Engine<M> {
         }
     }
 
-    /// A reader has found an item of this hash.
+    /// Counts that a reader has found an item with this hash.
     pub(super) fn hit(&mut self, hash: u64) {
         self.store.used_by_reader(hash);
         self.numbers.reader_hits += 1;

@@ -1,5 +1,5 @@
-//! A daemon in folders of its own, caches, and the real memcached beside them.
-#![allow(dead_code)] // Each test uses its part.
+//! Starts a daemon in temporary folders, caches, and the real memcached for comparison.
+#![allow(dead_code)] // Each test program uses only a part of this module.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Nothing that is waited for takes longer.
+/// The time after which a test that waits for something fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// Waits until a condition holds.
+/// Waits until a condition holds. Panics after [`WATCHDOG`]; `what` names the condition in the message.
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + WATCHDOG;
     while !condition() {
@@ -24,7 +24,7 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The daemon, built as this test is.
+/// Returns the path of the daemon. The first call builds it with the same profile as this test.
 fn ginneld() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -33,8 +33,8 @@ fn ginneld() -> &'static Path {
         let profile = if name == "debug" { "dev" } else { name };
         let status = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--locked", "--profile", profile])
-            // The same selection of packages as in `scripts/unit`: it determines the features of dependencies, and another one
-            // would write another ginneld in place of the one that tests beside this one are running.
+            // This is the selection of packages in `scripts/unit`. The selection determines the features of dependencies, so
+            // another selection would replace the ginneld that tests running at the same time use with a different one.
             .args(["--workspace", "--exclude", "vmtest", "--test", "header", "--bin", "ginneld"])
             .env("CARGO_TARGET_DIR", programs.parent().unwrap())
             .status()
@@ -44,7 +44,7 @@ fn ginneld() -> &'static Path {
     })
 }
 
-/// A child that ends with the test.
+/// A child process that is killed when the value is dropped.
 pub struct Process(pub Child);
 
 impl Process {
@@ -61,7 +61,7 @@ impl Drop for Process {
     }
 }
 
-/// A daemon with the segments `items` and `web`, both the host's alone.
+/// A daemon with the segments `items` and `web`. The host is the only member of both.
 pub struct World {
     daemon: Process,
     folder: TempDir,
@@ -97,7 +97,7 @@ impl World {
         Process(daemon)
     }
 
-    /// Kills the daemon as hard as possible, and starts another.
+    /// Kills the daemon with SIGKILL, starts another, and waits until it answers.
     pub fn replace_daemon(&mut self) {
         self.daemon.0.kill().unwrap();
         self.daemon.0.wait().unwrap();
@@ -105,12 +105,12 @@ impl World {
         wait_for("an answer of ginneld", || ginnel::Daemon::connect_to(&self.socket()).is_ok());
     }
 
-    /// The daemon's socket.
+    /// Returns the path of the daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("run/ginnel.sock")
     }
 
-    /// A file that is there as long as the world is.
+    /// Returns a path in the temporary folder, which is removed when this value is dropped.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -120,7 +120,7 @@ impl World {
         ginnel::Endpoint::attach_with(segment, &options).unwrap()
     }
 
-    /// The command that serves the cache `main` of the segment `items`.
+    /// Returns the command that serves a cache in the segment `items`. The cache is `main`, unless `flags` name another.
     pub fn command(&self, flags: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel-cache"));
         command.args(["--segment", "items", "--socket"]).arg(self.socket());
@@ -128,7 +128,7 @@ impl World {
         command
     }
 
-    /// A server that listens at a port.
+    /// Starts a server that listens for TCP at a free port, and waits until it accepts a connection.
     pub fn serve(&self, flags: &str) -> Served {
         let port = free_port();
         let log = fs::OpenOptions::new().create(true).append(true).open(self.file("cache.log")).unwrap();
@@ -144,7 +144,7 @@ impl World {
     }
 }
 
-/// A server that listens at a port of this machine.
+/// A running server that listens at a TCP port of 127.0.0.1.
 pub struct Served {
     pub process: Process,
     pub port: u16,
@@ -159,29 +159,29 @@ impl Served {
         stream
     }
 
-    /// Sends all, and returns all that comes back until the server closes.
+    /// Sends all bytes over a new connection, closes its sending side, and returns all answers until the server closes it.
     pub fn ask(&self, bytes: &[u8]) -> Vec<u8> {
         let mut stream = self.connect();
         let mut writer = stream.try_clone().unwrap();
         let mut answer = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                // A server that has closed already takes no more.
+                // Writing fails if the server has closed the connection already.
                 let _ = writer.write_all(bytes);
                 let _ = writer.shutdown(Shutdown::Write);
             });
-            // A server that closes with bytes unread resets the connection.
+            // Reading fails if the server closes the connection with unread bytes, because that resets the connection.
             let _ = stream.read_to_end(&mut answer);
         });
         answer
     }
 
-    /// The same in text.
+    /// Does the same as [`ask`](Self::ask) with text instead of bytes.
     pub fn text(&self, text: &str) -> String {
         String::from_utf8(self.ask(text.as_bytes())).unwrap()
     }
 
-    /// A number of `stats`.
+    /// Returns a number that the server reports in `stats`.
     pub fn stat(&self, name: &str) -> u64 {
         let stats = self.text("stats\r\n");
         let line = stats.lines().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
@@ -193,10 +193,11 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The real memcached, if it is installed.
+/// Starts the real memcached. Returns `None` if it is not installed.
 pub fn memcached() -> Option<Served> {
     let port = free_port();
-    // Without the parts that look after items in the background: what they hold just then, memcached stores anew instead of in its place.
+    // `no_modern` switches off the threads that maintain items in the background. While such a thread holds an item, memcached
+    // stores a new item instead of changing the old one in place, and the answers would differ.
     let child = Command::new("memcached")
         .args(["-U", "0", "-l", "127.0.0.1", "-m", "64", "-t", "1", "-u", "nobody", "-o", "no_modern", "-p"])
         .arg(port.to_string())
