@@ -57,7 +57,7 @@ pub struct Header {
     pub key: u16,
     /// The length of the extras, in bytes.
     pub extras: u8,
-    /// The [`status`] of an answer. memcached ignores this field in requests.
+    /// The [`status`] of an answer.
     pub status: u16,
     /// The total length of extras, key and value, in bytes.
     pub body: u32,

@@ -23,7 +23,7 @@ const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
 
 /// What was found at the beginning of some bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant)] // Nobody keeps one.
+#[allow(clippy::large_enum_variant)] // These values live only briefly, on the stack.
 pub enum Parsed<'a> {
     /// No whole line yet.
     More,
@@ -42,7 +42,7 @@ pub enum Parsed<'a> {
 
 /// A request in text.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant)] // Nobody keeps one.
+#[allow(clippy::large_enum_variant)] // These values live only briefly, on the stack.
 pub enum Request<'a> {
     /// `get`, `gets`, `gat`, `gats`.
     Get(Get<'a>),
