@@ -23,7 +23,7 @@ fn parse(text: &[u8]) -> Option<(bool, u64)> {
     Some((is_negative, digits[..len].iter().try_fold(0, add)?))
 }
 
-/// Parses an unsigned number of 64 bits. As in memcached, a minus sign negates it modulo 2^64.
+/// Parses an unsigned number of 64 bits. As in C, a minus sign negates it modulo 2^64.
 pub fn unsigned(text: &[u8]) -> Option<u64> {
     let (is_negative, value) = parse(text)?;
     let value = if is_negative { value.wrapping_neg() } else { value };

@@ -9,7 +9,7 @@ use crate::binary::{self, Header};
 
 /// The most runs of expected answers. A run consists of any number of successive answers of the same kind.
 const MOST_RUNS: usize = 1 << 16;
-/// The highest length of an answer's first word, with the byte after it, that is examined.
+/// The number of bytes in which the first word of an answer is searched. No first word that matters is longer.
 const MOST_WORD: usize = 16;
 
 /// The answers that a server still has to give.
