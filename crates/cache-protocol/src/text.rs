@@ -13,7 +13,7 @@ pub const MOST_GET: usize = 16 << 10;
 const MOST_SPACES: usize = 100;
 /// The number of words after the command that are considered. Further words are ignored.
 const MOST_WORDS: usize = 23;
-/// The most words after the command of a meta request, including the key.
+/// The most words of a meta request, including the command and the key.
 const MOST_META: usize = 19;
 /// The longest opaque word of a meta request, including its letter, in bytes.
 const MOST_OPAQUE: usize = 32;
