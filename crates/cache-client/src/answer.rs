@@ -1,34 +1,34 @@
-//! What a server answers. Everything may be in it, and it may come in pieces of any size.
+//! Parsing a server's answers. They are not trusted, and they may arrive in pieces of any size.
 
 /// The longest line, in bytes.
 const MOST_LINE: usize = 8 << 10;
-/// The longest value: no item is larger.
+/// The longest value, in bytes: no item is larger.
 const MOST_VALUE: usize = 1 << 30;
 
 /// One answer, or one line of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// Two letters, and flags behind them.
+    /// Two letters, and the flags after them.
     Short([u8; 2], &'a [u8]),
-    /// A value, with flags.
+    /// A value, and its flags.
     Value(&'a [u8], &'a [u8]),
     /// The name and the text of a statistic.
     Stat(&'a [u8], &'a [u8]),
     /// The end of the statistics.
     End,
-    /// It is done.
+    /// Success (`OK` or `RESET`).
     Done,
-    /// It is refused, in these words.
+    /// The request is refused, with this text.
     Refused(&'a [u8]),
     /// Any other line.
     Line(&'a [u8]),
 }
 
-/// What no server of this protocol says.
+/// An answer that violates the protocol, with a description of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonsense(pub &'static str);
 
-/// The first answer in `bytes`, and how many bytes it has. `None` if some are missing.
+/// Parses the first answer in `bytes`. Returns it and its length in bytes, or `None` if it is incomplete.
 pub fn parse(bytes: &[u8]) -> Result<Option<(Answer<'_>, usize)>, Nonsense> {
     let Some(end) = bytes.iter().take(MOST_LINE).position(|&byte| byte == b'\n') else {
         let is_too_long = bytes.len() >= MOST_LINE;
@@ -55,7 +55,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Answer<'_>, usize)>, Nonsense> {
         b"END" if rest.is_empty() => Answer::End,
         b"OK" | b"RESET" if rest.is_empty() => Answer::Done,
         b"ERROR" | b"CLIENT_ERROR" | b"SERVER_ERROR" => Answer::Refused(line),
-        // Of requests to change the limit.
+        // These answer requests to change the limit.
         b"MEMLIMIT_TOO_SMALL" | b"MEMLIMIT_ADJUST_FAILED" => Answer::Refused(line),
         &[one, two] => Answer::Short([one, two], rest),
         _ => Answer::Line(line),
@@ -63,7 +63,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Answer<'_>, usize)>, Nonsense> {
     Ok(Some((answer, used)))
 }
 
-/// The first word, and what is behind it.
+/// Returns the first word, and the text after it.
 fn word(line: &[u8]) -> (&[u8], &[u8]) {
     match line.iter().position(|&byte| byte == b' ') {
         Some(end) => (&line[..end], &line[end + 1..]),
@@ -71,7 +71,7 @@ fn word(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// A number of nothing but digits.
+/// Parses a number that consists of digits only.
 pub fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -82,7 +82,7 @@ pub fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// The number behind a letter among flags.
+/// Returns the number of the flag with this letter.
 pub fn flag(flags: &[u8], letter: u8) -> Option<u64> {
     flags.split(|&byte| byte == b' ').find_map(|flag| match flag {
         [first, rest @ ..] if *first == letter => number(rest),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     proptest! {
-        /// What comes in pieces is what comes at once.
+        /// An incomplete answer is never taken for a complete one.
         #[test]
         fn pieces_change_nothing(bytes in proptest::collection::vec(
             prop_oneof![Just(b'V'), Just(b'A'), Just(b' '), Just(b'2'), Just(b'\r'), Just(b'\n'), any::<u8>()], 0..40)) {

@@ -1,4 +1,4 @@
-//! What is asked of a server: requests of memcached's protocol.
+//! Requests of memcached's meta protocol, as the client sends them to a server.
 
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,40 +7,42 @@ use crate::error::Error;
 
 /// The longest key, in bytes.
 pub const MOST_KEY: usize = 250;
-/// The longest key that goes as base64: its text must not be longer than a key.
+/// The longest key that can be sent in base64, in bytes: its base64 text must not be longer than a key.
 const MOST_CODED_KEY: usize = MOST_KEY / 4 * 3;
-/// Times further away than these seconds, the protocol takes for a time of the clock on the wall.
+/// The longest relative expiration time, in seconds. The protocol takes a larger number as an absolute Unix time.
 const MONTH: u32 = 60 * 60 * 24 * 30;
 
-/// More bytes than any item has. The protocol's lengths are of 32 bits, so what is much longer would be taken for a short value and further requests.
+/// The longest value that the client sends, in bytes; no item has this many. Lengths in the protocol have 32 bits, so a
+/// server would take a much longer value for a short value and further requests.
 const MOST_VALUE: usize = 1 << 30;
 
-/// What the first letters of a request say about keys and values.
+/// The condition and the manner in which a value is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Whatever was there before.
+    /// Stores the value in any case.
     Set,
-    /// Only if there is none.
+    /// Stores the value only if the item does not exist.
     Add,
-    /// Only if there is one.
+    /// Stores the value only if the item exists.
     Replace,
-    /// Behind the value that is there.
+    /// Appends to the existing value.
     Append,
-    /// Before the value that is there.
+    /// Prepends to the existing value.
     Prepend,
 }
 
-/// A key that some item may have.
+/// Checks that the length of a key is valid.
 pub fn check_key(key: &[u8]) -> Result<(), Error> {
     if key.is_empty() || key.len() > MOST_KEY { Err(Error::Key(key.len())) } else { Ok(()) }
 }
 
-/// Whether some item may have a value of so many bytes.
+/// Returns whether a value of `len` bytes can be sent to a server.
 pub fn is_value(len: usize) -> bool {
     len <= MOST_VALUE
 }
 
-/// A verb and its key. Returns what has to be among the flags then.
+/// Appends a verb and its key, in base64 if necessary. Returns the flag that the request must then contain, or an empty
+/// string.
 fn begin(out: &mut Vec<u8>, verb: &str, key: &[u8]) -> Result<&'static str, Error> {
     check_key(key)?;
     let is_plain = key.iter().all(|&byte| byte > b' ' && byte != 0x7f);
@@ -58,7 +60,7 @@ fn begin(out: &mut Vec<u8>, verb: &str, key: &[u8]) -> Result<&'static str, Erro
     }
 }
 
-/// Bytes as text, four letters for three of them.
+/// Encodes bytes in base64 and appends the text to `out`.
 fn base64(bytes: &[u8], out: &mut Vec<u8>) {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for three in bytes.chunks(3) {
@@ -72,22 +74,23 @@ fn base64(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The protocol's word for an end in so many seconds; 0: never.
+/// Returns the protocol's expiration time for an item that expires in `ttl` seconds; 0 = never.
 fn expiry(ttl: u32) -> u64 {
     if ttl <= MONTH {
         return u64::from(ttl);
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    // Servers take 32 bits of it, with a sign.
+    // Servers read it as a signed number of 32 bits.
     (now + u64::from(ttl)).min(i32::MAX as u64)
 }
 
-/// Writing to a `Vec` never fails.
+/// Appends formatted text to a `Vec`, which never fails.
 macro_rules! put {
     ($out:expr, $($arg:tt)*) => { let _ = write!($out, $($arg)*); };
 }
 
-/// Asks for a value, its flags and its version; with a time, changes when it ends.
+/// Appends a request for a value, its flags and its version. With a `ttl` in seconds, the request also sets the item's
+/// expiration time.
 pub fn get(out: &mut Vec<u8>, key: &[u8], ttl: Option<u32>) -> Result<(), Error> {
     let coded = begin(out, "mg", key)?;
     put!(out, "{coded} v f c");
@@ -98,14 +101,15 @@ pub fn get(out: &mut Vec<u8>, key: &[u8], ttl: Option<u32>) -> Result<(), Error>
     Ok(())
 }
 
-/// Changes when an item ends.
+/// Appends a request that lets an item expire in `ttl` seconds; 0 = never.
 pub fn touch(out: &mut Vec<u8>, key: &[u8], ttl: u32) -> Result<(), Error> {
     let coded = begin(out, "mg", key)?;
     put!(out, "{coded} T{}\r\n", expiry(ttl));
     Ok(())
 }
 
-/// Stores a value; with a version, only in the place of that one. Asks for the new version.
+/// Appends a request that stores a value and returns the item's new version. With `cas`, the server stores the value only
+/// if the item has that version.
 pub fn set(
     out: &mut Vec<u8>,
     key: &[u8],
@@ -139,21 +143,21 @@ pub fn set(
     Ok(())
 }
 
-/// Removes an item.
+/// Appends a request that removes an item.
 pub fn delete(out: &mut Vec<u8>, key: &[u8]) -> Result<(), Error> {
     let coded = begin(out, "md", key)?;
     put!(out, "{coded}\r\n");
     Ok(())
 }
 
-/// Adds to a number, or takes from it, and asks for the result.
+/// Appends a request that adds `delta` to a number, or subtracts it, and returns the result.
 pub fn count(out: &mut Vec<u8>, key: &[u8], delta: u64, is_down: bool) -> Result<(), Error> {
     let coded = begin(out, "ma", key)?;
     put!(out, "{coded} v D{delta}{}\r\n", if is_down { " MD" } else { "" });
     Ok(())
 }
 
-/// Which keys were found in memory, by their hashes. Has no answer.
+/// Appends a report of the items that were found in shared memory, by the hashes of their keys. The server sends no answer.
 pub fn hits(out: &mut Vec<u8>, hashes: &[u64]) {
     out.extend_from_slice(b"ginnel hits");
     for hash in hashes {

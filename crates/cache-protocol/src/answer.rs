@@ -1,6 +1,7 @@
-//! Where the answer to a request ends.
+//! Finding the end of the answer to a request.
 //!
-//! For a client, or for somebody between a client and a server: from what a request says follows what comes back, and how far.
+//! This is for a client, or for a proxy between a client and a server: the request determines the kind of its answer, and
+//! so how to find the answer's end.
 
 use crate::binary::{self, Header};
 use crate::number::unsigned;
@@ -9,32 +10,32 @@ use crate::text;
 /// The longest line of an answer, in bytes.
 const MOST_LINE: usize = 8 << 10;
 
-/// What comes back for a request.
+/// The kind of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// Nothing at all.
+    /// No answer.
     Nothing,
-    /// A line.
+    /// One line.
     Line,
-    /// Any number of lines, with values behind those that begin with `VALUE`, and `END`, or an error.
+    /// Any number of `VALUE` lines, each followed by a value, then `END`; or an error.
     Values,
-    /// Any number of lines, and `END`, or a line of another kind.
+    /// Any number of lines of statistics, then `END` or a line of another kind.
     Stats,
-    /// A line of a meta request, with a value if it begins with `VA`.
+    /// One line that answers a meta request. A value follows it if it begins with `VA`.
     Meta,
-    /// The same, or nothing: what comes next tells.
+    /// The same as [`Meta`](Self::Meta), or no answer. The next answer on the connection shows which.
     MetaOrNothing,
-    /// A packet.
+    /// One packet.
     Packet,
-    /// Packets up to one without a key, or an error.
+    /// Packets up to and including one without a key, or an error.
     Packets,
-    /// A packet that says the same opaque number, or nothing: what comes next tells.
+    /// A packet with the request's opaque number, or no answer. The next packet on the connection shows which.
     PacketOrNothing,
-    /// The end of the connection.
+    /// The server closes the connection.
     Close,
 }
 
-/// What comes back for a request in text.
+/// Returns the kind of the answer to a text request.
 pub fn of_text(request: &text::Request<'_>) -> Expected {
     use text::Request;
     let unless = |quiet: bool| if quiet { Expected::Nothing } else { Expected::Line };
@@ -66,7 +67,7 @@ pub fn of_text(request: &text::Request<'_>) -> Expected {
     }
 }
 
-/// What comes back for a request in the binary protocol.
+/// Returns the kind of the answer to a request of the binary protocol.
 pub fn of_binary(request: &binary::Request<'_>) -> Expected {
     use binary::Command;
     match request.command {
@@ -79,37 +80,37 @@ pub fn of_binary(request: &binary::Request<'_>) -> Expected {
     }
 }
 
-/// What was found of an answer.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It goes on behind all bytes that are there.
+    /// The answer continues after the given bytes.
     More,
-    /// It ends behind so many of them.
+    /// The answer ends after this many of the given bytes.
     End(usize),
-    /// This is no answer of a memcached.
+    /// The bytes are not an answer of memcached.
     NoAnswer,
 }
 
-/// Looks for the end of an answer, piece by piece. Looks at each byte a bounded number of times.
+/// A scanner that finds the end of an answer that arrives in pieces. It examines each byte a bounded number of times.
 #[derive(Clone, Debug)]
 pub struct Scan {
     expected: Expected,
-    /// Bytes that are to come before the next line or header.
+    /// The number of bytes before the next line or header.
     skip: u64,
-    /// The answer ends behind them.
+    /// Whether the answer ends after these bytes.
     is_last: bool,
-    /// The beginning of a line or header.
+    /// The beginning of an incomplete line or header.
     begun: Vec<u8>,
 }
 
 impl Scan {
-    /// For an answer of this kind. One that may be nothing is looked at as if it was something.
+    /// Creates a scanner for an answer of this kind. It assumes that an optional answer is there.
     pub fn new(expected: Expected) -> Self {
         let is_last = expected == Expected::Nothing;
         Self { expected, skip: 0, is_last, begun: Vec::new() }
     }
 
-    /// Looks at the next bytes of the stream.
+    /// Examines the next bytes of the stream.
     pub fn look(&mut self, bytes: &[u8]) -> Found {
         let mut at = 0;
         loop {
@@ -136,7 +137,7 @@ impl Scan {
         }
     }
 
-    /// Takes a line. How many of the bytes belong to it; `None` if it goes on.
+    /// Consumes a line. Returns how many of the bytes belong to the line, or `None` if it is incomplete.
     fn line(&mut self, bytes: &[u8]) -> Option<Result<usize, ()>> {
         let end = bytes.iter().position(|byte| *byte == b'\n');
         let part = &bytes[..end.map_or(bytes.len(), |end| end + 1)];
@@ -153,7 +154,7 @@ impl Scan {
         Some(if is_good { Ok(part.len()) } else { Err(()) })
     }
 
-    /// What a line says about what comes next. False if it makes no sense.
+    /// Determines from a line what follows it. Returns false if the line is invalid.
     fn judge(&mut self, line: &[u8]) -> bool {
         let mut words = text::Words::of(line);
         let first = words.next().unwrap_or_default();
@@ -179,7 +180,7 @@ impl Scan {
         true
     }
 
-    /// Takes a header.
+    /// Consumes a header. Returns how many of the bytes belong to the header, or `None` if it is incomplete.
     fn header(&mut self, bytes: &[u8]) -> Option<Result<usize, ()>> {
         let taken = (binary::HEADER - self.begun.len()).min(bytes.len());
         self.begun.extend_from_slice(&bytes[..taken]);
@@ -199,7 +200,7 @@ impl Scan {
 mod tests {
     use super::*;
 
-    /// Where the answer ends, however the bytes are cut.
+    /// Returns the place where the answer ends, and checks that it is the same if the bytes arrive one by one.
     fn end(expected: Expected, bytes: &[u8]) -> Option<usize> {
         let whole = match Scan::new(expected).look(bytes) {
             Found::End(at) => Some(at),

@@ -1,4 +1,4 @@
-//! Requests in the binary protocol, and its answers.
+//! The requests and answers of the binary protocol.
 
 use crate::{MOST_KEY, Verb};
 
@@ -6,31 +6,31 @@ use crate::{MOST_KEY, Verb};
 pub const REQUEST: u8 = 0x80;
 /// The first byte of an answer.
 pub const ANSWER: u8 = 0x81;
-/// Bytes in front of the extras, the key and the value of each packet.
+/// The length of a packet's header, in bytes. The extras, the key and the value follow it.
 pub const HEADER: usize = 24;
 
-/// What an answer says.
+/// The status codes of answers.
 pub mod status {
-    /// It was done.
+    /// Success.
     pub const OK: u16 = 0x00;
-    /// There is no such item.
+    /// The item does not exist.
     pub const NOT_FOUND: u16 = 0x01;
-    /// There is one, or one of another version.
+    /// The item exists already, or has another version than the client expects.
     pub const EXISTS: u16 = 0x02;
     /// The value is too large.
     pub const TOO_LARGE: u16 = 0x03;
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const INVALID: u16 = 0x04;
     /// The item was not stored.
     pub const NOT_STORED: u16 = 0x05;
-    /// The item is no number.
+    /// The item's value is not a number.
     pub const NOT_A_NUMBER: u16 = 0x06;
-    /// There is no such command.
+    /// The command does not exist.
     pub const UNKNOWN: u16 = 0x81;
-    /// There is no memory.
+    /// No memory is left.
     pub const NO_MEMORY: u16 = 0x82;
 
-    /// In words.
+    /// Returns memcached's text for a status.
     pub const fn text(status: u16) -> &'static str {
         match status {
             OK => "",
@@ -46,29 +46,29 @@ pub mod status {
     }
 }
 
-/// The header of a packet: of a request, or of an answer.
+/// The header of a packet, which is a request or an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// [`REQUEST`] or [`ANSWER`].
     pub magic: u8,
-    /// The command.
+    /// The command: one of the codes in [`opcode`].
     pub opcode: u8,
-    /// Bytes of the key.
+    /// The length of the key, in bytes.
     pub key: u16,
-    /// Bytes of the extras.
+    /// The length of the extras, in bytes.
     pub extras: u8,
-    /// Of what the answer says ([`status`]).
+    /// The [`status`] of an answer.
     pub status: u16,
-    /// Bytes of extras, key and value.
+    /// The total length of extras, key and value, in bytes.
     pub body: u32,
-    /// The client's; comes back as it is.
+    /// A number that the client chooses. The answer contains it unchanged.
     pub opaque: u32,
-    /// The version.
+    /// The item's version.
     pub cas: u64,
 }
 
 impl Header {
-    /// The header at the beginning of some bytes, if it is there.
+    /// Parses the header at the beginning of some bytes. Returns `None` if there are fewer than [`HEADER`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let header: &[u8; HEADER] = bytes.first_chunk()?;
         let [magic, opcode, k0, k1, extras, _, s0, s1, b0, b1, b2, b3, o0, o1, o2, o3, cas @ ..] = *header;
@@ -84,12 +84,12 @@ impl Header {
         })
     }
 
-    /// Appends it to a packet.
+    /// Appends the header to a packet.
     pub fn append(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.bytes());
     }
 
-    /// Its bytes in a packet.
+    /// Returns the header as it is in a packet.
     pub fn bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         (bytes[0], bytes[1], bytes[4]) = (self.magic, self.opcode, self.extras);
@@ -102,104 +102,106 @@ impl Header {
     }
 }
 
-/// What was found at the beginning of some bytes.
+/// The result of [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Parsed<'a> {
-    /// No whole head yet.
+    /// The head of the request is incomplete.
     More,
-    /// A request, and the bytes of its head: header, extras and key. Its value follows, if it has one ([`Request::value`]).
+    /// A request, and the length in bytes of its head: header, extras and key. The value, if any, follows the head
+    /// ([`Request::value`]).
     Request(Request<'a>, usize),
-    /// This is no request: memcached closes the connection.
+    /// The bytes are not a request, so memcached would close the connection.
     NoRequest,
 }
 
-/// A request in the binary protocol.
+/// A request of the binary protocol.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request<'a> {
-    /// Its header.
+    /// The header of the request's packet.
     pub header: Header,
-    /// Whether success has no answer (and for a get, whether a miss has none).
+    /// Whether the server sends no answer on success, or for a get, on a miss.
     pub quiet: bool,
-    /// Its key.
+    /// The key, or an empty slice.
     pub key: &'a [u8],
-    /// What is asked for.
+    /// The decoded command and its arguments.
     pub command: Command,
 }
 
-/// What a request asks for.
+/// A command and its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// The value.
+    /// Returns the value.
     Get {
-        /// And the key.
+        /// Whether the answer contains the key.
         with_key: bool,
     },
-    /// A new end.
+    /// Sets a new expiration time.
     Touch {
-        /// As memcached counts.
+        /// The expiration time, in memcached's format.
         end: i32,
     },
-    /// A new end, and the value.
+    /// Sets a new expiration time and returns the value.
     GetAndTouch {
-        /// And the key.
+        /// Whether the answer contains the key.
         with_key: bool,
-        /// As memcached counts.
+        /// The expiration time, in memcached's format.
         end: i32,
     },
-    /// To store a value.
+    /// Stores a value.
     Store {
-        /// How.
+        /// The condition and the manner of storing.
         verb: Verb,
-        /// The client's.
+        /// The client's flags, which are stored with the item.
         flags: u32,
-        /// As memcached counts.
+        /// The expiration time, in memcached's format.
         end: i32,
-        /// Bytes of the value.
+        /// The length of the value, in bytes.
         len: usize,
     },
-    /// To remove an item.
+    /// Removes an item.
     Delete,
-    /// To count.
+    /// Increments or decrements a number.
     Count {
-        /// Up, or down.
+        /// Whether to increment.
         up: bool,
-        /// By how much.
+        /// The amount.
         by: u64,
-        /// What a new item says.
+        /// The value of a new item.
         initial: u64,
-        /// The end of a new item; none is made if this is -1.
+        /// The expiration time of a new item, in memcached's format. If this is -1, no item is created.
         end: i32,
     },
-    /// To end all items.
+    /// Makes all items expire.
     Flush {
-        /// As memcached counts.
+        /// The time of the flush, in memcached's format.
         delay: i32,
     },
-    /// Numbers; the key says which.
+    /// Returns the statistics that the key names.
     Stats,
-    /// Nothing.
+    /// Does nothing (`NOOP`).
     Nothing,
-    /// The version.
+    /// Returns the server's version.
     Version,
-    /// To close the connection.
+    /// Closes the connection.
     Quit,
-    /// Items that readers have found in memory: their hashes are the value, eight bytes each. Has no answer, and memcached does not have it.
+    /// Reports items that readers found in shared memory. The value consists of their hashes, eight bytes each. The server
+    /// sends no answer. memcached does not have this command.
     Hits {
-        /// Bytes of the value.
+        /// The length of the value, in bytes.
         len: usize,
     },
-    /// What makes no sense, or is not there.
+    /// An invalid request, or one that is not supported.
     Refused {
-        /// What is answered.
+        /// The status of the answer.
         status: u16,
-        /// Bytes that follow and are of no use.
+        /// The number of bytes after the head that must be ignored.
         swallow: u32,
-        /// The connection is closed.
+        /// Whether the server closes the connection.
         closes: bool,
     },
 }
 
-/// The numbers of commands.
+/// The opcodes of commands.
 pub mod opcode {
     #![allow(missing_docs)] // The names are those of the protocol's documentation.
     pub const GET: u8 = 0x00;
@@ -240,7 +242,7 @@ pub mod opcode {
     pub const GINNEL_HITS: u8 = 0xe0;
 }
 
-/// The command that a quiet one is like, and whether it is a quiet one.
+/// Returns the command without its quiet variant, and whether it was quiet.
 const fn aloud(code: u8) -> (u8, bool) {
     use opcode::*;
     match code {
@@ -255,7 +257,7 @@ const fn aloud(code: u8) -> (u8, bool) {
 }
 
 impl Request<'_> {
-    /// Bytes of the value that follows the head; 0 if there is none.
+    /// Returns the length in bytes of the value that follows the head; 0 if there is no value.
     pub fn value(&self) -> usize {
         match self.command {
             Command::Store { len, .. } | Command::Hits { len } => len,
@@ -264,7 +266,7 @@ impl Request<'_> {
     }
 }
 
-/// Looks for a request at the beginning of some bytes.
+/// Parses a request at the beginning of some bytes.
 pub fn parse(bytes: &[u8]) -> Parsed<'_> {
     let Some(header) = Header::parse(bytes) else {
         return match bytes.first() {
@@ -286,10 +288,10 @@ pub fn parse(bytes: &[u8]) -> Parsed<'_> {
     Parsed::Request(Request { header, quiet, key, command }, head)
 }
 
-/// The most bytes of hashes in one request.
+/// The highest length of the hashes in one request, in bytes.
 const MOST_HITS: usize = 16 << 10;
 
-/// How many bytes a request needs before [`parse`] can say more, of which these are the first.
+/// Returns how many bytes of a request [`parse`] needs to make progress, if the request begins with these bytes.
 pub fn wanted(bytes: &[u8]) -> usize {
     match Header::parse(bytes) {
         Some(header) => HEADER + usize::from(header.extras) + usize::from(header.key),

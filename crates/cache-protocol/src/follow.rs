@@ -1,11 +1,14 @@
-//! Following a connection from a place between a client and a server: for somebody who answers some of the client's requests himself, and passes on
-//! the others.
+//! Tracking a connection in a proxy between a client and a server. The proxy answers some of the client's requests itself
+//! and forwards the others.
 //!
-//! Bytes are passed on in any pieces, as the client sends them. [`Requests`] says where requests begin and end in them, and what comes back for each;
-//! [`Answers`] says which of those have been answered. Whoever gives an answer himself may do so only while nothing is awaited from the
-//! server ([`Answers::is_idle`]) and the client's stream stands between two requests ([`Requests::is_between`]): then the order holds.
+//! The proxy forwards bytes in pieces of any size, as the client sends them. [`Requests`] finds the boundaries of the
+//! requests in them, and the kind of answer that each request expects. [`Answers`] tracks which of these requests have been
+//! answered. To keep answers in order, the proxy may answer a request itself only while no answer of the server is
+//! outstanding ([`Answers::is_idle`]) and the client's stream is at the boundary between two requests
+//! ([`Requests::is_between`]).
 //!
-//! Both are told bytes by others, and believe nothing: what they cannot follow is [`Lost`], and nothing of that connection is known any more.
+//! Neither of the two trusts the bytes that it gets. If it cannot follow a stream, it returns [`Lost`]; from then on,
+//! nothing is known about the state of that connection.
 
 mod answers;
 mod requests;
@@ -13,32 +16,32 @@ mod requests;
 pub use answers::Answers;
 pub use requests::{Passed, Requests};
 
-/// The stream makes no sense any more, or goes on in a way that cannot be followed.
+/// The error that the stream is invalid, or continues in a way that cannot be tracked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 
-/// What a request that was passed on waits for.
+/// The answer that a forwarded request expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// Nothing (`noreply`): it has been done once something that was sent later is answered.
+    /// No answer (`noreply`). The request is known to be done when a later request is answered.
     Nothing,
-    /// A line.
+    /// One line.
     Line,
-    /// The answer to a get in text.
+    /// The answer to a text `get`.
     Values,
-    /// The answer to `stats` in text.
+    /// The answer to a text `stats`.
     Stats,
     /// The answer to a meta request.
     Meta,
-    /// The same, or nothing.
+    /// The answer to a quiet meta request, or no answer.
     QuietMeta,
     /// The answer to `mn`.
     MetaEnd,
-    /// A packet of this command.
+    /// One packet with this opcode.
     Packet(u8),
-    /// Packets of this command, up to one without a key.
+    /// Packets with this opcode, up to and including one without a key.
     Packets(u8),
-    /// A packet of a quiet command, or none.
+    /// A packet that answers a quiet command, or no answer.
     QuietPacket,
 }
 
@@ -48,7 +51,8 @@ mod tests {
     use crate::Protocol;
     use proptest::prelude::*;
 
-    /// What is awaited after these bytes, in pieces of these lengths.
+    /// Returns the answers expected after these bytes, which are passed in pieces of these lengths, and whether the stream is
+    /// between two requests.
     fn awaited(bytes: &[u8], lengths: &[usize]) -> Result<(Vec<Awaited>, bool), Lost> {
         let (mut requests, mut awaited, mut at) = (Requests::default(), Vec::new(), 0);
         let mut lengths = lengths.iter().cycle();
@@ -71,7 +75,7 @@ mod tests {
             assert_eq!(awaited(&line(2047), lengths), good);
             assert_eq!(awaited(&line(2048), lengths), Err(Lost));
         }
-        // The line of a get may be longer.
+        // The line of a `get` may be longer.
         let get = [&b"get "[..], &b"key ".repeat(1000), b"\r\n"].concat();
         for lengths in [&[][..], &[1000], &[4003, 1]] {
             assert_eq!(awaited(&get, lengths), Ok((vec![Awaited::Values], true)));
@@ -143,7 +147,7 @@ mod tests {
         assert!(!answers.is_idle());
         answers.look(b"\n").unwrap();
         assert!(answers.is_idle());
-        // Whose error it is cannot be told.
+        // The error may be the answer to either of the two requests.
         answers.expect(Awaited::Nothing).unwrap();
         answers.expect(Awaited::Line).unwrap();
         assert_eq!(answers.look(b"SERVER_ERROR object too large for cache\r\n"), Err(Lost));

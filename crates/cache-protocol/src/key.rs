@@ -1,25 +1,25 @@
-//! Keys that come in base64.
+//! Keys in base64.
 
 use crate::MOST_KEY;
 
-/// The most bytes that a key in base64 has once it is decoded.
+/// The highest length of a decoded key, in bytes.
 const MOST: usize = MOST_KEY / 4 * 3;
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// A key as a request names it.
+/// The key of a request.
 #[derive(Clone, Copy)]
-#[allow(clippy::large_enum_variant)] // Nobody keeps one.
+#[allow(clippy::large_enum_variant)] // These values live only briefly, on the stack.
 pub enum Key<'a> {
-    /// As it is.
+    /// A key that the client sent as plain bytes.
     Plain(&'a [u8]),
-    /// It came in base64.
+    /// A key that the client sent in base64: the decoded bytes, and their number.
     Decoded([u8; MOST], u8),
 }
 
 impl Key<'_> {
-    /// Decodes base64. `None` if it is none, or nothing. As with memcached, it ends with the first four digits that have
-    /// padding, wherever they have it.
+    /// Decodes base64. Returns `None` if the text is invalid or empty. As in memcached, decoding ends with the first group of
+    /// four digits that contains padding, at any place in the group.
     pub fn decode(text: &[u8]) -> Option<Self> {
         if text.len() > MOST_KEY || !text.len().is_multiple_of(4) {
             return None;
@@ -44,7 +44,7 @@ impl Key<'_> {
         (len > 0).then_some(Self::Decoded(bytes, len as u8))
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the key, decoded.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Plain(bytes) => bytes,
@@ -52,7 +52,7 @@ impl Key<'_> {
         }
     }
 
-    /// Whether it came in base64.
+    /// Returns whether the client sent the key in base64.
     pub fn is_decoded(&self) -> bool {
         matches!(self, Self::Decoded(..))
     }
@@ -82,7 +82,7 @@ fn value(digit: u8) -> Option<u32> {
     Some(u32::from(value))
 }
 
-/// Appends bytes in base64.
+/// Encodes bytes in base64 and appends the text to `out`.
 pub fn encode(out: &mut Vec<u8>, bytes: &[u8]) {
     for group in bytes.chunks(3) {
         let mut word = [0; 4];

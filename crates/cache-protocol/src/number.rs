@@ -1,11 +1,12 @@
-//! Numbers as C reads them: white space in front and a sign are allowed, and white space behind ends the number.
+//! Numbers as the C library parses them: leading white space and a sign are allowed, and white space ends the number.
 
-/// What C calls a space.
+/// Returns whether a byte is white space in C.
 pub const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
 
-/// Whether it is negative, and how large. `None` if it is none, or does not fit 64 bits.
+/// Returns whether the number is negative, and its absolute value. Returns `None` if the text is not a number, or if the
+/// value does not fit in 64 bits.
 fn parse(text: &[u8]) -> Option<(bool, u64)> {
     let start = text.iter().position(|byte| !is_space(*byte))?;
     let (is_negative, digits) = match &text[start..] {
@@ -22,20 +23,20 @@ fn parse(text: &[u8]) -> Option<(bool, u64)> {
     Some((is_negative, digits[..len].iter().try_fold(0, add)?))
 }
 
-/// A number without a sign, of 64 bits.
+/// Parses an unsigned number of 64 bits. As in C, a minus sign negates it modulo 2^64.
 pub fn unsigned(text: &[u8]) -> Option<u64> {
     let (is_negative, value) = parse(text)?;
     let value = if is_negative { value.wrapping_neg() } else { value };
-    // A negative one that wraps around to a small one counts as that one.
+    // A negative number is accepted if it wraps around to a small one.
     (!is_negative || value <= i64::MAX as u64).then_some(value)
 }
 
-/// The same, of which 32 bits are taken.
+/// Parses a number as [`unsigned`] does, and returns its low 32 bits.
 pub fn unsigned_32(text: &[u8]) -> Option<u32> {
     unsigned(text).map(|value| value as u32)
 }
 
-/// A number with a sign, of which 32 bits are taken.
+/// Parses a signed number of 64 bits, and returns its low 32 bits.
 pub fn signed(text: &[u8]) -> Option<i32> {
     let (is_negative, value) = parse(text)?;
     let most = i64::MAX as u64 + u64::from(is_negative);
@@ -43,7 +44,7 @@ pub fn signed(text: &[u8]) -> Option<i32> {
     Some(if is_negative { value.wrapping_neg() } else { value } as i32)
 }
 
-/// Appends a number in digits.
+/// Appends a number in decimal digits.
 pub fn append(out: &mut Vec<u8>, mut value: u64) {
     let mut digits = [0; 20];
     let mut at = digits.len();

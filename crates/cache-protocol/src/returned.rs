@@ -1,21 +1,21 @@
-//! What the answers to meta requests return behind `VA`, `HD` or `EN`: a letter, and what it stands for.
+//! The words after `VA`, `HD` or `EN` in the answers to meta requests. Each is a letter and the value it stands for.
 
 use crate::key::encode;
 use crate::number::append;
 
-/// A word of the request, as it came.
+/// Appends a word of the request, unchanged.
 pub fn append_word(out: &mut Vec<u8>, word: &[u8]) {
     out.push(b' ');
     out.extend_from_slice(word);
 }
 
-/// A letter and its number.
+/// Appends a letter and a number.
 pub fn append_number(out: &mut Vec<u8>, letter: u8, value: u64) {
     out.extend_from_slice(&[b' ', letter]);
     append(out, value);
 }
 
-/// The key, in base64 if it came so.
+/// Appends the key. `in_base64` says that the client sent it in base64; then it is returned in base64, too.
 pub fn append_key(out: &mut Vec<u8>, key: &[u8], in_base64: bool) {
     out.extend_from_slice(b" k");
     if in_base64 {

@@ -1,102 +1,103 @@
-//! Requests in text.
+//! The requests of the text protocol.
 
 use crate::key::Key;
 use crate::number::{signed, unsigned, unsigned_32};
 use crate::{MOST_KEY, Verb};
 
-/// The longest line of a request other than a get, in bytes.
+/// The longest line of a request other than a `get`, in bytes.
 pub const MOST_LINE: usize = 2048;
-/// A get without an end in so many bytes is taken key by key.
+/// The highest number of bytes of a `get` that are parsed at once. If they contain no line end, the keys are parsed one by
+/// one.
 pub const MOST_GET: usize = 16 << 10;
-/// White space in front of a long get.
+/// The highest number of spaces before a long `get`.
 const MOST_SPACES: usize = 100;
-/// The most words of a line that count.
+/// The number of words after the command that are considered. Further words are ignored.
 const MOST_WORDS: usize = 23;
-/// The most words of a meta request.
+/// The most words of a meta request, including the command and the key.
 const MOST_META: usize = 19;
-/// The longest opaque word of a meta request, with its letter.
+/// The longest opaque word of a meta request, including its letter, in bytes.
 const MOST_OPAQUE: usize = 32;
 
 const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
 const BAD_END: &str = "CLIENT_ERROR invalid exptime argument";
 const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
 
-/// What was found at the beginning of some bytes.
+/// The result of [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant)] // Nobody keeps one.
+#[allow(clippy::large_enum_variant)] // These values live only briefly, on the stack.
 pub enum Parsed<'a> {
-    /// No whole line yet.
+    /// The line is incomplete.
     More,
-    /// A request, and the bytes of its line. Its value follows, if it has one ([`Request::value`]).
+    /// A request, and the length of its line in bytes. The value, if any, follows the line ([`Request::value`]).
     Request(Request<'a>, usize),
-    /// The beginning of a get whose line is very long, and its bytes; its keys follow. See [`next_key`].
+    /// The beginning of a `get` whose line is very long. The keys follow; see [`next_key`].
     LongGet {
-        /// Whether versions are asked for.
+        /// Whether the client wants the items' versions.
         with_cas: bool,
-        /// Bytes in front of the first key.
+        /// The number of bytes before the first key.
         head: usize,
     },
-    /// A line without an end: memcached closes the connection.
+    /// The line is too long, so memcached would close the connection.
     TooLong,
 }
 
-/// A request in text.
+/// A request of the text protocol.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant)] // Nobody keeps one.
+#[allow(clippy::large_enum_variant)] // These values live only briefly, on the stack.
 pub enum Request<'a> {
     /// `get`, `gets`, `gat`, `gats`.
     Get(Get<'a>),
-    /// `set` and the others that have a value.
+    /// `set`, `add`, `replace`, `append`, `prepend`, `cas`.
     Store(Store<'a>),
     /// `delete`.
     Delete {
-        /// Of which item.
+        /// The key of the item.
         key: &'a [u8],
-        /// Without an answer.
+        /// Whether the client wants no answer (`noreply`).
         quiet: bool,
     },
     /// `incr`, `decr`.
     Count {
-        /// Of which item.
+        /// The key of the item.
         key: &'a [u8],
-        /// Up, or down.
+        /// Whether to increment.
         up: bool,
-        /// By how much.
+        /// The amount.
         by: u64,
-        /// Without an answer.
+        /// Whether the client wants no answer (`noreply`).
         quiet: bool,
     },
     /// `touch`.
     Touch {
-        /// Of which item.
+        /// The key of the item.
         key: &'a [u8],
-        /// Its new end, as memcached counts.
+        /// The item's new expiration time, in memcached's format.
         end: i32,
-        /// Without an answer.
+        /// Whether the client wants no answer (`noreply`).
         quiet: bool,
     },
     /// `flush_all`.
     Flush {
-        /// When, as memcached counts.
+        /// The time of the flush, in memcached's format.
         delay: i32,
-        /// Without an answer.
+        /// Whether the client wants no answer (`noreply`).
         quiet: bool,
     },
     /// `verbosity`.
     Verbosity {
-        /// How much is logged.
+        /// The level of logging.
         level: u32,
-        /// Without an answer.
+        /// Whether the client wants no answer (`noreply`).
         quiet: bool,
     },
     /// `cache_memlimit`.
     Limit {
-        /// Mebibytes.
+        /// The new limit of the memory, in mebibytes.
         megabytes: u32,
-        /// Without an answer.
+        /// Whether the client wants no answer (`noreply`).
         quiet: bool,
     },
-    /// `stats`, and of what.
+    /// `stats`, and the words after it.
     Stats(Words<'a>),
     /// `mg`.
     MetaGet(Meta<'a>),
@@ -114,13 +115,13 @@ pub enum Request<'a> {
     Version,
     /// `quit`.
     Quit,
-    /// `ginnel hits`: hashes of items that readers have found, in hexadecimal. Has no answer.
+    /// `ginnel hits`: the hashes, in hexadecimal, of items that readers found. The server sends no answer.
     Hits(Words<'a>),
-    /// What makes no sense, or is not there.
+    /// An invalid request, or one that is not supported.
     Refused {
-        /// What is answered, without the end of the line; nothing if it is empty.
+        /// The answer, without the line end. If it is empty, the server sends no answer.
         answer: &'static str,
-        /// Bytes that follow and are of no use.
+        /// The number of bytes after the line that must be ignored.
         swallow: u64,
     },
 }
@@ -128,81 +129,81 @@ pub enum Request<'a> {
 /// A `get` of one or more keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Get<'a> {
-    /// Whether their versions are asked for.
+    /// Whether the client wants the items' versions.
     pub with_cas: bool,
-    /// Their new end, as memcached counts.
+    /// The items' new expiration time, in memcached's format, for `gat` and `gats`.
     pub end: Option<i32>,
-    /// Of which items. No key is too long.
+    /// The keys. None of them is too long.
     pub keys: Words<'a>,
 }
 
 /// A request with a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Store<'a> {
-    /// How it is stored.
+    /// The condition and the manner of storing.
     pub verb: Verb,
-    /// Under which key.
+    /// The key of the item.
     pub key: &'a [u8],
-    /// The client's.
+    /// The client's flags, which are stored with the item.
     pub flags: u32,
-    /// When it ends, as memcached counts.
+    /// The item's expiration time, in memcached's format.
     pub end: i32,
-    /// Bytes of the value.
+    /// The length of the value, in bytes.
     pub len: usize,
-    /// The version that is expected, for [`Verb::Cas`].
+    /// The version that the client expects, for [`Verb::Cas`].
     pub cas: u64,
-    /// Without an answer.
+    /// Whether the client wants no answer (`noreply`).
     pub quiet: bool,
 }
 
-/// A meta request, checked.
+/// A valid meta request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Meta<'a> {
-    /// Of which item.
+    /// The key of the item.
     pub key: Key<'a>,
-    /// What is asked for, in the client's order. Each letter comes once at most.
+    /// The flags in the client's order. Each letter occurs at most once.
     pub words: Words<'a>,
-    /// Bytes of the value, for `ms`.
+    /// The length of the value in bytes, for `ms`.
     pub len: usize,
-    /// `v`.
+    /// `v`: return the value.
     pub value: bool,
-    /// `q`.
+    /// `q`: send no answer in the usual case.
     pub quiet: bool,
-    /// `u`: it is no use.
+    /// `u`: do not count the request as a use of the item.
     pub no_use: bool,
-    /// `I`.
+    /// `I`: invalidate; mark the item as stale.
     pub stale: bool,
-    /// `N`: the end of an item that is made if there is none.
+    /// `N`: on a miss, create an item with this expiration time.
     pub vivify: Option<i32>,
-    /// `T`.
+    /// `T`: the item's new expiration time, in memcached's format.
     pub end: Option<i32>,
-    /// `R`.
+    /// `R`: let the client recache the item if fewer seconds than this are left until it expires.
     pub recache: Option<i32>,
-    /// `F`.
+    /// `F`: the client's flags, which are stored with the item.
     pub flags: u32,
-    /// `C`.
+    /// `C`: the version that the client expects.
     pub cas: Option<u64>,
     /// `M`: the verb of `ms`.
     pub verb: Verb,
     /// `M`: whether `ma` counts up.
     pub up: bool,
-    /// `D`.
+    /// `D`: the amount by which `ma` changes the number.
     pub by: u64,
-    /// `J`.
+    /// `J`: the value of an item that `ma` creates.
     pub initial: u64,
 }
 
-/// Words of a line.
+/// An iterator over the words of a line, which spaces separate.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Words<'a>(&'a [u8]);
 
 impl<'a> Words<'a> {
-    /// Those of this text.
+    /// Returns an iterator over the words of this text.
     pub const fn of(text: &'a [u8]) -> Self {
         Self(text)
     }
 
-    /// The text in which those are that have not come yet.
+    /// Returns the text with the words that have not been returned yet.
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }
@@ -228,7 +229,8 @@ impl std::fmt::Debug for Words<'_> {
 }
 
 impl Request<'_> {
-    /// Bytes of the value that follows the line, and of the line end behind it; 0 if there is none.
+    /// Returns the length in bytes of the value that follows the line, including the line end after it; 0 if there is no
+    /// value.
     pub fn value(&self) -> usize {
         match self {
             Self::Store(store) => store.len + 2,
@@ -238,12 +240,12 @@ impl Request<'_> {
     }
 }
 
-/// Looks for a request at the beginning of some bytes.
+/// Parses a request at the beginning of some bytes.
 pub fn parse(bytes: &[u8]) -> Parsed<'_> {
     let look = &bytes[..bytes.len().min(MOST_GET)];
     let Some(end) = look.iter().position(|byte| *byte == b'\n') else { return without_end(bytes) };
     let cut = if end > 1 && bytes[end - 1] == b'\r' { end - 1 } else { end };
-    // As for memcached, a line ends at a zero.
+    // As in memcached, a line ends at a zero byte.
     let len = bytes[..cut].iter().position(|byte| *byte == 0).unwrap_or(cut);
     Parsed::Request(line(&bytes[..len]), end + 1)
 }
@@ -269,20 +271,20 @@ fn without_end(bytes: &[u8]) -> Parsed<'_> {
     Parsed::LongGet { with_cas, head: spaces + if with_cas { 5 } else { 4 } }
 }
 
-/// What comes next in a get whose line is very long.
+/// The result of [`next_key`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextKey<'a> {
-    /// It is not there yet.
+    /// The next key is incomplete.
     More,
-    /// A key, and how many bytes there are up to behind it.
+    /// A key, and the number of bytes up to and including the space after it. A line end after it is not included.
     Key(&'a [u8], usize),
-    /// A key that is too long: the rest of the line is of no use.
+    /// The key is too long, so the rest of the line must be ignored.
     TooLong,
-    /// The end of the line, and how many bytes there are up to behind it.
+    /// The line end, and the number of bytes up to and including it.
     End(usize),
 }
 
-/// The next key of a get whose line is very long.
+/// Parses the next key of a `get` whose line is very long.
 pub fn next_key(bytes: &[u8]) -> NextKey<'_> {
     let Some(begin) = bytes.iter().position(|byte| *byte != b' ') else { return NextKey::More };
     let text = &bytes[begin..];
@@ -298,7 +300,7 @@ pub fn next_key(bytes: &[u8]) -> NextKey<'_> {
     match (key.len(), is_end) {
         (0, _) => NextKey::End(begin + len + 1),
         (MOST_KEY.., _) if key.len() > MOST_KEY => NextKey::TooLong,
-        // The end of the line stays.
+        // The line end is not consumed.
         (_, true) => NextKey::Key(key, begin + key.len()),
         (_, false) => NextKey::Key(key, begin + len + 1),
     }
@@ -308,14 +310,14 @@ fn refused<'a>(answer: &'static str) -> Request<'a> {
     Request::Refused { answer, swallow: 0 }
 }
 
-/// The same, unless the client wants no answer.
+/// Refuses a request with this answer, or with no answer if the client wants none.
 fn refused_unless<'a>(quiet: bool, answer: &'static str) -> Request<'a> {
     refused(if quiet { "" } else { answer })
 }
 
 const ERROR: &str = "ERROR";
 
-/// The request of a line.
+/// Parses the request of a complete line.
 fn line(line: &[u8]) -> Request<'_> {
     let mut rest = Words(line);
     let Some(command) = rest.next().filter(|command| command.len() >= 2) else { return refused(ERROR) };
@@ -335,7 +337,7 @@ fn line(line: &[u8]) -> Request<'_> {
     for (place, word) in words.iter_mut().zip(rest) {
         (*place, count) = (word, count + 1);
     }
-    // The words behind the command.
+    // The words after the command.
     let words = &words[..count];
     let verb = match command {
         b"mg" | b"ms" | b"md" | b"ma" | b"me" | b"mn" => return meta(command[1], words, rest),
@@ -357,7 +359,8 @@ fn line(line: &[u8]) -> Request<'_> {
     store(words, verb)
 }
 
-/// What is answered to the commands that are about parts of memcached which are not here: as a memcached that is started without them.
+/// Returns the answer to commands for parts of memcached that do not exist here. It is the answer of a memcached that is
+/// started without these parts.
 fn other(command: &[u8], words: &[&[u8]]) -> &'static str {
     match (command, words) {
         (b"shutdown", _) => "ERROR: shutdown not enabled",
@@ -411,7 +414,7 @@ fn store<'a>(words: &[&'a [u8]], verb: Verb) -> Request<'a> {
     }
 }
 
-/// The longest value that a client may announce.
+/// The longest value that a client may announce, in bytes.
 const LONGEST: i32 = i32::MAX - 2;
 
 fn delete<'a>(words: &[&'a [u8]]) -> Request<'a> {
@@ -481,7 +484,7 @@ fn set_up<'a>(words: &[&'a [u8]], is_verbosity: bool) -> Request<'a> {
     }
 }
 
-/// A meta request. `rest` is its line behind the command.
+/// Parses a meta request. `rest` is the part of its line after the command.
 fn meta<'a>(command: u8, words: &[&'a [u8]], rest: Words<'a>) -> Request<'a> {
     if command == b'n' {
         return Request::MetaNothing;
@@ -571,9 +574,9 @@ fn flags<'a>(key: Key<'a>, words: Words<'a>, len: usize) -> Result<Meta<'a>, &'s
         initial: 0,
     };
     let mut seen = 0_u128;
-    // The last one is told, unless a word is quite unknown.
+    // The last error is reported, unless a flag is unknown or a duplicate.
     let mut error = None;
-    // One without a text of its own, as memcached has it.
+    // An error in `F` has no text of its own, as in memcached.
     let mut has_failed = false;
     let mut text = BAD_LINE;
     for word in words {

@@ -1,14 +1,15 @@
-//! Which items have gone not long ago. One that comes back soon is worth keeping.
+//! The items that were evicted recently. An item that is stored again soon after its eviction is worth keeping.
 
-/// The hashes of items that have gone, in a table in which a later one takes the place of an earlier one. Private to the server.
+/// The hashes of evicted items. A new entry overwrites an older one at the same place of the table. The table is private
+/// to the server.
 pub(crate) struct Ghosts {
-    /// A part of the hash, and when it went.
+    /// A part of the hash, and the value of `now` at the eviction; 0 = no entry.
     table: Vec<(u32, u32)>,
     now: u32,
 }
 
 impl Ghosts {
-    /// For about so many.
+    /// Creates a table for about `most` items.
     pub fn new(most: usize) -> Self {
         Self { table: vec![(0, 0); most.next_power_of_two()], now: 0 }
     }
@@ -17,14 +18,14 @@ impl Ghosts {
         (hash as usize & (self.table.len() - 1), (hash >> 32) as u32)
     }
 
-    /// An item has gone.
+    /// Records that an item was evicted.
     pub fn add(&mut self, hash: u64) {
         let (place, rest) = self.place(hash);
         self.now = self.now.wrapping_add(1).max(1);
         self.table[place] = (rest, self.now);
     }
 
-    /// Whether the item is among the last `most` that have gone. It is forgotten.
+    /// Returns whether the item is among the last `most` evicted ones, and if so removes its entry.
     pub fn take(&mut self, hash: u64, most: usize) -> bool {
         let (place, rest) = self.place(hash);
         let (found, when) = self.table[place];

@@ -389,13 +389,13 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// Stores an item, whose value consists of these runs of bytes one after the other. Other items may be evicted.
-    /// `expiry` is the second of the cache's clock at which the item expires, or 0. Returns its version.
+    /// Stores an item whose value is the concatenation of these runs of bytes. Other items may be evicted to make room.
+    /// `expiry` is the second of the cache's clock at which the item expires; 0 = never. Returns the item's new version.
     pub fn set(&mut self, key: &[u8], value: &[&[u8]], flags: u32, expiry: u32) -> Result<u64, NotStored> {
         self.set_marked(key, value, flags, expiry, 0)
     }
 
-    /// Does the same for an item with these [`marks`].
+    /// Stores an item as [`set`](Self::set) does, with these [`marks`].
     pub fn set_marked(
         &mut self,
         key: &[u8],
@@ -415,9 +415,9 @@ impl<M: SharedMemory> Store<M> {
         let found = self.find(hash, key);
         if let Some((_, item)) = found {
             let end = self.shape.place(item.at as u64).map_or(item.at, |(_, end)| end);
-            // A neighbour that can write here must not have it write behind the segment.
+            // A hostile VM that can write to this block must not make the server write past the end of the segment.
             let has = Room(self.memory.load_relaxed_u64(item.at + item::ROOM)).bytes().min(end - item.at);
-            // In its place, unless too much of that would be lost.
+            // The item is overwritten in place, unless too much of its room would be wasted.
             if room <= has && has - room <= has / 4 + 16 {
                 let uses = item.lengths.uses().saturating_add(1).min(MOST_USES);
                 let lengths = Lengths::new(key.len(), len, uses).with_marks(marks);
@@ -442,7 +442,7 @@ impl<M: SharedMemory> Store<M> {
             store.fill(&item, item.lengths, value, flags, expiry);
             store.log.add(at, room);
         });
-        // Room may have been made where the earlier one lay.
+        // The earlier item may have been evicted to make room.
         match self.find(hash, key) {
             Some((slot, _)) => {
                 let before = Slot(self.memory.load_relaxed_u64(slot));
@@ -458,10 +458,10 @@ impl<M: SharedMemory> Store<M> {
         Ok(version)
     }
 
-    /// Changes an item, of which a reader takes nothing meanwhile.
+    /// Changes an item. Readers discard what they read of it in the meantime.
     fn write(&mut self, at: usize, version: u64, change: impl FnOnce(&mut Self)) {
         self.memory.store_relaxed_u64(at + item::VERSION, 0);
-        // ORDER cache.changing: this before the changes. Pairs with: `Reader::try_get`.
+        // ORDER cache.changing: the zero version before the changes. Pairs with: `Reader::try_get`.
         self.memory.full_fence();
         change(self);
         // ORDER cache.version: the changes before the version. Pairs with: `look`.
@@ -478,13 +478,13 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// A slot names an item from now on.
+    /// Makes a slot name an item.
     fn name(&self, slot: usize, hash: u64, at: usize) {
         // ORDER cache.slot: the item before the slot. Pairs with: `Reader::try_get`.
         self.memory.store_release_u64(slot, Slot::new(hash, at).0);
     }
 
-    /// An empty slot for a hash. If there is none, the item goes that was used least.
+    /// Returns an empty slot for a hash. If there is none, evicts the least used of the items in the hash's slots.
     fn empty_slot(&mut self, hash: u64) -> usize {
         let (mut empty, mut least) = ([(0, 0); 2], (u8::MAX, 0));
         for (which, at) in slots(&self.shape, hash).enumerate() {
@@ -495,7 +495,7 @@ impl<M: SharedMemory> Store<M> {
                 *first = at;
                 continue;
             }
-            // The items matter only where every slot names one.
+            // The items' use counts matter only if no slot is empty.
             if empty == [(0, 0); 2] {
                 let uses = Lengths(self.memory.load_relaxed_u64(slot.at() as usize + item::LENGTHS)).uses();
                 if uses < least.0 || least.1 == 0 {
@@ -503,7 +503,7 @@ impl<M: SharedMemory> Store<M> {
                 }
             }
         }
-        // Readers look into the first bucket first. Full buckets are avoided.
+        // Readers look into the first bucket first, so it is preferred unless it is nearly full.
         let [first, second] = empty;
         let at = match if first.0 >= SPARE || first.0 >= second.0 { first } else { second } {
             (0, _) => {
@@ -516,7 +516,7 @@ impl<M: SharedMemory> Store<M> {
         at
     }
 
-    /// Removes an item. Whether there was one.
+    /// Removes an item. Returns whether the item existed.
     pub fn delete(&mut self, key: &[u8]) -> bool {
         let hash = self.hasher.hash(key);
         let found = self.find(hash, key);
@@ -526,7 +526,7 @@ impl<M: SharedMemory> Store<M> {
         found.is_some()
     }
 
-    /// Changes when an item ends. Whether there is one. Its version stays.
+    /// Changes the expiry time of an item, but not its version. Returns whether the item exists.
     pub fn touch(&mut self, key: &[u8], expiry: u32) -> bool {
         let hash = self.hasher.hash(key);
         let Some((_, item)) = self.find(hash, key) else { return false };
@@ -535,7 +535,7 @@ impl<M: SharedMemory> Store<M> {
         true
     }
 
-    /// Marks an item so, in place of what was marked. Whether there is one. Its version stays.
+    /// Replaces the [`marks`] of an item, but does not change its version. Returns whether the item exists.
     pub fn mark(&mut self, key: &[u8], marks: u8) -> bool {
         let hash = self.hasher.hash(key);
         let Some((_, item)) = self.find(hash, key) else { return false };
@@ -543,7 +543,8 @@ impl<M: SharedMemory> Store<M> {
         true
     }
 
-    /// Gives an item a new version, these marks, and this end if there is one. Its value stays. The version, if there is such an item.
+    /// Gives an item a new version, these marks and, if given, this expiry time, but does not change its value. Returns the
+    /// new version, or `None` if the item does not exist.
     pub fn renew(&mut self, key: &[u8], marks: u8, expiry: Option<u32>) -> Option<u64> {
         let hash = self.hasher.hash(key);
         let (_, item) = self.find(hash, key)?;
@@ -556,13 +557,14 @@ impl<M: SharedMemory> Store<M> {
         Some(version)
     }
 
-    /// Ends all items that there are.
+    /// Makes all existing items expire at once.
     pub fn flush(&mut self) {
         self.flushed = self.version;
         self.memory.store_release_u64(FLUSHED, self.flushed);
     }
 
-    /// Ends all items that there are at this second of the cache's clock, in place of an earlier one; 0: at none. A successor knows it.
+    /// Makes all items that exist at this second of the cache's clock expire then. This replaces an earlier second; 0 =
+    /// never. The second is kept in the cache, so it also holds for a successor.
     pub fn flush_later(&mut self, second: u32) {
         self.flush_at = second;
         self.memory.store_release_u64(FLUSH_AT, u64::from(second));
@@ -571,20 +573,20 @@ impl<M: SharedMemory> Store<M> {
     fn next_version(&mut self) -> u64 {
         if self.version == self.versions {
             self.versions += VERSIONS_AT_ONCE;
-            // Before any of them is given out: a successor must not give out one of them again.
+            // The highest version is recorded before any of these is given out, because a successor must not give one out again.
             self.memory.store_release_u64(VERSIONS, self.versions);
         }
         self.version += 1;
         self.version
     }
 
-    /// Room for an item in a queue; items of others may have to go.
+    /// Takes room for an item in a queue. Other items may be evicted. Returns `None` if there is no room.
     fn make_room(&mut self, queue: Queue, room: usize) -> Option<usize> {
         self.make_room_ahead(room);
-        // Those that are large, or come with a smaller limit, may be ahead of that.
+        // A large item, or an item after a decrease of the limit, may need more room than that has freed.
         let (mut rounds, mut steps) = (self.shape.segments + LEAST_SEGMENTS, 0);
         loop {
-            // The last free segment is for items that move while one is emptied.
+            // The last free segment is reserved for the items that move while another segment is emptied.
             if self.log.free() > 1 || rounds == 0 {
                 return self.log.take(queue, room);
             }
@@ -600,8 +602,8 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// Sees to it that a log segment will be free when it is needed: with each item that is stored, twice its room becomes free, as long as that
-    /// takes few steps. If it does not for long, used items go as well, so what it takes has a bound.
+    /// Frees room in advance, so that a log segment is free when one is needed: each stored item frees twice its own room, if
+    /// that takes few steps. If it has taken too many steps for long, used items are evicted as well, so the work is bounded.
     fn make_room_ahead(&mut self, room: usize) {
         self.behind = if self.log.is_short() { self.behind + room } else { 0 };
         let (mut freed, mut steps) = (0, 0);
@@ -616,7 +618,8 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// One step of emptying a log segment, and how many bytes became free. `None` if there is nothing to do.
+    /// Takes one step of emptying a log segment. Returns the number of bytes that became free, or `None` if there is nothing
+    /// to do.
     fn step(&mut self, ahead: bool, hurry: bool) -> Option<usize> {
         match self.log.step(ahead) {
             Step::Item(queue, at, room) => Some(self.empty(queue, at, room, hurry)),
@@ -625,7 +628,8 @@ impl<M: SharedMemory> Store<M> {
         }
     }
 
-    /// What lies here moves to the main queue if it was used, and goes if not, or in a `hurry`. Returns how many bytes became free.
+    /// Moves the item at this place to the main queue if it was used. Evicts it if it was not used, or in a `hurry`. Returns
+    /// the number of bytes that became free.
     fn empty(&mut self, queue: Queue, at: usize, room: usize, hurry: bool) -> usize {
         let hash = self.memory.load_relaxed_u64(at + item::HASH);
         let Some(slot) = self.slot_of(hash, at) else { return room };
@@ -655,13 +659,13 @@ impl<M: SharedMemory> Store<M> {
         room
     }
 
-    /// The slot that names what lies at a place.
+    /// Returns the slot that names the item at a place.
     fn slot_of(&self, hash: u64, at: usize) -> Option<usize> {
         let wanted = Slot::new(hash, at).0;
         slots(&self.shape, hash).find(|slot| self.memory.load_relaxed_u64(*slot) == wanted)
     }
 
-    /// Moves an item to the end of the main queue. False if there is no room.
+    /// Moves an item to the end of the main queue. Returns false if there is no room.
     fn move_item(&mut self, item: &Item, slot: usize, hash: u64, uses: u8) -> bool {
         let (key, value) = (item.lengths.key(), item.lengths.value());
         let room = item::room(key, value);
@@ -697,9 +701,9 @@ pub(crate) fn meta(item: &Item) -> Meta {
     }
 }
 
-/// The parts of a cache that is there.
+/// Returns the layout of an existing cache.
 pub(crate) fn shape_of(memory: &impl SharedMemory) -> Result<Shape, NotACache> {
-    // ORDER cache.ready: the word before all of it. Pairs with: `Store::create`.
+    // ORDER cache.ready: the magic word before everything else. Pairs with: `Store::create`.
     if memory.len() < ginnel_layout::cache::LOGS || memory.load_acquire_u64(MAGIC) != READY {
         return Err(NotACache::Unknown);
     }

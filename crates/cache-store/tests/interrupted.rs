@@ -1,4 +1,4 @@
-//! A reader that is stopped in the middle of a look-up, for as long as the server takes for anything.
+//! A reader that is paused in the middle of a lookup while the server performs whole operations.
 #![cfg(not(loom))]
 
 mod common;
@@ -13,7 +13,7 @@ use ginnel_shmem::{Mapping, SharedMemory};
 
 const LEN: usize = 32 << 10;
 
-/// Memory of a reader. Counts what is read, in words, and calls somebody before some of the reads.
+/// The memory of a reader. It counts the words that are read, and calls a function before each read.
 #[derive(Clone)]
 struct Interrupted {
     memory: Mapping,
@@ -89,10 +89,11 @@ impl SharedMemory for Interrupted {
     }
 }
 
-/// What the server does in the two moments in which the reader stands.
+/// An operation of the server at a moment in which the reader is paused.
 type Moment = fn(&mut Store<Mapping>, &Mapping);
 
-/// The reader stands at each pair of its reads, or at each one of them. What it finds is whole.
+/// Pauses the reader at each pair of its reads, or at each single one of them, and checks that the values it finds are not
+/// torn. Returns the numbers of hits, misses and unknown results.
 fn stand(pairs: bool, moments: [Moment; 2]) -> [u64; 3] {
     let mut seen = [0; 3];
     let (mut first, mut second) = (1, 1);
@@ -123,7 +124,7 @@ fn stand(pairs: bool, moments: [Moment; 2]) -> [u64; 3] {
             }
             interrupted.reads.get()
         };
-        // From the first read to the last.
+        // Continue until the first pause has been at each read.
         second += 1;
         if second > reads || !pairs {
             first += 1;
@@ -144,7 +145,7 @@ fn a_reader_finds_whole_values_whatever_happens_while_it_stands() {
         |store, _| assert!(store.set(&key(1), &[&value(1, 2, 300)], 0, 0).is_ok()),
         |store, _| assert!(store.delete(&key(1)) || store.is_empty()),
         |store, _| assert!(store.renew(&key(1), 4, None).is_some() || store.peek(&key(1)).is_none()),
-        // Everything goes, and other items of the same length come.
+        // All items are evicted, and other items of the same length are stored.
         |store, _| {
             (2..250)
                 .for_each(|number| assert!(store.set(&key(number), &[&value(number, 9, 60)], 0, 0).is_ok()))
@@ -158,8 +159,8 @@ fn a_reader_finds_whole_values_whatever_happens_while_it_stands() {
     stand(true, [changes[1], changes[4]]);
 }
 
-/// The bytes of a cache with the item, of the same one when others lie at the item's place, and when the item has come back to it with the same
-/// version.
+/// Returns the bytes of a cache at three times: with the item, with other items at the item's place, and after the item
+/// has moved back to its place with the same version.
 fn away_and_back() -> [Vec<u8>; 3] {
     let memory = memory(LEN);
     let mut store = create(memory.clone(), LEN);
@@ -169,7 +170,7 @@ fn away_and_back() -> [Vec<u8>; 3] {
     for number in 0..1_000_000_u32 {
         let mut bytes = vec![0; LEN];
         memory.read(0, &mut bytes);
-        // No other item has its version.
+        // No other item has the item's version.
         let place = (first..LEN).step_by(8).find(|at| memory.load_relaxed_u64(*at) == 1).unwrap();
         if let Some(before) = places.iter().position(|(at, _)| *at == place) {
             let value = place + 48..place + 104;
@@ -189,7 +190,7 @@ fn away_and_back() -> [Vec<u8>; 3] {
     panic!("it never comes back");
 }
 
-/// The item moves away, others lie there, and it comes back to the same place with the same version.
+/// The item moves away, other items take its place, and the item returns to the same place with the same version.
 #[test]
 fn a_reader_notices_that_an_item_was_away() {
     let [first, away, back] = away_and_back();

@@ -1,8 +1,9 @@
-//! A server is killed at random instructions, again and again, while a reader looks at everything. What its successor and readers find of a key is what was
-//! stored last, or what was being stored, or nothing; what was deleted stays away; and nothing comes back that was gone once.
+//! A server is killed at random instructions, again and again, while a reader reads all items. For each key, its successor
+//! and the readers must find the value that was stored last, or the value that was being stored, or nothing. A deleted
+//! item must not return, and neither must an item that was missing once.
 //!
-//! The server is a process of its own. It does some operations, stops before one of its stores to the cache, goes on by single instructions for a
-//! while (ptrace), and is killed. Other servers are killed at work, at a random time.
+//! The server is a process of its own. It performs some operations, stops before one of its stores to the cache, is
+//! single-stepped for a while (ptrace), and is killed. Other servers are killed while they run, at a random time.
 //!
 //!     cargo test -p ginnel-cache-store --test kill -- [--kills N]           (default 300; 2,000 with GINNEL_SOAK)
 #![allow(unsafe_code)] // fork, ptrace, kill.
@@ -38,17 +39,17 @@ mod test {
 
     const LEN: usize = 48 << 10;
     const KEYS: u16 = 120;
-    /// Operations of a server until it is to be killed, and then.
+    /// The number of operations of one server, some of which it performs before it is killed.
     const OPS: u64 = 40;
 
-    /// Words that the processes share beside the cache: how far a server has come (twice the operations that it has done, and 1 in the middle of
-    /// one), that the reader is to end, and what it has found.
+    /// The offsets of words that the processes share besides the cache: the server's progress (twice the number of operations
+    /// that it has performed, plus 1 in the middle of one), the request that the reader stop, and the reader's number of hits.
     const PROGRESS: usize = 0;
     const STOP: usize = 8;
     const HITS: usize = 16;
     const WORDS: usize = 4096;
 
-    /// Numbers that look random.
+    /// A generator of pseudorandom numbers.
     struct Random(u64);
 
     impl Random {
@@ -109,12 +110,12 @@ mod test {
         }
     }
 
-    /// What each key may have: one of these, or nothing.
+    /// The values that each key may have. A key may also have no value.
     #[derive(Default)]
     struct Model(HashMap<u16, HashSet<u64>>);
 
     impl Model {
-        /// An operation has been done, or may have been done.
+        /// Records an operation that has been performed, or may have been performed.
         fn apply(&mut self, op: Op, is_done: bool) {
             let mut changed = |number, which: Option<u64>| {
                 let values = self.0.entry(number).or_default();
@@ -140,7 +141,7 @@ mod test {
             );
         }
 
-        /// It has this, and nothing else comes back.
+        /// Records that the key has this value, so no other value may return.
         fn found(&mut self, number: u16, found: Option<u64>) {
             self.0.insert(number, found.into_iter().collect());
         }
@@ -161,7 +162,7 @@ mod test {
             Self { memory: map(LEN), words: map(WORDS) }
         }
 
-        /// Looks at all keys until it is told to stop. Values are whole, and no older one comes back.
+        /// Looks all keys up until the process is told to stop. Checks that values are not torn, and that no older value returns.
         fn read(&self) {
             let reader = Reader::new(self.memory.clone()).unwrap();
             let mut seen = HashMap::new();
@@ -181,7 +182,7 @@ mod test {
             }
         }
 
-        /// A server that does these operations.
+        /// Runs a server that performs these operations.
         fn serve<M: SharedMemory>(&self, memory: M, ops: &[Op]) {
             let mut store = Store::open(memory, 0).unwrap();
             for (n, op) in ops.iter().enumerate() {
@@ -191,7 +192,7 @@ mod test {
             }
         }
 
-        /// What a server has done that is dead now, and what is there.
+        /// Updates the model with the operations that a dead server has performed, and checks all items that are there.
         fn inquire(&self, model: &mut Model, ops: &[Op]) {
             let progress = self.words.load_acquire_u64(PROGRESS) as usize;
             ops[..progress / 2].iter().for_each(|op| model.apply(*op, true));
@@ -218,20 +219,20 @@ mod test {
         }
     }
 
-    /// Kills a server: one that stands before an instruction, or one at work. False if it has ended before.
+    /// Kills a server that is stopped before an instruction, or that is running. Returns false if it had ended before.
     fn kill_one(shared: &SharedState, ops: &[Op], random: &mut Random) -> bool {
         shared.words.store_release_u64(PROGRESS, 0);
         if random.below(4) == 0 {
             let pid = fork(|| shared.serve(shared.memory.clone(), ops));
             std::thread::sleep(Duration::from_micros(random.below(1500)));
-            // SAFETY: a child of ours that was not reaped.
+            // SAFETY: the process is a child of this one and has not been reaped.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             return libc::WIFSIGNALED(reap(pid));
         }
         let stores = random.below(OPS * 12);
         let mut victim = Stepper::fork(|| {
             shared.serve(Mortal::interrupted(&shared.memory, stores, start), ops);
-            // There were fewer.
+            // The server performed fewer stores than that, so it starts stepping here.
             start();
         });
         let steps = random.below(600);

@@ -1,12 +1,12 @@
-//! Models of a reader beside the server: loom runs the real code in every order of the two threads, and with every old value that the stated
-//! orderings let a load return.
+//! Models of a reader that runs concurrently with the server. loom runs the real code in every order of the two threads,
+//! and with every old value that the stated orderings let a load return.
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-cache-store --test loom        (or: scripts/loom)
 //!
-//! A value is two words, or three, that are the same number. Each log segment of the cache has one item and counts as full, so that the next item needs
-//! another segment.
+//! A value consists of two or three words, which contain the same number. Each log segment of the cache has one item and
+//! counts as full, so the next item needs another segment.
 //!
-//! The last part shows that the models can fail: the same models, with one ordering of one side taken away.
+//! The last part shows that the models can fail: it runs the same models without one ordering of one side.
 #![cfg(loom)]
 
 use ginnel_cache_store::reader::{Found, Reader};
@@ -20,7 +20,7 @@ use loom::thread;
 use std::ops::Range;
 
 const SHAPE: Shape = Shape { segments: 4, segment: 4096, buckets: 1 };
-/// Keys are one word.
+/// The key that the reader looks up. Each key has the length of one word.
 const WANTED: &[u8] = b"wanted--";
 const OTHER: &[u8] = b"other---";
 const THIRD: &[u8] = b"third---";
@@ -33,7 +33,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Words of the header.
+/// Returns the offsets of the words of the header.
 fn header() -> Vec<usize> {
     vec![
         MAGIC,
@@ -56,7 +56,7 @@ fn header() -> Vec<usize> {
     ]
 }
 
-/// Memory with a cache without items. There is room for two items in each log segment.
+/// Returns memory with a cache without items. There is room for two items in each log segment.
 fn memory() -> LoomMemory {
     let mut words = header();
     words.extend((0..3).map(|word| CONTACT + word * 8));
@@ -78,12 +78,12 @@ fn memory() -> LoomMemory {
     memory
 }
 
-/// The value of a number.
+/// Returns a value that repeats a number.
 fn value(number: u64, words: usize) -> Vec<u8> {
     number.to_ne_bytes().repeat(words)
 }
 
-/// An item in a log segment of its own, which is full.
+/// Stores an item in a log segment of its own, and makes the segment count as full.
 fn fill(memory: &LoomMemory, segment: usize, key: &[u8], number: u64) {
     let mut store = Store::open(memory.clone(), 0).unwrap();
     store.set(key, &[&value(number, 2)], 0, 0).unwrap();
@@ -93,9 +93,9 @@ fn fill(memory: &LoomMemory, segment: usize, key: &[u8], number: u64) {
     memory.store_relaxed_u64(SHAPE.log(segment) + log::USED, SHAPE.segment as u64);
 }
 
-/// What a side lacks: an ordering, of some words.
+/// The ordering that one side lacks, and the words for which it lacks it.
 type Lack = Option<(Order, Range<usize>)>;
-/// What the server lacks, and what the reader does.
+/// The orderings that the server and the reader lack.
 type Lacks = (Lack, Lack);
 const WHOLE: Lacks = (None, None);
 
@@ -103,7 +103,7 @@ fn lacking(memory: &LoomMemory, lack: &Lack) -> LoomMemory {
     lack.clone().map_or(memory.clone(), |(order, words)| memory.without_at(order, words))
 }
 
-/// The version of the first item of a segment.
+/// Returns the bytes of the version of a segment's first item.
 fn version(segment: usize) -> Range<usize> {
     let at = SHAPE.segment(segment) + item::VERSION;
     at..at + 8
@@ -113,7 +113,8 @@ fn slots() -> Range<usize> {
     SHAPE.bucket(0)..SHAPE.bucket(1)
 }
 
-/// The reader looks a key up once while the server does `change`. What it finds is one of `numbers`, or what it cannot tell, or nothing if that `may_miss`.
+/// Runs a reader that looks a key up once, while the server performs `change`. The reader must find a value of one of
+/// `numbers`, or `Unknown`, or nothing if it `may_miss`.
 fn look_up(
     memory: &LoomMemory,
     lacks: &Lacks,
@@ -124,8 +125,8 @@ fn look_up(
     let mut store = Store::open(lacking(memory, &lacks.0), 0).unwrap();
     let first = store.peek(WANTED).map_or(0, |meta| meta.version);
     let reader = Reader::new(lacking(memory, &lacks.1)).unwrap();
-    // The server is the first to run: of two threads that load a word before one of them stores to it, loom remembers the last load alone, so it
-    // must see a store before the other thread's load.
+    // The server is the first to run. If two threads load a word before one of them stores to it, loom remembers only the
+    // last of the loads, so loom must see a store before the other thread's load.
     let reader = thread::spawn(move || {
         let mut found = Vec::new();
         match reader.get(WANTED, &mut found) {
@@ -137,7 +138,7 @@ fn look_up(
                 assert!(!is_first || meta.version == first, "torn: another version");
             }
             Found::Miss => assert!(may_miss, "missed"),
-            // Nothing is changed of an item that is new.
+            // A new item is not changed, so the result cannot be unknown.
             Found::Unknown => assert!(first != 0, "unknown"),
         }
     });
@@ -145,7 +146,7 @@ fn look_up(
     reader.join().unwrap();
 }
 
-/// The item is overwritten in its place.
+/// The item is overwritten in place.
 fn overwrite(lacks: Lacks) {
     let memory = memory();
     Store::open(memory.clone(), 0).unwrap().set(WANTED, &[&value(1, 2)], 1, 0).unwrap();
@@ -155,7 +156,7 @@ fn overwrite(lacks: Lacks) {
     });
 }
 
-/// The item is new, at a place where some other one lay. It is there or not.
+/// The item is new, at a place that another item had before. The reader finds it or not.
 fn appear(lacks: Lacks) {
     let memory = memory();
     let at = SHAPE.segment(0);
@@ -166,7 +167,7 @@ fn appear(lacks: Lacks) {
     });
 }
 
-/// The item is replaced by another one somewhere else.
+/// The item is replaced by a new one at another place.
 fn replace(lacks: Lacks) {
     let memory = memory();
     fill(&memory, 0, WANTED, 1);
@@ -175,7 +176,7 @@ fn replace(lacks: Lacks) {
     });
 }
 
-/// The item goes with its segment, and another version of it takes its place there.
+/// The item is evicted with its segment, and another version of it is written at the same place.
 fn reuse(lacks: Lacks) {
     let memory = memory();
     fill(&memory, 0, WANTED, 1);
@@ -187,7 +188,7 @@ fn reuse(lacks: Lacks) {
     assert_eq!(memory.load_relaxed_u64(SHAPE.log(0) + log::SEQUENCE), 4, "the segment was used again");
 }
 
-/// The item moves, and another one takes its place. It is never missed.
+/// The item moves, and another one takes its place. The reader never misses it.
 fn move_away(lacks: Lacks) {
     let memory = memory();
     fill(&memory, 0, OTHER, 3);
@@ -212,7 +213,7 @@ fn delete(lacks: Lacks) {
     });
 }
 
-/// What stands beside the value changes.
+/// The marks, the expiry time and the version of the item change, but not its value.
 fn meta(lacks: Lacks) {
     let memory = memory();
     Store::open(memory.clone(), 0).unwrap().set(WANTED, &[&value(1, 2)], 1, 0).unwrap();
@@ -222,7 +223,7 @@ fn meta(lacks: Lacks) {
     });
 }
 
-/// A reader comes while the cache is made.
+/// A reader starts while the cache is created.
 fn make(lacks: Lacks) {
     let mut words = header();
     words.extend((SHAPE.log(0)..SHAPE.bucket(1)).step_by(8));
@@ -238,7 +239,7 @@ fn make(lacks: Lacks) {
     }
 }
 
-/// A reader asks where the server is while that changes.
+/// A reader reads the server's contact text while it changes.
 fn contact(lacks: Lacks) {
     let memory = memory();
     let texts = ["tcp 1.1.1.1:111\n", "unix /run/cache/socket\n"];

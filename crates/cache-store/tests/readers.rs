@@ -1,4 +1,4 @@
-//! Readers beside a server that changes everything all the time.
+//! Readers that run while a server changes all items all the time.
 #![cfg(not(loom))]
 
 mod common;
@@ -16,7 +16,7 @@ use ginnel_shmem::{Mapping, SharedMemory};
 const LEN: usize = 64 << 10;
 const KEYS: u16 = 120;
 
-/// Looks keys up until it is told to stop. Values are whole, and never older than one that this reader has seen before.
+/// Looks keys up until `stop` is set. Checks that values are not torn, and not older than values that it has seen before.
 fn reads(memory: &Mapping, stop: &AtomicBool, hits: &AtomicU64) {
     let reader = Reader::new(memory.clone()).unwrap();
     let mut seen: HashMap<u16, (u64, u64)> = HashMap::new();
@@ -44,7 +44,7 @@ fn readers_find_whole_values_and_never_older_ones() {
             scope.spawn(|| reads(&memory, &stop, hits));
         }
         let (mut which, mut evictions, end) = (0_u64, 0, Instant::now() + Duration::from_secs(60));
-        // Each reader is to have met the server at work.
+        // Each reader must have run often enough while the server works.
         while which < 200_000 || hits.iter().any(|hits| hits.load(Ordering::Relaxed) < 20_000) {
             assert!(Instant::now() < end, "readers find nothing: {hits:?}");
             which += 1;
@@ -53,7 +53,7 @@ fn readers_find_whole_values_and_never_older_ones() {
                 0 => drop(store.delete(&key(number))),
                 1 => drop(store.touch(&key(number), u32::MAX)),
                 2 => store.tick(which),
-                // In the place of the one before, or elsewhere.
+                // The lengths vary, so the value is stored in place of the one before, or elsewhere.
                 _ => {
                     let len = if which.is_multiple_of(3) { 20 + (which % 900) as usize } else { 64 };
                     store.set(&key(number), &[&value(number, which, len)], 0, 0).unwrap();
@@ -75,7 +75,7 @@ fn an_item_that_a_killed_server_has_not_finished_is_unknown_until_there_is_anoth
     let mut store = create(memory.clone(), LEN);
     store.set(&key(1), &[&value(1, 0, 30)], 0, 0).unwrap();
     let reader = Reader::new(memory.clone()).unwrap();
-    // Where its version is.
+    // The place of the item's version.
     let version = store.peek(&key(1)).unwrap().version;
     let at = (0..LEN).step_by(8).rfind(|at| memory.load_relaxed_u64(*at) == version).unwrap();
     memory.store_relaxed_u64(at, 0);

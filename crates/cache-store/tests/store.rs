@@ -1,4 +1,4 @@
-//! A store beside a map, and what a successor finds after a kill.
+//! Comparison of a store with a map, and of a successor's items with those that were stored before a kill.
 #![cfg(not(loom))]
 
 mod common;
@@ -72,9 +72,9 @@ proptest! {
     fn what_is_found_is_what_was_stored_last(ops in ops()) {
         let memory = memory(LEN);
         let mut store = create(memory.clone(), LEN);
-        // The value, and when it ends.
+        // The number of each key's value, and its expiry time.
         let mut model: HashMap<u16, (u64, u32)> = HashMap::new();
-        // Segments that may be used.
+        // The highest number of segments that may be in use.
         let mut most = store.segments().1;
         let mut now = 1000;
         for (which, op) in ops.into_iter().enumerate() {
@@ -143,7 +143,7 @@ fn memory_is_filled_and_then_items_go() {
         store.set(&key(stored), &[&value(stored, 0, 100)], 0, 0).unwrap();
         stored += 1;
     }
-    // All but the last free segment, the ends of segments, and the index.
+    // Items fill the memory except for the last free segment, the ends of segments, and the index.
     assert!(store.live_bytes() > LEN * 6 / 10, "{} of {LEN}", store.live_bytes());
     assert!(usize::from(stored) >= store.len());
     for number in stored..5000 {
@@ -160,7 +160,7 @@ fn items_that_are_used_outlast_a_scan() {
     let memory = memory(1 << 20);
     let mut store = create(memory, 1 << 20);
     let value_of = |number| value(number, 1, 60);
-    // Half of what fits is wanted again and again, while others are stored once each.
+    // Half of the items that fit are read again and again, while other items are stored once each.
     for round in 0..20_u16 {
         for number in 0..1000 {
             if get(&mut store, number).is_none() {
@@ -211,7 +211,7 @@ fn items_end_with_their_time_and_a_flush() {
     assert!(store.touch(&key(2), 4) && !store.touch(&key(3), 4));
     store.tick(3000);
     assert!(!both(&mut store, 1) && both(&mut store, 2));
-    // Set back, the clock stands; then it goes on.
+    // When the time is set back, the clock stops; then it continues.
     store.tick(100);
     assert!(both(&mut store, 2));
     store.tick(1100);
@@ -354,16 +354,16 @@ fn a_lie_about_the_time_ends_no_item() {
     }
     assert_eq!(store.clock(), 1100);
     assert!(store.peek(b"k").is_some());
-    // Beyond all ends that items can have, nothing that has one would ever be found.
+    // If the clock were beyond the highest expiry time, no item with an expiry time would ever be found.
     memory.store_relaxed_u64(CLOCK, u64::from(u32::MAX) * 1000);
     assert_eq!(Store::open(memory, 0).err(), Some(NotACache::Corrupt));
 }
 
-/// A server is killed after a number of stores, for many of them. What its successor finds of a key is what was stored last, or what was being stored, or
-/// nothing, and what had been deleted stays away.
+/// A server is killed after each of many numbers of stores. For each key, its successor must find the value that was stored
+/// last, or the value that was being stored, or nothing. A deleted item must not return.
 #[test]
 fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
-    // How many operations are done, and with how many stores.
+    // Runs a server that is killed after this many stores. Returns whether it was killed before its last operation ended.
     let run = |stores: u64| {
         let memory = memory(32 << 10);
         create(memory.clone(), 32 << 10);
@@ -399,7 +399,7 @@ fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
                     before
                 }
                 15 => {
-                    // Down and up.
+                    // The limit decreases and increases in turn.
                     store.set_limit(if which % 2 == 0 { 4 } else { 100 });
                     store.tidy();
                     before
@@ -410,7 +410,7 @@ fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
                     Some(which)
                 }
             };
-            // If it died in the middle, either.
+            // If the server died in the middle of the operation, either state is right.
             let or = if mortal.is_dead() { before } else { after };
             expected.insert(number, [after, or]);
         }
@@ -433,7 +433,7 @@ fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
             }
         };
         check(&mut successor);
-        // It goes on, until everything has moved or gone.
+        // The successor continues until all items have been moved or evicted.
         for number in 100..200 {
             successor.set(&key(number), &[&value(number, 0, 400)], 0, 0).unwrap();
             assert_eq!(get(&mut successor, number), Some(0));
@@ -442,7 +442,7 @@ fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
         is_dead
     };
     let mut stores = 0;
-    // Each store of the first operations, and every seventh later.
+    // The server is killed at each of the first 300 stores, and then at every seventh.
     while run(stores) {
         stores += if stores < 300 { 1 } else { 7 };
     }
@@ -485,7 +485,7 @@ fn readers_find_the_server_and_notice_another_cache() {
     assert_eq!((reader.id(), &*reader.contact()), (store.id(), ""));
     store.set_contact("tcp 10.0.0.1:11211\nunix /run/x");
     assert_eq!(reader.contact(), "tcp 10.0.0.1:11211\nunix /run/x\n");
-    // What is too long is left out by the line.
+    // Lines that do not fit are left out as a whole.
     store.set_contact(&format!("channel web\nunix {}\n", "x".repeat(MOST_CONTACT)));
     assert_eq!(reader.contact(), "channel web\n");
     drop(store);

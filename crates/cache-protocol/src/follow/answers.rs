@@ -1,4 +1,4 @@
-//! Which requests have been answered, by what a server sends.
+//! Tracking which forwarded requests a server has answered.
 
 use std::collections::VecDeque;
 
@@ -7,34 +7,34 @@ use crate::Protocol;
 use crate::answer::{Expected, Found, Scan};
 use crate::binary::{self, Header};
 
-/// So many kinds of answers may be awaited one after the other; any number of the same kind.
+/// The most runs of expected answers. A run consists of any number of successive answers of the same kind.
 const MOST_RUNS: usize = 1 << 16;
-/// A first word of an answer that matters is not longer.
+/// The number of bytes in which the first word of an answer is searched. No first word that matters is longer.
 const MOST_WORD: usize = 16;
 
-/// What a server still has to answer.
+/// The answers that a server still has to give.
 #[derive(Clone, Debug)]
 pub struct Answers {
     protocol: Protocol,
-    /// What is awaited, and how often in a row.
+    /// The expected answers in order: the kind of each run, and its length.
     runs: VecDeque<(Awaited, u32)>,
-    /// Meta requests of which some are quiet have been passed on: until `MN` has come, it cannot be told which of them has been answered.
-    /// So many `MN` are to come, if that is not 0,
+    /// The number of outstanding `MN` answers that end vague requests. Requests are vague if they are meta requests, some of
+    /// which are quiet: until `MN` arrives, it cannot be known which of them have been answered.
     ends: u32,
-    /// and these are not covered by them.
+    /// Whether there are vague requests after the last `mn`, so that no outstanding `MN` ends them.
     is_vague: bool,
-    /// The answer that has begun.
+    /// The scanner of an answer that has begun.
     scan: Option<Scan>,
-    /// Its first word, or its header, while it is not whole.
+    /// The first word or the header of an answer, while it is incomplete.
     first: Vec<u8>,
-    /// It ends what is vague.
+    /// Whether the current answer is an `MN` that ends vague requests.
     is_end: bool,
-    /// It is none that is awaited in turn.
+    /// Whether the current answer is not for the first of `runs` that expects one.
     is_extra: bool,
 }
 
 impl Answers {
-    /// Nothing is awaited yet.
+    /// Creates a tracker that expects no answers.
     pub fn new(protocol: Protocol) -> Self {
         Self {
             protocol,
@@ -48,7 +48,7 @@ impl Answers {
         }
     }
 
-    /// Whether everything that was passed on has been done and answered.
+    /// Returns whether all forwarded requests have been executed and answered.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.runs.is_empty() && !self.is_in_vague()
@@ -59,10 +59,10 @@ impl Answers {
         self.is_vague || self.ends > 0
     }
 
-    /// A request was passed on.
+    /// Records that a request was forwarded.
     pub fn expect(&mut self, awaited: Awaited) -> Result<(), Lost> {
         match awaited {
-            // What is awaited in turn comes behind what is vague, once all of that is going to end.
+            // Now that an `MN` will end all vague requests, later answers can be expected in turn after it.
             Awaited::MetaEnd if self.is_vague => {
                 self.is_vague = false;
                 self.ends = self.ends.checked_add(1).ok_or(Lost)?;
@@ -70,10 +70,10 @@ impl Answers {
             }
             Awaited::Meta | Awaited::QuietMeta | Awaited::Nothing if self.is_vague => return Ok(()),
             _ if self.is_vague => return Err(Lost),
-            // Only one such stretch is followed, and only at the end of what is awaited.
+            // Only one stretch of vague requests is tracked, and no expected answers may follow its last `MN`.
             Awaited::QuietMeta if self.ends == 0 || self.runs.is_empty() => {
                 self.is_vague = true;
-                // What was awaited before comes first: it is vague too, if that can be.
+                // The answers expected before come first. They become vague too, if their kind allows it.
                 let is_meta = |run: &(Awaited, u32)| {
                     matches!(run.0, Awaited::Meta | Awaited::Nothing | Awaited::MetaEnd)
                 };
@@ -97,7 +97,7 @@ impl Answers {
         Ok(())
     }
 
-    /// The next bytes have come from the server.
+    /// Examines the next bytes from the server.
     pub fn look(&mut self, mut bytes: &[u8]) -> Result<(), Lost> {
         while !bytes.is_empty() {
             let Some(scan) = &mut self.scan else {
@@ -117,7 +117,7 @@ impl Answers {
         Ok(())
     }
 
-    /// An answer begins, or goes on before it is known what it is. How many of the bytes were taken.
+    /// Reads the beginning of an answer until its kind is known. Returns how many of the bytes were consumed.
     fn begin(&mut self, bytes: &[u8]) -> Result<usize, Lost> {
         if self.is_idle() {
             return Err(Lost);
@@ -154,7 +154,7 @@ impl Answers {
         Ok(taken)
     }
 
-    /// What kind of answer begins so.
+    /// Determines the kind of an answer from its first word or header.
     fn judge(&mut self, first: &[u8]) -> Result<Expected, Lost> {
         (self.is_end, self.is_extra) = (false, false);
         if self.protocol == Protocol::Binary {
@@ -163,7 +163,7 @@ impl Answers {
         let word = first.split_last().map_or(first, |(_, word)| word);
         let is_error = matches!(word, b"ERROR" | b"CLIENT_ERROR" | b"SERVER_ERROR");
         if self.is_in_vague() {
-            // What is awaited in turn comes behind the last end.
+            // The answers that are expected in turn come after the last `MN`.
             self.is_end = word == b"MN";
             self.is_extra = true;
             return match self.is_end && self.ends == 0 || is_error {
@@ -196,13 +196,13 @@ impl Answers {
             Some(Awaited::Packets(opcode)) if opcode == header.opcode => return Ok(Expected::Packets),
             _ => {}
         }
-        // One of the quiet ones that come first.
+        // This can only answer one of the quiet requests before it.
         self.is_extra = true;
         let has_quiet = next != Some(0);
         if has_quiet && is_quiet(header.opcode) { Ok(Expected::Packet) } else { Err(Lost) }
     }
 
-    /// An answer has come, up to its end.
+    /// Records that an answer is complete.
     fn end(&mut self) {
         self.scan = None;
         if self.is_end {
@@ -211,7 +211,7 @@ impl Answers {
         if self.is_extra {
             return;
         }
-        // It is the first that is not quiet, and those that are quiet are done with it.
+        // This answers the first request that is not quiet. The quiet requests before it are done, too.
         while let Some((awaited, count)) = self.runs.front_mut() {
             if matches!(awaited, Awaited::Nothing | Awaited::QuietPacket) {
                 self.runs.pop_front();
@@ -226,7 +226,7 @@ impl Answers {
     }
 }
 
-/// Whether a command of the binary protocol has no answer if it succeeds.
+/// Returns whether a command of the binary protocol has no answer on success.
 const fn is_quiet(opcode: u8) -> bool {
     use binary::opcode::*;
     matches!(opcode, GETQ | GETKQ | SETQ..=FLUSHQ | APPENDQ | PREPENDQ | GATQ | GATKQ)

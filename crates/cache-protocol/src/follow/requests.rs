@@ -1,44 +1,44 @@
-//! Where requests begin and end in what a client sends.
+//! Finding the boundaries of requests in a client's stream.
 
 use super::{Awaited, Lost};
 use crate::answer::{self, Expected};
 use crate::{Protocol, binary, text};
 
-/// A request that was passed on, at least up to its value.
+/// A request that was forwarded, at least up to its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// What it waits for.
+    /// The answer that the request expects.
     pub awaited: Awaited,
-    /// It only asks for items.
+    /// Whether the request only reads items.
     pub is_get: bool,
 }
 
-/// Where in a client's stream the next byte is.
+/// A tracker of requests, which knows the place of the next byte in a client's stream.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
     protocol: Option<Protocol>,
-    /// Bytes of a value, or of no use, that come before the next request.
+    /// The number of bytes, of a value or to be ignored, before the next request.
     skip: u64,
-    /// What comes belongs to the line of a long get.
+    /// Whether the next byte belongs to the line of a long `get`.
     is_in_get: bool,
-    /// The beginning of a request's line or head.
+    /// The beginning of a request's incomplete line or head.
     begun: Vec<u8>,
 }
 
 impl Requests {
-    /// Whether the next byte is the first one of a request.
+    /// Returns whether the next byte is the first byte of a request.
     #[inline]
     pub fn is_between(&self) -> bool {
         self.skip == 0 && !self.is_in_get && self.begun.is_empty()
     }
 
-    /// Which protocol is spoken. What the first byte says holds for the whole connection.
+    /// Returns the protocol of the connection. The first byte of the connection determines it for good.
     #[inline]
     pub fn protocol(&mut self, first: u8) -> Protocol {
         *self.protocol.get_or_insert_with(|| Protocol::of(first))
     }
 
-    /// The next bytes were passed on. `note` is told each request whose line or head ends in them.
+    /// Records that the next bytes were forwarded. Calls `note` for each request whose line or head ends in them.
     pub fn pass(
         &mut self,
         mut bytes: &[u8],
@@ -72,7 +72,7 @@ impl Requests {
                 }
                 continue;
             }
-            // Only as much as the head needs, so that nothing behind it is copied.
+            // Only as much as the head needs is taken, so nothing after the head is copied.
             let before = self.begun.len();
             let more = self.wanted(protocol, bytes);
             self.begun.extend_from_slice(&bytes[..more]);
@@ -83,7 +83,7 @@ impl Requests {
             };
             match taken {
                 Some(taken) => {
-                    // A long get is taken up to its first key: what comes behind that belongs to its line.
+                    // A long `get` is consumed up to its first key. The bytes after that belong to its line.
                     bytes = if taken >= before { &bytes[taken - before..] } else { &bytes[more..] };
                     self.begun = begun;
                     self.begun.clear();
@@ -97,7 +97,7 @@ impl Requests {
         Ok(())
     }
 
-    /// How many of the bytes belong to the head that has begun, or may.
+    /// Returns how many of the bytes belong, or may belong, to the head that has begun.
     fn wanted(&self, protocol: Protocol, bytes: &[u8]) -> usize {
         let wanted = match protocol {
             Protocol::Text => match bytes.iter().position(|byte| *byte == b'\n') {
@@ -106,7 +106,7 @@ impl Requests {
             },
             Protocol::Binary => binary::wanted(&self.begun).saturating_sub(self.begun.len()).max(1),
         };
-        // A line that has no end needs no more than this.
+        // A line without an end needs no more than this.
         let room = text::MOST_GET.saturating_sub(self.begun.len()).max(1);
         let most = if protocol == Protocol::Text { room } else { bytes.len() };
         wanted.min(most).min(bytes.len())
@@ -125,7 +125,7 @@ impl Requests {
                 note(Passed { awaited: Awaited::Values, is_get: true })?;
                 return Ok(Some(head));
             }
-            // A server that has got so much of it without its end closes the connection.
+            // A server that gets this much of the line before its end closes the connection.
             text::Parsed::Request(_, head)
                 if head > text::MOST_LINE && text::parse(&bytes[..head - 1]) == text::Parsed::TooLong =>
             {

@@ -1,12 +1,13 @@
-//! Values that say whose they are, so that a wrong, torn or old one is noticed.
-#![allow(dead_code)] // Each test uses its part.
+//! Values that contain their key's number, a number of their own and a checksum, so that wrong, torn and old values are
+//! detected.
+#![allow(dead_code)] // Each test file uses only a part of this module.
 
 use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::Store;
 use ginnel_layout::cache::Shape;
 use ginnel_shmem::{Mapping, SharedMemory};
 
-/// A small cache: four log segments or a few more, and few buckets.
+/// Returns the layout of a small cache, with at least four log segments and few buckets.
 pub fn shape(len: usize) -> Shape {
     let shape = plan(len, 1500, 150).unwrap();
     assert!(shape.segments >= 4, "{shape:?}");
@@ -21,14 +22,15 @@ pub fn memory(len: usize) -> Mapping {
     Mapping::anonymous(len).unwrap()
 }
 
-/// The key of a number.
+/// Returns the key with a number.
 pub fn key(number: u16) -> Vec<u8> {
     let mut key = format!("key-{number}-").into_bytes();
     key.resize(key.len() + usize::from(number % 40), b'k');
     key
 }
 
-/// A value of `len` bytes, at least 20, for a key: the key's number, a number that tells values of the key apart, and a sum of all.
+/// Returns a value of `len` bytes, but at least 20. It contains the key's number, a number that distinguishes the values of
+/// the key, and a checksum.
 pub fn value(number: u16, which: u64, len: usize) -> Vec<u8> {
     let mut value = vec![0; len.max(20)];
     value[..2].copy_from_slice(&number.to_le_bytes());
@@ -41,7 +43,7 @@ pub fn value(number: u16, which: u64, len: usize) -> Vec<u8> {
     value
 }
 
-/// Which of its values a key has. Panics if it is none.
+/// Returns the number that distinguishes this value from other values of the key. Panics if it is not a value of the key.
 pub fn which(number: u16, value: &[u8]) -> u64 {
     assert!(value.len() >= 20, "a value of {} bytes", value.len());
     assert_eq!(value[..2], number.to_le_bytes(), "a value of another key");
