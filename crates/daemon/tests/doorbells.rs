@@ -1,5 +1,5 @@
-//! What programs and VMs may ring. A hostile holder of a doorbell can neither block the daemon, nor the sends of its peers, nor
-//! reach other segments.
+//! The doorbells that programs and VMs may ring. A hostile holder of a doorbell cannot block the daemon or the sends of its
+//! peers, and cannot reach other segments.
 
 mod support;
 

@@ -77,7 +77,7 @@ pub enum Error {
     Protocol {
         /// The daemon's socket.
         path: PathBuf,
-        /// The violation.
+        /// A description of the violation.
         what: &'static str,
     },
     /// This member may only read the segment, and the operation needs write access: both sides of a channel or a lock
@@ -126,7 +126,7 @@ pub enum Error {
     /// The semaphore would have more permits than its limit.
     #[error("the semaphore would have more than its {limit} permits")]
     Overflow {
-        /// The limit.
+        /// The semaphore's highest number of permits.
         limit: u32,
     },
     /// A party of the barrier has died.

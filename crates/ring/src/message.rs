@@ -575,7 +575,8 @@ impl<M: SharedMemory> Consumer<M> {
             return Err(self.end(RecvError::Broken));
         }
         let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
-        // The state may have been set after a last record, for which we looked too early. What was aborted is void.
+        // The producer may have published a last record and then ended, both after this side looked for a record. So look once
+        // more, unless the producer has aborted: then its records are void.
         match self.memory.load_acquire_u64(at(self.position, self.capacity)) {
             header if header == 0 || end == RecvError::Aborted => Err(self.end(end)),
             header => self.accept(RecordHeader(header)),

@@ -68,7 +68,7 @@ impl Front {
         let version = SegmentHeader::VERSION_AT as usize;
         mapping.store_release_u32(version, 0);
         mapping.write(RESERVED as usize, SegmentHeader { version: 0, ..self.header() }.as_bytes());
-        // ORDER segment.version: all of the header before it. Pairs with: whoever looks for the segment.
+        // ORDER segment.version: the whole header is written before the version. Pairs with: any program that looks for the segment.
         mapping.store_release_u32(version, VERSION);
     }
 

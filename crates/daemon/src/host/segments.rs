@@ -44,7 +44,7 @@ struct Open {
     for_writers: Option<Arc<OwnedFd>>,
     /// The same file, open for reading only.
     read_only: Option<Arc<OwnedFd>>,
-    /// What should stand in front of the arena, once that is known.
+    /// The correct contents of the memory in front of the arena, once they are known.
     front: Option<Front>,
     /// The damage that was found and repaired.
     repairs: Repairs,

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Number of rings, which are used one after the other.
 const RINGS: usize = 6;
-/// A wake byte.
+/// The byte that wakes the peer over the kernel's connection.
 const WAKE: u8 = 0xff;
 
 /// Runs operations of both sides, and between them scribbles, which are the operations whose code has the top bit.

@@ -106,8 +106,8 @@ impl<M: SharedMemory> Device<M> {
         Ok(Some(Ticket { id: head, count: 1, slot: 0 }))
     }
 
-    /// Prefetches what the next requests need first: it lies in the driver's cache, from which it comes slowly. What is read
-    /// here is used only for that, and is read again when its turn comes.
+    /// Prefetches the memory that the next requests need first. It lies in the cache of the driver's CPU, from which loads are
+    /// slow. The values that are read here only choose what to prefetch, and are read again when the request is taken.
     #[inline]
     fn fetch_ahead(&self, memory: &GuestMemory<M>, region: u16) {
         let head = |ahead: u16| {
