@@ -310,8 +310,8 @@ impl<M: SharedMemory> Producer<M> {
         self.bell.needed(&self.memory) || woken
     }
 
-    /// Marks that nothing more comes, and that what the consumer has not taken is void: its next look returns
-    /// [`RecvError::Aborted`]. Drops what is committed and not published. Returns true if the consumer's doorbell must be
+    /// Ends the ring at once: nothing more comes, and all data that the consumer has not taken is void. The consumer's next
+    /// look returns [`RecvError::Aborted`]. Drops what is committed and not published. Returns true if the consumer's doorbell must be
     /// rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn abort(&mut self) -> bool {

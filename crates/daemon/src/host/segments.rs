@@ -188,7 +188,7 @@ impl Segments {
         self.check_front(&front.name);
     }
 
-    /// Checks what stands in front of a segment's arena, and repairs it.
+    /// Checks the memory in front of a segment's arena, and repairs it.
     pub fn check_front(&mut self, name: &Name) {
         if !self.check(name) {
             return;

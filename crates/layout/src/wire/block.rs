@@ -48,7 +48,7 @@ impl Rights {
 pub struct BlockCreate {
     /// Name of the block; [`Name::NONE`] for a block without a name.
     pub name: Name,
-    /// Wished bytes, at least 1. The block gets a multiple of the segment's page.
+    /// Requested size in bytes, at least 1. It is rounded up to a multiple of the segment's page size.
     pub size: u64,
     /// Alignment of the block's offset: a power of two. The offset is also a multiple of the segment's page. 0 means only the
     /// latter.
