@@ -218,7 +218,7 @@ impl From<SyncError> for Error {
             SyncError::Stale => Self::Fenced,
             SyncError::Corrupt(corrupt) => Self::CorruptLock(corrupt),
             SyncError::Sleep(source) => Self::System { what: "sleeping on a doorbell", source },
-            // `Gone`, and whatever a later version adds: the object is of no more use.
+            // `Gone`, and errors that a later version may add: the object can no longer be used.
             _ => Self::Broken,
         }
     }

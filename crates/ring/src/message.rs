@@ -311,8 +311,8 @@ impl<M: SharedMemory> Producer<M> {
     }
 
     /// Ends the ring at once: nothing more comes, and all data that the consumer has not taken is void. The consumer's next
-    /// look returns [`RecvError::Aborted`]. Drops what is committed and not published. Returns true if the consumer's doorbell must be
-    /// rung.
+    /// look returns [`RecvError::Aborted`]. Messages that are committed and not published are dropped. Returns true if the
+    /// consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn abort(&mut self) -> bool {
         self.held = None;

@@ -72,7 +72,7 @@ impl Front {
         mapping.store_release_u32(version, VERSION);
     }
 
-    /// Checks both, and writes again what is wrong.
+    /// Checks the info block and the header, and rewrites each of them that is wrong.
     pub fn repair(&self, mapping: &Mapping, repairs: &mut Repairs) {
         let segment = &self.name;
         if self.memory == MemoryKind::Dax {
