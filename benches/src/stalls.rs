@@ -163,7 +163,7 @@ pub fn stalls(report: &mut Report) -> Result<()> {
     holders.go_on()?;
     let (ending, ()) = longest(&socket, || {
         holders.kill()?;
-        // A block can be made shorter only when nobody else has it open, that is when everything was returned.
+        // A block can be shrunk only when no other endpoint has it open, that is, when all handles have been given back.
         let begin = Instant::now();
         while shared.resize(PAGE).is_err() {
             ensure!(begin.elapsed() < WATCHDOG, "the handles of killed programs are not given back");

@@ -362,9 +362,9 @@ impl<'b> Host<'b> {
 /// The connection between two VMs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
-    /// Memory that they share.
+    /// Memory that the VMs share.
     Segment,
-    /// Their network.
+    /// The virtual network between the VMs.
     Ethernet,
 }
 

@@ -20,7 +20,7 @@ pub struct Line {
     pub node: String,
     /// How the name is implemented.
     pub what: What,
-    /// What a call returns if there is no real library: a word such as `null`, which the head of the table explains.
+    /// The value that a call returns if there is no real library: a word such as `null`, which the head of the table explains.
     pub missing: String,
 }
 

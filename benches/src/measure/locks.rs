@@ -16,11 +16,11 @@ const OVER: u64 = u64::MAX;
 /// The number of operations between two looks at the clock.
 const BATCH: u32 = 32;
 
-/// Mutual exclusion.
+/// A lock that gives mutual exclusion to the two ends.
 pub trait Lock {
-    /// Locks. Waits if necessary.
+    /// Takes the lock, and waits for it if necessary.
     fn lock(&mut self) -> Result<()>;
-    /// Unlocks.
+    /// Releases the lock.
     fn unlock(&mut self) -> Result<()>;
 }
 

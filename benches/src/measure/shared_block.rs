@@ -32,9 +32,9 @@ const LAST: u64 = 2;
 pub trait Shared {
     /// Returns the words in front. They live as long as this value.
     fn front(&self) -> Result<*const AtomicU64>;
-    /// Copies out.
+    /// Copies the bytes from position `at` of the memory into `into`.
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
-    /// Copies in.
+    /// Copies `from` to position `at` of the memory.
     fn write(&self, at: usize, from: &[u8]) -> Result<()>;
 }
 

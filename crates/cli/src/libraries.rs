@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 /// A library or folder that is named to the dynamic loader, ld.so(8).
 pub struct Library {
-    /// The loader's variable that names it.
+    /// The environment variable by which the dynamic loader finds the library or folder.
     pub variable: &'static str,
     /// The characters that separate entries of this variable.
     separators: &'static [u8],
-    /// The variable by which the user can say where it is.
+    /// The environment variable by which the user can give its path.
     path_variable: &'static str,
-    /// The paths at which it is looked for, relative to the folder of this command: as cargo builds it, and as it is
-    /// installed.
+    /// The paths at which this command looks for it, relative to its own folder: first the path in a build folder of cargo,
+    /// then the path of an installation.
     search_paths: &'static [&'static str],
-    /// What it is, for messages.
+    /// Its purpose, for messages.
     purpose: &'static str,
     /// Whether a path is such a library or folder.
     is_there: fn(&Path) -> bool,

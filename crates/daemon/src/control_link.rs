@@ -45,11 +45,12 @@ pub enum Event {
         body: Vec<u8>,
     },
     /// The session is over: the peer has restarted or has broken its ring. The next handshake begins by itself. Messages that
-    /// were sent and not received are lost. Comes only after `Up`.
+    /// were sent and not received are lost. This event comes only after `Up`.
     Down,
 }
 
-/// What the guest says about itself in its session line. At the guest's end of the link this is what the guest has written.
+/// Facts about the guest, which it writes into its session line. At the guest's end of the link, these are the values that the
+/// guest itself has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerInfo {
     /// The boot identity of the guest's kernel. If it differs from the last one, the VM has rebooted.

@@ -15,9 +15,9 @@ pub struct Most {
 /// The limit that a new connection has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// [`Most::all`].
+    /// The limit for all users together, [`Most::all`].
     All,
-    /// [`Most::per_user`].
+    /// The limit for one user, [`Most::per_user`].
     PerUser,
 }
 

@@ -1,5 +1,5 @@
-//! What programs and VMs may ring. A hostile holder of a doorbell can neither block the daemon, nor the sends of its peers, nor
-//! reach other segments.
+//! The doorbells that programs and VMs may ring. A hostile holder of a doorbell cannot block the daemon or the sends of its
+//! peers, and cannot reach other segments.
 
 mod support;
 
@@ -83,8 +83,8 @@ fn a_doorbell_serves_one_segment() {
     let daemon = Daemon::start_new(TWO);
     let web: Vec<Attached> = (0..20).map(|_| daemon.attach("web", "w")).collect();
     let db: Vec<Attached> = (0..20).map(|_| daemon.attach("db", "d")).collect();
-    // Whatever is done to all doorbells of the programs in one segment, programs of the other segment hear nothing of it, and
-    // hear everything that is meant for them.
+    // Nothing that is done to the doorbells of the programs in one segment wakes programs of the other segment, or keeps a
+    // wake-up from them.
     for attached in &web {
         rustix::io::write(&attached.event, &1u64.to_ne_bytes()).unwrap();
     }

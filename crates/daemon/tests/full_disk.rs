@@ -1,5 +1,5 @@
-//! A disk without room for the journal: requests that cannot be recorded are refused, and the next daemon allocates nothing to
-//! anybody that belongs to somebody else.
+//! A disk without room for the journal: requests that cannot be recorded are refused, and the next daemon does not allocate
+//! memory that belongs to another endpoint.
 
 mod support;
 
@@ -124,7 +124,7 @@ fn requests_that_cannot_be_recorded_are_refused_and_nothing_is_allocated_twice()
     let known = daemon.inspect()["channels"].as_array().unwrap().len();
     assert!(known >= live.len(), "{known} of {} are known", live.len());
 
-    // When there is room, the daemon goes on by itself, and allocates nothing that is in use.
+    // When there is room, the daemon continues by itself, and allocates nothing that is in use.
     disk.make_room();
     let new = wait_for("a new channel", || a.connect_as("x", 101, 4096).ok());
     for channel in &live {

@@ -62,7 +62,7 @@ fn malformed_packets_are_refused() {
     packet::send(with_fds.fd.as_fd(), header.as_bytes(), &[&fd, &fd]).unwrap();
     assert_eq!(refusal(&with_fds, true), ErrorCode::PROTOCOL.0);
 
-    // Before HELLO every request is refused. An unknown kind and a wrong length are refused too. The connection goes on after
+    // Before HELLO every request is refused. An unknown kind and a wrong length are refused too. The connection continues after
     // each of these.
     let mut rude = Client::raw(&daemon.socket());
     rude.send(Kind::INSPECT, b"");

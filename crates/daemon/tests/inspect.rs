@@ -1,4 +1,4 @@
-//! What the status shows to whom, and what it costs the daemon to answer.
+//! What the status shows to each client, and how much work an answer is for the daemon.
 
 mod support;
 

@@ -1,17 +1,17 @@
-//! Counting characters and words where they lie.
+//! Counting characters and words in place, in shared memory.
 
 use ginnel::{Mapping, SharedSlice};
 
-/// Characters of UTF-8 text: its bytes but those that continue a character. So the counts of pieces add up to that of the
-/// whole, wherever it is cut.
+/// Returns the number of characters of UTF-8 text: the number of bytes that are not continuation bytes. So the counts
+/// of pieces add up to the count of the whole text, even if it is cut inside a character.
 pub fn characters(text: SharedSlice<'_, Mapping>) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
-    /// The bits 10 on top of a byte, as 1 in its place.
+    /// Sets each byte to 1 if it is a continuation byte, that is, if its upper bits are 10, and otherwise to 0.
     fn continuing(word: u64) -> u64 {
         (word >> 7) & !(word >> 6) & ONES
     }
     let mut more = 0;
-    // At most 4 in each byte: their sum, at most 32, is the top byte of the product.
+    // The sum of the words has at most 4 in each byte. The product's top byte is the sum of these bytes, at most 32.
     let whole =
         text.stripes(|words| more += words.map(continuing).iter().sum::<u64>().wrapping_mul(ONES) >> 56);
     let mut last = [0; 32];
@@ -24,13 +24,14 @@ fn is_continuing(byte: u8) -> bool {
     byte & 0xc0 == 0x80
 }
 
-/// What parts words: space, tab, line feed, vertical tab, form feed, carriage return.
+/// Returns whether the byte separates words: space, tab, line feed, vertical tab, form feed or carriage return.
 pub fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | 9..=13)
 }
 
-/// Words of a text: runs of bytes that are no [`is_space`]. A word that goes on in the next piece is one of both: whoever
-/// adds up takes one off for each cut between two bytes that are no space.
+/// Returns the number of words of a text: runs of bytes for which [`is_space`] is false. A word that is cut between two
+/// pieces is counted in both. When the caller adds up the counts, it must subtract one for each cut between two bytes
+/// that are not spaces.
 pub fn words(text: SharedSlice<'_, Mapping>) -> u64 {
     let mut buffer = [0; 4096];
     let (mut words, mut at, mut outside) = (0, 0, true);

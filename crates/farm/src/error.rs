@@ -27,7 +27,7 @@ pub enum Error {
     /// Listening, attaching or waiting failed.
     #[error(transparent)]
     Ginnel(#[from] ginnel::Error),
-    /// There was no worker for as long as the manager waits for one.
+    /// No worker was connected for the whole time that the manager waits for one.
     #[error(
         "no worker for {waited:?}, and {left} left to do{last}; start some, such as `ginnel farm work {address}`, or wait longer"
     )]
@@ -49,7 +49,7 @@ pub enum Error {
         /// The error of the input.
         source: io::Error,
     },
-    /// A piece failed, or its worker died or left, as often as the manager tries.
+    /// Every attempt at a piece has failed: the worker reported a failure, died, left or was dismissed.
     #[error("the piece at {} ({} bytes) was tried {} times; the last worker {why}", piece.offset, piece.len, piece.tries)]
     Piece {
         /// The piece.

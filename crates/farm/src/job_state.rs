@@ -294,7 +294,7 @@ mod tests {
         /// The worker answers the nth piece that it holds.
         Answer(usize, usize),
         Fail(usize, usize),
-        /// It answers any piece, held or not.
+        /// The worker answers the piece with this number, whether it holds that piece or not.
         Lie(usize, u64),
         Die(usize),
     }
@@ -322,7 +322,7 @@ mod tests {
             let mut at = 0;
             let pieces: Vec<_> = lengths.iter().map(|len| { at += len; at - len..at }).collect();
             let mut state = JobState::new(pieces.iter().cloned(), 1);
-            // What each living worker holds, and what has counted.
+            // `holds` has the pieces that each living worker holds; `counted`, the pieces whose results have counted.
             let mut holds: Vec<Option<Vec<u64>>> = vec![Some(vec![])];
             state.join("first".into(), false);
             let mut counted = BTreeMap::new();
@@ -366,7 +366,7 @@ mod tests {
                     }
                 }
             }
-            // Somebody who comes last does the rest, as soon as nobody else holds anything.
+            // One last worker does the rest, when no other worker holds a piece.
             for w in 0..holds.len() { state.depart(w, Departure::Left); }
             let last = state.join("last".into(), true);
             while let Some(piece) = state.give(last) { count(state.answered(last, piece.number).unwrap()); }

@@ -27,7 +27,7 @@ pub struct Options {
     /// A worker that takes longer than this for a piece is dismissed, and its pieces are given to others. Default: no
     /// limit.
     pub piece_timeout: Option<Duration>,
-    /// How long a job goes on without any worker. `None`: for ever. Default: 30 s.
+    /// The time for which a job waits without any worker before it fails. `None`: for ever. Default: 30 s.
     pub patience: Option<Duration>,
     /// The most attempts at one piece: the job fails after this many failed attempts. An attempt also fails if the
     /// worker dies or leaves. Default: 5.
@@ -233,7 +233,7 @@ pub struct Run<'m, I: Iterator<Item = Range<u64>>, S> {
     source: S,
     state: JobState<I>,
     buffer: Vec<u8>,
-    /// When there last was a worker.
+    /// The last time at which a worker was connected.
     had_worker: Instant,
     /// How the last worker departed.
     last: String,
@@ -455,7 +455,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         if let Some(since) = since.filter(|_| answers > 0) {
             channel.answered(answers, since);
         }
-        // The worker may have slept over its pieces for long enough by now.
+        // The worker may by now have slept long enough, although it has pieces, to be woken.
         channel.wake(false);
         Ok(Ok(answers > 0))
     }
@@ -547,7 +547,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     }
 }
 
-/// Ends the job if a piece has been tried as often as the options allow.
+/// Fails if all attempts at a piece that the options allow are used up.
 fn give_up(options: &Options, piece: Piece, why: String) -> Result<(), Error> {
     if piece.tries < options.tries.max(1) { Ok(()) } else { Err(Error::Piece { piece, why }) }
 }

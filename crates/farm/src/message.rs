@@ -1,5 +1,5 @@
-//! The farm's messages as they come out of a ring. The other side is not believed: a message may have any length and hold
-//! anything, and change while it is read, so its header is read once.
+//! Parsing the farm's messages in a ring. The peer is not trusted: a message may have any length and any content, and
+//! may change while it is read. So its header is read only once.
 
 use ginnel::{Mapping, SharedSlice};
 use ginnel_layout::farm::{Header, Kind, VERSION};
@@ -7,17 +7,18 @@ use zerocopy::FromBytes;
 
 pub(super) const HEADER: usize = size_of::<Header>();
 
-/// What a worker says of a piece.
+/// A worker's answer to a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// What it made of the piece of this number.
+    /// The worker has completed the piece with this number. The message's content is the result.
     Result(u64),
-    /// It could make nothing of it.
+    /// The worker has failed at the piece with this number. The message's content is the reason.
     Failed(u64),
 }
 
 impl Answer {
-    /// Reads an answer, and its content into `content`. An error says in words what is wrong.
+    /// Reads an answer, and replaces `content` with the bytes that follow its header. An error describes what is wrong
+    /// with the message.
     pub fn read(message: SharedSlice<'_, Mapping>, content: &mut Vec<u8>) -> Result<Self, String> {
         let header = header(message)?;
         let rest = message.skip(HEADER);
@@ -31,16 +32,16 @@ impl Answer {
     }
 }
 
-/// What a manager says.
+/// A message from a manager.
 pub enum Order<'a> {
-    /// All pieces that follow are of the job of this name.
+    /// All pieces that follow belong to the job with this name.
     Job(String),
-    /// A piece to work on, with its header and where its bytes lie.
+    /// A piece to work on: its header, and its bytes, which are still in the ring.
     Piece(Header, SharedSlice<'a, Mapping>),
 }
 
 impl<'a> Order<'a> {
-    /// Reads an order. An error says in words what is wrong.
+    /// Reads an order. An error describes what is wrong with the message.
     pub fn read(message: SharedSlice<'a, Mapping>) -> Result<Self, String> {
         let header = header(message)?;
         let rest = message.skip(HEADER);

@@ -1,16 +1,19 @@
-//! Work that a program does: a piece on its standard input, the result from its standard output.
+//! Work that an external program does: it reads a piece from its standard input, and writes the result to its standard
+//! output.
 
 use ginnel::{Mapping, SharedSlice};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-/// What is kept of the program's standard error.
+/// The number of bytes of the program's standard error that are kept for an error message.
 const LAST_WORDS: u64 = 512;
 
-/// Runs a program once: `data` on its standard input, copied by the kernel from where it lies; its standard output is
-/// appended to `result`. An error, in words for the manager, if it does not start, ends with another status than 0, or
-/// says more than `longest` bytes. It need not read all of its input.
+/// Runs a program once, and waits until it ends. The kernel copies `data` from the ring to the program's standard input.
+/// The program's standard output is appended to `result`. The program need not read all of its input.
+///
+/// Returns an error, as a text for the manager, if the program does not start, exits with a status other than 0, or
+/// writes more than `longest` bytes.
 pub fn run_program(
     command: &mut Command,
     data: SharedSlice<'_, Mapping>,
@@ -22,7 +25,8 @@ pub fn run_program(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed("cannot start", error))?;
     let (input, output, complaints) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    // Three pipes, none of which may fill up while another is waited for.
+    // All three pipes are served at the same time. Otherwise the program could block on a full pipe while this thread
+    // waits for another one.
     let (said, written, complained) = std::thread::scope(|scope| {
         let said = scope.spawn(|| read(output, longest as u64 + 1));
         let complained = scope.spawn(|| {
@@ -35,7 +39,7 @@ pub fn run_program(
         (said.join(), written, complained.join())
     });
     if !matches!(&said, Ok(Ok(bytes)) if bytes.len() <= longest) {
-        // It would go on talking to nobody.
+        // Its output is no longer read, so the program could block for ever on a full pipe.
         let _ = child.kill();
     }
     let status = child.wait().map_err(|error| failed("cannot wait for it", error))?;
@@ -71,7 +75,7 @@ fn write(data: SharedSlice<'_, Mapping>, pipe: std::os::fd::BorrowedFd<'_>) -> i
         match data.skip(written).write_to(pipe) {
             Ok(n) => written += n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Enough for it.
+            // The program has closed its standard input, because it needs no more of it.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
             Err(error) => return Err(error),
         }
@@ -94,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_program_gets_the_piece_and_gives_the_result() {
-        // More than a pipe holds, both ways at once.
+        // Both the input and the output are larger than a pipe's buffer.
         let bytes: Vec<u8> = (0..300_000u32).map(|n| (n * 7) as u8).collect();
         assert_eq!(run("cat", &bytes, 1 << 20).unwrap(), bytes);
         assert_eq!(run("head -c 3", &bytes, 1 << 20).unwrap(), &bytes[..3], "it need not read all");

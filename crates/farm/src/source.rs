@@ -6,28 +6,29 @@ use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-/// The input of a job. The manager reads each piece when it gives the piece to a worker, and again if the worker
-/// died.
+/// The input of a job. The manager reads a piece each time it gives that piece to a worker, so it reads some pieces
+/// more than once.
 pub trait Source {
-    /// Writes the input's bytes from `offset` into all of `room`, which lies in the worker's ring. Must give the same bytes
-    /// each time.
+    /// Fills `room`, which lies in the worker's ring, with the input's bytes from `offset`. Must write the same bytes
+    /// each time. Fails if the input ends before `room` is full.
     fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()>;
 }
 
-/// Pieces of `size` bytes, the last as long as what is left, that make up `total` bytes.
+/// Returns the ranges of the pieces that make up `total` bytes. Each has `size` bytes, except that the last may be
+/// shorter. A `size` of 0 counts as 1.
 pub fn equal(total: u64, size: usize) -> impl Iterator<Item = Range<u64>> + Clone {
     let size = size.max(1) as u64;
     (0..total.div_ceil(size)).map(move |n| n * size..total.min((n + 1).saturating_mul(size)))
 }
 
-/// Reads the input from the file itself.
+/// Reads the input as `&File` does.
 impl Source for File {
     fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
         (&*self).fill(offset, room)
     }
 }
 
-/// A file, which the kernel copies straight into the rings. Its position moves.
+/// Reads the input from a file, which the kernel copies straight into the rings. This moves the file's position.
 impl Source for &File {
     fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
         self.seek(SeekFrom::Start(offset))?;
@@ -44,7 +45,7 @@ impl Source for &File {
     }
 }
 
-/// Bytes in memory.
+/// Copies the input from memory.
 impl Source for &[u8] {
     fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
         let at = usize::try_from(offset).ok();
@@ -64,20 +65,21 @@ impl<F: FnMut(u64, SharedSlice<'_, Mapping>) -> io::Result<()>> Source for F {
     }
 }
 
-/// Text that is made up, the same for the same seed, of any length: bytes from space to underscore.
+/// A source of pseudo-random text of any length, for tests and benchmarks. The bytes are those from space to underscore.
+/// The same seed always gives the same text.
 #[derive(Clone, Copy, Debug)]
 pub struct Generated {
-    /// What makes one text different from another.
+    /// The seed. Different seeds give different texts.
     pub seed: u64,
 }
 
-/// Text is made in blocks, so that any part can be made without those in front of it.
+/// The size of a block in bytes. Text is generated in blocks, so that any part can be generated without the parts before it.
 const BLOCK: usize = 4096;
-/// Streams of numbers in a block: independent, so that the processor makes several at once.
+/// The number of random generators in a block. They are independent, so that the processor can run several in parallel.
 const LANES: usize = 8;
 
 impl Generated {
-    /// Its bytes from `offset`.
+    /// Fills `into` with the text's bytes from `offset`.
     pub fn read(self, offset: u64, into: &mut [u8]) {
         let mut filled = 0;
         self.blocks(offset, into.len(), |part| {
@@ -86,7 +88,7 @@ impl Generated {
         });
     }
 
-    /// Calls `f` with its `len` bytes from `offset`, part by part.
+    /// Calls `f` with the text's `len` bytes from `offset`, part by part.
     fn blocks(self, offset: u64, len: usize, mut f: impl FnMut(&[u8])) {
         let mut block = [0; BLOCK];
         let (mut at, mut left) = (offset, len);
@@ -101,7 +103,7 @@ impl Generated {
 
     fn block(self, number: u64, bytes: &mut [u8; BLOCK]) {
         let mut lanes: [u64; LANES] = std::array::from_fn(|lane| {
-            // SplitMix64 of a number that no other lane has; and not 0, where xorshift would stay.
+            // SplitMix64 of a number that no other lane has. The result must not be 0, because xorshift would stay at 0.
             let n = number.wrapping_mul(LANES as u64).wrapping_add(lane as u64 + 1);
             let mut x = self.seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -114,7 +116,8 @@ impl Generated {
                 *x ^= *x << 13;
                 *x ^= *x >> 7;
                 *x ^= *x << 17;
-                // Twice, by other bits: to make text must not take longer than to move it.
+                // Each random number gives 16 bytes, from different bits, because generating text must not take longer than
+                // moving it.
                 let (first, second) = words.split_at_mut(8);
                 first.copy_from_slice(&text(*x));
                 second.copy_from_slice(&text(*x >> 29));

@@ -114,14 +114,14 @@ impl Watch {
                 }
             }
         }
-        // The set would report it again and again.
+        // Stop the timer. Otherwise the set would report it again and again.
         if rang { self.set_timer(None) } else { Ok(()) }
     }
 
     fn set_timer(&self, deadline: Option<Instant>) -> Result<(), Error> {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)));
         let value = left.and_then(|left| Timespec::try_from(left).ok());
-        // All zeros stop it.
+        // All zeros stop the timer.
         let never = Timespec { tv_sec: 0, tv_nsec: 0 };
         let setting = Itimerspec { it_interval: never, it_value: value.unwrap_or(never) };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)

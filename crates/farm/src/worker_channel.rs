@@ -28,13 +28,13 @@ pub(super) struct WorkerChannel {
     pub told: bool,
     /// Pieces of earlier jobs that the worker still holds. Their results are ignored.
     pub stale: HashSet<u64>,
-    /// When the worker last answered. A worker that answered a moment ago is awake, and its caches are warm.
+    /// The time of the worker's last answer. A worker that answered a moment ago is awake, and its caches are warm.
     pub heard: Instant,
     /// The shortest time that the worker has been seen to take for a piece.
     pace: Option<Duration>,
-    /// Since when the worker has slept over a piece that it was sent.
+    /// The time since which the worker has been asleep although it has a piece to work on.
     owed: Option<Instant>,
-    /// There was no room for the last piece that was meant for the worker.
+    /// The ring had no room for the last piece that the manager tried to send to the worker.
     pub full: bool,
 }
 
@@ -112,7 +112,7 @@ impl WorkerChannel {
         usize::try_from(pieces).unwrap_or(most).clamp(1, most.max(1))
     }
 
-    /// Wakes the worker if it sleeps over pieces and either `enough` is set or it has slept for long.
+    /// Wakes the worker if it sleeps although it has pieces, and either `enough` is set or it has slept for long.
     pub fn wake(&mut self, enough: bool) {
         if self.owed.is_some_and(|since| enough || since.elapsed() >= WORTH) {
             self.owed = None;

@@ -16,8 +16,8 @@ impl WorkerProcesses {
         Ok(())
     }
 
-    /// Waits for the processes to exit by themselves, as they do when their manager has gone. Returns true if all have exited within
-    /// `patience`.
+    /// Waits up to `patience` until all processes have exited, as they do without a signal when their manager is gone. Returns
+    /// whether all have exited.
     pub fn finish(&mut self, patience: Duration) -> bool {
         let begun = Instant::now();
         loop {

@@ -77,7 +77,7 @@ pub enum Error {
     Protocol {
         /// The daemon's socket.
         path: PathBuf,
-        /// The violation.
+        /// A description of the violation.
         what: &'static str,
     },
     /// This member may only read the segment, and the operation needs write access: both sides of a channel or a lock
@@ -126,7 +126,7 @@ pub enum Error {
     /// The semaphore would have more permits than its limit.
     #[error("the semaphore would have more than its {limit} permits")]
     Overflow {
-        /// The limit.
+        /// The semaphore's highest number of permits.
         limit: u32,
     },
     /// A party of the barrier has died.
@@ -218,7 +218,7 @@ impl From<SyncError> for Error {
             SyncError::Stale => Self::Fenced,
             SyncError::Corrupt(corrupt) => Self::CorruptLock(corrupt),
             SyncError::Sleep(source) => Self::System { what: "sleeping on a doorbell", source },
-            // `Gone`, and whatever a later version adds: the object is of no more use.
+            // `Gone`, and errors that a later version may add: the object can no longer be used.
             _ => Self::Broken,
         }
     }

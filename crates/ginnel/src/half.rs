@@ -21,7 +21,7 @@ pub(crate) trait Side: Watchable<Memory = Mapping> + Sized {
     fn resume(memory: Mapping, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt>;
     /// Returns the position of this side.
     fn cursor(&self) -> Cursor;
-    /// Publishes what is committed. Returns true if the peer must be woken, for that or for an earlier reason.
+    /// Publishes all committed data. Returns true if the peer must be woken, for that or for an earlier reason.
     fn settle(&mut self) -> bool;
 }
 

@@ -1,4 +1,4 @@
-//! How to ring the doorbells whose numbers stand in the slots of locks.
+//! Ringing the doorbells whose numbers are in the slots of locks.
 //!
 //! A slot is shared memory, so its contents may be anything. Only the daemon can say whether a number is a doorbell of
 //! the segment and how to ring it. A thread that unlocks must not wait for that answer, because it may hold other

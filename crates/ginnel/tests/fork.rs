@@ -1,4 +1,4 @@
-//! Programs that fork: parent and child share one endpoint, and if one of them ends, the other goes on. This test program
+//! Programs that fork: parent and child share one endpoint, and if one of them ends, the other continues. This test program
 //! forks, so it has only one thread.
 #![allow(unsafe_code)] // fork, waitpid, _exit.
 

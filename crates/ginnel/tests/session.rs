@@ -212,7 +212,7 @@ fn calls_that_do_not_ask_the_daemon_never_wait_for_it() {
             look();
         }
         drop(stopped);
-        // The endpoint works again when the daemon goes on.
+        // The endpoint works again when the daemon continues.
         b.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
         let connecting = thread::spawn({
             let b = b.clone();

@@ -111,7 +111,7 @@ impl Access {
     }
 }
 
-/// Rounds a wished size up to one that the memory device can have: a multiple of [`SIZE_UNIT`] and, if `bar`, a power of two,
+/// Rounds a requested size up to one that the memory device can have: a multiple of [`SIZE_UNIT`] and, if `bar`, a power of two,
 /// because a PCI BAR needs it. `None` if no such size exists.
 pub const fn usable_size(wish: u64, bar: bool) -> Option<u64> {
     let wish = if wish < MIN_SIZE { MIN_SIZE } else { wish };

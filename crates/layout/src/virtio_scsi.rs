@@ -223,7 +223,7 @@ pub enum Address {
     },
     /// The well-known logical unit that lists the others.
     ReportLuns,
-    /// No valid address.
+    /// Not a valid address.
     Nobody,
 }
 

@@ -171,7 +171,7 @@ pub struct Fds(pub u32);
 
 impl Fds {
     /// The segment's memory. The client maps [`Attached::mapped_len`] bytes at [`Attached::map_offset`], shared, and without
-    /// `PROT_WRITE` if [`Attached::access`] says so.
+    /// `PROT_WRITE` if [`Attached::access`] does not allow stores.
     pub const MEMORY: u32 = 1;
     /// The eventfd of the endpoint's own vector. Other endpoints may share it, so no program may read from it: a client waits
     /// with its own edge-triggered epoll.

@@ -310,9 +310,9 @@ impl<M: SharedMemory> Producer<M> {
         self.bell.needed(&self.memory) || woken
     }
 
-    /// Marks that nothing more comes, and that what the consumer has not taken is void: its next look returns
-    /// [`RecvError::Aborted`]. Drops what is committed and not published. Returns true if the consumer's doorbell must be
-    /// rung.
+    /// Ends the ring at once: nothing more comes, and all data that the consumer has not taken is void. The consumer's next
+    /// look returns [`RecvError::Aborted`]. Messages that are committed and not published are dropped. Returns true if the
+    /// consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn abort(&mut self) -> bool {
         self.held = None;
@@ -575,7 +575,8 @@ impl<M: SharedMemory> Consumer<M> {
             return Err(self.end(RecvError::Broken));
         }
         let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
-        // The state may have been set after a last record, for which we looked too early. What was aborted is void.
+        // The producer may have published a last record and then ended, both after this side looked for a record. So look once
+        // more, unless the producer has aborted: then its records are void.
         match self.memory.load_acquire_u64(at(self.position, self.capacity)) {
             header if header == 0 || end == RecvError::Aborted => Err(self.end(end)),
             header => self.accept(RecordHeader(header)),

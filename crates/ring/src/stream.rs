@@ -204,8 +204,8 @@ impl<M: SharedMemory> Producer<M> {
         self.bell.needed(&self.memory)
     }
 
-    /// Marks that nothing more comes, and that what the consumer has not taken is void: its next look returns
-    /// [`RecvError::Aborted`]. Returns true if the consumer's doorbell must be rung.
+    /// Ends the ring at once: nothing more comes, and all data that the consumer has not taken is void. The consumer's next
+    /// look returns [`RecvError::Aborted`]. Returns true if the consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn abort(&mut self) -> bool {
         self.ended.get_or_insert(SendError::AfterFinish);

@@ -92,7 +92,7 @@ fn a_side_may_abort_after_finish_but_not_finish_after_abort() {
     let _ = producer.send(&[7; 8]).unwrap();
     let _ = (producer.finish(), producer.abort());
     assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted), "what has not been received yet");
-    // Lost memory is lost, whatever a side says.
+    // If the daemon has marked the memory as lost, a side cannot change that.
     let (ring, mut producer, _) = streams();
     ring.store_relaxed_u32(PRODUCER_STATE, SideState::LOST.0);
     let _ = producer.abort();

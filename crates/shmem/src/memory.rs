@@ -23,25 +23,25 @@ pub trait SharedMemory: Clone {
 
     /// Loads without ordering.
     fn load_relaxed_u16(&self, at: usize) -> u16;
-    /// Loads. What the writer did before its release store is visible afterwards.
+    /// Loads with acquire ordering: everything that the writer did before its release store is visible afterwards.
     fn load_acquire_u16(&self, at: usize) -> u16;
     /// Stores without ordering.
     fn store_relaxed_u16(&self, at: usize, value: u16);
-    /// Stores. Everything done before is visible to a reader that acquires this value.
+    /// Stores with release ordering: everything done before is visible to a reader that acquires this value.
     fn store_release_u16(&self, at: usize, value: u16);
 
     /// Loads without ordering.
     fn load_relaxed_u32(&self, at: usize) -> u32;
-    /// Loads. What the writer did before its release store is visible afterwards.
+    /// Loads with acquire ordering: everything that the writer did before its release store is visible afterwards.
     fn load_acquire_u32(&self, at: usize) -> u32;
     /// Stores without ordering.
     fn store_relaxed_u32(&self, at: usize, value: u32);
-    /// Stores. Everything done before is visible to a reader that acquires this value.
+    /// Stores with release ordering: everything done before is visible to a reader that acquires this value.
     fn store_release_u32(&self, at: usize, value: u32);
 
     /// Loads without ordering.
     fn load_relaxed_u64(&self, at: usize) -> u64;
-    /// Loads. What the writer did before its release store is visible afterwards.
+    /// Loads with acquire ordering: everything that the writer did before its release store is visible afterwards.
     fn load_acquire_u64(&self, at: usize) -> u64;
     /// Repeats [`SharedMemory::load_acquire_u64`] while it returns zero, at most `looks` times.
     #[inline]
@@ -57,7 +57,7 @@ pub trait SharedMemory: Clone {
     }
     /// Stores without ordering.
     fn store_relaxed_u64(&self, at: usize, value: u64);
-    /// Stores. Everything done before is visible to a reader that acquires this value.
+    /// Stores with release ordering: everything done before is visible to a reader that acquires this value.
     fn store_release_u64(&self, at: usize, value: u64);
 
     /// Replaces `old` by `new`. The error is the word that was there instead of `old`. Acquires the old word, and releases

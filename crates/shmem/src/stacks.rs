@@ -183,7 +183,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Nor does memory count that precedes the thread-local memory of the first thread, whose stack is elsewhere.
+    /// The first thread's stack is elsewhere, so memory before its thread-local memory does not count either.
     #[test]
     fn memory_before_thread_local_memory_is_not_part_of_it() {
         let process = rustix::process::getpid();

@@ -18,7 +18,7 @@ pub enum Corrupt {
     Permits {
         /// The number of permits that was found.
         permits: u64,
-        /// The limit.
+        /// The semaphore's highest number of permits.
         limit: u32,
     },
     /// The word kept changing during a bounded number of attempts.

@@ -14,7 +14,7 @@
 //! Either the owner sees the bit or the sleeper sees the word free ([`ginnel_ring::wait`]). Users that arrive may take a free
 //! word before the sleeper that was rung; the sleeper then sets WAITERS again. The flag vanishes when the word becomes free.
 //! Therefore a user that has slept and takes the word sets the flag again if others still sleep. It may not see the bits of
-//! users that arm just then; but those have yet to look at the word, and set the flag themselves.
+//! users that arm just then; but those users have not looked at the word yet, and will set the flag themselves.
 
 use crate::error::{Corrupt, SyncError};
 use crate::seat::{Look, Seat, TRIES, Term, Waited, World};
@@ -133,8 +133,8 @@ pub(crate) fn hand_on<M: SharedMemory, W: World>(seat: &Seat<M>, world: &mut W) 
     seat.wake_all(SLOTS_MASK, world);
 }
 
-/// Gives the word back after the fast path has failed. `last` returns the word to leave, given the present one. Returns the
-/// word as it was.
+/// Gives the word back after the fast path has failed. `last` gets the present word and returns the new one. Returns the
+/// old word.
 pub(crate) fn give_back<M: SharedMemory>(
     seat: &Seat<M>,
     last: impl Fn(OwnerWord) -> OwnerWord,

@@ -212,7 +212,8 @@ impl<M: SharedMemory> RwLock<M> {
         ReaderState(self.seat.page.load_acquire_u64(self.own()))
     }
 
-    /// One attempt of a reader whose word is WANTED. `None`: the word still is, and the writer knows that a user waits.
+    /// Makes one attempt of a reader whose word is WANTED. Returns `None` if the word is still WANTED and the writer knows that a
+    /// user waits.
     fn attempt_read(&self) -> Option<Result<Entry, SyncError>> {
         for _ in 0..TRIES {
             match self.own_state() {

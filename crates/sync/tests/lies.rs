@@ -39,7 +39,7 @@ fn impossible() -> Vec<u64> {
     let owned = OwnerWord::owned(3, 1, 9).0;
     vec![
         64 | 1 << 16,                         // a slot that does not exist
-        255 | 1 << 16,                        // nor this one
+        255 | 1 << 16,                        // another such slot
         1,                                    // a slot without epoch
         1 << 16,                              // an epoch without slot
         7 << 32,                              // an endpoint without slot

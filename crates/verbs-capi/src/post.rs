@@ -62,7 +62,7 @@ pub unsafe fn wanted(init: *const ibv_qp_init_attr_ex) -> Result<Option<u64>, c_
 /// The data of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Data {
-    /// Not set yet.
+    /// The program has not set the data yet.
     None,
     /// The range of the request's own element.
     One,

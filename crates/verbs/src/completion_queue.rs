@@ -114,7 +114,8 @@ pub struct CompletionQueue<M: SharedMemory> {
 
 /// How the program is told of completions for which it has armed the queue.
 struct Events {
-    /// What the program has asked for and was not told of yet: [`NOTHING`], [`ANY`] or [`SOLICITED`].
+    /// The completions for which the program has requested a notification that has not been sent yet: [`NOTHING`], [`ANY`] or
+    /// [`SOLICITED`].
     armed: AtomicU32,
     /// How often the program has asked.
     count: AtomicU32,

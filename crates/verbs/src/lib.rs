@@ -24,8 +24,8 @@
 //!
 //! # Protection
 //!
-//! The poster checks keys, bounds and access rights, which catches mistakes. It is no protection against a hostile member: that member
-//! can read and change everything in the segment, including all registered pages, whatever the keys say. The trust boundary is the
+//! The poster checks keys, bounds and access rights, which catches mistakes. This does not protect against a hostile member: it can
+//! read and change everything in the segment, including all registered pages, whatever the keys say. The trust boundary is the
 //! segment. A hostile member cannot make this process access anything else: this crate loads each word that a peer can write once,
 //! checks it against its own arenas, and uses only the checked value.
 

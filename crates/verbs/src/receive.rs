@@ -208,7 +208,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
             memory.store_relaxed_u64(at, element.address);
             memory.store_relaxed_u64(at + 8, u64::from(element.length) | u64::from(element.key) << 32);
         }
-        // A poster that sees this entry must see a value of `SHORTEST` that is no greater than the length of any posted entry.
+        // A poster that sees this entry must see a value of `SHORTEST` that is not greater than the length of any posted entry.
         self.shortest = if self.is_empty() { length } else { self.shortest.min(length) };
         self.tables.store_relaxed_u32(self.at + qp::SHORTEST, self.shortest);
         self.tail += 1;

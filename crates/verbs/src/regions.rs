@@ -1,6 +1,6 @@
-//! The memory regions of this endpoint: the private records against which it checks its own requests, and what its peers see.
+//! The memory regions of this endpoint: the private records against which it checks its own requests, and the copy for its peers.
 //!
-//! The records are private, and what stands in the tables is a copy for peers. This endpoint reads that copy only to find memory for a
+//! The records are private, and the tables contain a copy of them for peers. This endpoint reads that copy only to find memory for a
 //! copy that a peer shares with it, after the private records have allowed that.
 
 use ginnel_layout::verbs::{

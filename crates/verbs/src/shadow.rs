@@ -194,11 +194,11 @@ struct Pending {
     since: Instant,
 }
 
-/// How far a work request has come.
+/// The progress of a work request.
 pub(crate) enum Step {
     /// There is no answer yet.
     Waits,
-    /// It is done.
+    /// The work request is complete.
     Done,
     /// The work request has failed, or the owner does not accept errands.
     Failed(Status),

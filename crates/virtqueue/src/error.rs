@@ -36,7 +36,7 @@ pub enum Corrupt {
         /// Maximum length of the chain.
         limit: u32,
     },
-    /// More pieces of memory than this device takes in a request.
+    /// A request with more pieces of memory than this device accepts.
     #[error("a request of more than {limit} segments")]
     Segments {
         /// Maximum number of segments.

@@ -35,8 +35,8 @@
 //! # Notifications and the fence
 //!
 //! After it has published an index or a descriptor, each side checks whether the other one sleeps. Before it sleeps, each
-//! side says so and looks once more. Both have a full fence in between (store, fence, load), so at least one of them sees the
-//! other, and no wake-up is lost. The models are in `tests/loom.rs`.
+//! side stores that it wants to be notified, and looks once more. Both have a full fence in between (store, fence, load), so
+//! at least one of them sees the other, and no wake-up is lost. The models are in `tests/loom.rs`.
 
 mod chain;
 mod device;

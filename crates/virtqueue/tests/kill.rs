@@ -86,7 +86,7 @@ impl World {
                 let guest = rig.guest(&memory);
                 Some(Process { memory, guest, queue, held: Vec::new(), last: None })
             }
-            // What the device read does not fit what it wrote: it was dead by then.
+            // The device was already dead, so its stores had no effect, and its loads do not match them.
             Err(_) if memory.is_dead() => None,
             Err(error) => panic!("{rig:?}: {error}"),
         }

@@ -380,7 +380,7 @@ pub fn sleep(queues: &mut [&mut Queue], limit: Duration) -> Result<bool, Error> 
         there = wait(&fds, Some(limit))?;
     }
     for queue in queues.iter_mut() {
-        // An empty counter is no error.
+        // An empty counter is not an error.
         let _ = rustix::io::read(&queue.eventfds.call, &mut [0; 8]);
         queue.parts.ring.disarm();
     }

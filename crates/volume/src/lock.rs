@@ -36,9 +36,9 @@ const SILENT: Duration = Duration::from_secs(6);
 /// What the holder of a lock does with the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Reads, beside other readers; nobody may write.
+    /// The holder reads. Others may read too, but not write.
     Read,
-    /// Reads and writes, alone.
+    /// The holder reads and writes. Others may neither read nor write.
     Write,
 }
 
@@ -50,7 +50,8 @@ impl Use {
         }
     }
 
-    /// Beside a reader nobody may write; beside a writer nobody may rely on the contents either.
+    /// Returns the permissions that others must not use. While there is a reader, others must not write; while there is a
+    /// writer, others must not rely on the contents either.
     fn forbids(self) -> &'static [u8] {
         match self {
             Self::Read => &[WRITE, RESIZE],
@@ -297,7 +298,7 @@ mod tests {
         };
         let refused = lock_or_name(&second, path, Use::Write, 10 * AGAIN, who).unwrap_err().to_string();
         assert!(refused.contains("open in test"), "{refused}");
-        // Once for the error, and once for the warning in between, if this took so long.
+        // One look is for the error. A second one is for the warning, which is logged only if the lock took long.
         assert!(looks.get() <= 2, "{} times", looks.get());
     }
 

@@ -100,8 +100,8 @@ impl Ownership {
     }
 
     /// Unlocks the images of a VM that has stopped to continue elsewhere. `make_durable` makes all acknowledged writes of a
-    /// disk durable, and says whether that succeeded. If it did not, the image stays locked: nobody else would know
-    /// that writes are missing.
+    /// disk durable, and says whether that succeeded. If it did not, the image stays locked, because its next user
+    /// would not know that writes are missing.
     pub fn vm_stopped(&self, make_durable: impl Fn(usize) -> Result<(), String>) {
         self.release(|_| true, make_durable);
     }

@@ -1,4 +1,4 @@
-//! Disk failures: the guest gets the right status, the log gets one clear line, and the volume goes on.
+//! Disk failures: the guest gets the right status, the log gets one clear line, and the volume continues.
 
 mod server;
 

@@ -121,7 +121,7 @@ fn requests_not_begun_are_handed_over() {
         assert_eq!(done(&mut guest, 0), 0, "{kind:?}: each once");
         assert_eq!(written(&source, ALL), [0; 0], "{kind:?}");
         assert_eq!(written(&destination, ALL), Vec::from_iter(0..ALL), "{kind:?}");
-        // The queue goes on working.
+        // The queue continues working.
         guest.stop(0);
         guest.start(0);
         write(&mut guest, 0);

@@ -55,7 +55,7 @@ enum Victim {
     Source,
     /// Only the destination; the handover to it is tried again.
     Destination,
-    /// Only the destination; the source goes on as after a failed migration, and then the handover begins anew.
+    /// Only the destination; the source continues as after a failed migration, and then the handover begins anew.
     DestinationForGood,
     Both,
 }

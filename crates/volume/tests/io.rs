@@ -46,7 +46,7 @@ fn a_polled_disk_can_be_written_flushed_and_discarded() {
         let server = Server::start(BYTES, flags);
         let mut client = server.connect();
         all_kinds(&mut client);
-        // Not every disk has queues to poll. The volume reports that once and goes on.
+        // Not every disk has queues to poll. The volume reports that once and continues.
         assert!(server.count("no queues to poll") <= 1, "{}", server.log());
         assert_eq!(server.count("failed"), 0, "{}", server.log());
     }

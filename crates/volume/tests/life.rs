@@ -176,7 +176,7 @@ fn a_successor_waits_until_its_predecessor_is_gone() {
     server.connect().read(0, &mut [0; 512]).unwrap();
 }
 
-/// The same, if the image has no lock that would tell.
+/// This also holds if no lock on the image shows that another process uses it.
 #[test]
 fn a_successor_waits_even_without_an_image_lock() {
     use rustix::fs::{FlockOperation, flock};

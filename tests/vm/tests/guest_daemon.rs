@@ -93,7 +93,7 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result
     println!("host to guest and back by doorbells: {said}; {came} interrupts in the guest");
     ensure!(came > 20, "only {came} interrupts");
 
-    // The daemon is killed during a conversation, which goes on. The next daemon gets the interrupts from the keeper.
+    // The daemon is killed during a conversation, which continues. The next daemon gets the interrupts from the keeper.
     let line = ginnel.on_host("exec bell ring web echo 6")?;
     bed.host("true")?.ok()?;
     let ringing = bed.host_spawn(&line)?;
@@ -120,7 +120,7 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result
     ensure!(daemon.said().1.contains("as the earlier daemon had them"), "{}", daemon.said().1);
     println!("after a new keeper: {}", ring_from_host(&bed, &ginnel, 1)?);
 
-    // A second daemon is refused, and the first goes on.
+    // A second daemon is refused, and the first continues.
     let second = vm.run("ginneld guest")?;
     ensure!(second.code() == Some(1) && second.stderr.contains("another ginneld runs"), "{second:?}");
 

@@ -17,14 +17,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// From this size on, it is tried out whether writing without the page cache is faster.
+/// The file size in bytes from which the receiver tries out whether writing without the page cache is faster.
 const WORTH_A_TRIAL: u64 = 64 << 20;
 
 /// The target of the files.
 pub enum Target {
     /// A folder, in which each source gets its own name.
     Into(Arc<OwnedFd>),
-    /// This name in this folder, for the only source.
+    /// A folder, and the name that the only source gets in it.
     As(Arc<OwnedFd>, Vec<u8>),
 }
 

@@ -69,7 +69,7 @@ struct Module {
     name: &'static str,
     /// The tests that are always run: those of TCP that do not sleep for long.
     patterns: &'static [&'static str],
-    /// The least number of ends of connections that change over. The others may be closed before, depending on the
+    /// The least number of ends of connections that must change over. The others may be closed before, depending on the
     /// machine.
     ends: usize,
     /// The same number if all tests are run, with `make soak-sockets`.

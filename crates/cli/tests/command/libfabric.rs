@@ -21,7 +21,7 @@ fn fi_pingpong() {
         return;
     }
     let verbs = Verbs::new();
-    // No other provider is asked, so what goes to and fro goes through the segment. `-c` checks the data.
+    // No other provider is asked, so the data of both directions goes through the segment. `-c` checks the data.
     for (more, times) in [
         (&["-p", "verbs", "-e", "msg", "-S", "4096"][..], 2),
         (&["-p", "verbs", "-e", "dgram", "-S", "1024"], 2),

@@ -30,14 +30,14 @@ fn serve(verbs: &Verbs, server: &[&str], space: &str, port: u16) -> Killed {
     child
 }
 
-/// Runs a server and its client, which both must succeed; what they have said.
+/// Runs a server and its client, which both must succeed, and returns their output.
 fn pair(verbs: &Verbs, server: &[&str], client: &[&str], space: &str, port: u16) -> [String; 2] {
     let mut served = serve(verbs, server, space, port);
     let said = verbs.good(client);
     [expect_good(server, served.0.take().unwrap()), said]
 }
 
-/// Waits for a program that must fail; what it has said.
+/// Waits for a program that must fail, and returns its output.
 fn expect_bad(mut child: Child) -> String {
     wait_for("its end", || child.try_wait().unwrap().is_some());
     let output = child.wait_with_output().unwrap();

@@ -17,7 +17,7 @@ fn wait_until_listening(verbs: &Verbs, port: u16, server: &mut Killed) {
     });
 }
 
-/// Runs a program as server and as its client, which both must succeed. What the client says.
+/// Runs a program as server and as its client, which both must succeed. Returns the client's output.
 fn pair(verbs: &Verbs, program: &str, more: &[&str]) -> String {
     let port = free_port();
     let number = port.to_string();

@@ -217,7 +217,7 @@ fn header(file: impl AsFd, offset: u64, page: usize) -> Result<Option<[u8; 16]>>
 }
 
 /// Reads the uuid of a segment's header. Returns `None` if this is not a header, or if it is not written yet. All members can
-/// write there, so nothing else of the header is believed.
+/// write there, so this daemon does not trust anything else in the header.
 fn read_uuid(header: &impl SharedMemory) -> Result<Option<[u8; 16]>> {
     // ORDER segment.header: the version is published last. Pairs with: the host daemon's writing of it.
     let version = header.load_acquire_u32((SegmentHeader::VERSION_AT - segment::RESERVED) as usize);

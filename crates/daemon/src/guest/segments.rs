@@ -85,7 +85,7 @@ impl Segments {
         let segment = *self.list.iter().find(|segment| segment.name == *name)?;
         if !self.devices.find(&segment).is_ok_and(MemoryDevice::is_there) {
             self.scan();
-            // This includes a missing segment: the host is told of it, and checks what stands in front of the segment's arena.
+            // A missing segment is reported too, so that the host checks the memory in front of the segment's arena.
             if !self.due.contains(name) {
                 self.due.push_back(*name);
             }
@@ -135,7 +135,7 @@ impl Segments {
         Some(mapped(name, device.kind, trusts, Some(speed)))
     }
 
-    /// Returns whether a kernel that boots in this VM believes what the segment's members have written into its info block.
+    /// Returns whether a kernel that boots in this VM trusts the segment's info block, into which its members can write.
     fn trusts_members(&self, segment: &relay::Segment) -> bool {
         segment.kind == MappingKind::DAX && self.kernel.probes_by_itself()
     }

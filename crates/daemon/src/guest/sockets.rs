@@ -1,7 +1,7 @@
 //! Facts of the guest's kernel about TCP connections that programs report.
 //!
-//! The host's daemon looks for the other end, and believes these facts only for this guest. So they are read from the socket
-//! itself. Of the program's own statements, only the time of the connection is passed on.
+//! The host's daemon looks for the other end, and trusts these facts only about this guest. So this daemon reads them from the
+//! socket itself. Of the program's own statements, only the time of the connection is passed on.
 
 use super::clients::{self, Answer};
 use ginnel_layout::wire::{Kind, SocketFacts, SocketReport, SocketRole, SocketStays, StaysReason};

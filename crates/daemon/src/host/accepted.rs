@@ -136,7 +136,7 @@ mod tests {
         let moved = tempfile::tempdir().unwrap();
         std::fs::copy(dir.path().join(NAME), moved.path().join(NAME)).unwrap();
         assert_eq!(copy_in(moved.path(), &file), None);
-        // A half-written earlier copy is no obstacle, and only the daemon's user can read the new one.
+        // A half-written earlier copy does no harm, and only the daemon's user can read the new one.
         std::fs::write(dir.path().join(format!("{NAME}.new")), "x").unwrap();
         let other = chosen(text(dir.path()) + "vectors = 7\n");
         other.keep().unwrap();

@@ -130,11 +130,11 @@ pub struct Segment {
     pub part: Option<FilePart>,
     /// The declaration, if the segment was declared at run time.
     pub runtime: Option<SegmentSpec>,
-    /// The segment's memory, with what is free of it.
+    /// The allocator of the segment's memory.
     pub arena: Arena,
     /// The doorbell vectors of each member that serve its programs in this segment.
     pub vectors: BTreeMap<u32, Vec<u32>>,
-    /// The file was truncated while it was in use. It may be as long as before, but what was cut off is lost.
+    /// The file was truncated while it was in use. It may be as long as before, but the data that was cut off is lost.
     pub cut: bool,
 }
 

@@ -253,7 +253,7 @@ pub enum Recording {
     /// Only records that do not give a client anything ([`Record::gives`]).
     Closed,
     /// The same as `Closed`. In addition, the books contain something that was given to a client and is not in the journal.
-    /// Nobody may learn of it, not even by repeating a request.
+    /// No client may learn of it, even if it repeats its request.
     Owing,
 }
 

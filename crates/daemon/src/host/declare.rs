@@ -389,7 +389,7 @@ impl Server {
             && in_use
             && (known.memory, known.page) != (memory, page)
         {
-            // The running VMs have the segment as it was, and must not be told otherwise.
+            // The running VMs have the segment in its old form, so the daemon must continue to describe it to them like that.
             (memory, page) = (known.memory, known.page);
             warn!(segment = %name, memory = memory.word(), page, "{place}: `memory` and `page` stay as they are while programs or VMs use it: stop them all, then restart the daemon");
         }

@@ -1,6 +1,6 @@
 //! The part of a segment in front of its arena, which the daemon writes: the DAX info block for a guest's kernel, and the header
 //! for its daemon. Every member can damage both, on purpose or with a tool (`ndctl`, `daxctl`). So the daemon checks them before
-//! a guest reads them, and repairs them. It compares what it finds with the books and never believes it.
+//! a guest reads them, and repairs them. It compares their contents with the books, and never trusts them.
 
 use super::config::MemoryKind;
 use ginnel_layout::Name;
@@ -10,7 +10,7 @@ use ginnel_shmem::{Mapping, SharedMemory as _};
 use tracing::warn;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The values that should stand there.
+/// The correct values of this part of a segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Front {
     /// The segment's name.
@@ -68,11 +68,11 @@ impl Front {
         let version = SegmentHeader::VERSION_AT as usize;
         mapping.store_release_u32(version, 0);
         mapping.write(RESERVED as usize, SegmentHeader { version: 0, ..self.header() }.as_bytes());
-        // ORDER segment.version: all of the header before it. Pairs with: whoever looks for the segment.
+        // ORDER segment.version: the whole header is written before the version. Pairs with: any program that looks for the segment.
         mapping.store_release_u32(version, VERSION);
     }
 
-    /// Checks both, and writes again what is wrong.
+    /// Checks the info block and the header, and rewrites each of them that is wrong.
     pub fn repair(&self, mapping: &Mapping, repairs: &mut Repairs) {
         let segment = &self.name;
         if self.memory == MemoryKind::Dax {

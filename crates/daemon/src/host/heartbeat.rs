@@ -11,7 +11,7 @@ use ginnel_layout::relay::RelayKind;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// The time at which a guest was last heard of.
+/// The time at which a guest last sent something, and the state of the watch over it.
 #[derive(Debug)]
 pub struct Pulse {
     heard: Instant,
@@ -21,7 +21,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Starts with a guest that has just been heard of.
+    /// Starts with a guest that has just sent something.
     pub fn new() -> Self {
         Self { heard: Instant::now(), asked: false, hangs: false }
     }
@@ -51,8 +51,8 @@ impl Server {
         waits.min()
     }
 
-    /// Returns the VMs whose daemon should send something, and how long each may be silent. This includes VMs that only an
-    /// earlier daemon of the host has heard of.
+    /// Returns the VMs whose daemon should send something, and how long each may be silent. This includes VMs from which
+    /// only an earlier daemon of the host has received something.
     fn waited_for(&self) -> impl Iterator<Item = (u32, &Vm, Duration)> {
         let members = &self.broker.books().members;
         self.vms.iter().filter_map(move |(number, vm)| {

@@ -112,7 +112,7 @@ impl Broker {
         let (number, token) = (caller.endpoint, Hex16(wish.token));
         let known = self.endpoint_of(caller)?.holds.get(&token).copied();
         if wish.millis == 0 {
-            // The request is a repetition, or comes too late: the hold has ended, which is what the owner asked for.
+            // If there is no such hold, the request is a repetition or comes too late. The hold has ended, as the owner requested.
             if known.is_some() {
                 self.end_hold(number, token)?;
             }

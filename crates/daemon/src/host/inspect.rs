@@ -1,7 +1,7 @@
 //! The daemon's state as JSON, in pages.
 //!
 //! The whole state is one JSON object, which may be long. The daemon sends it in pages of about one packet each: a client asks
-//! for the next page when it has read the last one, and says where that ended. So the daemon keeps no state for an answer,
+//! for the next page when it has read the last one, and says where that page ended. So the daemon keeps no state for an answer,
 //! whatever a client does, and looks at a bounded number of entries for each request. A change between two pages may appear only
 //! in part.
 

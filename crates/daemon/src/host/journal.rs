@@ -374,7 +374,7 @@ impl Journal {
             None => {}
             Some(rewriting) => match rewriting.finished() {
                 Err(rewriting) => self.rewriting = Some(rewriting),
-                // The new journal would lack what the old file lacks.
+                // The new journal would lack the same records as the old file.
                 Ok(_) if !self.is_whole() => {}
                 Ok(result) => self.take_rewritten(result),
             },

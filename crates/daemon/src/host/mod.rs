@@ -7,7 +7,7 @@
 //! | [`objects`] | the things that endpoints make, such as channels and blocks, each kind in its own module |
 //! | [`books`], [`record`], [`arena`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
 //! | [`journal`] | these changes on disk |
-//! | [`segments`], `front`, [`members`] | files and mappings, what stands in front of the arenas, and descriptors |
+//! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
 //! | `doorbells`, [`relayed`] | which vectors serve which segment and who is told of them; rings that the daemon relays |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |

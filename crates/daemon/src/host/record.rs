@@ -127,7 +127,7 @@ pub enum Record {
         segment: Text,
         /// The member number.
         member: u32,
-        /// The vectors.
+        /// The doorbell vectors of the member that serve the segment.
         vectors: Vec<u32>,
     },
     /// A process has attached.

@@ -44,7 +44,7 @@ struct Open {
     for_writers: Option<Arc<OwnedFd>>,
     /// The same file, open for reading only.
     read_only: Option<Arc<OwnedFd>>,
-    /// What should stand in front of the arena, once that is known.
+    /// The correct contents of the memory in front of the arena, once they are known.
     front: Option<Front>,
     /// The damage that was found and repaired.
     repairs: Repairs,
@@ -179,7 +179,8 @@ impl Segments {
         self.files.keep(|identity| open.values().any(|open| open.identity == identity));
     }
 
-    /// Writes the info block and the header in front of a segment's arena. If it is not `new`, this checks first what is there.
+    /// Writes the info block and the header in front of a segment's arena. If the segment is not `new`, the old contents are
+    /// checked first.
     pub fn write_front(&mut self, front: Front, new: bool) {
         let Some(open) = self.open.get_mut(&front.name) else { return };
         let Some((_, mapping)) = &open.memory else { return };
@@ -188,7 +189,7 @@ impl Segments {
         self.check_front(&front.name);
     }
 
-    /// Checks what stands in front of a segment's arena, and repairs it.
+    /// Checks the memory in front of a segment's arena, and repairs it.
     pub fn check_front(&mut self, name: &Name) {
         if !self.check(name) {
             return;
@@ -199,7 +200,7 @@ impl Segments {
         }
     }
 
-    /// Returns what this daemon has repaired there.
+    /// Returns which damage in front of the segment's arena this daemon has repaired.
     pub fn repairs(&self, name: &Name) -> Repairs {
         self.open.get(name).map_or_else(Repairs::default, |open| open.repairs)
     }

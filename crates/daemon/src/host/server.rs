@@ -369,8 +369,8 @@ impl Server {
         }
     }
 
-    /// Restores the size of truncated files if a QEMU is running that would die when it touches the missing memory. Programs do
-    /// not die of it, and learn of the truncation when they touch what is missing.
+    /// Restores the size of truncated files if a QEMU is running that would die when it touches the missing memory. Programs
+    /// survive that, and learn of the truncation when they touch the missing memory.
     fn restore_files(&mut self) {
         let books = self.broker.books();
         let runs = |member: &u32| books.members.get(member).is_some_and(|member| member.qemu.is_some());

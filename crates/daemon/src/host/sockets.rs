@@ -1,9 +1,9 @@
 //! TCP connections of programs: the daemon finds the two ends of a connection and tells them where to meet.
 //!
-//! A program on the host sends its socket to this daemon, which reads from it what the kernel knows. For a program in a VM, that
-//! VM's daemon does so, and is believed for its own VM. [`ginnel_tcp::Rendezvous`] decides which two reports are the ends of one
-//! connection. Both ends are told the name of a listener in a segment that both may use. Nobody else knows the name, so a program
-//! that connects there is the other end, and from then on their channel is like any other.
+//! A program on the host sends its socket to this daemon, which gets the facts about it from the kernel. For a program in a VM,
+//! that VM's daemon does so, and this daemon trusts it for its own VM. [`ginnel_tcp::Rendezvous`] decides which two reports are
+//! the ends of one connection. Both ends are told the name of a listener in a segment that both may use. Nobody else knows the
+//! name, so a program that connects there is the other end, and from then on their channel is like any other.
 //!
 //! All of this is in private memory: after a restart of the daemon, programs report again.
 
@@ -61,8 +61,8 @@ enum Reporter {
     All(u32, u32),
 }
 
-/// Returns the user on whose account a program reports. A VM's daemon is not believed about users, so all programs of a VM have
-/// one account.
+/// Returns the user on whose account a program reports. The daemon does not trust a VM's daemon about users, so all programs of a
+/// VM have one account.
 fn account(who: &Who) -> u32 {
     if who.is_relayed() { 0 } else { who.uid }
 }

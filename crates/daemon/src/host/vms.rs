@@ -489,7 +489,7 @@ impl Server {
             RelayKind::GONE | RelayKind::JOIN => {
                 let Ok(told) = relay::Endpoint::read_from_bytes(body) else { return };
                 let relay::Endpoint { endpoint, epoch, pid, started, .. } = told;
-                // A guest's daemon is believed only about its own VM.
+                // The host trusts a guest's daemon only about its own VM.
                 if self.broker.books().endpoints.get(&endpoint).is_none_or(|e| e.member != member) {
                     return;
                 }

@@ -48,7 +48,7 @@ impl Rights {
 pub struct BlockCreate {
     /// Name of the block; [`Name::NONE`] for a block without a name.
     pub name: Name,
-    /// Wished bytes, at least 1. The block gets a multiple of the segment's page.
+    /// Requested size in bytes, at least 1. It is rounded up to a multiple of the segment's page size.
     pub size: u64,
     /// Alignment of the block's offset: a power of two. The offset is also a multiple of the segment's page. 0 means only the
     /// latter.
@@ -99,9 +99,9 @@ pub struct Block {
     pub handle: u64,
     /// Offset of the block from the start of the segment.
     pub offset: u64,
-    /// Bytes of the block, as wished for.
+    /// Size of the block in bytes, as requested.
     pub size: u64,
-    /// Bytes of the block, rounded up to the segment's page. All of them may be mapped.
+    /// Size of the block in bytes, rounded up to the segment's page size. All of these bytes may be mapped.
     pub span: u64,
     /// Rights of this handle.
     pub rights: Rights,
@@ -124,7 +124,7 @@ layout!(Block, 56 {
 pub struct BlockResize {
     /// [`Block::handle`].
     pub handle: u64,
-    /// Wished bytes.
+    /// Requested size in bytes.
     pub size: u64,
 }
 layout!(BlockResize, 16 { handle: 0, size: 8 });

@@ -16,7 +16,7 @@ pub struct Listen {
     /// Maximum number of connections that wait to be accepted; 0 means the daemon's default.
     pub backlog: u32,
     /// Data bytes of the ring into which the acceptor sends; 0 means the daemon's default. Each ring has the larger of the
-    /// sizes that the two sides wish for, up to the daemon's limit.
+    /// sizes that the two sides request, up to the daemon's limit.
     pub capacity: u64,
     /// Data bytes of the ring from which the acceptor receives; 0 means as many as `capacity`.
     pub input_capacity: u64,
@@ -124,14 +124,14 @@ pub struct ChannelRef {
 layout!(ChannelRef, 8 { channel: 0 });
 
 impl Listen {
-    /// Returns the ring sizes that the acceptor wishes for; 0 where it has no wish.
+    /// Returns the ring sizes that the acceptor requests; 0 where it leaves the size open.
     pub fn wishes(&self) -> Capacities {
         Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), false)
     }
 }
 
 impl Connect {
-    /// Returns the ring sizes that the initiator wishes for; 0 where it has no wish.
+    /// Returns the ring sizes that the initiator requests; 0 where it leaves the size open.
     pub fn wishes(&self) -> Capacities {
         Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), true)
     }

@@ -52,7 +52,7 @@ impl ErrorCode {
     /// A quota is used up: bytes, number of blocks, or open handles.
     pub const QUOTA: Self = Self(16);
     /// All places are taken: a synchronisation object has at most [`crate::sync::SLOTS`] users; or another handle excludes
-    /// the wished rights to a block. The client should try again.
+    /// the requested rights to a block. The client should try again.
     pub const BUSY: Self = Self(17);
     /// The handle is not open, or no longer: it was closed or freed twice.
     pub const CLOSED: Self = Self(18);

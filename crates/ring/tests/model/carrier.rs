@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Number of rings, which are used one after the other.
 const RINGS: usize = 6;
-/// A wake byte.
+/// The byte that wakes the peer over the kernel's connection.
 const WAKE: u8 = 0xff;
 
 /// Runs operations of both sides, and between them scribbles, which are the operations whose code has the top bit.
@@ -273,7 +273,7 @@ impl World {
     /// The consumer drops wake bytes.
     fn drain(&mut self, most: usize, takes_any: bool) {
         if self.consumer.in_ring && self.resume.is_none() {
-            // A receiver that sleeps in a call that takes a byte takes whatever comes.
+            // A receiver that sleeps in a call for one byte takes any byte, even if it is not a wake byte.
             let left = self.wakes_end().map(|end| end.saturating_sub(self.consumer.kernel));
             let left = left.and_then(|left| usize::try_from(left).ok()).unwrap_or(most);
             let bytes = self.take(if takes_any { 1 } else { most.min(left) });

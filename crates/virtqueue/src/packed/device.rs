@@ -191,8 +191,8 @@ impl<M: SharedMemory> Device<M> {
         self.outstanding = self.outstanding.wrapping_sub(count);
         self.requests = self.requests.wrapping_sub(self.pending.len() as u16);
         self.pending.clear();
-        // This fence is between our descriptor and our look at the driver's wish. The driver has one between its wish and its
-        // second look.
+        // This fence is between the store of our descriptor and the load of the driver's notification setting. The driver
+        // has a fence between the store of that setting and its second look at the ring.
         self.areas.device.memory.full_fence();
         let event = self.areas.driver.load_relaxed_u32(0);
         std::mem::take(&mut self.call_due) | end.wanted(event, self.event_idx, count, self.size)
@@ -201,8 +201,8 @@ impl<M: SharedMemory> Device<M> {
     pub fn arm(&mut self) -> bool {
         self.armed = true;
         self.set_event(self.next.event(self.event_idx));
-        // This fence is between our wish and our second look. The driver has one between its descriptor and its look at our
-        // wish.
+        // This fence is between the store of our notification setting and our second look at the ring. The driver has a fence
+        // between the store of its descriptor and the load of our setting.
         self.areas.device.memory.full_fence();
         !self.is_empty()
     }

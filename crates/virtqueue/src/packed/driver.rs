@@ -119,8 +119,8 @@ impl<M: SharedMemory> Driver<M> {
         // with: the device's look at this one.
         self.areas.descriptors.store_release_u64(position.at() + 8, rest);
         let added = std::mem::take(&mut self.added);
-        // This fence is between our descriptor and our look at the device's wish. The device has one between its wish and its
-        // second look.
+        // This fence is between the store of our descriptor and the load of the device's notification setting. The device
+        // has a fence between the store of that setting and its second look at the ring.
         self.areas.driver.memory.full_fence();
         let event = self.areas.device.load_relaxed_u32(0);
         self.next.wanted(event, self.event_idx, added, self.size)
@@ -150,8 +150,8 @@ impl<M: SharedMemory> Driver<M> {
     pub fn arm(&mut self) -> bool {
         self.armed = true;
         self.areas.driver.store_relaxed_u32(0, self.used.event(self.event_idx));
-        // This fence is between our wish and our second look. The device has one between its descriptor and its look at our
-        // wish.
+        // This fence is between the store of our notification setting and our second look at the ring. The device has a fence
+        // between the store of its descriptor and the load of our setting.
         self.areas.driver.memory.full_fence();
         self.used.is_used(self.areas.descriptors.load_relaxed_u64(self.used.at() + 8))
     }

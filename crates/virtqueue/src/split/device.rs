@@ -106,8 +106,8 @@ impl<M: SharedMemory> Device<M> {
         Ok(Some(Ticket { id: head, count: 1, slot: 0 }))
     }
 
-    /// Prefetches what the next requests need first: it lies in the driver's cache, from which it comes slowly. What is read
-    /// here is used only for that, and is read again when its turn comes.
+    /// Prefetches the memory that the next requests need first. It lies in the cache of the driver's CPU, from which loads are
+    /// slow. The values that are read here only choose what to prefetch, and are read again when the request is taken.
     #[inline]
     fn fetch_ahead(&self, memory: &GuestMemory<M>, region: u16) {
         let head = |ahead: u16| {
@@ -199,8 +199,8 @@ impl<M: SharedMemory> Device<M> {
         if let Some(inflight) = &mut self.inflight {
             inflight.published(self.used);
         }
-        // This fence is between our index and our look at the driver's wish. The driver has one between its wish and its
-        // second look.
+        // This fence is between the store of our index and the load of the driver's notification setting. The driver has a
+        // fence between the store of that setting and its second look at the ring.
         self.areas.device.memory.full_fence();
         let wanted = if self.event_idx {
             passed(self.areas.driver.load_relaxed_u16(split::used_event(self.size)), self.used, before)
@@ -219,7 +219,8 @@ impl<M: SharedMemory> Device<M> {
         } else {
             self.set_flags(0);
         }
-        // This fence is between our wish and our second look. The driver has one between its index and its look at our wish.
+        // This fence is between the store of our notification setting and our second look at the ring. The driver has a fence
+        // between the store of its index and the load of our setting.
         self.areas.device.memory.full_fence();
         !self.is_empty()
     }

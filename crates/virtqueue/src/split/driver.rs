@@ -125,8 +125,8 @@ impl<M: SharedMemory> Driver<M> {
         // before the index. Pairs with: the device's look at this index.
         self.areas.driver.store_release_u16(split::INDEX, self.next);
         let before = std::mem::replace(&mut self.published, self.next);
-        // This fence is between our index and our look at the device's wish. The device has one between its wish and its
-        // second look.
+        // This fence is between the store of our index and the load of the device's notification setting. The device has a
+        // fence between the store of that setting and its second look at the ring.
         self.areas.driver.memory.full_fence();
         if self.event_idx {
             passed(self.areas.device.load_relaxed_u16(split::avail_event(self.size)), self.next, before)
@@ -184,7 +184,8 @@ impl<M: SharedMemory> Driver<M> {
         } else {
             self.areas.driver.store_relaxed_u16(split::FLAGS, 0);
         }
-        // This fence is between our wish and our second look. The device has one between its index and its look at our wish.
+        // This fence is between the store of our notification setting and our second look at the ring. The device has a fence
+        // between the store of its index and the load of our setting.
         self.areas.driver.memory.full_fence();
         self.areas.device.load_relaxed_u16(split::INDEX) != self.used
     }

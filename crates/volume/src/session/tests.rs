@@ -299,7 +299,7 @@ fn a_vm_has_left_when_all_queues_have_stopped_under_the_log() {
     assert_eq!(rig.queues.lefts, 0);
     stop(&mut rig, 1);
     assert_eq!(rig.queues.lefts, 1);
-    // The VM goes on here after all, unless another process has locked the image.
+    // The VM continues here after all, unless another process has locked the image.
     rig.kick(1).unwrap();
     assert_eq!(rig.runs(), [1]);
     rig.queues.refuses = true;

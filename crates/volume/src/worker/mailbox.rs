@@ -52,9 +52,9 @@ pub enum Order {
     Wake,
     /// Report when all earlier requests have ended.
     Barrier(Arc<Barrier>),
-    /// Try held requests again, or have them fail.
+    /// Retry the held requests, or make them fail.
     Resume {
-        /// Whether they fail.
+        /// Whether the requests fail instead of being retried.
         fail: bool,
     },
     /// Report the state of the queues.

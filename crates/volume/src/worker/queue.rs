@@ -57,7 +57,7 @@ pub(super) struct Queue {
     unpublished: bool,
     /// Whether its buffers are kept for events.
     pub is_event: bool,
-    /// Whether an event was lost for want of a buffer, and the driver has not been told.
+    /// Whether an event was lost for lack of a buffer, and the driver has not been told.
     pub missed: bool,
     reason: String,
 }

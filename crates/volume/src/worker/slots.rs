@@ -25,15 +25,15 @@ pub(super) struct Entry {
     pub serial: u64,
     pub disk: u16,
     pub op: Op,
-    /// When it was taken, in nanoseconds since the epoch.
+    /// The time at which the request was taken, in nanoseconds since the epoch.
     pub began: u64,
-    /// Its number in the order in which requests were taken.
+    /// The request's number in the order in which requests were taken.
     pub number: u64,
     /// The bytes that the limits have counted.
     pub counted: u64,
-    /// Whether it is at its disk.
+    /// Whether the request has been passed to its disk.
     pub begun: bool,
-    /// Whether it waits for other requests. No request waits for it.
+    /// Whether the request waits for other requests. No request waits for this one.
     pub is_barrier: bool,
 }
 

@@ -41,7 +41,7 @@ pub fn of_daemons_ranks_and_a_vm(cluster: &mut Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the job goes on with other daemons, and ends when it is told to.
+/// Checks that the job continues with other daemons, and ends when it is told to.
 fn daemons(cluster: &mut Cluster<'_>, mpi: &str, program: &str) -> Result<()> {
     let job = start(cluster, mpi, program, "")?;
     cluster.ginnel.kill_daemon()?;

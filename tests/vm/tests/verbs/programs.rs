@@ -233,7 +233,7 @@ fn streams(pairing: &Pairing<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file with rcopy, whose server goes on until it is killed. rcopy maps its files, and files in the test's folder
+/// Copies a file with rcopy, whose server runs until it is killed. rcopy maps its files, and files in the test's folder
 /// cannot be mapped.
 fn copy(pairing: &Pairing<'_>) -> Result<()> {
     let words = (0..1 << 20_u32).map(|n: u32| n.wrapping_mul(0x9e37_79b1).to_le_bytes());

@@ -116,7 +116,7 @@ fn load(name: &str, flags: &str) -> String {
 fn data_lost_by_a_failing_disk_is_never_acknowledged() -> Result<()> {
     let bed = TestBed::new("volume-lost")?;
     let guest = Guest::boot(&bed)?;
-    // Without a journal, the file system goes on as before when the disk works again.
+    // Without a journal, the file system continues as before when the disk works again.
     let make = "mkfs.ext4 -q -O ^has_journal /dev/mapper/cached && mkdir -p /mnt && mount /dev/mapper/cached /mnt && \
                 dd if=/dev/zero of=/mnt/image bs=1M count=16 conv=fsync";
     guest.vm.run_within(2 * PROMPT, make)?.ok()?;

@@ -59,11 +59,12 @@ pub(super) fn begin(from: &Vm, to: &Vm, speed: Speed, pause: bool) -> Result<()>
 /// The speed of a migration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Speed {
-    /// As fast as possible, so that it completes.
+    /// The migration is as fast as possible, so that it completes.
     ToTheEnd,
-    /// It does not complete as long as there is much to send.
+    /// The migration does not complete as long as there is much to send.
     Steady,
-    /// It does not complete while the guest does anything: the guest would have to change no more than one page for some time.
+    /// The migration does not complete while the guest is active. It could complete only if the guest changed at most one page for
+    /// some time.
     Endless,
 }
 
@@ -99,7 +100,7 @@ pub(super) fn wait_status(from: &Vm, wanted: &str) -> Result<Value> {
 }
 
 /// Begins a migration and waits until all memory has been sent once, so that later changes are known only from the logs of
-/// written pages. The migration goes on like that and does not complete.
+/// written pages. The migration continues like that and does not complete.
 fn begin_second_round(from: &Vm, to: &Vm) -> Result<()> {
     const LITTLE: u64 = 32 << 20;
     begin(from, to, Speed::Steady, false)?;
@@ -159,7 +160,7 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
     bed.host("mkfs.ext4 -q files")?.ok()?;
     let hash = bed.host("sha256sum < cached")?.ok()?.stdout;
     let here = End::start(&bed, "here", &images, "true")?;
-    // The volume reports who has the images, and waits for a VM.
+    // The volume reports that another process uses the images, and waits for a VM.
     let there = End::start(&bed, "there", &images, "vm")?;
     ensure!(there.logs().matches("in use by a writer").count() == 2, "{}", there.logs());
     let source = here.vm("source", newer)?.boot()?;
@@ -174,7 +175,8 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
     // The kernel keeps a disk's cache while somebody has the disk open.
     source.spawn("exec sleep 100000 < /dev/vdc")?;
 
-    // Cancelled when the VM has stopped and the images are free for the other end: the VM goes on, and has the images again.
+    // The migration is cancelled when the VM has stopped and the images are free for the other end. The VM then continues, and
+    // its volume locks the images again.
     let target = there.vm("first", newer)?.incoming().start()?;
     begin(&source, &target, Speed::ToTheEnd, true)?;
     wait_status(&source, "pre-switchover")?;

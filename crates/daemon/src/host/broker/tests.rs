@@ -417,8 +417,8 @@ impl Bench {
         }
         let accounts = books.members.keys().flat_map(|member| books.accounts_of(*member)).count();
         assert_eq!(accounts, charges.len());
-        // Every program that rings through the daemon is heard: those that use an object together with a program that cannot ring
-        // them, and the sides of relayed channels.
+        // The daemon listens to every program that must ring through it: those that use an object together with a program that
+        // cannot ring them, and the sides of relayed channels.
         let reasons = self.broker.relayed_bells.reasons();
         for object in books.syncs.values() {
             let bells: Vec<_> = object

@@ -103,7 +103,7 @@ fn the_example_has_every_key_and_no_other() {
             }
         };
         let mut wanted = keys(lone);
-        wanted.remove("limits"); // This is a table of its own for a VM, and the example says so.
+        wanted.remove("limits"); // For a VM this is a table of its own, as the example explains.
         assert_eq!(there, wanted.iter().collect(), "{section}");
     }
 }

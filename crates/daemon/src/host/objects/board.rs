@@ -61,7 +61,7 @@ pub struct Board {
     /// The process that waits at the board. Older journals do not have this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
-    /// That process does not wait at the board any more: it does not own the endpoint now, or has started anew as another
+    /// Whether `process` no longer waits at the board, because it does not own the endpoint any more or has executed another
     /// program.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_left: bool,

@@ -86,7 +86,7 @@ pub trait Class: Sized {
     /// concerns.
     fn mark_end(&self, _broker: &mut Broker) {}
 
-    /// Removes what the books still know of an endpoint that has ended and is not in the books any more.
+    /// Removes the remaining traces of an endpoint that has ended and was removed from the books.
     fn forget(_books: &mut Books, _endpoint: &Endpoint) {}
 
     /// Adds the doorbells that the daemon must relay because of the change. The change has been made already.
@@ -98,14 +98,14 @@ pub trait Class: Sized {
     /// Removes the doorbells that need not be relayed after the change. The change has not been made yet.
     fn unrelay(&self, _bells: &mut Relayed) {}
 
-    /// Tells an endpoint over a new connection what it may have missed.
+    /// Sends an endpoint, over a new connection, the notifications that it may have missed.
     fn greet(_broker: &mut Broker, _endpoint: u32, _client: ClientId) {}
 
-    /// Writes to all objects of a segment that its memory was lost, where their users look.
+    /// Marks in all objects of a segment that the segment's memory was lost, in words at which their users look.
     fn lose(_broker: &mut Broker, _segment: &Name) {}
 
-    /// Returns changes for a reboot of the host, which has emptied all memory. They end what must not outlive it and is not ended
-    /// with the endpoints.
+    /// Returns changes for a reboot of the host, which has emptied all memory. They end the objects that must not survive a
+    /// reboot and do not end with the endpoints.
     fn rebooted(_books: &Books) -> impl Iterator<Item = Self> {
         empty()
     }

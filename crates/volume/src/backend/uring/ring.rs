@@ -179,7 +179,7 @@ impl Ring {
                 return queue.len();
             }
             drop(queue);
-            // The queue is full: the kernel takes the queued entries. That fails only for want of memory, or if
+            // The queue is full: the kernel takes the queued entries. That fails only for lack of memory, or if
             // completions must be taken first.
             if let Err(error) = self.ring.submit()
                 && !is_passing(&error)

@@ -53,8 +53,8 @@ pub struct SyncObject {
     pub offset: u64,
     /// The object stays without users.
     pub persistent: bool,
-    /// The last user has died, so the object stays until it has been used again: what a lock says about its dead owner must not
-    /// get lost.
+    /// The last user has died, so the object stays until it has been used again. Otherwise the information in a lock that its owner
+    /// died would be lost.
     #[serde(default)]
     pub bereaved: bool,
     /// The number of the member that made it, for the account.

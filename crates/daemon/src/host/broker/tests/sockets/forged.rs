@@ -31,7 +31,8 @@ impl Random {
     }
 }
 
-/// Returns a report that is right except for what nobody else knows, which is random or at the edge of what is possible.
+/// Returns a report that is correct, except for the facts that only the reporter knows. These are random, or at the limit of
+/// the possible values.
 fn forged(random: &mut Random) -> SocketFacts {
     let role = random.one_of([SocketRole::CONNECTOR, SocketRole::ACCEPTOR]);
     let second = 1_000_000_000;
