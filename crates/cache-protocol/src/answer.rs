@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_noticed() {
+    fn an_invalid_answer_is_recognised() {
         assert_eq!(Scan::new(Expected::Values).look(b"what\r\n"), Found::NoAnswer);
         assert_eq!(Scan::new(Expected::Line).look(&[b'x'; MOST_LINE + 1]), Found::NoAnswer);
         assert_eq!(Scan::new(Expected::Packet).look(&[0; 24]), Found::NoAnswer);

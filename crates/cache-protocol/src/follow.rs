@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quiet_in_text_is_done_with_what_is_loud() {
+    fn quiet_text_requests_are_complete_when_a_later_loud_one_is() {
         let mut answers = Answers::new(Protocol::Text);
         answers.expect(Awaited::Nothing).unwrap();
         assert!(!answers.is_idle());

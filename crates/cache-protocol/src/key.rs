@@ -101,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_no_base64_is_refused() {
+    fn invalid_base64_is_refused() {
         for text in ["", "=", "YW", "YQ=", "====", "Y!==", "Y===", "YQ==YQ="] {
             assert_eq!(Key::decode(text.as_bytes()), None, "{text}");
         }

@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_as_memcached_does() {
+    fn invalid_requests_are_refused_as_memcached_does() {
         for (line, expected) in [
             ("\r\n", ("ERROR", 0)),
             ("get\r\n", ("ERROR", 0)),

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_small_or_too_large_is_named() {
+    fn a_size_that_is_too_small_or_too_large_is_named() {
         assert_eq!(plan(1 << 20, 1 << 20, 100), Err(NotShaped::TooSmall(1 << 20, 1 << 20)));
         assert_eq!(plan(1 << 40, (1 << 30) + 1, 100), Err(NotShaped::ItemTooLarge((1 << 30) + 1)));
         assert!(plan(0, 1, 1).is_err() && plan(usize::MAX, 1, 1).is_ok());

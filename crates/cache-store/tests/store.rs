@@ -69,7 +69,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 proptest! {
     #[test]
-    fn what_is_found_is_what_was_stored_last(ops in ops()) {
+    fn a_reader_finds_the_value_that_was_stored_last(ops in ops()) {
         let memory = memory(LEN);
         let mut store = create(memory.clone(), LEN);
         // The number of each key's value, and its expiry time.
@@ -258,7 +258,7 @@ fn keys_and_values_have_their_limits() {
 }
 
 #[test]
-fn what_is_no_cache_is_refused() {
+fn a_block_that_is_not_a_cache_is_refused() {
     let memory = memory(LEN);
     assert_eq!(Store::open(memory.clone(), 0).err(), Some(NotACache::Unknown));
     assert_eq!(Reader::new(memory.clone()).err(), Some(NotACache::Unknown));

@@ -123,7 +123,7 @@ fn the_death_of_the_daemon_changes_nothing() {
 }
 
 #[test]
-fn what_cannot_be_is_named() {
+fn impossible_options_are_named() {
     let world = World::new();
     for (flags, part) in [
         ("--channel none", "no client could reach this cache"),
@@ -252,7 +252,7 @@ fn ten_thousand_clients() {
 }
 
 #[test]
-fn whoever_comes_when_all_places_are_taken_waits() {
+fn a_client_above_the_limit_waits() {
     let world = World::new();
     let served = world.serve("--max-connections 3");
     wait_for("a place", || served.stat("curr_connections") == 1);

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_the_limits_is_cut_off_and_reported() {
+    fn a_packet_that_exceeds_the_limits_is_truncated_and_reported() {
         let (mut a, b) = pair(1 << 20);
         let (read, write) = rustix::pipe::pipe().unwrap();
         a.send(b"x".to_vec(), vec![Arc::new(write)]).unwrap();

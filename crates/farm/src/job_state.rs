@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_sent_is_as_good_as_new() {
+    fn a_piece_that_was_never_sent_counts_as_untried() {
         let mut state = JobState::new([0..5, 5..5, Range { start: 9, end: 7 }].into_iter(), 1);
         let a = state.join("a".into(), false);
         let piece = state.give(a).unwrap();

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_said() {
+    fn errors_are_reported() {
         let bytes = [0; 1000];
         assert!(run("echo broken >&2; exit 3", &bytes, 10).unwrap_err().contains("3: broken"));
         assert!(run("cat", &bytes, 999).unwrap_err().contains("more than 999 bytes"));

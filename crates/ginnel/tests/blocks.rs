@@ -19,7 +19,7 @@ fn used(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn all_who_open_a_block_share_its_memory() {
+fn all_handles_of_a_block_share_its_memory() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let mine = a.create_block("x", 10_000, &BlockOptions::default()).unwrap();

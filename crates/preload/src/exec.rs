@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_items_are_read_back() {
         let item = Item {
             fd: 3,
             cookie: u64::MAX,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_item_is_not_believed() {
+    fn invalid_items_are_refused() {
         let wrong =
             ["", "3", "x:1:a:1:1:1:1", "-1:1:a:1:1:1:1", "3:1:b:1:1:1:1", "3:1:a:1:1:1", "3:1:a:1:1:1:1:1"];
         for text in wrong {

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hidden_is_left_out_of_ranges() {
+    fn ranges_leave_out_hidden_descriptors() {
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let low = file();
         let (a, b) = (hide(file()), hide(file()));

@@ -26,7 +26,7 @@ fn receive(consumer: &mut message::Consumer<Mapping>, expected: &[u8]) {
 
 /// Fills the ring until it is full, and empties it by a number of messages at a time, for several laps.
 #[test]
-fn what_is_not_released_stays() {
+fn messages_that_are_not_released_stay() {
     for len in [0, 8, 56, 57, 120, 121, 248, 249, 600] {
         for at_a_time in [1, 2, 3, 5, 8, 13, usize::MAX] {
             let (mut producer, mut consumer) = pair();

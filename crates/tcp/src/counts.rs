@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_past_the_library_is_counted() {
+    fn bytes_that_bypass_the_library_are_counted() {
         let (connector, acceptor) = pair();
         // This is another descriptor of the same socket, such as a child or the C library may have.
         let mut past = connector.try_clone().unwrap();

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connected_can_prove_it_and_nobody_else() {
+    fn only_the_connecting_socket_can_prove_the_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         save_syn(&listener).unwrap();
         let connect = || {

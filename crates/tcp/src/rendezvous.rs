@@ -356,14 +356,14 @@ impl<T> Rendezvous<T> {
         if same.len() >= SAME_ADDRESSES {
             victims.push(same[0]);
         } else {
-            victims.extend(self.oldest_of_who_has_most(report));
+            victims.extend(self.oldest_report_of_the_largest_reporter(report));
         }
         victims.into_iter().filter_map(|socket| self.withdraw(socket)).collect()
     }
 
     /// Returns the report that must be pushed out to make room for this one, or `None` if there is room. It is the oldest report
     /// of the member's user with the most reports, so a user never loses reports to users that have more.
-    fn oldest_of_who_has_most(&self, report: &Report) -> Option<Socket> {
+    fn oldest_report_of_the_largest_reporter(&self, report: &Report) -> Option<Socket> {
         let member = report.member;
         let users = self.counts.range((member, 0)..=(member, u32::MAX));
         if users.clone().map(|(_, count)| count).sum::<usize>() < REPORTS_PER_MEMBER {

@@ -119,7 +119,7 @@ fn the_available_index_is_at_most_the_size_ahead() {
 }
 
 #[test]
-fn what_is_outstanding_counts() {
+fn outstanding_chains_are_counted() {
     split_only(|l| {
         l.descriptor(0, GUEST, 8, 0, 0);
         for _ in 0..8 {
@@ -230,7 +230,7 @@ fn a_buffer_lies_in_the_guest() {
 }
 
 #[test]
-fn what_is_read_comes_before_what_is_written() {
+fn readable_buffers_come_before_writable_ones() {
     both(|l| {
         l.descriptor(0, GUEST, 8, WRITE | NEXT, 1);
         l.descriptor(1, GUEST, 8, 0, 0);

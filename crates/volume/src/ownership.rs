@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_runs_beside_the_owner() {
+    fn only_one_process_owns_a_volume() {
         let [image] = images();
         let owner = volume(&[image.path()], "\"vm\"").unwrap();
         owner.take(NONE).unwrap();

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_in_needs_no_module() {
+    fn built_in_drivers_need_no_module() {
         assert_eq!(tree(DEP).closure(["8250"]).unwrap(), Vec::<String>::new());
     }
 

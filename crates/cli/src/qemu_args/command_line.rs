@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_good() {
+    fn the_printed_arguments_pass_the_check() {
         assert_eq!(after("-nodefaults", "--nodefaults"), [""; 0]);
         assert_eq!(after("size=4194304", "size=4M"), [""; 0]);
         assert_eq!(after("share=on", "share=true"), [""; 0]);

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_good() {
+    fn the_printed_arguments_pass_the_check() {
         assert_eq!(after("-nodefaults", ""), [""; 0]);
         assert_eq!(after_in("11.0", "-nodefaults", ""), [""; 0]);
         assert_eq!(after_in("10.0", "reconnect-ms=1000", "reconnect=1"), [""; 0], "deprecated");
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_qemu_does_not_take_is_told() {
+    fn properties_that_qemu_does_not_have_are_named() {
         for (qemu, from, to, said) in [
             ("7.2", "reconnect=1", "reconnect-ms=1000", "reconnect-ms, which QEMU 7.2 does not have"),
             ("10.2", "reconnect-ms=1000", "reconnect=1", "needs reconnect-ms=1000 instead"),

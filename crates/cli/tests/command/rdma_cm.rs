@@ -157,7 +157,7 @@ fn the_death_of_a_process_disconnects_its_peers() {
 
 /// A member that does not keep to the messages of a connection is not heard, and those who do are.
 #[test]
-fn whoever_sends_nonsense_is_not_heard() {
+fn invalid_messages_are_ignored() {
     if !have(&["rping"]) {
         return;
     }

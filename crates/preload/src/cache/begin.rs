@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cache_says_is_understood() {
+    fn the_answer_of_a_cache_is_parsed() {
         let answer = |protocol, text: &[u8]| {
             let asked = Asked { text: text.to_vec(), ..Asked::new(protocol) };
             asked.answer().map(|(segment, name, id)| (segment.to_owned(), name.to_owned(), id))

@@ -330,7 +330,7 @@ fn no_more_is_queued_than_a_bound() {
 }
 
 #[test]
-fn what_is_queued_is_received_before_the_end() {
+fn queued_answers_are_received_before_the_end() {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let client = Client::new(Protocol::Text);
     client.send(b"get a\r\nmg a\r\n", 1);

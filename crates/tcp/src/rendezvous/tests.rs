@@ -153,7 +153,7 @@ fn a_report_is_replaced_by_a_later_one_of_its_socket() {
 }
 
 #[test]
-fn who_proves_wrongly_again_and_again_is_not_believed() {
+fn repeated_wrong_proofs_are_not_believed() {
     let mut reports = Rendezvous::default();
     let _ = reports.report(NOW, acceptor(2, 1, A, B, 40_000), 0);
     for guess in 1..=8 {
@@ -173,7 +173,7 @@ fn who_proves_wrongly_again_and_again_is_not_believed() {
 }
 
 #[test]
-fn who_was_not_believed_still_makes_it_ambiguous() {
+fn a_report_that_was_not_believed_still_makes_a_match_ambiguous() {
     let mut reports = Rendezvous::default();
     let _ = reports.report(NOW, acceptor(2, 1, A, B, 40_000), 1);
     for guess in 1..=8 {

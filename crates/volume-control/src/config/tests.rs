@@ -79,7 +79,7 @@ fn every_key_is_read() {
 }
 
 #[test]
-fn nobody_but_the_owner_is_an_operator_by_default() {
+fn only_the_owner_is_an_operator_by_default() {
     let config = |text: &str| check(&format!("{text}\n[[disk]]\npath = \"/a\"")).unwrap();
     let qemu = config("socket-mode = \"0666\"\nsocket-user = \"qemu\"\nsocket-group = \"kvm\"");
     assert_eq!(qemu.operators, Permissions { mode: Mode(0o600), user: None, group: None });
