@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 /// The number of data bytes of a ring.
 pub const CAPACITY: usize = 4096;
 
-/// An event.
+/// An event of a farm.
 pub enum Event {
     /// The manager gives the worker a piece.
     Give,
@@ -17,7 +17,7 @@ pub enum Event {
     Say(Vec<u8>),
     /// The other side writes this word at this offset.
     Scribble(usize, u64),
-    /// The manager receives.
+    /// The manager receives the messages that have arrived.
     Hear,
 }
 
@@ -30,7 +30,7 @@ pub fn events(input: &[u8]) -> impl Iterator<Item = (usize, Event)> {
             0..=40 => Event::Give,
             41..=44 => Event::TakeBack,
             45..=79 => {
-                // Correct except for the kind and the piece, and of any length.
+                // The message is correct except for its kind and piece, and perhaps its version, and has any length.
                 let version = if kind & 0x80 == 0 { VERSION } else { u32::from(kind) };
                 let header =
                     Header { kind: Kind(u32::from(kind & 7)), version, piece: number, offset: number };

@@ -26,7 +26,7 @@ impl Posix {
     pub fn open(memory: &Mapping, make: bool) -> Result<Self> {
         let slice = SharedSlice::new(memory, AT, 4096);
         let mutex = slice.as_ptr().cast::<libc::pthread_mutex_t>();
-        // Not in the cache line of the mutex.
+        // The condition variable is not in the mutex's cache line.
         let condvar = slice.skip(256).as_ptr().cast::<libc::pthread_cond_t>();
         if make {
             // SAFETY: aligned memory that lives as long as the mapping, which we keep; nobody else uses it yet.

@@ -118,7 +118,7 @@ impl Identity {
         if memory.load_relaxed_u64(0) != MAGIC {
             return None;
         }
-        // ORDER link.header. Pairs with: `HostLink::new`.
+        // ORDER link.header: the version is loaded before the rest of the header. Pairs with: `HostLink::new`.
         let version = memory.load_acquire_u32(VERSION_AT);
         let mut bytes = [0; size_of::<ControlHeader>()];
         memory.read(0, &mut bytes);
@@ -282,14 +282,15 @@ impl<M: Parts> HostLink<M> {
         let epoch = fresh_epoch();
         // ORDER link.host_epoch. Pairs with: `GuestLink::step`.
         memory.store_release_u64(HOST_EPOCH, epoch);
-        // ORDER link.header: all of the header before its version. Pairs with: `Identity::read`.
+        // ORDER link.header: the whole header is visible before its version. Pairs with: `Identity::read`.
         memory.store_release_u32(VERSION_AT, VERSION);
         Self { memory, accepted: 0, epoch, guest: PeerInfo::default(), rings: None, up: false, ring: true }
     }
 
     /// Returns the next event, without blocking.
     pub fn step(&mut self) -> Event {
-        // ORDER link.guest_epoch: boot identity and mode are seen. Pairs with: `GuestLink::begin`.
+        // ORDER link.guest_epoch: the guest's boot identity and mode are seen once its epoch is seen. Pairs with:
+        // `GuestLink::begin`.
         let guest = self.memory.load_acquire_u64(GUEST_EPOCH);
         if guest != self.accepted {
             if self.end() {
@@ -300,7 +301,8 @@ impl<M: Parts> HostLink<M> {
         }
         let Some(rings) = &mut self.rings else { return Event::Idle };
         if !self.up {
-            // ORDER link.guest_ack: the guest has reset its words of the rings. Pairs with: `GuestLink::step`.
+            // ORDER link.guest_ack: once the acknowledgement is seen, the guest has reset its words of the rings. Pairs
+            // with: `GuestLink::step`.
             if self.memory.load_acquire_u64(GUEST_ACK) != self.epoch {
                 return Event::Idle;
             }
@@ -328,7 +330,8 @@ impl<M: Parts> HostLink<M> {
         self.rings = Some(Rings::new(&self.memory, TO_GUEST, TO_HOST));
         self.epoch = fresh_epoch();
         self.memory.store_release_u64(HOST_EPOCH, self.epoch);
-        // ORDER link.host_ack: our words of the rings and our epoch before this. Pairs with: `GuestLink::step`.
+        // ORDER link.host_ack: our words of the rings and our epoch are visible before this acknowledgement. Pairs with:
+        // `GuestLink::step`.
         self.memory.store_release_u64(HOST_ACK, guest);
         self.ring = true;
     }
@@ -384,7 +387,7 @@ impl<M: Parts> GuestLink<M> {
         self.memory.store_relaxed_u64(GUEST_BOOT_ID, boot_id[0]);
         self.memory.store_relaxed_u64(GUEST_BOOT_ID + 8, boot_id[1]);
         self.memory.store_relaxed_u32(GUEST_INTERRUPTS, self.info.interrupts.into());
-        // ORDER link.guest_epoch: boot identity and mode before this. Pairs with: `HostLink::step`.
+        // ORDER link.guest_epoch: the boot identity and the mode are visible before this epoch. Pairs with: `HostLink::step`.
         self.memory.store_release_u64(GUEST_EPOCH, self.epoch);
         self.ring = true;
     }
@@ -408,7 +411,8 @@ impl<M: Parts> GuestLink<M> {
 
     /// Begins the session if the host has answered.
     fn answered(&mut self) -> Event {
-        // ORDER link.host_ack: the host's words of the rings and its epoch are seen. Pairs with: `HostLink::accept`.
+        // ORDER link.host_ack: the host's words of the rings and its epoch are seen once its acknowledgement is seen. Pairs
+        // with: `HostLink::accept`.
         if self.memory.load_acquire_u64(HOST_ACK) != self.epoch {
             return Event::Idle;
         }
@@ -416,7 +420,7 @@ impl<M: Parts> GuestLink<M> {
         // epoch when it answers, which ends the session at the next step.
         let host = self.memory.load_acquire_u64(HOST_EPOCH);
         self.session = Some((host, Rings::new(&self.memory, TO_HOST, TO_GUEST)));
-        // ORDER link.guest_ack: our words of the rings before this. Pairs with: `HostLink::step`.
+        // ORDER link.guest_ack: our words of the rings are visible before this acknowledgement. Pairs with: `HostLink::step`.
         self.memory.store_release_u64(GUEST_ACK, host);
         self.ring = true;
         Event::Up(self.info)

@@ -419,7 +419,7 @@ fn an_ordinary_user_who_does_what_the_kernel_allows_disturbs_nobody_else() {
     std::fs::set_permissions(daemon.dir.path(), all).unwrap();
     daemon.start();
     let options = |mode| AttachOptions { socket: daemon.socket(), mode, ..AttachOptions::default() };
-    // Two programs in another segment, which sleep between messages.
+    // Two programs in another segment exchange messages, and sleep between them.
     let server = Endpoint::attach_with("other", &options(WaitMode::Interrupt)).unwrap();
     let listener = server.listen::<MessageChannel>("echo").unwrap();
     let echo = std::thread::spawn(move || {

@@ -253,7 +253,7 @@ mod tests {
         for (target, lun) in [(0, 0), (7, 1), (255, 255), (0, 256), (3, 16383)] {
             assert_eq!(Address::parse(Address::bytes(target, lun)), Address::Lun { target, lun });
         }
-        // Without the bits of flat addressing, since drivers also address units below 256 in this way.
+        // This address has no bits of flat addressing: drivers also address units below 256 in this way.
         assert_eq!(Address::parse([1, 2, 0, 9, 0, 0, 0, 0]), Address::Lun { target: 2, lun: 9 });
         assert_eq!(Address::parse([0xc1, 1, 0, 0, 0, 0, 0, 0]), Address::ReportLuns);
         for nobody in [[0; 8], [2, 0, 0x40, 0, 0, 0, 0, 0], [0xc1, 2, 0, 0, 0, 0, 0, 0], [255; 8]] {

@@ -99,7 +99,8 @@ pub fn is_counted<M: SharedMemory>(memory: &M, earlier: Earlier) -> bool {
 #[must_use = "the consumer may have recalled the producer"]
 pub fn begin<M: SharedMemory>(memory: &M, sent: u64) -> bool {
     memory.attend();
-    // ORDER carrier.base: after all that was sent before, and before all that is sent later. Pairs with: `left`.
+    // ORDER carrier.base: all that was sent before comes before this, and all that is sent later comes after it. Pairs with:
+    // `left`.
     memory.store_release_u64(BASE, sent.saturating_add(1));
     // ORDER carrier.recall: both sides write before they read. So either the consumer sees that the producer has begun, or
     // the producer sees that it is recalled. Pairs with: `recall`.
@@ -134,7 +135,8 @@ pub struct Place {
 /// producer calls this before it sends anything else there.
 pub fn end_wakes<M: SharedMemory>(memory: &M, kernel: u64) {
     memory.attend();
-    // ORDER carrier.resume: before what is sent over the kernel's connection from now on. Pairs with: `wakes_end`.
+    // ORDER carrier.resume: this comes before all that is sent over the kernel's connection from now on. Pairs with:
+    // `wakes_end`.
     memory.store_release_u64(RESUME, kernel.saturating_add(1));
 }
 
@@ -151,7 +153,7 @@ pub fn give_back<M: SharedMemory>(memory: &M, place: Place) {
     memory.attend();
     memory.store_relaxed_u64(RESUME, place.kernel.saturating_add(1));
     memory.store_relaxed_u64(REPEATED, place.repeated);
-    // ORDER carrier.end: after the other words, and all that was published. Pairs with: `given_back`.
+    // ORDER carrier.end: the other words, and all published data, are visible before this. Pairs with: `given_back`.
     memory.store_release_u64(END, place.ring.saturating_add(1));
 }
 

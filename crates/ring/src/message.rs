@@ -155,7 +155,7 @@ impl<M: SharedMemory> Producer<M> {
         let span = record_span(len);
         let to_end = self.capacity - (self.tail as usize & (self.capacity - 1));
         let padding = if to_end < span { to_end } else { 0 };
-        // One more cache line, for the zero header behind the record.
+        // The zero header behind the record needs one more cache line.
         let need = padding + span + RECORD_ALIGN;
         if self.free() < need {
             if let Err(end) = self.refresh_head() {

@@ -39,7 +39,7 @@ pub fn populate(range: Range<usize>, is_written: bool) -> bool {
         Ok(()) => true,
         // An access would get SIGBUS.
         Err(Errno::FAULT | Errno::HWPOISON) => false,
-        // Before Linux 5.14, and for memory of devices.
+        // Kernels before Linux 5.14 do not know this advice, and it fails for memory of devices.
         Err(_) => is_mapped(range, is_written).unwrap_or(false),
     }
 }

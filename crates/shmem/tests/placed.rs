@@ -186,7 +186,7 @@ fn memory_that_the_program_has_mapped_meanwhile_stays() {
         mmap_anonymous(at, PAGE, READ_WRITE, MapFlags::PRIVATE | fixed).unwrap();
         let at = pages.at(3 * PAGE).as_ptr().cast();
         mmap(at, PAGE, READ_WRITE, MapFlags::SHARED | fixed, &other.0, 3 * PAGE as u64).unwrap();
-        // The same file, but another page of it.
+        // Map another page of the same file.
         let at = pages.at(5 * PAGE).as_ptr().cast();
         mmap(at, PAGE, READ_WRITE, MapFlags::SHARED | fixed, &arena.0, 12 * PAGE as u64).unwrap();
         munmap(pages.at(7 * PAGE).as_ptr().cast(), PAGE).unwrap();

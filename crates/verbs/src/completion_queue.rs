@@ -159,7 +159,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
         let count = events.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         // A request for solicited completions does not cancel an earlier request for any completion.
         let is_any = events.armed.load(Ordering::Relaxed) == ANY || !solicited_only;
-        // ORDER verbs.events: the request before the program's next poll. Pairs with: `CompletionQueue::tell`.
+        // ORDER verbs.events: the request is visible before the program's next poll. Pairs with: `CompletionQueue::tell`.
         events.armed.store(if is_any { ANY } else { SOLICITED }, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         for member in members.pairs.iter().filter(|member| member.receives) {
@@ -170,7 +170,7 @@ impl<M: SharedMemory> CompletionQueue<M> {
     /// Tells the program of a completion that was added, if it asked for that.
     pub(crate) fn tell(&self, is_solicited: bool) {
         let Some(events) = &self.events else { return };
-        // ORDER verbs.events: what was added before this look. Pairs with: `CompletionQueue::arm`.
+        // ORDER verbs.events: the added completions are visible before this load. Pairs with: `CompletionQueue::arm`.
         fence(Ordering::SeqCst);
         let armed = events.armed.load(Ordering::SeqCst);
         if armed == ANY || armed == SOLICITED && is_solicited {

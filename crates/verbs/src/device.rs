@@ -277,7 +277,7 @@ impl Device {
         tables.store_relaxed_u32(verbs::ENDPOINT, number);
         tables.store_relaxed_u32(verbs::EPOCH, epoch);
         tables.store_relaxed_u32(verbs::MEMBER, endpoint.member());
-        // ORDER verbs.ready: the header before the word that says so. Pairs with: `Shared::link`.
+        // ORDER verbs.ready: the header is visible before the word that says that it is complete. Pairs with: `Shared::link`.
         tables.store_release_u64(verbs::MAGIC, verbs::READY);
         let waker = Arc::<OnceLock<Waker>>::default();
         let doorbell = Doorbell::Own(waker.clone());

@@ -66,7 +66,7 @@ unsafe impl RawMutex for RawLock {
     fn lock(&self) {
         if is_alone() && self.word.load(Ordering::Relaxed) == FREE {
             self.word.store(TAKEN, Ordering::Relaxed);
-        // ORDER verbs.lock: the earlier release before what the next holder does. Pairs with: `RawLock::unlock`.
+        // ORDER verbs.lock: the previous holder's release comes before the next holder's accesses. Pairs with: `RawLock::unlock`.
         } else if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.wait();
         }
@@ -80,7 +80,7 @@ unsafe impl RawMutex for RawLock {
 
     #[inline]
     unsafe fn unlock(&self) {
-        // ORDER verbs.lock: what the holder did before the release. Pairs with: `RawLock::lock`, `RawLock::wait`.
+        // ORDER verbs.lock: the holder's accesses are visible before the release. Pairs with: `RawLock::lock`, `RawLock::wait`.
         if is_alone() && self.word.load(Ordering::Relaxed) == TAKEN {
             self.word.store(FREE, Ordering::Release);
         } else if self.word.swap(FREE, Ordering::Release) == AWAITED {

@@ -180,8 +180,8 @@ impl<M: SharedMemory> Windows<M> {
     #[inline(always)]
     fn find(&mut self, key: Key, place: Option<FindPlace<M>>) -> Result<(), Denied> {
         let at = key.at().ok_or(Denied)?;
-        // ORDER verbs.region: the word before the region. Pairs with: `Regions::add`.
-        // ORDER verbs.executing: what is being executed before this look. Pairs with: `Regions::remove`.
+        // ORDER verbs.region: the region's word is loaded before the rest of the region. Pairs with: `Regions::add`.
+        // ORDER verbs.executing: the announcement in `executing` is visible before this load. Pairs with: `Regions::remove`.
         let word = self.peer.tables.load_acquire_u64(at + region::WORD);
         let is_known = |window: &Window<M>| window.key == key && window.word == word;
         if !self.known.get(self.last).is_some_and(is_known) {

@@ -296,8 +296,8 @@ impl<M: SharedMemory> QueuePair<M> {
 
     fn publish(&self, state: QpState) {
         self.state.store(state.0, Ordering::Release);
-        // ORDER verbs.state: what belongs to the state before the state. Pairs with: `Remote::connect`.
-        // ORDER verbs.executing: the state before a look at `executing`. Pairs with: `Remote::begin`.
+        // ORDER verbs.state: the words that belong to the state are visible before the state. Pairs with: `Remote::connect`.
+        // ORDER verbs.executing: the state is visible before the load of `executing`. Pairs with: `Remote::begin`.
         let word = u64::from(self.incarnation()) << 32 | u64::from(state.0);
         self.tables.swap_u64(self.at + qp::STATE, word);
         self.tables.full_fence();
@@ -306,7 +306,7 @@ impl<M: SharedMemory> QueuePair<M> {
     /// Publishes whether peers have to wake this process when they complete a receive.
     pub(crate) fn arm(&self, armed: Armed) {
         self.tables.store_relaxed_u32(self.at + qp::ARMED, armed.0);
-        // ORDER verbs.armed: this before the next look at completions. Pairs with: `Remote::wake`.
+        // ORDER verbs.armed: this store is visible before the next look at completions. Pairs with: `Remote::wake`.
         self.tables.full_fence();
     }
 

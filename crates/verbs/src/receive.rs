@@ -212,7 +212,7 @@ impl<M: SharedMemory> ReceiveQueue<M> {
         self.shortest = if self.is_empty() { length } else { self.shortest.min(length) };
         self.tables.store_relaxed_u32(self.at + qp::SHORTEST, self.shortest);
         self.tail += 1;
-        // ORDER verbs.receive: the entry before the tail. Pairs with: `Remote::look_for_entries`.
+        // ORDER verbs.receive: the entry is visible before the tail. Pairs with: `Remote::look_for_entries`.
         self.tables.store_release_u64(self.at + qp::TAIL, self.tail);
     }
 
@@ -306,7 +306,8 @@ impl<M: SharedMemory> ReceiveQueue<M> {
 
     #[inline]
     fn header(&self, index: u64) -> Completion {
-        // ORDER verbs.completion: the header before the rest, and before the bytes received. Pairs with: `Remote::complete`.
+        // ORDER verbs.completion: the header is loaded before the rest of the entry, and before the received bytes. Pairs with:
+        // `Remote::complete`.
         Completion(self.completions.0.load_acquire_u64(self.header_at(index)))
     }
 

@@ -97,7 +97,7 @@ impl<M: SharedMemory> Regions<M> {
             self.tables.store_relaxed_u64(at + region::LENGTH, region.length);
             self.tables.store_relaxed_u32(at + region::DOMAIN, region.domain);
             self.tables.store_relaxed_u32(at + region::CHUNK, first);
-            // ORDER verbs.region: the region before its word. Pairs with: `Windows::look_up`.
+            // ORDER verbs.region: the region is visible before its word. Pairs with: `Windows::look_up`.
             let word = u64::from(generation) << 32 | u64::from(region.access.0 | Access::VALID);
             self.tables.store_release_u64(at + region::WORD, word);
         }
@@ -149,8 +149,8 @@ impl<M: SharedMemory> Regions<M> {
         slot.region = None;
         let (first, count) = std::mem::take(&mut slot.chunks);
         if let Some(at) = at.filter(|_| count > 0) {
-            // ORDER verbs.executing: the word before a look at `executing`; a poster announces what it executes before it looks at the
-            // word. Pairs with: `Windows::look_up`.
+            // ORDER verbs.executing: the word is visible before the load of `executing`. A poster, in turn, announces what it
+            // executes before it loads the word. Pairs with: `Windows::look_up`.
             self.tables.swap_u64(at + region::WORD, 0);
             self.tables.full_fence();
         }

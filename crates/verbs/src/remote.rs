@@ -135,7 +135,7 @@ impl<M: SharedMemory> Remote<M> {
         let at = to.at().ok_or(NotConnected::Corrupt)?;
         let copy_at = to.copy_at().ok_or(NotConnected::Corrupt)?;
         let tables = peer.tables();
-        // ORDER verbs.state: the state before what belongs to it. Pairs with: `QueuePair::publish`.
+        // ORDER verbs.state: the state is loaded before the words that belong to it. Pairs with: `QueuePair::publish`.
         let state = tables.load_acquire_u64(at + qp::STATE);
         let is_for_us = from.kind == Kind::UD || tables.load_relaxed_u32(at + qp::PEER) == from.number.0;
         if !QpState(state as u32).receives() || !is_for_us {
@@ -278,7 +278,7 @@ impl<M: SharedMemory> Remote<M> {
     ) -> Result<(), Failure> {
         let (peer, senders) = (self.peer.clone(), self.at + qp::SENDERS);
         let tables = peer.tables();
-        // ORDER verbs.senders: the count before the look at the state. Pairs with: `QueuePair::are_rings_accessed`.
+        // ORDER verbs.senders: the count is visible before the load of the state. Pairs with: `QueuePair::are_rings_accessed`.
         tables.fetch_add_u64(senders, 1);
         tables.fence_after_exchange();
         let result = match self.check_state() {
@@ -310,8 +310,8 @@ impl<M: SharedMemory> Remote<M> {
         // The owner of a datagram queue pair does not wait for one particular sender: the sender counts itself, and claims receives.
         if self.from.kind != Kind::UD {
             let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
-            // ORDER verbs.executing: the mark before all looks at what may be taken away. Pairs with: `Regions::remove`,
-            // `QueuePair::is_accessed`.
+            // ORDER verbs.executing: the mark is visible before all loads of words that the owner may take away. Pairs with:
+            // `Regions::remove`, `QueuePair::is_accessed`.
             if tables.compare_exchange_u64(at, self.mark.0, executing.0).is_err() {
                 self.mark_anew(executing)?;
             }
@@ -688,7 +688,7 @@ impl<M: SharedMemory> Remote<M> {
 
     fn look_for_entries(&mut self) {
         let tables = self.peer.tables();
-        // ORDER verbs.receive: the tail before the entries, and before the shortest. Pairs with: `ReceiveQueue::post`.
+        // ORDER verbs.receive: the tail is loaded before the entries, and before `SHORTEST`. Pairs with: `ReceiveQueue::post`.
         let tail = tables.load_acquire_u64(self.queue_at + qp::TAIL);
         // A peer that writes a false value only makes a sender use its own receives twice.
         self.tail = if self.is_shared { tail } else { tail.min(self.head + self.entries as u64) };
@@ -707,7 +707,8 @@ impl<M: SharedMemory> Remote<M> {
             let (memory, at) = (&self.completions.0, self.completion_at() + completion::HEADER);
             let found = Completion(memory.load_acquire_u64(at));
             let claim = Completion::claim(self.head, self.from.claimer);
-            // ORDER verbs.executing: the claim before all looks at what may be taken away. Pairs with: `ReceiveQueue::has_claims`.
+            // ORDER verbs.executing: the claim is visible before all loads of words that the owner may take away. Pairs with:
+            // `ReceiveQueue::has_claims`.
             if found.is_free(self.head, entries) && memory.compare_exchange_u64(at, found.0, claim.0).is_ok()
             {
                 memory.fence_after_exchange();
@@ -873,7 +874,7 @@ impl<M: SharedMemory> Remote<M> {
             memory.store_relaxed_u32(at + completion::TARGET, self.to.0);
             memory.store_relaxed_u16(at + completion::LID, self.from.lid);
         }
-        // ORDER verbs.completion: the message and the entry before the header. Pairs with: `ReceiveQueue::header`.
+        // ORDER verbs.completion: the message and the entry are visible before the header. Pairs with: `ReceiveQueue::header`.
         memory.store_release_u64(at + completion::HEADER, header.0);
         self.head += 1;
         if !self.is_shared {
@@ -888,7 +889,7 @@ impl<M: SharedMemory> Remote<M> {
     #[cold]
     fn wake(&mut self, is_solicited: bool) {
         let tables = self.peer.tables();
-        // ORDER verbs.armed: the completion before this look. Pairs with: `QueuePair::arm`.
+        // ORDER verbs.armed: the completion is visible before this load. Pairs with: `QueuePair::arm`.
         tables.full_fence();
         let armed = Armed(tables.load_relaxed_u32(self.at + qp::ARMED));
         if armed.wants(is_solicited) && armed != self.rung {

@@ -88,7 +88,7 @@ impl<M: SharedMemory> ErrandServer<M> {
     pub fn publish(&self, tables: &M, at: usize) {
         tables.store_relaxed_u64(at + qp::ANSWER, 0);
         tables.store_relaxed_u64(at + qp::BOUNCE, self.bounce.place.0);
-        // ORDER verbs.bounce: the place before its size. Pairs with: `ErrandClient::bounce`.
+        // ORDER verbs.bounce: the place is visible before its size. Pairs with: `ErrandClient::bounce`.
         tables.store_release_u32(at + qp::ROOM, self.bounce.len as u32);
     }
 
@@ -100,7 +100,8 @@ impl<M: SharedMemory> ErrandServer<M> {
     /// Returns the number of the errand that the peer of this incarnation requests, and the errand, unless it is the one that was done
     /// last.
     pub fn asked(&self, tables: &M, at: usize, incarnation: u32, done: u32) -> Option<(u32, ErrandRequest)> {
-        // ORDER verbs.asked: the number before the errand, and before the bytes in the bounce area. Pairs with: `ErrandClient::ask`.
+        // ORDER verbs.asked: the number is loaded before the errand, and before the bytes in the bounce area. Pairs with:
+        // `ErrandClient::ask`.
         let word = tables.load_acquire_u64(at + qp::ASKED);
         let number = word as u32;
         if (word >> 32) as u32 != incarnation || number == done {
@@ -121,7 +122,7 @@ impl<M: SharedMemory> ErrandServer<M> {
 
     /// Publishes the result of an errand.
     pub fn answer(&self, tables: &M, at: usize, number: u32, status: Status) {
-        // ORDER verbs.answer: all accesses before the answer. Pairs with: `ErrandClient::take_answer`.
+        // ORDER verbs.answer: all accesses are visible before the answer. Pairs with: `ErrandClient::take_answer`.
         tables.store_release_u64(at + qp::ANSWER, u64::from(number) << 32 | u64::from(status.0));
     }
 }
@@ -283,7 +284,7 @@ impl<M: SharedMemory> ErrandClient<M> {
     fn bounce(&mut self, to: PeerWords<'_, M>) -> Option<(M, usize, usize)> {
         if self.bounce.is_none() {
             let tables = to.peer.tables();
-            // ORDER verbs.bounce: the size before the place. Pairs with: `ErrandServer::publish`.
+            // ORDER verbs.bounce: the size is loaded before the place. Pairs with: `ErrandServer::publish`.
             let room = tables.load_acquire_u32(to.at + qp::ROOM) as usize;
             if !(LEAST..=MOST).contains(&room) {
                 return None;
@@ -314,7 +315,7 @@ fn ask<M: SharedMemory>(to: PeerWords<'_, M>, number: u32, asked: &ErrandRequest
     tables.store_relaxed_u64(at + qp::ASKED_LENGTH, u64::from(rest) << 32 | u64::from(length));
     tables.store_relaxed_u64(at + qp::ASKED_FIRST, first);
     tables.store_relaxed_u64(at + qp::ASKED_SECOND, second);
-    // ORDER verbs.asked: the errand and its bytes before its number. Pairs with: `ErrandServer::asked`.
+    // ORDER verbs.asked: the errand and its bytes are visible before its number. Pairs with: `ErrandServer::asked`.
     tables.store_release_u64(at + qp::ASKED, u64::from(to.incarnation) << 32 | u64::from(number));
     // A doorbell that is too full for another ring is about to be read, so this store must be visible by then.
     tables.full_fence();
@@ -323,7 +324,7 @@ fn ask<M: SharedMemory>(to: PeerWords<'_, M>, number: u32, asked: &ErrandRequest
 
 /// Returns the result of an errand once it has been answered.
 fn take_answer<M: SharedMemory>(to: PeerWords<'_, M>, number: u32) -> Option<Status> {
-    // ORDER verbs.answer: the answer before what is in the bounce area. Pairs with: `ErrandServer::answer`.
+    // ORDER verbs.answer: the answer is loaded before the bytes in the bounce area. Pairs with: `ErrandServer::answer`.
     let answer = to.peer.tables().load_acquire_u64(to.at + qp::ANSWER);
     ((answer >> 32) as u32 == number).then_some(Status(answer as u32))
 }

@@ -127,15 +127,16 @@ impl Sharing {
         let Shareable { errand, key, address, local } = *what;
         // All pieces of the last offer have been copied, so no one else changes the word.
         tables.store_relaxed_u64(at + copy::CLAIMS, claims.0);
-        // ORDER verbs.offered: the number in the claims before each word of this offer. Pairs with: `find`.
+        // ORDER verbs.offered: the new number in the claims is visible before each word of this offer. Pairs with: `find`.
         tables.store_release_u64(at + copy::ADDRESS, address);
         tables.store_release_u64(at + copy::KEY, u64::from(local.length) << 32 | u64::from(key.0));
         tables.store_release_u64(at + copy::LOCAL, local.address);
         tables.store_release_u64(at + copy::LOCAL_KEY, u64::from(errand.0) << 32 | u64::from(local.key));
-        // ORDER verbs.offer: what is offered, and the bytes that are read, before its number. Pairs with: `find`.
+        // ORDER verbs.offer: the words of the offer, and the bytes that a helper reads, are visible before the offer's number. Pairs
+        // with: `find`.
         tables.store_release_u64(at + copy::OFFER, u64::from(incarnation) << 32 | u64::from(number));
         if !cfg!(loom) {
-            // ORDER verbs.offers: the offer before the count. Pairs with: `QueuePair::offers`.
+            // ORDER verbs.offers: the offer is visible before the count. Pairs with: `QueuePair::offers`.
             tables.fetch_add_u64(OFFERS, 1);
         }
         *self = Self { number: Some(number), claims: Some(claims), has_waited: false };
@@ -163,7 +164,8 @@ impl Sharing {
         // The poster spins only once per offer, so that a request that is tried again does not delay the thread that polls.
         let looks = if std::mem::replace(&mut self.has_waited, true) { 1 } else { LOOKS };
         for _ in 0..looks {
-            // ORDER verbs.copied: the count before the owner's pieces. Pairs with: `Offer::help`.
+            // ORDER verbs.copied: the count is loaded before this side uses the pieces that the owner has copied. Pairs with:
+            // `Offer::help`.
             let found = Claims(tables.load_acquire_u64(word));
             if !found.follow(claims, pieces) {
                 return Next::Corrupt;
@@ -186,7 +188,7 @@ impl Sharing {
 
 /// Returns the number of the copy that the peer of a queue pair offers, if the offer is for this incarnation. The owner calls this.
 pub(crate) fn number<M: SharedMemory>(tables: &M, at: usize, incarnation: u32) -> Option<u32> {
-    // ORDER verbs.offer: the number before what is offered. Pairs with: `Sharing::offer`.
+    // ORDER verbs.offer: the offer's number is loaded before the words of the offer. Pairs with: `Sharing::offer`.
     let word = tables.load_acquire_u64(at + copy::OFFER);
     ((word >> 32) as u32 == incarnation).then_some(word as u32)
 }
@@ -204,7 +206,7 @@ pub(crate) struct Offer<'a, M> {
 /// Returns the copy that is offered, if the offer is for this incarnation.
 pub(crate) fn find<M: SharedMemory>(tables: &M, at: usize, incarnation: u32) -> Option<Offer<'_, M>> {
     let number = number(tables, at, incarnation)?;
-    // ORDER verbs.offered: each word before the number in the claims. Pairs with: `Sharing::offer`.
+    // ORDER verbs.offered: each word is loaded before the number in the claims. Pairs with: `Sharing::offer`.
     // One of these words may already belong to the next offer. Then so does the number in the claims, and no piece of this offer can be
     // claimed.
     let word = |word| tables.load_acquire_u64(at + word);
@@ -227,13 +229,14 @@ impl<M: SharedMemory> Offer<'_, M> {
         let mut found = Claims(tables.load_relaxed_u64(word));
         for _ in 0..TRIES {
             let claimed = found.claim_back(pieces).filter(|_| found.is_of(*number))?;
-            // ORDER verbs.claim: the claim before what the poster does after it has seen it. Pairs with: `Sharing::next`.
+            // ORDER verbs.claim: the claim comes before anything that the poster does after it has seen the claim. Pairs with:
+            // `Sharing::next`.
             match tables.compare_exchange_u64(word, found.0, claimed.0) {
                 Ok(()) => {
                     let piece = what.piece(pieces - claimed.back());
                     let len = piece.len();
                     copy(piece);
-                    // ORDER verbs.copied: the piece before the count. Pairs with: `Sharing::next`.
+                    // ORDER verbs.copied: the copied piece is visible before the count. Pairs with: `Sharing::next`.
                     tables.fetch_add_u64(word, Claims::COPIED);
                     return Some(len);
                 }

@@ -259,7 +259,7 @@ fn a_base_of_zero_after_a_chain_went_past_the_end_is_not_the_beginning() {
 fn the_number_of_visible_requests_is_right_before_they_are_taken() {
     for kind in KINDS {
         let mut p = Pair::new(kind, 16, true);
-        // More than once around the ring.
+        // The rounds go around the ring more than once.
         for round in 0..20 {
             assert!(p.device.is_empty() && p.device.visible() == 0);
             let before = p.device.taken();

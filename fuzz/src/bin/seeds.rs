@@ -167,7 +167,7 @@ fn carriers() -> impl Iterator<Item = Seed> {
     let well = [op(0, 400, 0), op(1, 80, 0), op(2, 0, 0), op(0, 404, 0), op(3, 0, 0), op(4, 0, 0)]
         .into_iter()
         .chain((0..20).flat_map(|n| [op(0, 40 * n, 0), op(1, 60, 0), op(4, 0, 0), op(1, 404, 0)]))
-        // Back to the kernel, and into the next ring, with bytes under way.
+        // The stream goes back to the kernel and into the next ring, while bytes are in flight.
         .chain((0..4).flat_map(|n| {
             [op(4, 0, 0), op(5, n, 0), op(0, 80, 0), op(6, 40, 0), op(1, 404, 0), op(1, 404, 0)]
         }))

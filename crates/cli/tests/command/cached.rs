@@ -162,7 +162,7 @@ fn edge_triggered() {
 
 #[test]
 fn told_once() {
-    // By the kernel alone.
+    // The kernel alone handles these requests.
     in_c("oneshot", 0, 600);
 }
 

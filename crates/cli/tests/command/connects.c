@@ -1,4 +1,4 @@
-/* What may become of a connection: each side in the same process, by events. Argument: a port. */
+/* Tests the ways in which a connection can begin and end. Both sides are in this process, and use events. Usage: connects PORT */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@
 static struct rdma_event_channel *channel;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 
-/* The next event, which must be this one. */
+/* Returns the next event, which must be the given one. */
 static struct rdma_cm_event *expect(enum rdma_cm_event_type wanted, int status)
 {
     struct pollfd fd = {.fd = channel->fd, .events = POLLIN};
@@ -84,7 +84,7 @@ static void ask(struct rdma_cm_id *id)
     CHECK(rdma_connect(id, &param) == 0);
 }
 
-/* The identifier of a request. */
+/* Returns the identifier of the next connection request. */
 static struct rdma_cm_id *requested(struct rdma_cm_id *listener)
 {
     struct rdma_cm_event *event = expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
@@ -120,7 +120,7 @@ static void addresses_are_taken(void)
     int result = rdma_bind_addr(second, (struct sockaddr *)&address) || rdma_listen(second, 1);
     CHECK(result && errno == EADDRINUSE);
     CHECK(rdma_destroy_id(listener) == 0);
-    /* And free at once. */
+    /* The address is free again at once. */
     CHECK(rdma_listen(second, 1) == 0);
     destroy(second);
     struct sockaddr_in foreign = address;
@@ -129,12 +129,12 @@ static void addresses_are_taken(void)
     CHECK(rdma_bind_addr(id, (struct sockaddr *)&foreign) == -1 && errno == EADDRNOTAVAIL);
     foreign.sin_family = AF_UNIX;
     CHECK(rdma_bind_addr(id, (struct sockaddr *)&foreign) == -1);
-    /* Any port. */
+    /* The library may choose any port. */
     CHECK(rdma_listen(id, 1) == 0 && rdma_get_src_port(id) != 0);
     destroy(id);
 }
 
-/* An address of this machine that others know, if it has one. */
+/* Finds an address of this machine that is not a loopback address. Returns whether there is one. */
 static int has_other_address(struct sockaddr_in *found)
 {
     struct ifaddrs *list;
@@ -149,7 +149,7 @@ static int has_other_address(struct sockaddr_in *found)
     return has;
 }
 
-/* Like any adapter, the device is that of addresses which others know. */
+/* The device belongs to addresses that are not loopback addresses, as with any adapter. */
 static void bound_to_loopback(void)
 {
     struct sockaddr_in other;
@@ -177,7 +177,7 @@ static void refused(void)
     CHECK(rdma_ack_cm_event(event) == 0);
     destroy(server);
     destroy(client);
-    /* Nobody takes the request. */
+    /* The listener is destroyed before the program takes the request. */
     client = resolved();
     ask(client);
     struct pollfd fd = {.fd = channel->fd, .events = POLLIN};
@@ -187,7 +187,8 @@ static void refused(void)
     destroy(client);
 }
 
-/* Connects, and sends a message each way; who disconnects, or just goes. */
+/* Connects, and sends a message from the client to the server. Then one side, the client if by_client, disconnects or is
+ * destroyed. */
 static void established(int disconnects, int by_client)
 {
     static char sent[64], received[64];
@@ -230,11 +231,11 @@ static void established(int disconnects, int by_client)
     destroy(listener);
 }
 
-/* The side that has asked does not like the answer. */
+/* The side that has requested the connection rejects the response. */
 static void response_refused(void)
 {
     struct rdma_cm_id *listener = listening(), *client = resolved();
-    /* It connects its queue pair itself. */
+    /* The client connects its queue pair itself. */
     struct ibv_qp *qp = client->qp;
     client->qp = NULL;
     struct rdma_conn_param param = {.private_data = "hello", .private_data_len = 6, .responder_resources = 3,
@@ -302,11 +303,11 @@ static void migrated(void)
     struct rdma_cm_event *event;
     CHECK(rdma_get_cm_event(other, &event) == 0 && event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
     CHECK(rdma_ack_cm_event(event) == 0);
-    /* The first channel has nothing left. */
+    /* No event is left in the first channel. */
     CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
     CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
     CHECK(fcntl(channel->fd, F_SETFL, 0) == 0);
-    /* Without a channel, a call waits by itself. */
+    /* Without a channel, each call waits for its event. */
     CHECK(rdma_migrate_id(id, NULL) == 0);
     CHECK(rdma_resolve_route(id, 2000) == 0 && id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED);
     CHECK(rdma_connect(id, NULL) == -1 && errno == ECONNREFUSED);

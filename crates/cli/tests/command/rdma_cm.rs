@@ -183,7 +183,7 @@ fn invalid_messages_are_ignored() {
         Message::Disconnect.encode(),
         // The listener is not for datagrams.
         request(PortSpace::Udp, own),
-        // A queue pair of somebody else's.
+        // The queue pair belongs to another endpoint.
         request(PortSpace::Tcp, (endpoint.number().0 + 1) << 12 | 1),
         request(PortSpace::Tcp, u32::MAX),
     ] {
@@ -201,7 +201,8 @@ fn invalid_messages_are_ignored() {
     expect_good(&["rping"], server.0.take().unwrap());
 }
 
-/// What programs of the distribution do not try: refusals, names that are taken, and events that nobody takes.
+/// Tests cases that no program of the distribution tries: refusals, names that are taken, and events that the program does
+/// not fetch.
 #[test]
 fn connections_end_in_every_way() {
     if !can_compile() {
@@ -215,6 +216,6 @@ fn connections_end_in_every_way() {
     assert!(compiler.args(["-lrdmacm", "-libverbs"]).status().unwrap().success());
     let said = verbs.good(&[program.to_str().unwrap(), &free_port().to_string()]);
     assert!(said.contains("good"), "{said}");
-    // Nothing listens any more.
+    // No listener is left.
     assert!(!verbs.world.good("status --json").out.contains("\"cm."), "{said}");
 }

@@ -1,4 +1,4 @@
-/* Calls for what is not offered. Usage: refused DEVICE. */
+/* Calls for features that the device does not offer. Usage: refused DEVICE. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ static struct ibv_context *open_one(const char *name)
 	return NULL;
 }
 
-/* Closes a device and opens it again, as libraries do that look at all of them first. */
+/* Closes a device and opens it again, as libraries do that first look at all devices. */
 static void again(const char *name)
 {
 	static char bytes[8192];
@@ -98,7 +98,7 @@ int main(int count, char **arguments)
 	struct ibv_gid_entry entries[4];
 	CHECK(ibv_query_gid_table(context, entries, 4, 0) == 1 && entries[0].gid.raw[0] == 0xfd);
 
-	/* An event for a queue that was destroyed is none. */
+	/* After a completion queue is destroyed, its channel has no event of it. */
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	struct ibv_recv_wr receive = {.wr_id = 1}, *bad;

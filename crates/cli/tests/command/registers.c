@@ -27,7 +27,7 @@
 
 enum { THREADS = 4, SHARED = 2000, PAGE = 4096, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
-// What all threads count with, each in a block of its own, among those that are registered.
+// The counters that all threads increment. Each of these structures is in a block of its own, and gets registered.
 struct counter {
     pthread_mutex_t mutex;
     uint64_t locked;
@@ -43,7 +43,7 @@ static char *on_stack[THREADS];
 static _Thread_local char local[100];
 static char *locals[THREADS];
 static pthread_barrier_t begun;
-// In pages of the program's file, which are private.
+// These counters lie in private pages of the program's file.
 static _Atomic uint64_t initialized[3 * PAGE / 8] = {1};
 static uint64_t initialized_done[THREADS];
 
@@ -53,7 +53,7 @@ static struct ibv_mr *reg(void *at, size_t len, int access) {
     return mr;
 }
 
-// Whether a page is in the segment, which is the only shared memory that can be written here.
+// Returns whether a page is in the segment, which is the only writable shared memory of this program.
 static int is_shared(void *at) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[4096], rights[5];
@@ -67,7 +67,7 @@ static int is_shared(void *at) {
     return is;
 }
 
-// Whether memory is registered where it is.
+// Registers memory, and returns whether it stays where it is instead of being moved into the segment.
 static int stays(void *at, size_t len) {
     struct ibv_mr *mr = reg(at, len, ALL);
     return !is_shared(at) && !ibv_dereg_mr(mr);
@@ -78,7 +78,7 @@ static uint64_t next(uint64_t *random) {
     return *random >> 33;
 }
 
-// Allocates, stores, counts, and looks whether everything that it has stored is still there.
+// Allocates memory, stores to it, counts, and checks that everything that it has stored is still there.
 static void *hammer(void *argument) {
     enum { BLOCKS = 200 };
     int self = (int)(intptr_t)argument;
@@ -136,7 +136,7 @@ static void among_threads(void) {
             regions[n] = NULL;
         }
         if (n % 50 == 0) {
-            // One that is new as a whole.
+            // All pages of this block are new.
             char *large = malloc(300000);
             memset(large, n, 300000);
             CHECK(!ibv_dereg_mr(reg(large, 300000, ALL)));
@@ -147,7 +147,7 @@ static void among_threads(void) {
         }
     }
     CHECK(!ibv_dereg_mr(reg(initialized, sizeof initialized, ALL)));
-    // No stack is moved, nor what is local to a thread.
+    // Registering moves neither stacks nor thread-local memory.
     char buffer[100];
     CHECK(stays(buffer, sizeof buffer) && stays(local, sizeof local));
     for (int n = 0; n < THREADS; n++) {
@@ -183,7 +183,7 @@ static void *pages(void *at, int count) {
     return pages;
 }
 
-// What the program has mapped anew is moved again, and nothing else.
+// Pages that the program has mapped anew are moved into the segment again, and no other pages.
 static void mapped_anew(void) {
     char *at = pages(NULL, 9);
     memset(at, 1, 9 * PAGE);
@@ -219,7 +219,7 @@ static void *rest(void *_) {
     return _;
 }
 
-// Medians, and the best, in microseconds.
+// Prints the medians and the best times in microseconds.
 static void times(const char *what) {
     static double first[200], again[200], off[200];
     size_t lens[] = {PAGE, 16 * PAGE, 1 << 20};
@@ -247,7 +247,7 @@ static void times(const char *what) {
     }
 }
 
-// Refuses userfaultfd, as container engines do.
+// Forbids userfaultfd, as container engines do.
 static void confine(void) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),

@@ -25,7 +25,7 @@
     } while (0)
 
 enum {
-    // More than is done at once.
+    // More bytes than the library copies at once.
     LEN = 300000,
     STACK_LEN = 100000,
     HUGE_PAGE = 2 << 20,
@@ -36,7 +36,7 @@ enum {
 static const char *kind_now = "";
 static _Thread_local char local[STACK_LEN];
 
-// One process's end.
+// One process's end of the connection.
 struct side {
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -45,7 +45,7 @@ struct side {
     int socket;
 };
 
-// What the two say to each other.
+// A message between the two processes.
 struct word {
     uint64_t address;
     uint32_t key, number, len, lid;
@@ -97,7 +97,7 @@ static void meet(struct side *side) {
     say(side, (struct word){.number = side->qp->qp_num, .lid = port.lid});
     struct word other = hear(side);
     connect_to(side->qp, other.number, other.lid);
-    // The other one is ready, too.
+    // Wait until the other side is ready, too.
     say(side, (struct word){0});
     hear(side);
 }
@@ -142,7 +142,7 @@ static int file(void) {
     return fd;
 }
 
-// Memory of a kind; NULL if there is none here.
+// Returns memory of a kind, or NULL if this machine has none of it.
 enum { KINDS = 11 };
 static char *memory(int kind, char *on_stack, uint32_t *len) {
     static const char *names[KINDS] = {"private",       "shared",   "file",       "sysv",         "stack",      "thread-local",
@@ -183,7 +183,7 @@ static char *memory(int kind, char *on_stack, uint32_t *len) {
         return buffer;
     }
     case 7: {
-        // More than the segment has, although little of it is used.
+        // The region is larger than the segment, although little of it is used.
         return mapped(1ul << 30, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
     }
     case 8:
@@ -212,7 +212,7 @@ static int is_filled(const char *at, uint32_t len, int salt) {
     return 1;
 }
 
-// Owns memory of each kind, and does nothing for what others do to it.
+// Owns memory of each kind, and makes no calls for the accesses of the peer.
 static void owner(const char *device, int socket) {
     struct side side = open_side(device, socket);
     meet(&side);
@@ -228,7 +228,7 @@ static void owner(const char *device, int socket) {
         memset(at, 0, len);
         struct ibv_mr *mr = reg(&side, at, registered_len(kind, len), ALL);
         say(&side, (struct word){.address = (uintptr_t)at, .key = mr->rkey, .len = len});
-        // It polls the last byte, as programs do.
+        // Polls the last byte, as programs do.
         time_t end = time(NULL) + 60;
         while (__atomic_load_n(at + len - 1, __ATOMIC_ACQUIRE) != byte_of(len - 1, 1)) {
             CHECK(time(NULL) < end);
@@ -239,7 +239,7 @@ static void owner(const char *device, int socket) {
         uint64_t words[2];
         memcpy(words, at, sizeof words);
         CHECK(words[0] == 12 && words[1] == 77);
-        // A message, of which a part is in other memory.
+        // Receives a message, a part of which goes to ordinary memory.
         static char other[100];
         struct ibv_mr *other_mr = reg(&side, other, sizeof other, LOCAL);
         fill(at, len, 9);
@@ -253,23 +253,23 @@ static void owner(const char *device, int socket) {
         for (uint32_t i = 0; i < len; i++) {
             CHECK(at[i] == (i < len - sizeof other ? byte_of(i + sizeof other, 3) : byte_of(i, 9)));
         }
-        // A value with what is written comes after it.
+        // The immediate data of a write arrives after the written bytes.
         CHECK(!ibv_post_recv(side.qp, &receive, &bad));
         say(&side, (struct word){0});
         wc = completion(&side);
         CHECK(wc.wr_id == 5 && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.imm_data == 7 && is_filled(at, len, 4));
         CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(other_mr));
-        // What has ended is not accessed any more, whatever it is now.
+        // A region that is no longer registered is not accessed any more, even if its memory is gone.
         if (kind == 1) {
             CHECK(!munmap(at, len));
         }
         say(&side, (struct word){0});
     }
-    // There is room for more after all this.
+    // After all this, there is still room for more queue pairs.
     for (int i = 0; i < 50; i++) {
         CHECK(queue_pair(&side));
     }
-    // The last part: it stops, and is killed.
+    // For the last part, the peer stops this process, and then kills it.
     char *at = mapped(LEN, MAP_SHARED | MAP_ANONYMOUS, -1);
     struct ibv_mr *mr = reg(&side, at, LEN, ALL);
     say(&side, (struct word){.address = (uintptr_t)at, .key = mr->rkey, .len = LEN});
@@ -296,7 +296,7 @@ static void peer(const char *device, int socket, pid_t child) {
         if (!theirs.len) {
             continue;
         }
-        // Of the same kind, so both ends are such memory.
+        // This memory is of the same kind as the owner's.
         char on_stack[STACK_LEN];
         uint32_t len;
         char *at = memory(kind, on_stack, &len);
@@ -306,7 +306,7 @@ static void peer(const char *device, int socket, pid_t child) {
         struct ibv_sge all = {(uintptr_t)at, len, mr->lkey};
         struct ibv_send_wr request = {.wr_id = 1, .sg_list = &all, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
         request.wr.rdma.remote_addr = theirs.address, request.wr.rdma.rkey = theirs.key;
-        // Nobody polls here before the owner has all of it.
+        // This side does not poll before the owner has received everything.
         post(&side, &request);
         hear(&side);
         memset(at, 0, len);
@@ -315,7 +315,7 @@ static void peer(const char *device, int socket, pid_t child) {
         post(&side, &request);
         done(&side, 2);
         CHECK(is_filled(at, len, 1));
-        // Requests behind each other: words, then the operations on them.
+        // Posts several requests at once: a write of two words, and then atomic operations on them.
         uint64_t words[2] = {5, 76};
         memcpy(at, words, sizeof words);
         all.length = sizeof words;
@@ -335,7 +335,7 @@ static void peer(const char *device, int socket, pid_t child) {
         memcpy(words, at + 64, sizeof words);
         CHECK(words[0] == 5 && words[1] == 76);
         say(&side, (struct word){0});
-        // A message, once it has a receive.
+        // Sends a message when the owner has posted a receive for it.
         hear(&side);
         fill(at, len, 3);
         all.length = len;
@@ -355,7 +355,7 @@ static void peer(const char *device, int socket, pid_t child) {
     static char buffer[LEN];
     struct ibv_mr *mr = reg(&side, buffer, LEN, LOCAL);
     int status;
-    // One that has stopped may go on.
+    // A stopped owner may continue later, so the request waits.
     CHECK(!kill(child, SIGSTOP) && waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
     struct ibv_sge all = {(uintptr_t)buffer, LEN, mr->lkey};
     struct ibv_send_wr request = {.wr_id = 8, .sg_list = &all, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
@@ -380,7 +380,7 @@ static void peer(const char *device, int socket, pid_t child) {
     CHECK(!ibv_dereg_mr(mr) && !ibv_destroy_qp(side.qp) && !ibv_destroy_cq(side.cq));
 }
 
-// Two connected queue pairs of one process.
+// Makes two connected queue pairs in this process.
 static void both_ends(struct side *side, struct ibv_qp *ends[2]) {
     struct ibv_port_attr port;
     CHECK(!ibv_query_port(side->context, 1, &port));
@@ -394,7 +394,7 @@ static void close_side(struct side *side) {
     CHECK(!ibv_destroy_cq(side->cq) && !ibv_dealloc_pd(side->pd) && !ibv_close_device(side->context));
 }
 
-// A program that unmaps what is registered goes on, and is not told by a signal.
+// A program that unmaps registered memory continues, and gets no signal.
 static void unmapped(const char *device) {
     kind_now = "unmapped";
     struct side side = open_side(device, -1);
@@ -417,7 +417,7 @@ static void unmapped(const char *device) {
     close_side(&side);
 }
 
-// Memory that must not be stored to, between two queue pairs of this process.
+// Transfers read-only memory between two queue pairs of this process.
 static void read_only(const char *device) {
     kind_now = "read-only";
     struct side side = open_side(device, -1);
@@ -446,7 +446,7 @@ static void read_only(const char *device) {
         post(&side, &send);
         done(&side, 2);
         CHECK(!memcmp(bytes, "hello", 5));
-        // A write to it fails, and nothing else.
+        // A write to this memory fails, without any other effect.
         request.wr_id = 4, request.opcode = IBV_WR_RDMA_WRITE;
         post(&side, &request);
         struct ibv_wc wc = completion(&side);

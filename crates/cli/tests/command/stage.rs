@@ -116,7 +116,7 @@ impl Stage {
             .args(["--mode", self.mode, "--"])
             .args(program)
             .env("GINNEL_PRELOAD", &self.library)
-            // Without any user's settings, and without leaving files there.
+            // The program must not read a user's settings, or leave files in a user's folder.
             .env("HOME", self.world.files())
             .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
             .stdout(Stdio::piped())

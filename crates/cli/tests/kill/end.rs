@@ -39,7 +39,7 @@ pub struct Connection {
 
 impl Connection {
     pub fn new(stream: TcpStream, side: Side) -> Self {
-        // So that each byte that the test considers sent over TCP has left this process.
+        // Each byte that the test considers sent over TCP must have left this process.
         stream.set_nodelay(true).unwrap();
         Self { stream, side, sent: 0, received: 0, ended: false }
     }

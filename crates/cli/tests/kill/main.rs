@@ -73,7 +73,7 @@ fn drive(files: &Path) {
             at += every;
         }
         println!("the {side:?} was killed at {kills} places ({:.1} s)", begun.elapsed().as_secs_f64());
-        // The same as after all kills together.
+        // Now the case runs to its end without a kill.
         assert_eq!(stage.case(side, usize::MAX), Outcome::Over);
     }
 }

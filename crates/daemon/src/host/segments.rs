@@ -381,11 +381,12 @@ impl Segments {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         let Some(page) = part(mapping, offset, board::LEN) else { return };
         for lane in (0..board::LANES).filter_map(|lane| page.part(lane * board::LANE, board::LANE)) {
-            // ORDER board.bits: the states of the rings before the bits. Pairs with: `ginnel_ring::board::Lane::take`.
+            // ORDER board.bits: the states of the rings are visible before the bits. Pairs with:
+            // `ginnel_ring::board::Lane::take`.
             for word in 0..board::WORDS {
                 lane.fetch_or_u64(board::BITS + word * 8, u64::MAX);
             }
-            // ORDER board.summary: the bits before the summary. Pairs with: `ginnel_ring::board::Lane::take`.
+            // ORDER board.summary: the bits are visible before the summary. Pairs with: `ginnel_ring::board::Lane::take`.
             lane.fetch_or_u64(board::SUMMARY, u64::MAX);
         }
     }
@@ -444,7 +445,8 @@ impl Segments {
             if said.contains(&SideState(word.load_relaxed_u32(0))) && state != SideState::LOST {
                 return;
             }
-            // ORDER ring.finish: everything that the dead process published before. Pairs with: `ginnel_ring::side`.
+            // ORDER ring.finish: everything that the dead process published is visible before the state. Pairs with:
+            // `ginnel_ring::side`.
             word.store_release_u32(0, state.0);
         }
     }

@@ -213,7 +213,7 @@ impl Model {
         let (Ok(claim), Some(commit)) = (claim, commit) else { return answer };
         let kept = commit.min(len);
         let number = self.commit(kept);
-        // In two parts, of which the second fills the claim beyond the message with rubbish.
+        // Writes the message in two parts. The second part also fills the rest of the claim with arbitrary bytes.
         let half = kept / 2;
         assert_eq!(claim.slice().len(), len);
         assert_eq!(claim.slice().write(0, &payload(number, kept)[..half]), half);

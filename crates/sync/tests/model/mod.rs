@@ -301,7 +301,7 @@ fn whatever(h: &mut Handles, op: Op) {
 
 /// Stores a value into a word: one that has a meaning, or noise.
 fn scribble(page: &Mapping, op: Op) {
-    // Most often into the words that matter.
+    // Half of the scribbles hit the first 48 bytes, which matter most.
     let at = if op.a & 0x8000 == 0 { usize::from(op.a) % 48 } else { usize::from(op.a) % SIZE } & !7;
     let value = match op.code % 8 {
         0 => 0,

@@ -109,7 +109,8 @@ impl Table {
     /// Returns a consistent copy of an entry, if it is in use.
     fn entry(&self, index: usize) -> Option<Entry> {
         let at = index * (size_of::<Entry>() / 8);
-        // ORDER copy.last: the last word before those in front of it. Pairs with: the peer's `SharedMemory::write_release`.
+        // ORDER copy.last: the last word is loaded before the words in front of it. Pairs with: the peer's
+        // `SharedMemory::write_release`.
         let word = self.word(at + 3).load(Ordering::Acquire);
         if word & VALID == 0 {
             return None;

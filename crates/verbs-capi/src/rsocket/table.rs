@@ -29,7 +29,7 @@ pub fn generation() -> u32 {
 }
 
 fn table() -> Option<&'static Table> {
-    // ORDER rsocket.table: the address before the table. Pairs with: `table_or_new`.
+    // ORDER rsocket.table: the table's address is loaded before the table. Pairs with: `table_or_new`.
     // SAFETY: tables are never freed.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
@@ -44,7 +44,7 @@ fn table_or_new() -> &'static Table {
         return table;
     }
     let new = Box::into_raw(Box::<Table>::default());
-    // ORDER rsocket.table: the table before its address. Pairs with: `table`.
+    // ORDER rsocket.table: the table is visible before its address. Pairs with: `table`.
     match TABLE.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: tables are never freed.
         Ok(_) => unsafe { &*new },

@@ -135,7 +135,8 @@ impl Waiters {
     pub fn enter(&self, wake: &Wake) -> Entered<'_> {
         let mut bells = locked(&self.bells);
         bells.push(wake.bell.clone());
-        // ORDER rsocket.waiters: the count before the look at what is waited for. Pairs with: `Waiters::are_some`.
+        // ORDER rsocket.waiters: the count is visible before the thread looks at the things that it waits for. Pairs with:
+        // `Waiters::are_some`.
         self.count.store(bells.len(), Ordering::SeqCst);
         Entered { waiters: self, bell: wake.bell.clone() }
     }
@@ -143,7 +144,7 @@ impl Waiters {
     /// Returns whether any thread waits. The result is exact under the lock under which waiting threads check once more.
     #[inline]
     pub fn are_some(&self) -> bool {
-        // ORDER rsocket.waiters: the change before the count. Pairs with: `Waiters::enter`.
+        // ORDER rsocket.waiters: the change is visible before the load of the count. Pairs with: `Waiters::enter`.
         self.count.load(Ordering::SeqCst) > 0
     }
 

@@ -25,7 +25,7 @@ impl<M: SharedMemory> QueuePair<M> {
     /// Returns how many copies the peers of this endpoint have offered to share so far.
     pub(crate) fn offers(&self) -> u64 {
         // A loom model calls `help` itself.
-        // ORDER verbs.offers: the count before the offers. Pairs with: `Sharing::offer`.
+        // ORDER verbs.offers: the count is loaded before the offers. Pairs with: `Sharing::offer`.
         if cfg!(loom) { 0 } else { self.tables.load_acquire_u64(OFFERS) }
     }
 
@@ -96,7 +96,7 @@ impl<M: SharedMemory> QueuePair<M> {
     pub(super) fn wait_for_helper(&self, sender: &Sender<M>) {
         let Some(remote) = sender.remote.as_ref().filter(|remote| remote.is_sharing()) else { return };
         let end = Instant::now() + self.adapter.patience();
-        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::finish`.
+        // ORDER verbs.executing: the peer's accesses have ended before anything that follows here. Pairs with: `Remote::finish`.
         let executing = || Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING));
         while executing().is_of(self.incarnation()) && !remote.is_dead() && Instant::now() < end {
             self.adapter.attend();

@@ -88,7 +88,7 @@ impl<M: SharedMemory> QueuePair<M> {
     /// Returns whether the peer is accessing something for which `what` returns true. A peer that has ended accesses nothing, whatever
     /// its word says.
     fn is_accessed(&self, what: impl Fn(Executing) -> bool) -> bool {
-        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::finish`.
+        // ORDER verbs.executing: the peers' accesses have ended before anything that follows here. Pairs with: `Remote::finish`.
         let executing = Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING));
         let is_alive = || self.sender().owner.as_ref().is_none_or(|owner| !owner.is_dead());
         executing.is_of(self.incarnation()) && what(executing) && is_alive()
@@ -132,7 +132,8 @@ impl<M: SharedMemory> QueuePair<M> {
     /// Returns whether a peer may still be accessing the rings or regions of a queue pair that has ended.
     pub fn are_rings_accessed(&self) -> bool {
         match self.kind {
-            // ORDER verbs.senders: the end of the accesses before what follows here. Pairs with: `Remote::send_datagram`.
+            // ORDER verbs.senders: the peers' accesses have ended before anything that follows here. Pairs with:
+            // `Remote::send_datagram`.
             Kind::UD => self.tables.load_acquire_u64(self.at + qp::SENDERS) != 0,
             _ => self.is_accessed(|_| true),
         }

@@ -105,15 +105,15 @@ fn allowed() -> Result<Rules> {
         libc::SYS_clone,
         vec![rule(vec![argument(0, SeccompCmpOp::MaskedEq(thread | NAMESPACES), thread)?])?],
     );
-    // The CPUs of this process' own threads.
+    // A thread may set its own CPUs.
     rules.insert(libc::SYS_sched_setaffinity, vec![rule(vec![zero(0)?])?]);
-    // Rings that were created before: they are enabled, and memory is pinned in them.
+    // Rings that were created before may be enabled, and memory may be pinned in them.
     let registers = [REGISTER_BUFFERS, UNREGISTER_BUFFERS, REGISTER_ENABLE_RINGS].map(u64::from);
     rules.insert(libc::SYS_io_uring_register, one_of(1, &registers)?);
     // Copies of descriptors, locks on the image, seals on in-flight memory; no commands that send signals or watch
     // folders.
     rules.insert(libc::SYS_fcntl, one_of(1, &FCNTLS.map(|command| command as u64))?);
-    // Only to the peer to which the socket is connected.
+    // Data may be sent only to the peer to which the socket is connected.
     rules.insert(libc::SYS_sendto, vec![rule(vec![zero(4)?])?]);
     // The identity of a front end, and the timeouts for it.
     for (call, options) in [
@@ -128,10 +128,10 @@ fn allowed() -> Result<Rules> {
         };
         rules.insert(call, options.iter().map(option).collect::<Result<_>>()?);
     }
-    // Signals to this process' own threads, for the abort of a panic.
+    // Signals may be sent to this process's own threads, for the abort of a panic.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![rule(vec![argument(0, SeccompCmpOp::Eq, own)?])?]);
-    // Any signal handler except that of the trap itself.
+    // Any signal handler may be changed, except that of the trap itself.
     let trap = libc::SIGSYS as u64;
     rules.insert(libc::SYS_rt_sigaction, vec![rule(vec![argument(0, SeccompCmpOp::Ne, trap)?])?]);
     // Memory is readable and writable, never executable.
@@ -141,8 +141,8 @@ fn allowed() -> Result<Rules> {
     }
     // Names of threads, and names that the allocator gives to memory.
     rules.insert(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64])?);
-    // Discards on a device for which io_uring has none; they destroy nothing that could not be overwritten as well.
-    // Also the blocking mode of a socket.
+    // Discards are allowed, for devices that io_uring cannot discard on; they destroy nothing that could not be overwritten as
+    // well. Setting the blocking mode of a socket is allowed too.
     rules.insert(libc::SYS_ioctl, one_of(1, &[BLKDISCARD, FIONBIO])?);
     // Resource limits may be read.
     rules.insert(libc::SYS_prlimit64, vec![rule(vec![zero(2)?])?]);
@@ -173,6 +173,6 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
-// linux/fs.h and asm-generic/ioctls.h.
+// From linux/fs.h and asm-generic/ioctls.h.
 const BLKDISCARD: u64 = 0x1277;
 const FIONBIO: u64 = 0x5421;

@@ -91,7 +91,7 @@ fn a_new_cache_with_the_same_name_is_noticed_at_once() {
     keeper.store.set(b"a", &[b"old"], 0, 0).unwrap();
     let cache = Cache::open_with("web/c", &options(&world, "auto")).unwrap();
     assert_eq!(get(&cache, "a").as_deref(), Some("old"));
-    // In the same block.
+    // Make a new cache in the same block.
     let mut store = create(&keeper.block, [3, 4]);
     assert_eq!(get(&cache, "a"), None);
     store.set(b"a", &[b"new"], 0, 0).unwrap();
@@ -152,7 +152,7 @@ fn expiry_times_are_checked_only_while_the_clock_runs() {
     assert_eq!(get(&cache, "for a while").as_deref(), Some("x"));
     keeper.store.tick(100_000);
     assert_eq!(get(&cache, "for a while"), None);
-    // The next server.
+    // The next server opens the cache.
     let mut store = Store::open(keeper.block.memory().unwrap(), 0).unwrap();
     store.flush();
     assert_eq!(get(&cache, "for ever"), None);

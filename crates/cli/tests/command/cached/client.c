@@ -1,4 +1,4 @@
-// Clients of a memcached over sockets, each in its own way. client PORT WAY
+// Clients of a memcached over sockets, each of which uses the sockets in a different way. Usage: client PORT WAY
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <assert.h>
@@ -80,7 +80,7 @@ static int prepared(void) {
 
 static void nonblocking(int fd) { CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0); }
 
-// Requests of all kinds, one after the other and many at once.
+// Sends requests of all kinds, one after the other and several at once.
 static void order(void) {
     int fd = prepared();
     ask(fd, "get a\r\n", A END);
@@ -89,10 +89,10 @@ static void order(void) {
     ask(fd, "get a\r\n", "VALUE a 0 3\r\n1n3\r\n" END);
     ask(fd, "set a 0 0 3 noreply\r\none\r\nget a\r\n", A END);
     ask(fd, "get a\r\n", A END);
-    // In a value stands what looks like a request.
+    // The value contains text that looks like requests.
     ask(fd, "set c 0 0 14\r\nget a\r\nget b\r\n\r\n", "STORED\r\n");
     ask(fd, "get c\r\n", "VALUE c 0 14\r\nget a\r\nget b\r\n\r\n" END);
-    // A request that comes in parts.
+    // The request is sent in several parts.
     say(fd, "ge");
     say(fd, "t a\r\nget ");
     ask(fd, "b\r\n", A END B END);
@@ -103,7 +103,7 @@ static void order(void) {
     ask(fd, "get a\r\n", END);
     ask(fd, "nonsense\r\nget b\r\n", "ERROR\r\n" B END);
     ask(fd, "get b\r\n", B END);
-    // Pieces of one call.
+    // One call sends several pieces.
     struct iovec pieces[3] = {{"get ", 4}, {"b", 1}, {"\r\nget b\r\n", 9}};
     CHECK(writev(fd, pieces, 3) == 14);
     hear(fd, B END B END);
@@ -143,7 +143,7 @@ static int waits(int e, int timeout, unsigned *events) {
     return n;
 }
 
-// epoll with these flags.
+// Waits with epoll, with these flags.
 static void polled(unsigned flags) {
     int fd = prepared(), e = epoll_create1(0);
     unsigned events;
@@ -156,11 +156,11 @@ static void polled(unsigned flags) {
         const char *answer = turn % 7 ? A END : "TOUCHED\r\n";
         CHECK(waits(e, 5000, &events) == 1 && events == EPOLLIN);
         if (turn % 3 == 0) {
-            // Not received yet: a level stays, an edge does not.
+            // The answer has not been received yet. Level-triggered epoll reports it again, edge-triggered epoll does not.
             CHECK(waits(e, 0, &events) == (flags ? 0 : 1));
         }
         if (turn % 5 == 0 && turn % 7 && flags == EPOLLET) {
-            // More is news.
+            // More bytes are a new edge.
             say(fd, "get b\r\n");
             CHECK(waits(e, 5000, &events) == 1);
             hear(fd, A END B END);
@@ -175,7 +175,7 @@ static void polled(unsigned flags) {
         }
         CHECK(waits(e, 0, &events) == 0);
     }
-    // What is there when somebody begins to wait is told.
+    // An answer that has arrived before the socket is added to the epoll instance is reported too.
     CHECK(epoll_ctl(e, EPOLL_CTL_DEL, fd, NULL) == 0);
     say(fd, "get a\r\n");
     CHECK(waits(e, 0, &events) == 0);
@@ -197,7 +197,7 @@ static void polled(unsigned flags) {
     close(e);
 }
 
-// poll, select, and what can be asked of what waits.
+// Tests poll, select, and the calls that examine the bytes in a socket without receiving them.
 static void asked(void) {
     int fd = prepared(), other[2], queued;
     CHECK(pipe(other) == 0);
@@ -207,7 +207,7 @@ static void asked(void) {
         say(fd, "get a\r\n");
         if (turn % 3 == 0) CHECK(write(other[1], "x", 1) == 1);
         int n = turn % 3 == 0 && turn % 2 ? 2 : 1;
-        // The pipe may be first.
+        // The pipe may become readable first.
         while (poll(fds, 1 + turn % 2, 5000) < n) CHECK(fds[1].revents == POLLIN);
         CHECK(fds[0].revents == POLLIN);
         fd_set set;
@@ -231,7 +231,7 @@ static void asked(void) {
     CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon) == 0);
     CHECK(recv(fd, &byte, 1, 0) == -1 && errno == EAGAIN);
     ask(fd, "get a\r\n", A END);
-    // Pieces, and a message.
+    // Receives with readv and with recvmsg.
     char first[5], rest[100];
     struct iovec pieces[2] = {{first, 5}, {rest, 100}};
     say(fd, "get b\r\n");
@@ -240,7 +240,7 @@ static void asked(void) {
     struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2, .msg_flags = -1};
     say(fd, "get b\r\n");
     CHECK(recvmsg(fd, &message, 0) == (ssize_t)strlen(B END) && message.msg_flags == 0);
-    // By another number.
+    // Uses a duplicate of the file descriptor.
     int copy = dup(fd);
     say(copy, "get a\r\n");
     hear(fd, A END);
@@ -274,7 +274,7 @@ static void *receiver(void *how) {
     return NULL;
 }
 
-// One thread sends, and another one sleeps until something comes.
+// One thread sends, and another one sleeps until an answer comes.
 static void asleep(void) {
     const char *ways[3] = {"poll", "epoll", "read"};
     for (int way = 0; way < 3; way++) {
@@ -292,7 +292,7 @@ static void asleep(void) {
         close(shared);
         close(in_epoll);
     }
-    // Somebody sleeps in an epoll instance before the connection is there.
+    // A thread sleeps in an epoll instance before the connection exists.
     in_epoll = epoll_create1(0);
     shared = -1;
     for (int turn = 0; turn < 3; turn++) {
@@ -312,7 +312,7 @@ static void asleep(void) {
     }
 }
 
-// Processes that have one connection.
+// Several processes share one connection.
 static void forked(void) {
     int fd = prepared(), status;
     ask(fd, "get a\r\n", A END);
@@ -327,7 +327,7 @@ static void forked(void) {
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     ask(fd, "get a\r\n", "VALUE a 0 3\r\n222\r\n" END);
-    // What was sent for is received by whoever asks first.
+    // The process that receives first gets the answer, even if another process has sent the request.
     say(fd, "get b\r\n");
     child = fork();
     if (child == 0) {

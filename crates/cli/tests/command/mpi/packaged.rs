@@ -70,7 +70,7 @@ fn a_crystal_melts_in_the_same_way_as_without_ginnel() {
         let Done { said, sent } = run(&verbs, &OPENMPI, ranks, &program);
         let expected = thermo(&run_without(&verbs, ranks, &program));
         assert!(expected.len() == 9 && thermo(&said) == expected, "{ranks} ranks: {expected:#?}\n{said}");
-        // The positions of atoms near the border, 200 times.
+        // The ranks send the positions of atoms near the border 200 times.
         assert!(sent.iter().all(|bytes| *bytes > 1_000_000), "{ranks} ranks: {sent:?}");
     }
 }

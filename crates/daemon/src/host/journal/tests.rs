@@ -111,7 +111,7 @@ fn a_kill_at_any_point_of_a_rewriting_loses_nothing() {
     std::fs::write(&new, &whole).unwrap();
     rename(&path).unwrap();
     pair.check();
-    // What a killed daemon has left does not disturb the next one.
+    // A half-written file of a killed daemon does not disturb the next daemon.
     std::fs::write(&new, b"torn").unwrap();
     pair.journal = Journal::create(pair.dir.path(), &pair.books).unwrap();
     pair.check();
