@@ -17,7 +17,7 @@ pub enum Better {
 /// One comparison of Ginnel with an alternative (the peer).
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The name of what was measured.
+    /// The name of the measurement.
     pub case: String,
     /// The unit of both values.
     pub unit: &'static str,

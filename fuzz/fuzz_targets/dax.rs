@@ -1,4 +1,4 @@
-//! A DAX info block that somebody has overwritten: only the right block is accepted, and otherwise the wrong field is named.
+//! A DAX info block that was overwritten: only the right block is accepted, and otherwise the wrong field is named.
 //!
 //! The input is a segment (uuid, size, page), and either changes of its right block (place and value) or bytes to put there.
 #![no_main]

@@ -252,7 +252,7 @@ impl Bench {
     }
 
     fn file(&mut self) -> Result<()> {
-        // In the target folder, which is on the machine's disk and not on a tmpfs.
+        // The files are in the target folder, which is on the machine's disk and not on a tmpfs.
         let folder = tempfile::tempdir_in(ginnel_bench::report::folder()?)?;
         let image = folder.path().join("image");
         make_file(&image, FILE)?;

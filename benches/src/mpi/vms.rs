@@ -1,4 +1,4 @@
-//! Between two VMs, beside TCP over their network cards.
+//! MPI between two VMs, over a segment and, for comparison, over TCP and their network cards.
 
 use super::{EXCHANGE, Mpi, Row, SEGMENT, compile};
 use crate::report::Better;

@@ -73,7 +73,7 @@ fn make(target: &Path, profile: &str) -> Command {
     let mut make = Command::new("make");
     make.args(["--no-print-directory", "-C"]).arg(here()).arg(format!("PROFILE={profile}"));
     make.arg(format!("PACKAGES={} --lib", TOGETHER.join(" ")));
-    // Not as a sub-make of the `make` that may run this test.
+    // This must not be a sub-make of the `make` that may run this test.
     make.env("CARGO_TARGET_DIR", target).env_remove("MAKEFLAGS");
     make
 }

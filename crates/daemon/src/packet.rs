@@ -44,7 +44,7 @@ pub enum Gone {
     /// The peer has closed it.
     #[error("the peer has closed the connection")]
     Closed,
-    /// The peer does not read what it is sent.
+    /// The peer does not read the packets that are sent to it.
     #[error("the peer does not read: {0} bytes wait for it")]
     NotReading(usize),
     /// A system call failed.

@@ -1,5 +1,5 @@
-//! Processes that are told apart from later processes with the same number: a number is used again, but not with the same start
-//! time.
+//! Processes, distinguished from later processes with the same number: the kernel uses a number again, but not with the same
+//! start time.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

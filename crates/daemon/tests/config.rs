@@ -322,7 +322,7 @@ fn the_example_is_valid_and_states_the_defaults() {
     assert_eq!(Config::parse(&uncommented.join("\n"), path).unwrap(), example);
 }
 
-/// While somebody may need the daemon, a mistake in its configuration has no effect on running programs.
+/// While programs or VMs may need the daemon, a mistake in its configuration has no effect on them.
 #[test]
 fn with_a_keeper_a_mistake_in_the_file_leaves_the_last_accepted_one_in_force() {
     const GOOD: &str = "[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n";

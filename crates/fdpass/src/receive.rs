@@ -1,4 +1,4 @@
-//! Receiving.
+//! Receiving a message with its file descriptors.
 
 use crate::MAX_FDS;
 use rustix::io::Errno;

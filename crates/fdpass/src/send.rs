@@ -1,4 +1,4 @@
-//! Sending.
+//! Sending a message with file descriptors.
 
 use crate::MAX_FDS;
 use rustix::io::Errno;

@@ -260,8 +260,8 @@ impl Block {
     }
 
     /// Returns the mapping of the block, for callers that access it in their own way and check their rights themselves.
-    /// The mapping may outlive the block; once no endpoint has the block open, its memory can be given to somebody
-    /// else.
+    /// The mapping may outlive the block; once no endpoint has the block open, its memory can be given to
+    /// another endpoint.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Handing an endpoint and its channels over to the program that this process executes next, or to another process.
 //!
-//! Nothing here is on the data path. A saved channel is a few numbers, which contain the position of each ring. The rings and the data
-//! in them stay as they are, and the process that resumes the channel continues at the same byte.
+//! Nothing here is on the data path. A saved channel is a few numbers, which contain the position of each ring. The
+//! rings and the data in them stay as they are, and the process that resumes the channel continues at the same byte.
 
 use crate::channel::{Channel, Pipe};
 use crate::daemon::Daemon;

@@ -131,13 +131,13 @@ struct Half {
 
 /// The state of a half in a set.
 enum Rest {
-    /// It is being used, or has not been used yet.
+    /// The half is being used, or has not been used yet.
     Awake,
-    /// It rests, and the set looks at its ring.
+    /// The half is idle, and the set looks at its ring.
     Hot(Watch<Mapping>),
-    /// It rests, and its ring's wake word is armed.
+    /// The half is idle, and its ring's wake word is armed.
     Asleep(Watch<Mapping>),
-    /// Its key was reported, or is about to be.
+    /// The half's key was reported, or is about to be reported.
     Told(Watch<Mapping>),
 }
 

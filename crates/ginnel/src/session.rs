@@ -1,8 +1,8 @@
-//! A session with the daemon: many requests may be under way at once, over one connection after another.
+//! A session with the daemon: many requests may wait for their answers at once, over one connection after another.
 //!
 //! A request is sent at once, or as soon as the socket has room. Its answer is recognised by its number. The caller
 //! waits for the answer with [`Session::request`], or sends the request with [`Session::ask`] and polls for the answer
-//! with [`Session::answer`]. With [`Session::tell`] nobody waits for an answer. Requests that have no answer when the
+//! with [`Session::answer`]. With [`Session::tell`] the caller does not wait for an answer. Requests that have no answer when the
 //! connection ends are sent again over the next one, in the same order, so every request must be repeatable. A slow
 //! daemon makes callers wait, but never ends the connection.
 //!

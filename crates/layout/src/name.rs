@@ -24,7 +24,7 @@ pub enum NameError {
     BadByte {
         /// The offending byte.
         byte: u8,
-        /// Its position.
+        /// The byte's position in the name.
         at: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Errors: not now, never again, or corrupt.
+//! Errors: the operation is not possible now, the ring has ended, or its memory is corrupt.
 
 use thiserror::Error;
 

@@ -1,4 +1,4 @@
-//! Sides that abort: data on its way is void, and the other side is told at once.
+//! Sides that abort: data that was not received is void, and the other side notices at once.
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::{CONSUMER_STATE, PRODUCER_STATE, SideState, footprint};

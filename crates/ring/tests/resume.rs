@@ -148,7 +148,7 @@ fn impossible_cursors_are_refused_and_nothing_is_written() {
         assert_eq!(stream::Producer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
         assert_eq!(stream::Consumer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
     }
-    // Also two positions that are misaligned by the same amount.
+    // This includes two positions that are misaligned by the same amount.
     let like_position = Cursor { pending: 100, ..at(100, 64) };
     let like_released = Cursor { pending: 100, ..at(128, 100) };
     for cursor in [at(100, 64), at(128, 100), at(100, 100), like_position, like_released] {

@@ -648,7 +648,7 @@ mod tests {
         let _alone = alone();
         // SAFETY: the handler does only what a handler may do.
         unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
-        // Also without a hold.
+        // The last round has no hold.
         for reach in reaches().into_iter().map(Some).chain([None]) {
             let pages = Pages::new(1000);
             AT.store(pages.word(0, 3).as_ptr() as usize, Ordering::Relaxed);

@@ -62,11 +62,12 @@ unsafe impl Send for Placed {}
 unsafe impl Sync for Placed {}
 
 impl Mapping {
-    /// Moves the pages at `start` into `file`, at `offset`. The range keeps its bytes and its protection, and is then shared
-    /// with all processes that map the file. The earlier bytes of the file there are overwritten. The whole range must be
-    /// private memory of one protection, which allows loads; anything else is an error. `start`, `len` and `offset` are
-    /// multiples of `page`, the unit in which the file can be mapped. This mapping must be of the same file. If the file is truncated, this mapping's
-    /// [`SharedMemory::is_broken`] returns true, and the bytes of pages that are accessed afterwards are zero.
+    /// Moves the pages at `start` into `file`, at `offset`. The range keeps its bytes and its protection, and is then
+    /// shared with all processes that map the file. The earlier bytes of the file there are overwritten. The whole range
+    /// must be private memory of one protection, which allows loads; anything else is an error. `start`, `len` and `offset`
+    /// are multiples of `page`, the unit in which the file can be mapped. This mapping must be of the same file. If the
+    /// file is truncated, this mapping's [`SharedMemory::is_broken`] returns true, and the bytes of pages that are accessed
+    /// afterwards are zero.
     ///
     /// After an error, the range is unchanged. (The kernel checks all its limits first. But if it then has no memory for its
     /// own data, in the middle of the exchange, the range is unmapped.)

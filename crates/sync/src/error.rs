@@ -1,4 +1,4 @@
-//! Errors.
+//! The errors of locks and of their shared memory.
 
 use std::io;
 use thiserror::Error;

@@ -112,7 +112,7 @@ pub struct CompletionQueue<M: SharedMemory> {
     events: Option<Events>,
 }
 
-/// How the program is told of completions for which it has armed the queue.
+/// The notification of the program about completions for which it has armed the queue.
 struct Events {
     /// The completions for which the program has requested a notification that has not been sent yet: [`NOTHING`], [`ANY`] or
     /// [`SOLICITED`].

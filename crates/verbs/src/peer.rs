@@ -17,7 +17,7 @@ pub trait Arenas<M>: Send + Sync {
     /// Returns the memory of an arena. May ask the daemon when the arena is first needed.
     fn arena(&self, number: u16) -> Option<M>;
 
-    /// The same, for a thread that others wait for: gives up soon if the daemon does not answer.
+    /// The same as [`Arenas::arena`], for a thread for which others wait: gives up soon if the daemon does not answer.
     fn arena_soon(&self, number: u16) -> Option<M> {
         self.arena(number)
     }
@@ -157,7 +157,7 @@ impl<M: SharedMemory> Windows<M> {
         self.check(address, len, wanted, domain)
     }
 
-    /// The same, but only for a region that is already known and whose word has not changed.
+    /// The same as [`Windows::look_up`], but only for a region that is already known and whose word has not changed.
     pub fn look_up_known(
         &mut self,
         key: Key,

@@ -68,11 +68,11 @@ pub trait Adapter<M: SharedMemory>: Send + Sync {
     /// Is called when a request starts to wait. If no thread polls, the notifier has to try it again.
     fn has_to_wait(&self);
 
-    /// Is called when the process of a peer has been asked to do something. There may be more to ask for once it has answered, and that
+    /// Is called when this process has asked the process of a peer to do something. After the answer there may be more to ask for, and that
     /// must happen even if no thread polls.
     fn has_asked(&self) {}
 
-    /// How long to wait for a peer that is in the middle of an access.
+    /// Returns how long to wait for a peer that is in the middle of an access.
     fn patience(&self) -> Duration {
         Duration::from_secs(1)
     }
@@ -122,7 +122,7 @@ struct Sender<M> {
 /// The result of an attempt to execute a request.
 enum Attempt {
     Done,
-    /// The request has to wait: how long at most, the status with which it fails after that, and what it waits for.
+    /// The request has to wait: the longest time, the status with which it fails after that, and the reason for waiting.
     Wait(Option<Duration>, Status, Waits),
     Failed(Status),
 }

@@ -58,7 +58,7 @@ impl Failure {
 /// The reason why there is no connection to a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotConnected {
-    /// It is not ready to receive yet, or not from this queue pair.
+    /// The peer's queue pair is not ready to receive yet, or not from this queue pair.
     NotYet,
     /// The peer's tables contain values that no correct peer writes.
     Corrupt,
@@ -125,7 +125,7 @@ impl<M: SharedMemory> Remote<M> {
         Self::connect_by(Peer::place, peer, to, from)
     }
 
-    /// The same, with a choice of how the peer's memory is found.
+    /// The same as [`Remote::connect`], with a choice of the function that finds the peer's memory.
     pub(crate) fn connect_by(
         find: FindPlace<M>,
         peer: Arc<Peer<M>>,

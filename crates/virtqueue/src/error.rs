@@ -1,4 +1,4 @@
-//! Errors: not now, never with these parameters, or the other side is broken.
+//! Errors: the operation is not possible now, is never possible with these parameters, or the other side is broken.
 
 use thiserror::Error;
 

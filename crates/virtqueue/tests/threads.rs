@@ -64,11 +64,11 @@ mod two_threads {
     /// How both sides wait.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Wait {
-        /// They never sleep, but look again.
+        /// Both sides poll and never sleep.
         Poll,
-        /// They sleep at once.
+        /// Both sides sleep at once.
         Sleep,
-        /// They sleep after a number of looks.
+        /// Both sides sleep after a number of looks.
         Adaptive,
     }
 

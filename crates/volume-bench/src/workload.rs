@@ -248,7 +248,8 @@ fn go(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Resu
             return Ok(reconnects);
         }
         let Some(limit) = job.workload.reconnect else { return Err(Error::Gone) };
-        // For the streams, the requests in flight stay in flight, whether the new server continues them or the client submits them again.
+        // For the streams, the requests in flight stay in flight, whether the new server continues them or the client
+        // submits them again.
         client.reconnect_within(limit)?;
         reconnects += 1;
     }

@@ -235,7 +235,7 @@ mod tests {
         first.turn_cache(false);
         assert!(!first.has_lost() && first.makes_durable(0));
         first.lose();
-        // Also after a restart of the process, whatever the driver does.
+        // The loss is still known after a restart of the process, whatever the driver does.
         let second = disk();
         second.keep_note(Some(memory.clone()));
         second.turn_cache(true);

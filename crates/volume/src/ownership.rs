@@ -31,10 +31,10 @@ use crate::lock::{self, LockError, Use};
 /// Why an image cannot be locked for use.
 #[derive(Debug, Error)]
 pub enum OwnershipError {
-    /// Another program has it.
+    /// Another program has the image.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// It was locked, but it cannot be used.
+    /// The image was locked, but it cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
 }

@@ -158,7 +158,7 @@ fn an_abort_waits_for_a_queue_that_is_to_start_again() {
     }
 }
 
-/// The same while the front end changes the queues' resources at any moment.
+/// This also holds while the front end changes the queues' resources at any moment.
 #[test]
 fn an_abort_waits_for_a_queue_that_is_being_changed() {
     const ROUNDS: usize = 200;

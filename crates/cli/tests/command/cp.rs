@@ -314,7 +314,7 @@ fn direct_writing_gives_the_same_files() {
             world.good("cp --direct near/x host:");
             assert!(fs::read(at.join("x")).unwrap() == bytes, "{len} bytes in {}", at.display());
         }
-        // Also after a part that ends at any position.
+        // An existing part may end at any position.
         let bytes = noise(9 << 20, 9);
         fs::write(world.files().join("near/y"), &bytes).unwrap();
         fs::write(at.join(".y.ginnel-part"), &bytes[..(3 << 20) + 12345]).unwrap();

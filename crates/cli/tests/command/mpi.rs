@@ -95,7 +95,7 @@ fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
     compiled_with(verbs, mpi, name, &[])
 }
 
-/// The same with further options of the compiler, such as libraries.
+/// The same as [`compiled`], with further options for the compiler, such as libraries.
 fn compiled_with(verbs: &Verbs, mpi: &Mpi, name: &str, options: &[&str]) -> String {
     let source = beside(&format!("{name}.c"));
     let program = verbs.world.files().join(format!("{name}.{}", mpi.name));

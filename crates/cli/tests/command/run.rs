@@ -119,7 +119,7 @@ fn a_missing_library_is_named() {
     for place in ["bin/libginnel_preload.so", "lib/ginnel/libginnel-preload.so", "GINNEL_PRELOAD"] {
         assert!(err.contains(place), "{err}");
     }
-    // As in an installation.
+    // Now the library is where an installation has it.
     let installed = folder.path().join("lib/ginnel/libginnel-preload.so");
     fs::create_dir_all(installed.parent().unwrap()).unwrap();
     fs::copy(library("libgcc_s.so.1"), &installed).unwrap();

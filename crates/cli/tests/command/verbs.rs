@@ -519,7 +519,7 @@ fn memory_is_registered_without_privileges() {
         return println!("SKIPPED only root gives up privileges");
     }
     register_among_threads(&run, &[]);
-    // As in a container: without userfaultfd.
+    // Without userfaultfd, as in a container.
     register_among_threads(&run, &["confined"]);
 }
 

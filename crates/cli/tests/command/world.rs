@@ -60,7 +60,7 @@ pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
         .arg(root.join(package))
         .arg(format!("PROFILE={}", if name == "debug" { "dev" } else { name }))
         .arg(format!("PACKAGES={} --lib", TOGETHER.join(" ")))
-        // Not as a sub-make of the `make` that may run this test.
+        // This must not be a sub-make of the `make` that may run this test.
         .env_remove("MAKEFLAGS")
         .env("CARGO_TARGET_DIR", programs.parent().unwrap())
         .status()

@@ -147,47 +147,47 @@ pub struct Endpoint {
     pub epoch: u32,
     /// The secret with which a process proves that it belongs to the endpoint.
     pub token: Hex16,
-    /// The number of its member.
+    /// The number of the endpoint's member.
     pub member: u32,
-    /// The name of its segment.
+    /// The name of the endpoint's segment.
     pub segment: Name,
     /// The name that the program has given itself.
     pub name: Name,
-    /// Its doorbell vector.
+    /// The endpoint's doorbell vector.
     pub vector: u32,
-    /// The processes that own it. If there are none, a connection that one of them has left open keeps it alive.
+    /// The processes that own the endpoint. If there are none, a connection that one of them has left open keeps it alive.
     pub owners: BTreeSet<Process>,
-    /// The holds that keep it alive without owners, by token.
+    /// The holds that keep the endpoint alive without owners, by token.
     pub holds: BTreeMap<Hex16, Hold>,
     /// The user number.
     pub uid: u32,
-    /// The channels that it has not closed, opened by either side.
+    /// The channels that the endpoint has not closed, whichever side has opened them.
     pub channels: BTreeSet<u64>,
-    /// Those of its channels that wait to be accepted: listener, then channel.
+    /// The endpoint's channels that wait to be accepted, as pairs of the listener's and the channel's number.
     pub waiting: BTreeSet<(u32, u64)>,
-    /// Its listeners.
+    /// The numbers of the endpoint's listeners.
     pub listeners: BTreeSet<u32>,
-    /// The number of sides of existing channels that are or were its own.
+    /// The number of sides of existing channels that are or were the endpoint's own.
     pub sides: u32,
-    /// The memory of the channels that it has opened, in bytes.
+    /// The memory of the channels that the endpoint has opened, in bytes.
     pub bytes: u64,
-    /// The channels that it has opened and not closed, by the nonce of the request.
+    /// The channels that the endpoint has opened and not closed, by the nonce of the request.
     pub opened: BTreeMap<u64, u64>,
-    /// The synchronisation objects that it uses, with its slots in them.
+    /// The synchronisation objects that the endpoint uses, with its slots in them.
     pub syncs: BTreeSet<(u64, u32)>,
-    /// The same, by the nonce of the request.
+    /// The same objects and slots, by the nonce of the request.
     pub slots: BTreeMap<u64, (u64, u32)>,
-    /// Its handles of blocks, by the nonce of the request.
+    /// The endpoint's handles of blocks, by the nonce of the request.
     pub handles: BTreeMap<u64, u64>,
-    /// The blocks that it owns.
+    /// The blocks that the endpoint owns.
     pub blocks: BTreeSet<u64>,
-    /// Those of its blocks whose name ends with the endpoint.
+    /// The endpoint's blocks whose names end with it.
     pub ending_names: BTreeSet<u64>,
-    /// The bytes of the blocks that it owns.
+    /// The size in bytes of all blocks that the endpoint owns.
     pub block_bytes: u64,
     /// The blocks of which a right was granted to this endpoint alone.
     pub granted: BTreeSet<u64>,
-    /// The endpoint has ended, and what it had is being given back.
+    /// The endpoint has ended, and its objects are being given back.
     pub is_ending: bool,
 }
 
@@ -261,7 +261,7 @@ impl Books {
         all
     }
 
-    /// Returns the segments that somebody has mapped, and that may therefore be harmed when their file is truncated.
+    /// Returns the segments with allocated memory. Truncating the file of such a segment may harm its users.
     pub fn segments_in_use(&self) -> Vec<Name> {
         self.segments.values().filter(|s| s.arena.used() > 0).map(|s| s.name).collect()
     }

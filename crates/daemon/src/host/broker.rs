@@ -440,8 +440,8 @@ impl Broker {
         self.revocations.forget(number);
     }
 
-    /// Tells all users of a segment that its file was truncated and is as long as before. What was cut off reads as zeros, so
-    /// nobody would notice otherwise. Each channel of the segment and each connection reports it.
+    /// Tells all users of a segment that its file was truncated and is as long as before. The truncated part reads as
+    /// zeros, so nobody would notice otherwise. Each channel of the segment and each connection reports it.
     pub(super) fn segment_cut(&mut self, segment: &Name) {
         Change::lose(self, segment);
         for number in self.books.index.of_segment(segment).collect::<Vec<_>>() {
@@ -458,8 +458,8 @@ impl Broker {
         self.send(client, reply::packet(Kind::SEGMENT_CUT, 0, &[]), vec![]);
     }
 
-    /// Changes the books and the journal at a client's request. Refuses a record that gives somebody something while the journal
-    /// does not accept it.
+    /// Changes the books and the journal at a client's request. Refuses a record that gives something ([`Record::gives`])
+    /// while the journal does not accept it.
     pub(super) fn record(&mut self, record: impl Into<Record>) -> Result<(), Refusal> {
         let record = record.into();
         if self.recording != Recording::Open && record.gives() {
@@ -480,7 +480,7 @@ impl Broker {
     }
 
     /// Applies a change that comes from outside the attach protocol: members, segments, sessions. Returns false if the record
-    /// does not fit the books. A caller that gives somebody something with it must ask the journal first.
+    /// does not fit the books. If the record gives something ([`Record::gives`]), the caller must ask the journal first.
     pub fn note(&mut self, record: Record) -> bool {
         self.change(record).is_ok()
     }
@@ -599,7 +599,7 @@ impl Broker {
         if let Some(position) = self.books.position(member, peer, vector) {
             return (BellKind::REGISTER, peer << 16 | position);
         }
-        // That QEMU could not be told of the vector, so the program rings the daemon, which relays the ring.
+        // The vector could not be announced to that QEMU, so the program rings the daemon, which relays the ring.
         (BellKind::REGISTER, HOST_MEMBER << 16 | control::DAEMON_VECTOR)
     }
 

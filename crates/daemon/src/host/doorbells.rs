@@ -1,4 +1,4 @@
-//! Doorbells: which vectors of a member serve which segment, and which of them each QEMU is told of.
+//! Doorbells: which vectors of a member serve which segment, and which of them the daemon announces to each QEMU.
 //!
 //! A program on the host holds the eventfd of its own vector and those of the peers that it rings, and can do to them whatever
 //! the kernel allows; for example, it can swallow rings. Therefore a vector serves the programs of one segment, and nobody
@@ -8,8 +8,8 @@
 //! and a segment that is declared when none is left has to share one. The host's vectors are plain eventfds, so each segment gets
 //! new ones. They are numbered across all segments, because a lock's page names a doorbell by member and vector.
 //!
-//! For QEMU a peer is a list of eventfds, and a guest rings the n-th of them. Each QEMU is told of those that it may ring and of
-//! no others, so its lists differ from those of other QEMUs; [`Books::position`] translates.
+//! For QEMU a peer is a list of eventfds, and a guest rings the n-th of them. The daemon announces to each QEMU the eventfds
+//! that it may ring, and no others, so its lists differ from those of other QEMUs; [`Books::position`] translates.
 
 use super::books::{Books, InvalidRecord, Segment};
 use super::members::new_vectors;
@@ -31,7 +31,7 @@ const OF_VM: usize = 4;
 /// The largest vector: a doorbell in a lock's page has 16 bits for it.
 const MAX_VECTOR: u32 = u16::MAX as u32;
 
-/// The doorbells that a QEMU may ring: for each peer the vectors, in the order in which the QEMU was told of them.
+/// The doorbells that a QEMU may ring: for each peer the vectors, in the order in which they were announced to the QEMU.
 pub type Told = BTreeMap<u32, Vec<u32>>;
 
 /// Returns the name under which the keeper holds the host's doorbells of a segment.
@@ -105,8 +105,8 @@ impl Books {
         (1..=MAX_VECTOR).filter(|vector| !taken.contains(vector)).take(OF_HOST).collect()
     }
 
-    /// Returns what a QEMU of this member may ring in addition to what it was told already. `vectors` is the most that it accepts
-    /// of a peer.
+    /// Returns the doorbells that a QEMU of this member may ring and that were not announced to it yet. `vectors` is the
+    /// largest number of doorbells that it accepts of one peer.
     pub fn untold(&self, member: u32, told: &Told, vectors: u32) -> Told {
         let mut untold = Told::new();
         for peer in self.neighbours(member) {
@@ -143,7 +143,7 @@ impl Books {
     }
 
     /// Returns the vector for another program of a member in a segment: the least used of those that serve the segment and that
-    /// all of its VMs can be told of.
+    /// can be announced to all of its VMs.
     pub fn least_used_vector(&self, segment: &Name, member: u32, vectors: u32) -> u32 {
         let serving = self.vectors_of(segment, member);
         let known = match member {
@@ -154,7 +154,7 @@ impl Books {
         known.iter().copied().min_by_key(users).unwrap_or(DAEMON_VECTOR)
     }
 
-    /// Returns how many of the host's vectors in a segment all of its VMs can be told of.
+    /// Returns how many of the host's vectors in a segment can be announced to all of its VMs.
     fn known_of_host(&self, segment: &Name, vectors: u32) -> usize {
         let Some(members) = self.segments.get(segment).map(|s| &s.members) else { return 0 };
         let with_host = |member: &u32| {
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(told[&0], expected);
         assert_eq!(told[&2], books.vectors_of(&name("ab"), 2));
         assert!(books.untold(1, &told, 32).is_empty());
-        // A segment that is declared later is told of at the end of each list.
+        // The doorbells of a segment that is declared later come at the end of each list.
         let qemu = crate::pidwatch::Process { pid: 1, started: 1 };
         books.apply(&Record::joined(1, qemu, told.clone())).unwrap();
         add(&mut books, 32, "later", &[0, 1, 2]);

@@ -267,8 +267,8 @@ impl Journal {
         self.unwritten.is_empty() && !self.lost
     }
 
-    /// Returns whether the journal accepts a record that gives somebody something, and still keeps room for records that end
-    /// something.
+    /// Returns whether the journal accepts a record that gives something ([`Record::gives`]), and still keeps room for records
+    /// that end something.
     pub fn takes(&mut self) -> bool {
         let takes = self.is_whole() && (self.has_space() || self.reserve());
         if takes != self.took {

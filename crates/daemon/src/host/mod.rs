@@ -9,7 +9,7 @@
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
-//! | `doorbells`, [`relayed`] | which vectors serve which segment and who is told of them; rings that the daemon relays |
+//! | `doorbells`, [`relayed`] | which vectors serve which segment, and to which QEMUs they are announced; rings that the daemon relays |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer` | declaring, removing and showing members and segments |

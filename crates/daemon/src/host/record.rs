@@ -187,14 +187,15 @@ pub enum Record {
 }
 
 impl Record {
-    /// Makes the record that a VM's QEMU has connected and has been told of these doorbells.
+    /// Makes the record that a VM's QEMU has connected and that these doorbells were announced to it.
     pub fn joined(member: u32, qemu: Process, told: Told) -> Self {
         Self::Joined { member, qemu, knows: told.keys().copied().collect(), told }
     }
 
-    /// Returns whether the record gives somebody something. A successor that does not know of it could give the same to somebody
-    /// else, so the record must be in the journal before anybody learns of it. The other records end something or change a
-    /// detail: a successor that does not know of them believes that more is in use than really is, which is safe.
+    /// Returns whether the record gives a resource to a client or member. A successor that does not know of it could give the
+    /// same resource away again, so the record must be in the journal before anybody learns of it. The other records end
+    /// something or change a detail: a successor that does not know of them believes that more is in use than really is, which
+    /// is safe.
     pub fn gives(&self) -> bool {
         match self {
             Self::Member { .. }
@@ -307,7 +308,7 @@ pub struct Attach {
     pub segment: Text,
     /// The name that the program has given itself.
     pub name: Text,
-    /// Its doorbell vector.
+    /// The endpoint's doorbell vector.
     pub vector: u32,
     /// The process that attached.
     pub process: Process,

@@ -1,4 +1,4 @@
-//! Restores the size of files that somebody truncates.
+//! Restores the size of files that were truncated.
 //!
 //! A program that maps a truncated file dies when it touches the missing pages (SIGBUS), unless it handles the signal, which QEMU
 //! does not. So the files are watched: inotify reports a truncation, but not stores through mappings. A thread makes the file

@@ -94,7 +94,8 @@ impl Segments {
     pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
         let (file, created) = match existing(config, place)? {
             Some(file) => {
-                // A file of slices grows with them. But if somebody has its pages, it must not grow back after it was truncated.
+                // A file of slices grows with them. But if it was truncated while programs or VMs have its pages, it must not grow
+                // back.
                 let grows = size_of_file(&file) < config.end();
                 if grows && !may_create {
                     let what = format!("{} was truncated", config.path.display());

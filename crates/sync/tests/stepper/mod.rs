@@ -227,7 +227,7 @@ impl Trace {
         near.min_by_key(|&from| if from == 0 { k } else { self.visits[from] + k - from }).unwrap_or(0)
     }
 
-    /// Returns whether `k` can be reached with an acceptable number of stops, which is not so in the middle of a long loop.
+    /// Returns whether `k` can be reached with an acceptable number of stops. In the middle of a long loop, it cannot.
     fn is_near(&self, k: usize) -> bool {
         let from = self.anchor(k);
         k - from + if from == 0 { 0 } else { self.visits[from] } <= COST

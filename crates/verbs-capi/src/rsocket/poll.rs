@@ -46,7 +46,7 @@ fn wait_for(
         let is_asked = looks % LOOKS == 0 && !kernel.is_empty();
         let found = found + if is_asked { ask(all, &at, &mut kernel)? } else { 0 };
         if found > 0 {
-            // So that the result contains all descriptors that are ready.
+            // Asks the kernel too, so that the result contains all descriptors that are ready.
             let more = if is_asked || kernel.is_empty() { 0 } else { ask(all, &at, &mut kernel)? };
             return Ok(found + more);
         }

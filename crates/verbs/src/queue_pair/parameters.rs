@@ -29,7 +29,7 @@ impl Event {
     pub const QP_LAST_WQE_REACHED: Self = Self(16);
 }
 
-/// The callback by which the program is told of events.
+/// The callback that notifies the program of events.
 pub type EventCallback = Box<dyn Fn(Event) + Send + Sync>;
 
 /// Returns the local identifier (LID) of a member's port.
@@ -112,6 +112,6 @@ pub struct QueuePairOptions<M: SharedMemory> {
     pub shared: Option<Arc<SharedReceiveQueue<M>>>,
     /// The completion queues for sends and for receives.
     pub completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
-    /// The callback by which the program is told of events.
+    /// The callback that notifies the program of events.
     pub tell: EventCallback,
 }

@@ -348,7 +348,7 @@ impl Both {
         self.poll(i).iter().map(|completed| (completed.id, completed.status)).collect()
     }
 
-    /// The same, but waits until there are this many.
+    /// The same as `said`, but waits until there are this many completions.
     fn comes(&self, i: usize, count: usize) -> Vec<(u64, Status)> {
         let mut all = Vec::new();
         let end = std::time::Instant::now() + Duration::from_secs(10);

@@ -254,7 +254,7 @@ impl<M: SharedMemory> Packed<M> {
         self.store_used();
     }
 
-    /// Does the remaining steps, after the driver was told.
+    /// Does the remaining steps after the used descriptors were published to the driver.
     #[inline]
     pub fn published(&mut self, slots: impl Iterator<Item = u16>) {
         for slot in slots {

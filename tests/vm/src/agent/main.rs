@@ -48,7 +48,7 @@ fn serve() -> io::Result<()> {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     loop {
         let Some(frame) = Frame::read_from(&mut inbox)? else {
-            // Nobody has opened the other end. The port does not report in any other way that somebody has.
+            // No process has the other end open. The port has no way to report when one opens it, so this program looks again.
             thread::sleep(Duration::from_millis(10));
             continue;
         };

@@ -11,10 +11,10 @@ cp -a /etc/. "$place/etc"
 rm -rf "$place/etc/systemd/system"
 mkdir -p "$place/etc/systemd/system"
 mount --bind "$place/etc" /etc
-# On a disk, so that direct I/O works as usual.
+# /var/lib is on a disk, so that direct I/O works as usual.
 mount --bind "$place/lib" /var/lib
 mount -t tmpfs -o mode=755 tmpfs /usr/local
-# The journal of this boot only.
+# /var/log has the journal of this boot only.
 mount -t tmpfs -o mode=755 tmpfs /var/log
 for program in ginneld ginnel ginnel-volume ginnel-cache; do install -D -t /usr/local/bin "$binaries/$program"; done
 for unit in "$source"/packaging/systemd/*; do

@@ -217,7 +217,7 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
         "fio has found errors"
     );
 
-    // Then back to the first volumes.
+    // The VM then migrates back to the first volumes.
     source.kill_qemu()?;
     let back = here.vm("back", newer)?.incoming().start()?;
     begin(&target, &back, Speed::ToTheEnd, false)?;

@@ -162,7 +162,7 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
         missing: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
-        // Also if this test fails.
+        // The other threads must stop even if this test fails.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {

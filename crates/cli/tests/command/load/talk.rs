@@ -247,7 +247,7 @@ impl<'s> End<'s> {
         }
         self.calls += 1;
         if self.until.is_none() {
-            // So that TCP's buffers do not fill up while the daemon works.
+            // This pause keeps TCP's buffers from filling up while the daemon works.
             std::thread::sleep(Duration::from_micros(self.random.below(200) as u64));
         }
         let most = if self.until.is_some() && self.random.one_in(8) { LONGEST } else { 2000 };

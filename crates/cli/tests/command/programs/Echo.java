@@ -46,7 +46,7 @@ class Echo {
         }
     }
 
-    // What cannot be sent now is sent before more is received.
+    // Sends back the received bytes. Bytes that cannot be sent now are sent before more are received.
     static void echo(SelectionKey key) throws Exception {
         SocketChannel channel = (SocketChannel) key.channel();
         ByteBuffer buffer = (ByteBuffer) key.attachment();
@@ -115,7 +115,7 @@ class Echo {
         }
     }
 
-    // Until all connections have changed over, and for some time afterwards.
+    // Calls exchange until all connections have changed over, and for some time afterwards.
     static void turns(int seed, Exchange exchange) throws Exception {
         Random random = new Random(seed);
         int after = 0;

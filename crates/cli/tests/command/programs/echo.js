@@ -28,7 +28,7 @@ const haveChanged = () => {
     return new Set(lines.map(line => JSON.parse(line).connection)).size >= clients;
 };
 const talk = async () => {
-    // Until all connections have changed over, and for some time afterwards.
+    // Sends requests until all connections have changed over, and for some time afterwards.
     for (let turn = 0, after = 0; after < 100; turn++) {
         await post(crypto.randomBytes(turn % 50 == 0 ? 1000000 : 1 + turn * 37 % 5000));
         if (after > 0 || (turn % 10 == 9 && haveChanged())) after++;

@@ -50,7 +50,8 @@ const KILLS: [Kill; 20] = [
 
 /// How long the survivor may have outstanding requests. The documentation promises 60 ms on an idle machine.
 const BOUND: Duration = Duration::from_secs(2);
-/// The same, if a daemon has to start meanwhile, or if a peer that cannot be reached is waited for as long as the program has specified.
+/// The same bound if a daemon has to start meanwhile, or if the survivor waits for an unreachable peer for the time that the program has
+/// specified.
 const LONG_BOUND: Duration = Duration::from_secs(20);
 
 /// Kills this many processes, which exchange messages with one survivor. Returns the longest time that the survivor waited for its

@@ -52,7 +52,7 @@ class End:
         self.cq = CQ(self.context, 16, channel=self.channel)
         self.sent = MR(self.pd, SIZE, ACCESS)
         self.received = MR(self.pd, SIZE, ACCESS)
-        # Written, read and counted in by the other end.
+        # The memory that the other end writes, reads and counts in.
         self.target = MR(self.pd, SIZE, ACCESS)
         cap = QPCap(max_send_wr=4, max_recv_wr=4)
         self.qp = QP(self.pd, QPInitAttr(qp_type=IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap))
@@ -117,7 +117,7 @@ def run(device, connection, rounds, begins):
     end = End(device, connection)
     end.receive()
     end.swap()
-    # There and back. Half of the times the program sleeps until there is something.
+    # Messages go there and back. In half of the rounds the program sleeps until one arrives.
     for n in range(rounds):
         for sends in (begins, not begins):
             if sends:
@@ -129,7 +129,7 @@ def run(device, connection, rounds, begins):
         end.check(end.received, pattern(2 * n + (not begins)))
         end.receive()
     end.swap()
-    # Each writes to the other, and reads back.
+    # Each end writes to the other's memory, and reads it back.
     end.sent.write(pattern(5000 + begins), SIZE)
     end.access(IBV_WR_RDMA_WRITE, end.sent)
     end.swap()
@@ -139,7 +139,7 @@ def run(device, connection, rounds, begins):
     end.access(IBV_WR_RDMA_READ, end.received)
     end.check(end.received, pattern(5000 + begins))
     end.swap()
-    # Each counts in the other's memory.
+    # Each end counts in the other's memory.
     end.target.write((1000).to_bytes(8, "little"), 8)
     end.swap()
     for n in range(10):

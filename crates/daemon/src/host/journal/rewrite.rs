@@ -1,9 +1,9 @@
 //! Rewriting: while the daemon serves, a short journal is made with the same contents as a long one.
 //!
 //! The long file is the only input. A thread makes books from it, writes the records of these books into `journal.new`, and
-//! copies what was appended since, until little is left. The daemon appends to the old file all the while. In the end it copies
-//! the rest and puts the new file in its place; it stops serving only for this. If the daemon is killed at any moment, either the
-//! old journal or the new one is left, and both have the same contents.
+//! copies what was appended since, until little is left. Meanwhile the daemon continues to append to the old file. In the end the
+//! daemon copies the rest and puts the new file in its place; it stops serving only for this. If the daemon is killed at any
+//! moment, either the old journal or the new one is left, and both have the same contents.
 
 use super::{Books, Replayed, line};
 use std::fs::{File, OpenOptions};

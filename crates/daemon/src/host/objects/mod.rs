@@ -69,7 +69,7 @@ pub trait Class: Sized {
     /// Applies the change to the books. On an error nothing has changed.
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord>;
 
-    /// Returns whether the change gives somebody something: see [`Record::gives`].
+    /// Returns whether the change gives a resource away: see [`Record::gives`].
     fn gives(&self) -> bool;
 
     /// Returns changes that make all existing objects again, once the endpoints and the classes before this one have been

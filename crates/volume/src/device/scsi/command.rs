@@ -156,7 +156,7 @@ fn rare(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Pl
         }
         code::REPORT_LUNS => match cdb[2] {
             0 | 2 => data(pages::luns(unit.luns), command.u32(6).into()),
-            // Only well-known units, of which there are none.
+            // The driver asks only for well-known units, and there are none.
             1 => data(pages::luns(0), command.u32(6).into()),
             _ => Err(Sense::INVALID_FIELD),
         },

@@ -1,4 +1,4 @@
-//! Limits apply to each user of the host, and to each VM, in each segment: what one takes is not missing to another.
+//! Limits apply to each user of the host, and to each VM, in each segment: the use by one does not reduce the share of another.
 
 use super::*;
 

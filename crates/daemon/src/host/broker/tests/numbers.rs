@@ -1,4 +1,4 @@
-//! Numbers are used again, so they do not run out; and nobody is confused with a predecessor.
+//! Numbers are used again, so they do not run out, and no endpoint is mistaken for an earlier one with its number.
 
 use super::*;
 
