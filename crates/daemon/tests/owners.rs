@@ -41,7 +41,9 @@ fn program() {
             }
             let join = Header { kind: Kind::JOIN, flags: 0, request: 1 };
             packet::send::<OwnedFd>(own.client.fd.as_fd(), join.as_bytes(), &[]).unwrap();
-            let _again = Client::hello(Path::new(&socket)).attach_as(own.back).unwrap();
+            let mut again = Client::hello(Path::new(&socket)).attach_as(own.back).unwrap();
+            // Tells the test that this process does not need the daemon any more, so the test may stop it.
+            again.listen("child").unwrap();
             wait_for_input();
             // SAFETY: ends the process without a word to the daemon.
             unsafe { libc::_exit(0) };
@@ -140,6 +142,7 @@ fn a_parent_that_exits_leaves_the_endpoint_to_its_child() {
     });
     assert_ne!(channel.peer_state(), DEAD);
     own.connect("program").unwrap();
+    wait_for("the child's listener", || own.connect("child").ok());
     // The next daemon knows which process owns the endpoint.
     daemon.restart();
     assert_ne!(channel.peer_state(), DEAD);
