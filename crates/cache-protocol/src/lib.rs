@@ -6,8 +6,8 @@
 //! text     requests in text, the meta ones included
 //! binary   requests in the binary protocol, and its answers
 //! returned words in the answers to meta requests
-//! answer   where the answer to a request ends: for clients and those between a client and a server
-//! follow   a connection, from between a client and a server
+//! answer   where the answer to a request ends, for a client or for a program between a client and a server
+//! follow   the state of a connection, for a program between the client and the server
 //! ```
 //!
 //! A request has a head, and the head says how many bytes of a value follow it. [`text::parse`] and [`binary::parse`]

@@ -5,16 +5,16 @@
 //! memory layout.
 //!
 //! ```text
-//! shape    which parts a block of some size gets
+//! shape    the parts that a block of a given size has
 //! item     one item, as it is found in memory and checked
 //! store    the server's side: items, versions, the clock
 //! log      where items lie: log segments in two queues, and which items have to go
-//! ghosts   which items have gone not long ago
+//! ghosts   the hashes of items that were evicted recently
 //! reader   the readers' side
-//! survey   how the whole looks to a reader
+//! survey   statistics of a whole cache, for processes that only read it
 //! ```
 //!
-//! # Who can harm whom
+//! # Hostile members and servers
 //!
 //! A reader only reads, so it cannot harm others. A reader trusts nothing that it reads: it checks each offset and
 //! length, no loop is longer than a few buckets, and it discards a copy that the server has changed meanwhile. A
