@@ -84,8 +84,19 @@ fn read(load: &Load, cache: &Cache) {
     }
 }
 
+/// Stores a value under each key, with the number of the key within its writer's keys as its version.
+fn fill(load: &Load, cache: &Cache) {
+    for (number, known) in load.known.iter().enumerate() {
+        let version = (number % load.keys) as u64;
+        known.most.store(version, Ordering::SeqCst);
+        cache.set(key(number).as_bytes(), &value(number, version), 0, 0).unwrap();
+        known.least.store(version, Ordering::SeqCst);
+    }
+}
+
 fn write(load: &Load, cache: &Cache, writer: usize) {
-    let (mut found, mut next) = (Vec::new(), 0_u64);
+    // The versions before these were stored by `fill`.
+    let (mut found, mut next) = (Vec::new(), load.keys as u64);
     while !load.stop.load(Ordering::Relaxed) {
         next += 1;
         let number = writer * load.keys + (next as usize * 31) % load.keys;
@@ -129,19 +140,28 @@ fn kills(usually: u64) -> u64 {
 
 #[test]
 fn no_value_is_wrong_torn_or_outdated_after_kills() {
-    let missing = kill(kills(200), "16M", 64);
+    let ended = kill(kills(200), "16M", 64);
     // There is room for all items; only one that was being replaced may be missing.
-    assert_eq!(missing, 0);
+    assert_eq!((ended.kept, ended.missing), (64 * WRITERS, 0));
 }
 
 #[test]
 fn no_value_is_wrong_torn_or_outdated_while_items_are_evicted() {
-    kill(kills(100), "1M", 2000);
+    let ended = kill(kills(100), "1M", 2000);
+    // Otherwise no item is evicted.
+    assert!(ended.kept < 2000 * WRITERS * 3 / 4, "{} items have room", ended.kept);
 }
 
-/// Kills servers of a cache with this much memory, while each writer has this many keys. Returns how many of the values
-/// that had just been stored were missing.
-fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
+/// The items that a test of kills found.
+struct Ended {
+    /// The number of items that there was room for when each key had been stored once.
+    kept: usize,
+    /// The number of values that had just been stored and were missing.
+    missing: u64,
+}
+
+/// Kills servers of a cache with this much memory, while each writer has this many keys.
+fn kill(kills: u64, memory: &str, keys: usize) -> Ended {
     let world = World::new();
     let more = format!("--max-item-size 8K --memory {memory}");
     let mut server = CacheServer::serving(&world, &more);
@@ -161,6 +181,9 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
         lost: AtomicU64::new(0),
         missing: AtomicU64::new(0),
     };
+    // The cache is full before the first kill: how many changes follow depends on how busy the machine is.
+    fill(&load, &writers[0]);
+    let kept = reader.survey().unwrap().items as usize;
     std::thread::scope(|scope| {
         // The other threads must stop even if this test fails.
         struct Stop<'a>(&'a AtomicBool);
@@ -193,7 +216,7 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let counted = reader.counters();
     println!(
-        "{kills} kills: {} changes, {} lost, {} missing, {} gets, {} of them hits, {} asked",
+        "{kept} items, {kills} kills: {} changes, {} lost, {} missing, {} gets, {} of them hits, {} asked",
         count(&load.changes),
         count(&load.lost),
         count(&load.missing),
@@ -204,5 +227,5 @@ fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
     // Only a few servers are killed before they serve.
     assert!(reader.survey().is_some_and(|survey| survey.servers > kills / 2));
     assert!(count(&load.changes) > kills && counted.hits > count(&load.gets) / 8);
-    count(&load.missing)
+    Ended { kept, missing: count(&load.missing) }
 }
