@@ -191,7 +191,7 @@ pub fn note_time<R>(direction: &Direction<R>, begun: std::time::Duration) {
 
 /// Ends the socket's rings, because its last descriptor is about to be closed. The kernel's close, which follows, wakes the peer.
 pub fn close(socket: &'static Socket, fd: c_int) {
-    let was_reported = crate::meet::withdraw(socket);
+    let was_reported = crate::daemon::withdraw(socket);
     socket.watchers.close(socket);
     let was_joined = {
         // A thread that brings rings takes the same lock first.
@@ -205,7 +205,7 @@ pub fn close(socket: &'static Socket, fd: c_int) {
     }
     crate::family::leave(socket);
     if was_reported || socket.growth() == Growth::Asked {
-        crate::meet::tidy();
+        crate::daemon::tidy();
     }
     crate::report::ended(socket);
     socket.cache.end();

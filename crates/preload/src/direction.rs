@@ -8,7 +8,7 @@ use ginnel_layout::ring::HEADER;
 use ginnel_ring::{Cursor, stream};
 use ginnel_shmem::SharedMemory;
 
-use crate::family::{Common, Place};
+use crate::family::{Common, Position};
 use crate::lock::{Guard, Lock};
 use crate::rings::Rings;
 
@@ -296,7 +296,7 @@ impl<R: Side> Direction<R> {
     pub fn share(&self, common: &'static Common) {
         let mut held = self.lock();
         common.begin(self.kernels());
-        held.say(common);
+        held.record(common);
         self.common.store(std::ptr::from_ref(common).cast_mut(), Ordering::Relaxed);
         common.enter();
     }
@@ -327,7 +327,7 @@ impl<R: Side> Held<'_, R> {
         }
         self.direction.heard.store(common.version(), Ordering::Relaxed);
         let (direction, rings) = (self.direction, &mut *self.rings);
-        let Some(Place { carrier, cursor, before }) = common.place() else { return direction.lose() };
+        let Some(Position { carrier, cursor, before }) = common.position() else { return direction.lose() };
         if rings.is_ahead() && before != rings.before() {
             rings.step(before.wrapping_sub(rings.before()));
         }
@@ -342,14 +342,14 @@ impl<R: Side> Held<'_, R> {
     }
 
     /// Records this process's position for its relatives.
-    fn say(&mut self, common: &Common) {
+    fn record(&mut self, common: &Common) {
         let carrier = match self.direction.carrier() {
             // A relative that takes over finds out by itself that the ring is over.
             Carrier::Returning => Carrier::Ring,
             carrier => carrier,
         };
         let cursor = self.rings.as_ref().map_or_else(Cursor::default, Side::cursor);
-        let version = common.say(Place { carrier, cursor, before: self.rings.before() });
+        let version = common.record(Position { carrier, cursor, before: self.rings.before() });
         self.direction.heard.store(version, Ordering::Relaxed);
     }
 }
@@ -358,7 +358,7 @@ impl<R: Side> Drop for Held<'_, R> {
     #[inline]
     fn drop(&mut self) {
         if let Some(common) = self.direction.common() {
-            self.say(common);
+            self.record(common);
             common.leave();
         }
     }

@@ -39,7 +39,7 @@ pub enum Wake {
 /// Announces how the next wake-up is to reach the sleepers. `is_only` says that no other thread waits. If others
 /// already wait, they have announced a method, and `Wake::Bell` does not change it: a byte wakes all of them, and the
 /// doorbell only some.
-pub fn wish(side: &mut impl Watchable, how: Wake, is_only: bool) {
+pub fn announce(side: &mut impl Watchable, how: Wake, is_only: bool) {
     match how {
         Wake::Byte => side.notify_at(board::Place::NONE),
         Wake::Bell if is_only => side.notify_at(board::Place::DOORBELL),

@@ -72,7 +72,7 @@ pub struct Common {
 
 /// The position of a direction.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Position {
     pub carrier: Carrier,
     pub cursor: Cursor,
     pub before: u64,
@@ -110,8 +110,8 @@ impl Common {
     }
 
     /// Records how far this process has come. The caller holds the lock. Returns the new version.
-    pub fn say(&self, place: Place) -> u32 {
-        let Place { carrier, cursor, before } = place;
+    pub fn record(&self, position: Position) -> u32 {
+        let Position { carrier, cursor, before } = position;
         self.carrier.store(carrier as u8, Ordering::Relaxed);
         self.token.store(cursor.token, Ordering::Relaxed);
         self.rung.store(cursor.rung, Ordering::Relaxed);
@@ -122,7 +122,7 @@ impl Common {
     }
 
     /// Returns how far the processes have come, or `None` if that is lost. The caller holds the lock.
-    pub fn place(&self) -> Option<Place> {
+    pub fn position(&self) -> Option<Position> {
         let cursor = Cursor {
             position: self.position.load(Ordering::Relaxed),
             pending: 0,
@@ -132,7 +132,7 @@ impl Common {
         };
         let carrier = Carrier::from_byte(self.carrier.load(Ordering::Relaxed));
         let before = self.before.load(Ordering::Relaxed);
-        (!self.is_lost.load(Ordering::Relaxed)).then_some(Place { carrier, cursor, before })
+        (!self.is_lost.load(Ordering::Relaxed)).then_some(Position { carrier, cursor, before })
     }
 
     pub fn version(&self) -> u32 {
@@ -358,7 +358,7 @@ pub fn in_child() {
     for socket in connected() {
         let before = socket.fork.swap(fork + 1, Ordering::Relaxed);
         if before != fork + 1 {
-            crate::meet::forget_report(socket);
+            crate::daemon::forget_report(socket);
         }
         match entry(socket.family.load(Ordering::Relaxed)) {
             _ if before == fork + 1 => {}
@@ -524,13 +524,13 @@ mod tests {
         common.begin(7);
         common.enter();
         let cursor = Cursor { position: 5, pending: 0, released: 3, token: 2, rung: 1 };
-        let version = common.say(Place { carrier: Carrier::Ring, cursor, before: 9 });
+        let version = common.record(Position { carrier: Carrier::Ring, cursor, before: 9 });
         common.leave();
-        let place = common.place().unwrap();
-        assert_eq!((place.carrier, place.cursor, place.before), (Carrier::Ring, cursor, 9));
+        let position = common.position().unwrap();
+        assert_eq!((position.carrier, position.cursor, position.before), (Carrier::Ring, cursor, 9));
         assert_eq!((common.version(), common.kernels.load(Ordering::Relaxed)), (version, 7));
         common.keep_to_oneself();
-        assert!(common.place().is_none());
+        assert!(common.position().is_none());
         leave_entry(number);
     }
 

@@ -96,7 +96,7 @@ pub fn attend_waiting(socket: &'static Socket) -> bool {
     is_growing() && may_begin(socket) && {
         let _errno = Kept::new();
         let fd = socket.fd.load(Ordering::Relaxed);
-        crate::meet::attend(socket, fd);
+        crate::daemon::attend(socket, fd);
         attend(socket, fd);
         is_growing()
     }

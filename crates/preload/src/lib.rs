@@ -2,7 +2,7 @@
 //!
 //! The library is loaded before the C library (`LD_PRELOAD`, which `ginnel run` sets), so its socket functions
 //! replace those of the C library. A connection begins on TCP, as without the library. Once it has carried some data,
-//! the library reports the socket to the daemon of this host or VM (`meet`). If the program at the other end uses
+//! the library reports the socket to the daemon of this host or VM (`daemon`). If the program at the other end uses
 //! this library too, and both daemons agree that it is the same connection, both ends get a pair of rings. Each
 //! direction then changes over to its ring at a byte that both sides have counted (`change`). The kernel's socket
 //! stays open: it reports the peer's end, and a byte on it wakes a sleeping peer.
@@ -15,7 +15,7 @@
 //! returning, passing    from a ring to the kernel: for lack of room, or because another process gets the socket
 //! doorbell              doorbells, by which peers are woken
 //! settle                waiting in tests until connections have changed over
-//! meet                  the daemon: reports, matches, channels
+//! daemon                the daemon: reports, matches, channels
 //! table, socket         descriptors and their state
 //! hidden                this library's own descriptors
 //! kernel, real          calls of the kernel and of the original C library
@@ -29,6 +29,7 @@
 mod cache;
 mod change;
 mod confined;
+mod daemon;
 mod direction;
 mod doorbell;
 mod epoll;
@@ -41,7 +42,6 @@ mod grow;
 mod hidden;
 mod kernel;
 mod lock;
-mod meet;
 mod passing;
 mod poll;
 mod real;

@@ -57,7 +57,7 @@ pub fn signalled(socket: &'static Socket, fd: c_int) {
     match socket.stage() {
         // The kernel is asked for the signal setting when the socket is about to be reported.
         Stage::New | Stage::Listening => return,
-        _ => crate::meet::stays(socket, SIGNALLED),
+        _ => crate::daemon::stays(socket, SIGNALLED),
     }
     if socket.is_joined() && !is_confined() && !pass_on(&[(socket, fd)], SIGNALLED) {
         socket.attention.store(true, Ordering::SeqCst);
@@ -72,7 +72,7 @@ pub fn go_on(socket: &'static Socket, fd: c_int) {
     }
     let mut rings = socket.receiving.lock();
     if let Some(receiver) = rings.as_mut() {
-        doorbell::wish(&mut receiver.ring, Wake::Byte, true);
+        doorbell::announce(&mut receiver.ring, Wake::Byte, true);
         receiver.ring.arm();
     }
 }
@@ -203,7 +203,7 @@ fn ask(socket: &'static Socket, fd: c_int, mut rings: Held<'_, SocketReceiver>, 
     if wakes {
         // A peer that sends without looking for wake-ups finds this side armed, and so looks.
         if let Some(receiver) = rings.as_mut() {
-            doorbell::wish(&mut receiver.ring, Wake::Byte, true);
+            doorbell::announce(&mut receiver.ring, Wake::Byte, true);
             receiver.ring.arm();
         }
         drop(rings);

@@ -562,7 +562,7 @@ pub fn arm(socket: &'static Socket, how: Wake) {
     socket.receiving.uses();
     let is_first = socket.receiving.waiting.fetch_add(1, Ordering::Relaxed) == 0;
     if let Some(receiver) = ring.as_mut() {
-        doorbell::wish(&mut receiver.ring, how, is_first);
+        doorbell::announce(&mut receiver.ring, how, is_first);
         receiver.ring.arm();
     }
     drop(ring);
@@ -576,7 +576,7 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
     let mut ring = socket.receiving.lock();
     let is_alone = socket.receiving.waiting.load(Ordering::Relaxed) == 1;
     if let Some(receiver) = ring.as_mut() {
-        doorbell::wish(&mut receiver.ring, how, is_alone);
+        doorbell::announce(&mut receiver.ring, how, is_alone);
         receiver.ring.arm();
     }
 }

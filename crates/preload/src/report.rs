@@ -16,7 +16,7 @@ use crate::errno::Kept;
 use crate::real;
 use crate::signals::Blocked;
 use crate::socket::Socket;
-use crate::{kernel, meet, table};
+use crate::{daemon, kernel, table};
 
 static FILE: OnceLock<CString> = OnceLock::new();
 static PROGRAM: OnceLock<String> = OnceLock::new();
@@ -98,7 +98,7 @@ fn tell_end(socket: &Socket) {
             (0, _) => return,
             (_, 0) => {
                 if facts.reason.is_empty() {
-                    facts.reason = meet::why_not_joined();
+                    facts.reason = daemon::why_not_joined();
                 }
                 Event::Stays
             }

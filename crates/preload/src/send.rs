@@ -18,7 +18,7 @@ use crate::rings::Rings;
 use crate::socket::{End, Socket};
 use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
-use crate::{change, grow, meet, returning};
+use crate::{change, daemon, grow, returning};
 
 /// Flags that make the library leave a connection to the kernel, if the kernel still carries it.
 pub const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -50,7 +50,7 @@ fn send_on<'a>(
     native: impl FnOnce() -> isize,
 ) -> isize {
     if flags & UNUSUAL != 0 && socket.sending.carrier() == Carrier::Kernel {
-        meet::stays(socket, "a flag that the kernel alone knows (MSG_OOB, MSG_ZEROCOPY, MSG_FASTOPEN)");
+        daemon::stays(socket, "a flag that the kernel alone knows (MSG_OOB, MSG_ZEROCOPY, MSG_FASTOPEN)");
     }
     if let Some(sent) = through_kernel(socket, fd, native) {
         return sent;
@@ -76,7 +76,7 @@ pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() 
 #[cold]
 fn attend(socket: &'static Socket, fd: c_int) {
     let _errno = Kept::new();
-    meet::attend(socket, fd);
+    daemon::attend(socket, fd);
     if socket.is_joined() {
         change::attend(socket, fd);
     }
@@ -85,7 +85,7 @@ fn attend(socket: &'static Socket, fd: c_int) {
 /// Does the work that is due for a connection before a call moves bytes.
 #[inline]
 pub fn attend_or_wait(socket: &'static Socket, fd: c_int) {
-    if socket.needs_attention() && !meet::is_young(socket) {
+    if socket.needs_attention() && !daemon::is_young(socket) {
         crate::settle::wait(socket);
         attend(socket, fd);
     }
@@ -325,7 +325,7 @@ pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_first = socket.sending.waiting.fetch_add(1, Ordering::Relaxed) == 0;
     if let Some(sender) = ring.as_mut() {
-        doorbell::wish(&mut sender.ring, how, is_first);
+        doorbell::announce(&mut sender.ring, how, is_first);
         sender.ring.arm();
     }
 }
@@ -335,7 +335,7 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_alone = socket.sending.waiting.load(Ordering::Relaxed) == 1;
     if let Some(sender) = ring.as_mut() {
-        doorbell::wish(&mut sender.ring, how, is_alone);
+        doorbell::announce(&mut sender.ring, how, is_alone);
         sender.ring.arm();
     }
 }

@@ -14,7 +14,7 @@ use crate::direction::Carrier;
 use crate::errno::Kept;
 use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
-use crate::{change, kernel, meet, settings};
+use crate::{change, daemon, kernel, settings};
 
 /// The pause between two checks.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -47,7 +47,7 @@ fn attend(fd: c_int) {
     if socket.stage() == Stage::Native && ginnel_tcp::addresses(kernel::borrow(fd)).is_err() {
         return;
     }
-    meet::attend(socket, fd);
+    daemon::attend(socket, fd);
     if socket.is_joined() {
         change::attend(socket, fd);
     }

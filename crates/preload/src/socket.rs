@@ -339,8 +339,8 @@ impl Socket {
     #[cold]
     pub fn grow(&self) {
         let (none, wanted) = (Growth::None as u8, Growth::Wanted as u8);
-        // ORDER preload.growth: either this thread is the last to set the attention flag, or the thread that clears it sees the
-        // wish, because both write before they read. Pairs with: `Socket::leave_grown`.
+        // ORDER preload.growth: either this thread is the last to set the attention flag, or the thread that clears it sees
+        // `Growth::Wanted`, because both write before they read. Pairs with: `Socket::leave_grown`.
         if self.growth.compare_exchange(none, wanted, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.attention.store(true, Ordering::SeqCst);
         }

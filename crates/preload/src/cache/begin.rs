@@ -21,7 +21,7 @@ use crate::signals::Blocked;
 use crate::socket::{Socket, now};
 use crate::table::Using;
 use crate::wait::milliseconds;
-use crate::{kernel, meet, settings};
+use crate::{daemon, kernel, settings};
 
 /// How long the library waits for a server's answer to the question.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -140,7 +140,7 @@ fn end(socket: &'static Socket, next: State) {
         State::Late => LATE,
         _ => return socket.cache.set(next),
     };
-    meet::withdraw(socket);
+    daemon::withdraw(socket);
     // Meanwhile, another thread has found rings for the connection.
     if socket.is_joined() {
         return socket.cache.set(State::None);

@@ -13,7 +13,7 @@ use crate::real;
 fn is_the_kernels(fd: c_int) -> bool {
     connection(fd).is_none_or(|call| {
         let socket = call.what();
-        crate::meet::stays(socket, "asynchronous I/O (aio_read, aio_write)");
+        crate::daemon::stays(socket, "asynchronous I/O (aio_read, aio_write)");
         !socket.is_joined() && !socket.cache.has_answers()
     })
 }

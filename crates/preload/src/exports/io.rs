@@ -303,7 +303,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
                 for i in 0..len / size_of::<c_int>() {
                     let fd = fds.add(i).read_unaligned();
                     if let Some(socket) = connection(fd).map(|call| call.what()) {
-                        crate::meet::stays(socket, passing::PASSED);
+                        crate::daemon::stays(socket, passing::PASSED);
                         joined.extend(socket.is_joined().then_some((socket, fd)));
                     }
                 }
@@ -546,7 +546,7 @@ pub unsafe extern "C-unwind" fn splice(
     for fd in [from, to] {
         if let Some(call) = connection(fd) {
             let socket = call.what();
-            crate::meet::stays(socket, "splice moves its bytes");
+            crate::daemon::stays(socket, "splice moves its bytes");
             if socket.is_joined() || socket.cache.has_answers() {
                 // This is the error for a descriptor that does not support `splice`. Programs then use `read` and `write`.
                 Errno(libc::EINVAL).set();

@@ -222,7 +222,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 ) -> c_int {
     if let Some(call) = super::io::connection(from) {
         let socket = call.what();
-        crate::meet::stays(socket, passing::PASSED);
+        crate::daemon::stays(socket, passing::PASSED);
         if socket.is_joined() && !passing::pass_on(&[(socket, from)], passing::PASSED) {
             return libc::EAGAIN;
         }

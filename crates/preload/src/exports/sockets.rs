@@ -11,7 +11,7 @@ use crate::direction::Carrier;
 use crate::errno::{Errno, Kept};
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
-use crate::{kernel, meet, real, send, settings};
+use crate::{daemon, kernel, real, send, settings};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -150,7 +150,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let socket = call.what();
     if !socket.is_joined() {
         if socket.stage() != Stage::Listening {
-            meet::stays(socket, "it was shut down");
+            daemon::stays(socket, "it was shut down");
         }
         return native();
     }
@@ -189,7 +189,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
             Errno(libc::ENOPROTOOPT).set();
             return -1;
         }
-        meet::stays(socket, "a socket option that works on the kernel's bytes");
+        daemon::stays(socket, "a socket option that works on the kernel's bytes");
     }
     let result = native();
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) {

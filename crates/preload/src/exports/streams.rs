@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use libc::{FILE, c_char, c_int, ssize_t};
 
 use crate::table::SOCKETS;
-use crate::{meet, real};
+use crate::{daemon, real};
 
 /// The functions of a stream with a cookie (`cookie_io_functions_t` of glibc).
 #[repr(C)]
@@ -28,7 +28,7 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if let Some(socket) = SOCKETS.get(fd) {
-        meet::stays(socket, "a stream of the C library has its descriptor");
+        daemon::stays(socket, "a stream of the C library has its descriptor");
         if socket.is_joined() || socket.cache.has_answers() {
             let functions = Functions {
                 read: stream_read,

@@ -103,7 +103,7 @@ struct OpeningRings {
 }
 
 #[derive(Default)]
-struct Meet {
+struct DaemonSession {
     process: i32,
     daemon: Option<SocketSession>,
     segments: HashMap<String, Segment>,
@@ -117,7 +117,7 @@ struct Meet {
     look_at: Option<Instant>,
 }
 
-static MEET: Mutex<Option<Meet>> = Mutex::new(None);
+static SESSION: Mutex<Option<DaemonSession>> = Mutex::new(None);
 
 /// A thread could not withdraw a report, because another thread held the lock.
 static SOME_ARE_STALE: AtomicBool = AtomicBool::new(false);
@@ -126,22 +126,22 @@ static SOME_ARE_STALE: AtomicBool = AtomicBool::new(false);
 static NO_DAEMON: AtomicBool = AtomicBool::new(false);
 
 /// Calls `work` with the lock held, or returns `None` if another thread holds it. Never waits.
-fn with<R>(work: impl FnOnce(&mut Meet) -> R) -> Option<R> {
+fn with<R>(work: impl FnOnce(&mut DaemonSession) -> R) -> Option<R> {
     let _blocked = Blocked::new();
-    let mut meet = match MEET.try_lock() {
-        Ok(meet) => meet,
-        Err(TryLockError::Poisoned(meet)) => meet.into_inner(),
+    let mut session = match SESSION.try_lock() {
+        Ok(session) => session,
+        Err(TryLockError::Poisoned(session)) => session.into_inner(),
         Err(TryLockError::WouldBlock) => return None,
     };
     let process = process();
     // The child of a fork has a session of its own. What its parent has reported belongs to the parent.
-    if meet.as_ref().is_none_or(|meet| meet.process != process) {
-        if let Some(parents) = meet.take() {
+    if session.as_ref().is_none_or(|session| session.process != process) {
+        if let Some(parents) = session.take() {
             std::mem::forget(parents);
         }
-        *meet = Some(Meet { process, ..Meet::default() });
+        *session = Some(DaemonSession { process, ..DaemonSession::default() });
     }
-    meet.as_mut().map(work)
+    session.as_mut().map(work)
 }
 
 #[expect(unsafe_code, reason = "getpid, which has no rules")]
@@ -160,18 +160,18 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         // If several processes have the socket, none of them knows whether it is the one that will continue with it.
         Stage::Native if is_alive(socket) && socket.is_report_due() && !family::is_shared(socket) => {
             let Some(_using) = Using::begin(socket, fd) else { return };
-            let _ = with(|meet| meet.report(socket, fd));
+            let _ = with(|session| session.report(socket, fd));
             // The program may have asked for signals in any way and at any time. A thread that asks from now on finds
             // that the socket is reported.
             if socket.stage() != Stage::Native && kernel::sends_signals(fd) {
                 passing::signalled(socket, fd);
             }
         }
-        Stage::Reported => drop(with(|meet| meet.look())),
+        Stage::Reported => drop(with(|session| session.look())),
         Stage::Joined if socket.is_passed() => {}
         Stage::Joined => match socket.growth() {
-            Growth::Wanted if grow::may_begin(socket) => drop(with(|meet| meet.grow(socket))),
-            Growth::Asked => drop(with(|meet| meet.look())),
+            Growth::Wanted if grow::may_begin(socket) => drop(with(|session| session.grow(socket))),
+            Growth::Asked => drop(with(|session| session.look())),
             Growth::None if socket.is_again_due() => {
                 socket.pause();
                 socket.grow();
@@ -221,7 +221,7 @@ pub fn why_not_joined() -> &'static str {
 /// back by the next call that checks the daemon's answers.
 pub fn tidy() {
     if !is_confined() {
-        let _ = with(Meet::open);
+        let _ = with(DaemonSession::open);
     }
 }
 
@@ -235,7 +235,7 @@ pub fn withdraw(socket: &Socket) -> bool {
     if report == 0 {
         return false;
     }
-    let withdrawn = with(|meet| meet.withdraw(report));
+    let withdrawn = with(|session| session.withdraw(report));
     if withdrawn.is_none() {
         SOME_ARE_STALE.store(true, Ordering::Relaxed);
     }
@@ -286,7 +286,7 @@ fn take_back_at_exit() {
     });
 }
 
-impl Meet {
+impl DaemonSession {
     /// Withdraws a report at the daemon, unless the daemon has answered it.
     fn withdraw(&mut self, report: u64) {
         if self.reports.remove(&report).is_some()
