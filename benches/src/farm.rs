@@ -62,11 +62,11 @@ pub fn manage(
         if worked {
             waiting.over();
         } else if waiting.looks_enough() {
-            let wish = |conn: &Conn| match conn.left.is_empty() {
+            let events = |conn: &Conn| match conn.left.is_empty() {
                 true => PollFlags::IN,
                 false => PollFlags::IN | PollFlags::OUT,
             };
-            let mut fds: Vec<_> = conns.iter().map(|conn| PollFd::new(&conn.stream, wish(conn))).collect();
+            let mut fds: Vec<_> = conns.iter().map(|conn| PollFd::new(&conn.stream, events(conn))).collect();
             poll(&mut fds, None)?;
         }
     }

@@ -52,7 +52,7 @@ fn packet(bytes: &[u8]) {
     body::<wire::Listening>(rest);
     if let Some(b) = body::<wire::Connect>(rest) {
         name(b.name);
-        let capacities = b.wishes();
+        let capacities = b.capacities();
         if capacities.are_valid() {
             let ((a, b), len) = (capacities.rings(true), capacities.footprint());
             let capacity = capacities.initiator as usize;

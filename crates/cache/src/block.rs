@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The sizes of a new cache, as the command line gives them.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct Sizes {
     /// Bytes of the whole block, including the index.
     pub memory: usize,
     /// The most bytes of an item, as memcached counts them.
@@ -40,14 +40,14 @@ pub fn unix_time() -> i64 {
 ///
 /// Waits up to five seconds while another server has the cache open. After that it fails, and the error names that
 /// server if the daemon reports one.
-pub fn open(endpoint: &Endpoint, segment: &str, name: &str, wish: Wish) -> Result<(Block, Store<Mapping>)> {
+pub fn open(endpoint: &Endpoint, segment: &str, name: &str, sizes: Sizes) -> Result<(Block, Store<Mapping>)> {
     let block_name = format!("cache.{name}");
     let until = Instant::now() + PATIENCE;
     loop {
         match endpoint.open_block(&block_name, Rights::WRITE_EXCLUSIVE) {
-            Ok(block) => return take_over(block, segment, name, wish),
+            Ok(block) => return take_over(block, segment, name, sizes),
             Err(error) => match error.code() {
-                Some(ErrorCode::NOT_FOUND) => match create(endpoint, &block_name, wish) {
+                Some(ErrorCode::NOT_FOUND) => match create(endpoint, &block_name, sizes) {
                     // Another server has just created it.
                     Err(error) if code_of(&error) == Some(ErrorCode::IN_USE) => {}
                     made => {
@@ -77,12 +77,12 @@ fn code_of(error: &anyhow::Error) -> Option<ErrorCode> {
     error.downcast_ref::<Error>().and_then(Error::code)
 }
 
-fn shape(wish: Wish, len: usize) -> Result<ginnel_layout::cache::Shape> {
-    plan(len, wish.largest, wish.usual).context("there is no such cache")
+fn shape(sizes: Sizes, len: usize) -> Result<ginnel_layout::cache::Shape> {
+    plan(len, sizes.largest, sizes.usual).context("there is no such cache")
 }
 
-fn create(endpoint: &Endpoint, block_name: &str, wish: Wish) -> Result<(Block, Store<Mapping>)> {
-    let shape = shape(wish, wish.memory)?;
+fn create(endpoint: &Endpoint, block_name: &str, sizes: Sizes) -> Result<(Block, Store<Mapping>)> {
+    let shape = shape(sizes, sizes.memory)?;
     // The block has no name until it is a cache, so no client can find it earlier. The old contents of its memory do not
     // matter then, so the memory is not zeroed.
     let options = BlockOptions {
@@ -92,7 +92,7 @@ fn create(endpoint: &Endpoint, block_name: &str, wish: Wish) -> Result<(Block, S
         zero: false,
         ..BlockOptions::default()
     };
-    let block = endpoint.create_block("", wish.memory, &options)?;
+    let block = endpoint.create_block("", sizes.memory, &options)?;
     let store = Store::create(block.memory()?, shape, random()?, boot_time())?;
     block.link(block_name)?;
     info!(items = shape.buckets * ginnel_layout::cache::SLOTS, bytes = shape.len(), "made a cache");
@@ -100,16 +100,16 @@ fn create(endpoint: &Endpoint, block_name: &str, wish: Wish) -> Result<(Block, S
 }
 
 /// Continues with an existing block. If its contents are not a valid cache, creates an empty cache in it.
-fn take_over(block: Block, segment: &str, name: &str, wish: Wish) -> Result<(Block, Store<Mapping>)> {
+fn take_over(block: Block, segment: &str, name: &str, sizes: Sizes) -> Result<(Block, Store<Mapping>)> {
     let memory = block.memory()?;
     let store = match Store::open(memory.clone(), boot_time()) {
         Ok(store) => {
-            if block.len() != wish.memory {
+            if block.len() != sizes.memory {
                 warn!(
                     "cache {segment}/{name} has {} bytes and keeps them, not {}; to make it anew, stop the server and remove the block \
                      cache.{name}",
                     block.len(),
-                    wish.memory
+                    sizes.memory
                 );
             }
             store
@@ -118,7 +118,7 @@ fn take_over(block: Block, segment: &str, name: &str, wish: Wish) -> Result<(Blo
             if problem == NotACache::Corrupt {
                 warn!("cache {segment}/{name} begins anew: {problem}");
             }
-            Store::create(memory, shape(wish, block.len())?, random()?, boot_time())?
+            Store::create(memory, shape(sizes, block.len())?, random()?, boot_time())?
         }
     };
     Ok((block, store))

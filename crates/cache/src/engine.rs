@@ -69,7 +69,7 @@ enum Counted {
 }
 
 /// A value to store, with the conditions under which it is stored.
-struct Wish<'a> {
+struct Update<'a> {
     verb: Verb,
     key: &'a [u8],
     value: &'a [u8],
@@ -160,8 +160,8 @@ impl<M: SharedMemory> Engine<M> {
         all > self.settings.item_size || key + value > self.store.most()
     }
 
-    fn put(&mut self, wish: Wish<'_>) -> Result<u64, Unstored> {
-        let Wish { verb, key, value, flags, mut expiry, mut marks, cas, may_be_stale } = wish;
+    fn put(&mut self, update: Update<'_>) -> Result<u64, Unstored> {
+        let Update { verb, key, value, flags, mut expiry, mut marks, cas, may_be_stale } = update;
         self.hot.see(key);
         if verb == Verb::Set {
             return self

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_are_where_they_are_wished_for() {
+    fn channels_are_in_the_segments_of_the_flags() {
         let channels = |line: &str| {
             let words = ["ginnel-cache", "--segment", "s"].into_iter().chain(line.split_whitespace());
             Flags::try_parse_from(words).unwrap().channels()

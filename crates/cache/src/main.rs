@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ginnel::{AttachOptions, Endpoint};
-use ginnel_cache::block::{self, Wish};
+use ginnel_cache::block::{self, Sizes};
 use ginnel_cache::engine::Engine;
 use ginnel_cache::flags::Flags;
 use ginnel_cache::numbers::Settings;
@@ -57,12 +57,12 @@ fn run(flags: &Flags) -> Result<()> {
     options.socket = flags.socket.clone().unwrap_or(options.socket);
     let endpoint = Endpoint::attach_with(&flags.segment, &options)
         .with_context(|| format!("segment {} cannot be used", flags.segment))?;
-    let wish = Wish {
+    let sizes = Sizes {
         memory: usize::try_from(flags.memory.0)?,
         largest: usize::try_from(flags.max_item_size.0)?,
         usual: usize::try_from(flags.usual_item_size.0)?,
     };
-    let (block, mut store) = block::open(&endpoint, &flags.segment, &flags.name, wish)?;
+    let (block, mut store) = block::open(&endpoint, &flags.segment, &flags.name, sizes)?;
 
     let mut contact = String::new();
     let mut channels = Vec::new();
@@ -97,7 +97,7 @@ fn run(flags: &Flags) -> Result<()> {
     store.set_contact(&contact);
     let settings = Settings {
         place: format!("{}/{}", flags.segment, flags.name),
-        item_size: wish.largest,
+        item_size: sizes.largest,
         connections: flags.max_connections,
         verbosity: 0,
         listens: flags.listen.iter().map(ToString::to_string).collect(),

@@ -133,12 +133,12 @@ impl Attack {
         let segment = if self.random.below(2) == 0 { "open" } else { "alone" };
         let Ok(fd) = packet::connect_to(&self.socket) else { return };
         let fresh = wire::Attach { segment: name(segment), name: name("evil"), ..wire::Attach::new_zeroed() };
-        let wish = match self.back.filter(|_| self.random.below(2) == 0) {
+        let body = match self.back.filter(|_| self.random.below(2) == 0) {
             Some(back) => back,
             None => fresh,
         };
         let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
-        let said = [(Kind::HELLO, hello.as_bytes()), (Kind::ATTACH, wish.as_bytes())];
+        let said = [(Kind::HELLO, hello.as_bytes()), (Kind::ATTACH, body.as_bytes())];
         for (n, (kind, body)) in said.into_iter().enumerate() {
             let header = Header { kind, flags: 0, request: n as u32 + 1 };
             let _ = packet::send::<OwnedFd>(fd.as_fd(), &[header.as_bytes(), body].concat(), &[]);
@@ -168,8 +168,8 @@ impl Attack {
             endpoint: attached.endpoint,
             epoch: attached.epoch,
             token: attached.token,
-            segment: wish.segment,
-            name: wish.name,
+            segment: body.segment,
+            name: body.name,
         };
         self.back = Some(back);
         self.handed.push_back(memory);
@@ -307,11 +307,11 @@ impl Attack {
         let channel = wire::ChannelRef { channel: number };
         let (kind, body) = match what {
             0 => {
-                let wish = wire::Listen { name: at, kind: 1, backlog: 0, capacity: 4096, input_capacity: 0 };
-                (Kind::LISTEN, wish.as_bytes().to_vec())
+                let body = wire::Listen { name: at, kind: 1, backlog: 0, capacity: 4096, input_capacity: 0 };
+                (Kind::LISTEN, body.as_bytes().to_vec())
             }
             1 => {
-                let wish = wire::Connect {
+                let body = wire::Connect {
                     name: at,
                     kind: 1,
                     reserved: 0,
@@ -319,17 +319,17 @@ impl Attack {
                     input_capacity: 0,
                     nonce,
                 };
-                (Kind::CONNECT, wish.as_bytes().to_vec())
+                (Kind::CONNECT, body.as_bytes().to_vec())
             }
             2 => (Kind::CLOSE, channel.as_bytes().to_vec()),
             3 => {
                 let kind = SyncKind(1 + number as u32 % 6).0;
                 let flags = wire::SyncOpen::CREATE;
-                let wish = wire::SyncOpen { name: at, kind, limit: 2, initial: 0, flags, nonce };
-                (Kind::SYNC_OPEN, wish.as_bytes().to_vec())
+                let body = wire::SyncOpen { name: at, kind, limit: 2, initial: 0, flags, nonce };
+                (Kind::SYNC_OPEN, body.as_bytes().to_vec())
             }
             4 => {
-                let wish = wire::BlockCreate {
+                let body = wire::BlockCreate {
                     name: at,
                     size: 4096,
                     rights: Rights::READ_WRITE,
@@ -337,11 +337,11 @@ impl Attack {
                     nonce,
                     ..wire::BlockCreate::new_zeroed()
                 };
-                (Kind::BLOCK_CREATE, wish.as_bytes().to_vec())
+                (Kind::BLOCK_CREATE, body.as_bytes().to_vec())
             }
             5 => {
-                let wish = wire::BlockOpen { name: at, rights: Rights::READ, reserved: 0, nonce };
-                (Kind::BLOCK_OPEN, wish.as_bytes().to_vec())
+                let body = wire::BlockOpen { name: at, rights: Rights::READ, reserved: 0, nonce };
+                (Kind::BLOCK_OPEN, body.as_bytes().to_vec())
             }
             6 => (Kind::BELL, wire::BellOf { bell: number as u32, reserved: 0 }.as_bytes().to_vec()),
             _ => (Kind::ACCEPTED, channel.as_bytes().to_vec()),

@@ -98,9 +98,9 @@ fn a_doorbell_serves_one_segment() {
     // memory.
     let mut asking = web.into_iter().next().unwrap();
     for vector in vectors(&db).into_iter().chain([0, 31, 0xffff]) {
-        let wish = wire::BellOf { bell: vector, reserved: 0 };
+        let body = wire::BellOf { bell: vector, reserved: 0 };
         let refused =
-            asking.client.ask::<wire::BellOk>(Kind::BELL, wish.as_bytes(), Kind::BELL_OK).unwrap_err();
+            asking.client.ask::<wire::BellOk>(Kind::BELL, body.as_bytes(), Kind::BELL_OK).unwrap_err();
         assert_eq!(refused.code, ErrorCode::NOT_FOUND.0);
     }
 }
@@ -144,8 +144,8 @@ fn a_vm_that_joins_while_the_daemon_is_killed_gets_interrupts_and_rings_through_
 
     let mut guest = qemu.guest(1, true);
     guest.open(1, 77);
-    let wish = wire::Attach { segment: name("all"), name: name("in-guest"), ..wire::Attach::new_zeroed() };
-    let attached = guest.attach(1, wish).unwrap();
+    let body = wire::Attach { segment: name("all"), name: name("in-guest"), ..wire::Attach::new_zeroed() };
+    let attached = guest.attach(1, body).unwrap();
     guest.listen(1, "here");
     let mut host = daemon.attach("all", "on-host");
     host.listen("there").unwrap();

@@ -173,7 +173,7 @@ fn a_failed_write_to_the_journal_answers_nobody_and_allocates_nothing() -> std::
     vmtest::require!(limited.is_ok_and(|status| status.success()), "prlimit is missing");
     let mut live = Vec::new();
     let unanswered = loop {
-        let wish = wire::Connect {
+        let body = wire::Connect {
             name: name("x"),
             kind: 1,
             reserved: 0,
@@ -181,9 +181,9 @@ fn a_failed_write_to_the_journal_answers_nobody_and_allocates_nothing() -> std::
             input_capacity: 0,
             nonce: 1000 + live.len() as u64,
         };
-        let request = a.client.send(Kind::CONNECT, wish.as_bytes());
+        let request = a.client.send(Kind::CONNECT, body.as_bytes());
         if !readable(&a.client.fd, std::time::Duration::from_secs(2)) {
-            break Some(wish);
+            break Some(body);
         }
         let packet = a.client.answer(request).unwrap();
         let (header, body) = wire::split(&packet.bytes).unwrap();
@@ -193,12 +193,12 @@ fn a_failed_write_to_the_journal_answers_nobody_and_allocates_nothing() -> std::
         live.push(wire::body::<wire::Channel>(body).unwrap());
         assert!(live.len() < 1000, "all were granted");
     };
-    let wish = unanswered.expect("only channels were recorded, so it is the record of one that fails");
+    let body = unanswered.expect("only channels were recorded, so it is the record of one that fails");
     // Asking again or coming back does not help.
     let back_then = a.back;
     let refused = daemon.client().attach_as(back_then).err().unwrap();
     assert_eq!(refused.code, ErrorCode::UNRECORDED.0, "{}", refused.text);
-    let asked_again = a.client.send(Kind::CONNECT, wish.as_bytes());
+    let asked_again = a.client.send(Kind::CONNECT, body.as_bytes());
     let packet = a.client.answer(asked_again).unwrap();
     let (header, body) = wire::split(&packet.bytes).unwrap();
     assert_eq!(header.kind, Kind::ERROR);

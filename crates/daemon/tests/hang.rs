@@ -20,8 +20,8 @@ fn world(more: &str) -> (Daemon, Guest) {
     let daemon = Daemon::start_new(&config);
     let mut guest = Qemu::join(&daemon.run("a.sock"), 32).guest(1, true);
     guest.open(1, 100);
-    let wish = wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() };
-    guest.attach(1, wish).unwrap();
+    let body = wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() };
+    guest.attach(1, body).unwrap();
     (daemon, guest)
 }
 
@@ -128,8 +128,8 @@ fn controlled() -> (Daemon, Guest, UnixListener) {
     daemon.start();
     let mut guest = Qemu::join(&daemon.run("a.sock"), 32).guest(1, true);
     guest.open(1, 100);
-    let wish = wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() };
-    guest.attach(1, wish).unwrap();
+    let body = wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() };
+    guest.attach(1, body).unwrap();
     (daemon, guest, listener)
 }
 

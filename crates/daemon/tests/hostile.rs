@@ -399,10 +399,10 @@ fn an_attached_program_cannot_truncate_its_segment() -> Result<(), RulesetError>
         "[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n",
     );
     for segment in ["web", "other"] {
-        let wish = wire::Attach { segment: name(segment), name: name("a"), ..wire::Attach::new_zeroed() };
+        let body = wire::Attach { segment: name(segment), name: name("a"), ..wire::Attach::new_zeroed() };
         let mut client = daemon.client();
         let (attached, fds) =
-            client.ask::<wire::Attached>(Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED).unwrap();
+            client.ask::<wire::Attached>(Kind::ATTACH, body.as_bytes(), Kind::ATTACHED).unwrap();
         let memory = std::fs::File::from(fds.into_iter().next().unwrap());
         let size = memory.metadata().unwrap().len();
         for len in [0, size / 2, size * 2] {

@@ -107,7 +107,7 @@ fn crowd(daemon: &Daemon, channels: usize) -> Attached {
     let mut program = daemon.attach("web", "crowd");
     program.listen("here").unwrap();
     for nonce in 0..channels as u64 {
-        let wish = wire::Connect {
+        let body = wire::Connect {
             name: name("here"),
             kind: 1,
             reserved: 0,
@@ -115,7 +115,7 @@ fn crowd(daemon: &Daemon, channels: usize) -> Attached {
             input_capacity: 0,
             nonce: 1 << 32 | nonce,
         };
-        program.client.ask::<wire::Channel>(Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL).unwrap();
+        program.client.ask::<wire::Channel>(Kind::CONNECT, body.as_bytes(), Kind::CHANNEL).unwrap();
         program.client.events.clear();
     }
     program

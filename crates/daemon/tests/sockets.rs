@@ -75,9 +75,9 @@ fn the_two_ends_of_a_connection_meet_at_a_secret_listener() {
     // Neither the report nor the descriptor that came with it keeps the socket open.
     drop((connector, acceptor));
     let mut listening = daemon.attach("alone", "acceptor");
-    let wish = wire::Listen { name: near.listener, kind: 3, ..FromZeros::new_zeroed() };
+    let body = wire::Listen { name: near.listener, kind: 3, ..FromZeros::new_zeroed() };
     let _: (wire::Listening, _) =
-        listening.client.ask(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap();
+        listening.client.ask(Kind::LISTEN, body.as_bytes(), Kind::LISTENING).unwrap();
     assert_eq!(daemon.inspect()["listeners"], serde_json::json!([]));
 }
 

@@ -87,7 +87,7 @@ impl Endpoint {
         inner.may_write()?;
         let name = if name.is_empty() { Name::NONE } else { parse_name(name)? };
         let zero = options.zero;
-        let wish = wire::BlockCreate {
+        let body = wire::BlockCreate {
             // The block gets its name only when it is zero, so that nobody opens it before.
             name: if zero { Name::NONE } else { name },
             size: size as u64,
@@ -98,7 +98,7 @@ impl Endpoint {
             nonce: inner.next_nonce(),
             ..wire::BlockCreate::new_zeroed()
         };
-        let block = Block::open(inner, Kind::BLOCK_CREATE, wish.as_bytes())?;
+        let block = Block::open(inner, Kind::BLOCK_CREATE, body.as_bytes())?;
         if zero {
             let mapping = block.mapping()?;
             mapping.zero(0, mapping.len());
@@ -129,11 +129,11 @@ impl Endpoint {
     /// Those of [`Endpoint::open_block`], of the last attempt.
     pub fn open_block_within(&self, name: &str, rights: Rights, patience: Duration) -> Result<Block, Error> {
         let inner = self.inner();
-        let wish =
+        let body =
             wire::BlockOpen { name: parse_name(name)?, rights, reserved: 0, nonce: inner.next_nonce() };
         let mut tries = Tries::new(patience);
         loop {
-            match Block::open_by(inner, Kind::BLOCK_OPEN, wish.as_bytes(), tries.answer_by) {
+            match Block::open_by(inner, Kind::BLOCK_OPEN, body.as_bytes(), tries.answer_by) {
                 Err(error)
                     if matches!(error.code(), Some(ErrorCode::NOT_FOUND | ErrorCode::BUSY))
                         && tries.pause() => {}
@@ -150,9 +150,9 @@ impl Endpoint {
     /// Those of [`Endpoint::open_block`].
     pub fn open_block_soon(&self, name: &str, rights: Rights, answer: Duration) -> Result<Block, Error> {
         let inner = self.inner();
-        let wish =
+        let body =
             wire::BlockOpen { name: parse_name(name)?, rights, reserved: 0, nonce: inner.next_nonce() };
-        Block::open_by(inner, Kind::BLOCK_OPEN, wish.as_bytes(), Instant::now() + answer)
+        Block::open_by(inner, Kind::BLOCK_OPEN, body.as_bytes(), Instant::now() + answer)
     }
 
     /// Removes the name of a block. Its memory stays allocated as long as an endpoint has the block open. The owner may
@@ -175,12 +175,12 @@ impl Endpoint {
 }
 
 impl Block {
-    fn open(endpoint: &Arc<Inner>, kind: Kind, wish: &[u8]) -> Result<Self, Error> {
-        Self::open_by(endpoint, kind, wish, Instant::now() + PATIENCE)
+    fn open(endpoint: &Arc<Inner>, kind: Kind, body: &[u8]) -> Result<Self, Error> {
+        Self::open_by(endpoint, kind, body, Instant::now() + PATIENCE)
     }
 
-    fn open_by(endpoint: &Arc<Inner>, kind: Kind, wish: &[u8], by: Instant) -> Result<Self, Error> {
-        let packet = endpoint.request_by(kind, wish, by)?;
+    fn open_by(endpoint: &Arc<Inner>, kind: Kind, body: &[u8], by: Instant) -> Result<Self, Error> {
+        let packet = endpoint.request_by(kind, body, by)?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
         let held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block));
         match held {
@@ -315,8 +315,8 @@ impl Block {
     /// allows, or with [`ErrorCode::DENIED`] if this endpoint is not the owner; [`Error::TimedOut`] or
     /// [`Error::NoDaemon`] if no daemon answers.
     pub fn grant(&self, member: u32, endpoint: u32, rights: Rights) -> Result<(), Error> {
-        let wish = wire::BlockGrant { block: self.number, member, endpoint, rights, reserved: 0 };
-        self.endpoint.order(Kind::BLOCK_GRANT, wish.as_bytes())
+        let body = wire::BlockGrant { block: self.number, member, endpoint, rights, reserved: 0 };
+        self.endpoint.order(Kind::BLOCK_GRANT, body.as_bytes())
     }
 
     /// Revokes all rights of a member or an endpoint: [`Block::grant`] with [`Rights::NONE`].
@@ -338,9 +338,9 @@ impl Block {
     /// [`ErrorCode::BUSY`] if the block shrinks while others have it open and would keep access to the part that is cut
     /// off; [`Error::TimedOut`] or [`Error::NoDaemon`] if no daemon answers.
     pub fn resize(&mut self, size: usize) -> Result<(), Error> {
-        let wish = wire::BlockResize { handle: self.held.handle, size: size as u64 };
+        let body = wire::BlockResize { handle: self.held.handle, size: size as u64 };
         let endpoint = &self.endpoint;
-        let packet = endpoint.request(Kind::BLOCK_RESIZE, wish.as_bytes())?;
+        let packet = endpoint.request(Kind::BLOCK_RESIZE, body.as_bytes())?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
         self.held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block))?;
         Ok(())

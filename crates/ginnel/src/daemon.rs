@@ -1,7 +1,7 @@
 //! Sessions with the daemon that are not endpoints.
 
 use crate::connection::protocol;
-use crate::endpoint::{AttachOptions, Endpoint, wish};
+use crate::endpoint::{AttachOptions, Endpoint, attach_request};
 use crate::error::Error;
 use crate::fork::PerProcess;
 use crate::inner::{self, Pages, state, text};
@@ -195,17 +195,17 @@ impl Daemon {
     ///
     /// [`Error::Name`] for an invalid name.
     pub fn attach(self, segment: &str, options: &AttachOptions) -> Result<Opening<Endpoint>, Error> {
-        self.attach_as(wish(segment, options)?, options)
+        self.attach_as(attach_request(segment, options)?, options)
     }
 
     pub(crate) fn attach_as(
         self,
-        wish: wire::Attach,
+        request: wire::Attach,
         options: &AttachOptions,
     ) -> Result<Opening<Endpoint>, Error> {
         let Ok(mut session) = self.session.into_own(Session::inherit);
-        session.attach(wish, inner::PATIENCE);
-        Ok(Endpoint::opening(session, wish.segment, options.mode))
+        session.attach(request, inner::PATIENCE);
+        Ok(Endpoint::opening(session, request.segment, options.mode))
     }
 
     /// Returns this process's session. The child of a fork makes its own at the first use.

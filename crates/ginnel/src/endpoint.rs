@@ -88,9 +88,9 @@ impl Endpoint {
     ///
     /// [`Error::Name`] for an invalid name, [`Error::System`] if a system call fails.
     pub fn begin_attach(segment: &str, options: &AttachOptions) -> Result<Opening<Self>, Error> {
-        let wish = wish(segment, options)?;
-        let session = Session::open(&options.socket, Some(wish), PATIENCE)?;
-        Ok(Self::opening(session, wish.segment, options.mode))
+        let request = attach_request(segment, options)?;
+        let session = Session::open(&options.socket, Some(request), PATIENCE)?;
+        Ok(Self::opening(session, request.segment, options.mode))
     }
 
     /// Returns the opening of an endpoint over a session that has asked to attach.
@@ -305,7 +305,7 @@ impl Tries {
 }
 
 /// Makes the request to attach to a segment.
-pub(crate) fn wish(segment: &str, options: &AttachOptions) -> Result<wire::Attach, Error> {
+pub(crate) fn attach_request(segment: &str, options: &AttachOptions) -> Result<wire::Attach, Error> {
     let name = match &options.name {
         Some(name) => parse_name(name)?,
         None => program_name(),

@@ -203,7 +203,7 @@ impl EndpointState {
             Kind::BLOCK_CREATE | Kind::BLOCK_OPEN => {
                 let Some(wire::Block { handle, .. }) = granted(answer, Kind::BLOCK) else { return };
                 if kind == Kind::BLOCK_CREATE
-                    && let Some(name) = wire::body::<wire::BlockCreate>(body).map(|wish| wish.name)
+                    && let Some(name) = wire::body::<wire::BlockCreate>(body).map(|create| create.name)
                     && name != Name::NONE
                 {
                     self.tell(Kind::BLOCK_UNLINK, &wire::ByName { name });

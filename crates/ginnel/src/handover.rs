@@ -5,7 +5,7 @@
 
 use crate::channel::{Channel, Pipe};
 use crate::daemon::Daemon;
-use crate::endpoint::{AttachOptions, Endpoint, parse_name, wish};
+use crate::endpoint::{AttachOptions, Endpoint, attach_request, parse_name};
 use crate::error::Error;
 use crate::inner::PATIENCE;
 use crate::opening::Opening;
@@ -45,9 +45,9 @@ impl Token {
         &self.segment
     }
 
-    fn wish(&self, options: &AttachOptions) -> Result<wire::Attach, Error> {
+    fn attach_request(&self, options: &AttachOptions) -> Result<wire::Attach, Error> {
         let &Self { ref segment, endpoint, epoch, secret } = self;
-        Ok(wire::Attach { endpoint, epoch, token: secret, ..wish(segment, options)? })
+        Ok(wire::Attach { endpoint, epoch, token: secret, ..attach_request(segment, options)? })
     }
 }
 
@@ -212,9 +212,9 @@ impl Endpoint {
     ///
     /// [`Error::Name`] if the name in `options` is invalid, or [`Error::System`] if a system call fails.
     pub fn begin_adopt(token: &Token, options: &AttachOptions) -> Result<Opening<Self>, Error> {
-        let wish = token.wish(options)?;
-        let session = Session::open(&options.socket, Some(wish), PATIENCE)?;
-        Ok(Self::opening(session, wish.segment, options.mode))
+        let request = token.attach_request(options)?;
+        let session = Session::open(&options.socket, Some(request), PATIENCE)?;
+        Ok(Self::opening(session, request.segment, options.mode))
     }
 
     /// Continues a channel of this endpoint at the position where it was saved: no data is lost or received twice. Each
@@ -238,8 +238,8 @@ impl Endpoint {
         let inner = self.inner();
         inner.may_write()?;
         let &SavedChannel { channel, is_initiator, output, input, .. } = saved;
-        let wish = wire::ChannelSide { channel, initiator: is_initiator.into(), reserved: 0 };
-        let packet = inner.request(Kind::RESUME, wish.as_bytes())?;
+        let body = wire::ChannelSide { channel, initiator: is_initiator.into(), reserved: 0 };
+        let packet = inner.request(Kind::RESUME, body.as_bytes())?;
         let (answer, fds) = packet.into_body::<wire::Channel>(Kind::CHANNEL, &inner.path)?;
         if (answer.channel, answer.kind) != (channel, saved.kind.0) {
             return Err(inner.protocol("a channel that was not asked for"));
@@ -259,7 +259,7 @@ impl Daemon {
     ///
     /// [`Error::Name`] if the name in `options` is invalid.
     pub fn adopt(self, token: &Token, options: &AttachOptions) -> Result<Opening<Endpoint>, Error> {
-        self.attach_as(token.wish(options)?, options)
+        self.attach_as(token.attach_request(options)?, options)
     }
 }
 

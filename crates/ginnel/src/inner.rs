@@ -157,8 +157,8 @@ impl Inner {
         if let Some(lane) = self.free_lanes().pop() {
             return Ok(lane);
         }
-        let wish = wire::BoardOpen { nonce: self.next_nonce() };
-        let packet = self.request(Kind::BOARD_OPEN, wish.as_bytes())?;
+        let body = wire::BoardOpen { nonce: self.next_nonce() };
+        let packet = self.request(Kind::BOARD_OPEN, body.as_bytes())?;
         let (board, _) = packet.into_body::<wire::Board>(Kind::BOARD, &self.path)?;
         let mut free = self.free_lanes();
         free.extend((1..board::LANES as u64).map(|lane| board.offset + lane * board::LANE as u64));

@@ -212,7 +212,7 @@ enum Step {
     },
     /// This end connects: either a request is under way, or the next one is due at `next`.
     Connecting {
-        wish: wire::Connect,
+        connect: wire::Connect,
         request: Option<u32>,
         next: Instant,
         pause: Duration,
@@ -242,14 +242,20 @@ impl Endpoint {
         let (kind, capacity) = (ChannelKind::SOCKET.0, capacity.next_power_of_two() as u64);
         let step = match end {
             SocketEnd::Acceptor => {
-                let wish = wire::Listen { name, kind, backlog: 1, capacity, input_capacity: 0 };
-                Step::Listening(endpoint.ask(Kind::LISTEN, wish.as_bytes()))
+                let listen = wire::Listen { name, kind, backlog: 1, capacity, input_capacity: 0 };
+                Step::Listening(endpoint.ask(Kind::LISTEN, listen.as_bytes()))
             }
             SocketEnd::Connector { .. } => {
                 let nonce = endpoint.next_nonce();
-                let wish = wire::Connect { name, kind, reserved: 0, capacity, input_capacity: 0, nonce };
+                let connect = wire::Connect { name, kind, reserved: 0, capacity, input_capacity: 0, nonce };
                 let now = Instant::now();
-                Step::Connecting { wish, request: None, next: now, pause: FIRST_TRY, until: now + PATIENCE }
+                Step::Connecting {
+                    connect,
+                    request: None,
+                    next: now,
+                    pause: FIRST_TRY,
+                    until: now + PATIENCE,
+                }
             }
         };
         Ok(OpeningSocket { endpoint, step })
@@ -330,11 +336,11 @@ impl OpeningSocket {
                         }
                     }
                 }
-                Step::Connecting { wish, request, next, .. } => {
+                Step::Connecting { connect, request, next, .. } => {
                     if Instant::now() < *next {
                         return Ok(None);
                     }
-                    *request = Some(self.endpoint.ask(Kind::CONNECT, wish.as_bytes()));
+                    *request = Some(self.endpoint.ask(Kind::CONNECT, connect.as_bytes()));
                 }
                 Step::Over => return Err(Error::Finished),
             }

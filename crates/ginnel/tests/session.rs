@@ -64,8 +64,8 @@ fn each_direction_gets_the_larger_of_two_requested_capacities() {
     // The acceptor wants 16 KiB towards itself; the initiator wants 4 KiB there and 64 KiB back.
     let least = ChannelOptions { capacity: 4096, input_capacity: 16_000, ..ChannelOptions::default() };
     let listener = a.listen_with::<MessageChannel>("a", &least).unwrap();
-    let wish = ChannelOptions { capacity: 4096, input_capacity: 65_536, ..ChannelOptions::default() };
-    let mut near: MessageChannel = b.connect_with("a", &wish).unwrap();
+    let body = ChannelOptions { capacity: 4096, input_capacity: 65_536, ..ChannelOptions::default() };
+    let mut near: MessageChannel = b.connect_with("a", &body).unwrap();
     let mut far = listener.accept_timeout(WATCHDOG).unwrap();
     let rings = |channel: &MessageChannel| (channel.info().capacity, channel.info().input_capacity);
     assert_eq!((rings(&near), rings(&far)), ((16_384, 65_536), (65_536, 16_384)));
@@ -383,8 +383,8 @@ fn slow_peer<T: Send>(kind: u32, send: impl FnOnce(&Endpoint, &str) -> T + Send)
     let daemon = Daemon::start_new(WEB);
     let a = attach(&daemon, "a");
     let mut peer = daemon.attach("web", "peer");
-    let wish = wire::Listen { name: name("slow"), kind, backlog: 0, capacity: 0, input_capacity: 0 };
-    peer.client.ask::<wire::Listening>(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap();
+    let body = wire::Listen { name: name("slow"), kind, backlog: 0, capacity: 0, input_capacity: 0 };
+    peer.client.ask::<wire::Listening>(Kind::LISTEN, body.as_bytes(), Kind::LISTENING).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {

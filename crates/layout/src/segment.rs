@@ -113,9 +113,9 @@ impl Access {
 
 /// Rounds a requested size up to one that the memory device can have: a multiple of [`SIZE_UNIT`] and, if `bar`, a power of two,
 /// because a PCI BAR needs it. `None` if no such size exists.
-pub const fn usable_size(wish: u64, bar: bool) -> Option<u64> {
-    let wish = if wish < MIN_SIZE { MIN_SIZE } else { wish };
-    match wish.checked_next_multiple_of(SIZE_UNIT) {
+pub const fn usable_size(size: u64, bar: bool) -> Option<u64> {
+    let size = if size < MIN_SIZE { MIN_SIZE } else { size };
+    match size.checked_next_multiple_of(SIZE_UNIT) {
         Some(size) if bar => size.checked_next_power_of_two(),
         other => other,
     }

@@ -361,8 +361,8 @@ unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     // SAFETY: the caller's context and input.
-    let (own, wishes) = unsafe { (own(context), input.as_ref().map_or(0, |input| input.comp_mask)) };
-    let Some(own) = own.filter(|_| wishes == 0) else { return libc::EINVAL };
+    let (own, comp_mask) = unsafe { (own(context), input.as_ref().map_or(0, |input| input.comp_mask)) };
+    let Some(own) = own.filter(|_| comp_mask == 0) else { return libc::EINVAL };
     let mut all = ibv_device_attr_ex::ZEROED;
     all.orig_attr = attributes(&own.open);
     all.pci_atomic_caps.fetch_add = ATOMIC_SIZES;

@@ -77,11 +77,11 @@ mod tests {
     proptest! {
         #[test]
         fn allocations_do_not_overlap_and_all_are_freed(
-            wishes in prop::collection::vec((1u64..50, 0u32..5, any::<bool>()), 1..60),
+            requests in prop::collection::vec((1u64..50, 0u32..5, any::<bool>()), 1..60),
         ) {
             let mut runs = RangeAllocator::new(512);
             let mut taken: Vec<(u64, u64)> = Vec::new();
-            for (len, align, gives) in wishes {
+            for (len, align, gives) in requests {
                 if let Some(at) = runs.take(len, 1 << align) {
                     prop_assert!(at % (1 << align) == 0 && at + len <= 512);
                     prop_assert!(taken.iter().all(|(other, n)| at + len <= *other || other + n <= at));

@@ -6,7 +6,7 @@ use ginnel_cache_protocol::{VERSION, Verb};
 use ginnel_cache_store::store::Meta;
 use ginnel_shmem::SharedMemory;
 
-use super::{After, Counted, Engine, Unstored, Wish};
+use super::{After, Counted, Engine, Unstored, Update};
 
 impl<M: SharedMemory> Engine<M> {
     /// Returns whether the value of a request is too large. If it is, this function has appended the answer, and the caller
@@ -41,7 +41,7 @@ impl<M: SharedMemory> Engine<M> {
                 let expiry = self.second_of_binary(end);
                 let cas = request.header.cas;
                 let done =
-                    self.put(Wish { verb, key, value, flags, expiry, marks: 0, cas, may_be_stale: false });
+                    self.put(Update { verb, key, value, flags, expiry, marks: 0, cas, may_be_stale: false });
                 match done {
                     Ok(version) => succeed(request, version, &[], out),
                     Err(Unstored::Exists) => fail(request, status::EXISTS, out),

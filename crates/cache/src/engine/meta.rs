@@ -8,7 +8,7 @@ use ginnel_cache_store::store::Meta;
 use ginnel_layout::cache::marks;
 use ginnel_shmem::SharedMemory;
 
-use super::{Counted, Engine, FLAGS, OVERHEAD, Unstored, Wish};
+use super::{Counted, Engine, FLAGS, OVERHEAD, Unstored, Update};
 
 impl<M: SharedMemory> Engine<M> {
     pub(super) fn meta_get(&mut self, request: &MetaRequest<'_>, out: &mut Vec<u8>) {
@@ -104,7 +104,7 @@ impl<M: SharedMemory> Engine<M> {
         };
         let key = request.key.bytes();
         let expiry = request.end.map_or(0, |end| self.second(end));
-        let done = self.put(Wish {
+        let done = self.put(Update {
             verb: request.verb,
             key,
             value,

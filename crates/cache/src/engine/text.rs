@@ -5,7 +5,7 @@ use ginnel_cache_protocol::text::{Request, Words};
 use ginnel_cache_protocol::{VERSION, Verb};
 use ginnel_shmem::SharedMemory;
 
-use super::{After, Counted, Engine, Unstored, Wish};
+use super::{After, Counted, Engine, Unstored, Update};
 
 impl<M: SharedMemory> Engine<M> {
     /// Returns whether the value of a request is too large. If it is, this function has appended the answer, and the caller
@@ -51,7 +51,7 @@ impl<M: SharedMemory> Engine<M> {
                     return After::Goes;
                 };
                 let expiry = self.second(store.end);
-                let done = self.put(Wish {
+                let done = self.put(Update {
                     verb: store.verb,
                     key: store.key,
                     value,

@@ -116,9 +116,9 @@ impl Server {
         spec: &SegmentSpec,
     ) -> Result<Value, Refusal> {
         let place = format!("segment {name}");
-        let wish = self.config.segment(name, spec, &place)?;
-        let what = |s: &config::Segment| (s.wished, s.memory, s.members.clone(), s.readers.clone());
-        if what(&wish) != what(&declared) {
+        let requested = self.config.segment(name, spec, &place)?;
+        let what = |s: &config::Segment| (s.requested, s.memory, s.members.clone(), s.readers.clone());
+        if what(&requested) != what(&declared) {
             let text = format!(
                 "{place} is declared already, with another size, kind or members, and is out of service: request the same, or remove it first"
             );
@@ -308,7 +308,7 @@ fn added(name: &str, segment: &config::Segment) -> Value {
     json!({ "segment": {
         "name": name,
         "size": segment.size,
-        "wished": segment.wished,
+        "wished": segment.requested,
         "path": segment.path,
         "members": segment.members.iter().map(Name::as_str).collect::<Vec<_>>(),
         "readers": segment.readers.iter().map(Name::as_str).collect::<Vec<_>>(),

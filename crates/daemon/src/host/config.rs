@@ -207,7 +207,7 @@ pub struct Segment {
     /// The size in bytes, rounded to one that its kind of device can have.
     pub size: u64,
     /// The requested size in bytes.
-    pub wished: u64,
+    pub requested: u64,
     /// The names of the members that may write.
     pub members: BTreeSet<Name>,
     /// The names of the members that may only read.
@@ -490,7 +490,7 @@ impl Config {
             let what = "slices are declared in the configuration file only";
             return Err(Problem::new(place, what, "declare a segment for each of them here"));
         }
-        let wished = match spec.size {
+        let requested = match spec.size {
             None => return Err(Problem::new(place, "`size` is missing", "write one, like size = \"256M\"")),
             Some(Bytes(0)) => {
                 return Err(Problem::new(place, "its size is 0", "write one, like size = \"256M\""));
@@ -518,11 +518,11 @@ impl Config {
         let of_vm = members.union(&readers).any(|member| member.as_str() != HOST);
         let least = if of_vm && memory == MemoryKind::Dax { segment::MIN_DAX_SIZE } else { 0 };
         // More than 2^46 bytes cannot be mapped anyway.
-        let size = segment::usable_size(wished.max(least), memory == MemoryKind::Bar);
+        let size = segment::usable_size(requested.max(least), memory == MemoryKind::Bar);
         let Some(size) = size.filter(|&size| size <= 1 << 46) else {
             return Err(Problem::new(
                 place,
-                format!("size {} is too large", Bytes(wished)),
+                format!("size {} is too large", Bytes(requested)),
                 "choose at most 64T",
             ));
         };
@@ -566,7 +566,7 @@ impl Config {
         Ok(Segment {
             name,
             size,
-            wished,
+            requested,
             members,
             readers,
             memory,

@@ -344,14 +344,14 @@ impl Server {
         });
         // While the segment is in use, it may be smaller than what a VM accepts by DAX: an earlier release made it, or only the
         // host shared it.
-        let small = segment::usable_size(segment.wished, segment.memory == MemoryKind::Bar);
+        let small = segment::usable_size(segment.requested, segment.memory == MemoryKind::Bar);
         let size = match &known {
             Some(known) if in_use && small == Some(known.size) => known.size,
             _ => segment.size,
         };
         let segment = &config::Segment { size, ..segment.clone() };
-        if segment.size != segment.wished {
-            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
+        if segment.size != segment.requested {
+            info!(segment = %name, requested = %Bytes(segment.requested), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
         }
         let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
         let opened = located.and_then(|segment| {

@@ -108,25 +108,25 @@ impl Books {
 
 impl Broker {
     /// Handles an owner's request for a hold, for more time, or for the end of a hold.
-    pub(super) fn hold(&mut self, caller: &Caller, wish: &wire::Hold) -> Result<(), Refusal> {
-        let (number, token) = (caller.endpoint, Hex16(wish.token));
+    pub(super) fn hold(&mut self, caller: &Caller, body: &wire::Hold) -> Result<(), Refusal> {
+        let (number, token) = (caller.endpoint, Hex16(body.token));
         let known = self.endpoint_of(caller)?.holds.get(&token).copied();
-        if wish.millis == 0 {
+        if body.millis == 0 {
             // If there is no such hold, the request is a repetition or comes too late. The hold has ended, as the owner requested.
             if known.is_some() {
                 self.end_hold(number, token)?;
             }
             return self.ok(caller);
         }
-        if wish.token == [0; 16] {
+        if body.token == [0; 16] {
             let text = "the token of a hold is zeros: choose one that nobody can guess";
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
         let time = |millis: u64| Period(Duration::from_millis(millis));
-        if u64::from(wish.millis) > self.limits.max_hold {
+        if u64::from(body.millis) > self.limits.max_hold {
             let text = format!(
                 "endpoint {number} is to be held for {}, and {} is the limit: ask for less, or raise max_hold",
-                time(wish.millis.into()),
+                time(body.millis.into()),
                 time(self.limits.max_hold)
             );
             return Err(Refusal::new(ErrorCode::LIMIT, text));
@@ -139,12 +139,12 @@ impl Broker {
             Some(_) => {}
             None => self.may_hold(caller)?,
         }
-        if known.is_none_or(|known| known.millis != wish.millis) {
-            self.record(Record::Hold { endpoint: number, token, millis: wish.millis })?;
+        if known.is_none_or(|known| known.millis != body.millis) {
+            self.record(Record::Hold { endpoint: number, token, millis: body.millis })?;
         }
-        debug!(endpoint = number, millis = wish.millis, "endpoint is held");
+        debug!(endpoint = number, millis = body.millis, "endpoint is held");
         let Caller { endpoint, epoch, .. } = *caller;
-        self.effect(Effect::TimeHold { endpoint, epoch, token, millis: wish.millis });
+        self.effect(Effect::TimeHold { endpoint, epoch, token, millis: body.millis });
         self.ok(caller)
     }
 

@@ -14,12 +14,12 @@ use zerocopy::IntoBytes;
 
 /// The requests of endpoints that do not concern an object.
 pub(super) const REQUESTS: &[Request] = &[
-    Request::new(Kind::BELL, |broker, _, caller, wish| broker.bell_request(caller, &body(wish)?)),
-    Request::new(Kind::DETACH, |broker, _, caller, wish| {
-        let []: [u8; 0] = body(wish)?;
+    Request::new(Kind::BELL, |broker, _, caller, bytes| broker.bell_request(caller, &body(bytes)?)),
+    Request::new(Kind::DETACH, |broker, _, caller, bytes| {
+        let []: [u8; 0] = body(bytes)?;
         broker.detach(caller)
     }),
-    Request::gift(Kind::HOLD, |broker, _, caller, wish| broker.hold(caller, &body(wish)?)),
+    Request::gift(Kind::HOLD, |broker, _, caller, bytes| broker.hold(caller, &body(bytes)?)),
 ];
 
 impl Broker {
@@ -48,7 +48,7 @@ impl Broker {
         world: &mut dyn World,
         id: ClientId,
         request: u32,
-        wish: &wire::Attach,
+        body: &wire::Attach,
     ) -> Result<(), Refusal> {
         let Some(client) = self.clients.get(&id) else { return Ok(()) };
         if client.endpoint.is_some() {
@@ -57,11 +57,11 @@ impl Broker {
                 "this connection is an endpoint already: open another",
             ));
         }
-        let segment = checked(&wish.segment, "segment")?;
-        let name = checked(&wish.name, "endpoint")?;
-        let returned = wish.endpoint != 0;
+        let segment = checked(&body.segment, "segment")?;
+        let name = checked(&body.name, "endpoint")?;
+        let returned = body.endpoint != 0;
         let number =
-            if returned { self.returning(id, wish)? } else { self.arriving(world, id, segment, name)? };
+            if returned { self.returning(id, body)? } else { self.arriving(world, id, segment, name)? };
         let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
         let Some(books) = self.books.segments.get(&endpoint.segment) else { return Ok(()) };
         let member = endpoint.member;
@@ -174,23 +174,23 @@ impl Broker {
     }
 
     /// Returns an existing endpoint to a process that has lost its connection, or that becomes another owner, or that adopts it.
-    fn returning(&mut self, id: ClientId, wish: &wire::Attach) -> Result<u32, Refusal> {
+    fn returning(&mut self, id: ClientId, body: &wire::Attach) -> Result<u32, Refusal> {
         let Some(client) = self.clients.get(&id) else { return Ok(0) };
-        let number = wish.endpoint;
+        let number = body.endpoint;
         let stale = |why: &str| {
-            let text = format!("endpoint {number} of epoch {}: {why}; attach anew", wish.epoch);
+            let text = format!("endpoint {number} of epoch {}: {why}; attach anew", body.epoch);
             Err(Refusal::new(ErrorCode::STALE, text))
         };
-        let known = self.books.endpoints.get(&number).filter(|e| e.epoch == wish.epoch && !e.is_ending);
+        let known = self.books.endpoints.get(&number).filter(|e| e.epoch == body.epoch && !e.is_ending);
         let Some(endpoint) = known else {
             return stale("it is not known (any more)");
         };
         let process = client.who.process;
-        let is_own = Self::token_matches(&endpoint.token, &wish.token);
-        let hold = endpoint.hold_for(&wish.token, &process);
+        let is_own = Self::token_matches(&endpoint.token, &body.token);
+        let hold = endpoint.hold_for(&body.token, &process);
         // All errors get the same answer, so that it tells nothing to a program that guesses.
         if endpoint.member != client.who.member
-            || endpoint.segment != wish.segment
+            || endpoint.segment != body.segment
             || !(is_own || hold.is_some())
         {
             return stale("segment, member or token are not its own");
@@ -215,11 +215,11 @@ impl Broker {
         uid == 0 || uid == self.own_uid
     }
 
-    fn bell_request(&mut self, caller: &Caller, wish: &wire::BellOf) -> Result<(), Refusal> {
-        let (member, vector) = (wish.bell >> 16, wish.bell & 0xffff);
+    fn bell_request(&mut self, caller: &Caller, body: &wire::BellOf) -> Result<(), Refusal> {
+        let (member, vector) = (body.bell >> 16, body.bell & 0xffff);
         // The program has read this number in shared memory, where another member may have written a doorbell of another segment.
         if !self.books.vectors_of(&caller.segment, member).contains(&vector) {
-            let text = format!("segment {} has no doorbell {:#x}", caller.segment, wish.bell);
+            let text = format!("segment {} has no doorbell {:#x}", caller.segment, body.bell);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
         let (kind, bell) = self.bell(caller.member, member, vector);

@@ -28,9 +28,9 @@ use tracing::{error, info, warn};
 pub fn check(config: &Config) -> anyhow::Result<()> {
     for segment in config.segments.values() {
         segments::check(segment, &place(config, "segment", &segment.name))?;
-        if segment.size != segment.wished {
-            let (name, wished, size) = (segment.name, Bytes(segment.wished), Bytes(segment.size));
-            println!("segment {name}: size {wished} is rounded up to {size}");
+        if segment.size != segment.requested {
+            let (name, requested, size) = (segment.name, Bytes(segment.requested), Bytes(segment.size));
+            println!("segment {name}: size {requested} is rounded up to {size}");
         }
     }
     println!("{}: good: {} VMs, {} segments", config.file.display(), config.vms.len(), config.segments.len());
@@ -107,7 +107,7 @@ fn keep_vectors(config: &mut Config, books: &Books, held: &Held) {
         running.filter_map(|name| held.get(&name)).map(Vec::len).find(|&n| n != config.vectors as usize);
     if let Some(n) = has.and_then(|n| u32::try_from(n).ok()) {
         error!(
-            wished = config.vectors,
+            requested = config.vectors,
             vectors = n,
             "daemon.vectors stays as it is while VMs run: write the old number, or stop them all before the daemon is restarted"
         );

@@ -394,16 +394,16 @@ impl Client {
     }
 
     pub fn attach(self, segment: &str, name: &str) -> Result<Attached, Refused> {
-        let wish = wire::Attach {
+        let body = wire::Attach {
             segment: self::name(segment),
             name: self::name(name),
             ..wire::Attach::new_zeroed()
         };
-        self.attach_as(wish)
+        self.attach_as(body)
     }
 
-    pub fn attach_as(mut self, wish: wire::Attach) -> Result<Attached, Refused> {
-        let (wire, fds) = self.ask::<wire::Attached>(Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED)?;
+    pub fn attach_as(mut self, body: wire::Attach) -> Result<Attached, Refused> {
+        let (wire, fds) = self.ask::<wire::Attached>(Kind::ATTACH, body.as_bytes(), Kind::ATTACHED)?;
         assert_eq!(fds.len(), 2, "memory and event");
         let len = wire.mapped_len().unwrap() as usize;
         let read_only = wire.access.is_read_only();
@@ -412,7 +412,7 @@ impl Client {
         let writable = Mapping::of_file(&fds[0], wire.map_offset, len, Protection::ReadWrite).is_ok();
         assert_eq!(writable, !read_only, "what the descriptor allows");
         let event = fds.into_iter().nth(1).unwrap();
-        let back = wire::Attach { endpoint: wire.endpoint, epoch: wire.epoch, token: wire.token, ..wish };
+        let back = wire::Attach { endpoint: wire.endpoint, epoch: wire.epoch, token: wire.token, ..body };
         Ok(Attached { client: self, wire, memory, event, back, nonce: 0 })
     }
 }
@@ -494,9 +494,9 @@ impl Attached {
     }
 
     pub fn listen(&mut self, at: &str) -> Result<u32, Refused> {
-        let wish = wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0, input_capacity: 0 };
+        let body = wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0, input_capacity: 0 };
         self.client
-            .ask::<wire::Listening>(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING)
+            .ask::<wire::Listening>(Kind::LISTEN, body.as_bytes(), Kind::LISTENING)
             .map(|(l, _)| l.listener)
     }
 
@@ -506,8 +506,8 @@ impl Attached {
     }
 
     pub fn connect_as(&mut self, to: &str, nonce: u64, capacity: u64) -> Result<Channel, Refused> {
-        let wish = wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, input_capacity: 0, nonce };
-        let (wire, fds) = self.client.ask(Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL)?;
+        let body = wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, input_capacity: 0, nonce };
+        let (wire, fds) = self.client.ask(Kind::CONNECT, body.as_bytes(), Kind::CHANNEL)?;
         Ok(Channel::new(&self.memory, wire, fds))
     }
 

@@ -208,18 +208,18 @@ impl Guest {
         Ok(wire::body(body).expect("an answer of another length"))
     }
 
-    pub fn attach(&mut self, client: u32, wish: wire::Attach) -> Result<wire::Attached, (u32, String)> {
-        self.ask(client, Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED)
+    pub fn attach(&mut self, client: u32, body: wire::Attach) -> Result<wire::Attached, (u32, String)> {
+        self.ask(client, Kind::ATTACH, body.as_bytes(), Kind::ATTACHED)
     }
 
     pub fn listen(&mut self, client: u32, at: &str) -> u32 {
-        let wish =
+        let body =
             wire::Listen { name: super::name(at), kind: 1, backlog: 0, capacity: 0, input_capacity: 0 };
-        self.ask::<wire::Listening>(client, Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap().listener
+        self.ask::<wire::Listening>(client, Kind::LISTEN, body.as_bytes(), Kind::LISTENING).unwrap().listener
     }
 
     pub fn connect(&mut self, client: u32, to: &str) -> Result<wire::Channel, (u32, String)> {
-        let wish = wire::Connect {
+        let body = wire::Connect {
             name: super::name(to),
             kind: 1,
             reserved: 0,
@@ -227,7 +227,7 @@ impl Guest {
             input_capacity: 0,
             nonce: 1,
         };
-        self.ask(client, Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL)
+        self.ask(client, Kind::CONNECT, body.as_bytes(), Kind::CHANNEL)
     }
 
     pub fn incoming(&mut self, client: u32) -> wire::Channel {

@@ -125,14 +125,14 @@ layout!(ChannelRef, 8 { channel: 0 });
 
 impl Listen {
     /// Returns the ring sizes that the acceptor requests; 0 where it leaves the size open.
-    pub fn wishes(&self) -> Capacities {
+    pub fn capacities(&self) -> Capacities {
         Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), false)
     }
 }
 
 impl Connect {
     /// Returns the ring sizes that the initiator requests; 0 where it leaves the size open.
-    pub fn wishes(&self) -> Capacities {
+    pub fn capacities(&self) -> Capacities {
         Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), true)
     }
 }
@@ -149,6 +149,6 @@ impl Channel {
     }
 }
 
-fn or(wish: u64, other: u64) -> u64 {
-    if wish == 0 { other } else { wish }
+fn or(body: u64, other: u64) -> u64 {
+    if body == 0 { other } else { body }
 }

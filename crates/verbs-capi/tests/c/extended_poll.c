@@ -209,7 +209,7 @@ static void completions_end_with_their_queue_pair(void) {
     ibv_end_poll(cqs[1]);
     CHECK(!ibv_destroy_qp(loop.qps[1]));
     CHECK(begin(cqs[1]) == ENOENT && is_empty(loop.cqs[1]));
-    struct ibv_qp_init_attr_ex init = wishes(&loop, 1, ALL_OPERATIONS);
+    struct ibv_qp_init_attr_ex init = attributes(&loop, 1, ALL_OPERATIONS);
     loop.qps[1] = ibv_create_qp_ex(loop.context, &init);
     CHECK(loop.qps[1]);
 }

@@ -56,7 +56,7 @@ static inline struct ibv_context *open_named(const char *name) {
     return context;
 }
 
-static inline struct ibv_qp_init_attr_ex wishes(struct loop *loop, int i, uint64_t operations) {
+static inline struct ibv_qp_init_attr_ex attributes(struct loop *loop, int i, uint64_t operations) {
     struct ibv_qp_init_attr_ex init = {
         .send_cq = loop->cqs[i],
         .recv_cq = loop->cqs[i],
@@ -101,7 +101,7 @@ static inline void connect_to(struct loop *loop, int i) {
 // Creates the objects, for completion queues that exist.
 static inline void make_loop(struct loop *loop) {
     for (int i = 0; i < 2; i++) {
-        struct ibv_qp_init_attr_ex init = wishes(loop, i, ALL_OPERATIONS);
+        struct ibv_qp_init_attr_ex init = attributes(loop, i, ALL_OPERATIONS);
         loop->qps[i] = ibv_create_qp_ex(loop->context, &init);
         CHECK(loop->qps[i] && init.cap.max_inline_data >= MOST_INLINE);
     }

@@ -397,24 +397,24 @@ static void only_what_is_offered_is_granted(void) {
     struct ibv_qp_init_attr_ex init;
 
     for (size_t i = 0; i < sizeof(refused) / sizeof(*refused); i++) {
-        init = wishes(&loop, 0, ALL_OPERATIONS | refused[i]);
+        init = attributes(&loop, 0, ALL_OPERATIONS | refused[i]);
         errno = 0;
         CHECK(!ibv_create_qp_ex(loop.context, &init) && errno == EOPNOTSUPP);
     }
-    init = wishes(&loop, 0, ALL_OPERATIONS);
+    init = attributes(&loop, 0, ALL_OPERATIONS);
     init.comp_mask = IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     errno = 0;
     CHECK(!ibv_create_qp_ex(loop.context, &init) && errno == EINVAL);
 
     // Without the flags, a queue pair does not have these functions.
-    init = wishes(&loop, 0, 0);
+    init = attributes(&loop, 0, 0);
     init.comp_mask = IBV_QP_INIT_ATTR_PD;
     struct ibv_qp *plain = ibv_create_qp_ex(loop.context, &init);
     CHECK(plain && !ibv_qp_to_qp_ex(plain));
     CHECK(!ibv_destroy_qp(plain));
 
     // Operations that the program has not asked for are refused. This queue pair has not been connected either.
-    init = wishes(&loop, 0, IBV_QP_EX_WITH_SEND);
+    init = attributes(&loop, 0, IBV_QP_EX_WITH_SEND);
     struct ibv_qp *sends = ibv_create_qp_ex(loop.context, &init);
     struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(sends);
     CHECK(sends && ex && &ex->qp_base == sends);
@@ -434,11 +434,11 @@ static void datagrams_have_addresses(void) {
     struct ibv_port_attr port;
     struct ibv_qp *qps[2];
     CHECK(!ibv_query_port(loop.context, 1, &port));
-    struct ibv_qp_init_attr_ex init = wishes(&loop, 0, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE);
+    struct ibv_qp_init_attr_ex init = attributes(&loop, 0, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE);
     init.qp_type = IBV_QPT_UD;
     CHECK(!ibv_create_qp_ex(loop.context, &init) && errno == EOPNOTSUPP);
     for (int i = 0; i < 2; i++) {
-        init = wishes(&loop, i, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM);
+        init = attributes(&loop, i, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM);
         init.qp_type = IBV_QPT_UD;
         qps[i] = ibv_create_qp_ex(loop.context, &init);
         CHECK(qps[i]);

@@ -83,8 +83,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn block(&mut self, id: ClientId, wish: &impl BlockRequest) -> Result<wire::Block, ErrorCode> {
-        let (kind, body) = wish.packet();
+    fn block(&mut self, id: ClientId, body: &impl BlockRequest) -> Result<wire::Block, ErrorCode> {
+        let (kind, body) = body.packet();
         match self.ask_all(id, kind, &body) {
             (Kind::BLOCK, body, _) => Ok(wire::body(&body).unwrap()),
             (_, body, _) => Err(wire::body::<wire::Error>(&body[..8]).unwrap().code),

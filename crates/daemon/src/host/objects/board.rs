@@ -69,8 +69,8 @@ pub struct Board {
 
 impl Class for Change {
     const RECORDS: &[&str] = &["board", "board_taken"];
-    const REQUESTS: &[Request] = &[Request::write(Kind::BOARD_OPEN, |broker, world, caller, wish| {
-        broker.board_open(world, caller, &body(wish)?)
+    const REQUESTS: &[Request] = &[Request::write(Kind::BOARD_OPEN, |broker, world, caller, bytes| {
+        broker.board_open(world, caller, &body(bytes)?)
     })];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
@@ -240,14 +240,14 @@ impl Broker {
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
-        wish: &wire::BoardOpen,
+        body: &wire::BoardOpen,
     ) -> Result<(), Refusal> {
         let Caller { endpoint: number, epoch, segment, member, uid, .. } = *caller;
         let boards = self.books.boards.all.get(&(number, epoch));
         let full = boards.filter(|boards| boards.len() >= MAX_BOARDS);
         // Peers may still write to it, which costs the process that takes it over a few needless looks.
         let left = full.and_then(|boards| boards.values().find(|board| board.is_left)).copied();
-        let (nonce, process) = (wish.nonce, caller.sender);
+        let (nonce, process) = (body.nonce, caller.sender);
         let offset = match (boards.and_then(|boards| boards.get(&nonce)), left) {
             (Some(board), _) => board.offset,
             (None, Some(Board { nonce: old, offset, .. })) => {

@@ -87,8 +87,8 @@ fn boards_that_a_process_has_left_are_given_to_the_next_process() {
     let process = bench.process_of(a);
     let child = Process { pid: 50, started: 7 };
     bench.broker.packet_from(&mut bench.world, a, child, &reply::packet(Kind::JOIN, 9, &[]));
-    let wish = reply::packet(Kind::BOARD_OPEN, 9, wire::BoardOpen { nonce: 99 }.as_bytes());
-    bench.broker.packet_from(&mut bench.world, a, child, &wish);
+    let packet = reply::packet(Kind::BOARD_OPEN, 9, wire::BoardOpen { nonce: 99 }.as_bytes());
+    bench.broker.packet_from(&mut bench.world, a, child, &packet);
     bench.effects();
     let mut boards: BTreeSet<u64> = (1..8).map(|nonce| open(&mut bench, a, nonce).unwrap()).collect();
     assert_eq!(open(&mut bench, a, 8), None);

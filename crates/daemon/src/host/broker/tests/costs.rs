@@ -114,9 +114,9 @@ fn a_grant_to_a_member_looks_at_no_endpoint_that_does_not_hold_the_block() {
     };
     assert_eq!(looks_at(&bench, of_block(0)), [(holder.endpoint, Rights::NONE)]);
     assert_eq!(looks_at(&bench, of_block(holder.endpoint)), [(holder.endpoint, Rights::NONE)]);
-    let wish =
+    let body =
         wire::BlockGrant { block: made.block, member: VM, endpoint: 0, rights: Rights::NONE, reserved: 0 };
-    assert_eq!(bench.code(a, Kind::BLOCK_GRANT, wish.as_bytes()), None);
+    assert_eq!(bench.code(a, Kind::BLOCK_GRANT, body.as_bytes()), None);
     assert_eq!(bench.broker.revocations.all().len(), 3);
     bench.check();
 }
@@ -129,19 +129,19 @@ fn grants_to_an_endpoint_are_given_back_in_turns() {
     for nonce in 0..200 {
         let made = bench.block(a, &block_create(&format!("b{nonce}"), 1, Rights::NONE, nonce)).unwrap();
         let (block, endpoint) = (made.block, whom.endpoint);
-        let wish = wire::BlockGrant { block, member: VM, endpoint, rights: Rights::READ, reserved: 0 };
-        assert_eq!(bench.code(a, Kind::BLOCK_GRANT, wish.as_bytes()), None);
+        let body = wire::BlockGrant { block, member: VM, endpoint, rights: Rights::READ, reserved: 0 };
+        assert_eq!(bench.code(a, Kind::BLOCK_GRANT, body.as_bytes()), None);
     }
     // This is the only handle of a block without a name, so the block is removed with its holder, and its grants too.
     let own = bench.block(b, &block_create("", 1, Rights::NONE, 0)).unwrap();
-    let wish = wire::BlockGrant {
+    let body = wire::BlockGrant {
         block: own.block,
         member: VM,
         endpoint: whom.endpoint,
         rights: Rights::READ,
         reserved: 0,
     };
-    assert_eq!(bench.code(b, Kind::BLOCK_GRANT, wish.as_bytes()), None);
+    assert_eq!(bench.code(b, Kind::BLOCK_GRANT, body.as_bytes()), None);
     bench.broker.endings.set_turn(50);
     let granted = |bench: &Bench| bench.broker.books.endpoints.get(&whom.endpoint).map(|e| e.granted.len());
     let mut left = granted(&bench);
@@ -168,8 +168,8 @@ fn relaying_a_ring_does_not_look_at_locks() {
     for lock in 0..200u64 {
         for user in 0..63 {
             let id = if user % 2 == 0 { a } else { b };
-            let wish = sync_open(&format!("lock{lock}"), 1, 0, lock << 8 | user);
-            assert_eq!(bench.ask(id, Kind::SYNC_OPEN, wish.as_bytes()), Kind::SYNC);
+            let body = sync_open(&format!("lock{lock}"), 1, 0, lock << 8 | user);
+            assert_eq!(bench.ask(id, Kind::SYNC_OPEN, body.as_bytes()), Kind::SYNC);
         }
     }
     let ring = |bench: &mut Bench| {
@@ -228,8 +228,8 @@ fn returning_and_unlistening_cost_only_what_waits() {
         let best = (0..50).map(|_| round(bench)).min().unwrap();
         // When the listener ends, only the waiting channels are touched.
         let number = bench.broker.books.names[&(big, name(at))];
-        let wish = wire::Listening { listener: number, reserved: 0 };
-        assert_eq!(bench.ask(id, Kind::UNLISTEN, wish.as_bytes()), Kind::OK);
+        let body = wire::Listening { listener: number, reserved: 0 };
+        assert_eq!(bench.ask(id, Kind::UNLISTEN, body.as_bytes()), Kind::OK);
         assert!(bench.broker.books.channels[&waiting].acceptor.closed);
         let open = bench.broker.books.endpoints[&attached.endpoint].channels.len() as u64;
         assert_eq!(open, channels);

@@ -166,12 +166,12 @@ fn only_a_process_with_the_token_comes_back() {
         token: attached.token,
         ..attach("web")
     };
-    let mut try_as = |wish: wire::Attach, process: Option<Process>, member: u32| {
+    let mut try_as = |body: wire::Attach, process: Option<Process>, member: u32| {
         let id = bench.client(member, 0);
         if let Some(process) = process {
             bench.broker.clients.get_mut(&id).unwrap().who.process = process;
         }
-        bench.code(id, Kind::ATTACH, wish.as_bytes())
+        bench.code(id, Kind::ATTACH, body.as_bytes())
     };
     let stale = Some(ErrorCode::STALE);
     assert_eq!(try_as(back, Some(process), VM), stale, "another member");
@@ -218,8 +218,8 @@ fn unlistening_refuses_waiting_channels() {
     let (b, attached) = bench.attach(0, "web");
     bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
     bench.connect(b, "x", 1).unwrap();
-    let wish = wire::Listening { listener: 1, reserved: 0 };
-    let (_, _, effects) = bench.ask_all(a, Kind::UNLISTEN, wish.as_bytes());
+    let body = wire::Listening { listener: 1, reserved: 0 };
+    let (_, _, effects) = bench.ask_all(a, Kind::UNLISTEN, body.as_bytes());
     let marks =
         effects.iter().filter(|e| matches!(e, Effect::Mark { state: SideState::FINISHED, .. })).count();
     assert_eq!(marks, 2);

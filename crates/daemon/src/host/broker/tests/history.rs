@@ -187,8 +187,8 @@ proptest! {
                     let used = number.and_then(|n| bench.broker.books.endpoints[&n].holds.get(&Hex16([token; 16])));
                     let used = used.is_some_and(|hold| hold.adopter.is_some());
                     let good = millis == 0 || (token != 0 && millis <= 5000 && !used);
-                    let wish = wire::Hold { token: [token; 16], millis, reserved: 0 };
-                    let kind = bench.ask(id, Kind::HOLD, wish.as_bytes());
+                    let body = wire::Hold { token: [token; 16], millis, reserved: 0 };
+                    let kind = bench.ask(id, Kind::HOLD, body.as_bytes());
                     prop_assert_eq!(kind == Kind::OK, number.is_some() && good);
                 }
                 Step::Adopt(e, token, p) => {
@@ -199,8 +199,8 @@ proptest! {
                     let there = bench.broker.books.endpoints.get(&old.endpoint).filter(|e| e.epoch == old.epoch);
                     let hold = there.and_then(|e| e.holds.get(&Hex16([token; 16])));
                     let free = hold.is_some_and(|hold| hold.adopter.is_none_or(|adopter| adopter == process));
-                    let wish = wire::Attach { token: [token; 16], ..back(&old) };
-                    let kind = bench.ask(id, Kind::ATTACH, wish.as_bytes());
+                    let body = wire::Attach { token: [token; 16], ..back(&old) };
+                    let kind = bench.ask(id, Kind::ATTACH, body.as_bytes());
                     prop_assert_eq!(kind, if free { Kind::ATTACHED } else { Kind::ERROR });
                     prop_assert!(!free || owners(&bench, &old).contains(&process));
                     clients.push(id);
@@ -217,8 +217,8 @@ proptest! {
                     let Some(channel) = pick(&channels, h) else { continue };
                     let side = *bench.broker.books.channels[&channel].side(initiator);
                     let own = bench.broker.clients[&id].endpoint == Some(side.endpoint) && !side.closed;
-                    let wish = wire::ChannelSide { channel, initiator: initiator.into(), reserved: 0 };
-                    let kind = bench.ask(id, Kind::RESUME, wish.as_bytes());
+                    let body = wire::ChannelSide { channel, initiator: initiator.into(), reserved: 0 };
+                    let kind = bench.ask(id, Kind::RESUME, body.as_bytes());
                     prop_assert_eq!(kind == Kind::CHANNEL, own);
                 }
                 Step::Listen(c, l) => {
@@ -230,15 +230,15 @@ proptest! {
                     let Some(id) = pick(&clients, c) else { continue };
                     let endpoint = bench.broker.clients.get(&id).and_then(|c| c.endpoint);
                     let own = endpoint.and_then(|e| bench.broker.books.endpoints.get(&e)?.listeners.first().copied());
-                    let wish = wire::Listening { listener: own.unwrap_or(999), reserved: 0 };
-                    let kind = bench.ask(id, Kind::UNLISTEN, wish.as_bytes());
+                    let body = wire::Listening { listener: own.unwrap_or(999), reserved: 0 };
+                    let kind = bench.ask(id, Kind::UNLISTEN, body.as_bytes());
                     prop_assert_eq!(kind == Kind::OK, own.is_some());
                 }
                 Step::Connect(c, l, (capacity, input_capacity), nonce) => {
                     if let Some(id) = pick(&clients, c) {
                         let to = ["a", "b", "c@vm-a"][l as usize];
-                        let wish = wire::Connect { input_capacity, ..connect(to, capacity, nonce.into()) };
-                        bench.ask(id, Kind::CONNECT, wish.as_bytes());
+                        let body = wire::Connect { input_capacity, ..connect(to, capacity, nonce.into()) };
+                        bench.ask(id, Kind::CONNECT, body.as_bytes());
                     }
                 }
                 Step::Accept(c, h) | Step::Close(c, h) => {
@@ -254,8 +254,8 @@ proptest! {
                 Step::SyncOpen { client, name, kind, flags, nonce } => {
                     let Some(id) = pick(&clients, client) else { continue };
                     let limit = if kind == 4 { 3 } else { 0 };
-                    let wish = wire::SyncOpen { flags, ..sync_open(["a", "b", "c"][name as usize], kind, limit, nonce.into()) };
-                    bench.ask(id, Kind::SYNC_OPEN, wish.as_bytes());
+                    let body = wire::SyncOpen { flags, ..sync_open(["a", "b", "c"][name as usize], kind, limit, nonce.into()) };
+                    bench.ask(id, Kind::SYNC_OPEN, body.as_bytes());
                 }
                 Step::SyncClose(c, h) => {
                     let Some(id) = pick(&clients, c) else { continue };
@@ -263,12 +263,12 @@ proptest! {
                         .flat_map(|s| s.users.iter().map(|u| (s.number, u.slot, u.epoch, u.endpoint))).collect();
                     let Some((object, slot, epoch, owner)) = pick(&all, h) else { continue };
                     let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
-                    let wish = wire::SyncRef { object, slot, epoch: epoch.into() };
-                    let kind = bench.ask(id, Kind::SYNC_CLOSE, wish.as_bytes());
+                    let body = wire::SyncRef { object, slot, epoch: epoch.into() };
+                    let kind = bench.ask(id, Kind::SYNC_CLOSE, body.as_bytes());
                     prop_assert_eq!(kind == Kind::OK, own);
                     if own {
                         let attached = bench.broker.clients.get(&id).and_then(|c| c.endpoint);
-                        prop_assert!(attached.is_none() || bench.code(id, Kind::SYNC_CLOSE, wish.as_bytes()) == Some(ErrorCode::CLOSED));
+                        prop_assert!(attached.is_none() || bench.code(id, Kind::SYNC_CLOSE, body.as_bytes()) == Some(ErrorCode::CLOSED));
                     }
                 }
                 Step::SyncUnlink(c, name) => {
@@ -279,7 +279,7 @@ proptest! {
                 Step::BlockCreate { client, name: n, size, rights, others, persistent, nonce } => {
                     let Some(id) = pick(&clients, client) else { continue };
                     let name = if n == 3 { Name::NONE } else { name(["a", "b", "c"][n as usize]) };
-                    let wish = wire::BlockCreate {
+                    let body = wire::BlockCreate {
                         name,
                         size,
                         rights: Rights(rights),
@@ -288,12 +288,12 @@ proptest! {
                         nonce: nonce.into(),
                         ..wire::BlockCreate::new_zeroed()
                     };
-                    bench.ask(id, Kind::BLOCK_CREATE, wish.as_bytes());
+                    bench.ask(id, Kind::BLOCK_CREATE, body.as_bytes());
                 }
                 Step::BlockOpen { client, name, rights, nonce } => {
                     let Some(id) = pick(&clients, client) else { continue };
-                    let wish = block_open(["a", "b", "c"][name as usize], Rights(rights), nonce.into());
-                    bench.ask(id, Kind::BLOCK_OPEN, wish.as_bytes());
+                    let body = block_open(["a", "b", "c"][name as usize], Rights(rights), nonce.into());
+                    bench.ask(id, Kind::BLOCK_OPEN, body.as_bytes());
                 }
                 Step::BlockClose(c, h) | Step::BlockAck(c, h) | Step::BlockResize(c, h, _) => {
                     let Some(id) = pick(&clients, c) else { continue };
@@ -305,13 +305,13 @@ proptest! {
                     let (left, owner) = held.map_or((None, 0), |h| (h.left, h.endpoint));
                     let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
                     let rights = Rights(left.unwrap_or(0));
-                    let wish = wire::BlockRights { handle, rights, reserved: 0 };
+                    let body = wire::BlockRights { handle, rights, reserved: 0 };
                     let kind = match step {
-                        Step::BlockClose(..) => bench.ask(id, Kind::BLOCK_CLOSE, wish.as_bytes()),
-                        Step::BlockAck(..) => bench.ask(id, Kind::BLOCK_ACK, wish.as_bytes()),
+                        Step::BlockClose(..) => bench.ask(id, Kind::BLOCK_CLOSE, body.as_bytes()),
+                        Step::BlockAck(..) => bench.ask(id, Kind::BLOCK_ACK, body.as_bytes()),
                         Step::BlockResize(_, _, size) => {
-                            let wish = wire::BlockResize { handle, size };
-                            bench.ask(id, Kind::BLOCK_RESIZE, wish.as_bytes());
+                            let body = wire::BlockResize { handle, size };
+                            bench.ask(id, Kind::BLOCK_RESIZE, body.as_bytes());
                             continue;
                         }
                         _ => continue,
@@ -322,14 +322,14 @@ proptest! {
                     let Some(id) = pick(&clients, client) else { continue };
                     let blocks: Vec<u64> = bench.broker.books.blocks.keys().copied().collect();
                     let Some(whom) = pick(&known, whom) else { continue };
-                    let wish = wire::BlockGrant {
+                    let body = wire::BlockGrant {
                         block: pick(&blocks, block).unwrap_or(0),
                         member: whom.member,
                         endpoint: if all { 0 } else { whom.endpoint },
                         rights: Rights(rights),
                         reserved: 0,
                     };
-                    bench.ask(id, Kind::BLOCK_GRANT, wish.as_bytes());
+                    bench.ask(id, Kind::BLOCK_GRANT, body.as_bytes());
                 }
                 Step::BlockName(c, block, n) => {
                     let Some(id) = pick(&clients, c) else { continue };
@@ -337,8 +337,8 @@ proptest! {
                     let at = ["a", "b", "c"][n as usize];
                     match pick(&blocks, block) {
                         Some(block) if block % 2 == 0 => {
-                            let wish = wire::BlockLink { block, name: name(at) };
-                            bench.ask(id, Kind::BLOCK_LINK, wish.as_bytes());
+                            let body = wire::BlockLink { block, name: name(at) };
+                            bench.ask(id, Kind::BLOCK_LINK, body.as_bytes());
                         }
                         _ => drop(bench.ask(id, Kind::BLOCK_UNLINK, by_name(at).as_bytes())),
                     }

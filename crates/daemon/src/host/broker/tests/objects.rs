@@ -27,7 +27,7 @@ fn a_slot_is_written_before_the_answer_and_taken_back_when_its_user_dies() {
     assert_eq!(second.bell, VM << 16 | other.vector);
     assert_eq!(bench.broker.books.sync_bell(first.object, 1), Some((VM, other.vector)));
     // Each of these is refused, for a different reason.
-    let wishes = [
+    let requests = [
         (sync_open("m", 2, 0, 9), ErrorCode::KIND),
         (sync_open("m", 9, 0, 9), ErrorCode::INVALID),
         (wire::SyncOpen { flags: 3, ..sync_open("m", 1, 0, 9) }, ErrorCode::IN_USE),
@@ -35,8 +35,8 @@ fn a_slot_is_written_before_the_answer_and_taken_back_when_its_user_dies() {
         (sync_open("n", 5, 64, 9), ErrorCode::INVALID),
         (sync_open("n", 1, 1, 9), ErrorCode::INVALID),
     ];
-    for (wish, code) in wishes {
-        assert_eq!(bench.code(a, Kind::SYNC_OPEN, wish.as_bytes()), Some(code), "{wish:?}");
+    for (body, code) in requests {
+        assert_eq!(bench.code(a, Kind::SYNC_OPEN, body.as_bytes()), Some(code), "{body:?}");
     }
     assert_eq!(bench.code(b, Kind::SYNC_UNLINK, by_name("m").as_bytes()), Some(ErrorCode::DENIED));
     bench.check();
@@ -93,11 +93,11 @@ fn only_doorbells_of_the_segments_members_are_rung() {
     let theirs = bench.broker.books.vectors_of(&name("own"), 0)[0];
     let others =
         [(a, bell(VM, 0)), (a, bell(VM, 4)), (a, bell(7, 1)), (own, bell(VM, 1)), (a, bell(0, theirs))];
-    for (client, wish) in others {
-        let (kind, _, effects) = bench.ask_all(client, Kind::BELL, wish.as_bytes());
-        assert_eq!(kind, Kind::ERROR, "{wish:?}");
-        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Ring { .. })), "{wish:?}");
-        assert_eq!(bench.code(client, Kind::BELL, wish.as_bytes()), Some(ErrorCode::NOT_FOUND), "{wish:?}");
+    for (client, body) in others {
+        let (kind, _, effects) = bench.ask_all(client, Kind::BELL, body.as_bytes());
+        assert_eq!(kind, Kind::ERROR, "{body:?}");
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Ring { .. })), "{body:?}");
+        assert_eq!(bench.code(client, Kind::BELL, body.as_bytes()), Some(ErrorCode::NOT_FOUND), "{body:?}");
     }
 }
 
@@ -231,8 +231,8 @@ fn the_grants_of_a_block_are_limited() {
     let (b, first) = bench.attach(VM, "web");
     let (_, second) = bench.attach(VM, "web");
     let grant = |bench: &mut Bench, endpoint, rights| {
-        let wish = wire::BlockGrant { block: made.block, member: VM, endpoint, rights, reserved: 0 };
-        bench.code(a, Kind::BLOCK_GRANT, wish.as_bytes())
+        let body = wire::BlockGrant { block: made.block, member: VM, endpoint, rights, reserved: 0 };
+        bench.code(a, Kind::BLOCK_GRANT, body.as_bytes())
     };
     assert_eq!(grant(&mut bench, 0, Rights::READ), None);
     assert_eq!(grant(&mut bench, first.endpoint, Rights::READ), None);

@@ -119,15 +119,15 @@ fn the_two_ends_of_a_connection_of_this_host_are_told_where_to_meet() {
 fn only_the_two_ends_learn_the_name_where_they_meet() {
     let mut bench = Bench::new(Limits::default());
     let (id, _) = bench.attach(HOST_MEMBER, "own");
-    let wish =
+    let body =
         wire::Listen { kind: 3, ..wire::Listen { name: name("tcp.secret"), ..FromZeros::new_zeroed() } };
-    assert_eq!(bench.ask(id, Kind::LISTEN, wish.as_bytes()), Kind::LISTENING);
+    assert_eq!(bench.ask(id, Kind::LISTEN, body.as_bytes()), Kind::LISTENING);
     // A program that connects for another purpose is not the other end.
     let (other, _) = bench.attach(HOST_MEMBER, "own");
-    let wish = wire::Connect { kind: 2, ..connect("tcp.secret", 0, 1) };
-    assert!(bench.code(other, Kind::CONNECT, wish.as_bytes()).is_some());
-    let wish = wire::Connect { kind: 3, ..wish };
-    assert_eq!(bench.ask(other, Kind::CONNECT, wish.as_bytes()), Kind::CHANNEL);
+    let body = wire::Connect { kind: 2, ..connect("tcp.secret", 0, 1) };
+    assert!(bench.code(other, Kind::CONNECT, body.as_bytes()).is_some());
+    let body = wire::Connect { kind: 3, ..body };
+    assert_eq!(bench.ask(other, Kind::CONNECT, body.as_bytes()), Kind::CHANNEL);
 }
 
 #[test]
@@ -270,8 +270,8 @@ fn names_for_sockets_cannot_be_used_otherwise() {
     let mut bench = Bench::new(Limits::default());
     let (id, _) = bench.attach(HOST_MEMBER, "own");
     for (kind, refused) in [(1, true), (2, true), (3, false)] {
-        let wish = wire::Listen { name: name("tcp.secret"), kind, ..FromZeros::new_zeroed() };
-        let code = bench.code(id, Kind::LISTEN, wish.as_bytes());
+        let body = wire::Listen { name: name("tcp.secret"), kind, ..FromZeros::new_zeroed() };
+        let code = bench.code(id, Kind::LISTEN, body.as_bytes());
         assert_eq!(code, refused.then_some(ErrorCode::DENIED), "{kind}");
     }
 }

@@ -38,20 +38,24 @@ impl Class for Change {
         "block_acked",
     ];
     const REQUESTS: &[Request] = &[
-        Request::write(Kind::BLOCK_CREATE, |broker, world, caller, wish| {
-            broker.block_create(world, caller, &body(wish)?)
+        Request::write(Kind::BLOCK_CREATE, |broker, world, caller, bytes| {
+            broker.block_create(world, caller, &body(bytes)?)
         }),
-        Request::gift(Kind::BLOCK_OPEN, |broker, world, caller, wish| {
-            broker.block_open(world, caller, &body(wish)?)
+        Request::gift(Kind::BLOCK_OPEN, |broker, world, caller, bytes| {
+            broker.block_open(world, caller, &body(bytes)?)
         }),
-        Request::gift(Kind::BLOCK_RESIZE, |broker, _, caller, wish| {
-            broker.block_resize(caller, &body(wish)?)
+        Request::gift(Kind::BLOCK_RESIZE, |broker, _, caller, bytes| {
+            broker.block_resize(caller, &body(bytes)?)
         }),
-        Request::gift(Kind::BLOCK_LINK, |broker, _, caller, wish| broker.block_link(caller, &body(wish)?)),
-        Request::new(Kind::BLOCK_UNLINK, |broker, _, caller, wish| broker.block_unlink(caller, &body(wish)?)),
-        Request::new(Kind::BLOCK_CLOSE, |broker, _, caller, wish| broker.block_close(caller, &body(wish)?)),
-        Request::gift(Kind::BLOCK_GRANT, |broker, _, caller, wish| broker.block_grant(caller, &body(wish)?)),
-        Request::new(Kind::BLOCK_ACK, |broker, _, caller, wish| broker.block_ack(caller, &body(wish)?)),
+        Request::gift(Kind::BLOCK_LINK, |broker, _, caller, bytes| broker.block_link(caller, &body(bytes)?)),
+        Request::new(Kind::BLOCK_UNLINK, |broker, _, caller, bytes| {
+            broker.block_unlink(caller, &body(bytes)?)
+        }),
+        Request::new(Kind::BLOCK_CLOSE, |broker, _, caller, bytes| broker.block_close(caller, &body(bytes)?)),
+        Request::gift(Kind::BLOCK_GRANT, |broker, _, caller, bytes| {
+            broker.block_grant(caller, &body(bytes)?)
+        }),
+        Request::new(Kind::BLOCK_ACK, |broker, _, caller, bytes| broker.block_ack(caller, &body(bytes)?)),
     ];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {

@@ -18,16 +18,16 @@ impl Broker {
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
-        wish: &wire::BlockCreate,
+        body: &wire::BlockCreate,
     ) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let endpoint = self.endpoint_of(caller)?;
         let segment = caller.segment;
-        let name = if wish.name.is_none() { Name::NONE } else { checked(&wish.name, "block")? };
-        if let Some(&handle) = endpoint.handles.get(&wish.nonce) {
+        let name = if body.name.is_none() { Name::NONE } else { checked(&body.name, "block")? };
+        if let Some(&handle) = endpoint.handles.get(&body.nonce) {
             return self.send_block(caller, handle);
         }
-        if !wish.rights.may_write() || !wish.rights.is_known() || !wish.others.is_known() {
+        if !body.rights.may_write() || !body.rights.is_known() || !body.others.is_known() {
             let text = "the maker of a block opens it for writing; others may have rights from 0 to 3";
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
@@ -37,12 +37,12 @@ impl Broker {
         self.name_is_free(&segment, name)?;
         let books = self.segment_of(caller)?;
         let page = u64::from(books.page);
-        let align = if wish.align == 0 { page } else { wish.align.max(page) };
-        let span = wish.size.checked_next_multiple_of(page).filter(|&span| span > 0);
+        let align = if body.align == 0 { page } else { body.align.max(page) };
+        let span = body.size.checked_next_multiple_of(page).filter(|&span| span > 0);
         let (Some(span), true) = (span, align.is_power_of_two()) else {
             let text = format!(
                 "a block of {} bytes aligned to {}: a block has at least 1, and alignments are powers of two",
-                wish.size, wish.align
+                body.size, body.align
             );
             return Err(Refusal::new(ErrorCode::INVALID, text));
         };
@@ -55,9 +55,9 @@ impl Broker {
         let handle = BlockHandle {
             number: block + 1,
             endpoint: number,
-            rights: wish.rights.0,
+            rights: body.rights.0,
             left: None,
-            nonce: wish.nonce,
+            nonce: body.nonce,
         };
         let mut handles = Handles::default();
         handles.insert(handle);
@@ -70,11 +70,11 @@ impl Broker {
             member: caller.member,
             uid: caller.uid,
             offset,
-            size: wish.size,
+            size: body.size,
             span,
-            persistent: wish.flags & wire::BlockCreate::PERSISTENT != 0,
+            persistent: body.flags & wire::BlockCreate::PERSISTENT != 0,
             made: world.now(),
-            others: wish.others.0,
+            others: body.others.0,
             grants: Grants::default(),
             handles,
         })))?;
@@ -112,15 +112,15 @@ impl Broker {
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
-        wish: &wire::BlockOpen,
+        body: &wire::BlockOpen,
     ) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let endpoint = self.endpoint_of(caller)?;
-        let (segment, name) = (caller.segment, checked(&wish.name, "block")?);
-        if let Some(&handle) = endpoint.handles.get(&wish.nonce) {
+        let (segment, name) = (caller.segment, checked(&body.name, "block")?);
+        if let Some(&handle) = endpoint.handles.get(&body.nonce) {
             return self.send_block(caller, handle);
         }
-        if wish.rights == Rights::NONE || !wish.rights.is_known() {
+        if body.rights == Rights::NONE || !body.rights.is_known() {
             return Err(Refusal::new(ErrorCode::INVALID, "a block is opened with rights from 1 to 3"));
         }
         if world.is_broken(&segment) {
@@ -128,17 +128,17 @@ impl Broker {
         }
         let block = self.block_named(&segment, name)?;
         let may = self.books.rights(block, endpoint);
-        if wish.rights > may {
+        if body.rights > may {
             let text = format!(
                 "endpoint {number} may open block {name} of {segment} with {} rights, not {}: its owner can grant them",
                 may.name(),
-                wish.rights.name()
+                body.rights.name()
             );
             return Err(Refusal::new(ErrorCode::DENIED, text));
         }
-        if wish.rights.may_write() {
+        if body.rights.may_write() {
             self.may_write(caller)?;
-            if let Some(other) = block.handles.in_the_way_of_writing(wish.rights == Rights::WRITE_EXCLUSIVE) {
+            if let Some(other) = block.handles.in_the_way_of_writing(body.rights == Rights::WRITE_EXCLUSIVE) {
                 let text = format!(
                     "endpoint {} has block {name} of {segment} open for {} access: try again when it has closed it",
                     other.endpoint,
@@ -151,13 +151,13 @@ impl Broker {
         let handle = BlockHandle {
             number: self.books.next_object.max(1),
             endpoint: number,
-            rights: wish.rights.0,
+            rights: body.rights.0,
             left: None,
-            nonce: wish.nonce,
+            nonce: body.nonce,
         };
         let block = block.number;
         self.record(Change::Opened { block, handle })?;
-        debug!(block, endpoint = number, %segment, %name, rights = wish.rights.name(), "block opened");
+        debug!(block, endpoint = number, %segment, %name, rights = body.rights.name(), "block opened");
         self.send_block(caller, handle.number)
     }
 
@@ -203,10 +203,10 @@ impl Broker {
         })
     }
 
-    pub(crate) fn block_link(&mut self, caller: &Caller, wish: &wire::BlockLink) -> Result<(), Refusal> {
+    pub(crate) fn block_link(&mut self, caller: &Caller, body: &wire::BlockLink) -> Result<(), Refusal> {
         let endpoint = self.endpoint_of(caller)?;
-        let name = checked(&wish.name, "block")?;
-        let block = self.own_block(endpoint, self.books.blocks.get(&wish.block))?;
+        let name = checked(&body.name, "block")?;
+        let block = self.own_block(endpoint, self.books.blocks.get(&body.block))?;
         // A repetition of the same request is not a second one.
         if block.name.0 != name {
             if !block.name.0.is_none() {
@@ -221,36 +221,36 @@ impl Broker {
                 return Err(Refusal::new(ErrorCode::INVALID, text));
             }
             self.name_is_free(&block.segment.0, name)?;
-            self.record(Change::Linked { block: wish.block, name: Text(name) })?;
+            self.record(Change::Linked { block: body.block, name: Text(name) })?;
         }
         self.ok(caller)
     }
 
-    pub(crate) fn block_unlink(&mut self, caller: &Caller, wish: &wire::ByName) -> Result<(), Refusal> {
+    pub(crate) fn block_unlink(&mut self, caller: &Caller, body: &wire::ByName) -> Result<(), Refusal> {
         let endpoint = self.endpoint_of(caller)?;
-        let block = self.block_named(&endpoint.segment, checked(&wish.name, "block")?)?;
+        let block = self.block_named(&endpoint.segment, checked(&body.name, "block")?)?;
         let block = self.own_block(endpoint, Some(block))?.number;
         self.record(Change::Unlinked { block })?;
         self.ok(caller)
     }
 
-    pub(crate) fn block_close(&mut self, caller: &Caller, wish: &wire::BlockRights) -> Result<(), Refusal> {
+    pub(crate) fn block_close(&mut self, caller: &Caller, body: &wire::BlockRights) -> Result<(), Refusal> {
         let number = caller.endpoint;
-        self.held(number, wish.handle)?;
-        self.record(Change::Closed { handle: wish.handle })?;
-        self.revocations.settle(number, wish.handle);
+        self.held(number, body.handle)?;
+        self.record(Change::Closed { handle: body.handle })?;
+        self.revocations.settle(number, body.handle);
         self.ok(caller)
     }
 
-    pub(crate) fn block_resize(&mut self, caller: &Caller, wish: &wire::BlockResize) -> Result<(), Refusal> {
+    pub(crate) fn block_resize(&mut self, caller: &Caller, body: &wire::BlockResize) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let endpoint = self.endpoint_of(caller)?;
-        let (block, _) = self.held(number, wish.handle)?;
+        let (block, _) = self.held(number, body.handle)?;
         self.own_block(endpoint, Some(block))?;
         let segment = self.segment_of(caller)?;
-        let span = wish.size.checked_next_multiple_of(segment.page.into()).filter(|&span| span > 0);
+        let span = body.size.checked_next_multiple_of(segment.page.into()).filter(|&span| span > 0);
         let Some(span) = span else {
-            let text = format!("a block cannot have {} bytes", wish.size);
+            let text = format!("a block cannot have {} bytes", body.size);
             return Err(Refusal::new(ErrorCode::INVALID, text));
         };
         if span < block.span && block.handles.len() > 1 {
@@ -276,27 +276,27 @@ impl Broker {
             }
         }
         let block = block.number;
-        self.record(Change::Resized { block, size: wish.size, span })?;
-        self.send_block(caller, wish.handle)
+        self.record(Change::Resized { block, size: body.size, span })?;
+        self.send_block(caller, body.handle)
     }
 
-    pub(crate) fn block_grant(&mut self, caller: &Caller, wish: &wire::BlockGrant) -> Result<(), Refusal> {
+    pub(crate) fn block_grant(&mut self, caller: &Caller, body: &wire::BlockGrant) -> Result<(), Refusal> {
         let endpoint = self.endpoint_of(caller)?;
-        let block = self.own_block(endpoint, self.books.blocks.get(&wish.block))?;
-        if !wish.rights.is_known() {
+        let block = self.own_block(endpoint, self.books.blocks.get(&body.block))?;
+        if !body.rights.is_known() {
             return Err(Refusal::new(ErrorCode::INVALID, "rights are from 0 to 3"));
         }
-        if !self.segment_of(caller)?.members.contains(&wish.member) {
-            let text = format!("segment {} has no member {}", endpoint.segment, wish.member);
+        if !self.segment_of(caller)?.members.contains(&body.member) {
+            let text = format!("segment {} has no member {}", endpoint.segment, body.member);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
-        let mut grant = BlockGrant { member: wish.member, endpoint: 0, epoch: 0, rights: wish.rights.0 };
-        if wish.endpoint != 0 {
-            let whom = self.books.endpoints.get(&wish.endpoint).filter(|e| !e.is_ending);
-            let Some(whom) = whom.filter(|e| e.member == wish.member && e.segment == endpoint.segment) else {
+        let mut grant = BlockGrant { member: body.member, endpoint: 0, epoch: 0, rights: body.rights.0 };
+        if body.endpoint != 0 {
+            let whom = self.books.endpoints.get(&body.endpoint).filter(|e| !e.is_ending);
+            let Some(whom) = whom.filter(|e| e.member == body.member && e.segment == endpoint.segment) else {
                 let text = format!(
                     "member {} has no endpoint {} in segment {}",
-                    wish.member, wish.endpoint, endpoint.segment
+                    body.member, body.endpoint, endpoint.segment
                 );
                 return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
             };
@@ -322,14 +322,14 @@ impl Broker {
         done
     }
 
-    pub(crate) fn block_ack(&mut self, caller: &Caller, wish: &wire::BlockRights) -> Result<(), Refusal> {
+    pub(crate) fn block_ack(&mut self, caller: &Caller, body: &wire::BlockRights) -> Result<(), Refusal> {
         let number = caller.endpoint;
-        let (_, held) = self.held(number, wish.handle)?;
+        let (_, held) = self.held(number, body.handle)?;
         // The rights may have been reduced further since. Then this acknowledges the earlier revocation, and another
         // acknowledgement will follow.
-        if held.left.is_some_and(|left| wish.rights.0 <= left) {
-            self.record(Change::Acked { handle: wish.handle })?;
-            self.revocations.settle(number, wish.handle);
+        if held.left.is_some_and(|left| body.rights.0 <= left) {
+            self.record(Change::Acked { handle: body.handle })?;
+            self.revocations.settle(number, body.handle);
         }
         self.ok(caller)
     }

@@ -24,7 +24,7 @@ pub struct Listener {
     /// The most channels that may wait to be accepted.
     pub backlog: u32,
     /// The smallest rings that the listener has requested.
-    pub wishes: Capacities,
+    pub capacities: Capacities,
     /// The number of channels that wait to be accepted now.
     pub waiting: u32,
 }
@@ -37,8 +37,9 @@ impl Listener {
             name: Text(self.name),
             kind: self.kind.0,
             backlog: self.backlog,
-            capacity: self.wishes.acceptor,
-            input_capacity: Some(self.wishes.initiator).filter(|&input| input != self.wishes.acceptor),
+            capacity: self.capacities.acceptor,
+            input_capacity: Some(self.capacities.initiator)
+                .filter(|&input| input != self.capacities.acceptor),
         }
     }
 }
@@ -51,7 +52,7 @@ impl Books {
         name: Name,
         kind: u32,
         backlog: u32,
-        wishes: Capacities,
+        capacities: Capacities,
     ) -> Result<(), InvalidRecord> {
         let owner =
             self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a listener of an unknown endpoint"))?;
@@ -65,7 +66,7 @@ impl Books {
             self.next_listener = following_listener(number);
         }
         let kind = ChannelKind(kind);
-        let listener = Listener { number, endpoint, segment, name, kind, backlog, wishes, waiting: 0 };
+        let listener = Listener { number, endpoint, segment, name, kind, backlog, capacities, waiting: 0 };
         self.listeners.insert(number, listener);
         Ok(())
     }

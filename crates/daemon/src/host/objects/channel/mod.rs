@@ -21,23 +21,23 @@ use ginnel_layout::wire::Kind;
 impl Class for Change {
     const RECORDS: &[&str] = &["listen", "unlisten", "channel", "accepted", "closed"];
     const REQUESTS: &[Request] = &[
-        Request::write(Kind::LISTEN, |broker, world, caller, wish| {
-            broker.listen(world, caller, &body(wish)?)
+        Request::write(Kind::LISTEN, |broker, world, caller, bytes| {
+            broker.listen(world, caller, &body(bytes)?)
         }),
-        Request::new(Kind::UNLISTEN, |broker, _, caller, wish| broker.unlisten(caller, &body(wish)?)),
-        Request::write(Kind::CONNECT, |broker, world, caller, wish| {
-            broker.connect(world, caller, &body(wish)?)
+        Request::new(Kind::UNLISTEN, |broker, _, caller, bytes| broker.unlisten(caller, &body(bytes)?)),
+        Request::write(Kind::CONNECT, |broker, world, caller, bytes| {
+            broker.connect(world, caller, &body(bytes)?)
         }),
-        Request::new(Kind::ACCEPTED, |broker, _, caller, wish| broker.accepted(caller, &body(wish)?)),
-        Request::new(Kind::CLOSE, |broker, _, caller, wish| broker.close(caller, &body(wish)?)),
-        Request::write(Kind::RESUME, |broker, _, caller, wish| broker.resume(caller, &body(wish)?)),
+        Request::new(Kind::ACCEPTED, |broker, _, caller, bytes| broker.accepted(caller, &body(bytes)?)),
+        Request::new(Kind::CLOSE, |broker, _, caller, bytes| broker.close(caller, &body(bytes)?)),
+        Request::write(Kind::RESUME, |broker, _, caller, bytes| broker.resume(caller, &body(bytes)?)),
     ];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
             &Self::Listen { listener, endpoint, name, kind, backlog, capacity, input_capacity } => {
-                let wishes = Capacities::seen(capacity, input_capacity.unwrap_or(capacity), false);
-                books.listen(listener, endpoint, name.0, kind, backlog, wishes)
+                let capacities = Capacities::seen(capacity, input_capacity.unwrap_or(capacity), false);
+                books.listen(listener, endpoint, name.0, kind, backlog, capacities)
             }
             Self::Unlisten { listener } => books.unlisten(*listener),
             Self::Opened(channel) => books.channel(channel),

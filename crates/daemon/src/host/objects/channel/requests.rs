@@ -20,13 +20,13 @@ impl Broker {
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
-        wish: &wire::Listen,
+        body: &wire::Listen,
     ) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let endpoint = self.endpoint_of(caller)?;
         let (segment, member) = (caller.segment, caller.member);
-        let name = checked(&wish.name, "listener")?;
-        let kind = checked_kind(wish.kind)?;
+        let name = checked(&body.name, "listener")?;
+        let kind = checked_kind(body.kind)?;
         if kind != ChannelKind::SOCKET && name.as_str().starts_with(wire::SECRET) {
             let text = format!(
                 "names that begin with {:?} are for the ends of TCP connections: choose another name",
@@ -34,7 +34,7 @@ impl Broker {
             );
             return Err(Refusal::new(ErrorCode::DENIED, text));
         }
-        self.rounded(wish.wishes())?;
+        self.rounded(body.capacities())?;
         if world.is_broken(&segment) {
             return Err(broken(&segment));
         }
@@ -66,15 +66,15 @@ impl Broker {
                     return Err(Refusal::new(ErrorCode::LIMIT, text));
                 }
                 let listener = self.books.free_listener();
-                let backlog = if wish.backlog == 0 { self.limits.backlog } else { wish.backlog };
+                let backlog = if body.backlog == 0 { self.limits.backlog } else { body.backlog };
                 self.record(Change::Listen {
                     listener,
                     endpoint: number,
                     name: Text(name),
                     kind: kind.0,
                     backlog: backlog.min(self.limits.backlog),
-                    capacity: wish.capacity,
-                    input_capacity: Some(wish.input_capacity).filter(|&input| input != 0),
+                    capacity: body.capacity,
+                    input_capacity: Some(body.input_capacity).filter(|&input| input != 0),
                 })?;
                 debug!(endpoint = number, %segment, %name, listener, "listening");
                 listener
@@ -97,15 +97,15 @@ impl Broker {
         }
     }
 
-    pub(crate) fn unlisten(&mut self, caller: &Caller, wish: &wire::Listening) -> Result<(), Refusal> {
+    pub(crate) fn unlisten(&mut self, caller: &Caller, body: &wire::Listening) -> Result<(), Refusal> {
         let number = caller.endpoint;
-        if self.books.listeners.get(&wish.listener).is_none_or(|l| l.endpoint != number) {
-            let text = format!("endpoint {number} has no listener {}", wish.listener);
+        if self.books.listeners.get(&body.listener).is_none_or(|l| l.endpoint != number) {
+            let text = format!("endpoint {number} has no listener {}", body.listener);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
-        self.record(Change::Unlisten { listener: wish.listener })?;
+        self.record(Change::Unlisten { listener: body.listener })?;
         // Nobody will accept these any more.
-        let at_it = (wish.listener, 0)..=(wish.listener, u64::MAX);
+        let at_it = (body.listener, 0)..=(body.listener, u64::MAX);
         let waiting = self.endpoint_of(caller)?.waiting.range(at_it).map(|(_, channel)| *channel);
         for channel in waiting.collect::<Vec<_>>() {
             self.close_side(channel, false)?;
@@ -117,15 +117,15 @@ impl Broker {
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
-        wish: &wire::Connect,
+        body: &wire::Connect,
     ) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let endpoint = self.endpoint_of(caller)?;
         let (segment, member) = (caller.segment, caller.member);
-        let name = checked(&wish.name, "listener")?;
-        let kind = checked_kind(wish.kind)?;
-        let wished = self.rounded(wish.wishes())?;
-        if let Some(&channel) = endpoint.opened.get(&wish.nonce) {
+        let name = checked(&body.name, "listener")?;
+        let kind = checked_kind(body.kind)?;
+        let requested = self.rounded(body.capacities())?;
+        if let Some(&channel) = endpoint.opened.get(&body.nonce) {
             self.send_channel(caller.client, Kind::CHANNEL, caller.request, channel, true);
             return Ok(());
         }
@@ -150,14 +150,14 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::LIMIT, text));
         }
         let acceptor = self.books.endpoint(listener.endpoint)?;
-        let least = self.rounded(listener.wishes)?;
+        let least = self.rounded(listener.capacities)?;
         let larger = |one: u64, other: u64| match one.max(other) {
             0 => self.limits.default_ring,
             n => n,
         };
         let capacities = Capacities {
-            initiator: larger(wished.initiator, least.initiator),
-            acceptor: larger(wished.acceptor, least.acceptor),
+            initiator: larger(requested.initiator, least.initiator),
+            acceptor: larger(requested.acceptor, least.acceptor),
         };
         let len = capacities.footprint() as u64;
         let limits = self.limits_of(member);
@@ -220,7 +220,7 @@ impl Broker {
             capacity: capacities.initiator,
             acceptor_capacity: Some(capacities.acceptor).filter(|&acceptor| acceptor != capacities.initiator),
             kind: kind.0,
-            nonce: wish.nonce,
+            nonce: body.nonce,
             uid: caller.uid,
             accepted: false,
             relayed: needs_daemon(member, acceptor) || needs_daemon(acceptor.member, endpoint),
@@ -236,35 +236,35 @@ impl Broker {
         Ok(())
     }
 
-    pub(crate) fn accepted(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
+    pub(crate) fn accepted(&mut self, caller: &Caller, body: &wire::ChannelRef) -> Result<(), Refusal> {
         let number = caller.endpoint;
-        let Some(channel) = self.books.channels.get(&wish.channel).filter(|c| c.acceptor.endpoint == number)
+        let Some(channel) = self.books.channels.get(&body.channel).filter(|c| c.acceptor.endpoint == number)
         else {
-            return Err(no_channel(number, wish.channel));
+            return Err(no_channel(number, body.channel));
         };
         if !channel.accepted && !channel.acceptor.closed {
-            self.record(Change::Accepted { channel: wish.channel })?;
+            self.record(Change::Accepted { channel: body.channel })?;
         }
         self.ok(caller)
     }
 
     /// Lets another process of the endpoint continue with a channel.
-    pub(crate) fn resume(&mut self, caller: &Caller, wish: &wire::ChannelSide) -> Result<(), Refusal> {
-        let (number, initiator) = (caller.endpoint, wish.initiator == 1);
-        let channel = self.books.channels.get(&wish.channel);
+    pub(crate) fn resume(&mut self, caller: &Caller, body: &wire::ChannelSide) -> Result<(), Refusal> {
+        let (number, initiator) = (caller.endpoint, body.initiator == 1);
+        let channel = self.books.channels.get(&body.channel);
         let own = |c: &&Channel| c.side(initiator).endpoint == number && !c.side(initiator).closed;
-        let Some(channel) = channel.filter(own) else { return Err(no_channel(number, wish.channel)) };
+        let Some(channel) = channel.filter(own) else { return Err(no_channel(number, body.channel)) };
         // Its earlier process may have accepted the channel, and ended before it could say so.
         if !initiator && !channel.accepted {
-            self.record(Change::Accepted { channel: wish.channel })?;
+            self.record(Change::Accepted { channel: body.channel })?;
         }
-        self.send_channel(caller.client, Kind::CHANNEL, caller.request, wish.channel, initiator);
+        self.send_channel(caller.client, Kind::CHANNEL, caller.request, body.channel, initiator);
         Ok(())
     }
 
-    pub(crate) fn close(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
+    pub(crate) fn close(&mut self, caller: &Caller, body: &wire::ChannelRef) -> Result<(), Refusal> {
         let number = caller.endpoint;
-        let channel = self.books.channels.get(&wish.channel);
+        let channel = self.books.channels.get(&body.channel);
         let open = |initiator: bool| {
             channel.is_some_and(|c| c.side(initiator).endpoint == number && !c.side(initiator).closed)
         };
@@ -274,9 +274,9 @@ impl Broker {
         } else if open(false) {
             false
         } else {
-            return Err(no_channel(number, wish.channel));
+            return Err(no_channel(number, body.channel));
         };
-        self.close_side(wish.channel, initiator)?;
+        self.close_side(body.channel, initiator)?;
         self.ok(caller)
     }
 
@@ -293,20 +293,25 @@ impl Broker {
     }
 
     /// Rounds requested capacities to those that rings can have; 0 stays 0.
-    fn rounded(&self, wishes: Capacities) -> Result<Capacities, Refusal> {
-        Ok(Capacities { initiator: self.round(wishes.initiator)?, acceptor: self.round(wishes.acceptor)? })
+    fn rounded(&self, capacities: Capacities) -> Result<Capacities, Refusal> {
+        Ok(Capacities {
+            initiator: self.round(capacities.initiator)?,
+            acceptor: self.round(capacities.acceptor)?,
+        })
     }
 
-    fn round(&self, wish: u64) -> Result<u64, Refusal> {
-        if wish == 0 {
+    fn round(&self, capacity: u64) -> Result<u64, Refusal> {
+        if capacity == 0 {
             return Ok(0);
         }
         let max = self.limits.max_ring;
-        match wish.max(ring::MIN_CAPACITY as u64).checked_next_power_of_two() {
+        match capacity.max(ring::MIN_CAPACITY as u64).checked_next_power_of_two() {
             Some(capacity) if capacity <= max => Ok(capacity),
             _ => {
-                let text =
-                    format!("rings of {wish} bytes: at most {} are possible, or raise max_ring", Bytes(max));
+                let text = format!(
+                    "rings of {capacity} bytes: at most {} are possible, or raise max_ring",
+                    Bytes(max)
+                );
                 Err(Refusal::new(ErrorCode::INVALID, text))
             }
         }

@@ -23,11 +23,11 @@ use ginnel_sync::authority::Left;
 impl Class for Change {
     const RECORDS: &[&str] = &["sync", "sync_opened", "sync_closed", "sync_unlinked"];
     const REQUESTS: &[Request] = &[
-        Request::write(Kind::SYNC_OPEN, |broker, world, caller, wish| {
-            broker.sync_open(world, caller, &body(wish)?)
+        Request::write(Kind::SYNC_OPEN, |broker, world, caller, bytes| {
+            broker.sync_open(world, caller, &body(bytes)?)
         }),
-        Request::new(Kind::SYNC_CLOSE, |broker, _, caller, wish| broker.sync_close(caller, &body(wish)?)),
-        Request::new(Kind::SYNC_UNLINK, |broker, _, caller, wish| broker.sync_unlink(caller, &body(wish)?)),
+        Request::new(Kind::SYNC_CLOSE, |broker, _, caller, bytes| broker.sync_close(caller, &body(bytes)?)),
+        Request::new(Kind::SYNC_UNLINK, |broker, _, caller, bytes| broker.sync_unlink(caller, &body(bytes)?)),
     ];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {

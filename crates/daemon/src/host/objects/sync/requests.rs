@@ -18,18 +18,18 @@ impl Broker {
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
-        wish: &wire::SyncOpen,
+        body: &wire::SyncOpen,
     ) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let endpoint = self.endpoint_of(caller)?;
         let (segment, bell) = (caller.segment, bell_word(endpoint));
-        let name = checked(&wish.name, "object")?;
-        let kind = SyncKind(wish.kind);
+        let name = checked(&body.name, "object")?;
+        let kind = SyncKind(body.kind);
         if !kind.is_known() {
-            let text = format!("there is no kind {} of synchronisation objects: use 1 to 6", wish.kind);
+            let text = format!("there is no kind {} of synchronisation objects: use 1 to 6", body.kind);
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
-        let again = endpoint.slots.get(&wish.nonce).and_then(|(object, slot)| {
+        let again = endpoint.slots.get(&body.nonce).and_then(|(object, slot)| {
             let user = self.books.syncs.get(object)?.user(*slot)?;
             Some((*object, *user))
         });
@@ -42,9 +42,9 @@ impl Broker {
         self.handle_quota(endpoint)?;
         let there = self.books.sync_names.get(&(segment, name)).and_then(|n| self.books.syncs.get(n));
         let Some(object) = there else {
-            return self.sync_create(caller, name, wish);
+            return self.sync_create(caller, name, body);
         };
-        if wish.flags & wire::SyncOpen::EXCLUSIVE != 0 {
+        if body.flags & wire::SyncOpen::EXCLUSIVE != 0 {
             let text =
                 format!("{segment} has a {} {name} already: choose another name", kind_of(object).name());
             return Err(Refusal::new(ErrorCode::IN_USE, text));
@@ -53,12 +53,12 @@ impl Broker {
             let text = format!("{name} in {segment} is a {}, not a {}", kind_of(object).name(), kind.name());
             return Err(Refusal::new(ErrorCode::KIND, text));
         }
-        if wish.limit != 0 && wish.limit != object.limit {
+        if body.limit != 0 && body.limit != object.limit {
             let text = format!(
                 "{} {name} in {segment} has a limit of {}, not {}: open it with 0 or the same",
                 kind.name(),
                 object.limit,
-                wish.limit
+                body.limit
             );
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
@@ -75,7 +75,7 @@ impl Broker {
             slot,
             epoch: self.books.syncs.get(&object).map_or(1, |object| object.next_epoch),
             endpoint: number,
-            nonce: wish.nonce,
+            nonce: body.nonce,
         };
         self.seat(segment, offset, user);
         self.record(Change::Opened { object, user })?;
@@ -83,23 +83,23 @@ impl Broker {
         self.send_sync(caller, object, user, bell, false)
     }
 
-    fn sync_create(&mut self, caller: &Caller, name: Name, wish: &wire::SyncOpen) -> Result<(), Refusal> {
+    fn sync_create(&mut self, caller: &Caller, name: Name, body: &wire::SyncOpen) -> Result<(), Refusal> {
         let (endpoint, segment, bell) =
             (caller.endpoint, caller.segment, bell_word(self.endpoint_of(caller)?));
-        let kind = SyncKind(wish.kind);
-        if wish.flags & wire::SyncOpen::CREATE == 0 {
+        let kind = SyncKind(body.kind);
+        if body.flags & wire::SyncOpen::CREATE == 0 {
             let text = format!("there is no {} {name} in {segment}: create it first", kind.name());
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
         let initial =
-            if kind == SyncKind::SEMAPHORE { wish.initial <= wish.limit } else { wish.initial == 0 };
-        if !kind.allows(wish.limit) || !initial {
+            if kind == SyncKind::SEMAPHORE { body.initial <= body.limit } else { body.initial == 0 };
+        if !kind.allows(body.limit) || !initial {
             let text = format!(
                 "a {} cannot have a limit of {} and begin with {}: semaphores take 1 to 4294967295 permits and begin \
                  with as many at most, barriers 1 to {} parties, others 0",
                 kind.name(),
-                wish.limit,
-                wish.initial,
+                body.limit,
+                body.initial,
                 sync::SLOTS
             );
             return Err(Refusal::new(ErrorCode::INVALID, text));
@@ -109,15 +109,15 @@ impl Broker {
         let arena = self.books.segments.get(&segment).map(|s| &s.arena);
         let offset =
             arena.and_then(|arena| arena.find(page, page)).ok_or_else(|| no_room(&segment, page, 0))?;
-        let user = SyncUser { slot: 0, epoch: 1, endpoint, nonce: wish.nonce };
+        let user = SyncUser { slot: 0, epoch: 1, endpoint, nonce: body.nonce };
         let object = SyncObject {
             number: self.books.next_object.max(1),
             segment: Text(segment),
             name: Text(name),
             kind: kind.0,
-            limit: wish.limit,
+            limit: body.limit,
             offset,
-            persistent: wish.flags & wire::SyncOpen::PERSISTENT != 0,
+            persistent: body.flags & wire::SyncOpen::PERSISTENT != 0,
             bereaved: false,
             member: caller.member,
             uid: caller.uid,
@@ -125,7 +125,7 @@ impl Broker {
             users: vec![user],
         };
         let number = object.number;
-        self.effect(Effect::NewSync { segment, offset, kind, limit: wish.limit, initial: wish.initial });
+        self.effect(Effect::NewSync { segment, offset, kind, limit: body.limit, initial: body.initial });
         self.seat(segment, offset, user);
         self.record(Change::Made(object))?;
         debug!(object = number, endpoint, %segment, %name, kind = kind.name(), "synchronisation object");
@@ -161,15 +161,15 @@ impl Broker {
         self.answer(caller, Kind::SYNC, answer.as_bytes(), vec![])
     }
 
-    pub(crate) fn sync_close(&mut self, caller: &Caller, wish: &wire::SyncRef) -> Result<(), Refusal> {
+    pub(crate) fn sync_close(&mut self, caller: &Caller, body: &wire::SyncRef) -> Result<(), Refusal> {
         let number = caller.endpoint;
-        let user = self.books.syncs.get(&wish.object).and_then(|object| object.user(wish.slot));
-        if user.is_none_or(|user| user.endpoint != number || u32::from(user.epoch) != wish.epoch) {
-            let text = format!("endpoint {number} has no slot {} of object {}", wish.slot, wish.object);
+        let user = self.books.syncs.get(&body.object).and_then(|object| object.user(body.slot));
+        if user.is_none_or(|user| user.endpoint != number || u32::from(user.epoch) != body.epoch) {
+            let text = format!("endpoint {number} has no slot {} of object {}", body.slot, body.object);
             return Err(Refusal::new(ErrorCode::CLOSED, text));
         }
-        self.reclaim(wish.object, wish.slot, Left::Closed);
-        self.record(Change::Closed { object: wish.object, slot: wish.slot, died: false })?;
+        self.reclaim(body.object, body.slot, Left::Closed);
+        self.record(Change::Closed { object: body.object, slot: body.slot, died: false })?;
         self.ok(caller)
     }
 
@@ -187,8 +187,8 @@ impl Broker {
         self.effect(effect);
     }
 
-    pub(crate) fn sync_unlink(&mut self, caller: &Caller, wish: &wire::ByName) -> Result<(), Refusal> {
-        let name = checked(&wish.name, "object")?;
+    pub(crate) fn sync_unlink(&mut self, caller: &Caller, body: &wire::ByName) -> Result<(), Refusal> {
+        let name = checked(&body.name, "object")?;
         let segment = caller.segment;
         let there = self.books.sync_names.get(&(segment, name)).and_then(|n| self.books.syncs.get(n));
         let Some(object) = there else {
