@@ -50,10 +50,15 @@ pub struct Report {
     rows: Vec<Row>,
 }
 
-/// Returns the median of some figures.
+/// Returns the median of some figures: the mean of the middle two if their number is even, and NaN if there are none.
 pub fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+    let middle = figures.len() / 2;
+    match figures.len() {
+        0 => f64::NAN,
+        len if len % 2 == 0 => f64::midpoint(figures[middle - 1], figures[middle]),
+        _ => figures[middle],
+    }
 }
 
 impl Report {
@@ -144,4 +149,18 @@ pub fn folder() -> Result<PathBuf> {
     let folder = target.join("bench");
     std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_of_figures_favours_neither_side() {
+        assert!(median(vec![]).is_nan());
+        assert_eq!(median(vec![7.0]), 7.0);
+        assert_eq!(median(vec![4.0, 2.0]), 3.0);
+        assert_eq!(median(vec![9.0, 1.0, 4.0]), 4.0);
+        assert_eq!(median(vec![9.0, 1.0, 4.0, 6.0]), 5.0);
+    }
 }
