@@ -3,19 +3,19 @@
 pub mod farm;
 pub mod vhost_user;
 
-#[path = "../../crates/ring/tests/model/mod.rs"]
+#[path = "../../crates/protocol/ring/tests/model/mod.rs"]
 pub mod model;
 
-#[path = "../../crates/sync/tests/model/mod.rs"]
+#[path = "../../crates/protocol/sync/tests/model/mod.rs"]
 pub mod sync_model;
 
 #[path = "../../crates/verbs/tests/model/mod.rs"]
 pub mod verbs_model;
 
-#[path = "../../crates/virtqueue/tests/rig/mod.rs"]
+#[path = "../../crates/protocol/virtqueue/tests/rig/mod.rs"]
 pub mod rig;
 
-#[path = "../../crates/virtqueue/tests/model/mod.rs"]
+#[path = "../../crates/protocol/virtqueue/tests/model/mod.rs"]
 pub mod virtqueue_model;
 
 use model::Op;

@@ -2,7 +2,7 @@
 //! shares or frees a block, and at random instants, also while they have locks for which others wait. Afterwards nothing has
 //! leaked, nothing has been allocated twice, names are free, and waiting programs go on.
 //!
-//! For kills at each instruction of the locks themselves see `crates/sync/tests/kill.rs`.
+//! For kills at each instruction of the locks themselves see `crates/protocol/sync/tests/kill.rs`.
 //!
 //!     cargo test -p ginnel --test kill -- [NAME] [--kills N]                (for each operation; default 60)
 #![allow(unsafe_code)] // `stepper` uses fork, ptrace and kill.
@@ -10,7 +10,7 @@
 mod blocks;
 mod locks;
 mod meetings;
-#[path = "../../../sync/tests/stepper/mod.rs"]
+#[path = "../../../protocol/sync/tests/stepper/mod.rs"]
 mod stepper;
 #[path = "../../../daemon/tests/support/mod.rs"]
 mod support;

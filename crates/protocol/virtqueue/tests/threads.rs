@@ -4,7 +4,7 @@
 //! with its deadline, and the test fails.
 //!
 //! `scripts/sanitize` runs these tests under ThreadSanitizer, which derives an order only from acquire and release. Like
-//! `crates/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
+//! `crates/protocol/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
 //! names contain one of its arguments, or all.
 
 #[cfg(not(loom))]

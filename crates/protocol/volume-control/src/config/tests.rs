@@ -143,7 +143,7 @@ const TABLES: [(&str, &str); 3] =
 #[test]
 fn the_manual_and_the_example_have_every_key_and_no_other() {
     use std::collections::BTreeSet;
-    let manual = include_str!("../../../../docs/man/ginnel-volume.8").replace("\\-", "-");
+    let manual = include_str!("../../../../../docs/man/ginnel-volume.8").replace("\\-", "-");
     let example: toml::Table = example().parse().unwrap();
     assert!(example.clone().try_into::<Spec>().is_ok());
     for (section, text) in TABLES {
@@ -170,7 +170,7 @@ fn the_manual_and_the_example_have_every_key_and_no_other() {
 fn example() -> String {
     let key =
         |line: &'static str| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line);
-    include_str!("../../../../packaging/volume.toml")
+    include_str!("../../../../../packaging/volume.toml")
         .lines()
         .map(|line| key(line).to_owned() + "\n")
         .collect()

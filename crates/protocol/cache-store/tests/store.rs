@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 
 mod common;
-#[path = "../../ground/shmem/tests/mortal/mod.rs"]
+#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
 mod mortal;
 
 use std::collections::HashMap;

@@ -7,7 +7,7 @@
 
 #![cfg(not(loom))]
 
-#[path = "../../ground/shmem/tests/mortal/mod.rs"]
+#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
 mod mortal;
 mod rig;
 

@@ -3,7 +3,7 @@
 //! are read and written by `memcpy`.
 //!
 //! `scripts/sanitize` runs these tests under ThreadSanitizer, which derives an order only from acquire and release. Like
-//! `crates/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
+//! `crates/protocol/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
 //! names contain one of its arguments, or all.
 
 mod world;

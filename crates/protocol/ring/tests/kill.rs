@@ -6,7 +6,7 @@
 //! is done. The other side, the ring and the saved cursor survive.
 #![cfg(not(loom))]
 
-#[path = "../../ground/shmem/tests/mortal/mod.rs"]
+#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
 mod mortal;
 
 use ginnel_layout::ring::{MIN_CAPACITY, footprint, max_message};

@@ -11,7 +11,7 @@
 #[cfg(not(loom))]
 mod common;
 #[cfg(not(loom))]
-#[path = "../../ground/shmem/tests/mortal/mod.rs"]
+#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
 mod mortal;
 #[cfg(not(loom))]
 #[path = "../../sync/tests/stepper/mod.rs"]
