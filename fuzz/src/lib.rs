@@ -9,7 +9,7 @@ pub mod model;
 #[path = "../../crates/protocol/sync/tests/model/mod.rs"]
 pub mod sync_model;
 
-#[path = "../../crates/verbs/tests/model/mod.rs"]
+#[path = "../../crates/library/verbs/tests/model/mod.rs"]
 pub mod verbs_model;
 
 #[path = "../../crates/protocol/virtqueue/tests/rig/mod.rs"]

@@ -10,9 +10,9 @@
 mod blocks;
 mod locks;
 mod meetings;
-#[path = "../../../protocol/sync/tests/stepper/mod.rs"]
+#[path = "../../../../protocol/sync/tests/stepper/mod.rs"]
 mod stepper;
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../../daemon/tests/support/mod.rs"]
 mod support;
 mod survivors;
 
