@@ -1,6 +1,6 @@
 //! Blocks, used through the library: they are named, shared, granted and revoked, and outlive the daemon and their owner.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, ErrorCode, Rights};

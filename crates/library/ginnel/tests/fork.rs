@@ -2,7 +2,7 @@
 //! forks, so it has only one thread.
 #![allow(unsafe_code)] // fork, waitpid, _exit.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, MessageChannel};

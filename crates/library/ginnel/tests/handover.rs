@@ -1,6 +1,6 @@
 //! Endpoints and channels that are handed over: to the program that a process executes, or to another process.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{

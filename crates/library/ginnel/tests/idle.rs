@@ -1,7 +1,7 @@
 //! Idle channels cost no descriptors and no CPU time. This test has a process of its own, because both are counted for the
 //! whole process.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, Error, MessageChannel, MessageReceiver, ReadySet};

@@ -1,6 +1,6 @@
 //! Locks whose owner dies, with and without a daemon, and how the status shows locks.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, Endpoint, WaitMode};

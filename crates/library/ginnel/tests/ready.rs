@@ -1,6 +1,6 @@
 //! One thread waits for many halves of channels with a readiness set.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{

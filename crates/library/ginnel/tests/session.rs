@@ -1,6 +1,6 @@
 //! Programs whose daemon is stopped, slow or away: requests wait for it, and nothing else is affected.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{

@@ -1,6 +1,6 @@
 //! Named locks, used through the library with a real daemon: exclusion, sleep, death, and wrong use.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::sync::SyncOptions;

@@ -1,6 +1,6 @@
 //! A session with the daemon before a segment is chosen: requests without waiting, and the attach that follows.
 
-#[path = "../../../daemon/tests/support/mod.rs"]
+#[path = "../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{Answer, AttachOptions, Endpoint, Error, ErrorCode, MessageChannel, Opening};

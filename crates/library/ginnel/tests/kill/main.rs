@@ -12,7 +12,7 @@ mod locks;
 mod meetings;
 #[path = "../../../../protocol/sync/tests/stepper/mod.rs"]
 mod stepper;
-#[path = "../../../../daemon/tests/support/mod.rs"]
+#[path = "../../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 mod survivors;
 

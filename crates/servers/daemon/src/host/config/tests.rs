@@ -2,8 +2,8 @@
 
 use super::*;
 
-const MAN: &str = include_str!("../../../../../docs/man/ginneld.8");
-const EXAMPLE: &str = include_str!("../../../../../packaging/ginneld.toml");
+const MAN: &str = include_str!("../../../../../../docs/man/ginneld.8");
+const EXAMPLE: &str = include_str!("../../../../../../packaging/ginneld.toml");
 /// The tables by their names in the manual, each with a text in which only the key `?` is wrong.
 const TABLES: [(&str, &str); 6] = [
     ("[daemon]", "[daemon]\n\"?\" = 1"),

@@ -295,7 +295,7 @@ fn members_and_segments_that_are_no_longer_declared_are_removed() {
 #[test]
 fn the_example_is_valid_and_states_the_defaults() {
     use ginnel_daemon::host::config::Config;
-    let text = include_str!("../../../packaging/ginneld.toml");
+    let text = include_str!("../../../../packaging/ginneld.toml");
     let path = std::path::Path::new("ginneld.toml");
     let example = Config::parse(text, path).unwrap();
     assert_eq!((example.vms.len(), example.segments.len()), (2, 3));

@@ -1,4 +1,4 @@
-#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
+#[path = "../../../../ground/shmem/tests/mortal/mod.rs"]
 mod mortal;
 
 use super::*;
