@@ -97,7 +97,7 @@ def _load() -> ctypes.CDLL:
         except OSError as error:
             problems.append(str(error))
     raise ImportError(
-        f"{'; '.join(problems)}. Install Ginnel's C library (make -C crates/capi install), or name it in GINNEL_LIBRARY"
+        f"{'; '.join(problems)}. Install Ginnel's C library (make -C crates/faces/capi install), or name it in GINNEL_LIBRARY"
     )
 
 

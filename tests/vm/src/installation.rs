@@ -40,7 +40,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
 pub fn verbs_libraries(to: &Path) -> Result<()> {
     let built = program("ginneld")?.parent().context("a program without a folder")?.to_owned();
     let is_optimised = built.ends_with("release");
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/verbs-capi");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/faces/verbs-capi");
     let made = Command::new("make")
         .args(["--no-print-directory", "-s", "-C"])
         .arg(crates)

@@ -54,7 +54,7 @@ fn every_function_has_a_symbol_version() {
 #[test]
 fn every_function_and_status_is_in_a_manual_page() {
     let mut pages = String::new();
-    for entry in fs::read_dir(here().join("../../docs/man")).unwrap() {
+    for entry in fs::read_dir(here().join("../../../docs/man")).unwrap() {
         pages.push_str(&fs::read_to_string(entry.unwrap().path()).unwrap());
     }
     let synopses: Vec<_> = pages.lines().filter(|line| line.starts_with(".B")).collect();

@@ -1,7 +1,7 @@
 /*
  * Ginnel: shared-memory channels between virtual machines on one host, and between those and the host.
  *
- * Generated from crates/capi by scripts/header-check; change it there.
+ * Generated from crates/faces/capi by scripts/header-check; change it there.
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  *
  * A process attaches to a segment and so becomes an endpoint. Endpoints of one segment listen and connect
