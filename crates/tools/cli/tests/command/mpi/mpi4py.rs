@@ -19,7 +19,7 @@ const OF_SHARED_MEMORY: &str = "test_win.TestWinAllocateShared";
 
 /// Returns the folder of the test suite. If there is none, prints why.
 fn folder() -> Option<String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/mpi4py-tests");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/mpi4py-tests");
     let output = Command::new(script).output().unwrap();
     if !output.status.success() {
         println!("SKIPPED {}", text(&output).trim());

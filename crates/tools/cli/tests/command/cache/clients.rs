@@ -14,7 +14,7 @@ fn port() -> u16 {
 
 /// Returns the folder with the packages that npm and Maven have fetched, or prints why there is none.
 fn folder() -> Option<String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/memcached-clients");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/memcached-clients");
     let output = Command::new(script).output().unwrap();
     if !output.status.success() {
         println!("SKIPPED {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -54,7 +54,7 @@ pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
     let name = programs.file_name().unwrap().to_str().unwrap();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let status = Command::new("make")
         .args(["--no-print-directory", "-s", "-C"])
         .arg(root.join(package))

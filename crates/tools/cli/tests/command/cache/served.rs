@@ -300,7 +300,7 @@ fn the_python_client_passes_its_tests() {
     let world = World::new();
     let _server = CacheServer::serving(&world, "");
     let library = crate::world::built_libraries("crates/faces/capi", "capi").join("libginnel.so");
-    let python = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
+    let python = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../python");
     let output = Command::new("python3")
         .args(["-B", "-m", "unittest", "discover", "-s", "tests", "-v"])
         .current_dir(python)
