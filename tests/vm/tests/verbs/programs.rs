@@ -266,7 +266,8 @@ fn huge_pages(pairing: &Pairing<'_>) -> Result<()> {
 
 /// perftest uses the `ibv_wr_*` calls only on adapters that it knows, so it is told that this is one of them.
 fn batches(pairing: &Pairing<'_>) -> Result<()> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/faces/verbs-capi/tests/c/adapter.c");
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/faces/verbs-capi/tests/c/adapter.c");
     let mut compiler = Command::new("cc");
     compiler
         .args(["-shared", "-fPIC", "-o"])

@@ -557,7 +557,8 @@ pub fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> Option<String> {
         return None;
     }
     let program = verbs.world.files().join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../faces/verbs-capi/tests/c/{name}.c"));
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../faces/verbs-capi/tests/c/{name}.c"));
     let status = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .args([&program, &source])
