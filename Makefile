@@ -76,7 +76,7 @@ soak-cache:
 
 lint:
 	@if command -v python3 >/dev/null; then scripts/check-links && scripts/pictures --check; else echo "SKIPPED links: there is no python3"; fi
-	$(CARGO) fmt --all --check
+	scripts/fmt --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 doc:

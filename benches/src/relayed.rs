@@ -4,8 +4,9 @@
 use crate::report::{Better, Report, median};
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+use ginnel_layout::Name;
+use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::wire::{self, Header, Kind};
-use ginnel_layout::{Name, channel::ChannelKind};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,

@@ -4,7 +4,7 @@
 #![no_main]
 
 use ginnel_farm::message::{Answer, Order};
-use ginnel_farm::{JobState, Departure, equal};
+use ginnel_farm::{Departure, JobState, equal};
 use ginnel_fuzz::farm::{CAPACITY, Event, events};
 use ginnel_layout::ring::footprint;
 use ginnel_ring::RecvError;

@@ -2,13 +2,6 @@
 //! anything into its queues. A session never panics and never hangs, and what it keeps for its front end stays bounded.
 #![no_main]
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_fuzz::vhost_user::{ACK, MEMORY, RESIZE, RUN, SCRIBBLE, Step, TRUNCATE, fd};
 use ginnel_layout::vhost_user::Header;
@@ -24,6 +17,12 @@ use ginnel_volume::session::{Limits, Outcome, Queues, Session, Start};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 const DISK: u64 = 64 << 10;

@@ -4,8 +4,6 @@
 //! outside of a disk or change a protected disk, and only the memory that the guest gave for writing may be written.
 #![no_main]
 
-use std::sync::Arc;
-
 use ginnel_layout::virtio_scsi::FIRST_COMMAND_QUEUE;
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{
@@ -17,6 +15,7 @@ use ginnel_volume::device::scsi::Scsi;
 use ginnel_volume::device::{Begin, Device, Request};
 use ginnel_volume::disk::Disk;
 use libfuzzer_sys::fuzz_target;
+use std::sync::Arc;
 
 const GUEST: u64 = 0x10_0000;
 const LEN: usize = 0x8000;

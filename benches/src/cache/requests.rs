@@ -6,7 +6,6 @@ use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
-
 use vmtest::{HOST_ADDRESS, HostJob, Job, TestBed, Vm};
 
 /// How long a run may take.

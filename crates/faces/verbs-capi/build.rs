@@ -4,7 +4,8 @@
 mod table;
 
 use std::fmt::Write;
-use std::{env, fs, path::Path};
+use std::path::Path;
+use std::{env, fs};
 use table::{Line, What};
 
 fn main() {

@@ -1,15 +1,12 @@
 //! Chooses the acceleration of the VMs: KVM if a stock guest really boots with it, otherwise TCG.
 
-use std::fmt;
-use std::fs;
+use crate::cache;
+use crate::kernel::Kernel;
+use anyhow::{Context, Result, bail};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::Duration;
-
-use anyhow::{Context, Result, bail};
-
-use crate::cache;
-use crate::kernel::Kernel;
+use std::{fmt, fs};
 
 /// The boot timeout of the probe. A guest that boots at all with KVM needs far less.
 pub(crate) const PROBE: Duration = Duration::from_secs(10);

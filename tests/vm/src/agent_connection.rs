@@ -1,6 +1,9 @@
 //! The harness's end of the connection to the agent in a guest. It connects again after each reboot, and hands each frame that
 //! arrives to the job or transfer for which it is meant.
 
+use crate::protocol::{Frame, MAX_PAYLOAD, VERSION};
+use crate::record::Record;
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
 use std::net::Shutdown;
@@ -9,11 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
-
-use crate::protocol::{Frame, MAX_PAYLOAD, VERSION};
-use crate::record::Record;
 
 /// A transfer without progress for this long has failed, and so has a write to a guest that does not read.
 const STALLED: Duration = Duration::from_secs(60);

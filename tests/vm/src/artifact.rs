@@ -1,11 +1,10 @@
 //! Builds this project's own programs and libraries for a test that puts them into a guest.
 
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 /// Builds this workspace in the profile of the test, and returns the path of `file`: a program such as `ginneld`, or a library
 /// such as `libginnel.so`.

@@ -1,10 +1,9 @@
 //! The folder that keeps what is slow to make: the kernel, base images, and whether KVM works.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
 /// Returns the cache folder, which is `$GINNEL_VM_CACHE`, or else `vm-cache` in cargo's target folder. Makes it if it does not
 /// exist.

@@ -1,5 +1,10 @@
 //! Makes the guest's file system: a cached base that all VMs share, and a small archive with the files of each VM.
 
+use crate::cpio::Archive;
+use crate::kernel::Kernel;
+use crate::modules::ModuleTree;
+use crate::{cache, libs};
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,14 +12,6 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-
-use crate::cache;
-use crate::cpio::Archive;
-use crate::kernel::Kernel;
-use crate::libs;
-use crate::modules::ModuleTree;
 
 /// Modules that the agent needs.
 const NEEDED: [&str; 2] = ["virtio_pci", "virtio_console"];

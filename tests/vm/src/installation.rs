@@ -1,17 +1,15 @@
 //! An installation of Ginnel in a test bed: a host daemon with its own folders, and VMs that have its devices and run its guest
 //! daemon.
 
+use crate::{HostJob, Job, TestBed, Vm, VmBuilder};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-
-use crate::{HostJob, Job, TestBed, Vm, VmBuilder};
 
 /// How long a daemon may take until it serves.
 const START: Duration = Duration::from_secs(20);

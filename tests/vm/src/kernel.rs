@@ -1,12 +1,10 @@
 //! Finds a stock kernel with its modules, or downloads the one of the distribution.
 
+use crate::cache;
+use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use anyhow::{Context, Result, bail, ensure};
-
-use crate::cache;
 
 /// A kernel to boot in guests.
 #[derive(Clone, Debug)]

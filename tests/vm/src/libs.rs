@@ -1,10 +1,9 @@
 //! Host programs that go into a guest: their bytes, and the shared libraries that they need there.
 
+use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use anyhow::{Context, Result, bail, ensure};
 
 /// Returns the libraries that the loader would give `program`, the loader included. A static program or a script needs none.
 ///

@@ -1,11 +1,10 @@
 //! Determines which kernel modules go into a guest: the wanted ones and those that they need, according to `modules.dep`.
 
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use anyhow::{Context, Result, bail, ensure};
 
 /// The modules of one kernel, as depmod describes them.
 pub struct ModuleTree {

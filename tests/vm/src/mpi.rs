@@ -1,16 +1,14 @@
 //! Machines (VMs, and the host) that start MPI jobs on each other by ssh, set up as docs/mpi.md describes.
 
+use crate::installation::{Installation, program, verbs_libraries};
+use crate::{HOST_ADDRESS, HostJob, Job, TestBed, Vm, VmBuilder};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-
-use crate::installation::{Installation, program, verbs_libraries};
-use crate::{HOST_ADDRESS, HostJob, Job, TestBed, Vm, VmBuilder};
 
 /// The folder with the programs of a job, the same on each machine. Every Debian has this folder, so the host's files in a VM
 /// have it too.

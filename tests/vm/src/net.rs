@@ -2,14 +2,12 @@
 //!
 //! The namespace has no name, and its devices exist only in it, so everything disappears with the last process inside.
 
+use crate::image::which;
+use crate::process::Launcher;
+use anyhow::{Context, Result, ensure};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-
-use crate::image::which;
-use crate::process::Launcher;
 
 const BRIDGE: &str = "bridge";
 const PREFIX: u8 = 24;

@@ -1,11 +1,9 @@
 //! Provides a newer QEMU than the distribution's, for tests of what only a newer one can do.
 
+use crate::cache;
+use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-
-use crate::cache;
 
 /// Returns the path of the newer QEMU. Unpacks it into the cache if it is not there, which downloads 40 MB and takes some
 /// seconds; usually `scripts/setup test` has done so before. The error says why it is not available.

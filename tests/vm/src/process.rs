@@ -1,14 +1,8 @@
 //! Host processes that never outlive the test: QEMU, and programs that a test runs beside the VMs.
 #![allow(unsafe_code)] // what is done between fork and exec, and moving a thread to a network of its own
 
-use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, mpsc};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
-
+use crate::protocol::Exit;
+use crate::record::{Output, Record};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -17,9 +11,13 @@ use rustix::process::{
     set_parent_process_death_signal,
 };
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-
-use crate::protocol::Exit;
-use crate::record::{Output, Record};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// A thread that starts all processes of a test bed.
 ///

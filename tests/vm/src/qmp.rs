@@ -1,5 +1,7 @@
 //! QEMU's control socket (QMP): commands, answers, and the events that QEMU sends by itself.
 
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -7,9 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, anyhow, bail};
-use serde_json::{Value, json};
 
 /// The number of events that are kept until somebody waits for them. Beyond it the oldest ones are discarded.
 const EVENTS: usize = 1000;

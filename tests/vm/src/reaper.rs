@@ -4,12 +4,11 @@
 //! Each test bed has a small process that knows the process groups of its jobs, waits at a pipe for the end of the test bed,
 //! and kills the groups if that end was not announced.
 
+use anyhow::{Context, Result};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-
-use anyhow::{Context, Result};
 
 const SCRIPT: &str = r#"
 groups=

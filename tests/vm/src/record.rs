@@ -1,11 +1,9 @@
 //! The output of a job so far and how it ended. One thread writes it; the test reads it and waits for it.
 
+use crate::protocol::Exit;
+use anyhow::{Result, bail};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use anyhow::{Result, bail};
-
-use crate::protocol::Exit;
 
 /// The most bytes that are kept of one stream. A job that writes more fails: it should write to a file.
 const LIMIT: usize = 64 << 20;

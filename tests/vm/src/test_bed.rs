@@ -1,19 +1,5 @@
 //! A test bed: the VMs of one test, their network, and everything that must disappear together with them.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{FlockOperation, flock};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-
 use crate::accel::{Accel, PROBE};
 use crate::image::which;
 use crate::kernel::Kernel;
@@ -23,6 +9,18 @@ use crate::reaper::Reaper;
 use crate::record::Output;
 use crate::vm::{Machine, VmBuilder};
 use crate::vmlinux::unpacked;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 /// How long a test bed waits for its turn. One test that boots VMs already uses all of a small machine.
 const TURN: Duration = Duration::from_secs(30 * 60);

@@ -1,20 +1,5 @@
 //! One virtual machine: its description, its boot, its use and its end.
 
-use std::fs::{self, File};
-use std::io;
-use std::net::Ipv4Addr;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::process::Signal;
-use serde_json::{Value, json};
-
 use crate::accel::Accel;
 use crate::agent_connection::AgentConnection;
 use crate::image::{DAX, Overlay};
@@ -24,6 +9,18 @@ use crate::protocol::PORT;
 use crate::qmp::Qmp;
 use crate::record::{Output, Record, tail};
 use crate::test_bed::Inner;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 /// The timeout of a command of [`Vm::run`].
 const COMMAND: Duration = Duration::from_secs(60);

@@ -3,6 +3,8 @@
 //! A bzImage unpacks itself at each boot, which takes longer under TCG than the rest of booting. QEMU can also start the
 //! unpacked kernel, an ELF file, by its PVH entry point; it is the same kernel.
 
+use crate::cache;
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,10 +12,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-
-use anyhow::{Context, Result, bail, ensure};
-
-use crate::cache;
 
 /// Returns the path of the unpacked kernel, from the cache if it is there. Returns the image itself if it cannot be unpacked.
 pub fn unpacked(image: &Path) -> Result<PathBuf> {

@@ -1,9 +1,8 @@
 //! Waits for conditions of which nobody sends a notification.
 
+use anyhow::{Result, bail};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use anyhow::{Result, bail};
 
 /// Checks the condition again and again until it holds. Fails if the condition returns an error or does not hold in time.
 pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {

@@ -1,9 +1,8 @@
 //! The C library in VMs: its example programs, which include only `ginnel.h`, run on the host and in two guests.
 
+use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use vmtest::installation::{MemoryKind, Plan};
 use vmtest::{Output, TestBed, Vm, VmBuilder};
 

@@ -1,11 +1,10 @@
 //! A cache on the host or in a VM with clients in two VMs, which read memory that they cannot write.
 
+use anyhow::{Context, Result, bail, ensure};
+use ginnel_report::Report;
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
-use ginnel_report::Report;
 use vmtest::installation::{Installation, Plan, program};
 use vmtest::{HOST_ADDRESS, HostJob, Job, TestBed, Vm};
 

@@ -1,10 +1,9 @@
 //! How a segment's memory reaches a guest: page tables, rights, and what a guest can do to its devices.
 
+use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use vmtest::installation::{Installation, MemoryKind, Plan, program};
 use vmtest::{Job, TestBed, Vm, VmBuilder, wait_until};
 

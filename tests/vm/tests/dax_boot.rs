@@ -1,14 +1,13 @@
 //! A guest boots while another member of its segment writes the DAX info block: what the guest's kernel accepts.
 
+use anyhow::{Context, Result, ensure};
+use ginnel_layout::dax::{AT, InfoBlock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use ginnel_layout::dax::{AT, InfoBlock};
 use vmtest::installation::{Installation, Plan, program};
 use vmtest::{TestBed, Vm, VmBuilder, wait_until};
 use zerocopy::{FromZeros, IntoBytes};

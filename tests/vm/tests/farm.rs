@@ -1,11 +1,10 @@
 //! The farm in VMs, over either kind of memory: each worker VM has its own slice, which no other VM sees.
 
-use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, ensure};
 use ginnel_farm::Generated;
 use serde_json::Value;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, MemoryKind, Plan, program};
 use vmtest::{HostJob, Job, TestBed, Vm};
 

@@ -1,9 +1,8 @@
 //! A guest that hangs while it has a lock is fenced before the lock is handed on, over either kind of memory; then it is
 //! resumed.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Result, ensure};
+use std::time::{Duration, Instant};
 use vmtest::TestBed;
 use vmtest::installation::{MemoryKind, Plan, program};
 

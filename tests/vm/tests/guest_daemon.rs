@@ -1,9 +1,8 @@
 //! The guest daemon in real VMs, over either kind of memory: interrupts through VFIO, their keeper, polling without an IOMMU,
 //! devices that are missing or ambiguous, reboot. Only the daemon itself loads drivers of DAX devices.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, ensure};
+use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, MemoryKind, Plan, program};
 use vmtest::{Job, TestBed, Vm, VmBuilder, wait_until};
 

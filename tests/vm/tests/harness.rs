@@ -1,15 +1,13 @@
 //! Tests of the harness itself: what it promises to the other tests.
 
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::BufRead;
-use std::io::Read;
+use std::io::{BufRead, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
 use vmtest::{Accel, Exit, HOST_ADDRESS, TestBed, Vm, require, wait_until};
 
 const SOON: Duration = Duration::from_secs(10);

@@ -1,8 +1,7 @@
 //! Connections between two VMs have changed over to shared memory; then programs, daemons and a VM are killed.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Result, ensure};
+use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
 use vmtest::{Job, TestBed, Vm};
 

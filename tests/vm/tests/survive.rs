@@ -1,9 +1,8 @@
 //! What must survive, over either kind of memory where that makes a difference: the deaths of daemons, programs, VMs and guest
 //! kernels; pauses; hostile neighbours; a truncated file.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, ensure};
+use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, MemoryKind, Plan, program};
 use vmtest::{Exit, Job, TestBed, Vm};
 

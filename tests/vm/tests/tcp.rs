@@ -1,11 +1,10 @@
 //! What the kernels of two VMs report about the TCP connections between them. Matching two sockets depends on it.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use ginnel_tcp::{Clock, Connecting, SynTime};
 use serde_json::Value;
+use std::net::SocketAddr;
+use std::time::Duration;
 use vmtest::installation::program;
 use vmtest::{Job, TestBed};
 

@@ -1,12 +1,11 @@
 //! The units under a real systemd, which has its own process ids, mounts, network and cgroup hierarchy. The units start,
 //! outlive a kill and stop, and confine their processes as configured.
 
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
 use vmtest::{Exit, HostJob, Output, TestBed, artifact, require, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(30);

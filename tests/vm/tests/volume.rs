@@ -11,11 +11,10 @@ mod migration;
 #[path = "volume/thin.rs"]
 mod thin;
 
+use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
 use vmtest::{Exit, HostJob, TestBed, Vm, VmBuilder, artifact, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(30);

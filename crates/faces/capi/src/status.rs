@@ -1,13 +1,12 @@
 //! Errors: a number for programs, a fixed text for each number, and a detailed text of the last error of a thread.
 
+use Status::*;
 use ginnel::{Error, ErrorCode};
 use ginnel_cache_client::{Error as CacheError, NotACache};
 use libc::c_int;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
-
-use Status::*;
 
 /// The result of most functions: GINNEL_OK, or a negative number that tells what went wrong. A number never changes and
 /// never gets another meaning; later versions may add numbers. They are grouped:

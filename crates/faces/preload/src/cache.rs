@@ -38,21 +38,17 @@ mod serve;
 mod tests;
 mod waiting;
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-
-use smallvec::SmallVec;
-
 use crate::kernel;
 use crate::lock::Lock;
 use crate::socket::Socket;
 use crate::table::SOCKETS;
-
 #[cfg(not(test))]
 pub use begin::connected;
-pub use filter::{leave, receive, receive_further, send};
-pub use waiting::{concerns, poll, readiness};
-
 use filter::Filter;
+pub use filter::{leave, receive, receive_further, send};
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub use waiting::{concerns, poll, readiness};
 
 /// The pieces that a call sends. None of them is empty.
 pub type Pieces<'a> = SmallVec<[&'a [u8]; 8]>;

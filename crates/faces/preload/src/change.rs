@@ -10,20 +10,18 @@
 //! sender changes over as soon as it may, whether it has data or not, because wake bytes may only travel in a direction that has
 //! changed over.
 
-use std::sync::atomic::Ordering;
-
-use ginnel::SocketReceiver;
-use ginnel_ring::carrier::{self, Earlier, Place};
-use ginnel_ring::wait::Waitable;
-use ginnel_tcp::{Connecting, Counts, Role};
-use libc::c_int;
-
 use crate::confined::is_confined;
 use crate::direction::{Carrier, Direction};
 use crate::kernel;
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 use crate::table::Using;
+use ginnel::SocketReceiver;
+use ginnel_ring::carrier::{self, Earlier, Place};
+use ginnel_ring::wait::Waitable;
+use ginnel_tcp::{Connecting, Counts, Role};
+use libc::c_int;
+use std::sync::atomic::Ordering;
 
 /// The number of tries with differing counts of the kernel and this library after which the socket stays on TCP.
 const MISMATCHES: u32 = 3;

@@ -4,11 +4,12 @@
 //! thread waits for them: a call on a socket that does not have its final carrier yet checks whether an answer has
 //! come. The lock is only tried: a thread that does not get it tries again with the next call.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, TryLockError};
-use std::time::{Duration, Instant};
-
+use crate::confined::is_confined;
+use crate::settings::{self, Mode};
+use crate::signals::Blocked;
+use crate::socket::{Growth, Socket, Stage};
+use crate::table::{SOCKETS, Using};
+use crate::{family, grow, kernel, passing};
 use ginnel::{
     Endpoint, ErrorCode, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent,
     SocketSession, StaysReason,
@@ -17,16 +18,10 @@ use ginnel_ring::wait::Waitable;
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
-
-use crate::confined::is_confined;
-use crate::family;
-use crate::grow;
-use crate::kernel;
-use crate::passing;
-use crate::settings::{self, Mode};
-use crate::signals::Blocked;
-use crate::socket::{Growth, Socket, Stage};
-use crate::table::{SOCKETS, Using};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, TryLockError};
+use std::time::{Duration, Instant};
 
 /// A connection is reported once it has done this many calls that sent,
 const SENDS: u32 = 4;

@@ -1,16 +1,14 @@
 //! One direction of a socket, and the locks under which threads and processes work on it.
 
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-
+use crate::family::{Common, Position};
+use crate::lock::{Guard, Lock};
+use crate::rings::Rings;
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::{Cursor, stream};
 use ginnel_shmem::SharedMemory;
-
-use crate::family::{Common, Position};
-use crate::lock::{Guard, Lock};
-use crate::rings::Rings;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The carrier of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,21 +11,17 @@
 //! entry: the one of a [`WaitPoint`], or the program's own ([`watch`]).
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-
+use crate::confined::is_confined;
+use crate::errno::{Errno, Kept, Result, check};
+use crate::lock::{self, Lock};
+use crate::socket::Socket;
+use crate::{hidden, kernel, real};
 use ginnel::{SocketReceiver, SocketWaker};
 use ginnel_layout::board;
 use ginnel_ring::wait::Watchable;
 use libc::{c_int, epoll_event, pollfd};
-
-use crate::confined::is_confined;
-use crate::errno::{Errno, Kept, Result, check};
-use crate::hidden;
-use crate::kernel;
-use crate::lock::{self, Lock};
-use crate::real;
-use crate::socket::Socket;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// How a peer wakes a sleeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,26 +11,21 @@
 //! `EPOLL_CTL_DEL` leaves the kernel's registration in place, and `EPOLL_CTL_ADD` finds it there: a program that waits for input
 //! and for output in turns makes no system call for that.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-
-use libc::{c_int, c_short, epoll_event};
-use smallvec::SmallVec;
-
 use crate::direction::Carrier;
 use crate::doorbell::{self, Wake};
 use crate::errno::{self, Errno, Kept, Result, check};
 use crate::lock::{Guard, Lock};
 use crate::poll::{self, Armed};
-use crate::real;
-use crate::receive;
-use crate::send;
 use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
-use crate::{returning, wait};
+use crate::{real, receive, returning, send, wait};
+use libc::{c_int, c_short, epoll_event};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// The number of calls that have found something in rings after which the kernel is asked too.
 const CALLS: u32 = 64;

@@ -5,16 +5,14 @@
 //! (SO_COOKIE).
 #![allow(unsafe_code)] // The environment is an array of C strings.
 
-use std::ffi::{CStr, CString};
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-use ginnel_tcp::{Connecting, Role};
-use libc::{c_char, c_int};
-
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
 use crate::{family, kernel};
+use ginnel_tcp::{Connecting, Role};
+use libc::{c_char, c_int};
+use std::ffi::{CStr, CString};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const VARIABLE: &str = "GINNEL_SOCKETS_INHERITED=";
 

@@ -24,17 +24,14 @@
 //! | a relative writes wrong values there | it breaks its relatives' connections, and nothing else: a position is checked as a peer's words are |
 #![allow(unsafe_code)] // Memory that is shared over fork.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-
-use ginnel_ring::Cursor;
-use libc::c_int;
-
 use crate::confined::is_confined;
 use crate::direction::Carrier;
-use crate::kernel;
-use crate::lock;
 use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
+use crate::{kernel, lock};
+use ginnel_ring::Cursor;
+use libc::c_int;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The socket's number while no fork has happened, or when no other process has the socket any more.
 pub const ALONE: u32 = 0;

@@ -30,22 +30,18 @@
 //! | the sender returns to the kernel (`returning`) | the larger ring takes over from the kernel |
 //! | a fork | there are no new rings as long as several processes have the socket (`family`) |
 
-use std::sync::atomic::Ordering;
-
+use crate::direction::Carrier;
+use crate::errno::{Kept, Result};
+use crate::rings::Rings;
+use crate::socket::{Growth, Socket};
+use crate::{family, kernel, receive};
 use ginnel::{SocketChannel, SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::carrier::{self, Earlier};
 use ginnel_ring::wait::Waitable;
 use ginnel_shmem::SharedMemory;
 use libc::c_int;
-
-use crate::direction::Carrier;
-use crate::errno::{Kept, Result};
-use crate::family;
-use crate::kernel;
-use crate::receive;
-use crate::rings::Rings;
-use crate::socket::{Growth, Socket};
+use std::sync::atomic::Ordering;
 
 /// The number of data bytes in the rings that a connection begins with.
 pub const SMALLEST: usize = 4 << 10;

@@ -7,15 +7,13 @@
 //! the file never sends a signal. So there is no list that could become wrong.
 #![allow(unsafe_code)] // System calls of `fcntl` on descriptors by number.
 
-use std::ffi::c_void;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-
-use libc::c_int;
-
 use crate::confined::is_confined;
 use crate::errno::Kept;
 use crate::real;
+use libc::c_int;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 /// The lowest number for hidden descriptors, unless the program's limit requires lower ones.
 const FIRST: c_int = 4032;

@@ -1,18 +1,16 @@
 //! System calls that this library makes on the kernel's socket without the program's knowledge.
 #![allow(unsafe_code)] // System calls on descriptors of the program.
 
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use ginnel_tcp::Connecting;
-use libc::c_int;
-
 use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, check};
 use crate::real;
 use crate::socket::{End, Socket};
 use crate::table::{SOCKETS, Using, number};
+use ginnel_tcp::Connecting;
+use libc::c_int;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Returns the program's descriptor as a borrowed one, for the duration of a call about it.
 pub fn borrow(fd: c_int) -> BorrowedFd<'static> {

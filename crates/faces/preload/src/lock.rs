@@ -5,11 +5,10 @@
 //! signal handler), or it is in a signal handler that interrupted that call. In both cases the thread continues as the owner.
 //! Each publish in a ring is one store, so the ring is consistent at every instruction.
 
+use crate::confined::is_confined;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
-
-use crate::confined::is_confined;
 
 /// The number of each thread, or 0 until the thread first asks for it. Every lock operation needs the number. So it lies in
 /// static thread-local storage, among the variables of the libraries that were loaded at program start. A thread finds it there

@@ -22,13 +22,6 @@
 //! | the peer dies, or closes | the same; what it has sent can still be received here |
 //! | the peer lies about what it sends again | it harms its own stream |
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use ginnel::SocketReceiver;
-use ginnel_ring::carrier::{self, Place};
-use ginnel_ring::wait::Waitable;
-use libc::c_int;
-
 use crate::confined::is_confined;
 use crate::direction::{Carrier, Held};
 use crate::doorbell::{self, Wake};
@@ -36,6 +29,11 @@ use crate::errno::Kept;
 use crate::socket::{Growth, Socket, Stage, now};
 use crate::table::SOCKETS;
 use crate::{grow, kernel, receive, report, returning, signals};
+use ginnel::SocketReceiver;
+use ginnel_ring::carrier::{self, Place};
+use ginnel_ring::wait::Waitable;
+use libc::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a peer may take to return, in microseconds.
 const PATIENCE: u64 = 1_000_000;

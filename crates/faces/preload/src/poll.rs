@@ -1,22 +1,18 @@
 //! `poll` and `select`, in all their variants.
 
-use std::time::Duration;
-
-use libc::{c_int, c_short, pollfd};
-use smallvec::SmallVec;
-
-use crate::cache;
 use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::doorbell::{WaitPoint, Wake};
 use crate::errno::{Kept, Result};
-use crate::kernel;
 use crate::receive::{self, Found};
 use crate::send::{self, attend_if_needed};
 use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
-use crate::{family, returning, wait};
+use crate::{cache, family, kernel, returning, wait};
+use libc::{c_int, c_short, pollfd};
+use smallvec::SmallVec;
+use std::time::Duration;
 
 /// The interval at which a thread that cannot be woken checks again.
 const STEP: Duration = Duration::from_millis(1);

@@ -8,13 +8,12 @@
     reason = "each is the C function of its name, with that function's rules"
 )]
 
-use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, Ordering};
-
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off64_t,
     pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// An argument that can be converted to the word which the kernel expects.
 trait Word {

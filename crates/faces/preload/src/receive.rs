@@ -1,7 +1,15 @@
 //! Receiving from the kernel and from rings.
 
-use std::sync::atomic::Ordering;
-
+use crate::cache::{self, Rooms};
+use crate::direction::Carrier;
+use crate::doorbell::{self, Wake};
+use crate::errno::{Errno, Result, check, tell};
+use crate::rings::Rings;
+use crate::send::{self, attend_or_wait};
+use crate::socket::{End, Socket};
+use crate::table::{Using, number};
+use crate::wait::{self, Deadline};
+use crate::{grow, kernel, returning};
 use ginnel::SocketReceiver;
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::stream::Consumer;
@@ -9,19 +17,7 @@ use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, carrier};
 use ginnel_shmem::{Mapping, SharedMemory};
 use libc::c_int;
-
-use crate::cache::{self, Rooms};
-use crate::direction::Carrier;
-use crate::doorbell::{self, Wake};
-use crate::errno::{Errno, Result, check, tell};
-use crate::grow;
-use crate::kernel;
-use crate::returning;
-use crate::rings::Rings;
-use crate::send::{self, attend_or_wait};
-use crate::socket::{End, Socket};
-use crate::table::{Using, number};
-use crate::wait::{self, Deadline};
+use std::sync::atomic::Ordering;
 
 /// Receives into the pieces one after the other, as a system call with these flags would. `native` is that call.
 #[inline]

@@ -4,19 +4,16 @@
 //! would close a permanently open descriptor, and its number would then be given to another file.
 #![allow(unsafe_code)] // Makes system calls.
 
+use crate::direction::Direction;
+use crate::errno::Kept;
+use crate::signals::Blocked;
+use crate::socket::Socket;
+use crate::{daemon, kernel, real, table};
+use ginnel_report::{Event, Record};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use ginnel_report::{Event, Record};
-
-use crate::direction::Direction;
-use crate::errno::Kept;
-use crate::real;
-use crate::signals::Blocked;
-use crate::socket::Socket;
-use crate::{daemon, kernel, table};
 
 static FILE: OnceLock<CString> = OnceLock::new();
 static PROGRAM: OnceLock<String> = OnceLock::new();

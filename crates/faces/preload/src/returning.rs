@@ -30,23 +30,20 @@
 //! | the named position in the kernel's stream is wrong | wake bytes are taken for data, or data for wake bytes |
 //! | the sender returns and closes while the receiver is about to wake it | that byte resets the connection, as a byte of the program would: what the sender's kernel has not sent is lost |
 
-use std::sync::atomic::Ordering;
-
+use crate::confined::is_confined;
+use crate::direction::Carrier;
+use crate::errno::{Errno, Kept, Result};
+use crate::rings::Rings;
+use crate::signals::Blocked;
+use crate::socket::{Socket, now};
+use crate::table::Using;
+use crate::{change, family, grow, kernel, lock, report, send};
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::carrier::{self, Place};
 use ginnel_ring::wait::Waitable;
 use ginnel_tcp::Counts;
 use libc::c_int;
-
-use crate::confined::is_confined;
-use crate::direction::Carrier;
-use crate::errno::{Errno, Kept, Result};
-use crate::family;
-use crate::rings::Rings;
-use crate::signals::Blocked;
-use crate::socket::{Socket, now};
-use crate::table::Using;
-use crate::{change, grow, kernel, lock, report, send};
+use std::sync::atomic::Ordering;
 
 /// The time after which a sender leaves a ring without room, in microseconds. TCP's buffers would have taken more
 /// than a small ring.

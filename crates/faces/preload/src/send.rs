@@ -1,24 +1,21 @@
 //! Sending to the kernel and to rings.
 
-use std::iter::Peekable;
-use std::sync::atomic::Ordering;
-
+use crate::cache::{self, Pieces};
+use crate::direction::Carrier;
+use crate::doorbell::{self, Wake};
+use crate::errno::{Errno, Kept, Result, check, tell};
+use crate::rings::Rings;
+use crate::socket::{End, Socket};
+use crate::table::{Using, number};
+use crate::wait::{self, Deadline};
+use crate::{change, daemon, grow, kernel, returning};
 use ginnel::SocketSender;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{SendError, carrier};
 use ginnel_shmem::SharedMemory;
 use libc::c_int;
-
-use crate::cache::{self, Pieces};
-use crate::direction::Carrier;
-use crate::doorbell::{self, Wake};
-use crate::errno::{Errno, Kept, Result, check, tell};
-use crate::kernel;
-use crate::rings::Rings;
-use crate::socket::{End, Socket};
-use crate::table::{Using, number};
-use crate::wait::{self, Deadline};
-use crate::{change, daemon, grow, returning};
+use std::iter::Peekable;
+use std::sync::atomic::Ordering;
 
 /// Flags that make the library leave a connection to the kernel, if the kernel still carries it.
 pub const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;

@@ -1,10 +1,9 @@
 //! The settings that the user makes in the environment.
 
+use ginnel::AttachOptions;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
-
-use ginnel::AttachOptions;
 
 /// The time at which connections are reported to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,16 +5,14 @@
 //! than the given time. Both ends may be in one process, or even in one thread, so a waiting thread advances all connections of
 //! the process.
 
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-use libc::c_int;
-
 use crate::direction::Carrier;
 use crate::errno::Kept;
 use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 use crate::{change, daemon, kernel, settings};
+use libc::c_int;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// The pause between two checks.
 const PAUSE: Duration = Duration::from_micros(100);

@@ -1,18 +1,16 @@
 //! The state that the library keeps for each TCP socket.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
-
-use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
-use ginnel_tcp::{Connecting, Role};
-use libc::c_int;
-
 use crate::cache::Cache;
 use crate::direction::Direction;
 use crate::epoll::Watchers;
 use crate::errno::Errno;
 use crate::lock::Lock;
+use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
+use ginnel_tcp::{Connecting, Role};
+use libc::c_int;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The stage that a socket has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,16 +9,14 @@
 //! file: a call of another thread would read wake bytes from the one, or send them to the other. So calls that come meanwhile wait
 //! until it is clear what the number refers to, and this library's own system calls on such a number ([`Using`]) have ended before.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-
-use libc::c_int;
-
 use crate::confined::is_confined;
 use crate::epoll::Instance;
 use crate::errno::{Errno, Kept, Result};
 use crate::kernel;
 use crate::lock::{self, Lock};
 use crate::socket::{Socket, now};
+use libc::c_int;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// The library leaves descriptors with larger numbers alone.
 const FDS: usize = 1 << 20;

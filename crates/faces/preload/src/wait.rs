@@ -4,22 +4,19 @@
 //! ring again, and sleeps in a system call on the kernel's socket. A byte from the peer, or the peer's end, wakes it
 //! there.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use ginnel_ring::wait::Watchable;
-use ginnel_tcp::Connecting;
-use libc::c_int;
-
 use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::doorbell::{WaitPoint, Wake};
 use crate::errno::{Errno, Result};
-use crate::kernel;
 use crate::returning::{self, Taker};
 use crate::socket::{End, Socket};
-use crate::{receive, send, signals};
+use crate::{kernel, receive, send, signals};
+use ginnel_ring::wait::Watchable;
+use ginnel_tcp::Connecting;
+use libc::c_int;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// The interval, in milliseconds, at which a thread that cannot be woken checks again.
 const STEP: c_int = 1;

@@ -1,12 +1,11 @@
 //! Completion queues.
 #![allow(unsafe_code)] // C structures and functions.
 
-use crate::channel;
 use crate::context::{MAX_COMPLETIONS, errno, fail, own as own_context};
 use crate::events::Unacknowledged;
 use crate::extended_poll::{self, Extended};
 use crate::program::ProcessMemory;
-use crate::real;
+use crate::{channel, real};
 use ginnel_shmem::Mapping;
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::work::Completed;

@@ -5,11 +5,10 @@ use crate::address::{self, Address};
 use crate::completion::queue;
 use crate::context::{self, MAX_ELEMENTS, MAX_INLINE, errno, fail, own};
 use crate::events::Unacknowledged;
-use crate::extended_poll;
 use crate::memory::domain;
 use crate::post::{self, Batch};
 use crate::program::ProcessMemory;
-use crate::{real, shared_receive_queue};
+use crate::{extended_poll, real, shared_receive_queue};
 use ginnel_layout::verbs::{Access, Key, Kind, QpNumber, QpState};
 use ginnel_shmem::Mapping;
 use ginnel_verbs::lock::Lock;
@@ -19,11 +18,10 @@ use ginnel_verbs::remote::MAX_ENTRIES;
 use ginnel_verbs::work::{Datagram, Element, Operation, Work};
 use ginnel_verbs_abi::*;
 use std::ffi::c_int;
-use std::ptr;
-use std::slice;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use std::{ptr, slice};
 
 /// A queue pair of this library.
 #[repr(C)]

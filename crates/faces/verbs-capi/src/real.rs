@@ -1,5 +1,7 @@
 //! The functions of the real libraries that this library calls. Without a real library, each returns what the table says.
 
+#[cfg(test)]
+pub use fake::*;
 use ginnel_verbs_abi::rdmacm::*;
 use ginnel_verbs_abi::*;
 #[cfg(test)]
@@ -8,12 +10,8 @@ use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ss
 use std::ffi::{c_char, c_int, c_uint, c_void};
 #[cfg(test)]
 use std::ptr::null_mut;
-
 #[cfg(not(test))]
 pub use there::*;
-
-#[cfg(test)]
-pub use fake::*;
 
 #[cfg(not(test))]
 mod there {

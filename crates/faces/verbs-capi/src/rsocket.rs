@@ -32,9 +32,8 @@ mod table;
 mod transfer;
 mod waiting;
 
-pub use maps::{Held, hold};
-
 use crate::context::fail;
+pub use maps::{Held, hold};
 use std::ffi::c_int;
 
 /// Returns the value of a successful call, or sets `errno` and returns -1.

@@ -18,9 +18,8 @@
 //! | `MAPPED` | to host | [`Mapped`]: how a segment is mapped in the guest, and how fast it copies |
 //! | `JOIN` | to host | [`Endpoint`]: this process owns the endpoint too (a child after `fork`) |
 
-use crate::{Name, wire};
-
 pub use crate::segment::{Access, MappingKind};
+use crate::{Name, wire};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Kind of a relay message.

@@ -61,6 +61,7 @@ mod session;
 mod socket;
 mod sync;
 
+use crate::Name;
 pub use bell::{BellKind, BellOf, BellOk};
 pub use block::{Block, BlockCreate, BlockGrant, BlockLink, BlockOpen, BlockResize, BlockRights, Rights};
 pub use board::{Board, BoardOpen};
@@ -72,8 +73,6 @@ pub use socket::{
     SECRET, SocketFacts, SocketKey, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason,
 };
 pub use sync::{Sync, SyncOpen, SyncRef};
-
-use crate::Name;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`Hello::features`] and [`HelloOk::features`].

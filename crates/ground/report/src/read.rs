@@ -1,9 +1,8 @@
 //! Reading a report.
 
+use crate::record::{Event, LINE, Record};
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
-
-use crate::record::{Event, LINE, Record};
 
 /// A whole report: the processes, and the latest state of each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

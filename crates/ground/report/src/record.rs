@@ -1,9 +1,8 @@
 //! One line of a report.
 
+use serde::{Deserialize, Serialize, Serializer};
 use std::borrow::Cow;
 use std::net::SocketAddr;
-
-use serde::{Deserialize, Serialize, Serializer};
 
 /// The longest line in bytes, including its newline.
 pub const LINE: usize = 4096;

@@ -1,12 +1,11 @@
 //! Many processes append to one file, and a writer allocates no memory.
 #![allow(unsafe_code)] // An allocator that counts.
 
+use ginnel_report::{Event, Record, Report, Role, TEXT};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::io::{BufReader, Write};
-
-use ginnel_report::{Event, Record, Report, Role, TEXT};
 
 struct Counting;
 

@@ -4,12 +4,11 @@ use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use rustix::io::{Errno, read};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
-use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::{io, ptr};
 
 /// A contiguous range of addresses that are mapped in the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,11 +5,9 @@
 //! mapped stay. Therefore this module enables huge pages for the process, touches all pages of the mapping once, and disables
 //! huge pages again.
 
-use std::os::fd::AsFd;
-
-use rustix::fs::FileType;
-
 use crate::{Mapping, SharedMemory};
+use rustix::fs::FileType;
+use std::os::fd::AsFd;
 
 /// A page of a DAX device.
 const PAGE: usize = 2 << 20;

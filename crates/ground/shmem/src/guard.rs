@@ -42,11 +42,9 @@ use index::{Entered, Index};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use std::cell::Cell;
 use std::ffi::c_void;
-use std::fmt;
-use std::io;
-use std::ptr;
 use std::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::{fmt, io, ptr};
 
 /// The index covers addresses of 57 bits, which is the maximum of processors.
 const BITS: u32 = 9;

@@ -35,16 +35,13 @@ use rustix::mm::{Advice, MprotectFlags, ProtFlags, UserfaultfdFlags, madvise, mp
 use rustix::process::getpid;
 use rustix::thread::futex;
 use std::ffi::c_void;
-use std::fs;
-use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
+use std::{fs, io, ptr, thread};
 
 /// Which stores are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,12 +5,11 @@ use crate::fault_in::fault_in;
 use crate::guard;
 use crate::memory::SharedMemory;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
-use std::fmt;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
 
 /// The accesses for which a mapping may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,12 +33,11 @@ use rustix::mm::{
     mremap_fixed, munmap,
 };
 use std::ffi::c_void;
-use std::io;
-use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{io, mem};
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 

@@ -4,11 +4,10 @@
 use ginnel_shmem::{Mapping, Placed, Protection, SharedMemory};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::fs::File;
-use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::{io, thread};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;

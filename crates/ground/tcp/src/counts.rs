@@ -7,14 +7,12 @@
 
 #![allow(unsafe_code)] // SIOCOUTQ, which no crate has.
 
+use crate::identity::TCP_INFO;
+use crate::option;
+use rustix::io::{Errno, Result};
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
-
-use rustix::io::{Errno, Result};
-
-use crate::identity::TCP_INFO;
-use crate::option;
 
 /// SIOCOUTQ.
 const OUTQ: rustix::ioctl::Opcode = 0x5411;

@@ -1,14 +1,12 @@
 //! The identity of the connection that a socket belongs to.
 #![allow(unsafe_code)] // Two ioctls that hand out descriptors of namespaces.
 
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-
+use crate::option;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use thiserror::Error;
-
-use crate::option;
 
 /// SO_NETNS_COOKIE (since Linux 5.14).
 const NETNS_COOKIE: usize = 71;

@@ -1,9 +1,8 @@
 //! Socket options for which no crate has functions.
 #![allow(unsafe_code)] // getsockopt and setsockopt as raw system calls, because our own library may interpose those of the C library.
 
-use std::os::fd::{AsFd, AsRawFd};
-
 use rustix::io::{Errno, Result};
+use std::os::fd::{AsFd, AsRawFd};
 use syscalls::{Sysno, syscall};
 
 /// The level of TCP's options, IPPROTO_TCP.

@@ -6,14 +6,12 @@
 //! shows that value, the SYN came from that socket. The probability that a guess is right is the window's width, a
 //! few milliseconds, divided by 2^32.
 
-use std::os::fd::AsFd;
-use std::time::Duration;
-
+use crate::option;
 use etherparse::{LaxSlicedPacket, TcpOptionElement, TransportSlice};
 use rustix::io::Result;
 use rustix::time::{ClockId, clock_gettime};
-
-use crate::option;
+use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// TCP_TIMESTAMP: the clock of the socket's own timestamps.
 const TIMESTAMP: usize = 24;

@@ -15,13 +15,12 @@
 //! test network. Therefore two sockets of one kernel that match by proof wait for [`GRACE`] before they are joined. In this time,
 //! the ends of the other connection are reported as well.
 
+use crate::identity::{Identity, Owner};
+use crate::proof::{Clock, Connecting, SynTime};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Bound;
 use std::time::Duration;
-
-use crate::identity::{Identity, Owner};
-use crate::proof::{Clock, Connecting, SynTime};
 
 /// The maximum number of reports that are kept for a member. One more report pushes out the oldest report of the member's user
 /// with the most reports.

@@ -1,14 +1,12 @@
 //! The block of the cache, which this process has open.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
+use crate::error::Error;
 use arc_swap::{ArcSwapOption, Guard};
 use ginnel::{AttachOptions, Block, Endpoint, ErrorCode, Mapping, Rights};
 use ginnel_cache_store::reader::Reader;
 use ginnel_cache_store::store::NotACache;
-
-use crate::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How often the name of the block is looked up again while there is a reason to do so.
 const AGAIN: Duration = Duration::from_secs(1);

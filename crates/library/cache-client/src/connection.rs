@@ -1,17 +1,15 @@
 //! A connection to a server.
 
+use crate::answer::{Answer, Nonsense, parse};
+use ginnel::{Endpoint, StreamChannel, StreamReceiver, StreamSender};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with,
+};
 use std::io::{self, Read};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-use ginnel::{Endpoint, StreamChannel, StreamReceiver, StreamSender};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with,
-};
-
-use crate::answer::{Answer, Nonsense, parse};
 
 /// The initial room for answers, in bytes.
 const ROOM: usize = 16 << 10;

@@ -60,28 +60,25 @@ mod place;
 mod request;
 mod server;
 
-use std::fmt::Write;
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-use ginnel::{AttachOptions, SharedMemory as _};
-use ginnel_cache_store::reader::{Append, Found, Place};
-use ginnel_cache_store::store::Meta;
-
-pub use counters::Counters;
-pub use error::Error;
-pub use ginnel_cache_store::store::NotACache;
-pub use ginnel_cache_store::survey::{Part, Survey};
-pub use place::Changes;
-pub use request::MOST_KEY;
-
 use crate::answer::{Answer, flag, number};
 use crate::cache_block::{CacheBlock, Opened};
 use crate::counters::CounterSet;
 use crate::hits::Hits;
 use crate::request::Mode;
 use crate::server::{Ask, Server};
+pub use counters::Counters;
+pub use error::Error;
+use ginnel::{AttachOptions, SharedMemory as _};
+use ginnel_cache_store::reader::{Append, Found, Place};
+use ginnel_cache_store::store::Meta;
+pub use ginnel_cache_store::store::NotACache;
+pub use ginnel_cache_store::survey::{Part, Survey};
+pub use place::Changes;
+pub use request::MOST_KEY;
+use std::fmt::Write;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Keys whose memory is fetched together. Processors can have some ten to twenty such fetches under way.
 const TOGETHER: usize = 16;

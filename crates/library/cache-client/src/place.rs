@@ -1,9 +1,8 @@
 //! The places where a server can be reached for changes.
 
+use crate::error::Error;
 use std::path::PathBuf;
 use std::str::FromStr;
-
-use crate::error::Error;
 
 /// The most places that are accepted from the header of a cache.
 const MOST_PLACES: usize = 16;

@@ -1,9 +1,8 @@
 //! Requests of memcached's meta protocol, as the client sends them to a server.
 
+use crate::error::Error;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-use crate::error::Error;
 
 /// The longest key, in bytes.
 pub const MOST_KEY: usize = 250;

@@ -1,14 +1,12 @@
 //! The server, and how this process reaches it.
 
-use std::time::{Duration, Instant};
-
-use ginnel::{AttachOptions, Endpoint, Error as Ginnel, ErrorCode};
-
 use crate::answer::Answer;
 use crate::cache_block::{CacheBlock, Opened};
 use crate::connection::{Broken, Connection};
 use crate::error::Error;
 use crate::place::{Changes, places};
+use ginnel::{AttachOptions, Endpoint, Error as Ginnel, ErrorCode};
+use std::time::{Duration, Instant};
 
 /// The pauses between attempts to reach the server.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);

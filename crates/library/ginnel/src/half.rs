@@ -365,4 +365,5 @@ macro_rules! channel {
         }
     };
 }
-pub(crate) use {channel, half};
+pub(crate) use channel;
+pub(crate) use half;

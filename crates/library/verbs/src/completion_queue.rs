@@ -3,17 +3,15 @@
 //! Completions of sends are in private memory, because the thread that posts a request also executes it. Completions of receives lie in
 //! the rings of their queue pairs, where the peers write them.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use ginnel_layout::verbs::{Armed, QpNumber};
-use ginnel_shmem::SharedMemory;
-
 use crate::lock::{Lock, Locked};
 use crate::program::ProgramMemory;
 use crate::queue_pair::QueuePair;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::work::{Completed, Status};
+use ginnel_layout::verbs::{Armed, QpNumber};
+use ginnel_shmem::SharedMemory;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Types that the loom model replaces.
 #[cfg(loom)]

@@ -5,20 +5,6 @@
 //! of the peer's death, and holds the peer's blocks. So the memory of a peer that dies is not given to anyone else while this process
 //! may still be storing into it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-use ginnel::{AttachOptions, Block, BlockOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode};
-use ginnel::{
-    Listener, Mapping, MessageChannel, MessageReceiver, MessageSender, ReadySet, Rights, SharedMemory,
-};
-use ginnel_layout::verbs::{self, Access, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
-
 use crate::completion_queue::CompletionQueue;
 use crate::notifier::{Notifier, Waker};
 use crate::peer::{Arenas, Peer};
@@ -29,6 +15,18 @@ use crate::receive::Shape;
 use crate::regions::{Full, Region, Regions};
 use crate::shadow::{self, Bounce};
 use crate::shared_receive_queue::SharedReceiveQueue;
+use ginnel::{
+    AttachOptions, Block, BlockOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode, Listener,
+    Mapping, MessageChannel, MessageReceiver, MessageSender, ReadySet, Rights, SharedMemory,
+};
+use ginnel_layout::verbs::{self, Access, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The size of the smallest arena, and of the largest that is allocated unless a single request needs more; in bytes.
 const SMALLEST: u64 = 8 << 20;

@@ -1,13 +1,12 @@
 //! A readable summary of the tables of a segment's endpoints, for an administrator.
 
+use crate::counters::now;
 use ginnel::{Endpoint, Error, ErrorCode, Rights, SharedMemory};
 use ginnel_layout::verbs::{
     self, Access, Kind, QPS, QpNumber, QpState, REGION, REGION_TABLE, REGIONS, TABLES, Waits, counters, qp,
     region,
 };
 use serde::Serialize;
-
-use crate::counters::now;
 
 /// An endpoint that uses a segment as an RDMA device, according to its tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -8,12 +8,11 @@
 //! a lock and another C call to release it.
 #![allow(unsafe_code)] // `lock_api` makes the implementation promise mutual exclusion.
 
+use lock_api::{GuardSend, RawMutex};
+use rustix::thread::futex;
 use std::hint::spin_loop;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
-
-use lock_api::{GuardSend, RawMutex};
-use rustix::thread::futex;
 
 /// A value that only one thread at a time may access.
 pub type Lock<T> = lock_api::Mutex<RawLock, T>;

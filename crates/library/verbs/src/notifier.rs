@@ -3,6 +3,9 @@
 //! It sleeps until a peer has written a completion that the program wants to be told of, a request has to wait, or a peer has died. A
 //! program that polls needs no notifier, because the polling thread does all of this work.
 
+use crate::device::{LOOK, Shared};
+use crate::program::ProgramMemory;
+use ginnel::{Error, Mapping, ReadySet, WaitMode};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process;
@@ -10,11 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use ginnel::{Error, Mapping, ReadySet, WaitMode};
-
-use crate::device::{LOOK, Shared};
-use crate::program::ProgramMemory;
 
 /// Time between two attempts of a request that waits for its peer. It is the delay that an adapter would use if the peer had asked for
 /// this RNR timer value (InfiniBand Architecture Specification 1.2.1, table 45).

@@ -3,14 +3,12 @@
 //! All of it is hostile input. Each word is loaded once, checked, and then used. What passes the checks lies within the peer's own
 //! arenas, so a peer that writes false values harms only its own memory.
 
+use crate::regions::Region;
+use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, MEMBER, Place, region};
+use ginnel_shmem::SharedMemory;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, MEMBER, Place, region};
-use ginnel_shmem::SharedMemory;
-
-use crate::regions::Region;
 
 /// The arenas of an endpoint, and its doorbell.
 pub trait Arenas<M>: Send + Sync {

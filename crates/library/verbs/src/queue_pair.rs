@@ -9,18 +9,6 @@ mod help;
 mod parameters;
 mod receiving;
 
-pub use parameters::{
-    Capacity, Change, Event, EventCallback, Location, QueuePairOptions, Refused, Rings, lid,
-};
-
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-
-use ginnel_layout::verbs::{Access, Armed, Claimer, Key, Kind, MTU, QpNumber, QpState, Waits, qp};
-use ginnel_shmem::SharedMemory;
-
 use crate::completion_queue::CompletionQueue;
 use crate::counters::Counters;
 use crate::lock::{Lock, Locked};
@@ -32,6 +20,15 @@ use crate::remote::{self, Failure, NotConnected, Remote};
 use crate::shadow::{Bounce, ErrandRequest, ErrandServer};
 use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
 use crate::work::{Completed, Datagram, Element, Operation, Status, Work, total};
+use ginnel_layout::verbs::{Access, Armed, Claimer, Key, Kind, MTU, QpNumber, QpState, Waits, qp};
+use ginnel_shmem::SharedMemory;
+pub use parameters::{
+    Capacity, Change, Event, EventCallback, Location, QueuePairOptions, Refused, Rings, lid,
+};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// What a queue pair needs from its device.
 pub trait Adapter<M: SharedMemory>: Send + Sync {

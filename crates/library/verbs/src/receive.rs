@@ -1,15 +1,13 @@
 //! The receive queue of a queue pair, as its owner uses it: posted receives, and messages that have arrived.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use ginnel_layout::verbs::{Access, Claimer, Completion, Key, QpNumber, completion, qp, receive};
-use ginnel_shmem::SharedMemory;
-
 use crate::program::ProgramMemory;
 use crate::queue_pair::Adapter;
 use crate::shadow::Bounce;
 use crate::work::{Element, Opcode, Status};
+use ginnel_layout::verbs::{Access, Claimer, Completion, Key, QpNumber, completion, qp, receive};
+use ginnel_shmem::SharedMemory;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A receive queue.
 pub struct ReceiveQueue<M: SharedMemory> {

@@ -3,13 +3,12 @@
 //! The records are private, and the tables contain a copy of them for peers. This endpoint reads that copy only to find memory for a
 //! copy that a peer shares with it, after the private records have allowed that.
 
+use crate::range_allocator::RangeAllocator;
+use crate::work::Element;
 use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, REGION_TABLE, REGIONS, SHADOW_BYTES, SHADOWS, region,
 };
 use ginnel_shmem::SharedMemory;
-
-use crate::range_allocator::RangeAllocator;
-use crate::work::Element;
 
 /// A region, as the program registered it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

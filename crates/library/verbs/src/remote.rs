@@ -5,20 +5,18 @@
 //! The peer takes a thing away first, and looks at the word afterwards. Both sides execute a full fence between the two steps, so at
 //! least one of them sees the other.
 
-use std::ops::Range;
-use std::sync::Arc;
-
-use ginnel_layout::verbs::{
-    Access, Armed, Claimer, Completion, Errand, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS,
-    QpNumber, QpState, completion, qp, receive,
-};
-use ginnel_shmem::SharedMemory;
-
 use crate::peer::{FindPlace, Peer, Target, Windows};
 use crate::program::ProgramMemory;
 use crate::shadow::{ErrandClient, ErrandRequest, PeerWords, Step};
 use crate::shared_copy::{self, Next, Offer, Shareable, Sharing};
 use crate::work::{Element, Operation, Status, total};
+use ginnel_layout::verbs::{
+    Access, Armed, Claimer, Completion, Errand, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS,
+    QpNumber, QpState, completion, qp, receive,
+};
+use ginnel_shmem::SharedMemory;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The largest number of ring entries that a poster accepts from a peer.
 pub const MAX_ENTRIES: usize = 1 << 15;

@@ -13,16 +13,14 @@
 //! Both sides treat the contents of the mailbox as untrusted. The owner checks the region, its bounds and its access rights in private
 //! memory, and the peer accesses nothing outside the owner's arenas.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-use ginnel_layout::verbs::{Access, Errand, Key, Place, qp};
-use ginnel_shmem::SharedMemory;
-
 use crate::peer::Peer;
 use crate::program::ProgramMemory;
 use crate::regions::Region;
 use crate::work::{Element, Status};
+use ginnel_layout::verbs::{Access, Errand, Key, Place, qp};
+use ginnel_shmem::SharedMemory;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The length of the largest bounce area, in bytes.
 pub const MOST: usize = 64 << 10;

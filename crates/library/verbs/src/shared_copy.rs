@@ -18,12 +18,10 @@
 //! wrong bytes into either memory anyway, so the poster trusts what the owner reports about its progress. An owner that claims a piece
 //! and never copies it delays this one request until the owner dies.
 
-use std::ops::Range;
-
+use crate::work::Element;
 use ginnel_layout::verbs::{Access, Claims, Errand, Key, Kind, OFFERS, copy};
 use ginnel_shmem::SharedMemory;
-
-use crate::work::Element;
+use std::ops::Range;
 
 /// The length in bytes from which on a copy is shared.
 pub const LEAST: usize = if cfg!(loom) { 48 } else { 128 << 10 };

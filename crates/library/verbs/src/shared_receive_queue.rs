@@ -1,17 +1,15 @@
 //! Shared receive queues: one receive queue for several queue pairs.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
-use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
-use ginnel_shmem::SharedMemory;
-
 use crate::lock::{Lock, Locked};
 use crate::program::ProgramMemory;
 use crate::queue_pair::{Adapter, Event, EventCallback, Location, QueuePair, Refused, Rings};
 use crate::receive::{Owner, ReceiveQueue, Shape};
 use crate::work::Element;
+use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
+use ginnel_shmem::SharedMemory;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A receive queue for several queue pairs. It has an entry in the table of queue pairs, for the words that peers use.
 pub struct SharedReceiveQueue<M: SharedMemory> {

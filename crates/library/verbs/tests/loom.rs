@@ -10,9 +10,6 @@
 //! The last part shows that the models can fail: it runs the same models with a memory in which one side lacks one ordering.
 #![cfg(loom)]
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-
 use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, Chunk, Claimer, Completion, GRH, Key, Kind, MEMBER, Place, QpNumber, QpState,
     REGION_TABLE, TABLES, completion, qp, receive, region,
@@ -29,6 +26,8 @@ use ginnel_verbs::shadow::{self, Bounce};
 use ginnel_verbs::work::{Completed, Element, Operation, Status};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Explores `model` with at most this many preemptions, or as many as LOOM_MAX_PREEMPTIONS says.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {

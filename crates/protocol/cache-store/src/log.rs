@@ -6,10 +6,9 @@
 //! memory, a segment that is being emptied looks like any other, so a successor starts emptying it again from the
 //! beginning.
 
-use std::collections::VecDeque;
-
 use ginnel_layout::cache::{LIMIT, PRESSURE, Room, Shape, State, item, log};
 use ginnel_shmem::SharedMemory;
+use std::collections::VecDeque;
 
 /// A queue of log segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,17 +1,15 @@
 //! The readers' side of a cache.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
+use crate::item::{Hasher, Look, look, slots};
+use crate::store::{Meta, NotACache, meta, shape_of};
+use crate::survey::{Survey, survey};
 use ginnel_layout::cache::{
     CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, MAGIC, MOST_CONTACT, PRESSURE, READY, SLOTS, Shape, Slot,
     buckets_of, item, log,
 };
 use ginnel_shmem::SharedMemory;
-
-use crate::item::{Hasher, Look, look, slots};
-use crate::store::{Meta, NotACache, meta, shape_of};
-use crate::survey::{Survey, survey};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// How often a reader retries an item that the server changes meanwhile.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };

@@ -14,17 +14,16 @@
 //! wanted again passes only through the small queue. Unlike an LRU list, this algorithm changes nothing when an item
 //! is read. So it works with readers that cannot write, although only a sample of their hits counts as uses.
 
+use crate::ghosts::Ghosts;
+use crate::item::{Hasher, Item, Look, look, slots};
+use crate::log::{Log, Queue, Step};
+use crate::shape::LEAST_SEGMENTS;
 use ginnel_layout::cache::{
     self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSH_AT, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,
     MOST_CONTACT, MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item,
     marks,
 };
 use ginnel_shmem::SharedMemory;
-
-use crate::ghosts::Ghosts;
-use crate::item::{Hasher, Item, Look, look, slots};
-use crate::log::{Log, Queue, Step};
-use crate::shape::LEAST_SEGMENTS;
 
 /// The number of versions that are given out between two records of the highest version.
 const VERSIONS_AT_ONCE: u64 = 1 << 20;

@@ -3,13 +3,12 @@
 
 mod common;
 
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
-
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::Store;
 use ginnel_shmem::{Mapping, SharedMemory};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 const LEN: usize = 32 << 10;
 

@@ -5,8 +5,6 @@ mod common;
 #[path = "../../../ground/shmem/tests/mortal/mod.rs"]
 mod mortal;
 
-use std::collections::HashMap;
-
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::{NotACache, NotStored, Store};
@@ -14,6 +12,7 @@ use ginnel_layout::cache::{BOOT_TIME, CLOCK, MAGIC, MOST_CONTACT, MOST_KEY, Room
 use ginnel_shmem::{Mapping, SharedMemory};
 use mortal::Mortal;
 use proptest::prelude::*;
+use std::collections::HashMap;
 
 const LEN: usize = 64 << 10;
 

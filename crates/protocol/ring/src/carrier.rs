@@ -46,10 +46,9 @@
 //! | calls [`is_recalled`] now and then, and [`begin`] calls it too: goes back as above | |
 //! | | finds, after [`recall`], that the producer has not begun ([`left`]): it never will, and the kernel carries the stream on |
 
+use crate::error::Corrupt;
 use ginnel_layout::ring::{BASE, END, READY, RECALL, REPEATED, RESUME, TAKEN, WANTED};
 use ginnel_shmem::SharedMemory;
-
-use crate::error::Corrupt;
 
 /// Value of the word WANTED.
 const WANTS: u32 = 1;

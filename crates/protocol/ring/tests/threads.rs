@@ -11,12 +11,11 @@ use ginnel_ring::{RecvError, SendError, message, stream};
 use ginnel_shmem::Mapping;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 const TESTS: [(&str, fn()); 4] =
     [("messages", messages), ("streams", streams), ("whole_writes", whole_writes), ("ping_pong", ping_pong)];

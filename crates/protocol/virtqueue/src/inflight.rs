@@ -12,7 +12,6 @@ use crate::error::SetupError;
 use crate::memory::Area;
 use ginnel_layout::inflight::{self as layout, ALIGN};
 use ginnel_shmem::SharedMemory;
-
 pub(crate) use packed::{Again, Packed};
 pub(crate) use split::Split;
 

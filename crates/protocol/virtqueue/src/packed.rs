@@ -7,11 +7,10 @@ use crate::device::check_area;
 use crate::error::SetupError;
 use crate::event::passed;
 use crate::memory::Area;
-use ginnel_layout::virtio::{DESCRIPTOR, DESCRIPTOR_ALIGN, DescriptorFlags, packed};
-use ginnel_shmem::SharedMemory;
-
 pub(crate) use device::Device;
 pub(crate) use driver::Driver;
+use ginnel_layout::virtio::{DESCRIPTOR, DESCRIPTOR_ALIGN, DescriptorFlags, packed};
+use ginnel_shmem::SharedMemory;
 
 /// The three areas of a queue, each long enough for the queue's size.
 pub(crate) struct Areas<M> {

@@ -4,11 +4,10 @@
 mod disk;
 mod kinds;
 
-pub use disk::{Disk, DiskSpec};
-pub use kinds::{BackendKind, Device, Direct, Lock, OnError, SandboxMode, Wait};
-
 use crate::{Limits, VolumePaths};
+pub use disk::{Disk, DiskSpec};
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem, check_socket_path, from_toml};
+pub use kinds::{BackendKind, Device, Direct, Lock, OnError, SandboxMode, Wait};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

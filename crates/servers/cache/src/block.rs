@@ -1,13 +1,12 @@
 //! The block that holds the items: creates it, or opens the one that an earlier server has left.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, bail};
 use ginnel::{Block, BlockOptions, Endpoint, Error, ErrorCode, Mapping, Rights};
 use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::{NotACache, Store};
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// How long the daemon may take to notice that an earlier server has died.

@@ -1,15 +1,13 @@
 //! One client: its socket or channel, and the buffers for its requests and answers.
 
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
+use crate::engine::Engine;
+use crate::talk::{State, Talk};
 use ginnel::{Error, StreamChannel};
 use ginnel_shmem::SharedMemory;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-
-use crate::engine::Engine;
-use crate::talk::{State, Talk};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The most bytes that one call reads from a client that has no unhandled bytes in a buffer.
 pub(crate) const READ: usize = 64 << 10;

@@ -12,14 +12,13 @@ mod meta;
 mod stats;
 mod text;
 
+use crate::hot::Hot;
+use crate::numbers::{Numbers, Settings};
 use ginnel_cache_protocol::Verb;
 use ginnel_cache_protocol::number::{self, append};
 use ginnel_cache_store::store::{Meta, Store};
 use ginnel_layout::cache::marks;
 use ginnel_shmem::SharedMemory;
-
-use crate::hot::Hot;
-use crate::numbers::{Numbers, Settings};
 
 /// The longest relative time in seconds: a client's time up to this counts from now, and a larger one counts from 1970.
 const RELATIVE: i32 = 60 * 60 * 24 * 30;

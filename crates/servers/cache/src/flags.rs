@@ -1,10 +1,9 @@
 //! The command line of `ginnel-cache`.
 
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
-
 use clap::Parser;
 use ginnel_config::{Bytes, LogFormat, Mode};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 
 /// Serves a cache that speaks memcached's protocol, and whose items clients can read directly from memory.
 ///

@@ -1,15 +1,5 @@
 //! `ginnel-cache`: see ginnel-cache(8).
 
-use std::fmt::Write;
-use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::Path;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ginnel::{AttachOptions, Endpoint};
@@ -22,6 +12,15 @@ use ginnel_config::LogFormat;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit, setrlimit};
+use std::fmt::Write;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 

@@ -1,21 +1,19 @@
 //! The server: the event loop for all clients and listeners, and the ticks of the cache's clock.
 
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
-use std::time::Duration;
-
+use crate::block::{boot_time, unix_time};
+use crate::connection::{Connection, Either, Next, Scratch, Socket};
+use crate::engine::Engine;
 use anyhow::{Context, Result};
 use ginnel::{Endpoint, Error, Listener, ReadySet, StreamChannel, WaitMode};
 use ginnel_shmem::SharedMemory;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
 use tracing::{debug, info, warn};
-
-use crate::block::{boot_time, unix_time};
-use crate::connection::{Connection, Either, Next, Scratch, Socket};
-use crate::engine::Engine;
 
 /// The longest time between two ticks of the cache's clock. If the clock stands still for two seconds, readers assume that
 /// the server is dead.

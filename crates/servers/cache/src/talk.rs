@@ -1,12 +1,10 @@
 //! The protocol of one client: takes the bytes of requests and appends the bytes of answers. It does not read or write
 //! sockets.
 
-use ginnel_cache_protocol::Protocol;
-use ginnel_cache_protocol::binary;
-use ginnel_cache_protocol::text::{self, Get, NextKey, Request};
-use ginnel_shmem::SharedMemory;
-
 use crate::engine::{After, Engine};
+use ginnel_cache_protocol::text::{self, Get, NextKey, Request};
+use ginnel_cache_protocol::{Protocol, binary};
+use ginnel_shmem::SharedMemory;
 
 /// Once this many bytes of answers are waiting, no further request is handled until they are sent. Bytes that requests
 /// have moved without putting them into an answer count as well, so that each run ends after a bounded amount of work.

@@ -2,11 +2,6 @@
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
-
 use ginnel::Endpoint;
 use ginnel_cache::engine::Engine;
 use ginnel_cache::numbers::Settings;
@@ -15,6 +10,10 @@ use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::Store;
 use ginnel_shmem::Mapping;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 use support::{World, wait_for};
 
 const LEN: usize = 16 << 20;

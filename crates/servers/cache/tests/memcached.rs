@@ -3,12 +3,11 @@
 
 mod support;
 
-use std::collections::HashMap;
-use std::io::{Read, Write};
-
 use ginnel_cache_protocol::binary::{self, Header, opcode};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use std::collections::HashMap;
+use std::io::{Read, Write};
 use support::{Served, World, memcached};
 
 /// Maps each version to its place in the order in which versions were first seen.

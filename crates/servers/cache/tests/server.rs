@@ -2,14 +2,13 @@
 
 mod support;
 
+use ginnel::{Rights, StreamChannel};
+use ginnel_cache_store::reader::{Found, Reader};
+use rustix::process::Signal;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-
-use ginnel::{Rights, StreamChannel};
-use ginnel_cache_store::reader::{Found, Reader};
-use rustix::process::Signal;
 use support::{World, wait_for};
 
 /// Sends a request over a channel, and returns the bytes that the server answers up to and including `end`.

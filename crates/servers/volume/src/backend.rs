@@ -10,19 +10,16 @@ mod ram;
 pub(crate) mod uring;
 mod volatile;
 
-pub use image::{Image, ImageError};
-pub use volatile::Volatile;
-
-use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Buffer, GuestMemory};
 use ginnel_volume_control::config::{self, BackendKind};
+pub use image::{Image, ImageError};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use thiserror::Error;
-
 use uring::Uring;
+pub use volatile::Volatile;
 
 /// An operation on a disk. Offsets and lengths are in bytes, and describe whole blocks inside the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,14 +6,12 @@ pub mod scsi;
 #[cfg(test)]
 mod seed;
 
-use std::sync::Arc;
-
+use crate::backend::{Failure, Op};
+use crate::disk::Disk;
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Buffer, Chain, GuestMemory};
-
-use crate::backend::{Failure, Op};
-use crate::disk::Disk;
+use std::sync::Arc;
 
 /// A device of one kind. All workers call its methods at the same time.
 pub trait Device: Send + Sync {

@@ -1,10 +1,9 @@
 //! The state of a disk that all threads share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use ginnel_layout::virtio_blk::ID_LEN;
 use ginnel_shmem::{Mapping, SharedMemory};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::error;
 
 /// A disk: a blk device has one, and a scsi target has one for each logical unit.

@@ -18,7 +18,8 @@
 
 use ginnel_volume_control::Limits;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// Clocks count 64ths of a nanosecond: three million requests a second are then exact to 20 ppm, and a clock can run

@@ -1,10 +1,5 @@
 //! `ginnel-volume`: see ginnel-volume(8).
 
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_config::LogFormat;
@@ -18,6 +13,10 @@ use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume::turn::Turn;
 use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::Config;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::Duration;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 

@@ -18,15 +18,13 @@
 //!
 //! Two volumes on one host see the same bytes at any time: they share the page cache, or both bypass it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-use ginnel_volume_control::config::{self, Lock};
-use thiserror::Error;
-use tracing::{error, info, warn};
-
 use crate::backend::{Backend, ImageError};
 use crate::lock::{self, LockError, Use};
+use ginnel_volume_control::config::{self, Lock};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use thiserror::Error;
+use tracing::{error, info, warn};
 
 /// Why an image cannot be locked for use.
 #[derive(Debug, Error)]
@@ -176,10 +174,9 @@ impl Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
-
     use ginnel_volume_control::VolumePaths;
     use ginnel_volume_control::config::Spec;
+    use std::path::Path;
 
     const NONE: Duration = Duration::ZERO;
 

@@ -6,20 +6,6 @@
 
 mod control;
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-use ginnel_volume_control::Limits as RateLimits;
-use ginnel_volume_control::config::{Config, Device as DeviceKind, OnError};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::sockopt::socket_peercred;
-use thiserror::Error;
-use tracing::{error, info, warn};
-
 use crate::backend::{Backend, Failure, Stores};
 use crate::device::Device;
 use crate::device::blk::Blk;
@@ -31,6 +17,18 @@ use crate::session::message::{Connection, Gone};
 use crate::session::{Limits, Outcome, Queues, Session, Start};
 use crate::stats::Counters;
 use crate::worker::{Event, Events, Handle, Order, Peers, Plan};
+use ginnel_volume_control::Limits as RateLimits;
+use ginnel_volume_control::config::{Config, Device as DeviceKind, OnError};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::sockopt::socket_peercred;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tracing::{error, info, warn};
 
 /// Why a volume ends without being asked to.
 #[derive(Debug, Error)]

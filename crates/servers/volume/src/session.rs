@@ -19,10 +19,8 @@
 mod memory;
 pub mod message;
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-
+use crate::device::Device;
+use crate::disk::Disk;
 use ginnel_layout::vhost_user::{
     BackendRequest, ConfigHeader, InflightArea, LogArea, MAX_CONFIG, MEMORY_HEADER, MemoryRegion, Request,
     VRING_INDEX_MASK, VRING_NO_FD, VringAddress, VringState, feature as connection, protocol,
@@ -30,13 +28,13 @@ use ginnel_layout::vhost_user::{
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Area, DeviceQueue, DirtyLog, GuestMemory, InflightQueue, Kind, Region, Setup};
+use message::{Gone, Message, tell};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use tracing::{debug, warn};
 use zerocopy::{FromBytes, IntoBytes};
-
-use crate::device::Device;
-use crate::disk::Disk;
-use message::{Gone, Message, tell};
 
 /// Number of memory regions that a front end may have.
 const MAX_REGIONS: usize = 256;

@@ -2,11 +2,11 @@
 
 mod histogram;
 
-pub use histogram::Histogram;
-
 use ginnel_volume_control::{OperationStat, QueueStat, ThreadStat};
+pub use histogram::Histogram;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A counter that one thread writes and others read. Adding is a load and a store, not an atomic addition, since only
 /// one thread writes.

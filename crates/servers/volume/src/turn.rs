@@ -7,17 +7,15 @@
 //! locks a file beside its socket, and its io_urings hold that open file: the kernel closes it when the last request
 //! has ended.
 
+use crate::sockets;
+use ginnel_config::Problem;
+use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-use ginnel_config::Problem;
-use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
-
-use crate::sockets;
 
 /// The interval at which a waiting process checks whether its predecessor has gone.
 const AGAIN: Duration = Duration::from_millis(20);

@@ -15,29 +15,26 @@ mod queue;
 mod sleep;
 mod slots;
 
-pub use barrier::Barrier;
-pub use mailbox::{Event, Events, Handle, Order, Peers};
-
-use std::io;
-use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
-
-use ginnel_virtqueue::Chain;
-use ginnel_volume_control::config::Wait;
-use tracing::{error, warn};
-
 use crate::backend::{Failure, Op, Stores};
 use crate::device::{Begin, Device};
 use crate::disk::Disk;
 use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
+pub use barrier::Barrier;
 use barrier::Barriers;
+use ginnel_virtqueue::Chain;
+use ginnel_volume_control::config::Wait;
 use hold::OnHold;
 use mailbox::Inbox;
+pub use mailbox::{Event, Events, Handle, Order, Peers};
 use queue::{Queue, State};
 use sleep::Sleep;
 use slots::Slots;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+use tracing::{error, warn};
 
 /// The largest number of requests that are taken from a queue in one turn.
 const BATCH: usize = 32;

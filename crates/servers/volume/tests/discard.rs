@@ -3,12 +3,11 @@
 mod front;
 mod server;
 
-use std::os::unix::fs::MetadataExt;
-
 use front::Guest;
 use ginnel_layout::virtio_blk::{RangeSegment, RequestHeader, RequestKind};
 use ginnel_volume_bench::Status;
 use server::{Server, status};
+use std::os::unix::fs::MetadataExt;
 use zerocopy::IntoBytes;
 
 const BYTES: u64 = 8 << 20;

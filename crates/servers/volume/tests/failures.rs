@@ -2,10 +2,9 @@
 
 mod server;
 
-use std::fs::File;
-
 use ginnel_volume_bench::{Client, Options, Status};
 use server::{Server, status};
+use std::fs::File;
 
 const BYTES: u64 = 32 << 20;
 

@@ -4,9 +4,6 @@
 mod front;
 mod server;
 
-use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
-
 use front::{DATA, Guest};
 use ginnel_layout::vhost_user::{Request, feature};
 use ginnel_layout::virtio::feature as virtio;
@@ -19,6 +16,8 @@ use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::Segment;
 use ginnel_volume_bench::{Client, Options};
 use server::{PROMPT, Server};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// The longest time that stopping a queue may take. It is far shorter than the time that the guest's requests need.

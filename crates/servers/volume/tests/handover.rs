@@ -4,8 +4,6 @@
 mod front;
 mod server;
 
-use std::os::unix::fs::FileExt;
-
 use front::Guest;
 use ginnel_layout::vhost_user::protocol::GET_VRING_BASE_INFLIGHT;
 use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
@@ -16,6 +14,7 @@ use ginnel_layout::virtio_scsi::{
 use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Chain, Kind, Segment};
 use server::Server;
+use std::os::unix::fs::FileExt;
 use zerocopy::IntoBytes;
 
 const BLOCK: usize = 4096;

@@ -4,12 +4,6 @@
 mod front;
 mod server;
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::time::Instant;
-
 use front::{Front, Guest};
 use ginnel_layout::vhost_user::protocol::GET_VRING_BASE_INFLIGHT;
 use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
@@ -17,6 +11,11 @@ use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
 use ginnel_volume_bench::verify::{Ledger, Since};
 use server::{PROMPT, Server};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
 const BLOCK: usize = 4096;

@@ -4,10 +4,6 @@
 mod front;
 mod server;
 
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::time::Instant;
-
 use front::Guest;
 use ginnel_layout::vhost_user::protocol::GET_VRING_BASE_INFLIGHT;
 use ginnel_layout::vhost_user::{Request, feature};
@@ -21,6 +17,9 @@ use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
 use ginnel_volume_control::{Answer, Request as Ask};
 use server::{PROMPT, Server};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
 const BLOCK: usize = 4096;

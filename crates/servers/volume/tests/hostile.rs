@@ -4,6 +4,12 @@
 mod front;
 mod server;
 
+use front::{Front, GUEST, MEMORY, SIZE, USER, event, memory};
+use ginnel_layout::vhost_user::{Header, InflightArea, LogArea, MemoryRegion, Request};
+use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_bench::{Client, Options};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use server::{PROMPT, Server, random};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,13 +17,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-use front::{Front, GUEST, MEMORY, SIZE, USER, event, memory};
-use ginnel_layout::vhost_user::{Header, InflightArea, LogArea, MemoryRegion, Request};
-use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_bench::{Client, Options};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use server::{PROMPT, Server, random};
 use zerocopy::IntoBytes;
 
 /// Returns descriptors of many kinds, none of which is shareable memory or an eventfd.

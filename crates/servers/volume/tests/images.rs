@@ -2,10 +2,9 @@
 
 mod server;
 
+use server::Server;
 use std::path::Path;
 use std::process::Command;
-
-use server::Server;
 
 const BYTES: u64 = 1 << 20;
 

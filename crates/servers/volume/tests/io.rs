@@ -2,11 +2,10 @@
 
 mod server;
 
-use std::time::{Duration, Instant};
-
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Device, Options};
 use server::{PROMPT, Server};
+use std::time::{Duration, Instant};
 
 const BYTES: u64 = 8 << 20;
 

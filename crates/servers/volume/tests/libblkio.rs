@@ -5,13 +5,12 @@
 
 mod server;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use server::{PROMPT, Server};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use server::{PROMPT, Server};
 use virtio_driver::{
     EventFd, QueueNotifier, VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport,
     VirtioFeatureFlags,

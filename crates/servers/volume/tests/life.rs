@@ -2,12 +2,11 @@
 
 mod server;
 
-use std::time::{Duration, Instant};
-
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_volume_bench::verify::{Ledger, Since};
 use ginnel_volume_bench::{Client, Device, Operation, Options, Recovery, Request, Ring, Status};
 use server::{PROMPT, Server, random};
+use std::time::{Duration, Instant};
 
 const BLOCK: u32 = 4096;
 const BLOCKS: usize = 2048;

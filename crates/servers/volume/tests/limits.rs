@@ -4,13 +4,12 @@
 
 mod server;
 
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
 use ginnel_volume_bench::workload::{Limit, Outcome, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Options};
 use ginnel_volume_control::{Answer, LimitChange, Request, Stat};
 use server::{PROMPT, Server};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 static ALONE: Mutex<()> = Mutex::new(());
 

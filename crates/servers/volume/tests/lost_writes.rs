@@ -3,10 +3,9 @@
 
 mod server;
 
-use std::time::Instant;
-
 use ginnel_volume_bench::{Client, Options, Request, Status};
 use server::{PROMPT, Server, status};
+use std::time::Instant;
 
 const BYTES: u64 = 32 << 20;
 const BLOCK: u32 = 64 << 10;

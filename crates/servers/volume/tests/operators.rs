@@ -2,15 +2,14 @@
 
 mod server;
 
+use rustix::fs::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use server::Server;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-
-use rustix::fs::{Gid, Uid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use server::Server;
 
 const QEMU: u32 = 64001;
 const OPERATOR: u32 = 64002;

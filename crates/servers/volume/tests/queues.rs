@@ -3,15 +3,14 @@
 
 mod server;
 
-use std::io::Read;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
 use ginnel_volume_bench::verify::{Ledger, Since, read_stamp};
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Error, Operation, Options, Request, Ring, Status};
 use server::{PROMPT, Server, random};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn killed_under_load(ring: Ring, kills: u32, flags: &str) {
     let mut server = Server::start(16 << 20, flags);

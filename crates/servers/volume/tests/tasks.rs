@@ -4,9 +4,6 @@
 mod front;
 mod server;
 
-use std::os::unix::fs::FileExt;
-use std::time::Instant;
-
 use front::Guest;
 use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
@@ -15,6 +12,8 @@ use ginnel_layout::virtio_scsi::{
 use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
 use server::{PROMPT, Server};
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
 const CONTROL: usize = CONTROL_QUEUE as usize;

@@ -6,14 +6,6 @@
 //! these synchronise in precompiled code or by fences. The test has its own `main` nevertheless, for systems with such
 //! a library.
 
-use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
-
 use ginnel_config::Bytes;
 use ginnel_volume::backend::{Backend, Stores};
 use ginnel_volume::control::Handler;
@@ -23,6 +15,13 @@ use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Device, Options, Ring};
 use ginnel_volume_control::config::Spec;
 use ginnel_volume_control::{Answer, LimitChange, Request, VolumePaths};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const TESTS: [(&str, &str); 3] = [
     ("memory", "queues = 3\nthreads = 2\n[[disk]]\nbackend = 'ram'\nsize = '8M'\n"),

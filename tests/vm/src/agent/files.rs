@@ -1,13 +1,12 @@
 //! Files that are written for the harness or sent to it.
 
+use crate::Outbox;
+use crate::protocol::{Frame, MAX_PAYLOAD};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-
-use crate::Outbox;
-use crate::protocol::{Frame, MAX_PAYLOAD};
 
 /// Files that the harness is sending. A file that fails is reported once and forgotten; its later pieces are ignored.
 #[derive(Default)]

@@ -1,14 +1,13 @@
 //! Jobs: shell commands that run side by side. Their output is forwarded as it appears.
 
+use crate::protocol::{Exit, Frame};
+use crate::{Outbox, Running, sys};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
-
-use crate::protocol::{Exit, Frame};
-use crate::{Outbox, Running, sys};
 
 /// Starts `command`, and reports about it until all its output has ended.
 pub fn spawn(id: u32, command: &str, running: &Running, outbox: &Outbox) -> io::Result<()> {

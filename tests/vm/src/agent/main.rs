@@ -9,14 +9,13 @@ mod job;
 mod protocol;
 mod sys;
 
+use protocol::Frame;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
-
-use protocol::Frame;
 
 /// The process ids of the running jobs, by job id.
 pub type Running = Arc<Mutex<HashMap<u32, i32>>>;

@@ -1,12 +1,11 @@
 //! A guest program that writes numbered blocks to a disk from several threads, remembers which writes were acknowledged, and
 //! reads blocks back all the time. When it is told to end, it checks every block.
 
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
-
-use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str = "blocks DEVICE MIB THREADS END\n\
     Each thread has its part of the first MIB of DEVICE, and one request at a time. Ends when the file END is there.";

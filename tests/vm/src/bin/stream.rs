@@ -2,6 +2,7 @@
 // Uses the C library's `poll`, because crates that make system calls themselves would bypass a preloaded library.
 #![allow(unsafe_code)]
 
+use anyhow::{Context, Result, bail, ensure};
 use std::ffi::{c_int, c_ulong};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,8 +10,6 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 use std::{env, thread};
-
-use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str =
     "stream serve ADDRESS | stream drive|brief|restless|poll ADDRESS FILE (it ends when there is that file)";

@@ -1,13 +1,12 @@
 //! A guest program that is one end of a few TCP connections that carry random pieces both ways. It prints what its kernel
 //! reports about each connection as JSON, compares the kernel's counts with its own after each call, and then stays.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_tcp::{Clock, Connecting, Counts, Identity, Role, SynTime, save_syn};
 use serde_json::{Value, json};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
 
 const USAGE: &str = "tcp-facts accept|connect ADDRESS CONNECTIONS";
 const CALLS: u32 = 3_000;

@@ -1,13 +1,11 @@
 //! Daemons, ranks and a VM die while a job is at work in two VMs.
 
-use std::time::{Duration, Instant};
-
+use crate::{MPIS, PATIENCE, is_soak, source, start_endless, stop_endless, timed};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use std::time::{Duration, Instant};
 use vmtest::mpi::{Cluster, FILES, LAUNCHER};
 use vmtest::{Exit, Job, Vm, wait_until};
-
-use crate::{MPIS, PATIENCE, is_soak, source, start_endless, stop_endless, timed};
 
 /// The number of ranks: 0 and 2 are in VM a, where `mpirun` runs, and 1 is in VM b.
 const RANKS: usize = 3;

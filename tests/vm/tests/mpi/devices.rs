@@ -1,12 +1,11 @@
 //! Jobs whose ranks cannot all reach each other through segments.
 
+use crate::{PATIENCE, endpoints, programs, sent, source};
 use anyhow::{Result, ensure};
 use vmtest::TestBed;
 use vmtest::installation::Plan;
 use vmtest::mpi::{Cluster, FILES};
 use vmtest::skip::missing;
-
-use crate::{PATIENCE, endpoints, programs, sent, source};
 
 /// The modules with which a VM gets an RDMA device of its kernel over its network.
 const MODULES: [&str; 4] = ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"];

@@ -1,12 +1,10 @@
 //! The statements of docs/mpi.md about two VMs.
 
+use crate::{MPIS, PATIENCE, ensure_sent, is_soak, source, start_endless, stop_endless, timed};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-
-use anyhow::{Context, Result, ensure};
 use vmtest::mpi::{Cluster, FILES};
-
-use crate::{MPIS, PATIENCE, ensure_sent, is_soak, source, start_endless, stop_endless, timed};
 
 /// The number of ranks in the commands of the page.
 const RANKS: usize = 4;

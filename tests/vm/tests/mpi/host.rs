@@ -1,12 +1,10 @@
 //! Jobs whose ranks are on the host and in VMs.
 
-use std::fs;
-
+use crate::{MPIS, PATIENCE, ensure_sent, is_soak, source, timed};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use std::fs;
 use vmtest::mpi::{Cluster, FILES, HOST};
-
-use crate::{MPIS, PATIENCE, ensure_sent, is_soak, source, timed};
 
 /// Runs one rank on each of two VMs and the host, started from a VM and from the host.
 pub fn ranks_are_on_the_host_and_in_vms(cluster: &Cluster<'_>) -> Result<()> {

@@ -7,13 +7,12 @@ mod documented;
 mod host;
 mod nwchem;
 
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 use vmtest::installation::Plan;
 use vmtest::mpi::Cluster;
 use vmtest::skip::missing;

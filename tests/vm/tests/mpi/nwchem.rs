@@ -1,11 +1,9 @@
 //! A program of the distribution that uses one-sided communication: NWChem, with Global Arrays.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use vmtest::mpi::{Cluster, FILES};
-
 use crate::{PATIENCE, ensure_sent, timed};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use vmtest::mpi::{Cluster, FILES};
 
 /// The input: water, by the Hartree-Fock method. Rank 0 runs its last line while all ranks are connected.
 const WATER: &str = r#"start water

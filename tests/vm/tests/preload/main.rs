@@ -3,14 +3,12 @@
 mod programs;
 mod stage;
 
-use std::time::Instant;
-
-use anyhow::{Result, ensure};
-use vmtest::TestBed;
-use vmtest::skip::missing;
-
 use crate::programs::PROGRAMS;
 use crate::stage::{MODES, Stage};
+use anyhow::{Result, ensure};
+use std::time::Instant;
+use vmtest::TestBed;
+use vmtest::skip::missing;
 
 #[test]
 fn programs_of_the_distribution_work_between_two_vms() -> Result<()> {

@@ -1,8 +1,7 @@
 //! The programs. Amounts are small because the VMs are emulated on many machines.
 
-use std::fs;
-
 use anyhow::{Result, ensure};
+use std::fs;
 
 mod database;
 mod login;

@@ -1,12 +1,11 @@
 //! Two VMs that run the host's programs: a server in one VM, its clients in the other one. Their reports show what became of
 //! the connections.
 
+use anyhow::{Context, Result, ensure};
+use ginnel_report::{Record, Report};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use ginnel_report::{Record, Report};
 use vmtest::installation::{Installation, Plan, program};
 use vmtest::{Job, Output, TestBed, Vm};
 

@@ -1,15 +1,13 @@
 //! Unmodified RDMA programs between two VMs.
 
+use crate::stage::{FILES, Guest, Stage};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use vmtest::installation::MemoryKind;
 use vmtest::{Job, TestBed};
-
-use crate::stage::{FILES, Guest, Stage};
 
 vmtest::test_both_memories!(programs_of_the_distribution_work_between_two_vms);
 

@@ -1,9 +1,8 @@
 //! VMs that share an RDMA device with the host, and that run the host's programs.
 
+use anyhow::{Result, ensure};
 use std::fs;
 use std::path::PathBuf;
-
-use anyhow::{Result, ensure};
 use vmtest::installation::{Installation, MemoryKind, Plan, program, verbs_libraries};
 use vmtest::{Job, TestBed, Vm};
 

@@ -1,15 +1,12 @@
 //! Queue pairs between VMs and the host when programs, VMs, guest kernels and daemons die, or VMs pause.
 
-use std::fs;
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
-
+use crate::stage::{DEVICE, FILES, Stage};
 use anyhow::{Context, Result, ensure};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 use vmtest::installation::MemoryKind;
 use vmtest::{HostJob, Job, TestBed, Vm};
-
-use crate::stage::{DEVICE, FILES, Stage};
 
 /// How long anything may take that has no limit of its own.
 const PROMPT: Duration = Duration::from_secs(60);

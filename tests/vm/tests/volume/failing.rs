@@ -1,8 +1,7 @@
 //! A volume whose disk fails: the disk is a device-mapper target in a guest, and the volume runs in the same guest.
 
-use serde_json::Value;
-
 use super::*;
+use serde_json::Value;
 
 /// The number of sectors of each of the two devices, which lie one behind the other on the guest's disk.
 const SECTORS: u64 = 65536;

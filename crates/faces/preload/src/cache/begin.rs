@@ -5,14 +5,6 @@
 //! again for a while. In either case, the library removes the answer from what the program receives. The program's call that
 //! sends the first request waits for the answer, because the request may be a get. It waits at most [`PATIENCE`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use ginnel_cache_protocol::Protocol;
-use ginnel_cache_protocol::answer::{Expected, Found, Scan};
-use ginnel_cache_protocol::binary::{self, Header, opcode};
-use libc::c_int;
-
 use super::filter::Filter;
 use super::{State, find};
 use crate::confined::is_confined;
@@ -22,6 +14,12 @@ use crate::socket::{Socket, now};
 use crate::table::Using;
 use crate::wait::milliseconds;
 use crate::{daemon, kernel, settings};
+use ginnel_cache_protocol::Protocol;
+use ginnel_cache_protocol::answer::{Expected, Found, Scan};
+use ginnel_cache_protocol::binary::{self, Header, opcode};
+use libc::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// How long the library waits for a server's answer to the question.
 const PATIENCE: Duration = Duration::from_millis(100);

@@ -4,14 +4,6 @@
 //! so the filter notes requests in the order in which they are sent, and before their answers can come. Only one receiving call
 //! is in the kernel at a time, so the filter sees the server's bytes in their order.
 
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-use ginnel_cache_protocol::Protocol;
-use ginnel_cache_protocol::follow::{Answers, Lost, Requests};
-use libc::{c_int, c_short};
-
 use super::begin::{self, Asked};
 use super::queue::Queue;
 use super::serve::Server;
@@ -24,6 +16,12 @@ use crate::socket::Socket;
 use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
 use crate::{kernel, real};
+use ginnel_cache_protocol::Protocol;
+use ginnel_cache_protocol::follow::{Answers, Lost, Requests};
+use libc::{c_int, c_short};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The maximum total length of a call's pieces, in bytes, for which the library joins them. Some clients send one request in
 /// several pieces.

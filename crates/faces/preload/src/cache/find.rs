@@ -3,16 +3,14 @@
 //! A process has one mapping of each cache, which stays for as long as the process runs. A thread that asks the daemon for a
 //! cache holds no lock meanwhile. Other threads that want the same cache wait for its result.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use ginnel::{Block, Endpoint, Mapping, Rights};
-use ginnel_cache_store::reader::Reader;
-
 use super::hits::Hits;
 use crate::lock::Lock;
 use crate::settings;
 use crate::socket::now;
+use ginnel::{Block, Endpoint, Mapping, Rights};
+use ginnel_cache_store::reader::Reader;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// How long the daemon may take to attach this process and to open the block, together.
 const PATIENCE: Duration = Duration::from_millis(100);

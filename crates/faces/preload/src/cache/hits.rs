@@ -1,14 +1,12 @@
 //! Tells the server which items were found (hits), so that it keeps items that are used. This happens only while the server is
 //! short of memory.
 
-use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use ginnel_cache_protocol::Protocol;
-use ginnel_cache_protocol::binary::{Header, REQUEST, opcode};
-
 use crate::lock::Lock;
 use crate::socket::now;
+use ginnel_cache_protocol::Protocol;
+use ginnel_cache_protocol::binary::{Header, REQUEST, opcode};
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of places for remembered hashes. The place of a hash follows from its value. The server is not told a remembered
 /// hash again.

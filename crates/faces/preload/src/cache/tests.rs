@@ -1,13 +1,11 @@
 //! Compares a served connection of a client with a server that is asked without this library. The client must get the same bytes
 //! in the same order.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
+use super::filter::Filter;
+use super::{Asleep, Pieces, Rooms, State, find};
+use crate::errno::{Errno, check};
+use crate::socket::Socket;
+use crate::{kernel, table};
 use ginnel_cache::engine::Engine;
 use ginnel_cache::numbers::Settings;
 use ginnel_cache::talk::{State as Wants, Talk};
@@ -18,12 +16,12 @@ use ginnel_cache_store::store::Store;
 use ginnel_layout::cache::Shape;
 use ginnel_shmem::Mapping;
 use proptest::prelude::*;
-
-use super::filter::Filter;
-use super::{Asleep, Pieces, Rooms, State, find};
-use crate::errno::{Errno, check};
-use crate::socket::Socket;
-use crate::{kernel, table};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A server without sockets.
 struct Server {

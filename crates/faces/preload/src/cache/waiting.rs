@@ -1,9 +1,5 @@
 //! `poll` and `select` on sockets that concern caches.
 
-use libc::{c_short, pollfd};
-use smallvec::SmallVec;
-use std::time::Duration;
-
 use super::filter::is_idle;
 use super::{Asleep, State};
 use crate::errno::Result;
@@ -11,6 +7,9 @@ use crate::poll::Native;
 use crate::socket::Socket;
 use crate::table::{Call, EPOLLS, SOCKETS};
 use crate::wait::Limit;
+use libc::{c_short, pollfd};
+use smallvec::SmallVec;
+use std::time::Duration;
 
 const INPUT: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUTPUT: c_short = libc::POLLOUT | libc::POLLWRNORM;

@@ -3,11 +3,10 @@
 //! The C library performs it in its own threads, which call the kernel. A connection that has not changed over stays on TCP. On
 //! a connection that has changed over, asynchronous I/O fails with ENOSYS.
 
-use libc::{aiocb, c_int, sigevent};
-
 use super::io::connection;
 use crate::errno::fail;
 use crate::real;
+use libc::{aiocb, c_int, sigevent};
 
 /// Returns whether the kernel may read from the descriptor or write to it.
 fn is_the_kernels(fd: c_int) -> bool {

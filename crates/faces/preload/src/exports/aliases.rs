@@ -1,8 +1,7 @@
 //! Further names of the functions that this library interposes.
 
-use std::ffi::c_void;
-
 use libc::{c_char, c_int, fd_set, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+use std::ffi::c_void;
 
 macro_rules! aliases {
     ($($alias:ident = $module:ident::$name:ident($($arg:ident: $t:ty),*) -> $r:ty;)*) => {$(

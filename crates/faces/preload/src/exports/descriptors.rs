@@ -1,13 +1,10 @@
 //! `close`, `dup`, `fcntl`, `ioctl` and their variants.
 
-use std::ffi::c_void;
-
-use libc::{c_int, c_uint, c_ulong};
-
 use super::births;
-use crate::errno;
 use crate::table::{self, EPOLLS, SOCKETS};
-use crate::{hidden, kernel, passing, real};
+use crate::{errno, hidden, kernel, passing, real};
+use libc::{c_int, c_uint, c_ulong};
+use std::ffi::c_void;
 
 /// Makes a system call that closes a descriptor or gives its number to another file, and removes the descriptor from the
 /// tables. A child of `vfork` uses its parent's tables, so this function does not change them there.

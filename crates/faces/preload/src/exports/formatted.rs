@@ -3,13 +3,11 @@
 //! A `va_list` is passed as an address. On x86-64 (psABI, 3.5.7) the reason is that it is an array. Elsewhere the reason is
 //! that it is too large for registers.
 
-use std::ffi::c_void;
-
-use libc::{c_char, c_int};
-
 use crate::errno::Errno;
 use crate::real;
 use crate::table::SOCKETS;
+use libc::{c_char, c_int};
+use std::ffi::c_void;
 
 unsafe extern "C" {
     fn vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int;

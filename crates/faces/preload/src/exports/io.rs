@@ -1,17 +1,14 @@
 //! `read`, `write` and their variants.
 
-use std::ffi::c_void;
-use std::slice;
-
+use crate::errno::{Errno, check, tell};
+use crate::socket::{Socket, Stage};
+use crate::table::{Call, SOCKETS};
+use crate::{passing, real, receive, send};
 use libc::{
     c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
-
-use crate::errno::{Errno, check, tell};
-use crate::real;
-use crate::socket::{Socket, Stage};
-use crate::table::{Call, SOCKETS};
-use crate::{passing, receive, send};
+use std::ffi::c_void;
+use std::slice;
 
 /// Begins a call on a descriptor. Returns `None` unless it is a socket that is or was connected.
 #[inline]

@@ -1,13 +1,11 @@
 //! `poll`, `select`, `epoll` and their variants.
 
-use std::time::Duration;
-
-use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-
 use crate::errno::{Errno, Result, check, tell_int};
 use crate::table::{self, EPOLLS};
 use crate::wait::Limit;
 use crate::{epoll, poll as polling, real, settings};
+use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use std::time::Duration;
 
 /// Converts a time in milliseconds. A negative time means no limit (`None`).
 fn milliseconds(timeout: c_int) -> Option<Duration> {

@@ -1,15 +1,11 @@
 //! `fork`, `exec` and related functions.
 
-use std::sync::atomic::{AtomicI32, Ordering};
-
-use libc::{c_char, c_int, c_long, c_ulong};
-
-use crate::confined;
 use crate::errno::Kept;
 use crate::exec::Environment;
-use crate::passing;
-use crate::real;
 use crate::table::SOCKETS;
+use crate::{confined, passing, real};
+use libc::{c_char, c_int, c_long, c_ulong};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The number of the process that owns the tables, or 0 before the library is loaded.
 static OWNER: AtomicI32 = AtomicI32::new(0);

@@ -1,17 +1,15 @@
 //! `socket`, `connect`, `listen`, `accept`, `shutdown` and socket options.
 
-use std::ffi::c_void;
-use std::mem::offset_of;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use ginnel_tcp::{Connecting, Role};
-use libc::{c_int, sockaddr, socklen_t};
-
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept};
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
 use crate::{daemon, kernel, real, send, settings};
+use ginnel_tcp::{Connecting, Role};
+use libc::{c_int, sockaddr, socklen_t};
+use std::ffi::c_void;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {

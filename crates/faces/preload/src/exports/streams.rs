@@ -1,12 +1,10 @@
 //! Streams of the C library over descriptors. This library does not see the reads and writes that the C library makes for a
 //! stream. So `fdopen` makes a stream with functions of this library if a connection has changed over.
 
-use std::ffi::c_void;
-
-use libc::{FILE, c_char, c_int, ssize_t};
-
 use crate::table::SOCKETS;
 use crate::{daemon, real};
+use libc::{FILE, c_char, c_int, ssize_t};
+use std::ffi::c_void;
 
 /// The functions of a stream with a cookie (`cookie_io_functions_t` of glibc).
 #[repr(C)]

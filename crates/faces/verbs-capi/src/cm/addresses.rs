@@ -3,10 +3,9 @@
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use std::hash::{BuildHasher, RandomState};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::unix::fs::MetadataExt;
-use std::{fs, ptr};
+use std::{fs, io, ptr};
 
 /// Converts an address from C. Returns `None` if it is null, or neither IPv4 nor IPv6.
 ///

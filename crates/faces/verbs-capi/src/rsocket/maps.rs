@@ -20,11 +20,10 @@ use ginnel_verbs::receive::Shape;
 use ginnel_verbs::work::{Element, Operation, Status, Work};
 use ginnel_verbs_abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE};
 use std::ffi::c_int;
-use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{ptr, thread};
 
 const PAGE: usize = 4096;
 /// Number of pages that are requested from the kernel at a time.

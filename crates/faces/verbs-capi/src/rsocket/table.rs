@@ -3,11 +3,10 @@
 
 use super::socket::Socket;
 use std::ffi::c_int;
-use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once, PoisonError, RwLock};
+use std::{io, ptr};
 
 type Table = RwLock<Vec<Option<Arc<Socket>>>>;
 

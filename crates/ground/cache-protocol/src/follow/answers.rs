@@ -1,11 +1,10 @@
 //! Tracking which forwarded requests a server has answered.
 
-use std::collections::VecDeque;
-
 use super::{Awaited, Lost};
 use crate::Protocol;
 use crate::answer::{Expected, Found, Scan};
 use crate::binary::{self, Header};
+use std::collections::VecDeque;
 
 /// The most runs of expected answers. A run consists of any number of successive answers of the same kind.
 const MOST_RUNS: usize = 1 << 16;

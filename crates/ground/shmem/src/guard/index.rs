@@ -13,8 +13,7 @@
 // The models compile this file with other atomics and a smaller tree.
 use super::{BITS, LEVELS, PAGE_BITS, atomic};
 use atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
-use std::io;
-use std::ptr;
+use std::{io, ptr};
 
 const FAN: usize = 1 << BITS;
 

@@ -53,17 +53,16 @@ mod once;
 mod rwlock;
 mod semaphore;
 
+use crate::endpoint::Endpoint;
+use crate::error::Error;
 pub use barrier::Barrier;
 pub use condvar::Condvar;
+use ginnel_layout::sync::SyncKind;
 pub use handle::SyncOptions;
 pub use mutex::{Mutex, MutexGuard};
 pub use once::{Once, OnceTurn};
 pub use rwlock::{ReadGuard, RwLock, WriteGuard};
 pub use semaphore::Semaphore;
-
-use crate::endpoint::Endpoint;
-use crate::error::Error;
-use ginnel_layout::sync::SyncKind;
 
 impl Endpoint {
     /// Opens the mutex `name`, and creates it if it does not exist. Blocks for the daemon.

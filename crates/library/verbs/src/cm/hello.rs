@@ -8,9 +8,8 @@
 //! pair (4 bytes; 0 means no offer, and the rest is 0 then), and the table of I/O maps: its address (8 bytes), its key and its number of
 //! entries (4 bytes each).
 
-use std::net::SocketAddr;
-
 use crate::cm::message::{ADDRESS, put_address, take_address};
+use std::net::SocketAddr;
 
 const MARK: [u8; 8] = *b"rsocket\x01";
 const OFFER: usize = 20;

@@ -21,6 +21,15 @@
 //! Either side may disconnect. Datagrams need no RTU: the connection is over after the REP. If a side dies or drops its connection, the
 //! channel ends, and the other side gets an event that depends on its phase.
 
+use crate::cm::message::{LARGEST, Message, Reject, Reply, Request};
+use crate::cm::names::PortSpace;
+use crate::cm::rendezvous;
+use crate::device::{Device, DeviceError};
+use crate::notifier::{Waker, drain};
+use ginnel::{
+    ChannelOptions, Error, Listener, MessageChannel, MessageReceiver, MessageSender, ReadySet, WaitMode,
+};
+use ginnel_layout::verbs::QpNumber;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -29,16 +38,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-use ginnel::{ChannelOptions, Error, Listener, MessageChannel, MessageReceiver};
-use ginnel::{MessageSender, ReadySet, WaitMode};
-use ginnel_layout::verbs::QpNumber;
-
-use crate::cm::message::{LARGEST, Message, Reject, Reply, Request};
-use crate::cm::names::PortSpace;
-use crate::cm::rendezvous;
-use crate::device::{Device, DeviceError};
-use crate::notifier::{Waker, drain};
 
 /// Reason of a rejection: invalid service ID, nobody listens there (InfiniBand Architecture Specification 1.2.1, table 109).
 pub const NO_SERVICE: u16 = 8;

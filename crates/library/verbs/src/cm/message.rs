@@ -15,9 +15,8 @@
 //! queue pair and its Q_Key (4 bytes each), then one byte for each of the other fields of [`Parameters`], in their order. Private data
 //! extends to the end of the message.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
 use crate::cm::names::PortSpace;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The maximum length of private data, in bytes.
 pub const MOST: usize = 255;

@@ -1,12 +1,10 @@
 //! Listening at addresses, and connecting to them, with channels of any kind.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-
-use ginnel::{Channel, ChannelOptions, Error, ErrorCode, Listener};
-
 use crate::cm::names::{Network, PortSpace, name};
 use crate::device::Device;
+use ginnel::{Channel, ChannelOptions, Error, ErrorCode, Listener};
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// A listener, and the device through which peers reach it.
 pub type BoundListener<C> = (Listener<C>, Arc<Device>);

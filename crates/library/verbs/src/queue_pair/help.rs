@@ -1,14 +1,12 @@
 //! Shared copies, as a queue pair takes part in them: it helps its peer to copy, and waits for a peer that is helping it.
 
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-use ginnel_layout::verbs::{Access, Executing, Kind, OFFERS, qp};
-use ginnel_shmem::SharedMemory;
-
 use super::{QueuePair, Sender};
 use crate::peer::{Peer, Windows};
 use crate::shared_copy;
+use ginnel_layout::verbs::{Access, Executing, Kind, OFFERS, qp};
+use ginnel_shmem::SharedMemory;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// How long a queue pair does not help a peer whose regions could not be looked up. The daemon may not be answering, and otherwise each
 /// poll would wait for it.

@@ -1,14 +1,12 @@
 //! The parameters of a queue pair, its events, and the errors of its calls.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use ginnel_layout::verbs::{Access, Kind, Place, QpNumber};
-use ginnel_shmem::SharedMemory;
-
 use crate::completion_queue::CompletionQueue;
 use crate::receive::{NotPosted, Shape};
 use crate::shared_receive_queue::SharedReceiveQueue;
+use ginnel_layout::verbs::{Access, Kind, Place, QpNumber};
+use ginnel_shmem::SharedMemory;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// An asynchronous event of a queue pair, of a shared receive queue or of the device, with the numbers of `ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

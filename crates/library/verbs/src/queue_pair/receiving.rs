@@ -1,15 +1,13 @@
 //! The receiving side of a queue pair: completed receives, accesses by peers, and the end of the queue pair.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use ginnel_layout::verbs::{Executing, Key, Kind, QpNumber, QpState, qp};
-use ginnel_shmem::SharedMemory;
-
 use super::{QueuePair, Receives};
 use crate::program::ProgramMemory;
 use crate::receive::Received;
 use crate::work::{Completed, Opcode, Status};
+use ginnel_layout::verbs::{Executing, Key, Kind, QpNumber, QpState, qp};
+use ginnel_shmem::SharedMemory;
+use std::sync::Arc;
+use std::time::Instant;
 
 impl<M: SharedMemory> QueuePair<M> {
     /// Returns whether a completion has arrived for which the program should be woken.

@@ -5,11 +5,6 @@
 //! the program's memory is accessed only at the addresses of its own requests, and that each completion belongs to a request that has
 //! not completed yet, and fits it.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
-
 use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, COPY, COPY_TABLE, Chunk, Claimer, Completion, Executing, GRH, Key, Kind,
     MEMBER, OFFERS, Place, QpNumber, QpState, REGION, REGION_TABLE, TABLES, completion, copy, qp,
@@ -28,6 +23,10 @@ use ginnel_verbs::shadow::{self, Bounce};
 use ginnel_verbs::shared_copy;
 use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 use ginnel_verbs::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 /// An operation, or, if the top bit of its code is set, a scribble.
 #[derive(Clone, Copy, Debug)]

@@ -8,10 +8,6 @@ mod shared;
 mod shared_copy;
 mod unreliable;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
-
 use ginnel_layout::verbs::{
     self, Access, CHUNK, Chunk, Claimer, Completion, Key, Kind, Place, QpNumber, QpState, TABLES, completion,
     qp, region,
@@ -28,6 +24,9 @@ use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions, chunks_of};
 use ginnel_verbs::shadow::Bounce;
 use ginnel_verbs::work::{Completed, Element, Opcode, Operation, Status, Work};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 /// The first address of the program's memory. Its pages are those of the arena, from the second chunk on.
 const BASE: u64 = 7 * CHUNK as u64;

@@ -1,14 +1,13 @@
 //! The device's side of a split queue.
 
 use super::Areas;
-use crate::Kind;
 use crate::chain::Chain;
 use crate::device::{DeviceState, Setup, Ticket};
 use crate::error::{Corrupt, SetupError};
 use crate::event::passed;
-use crate::inflight;
 use crate::log::DirtyLog;
 use crate::memory::GuestMemory;
+use crate::{Kind, inflight};
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, split};
 use ginnel_shmem::SharedMemory;
 

@@ -1,12 +1,11 @@
 //! The binary protocol.
 
+use super::{After, Counted, Engine, Unstored, Update};
 use ginnel_cache_protocol::binary::{self, Header, status};
 use ginnel_cache_protocol::number::append;
 use ginnel_cache_protocol::{VERSION, Verb};
 use ginnel_cache_store::store::Meta;
 use ginnel_shmem::SharedMemory;
-
-use super::{After, Counted, Engine, Unstored, Update};
 
 impl<M: SharedMemory> Engine<M> {
     /// Returns whether the value of a request is too large. If it is, this function has appended the answer, and the caller

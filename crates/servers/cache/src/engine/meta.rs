@@ -1,5 +1,6 @@
 //! The meta commands: `mg`, `ms`, `md`, `ma`, `me`.
 
+use super::{Counted, Engine, FLAGS, OVERHEAD, Unstored, Update};
 use ginnel_cache_protocol::key::{Key, encode};
 use ginnel_cache_protocol::number::append;
 use ginnel_cache_protocol::returned::{append_key, append_number, append_word};
@@ -7,8 +8,6 @@ use ginnel_cache_protocol::text::Meta as MetaRequest;
 use ginnel_cache_store::store::Meta;
 use ginnel_layout::cache::marks;
 use ginnel_shmem::SharedMemory;
-
-use super::{Counted, Engine, FLAGS, OVERHEAD, Unstored, Update};
 
 impl<M: SharedMemory> Engine<M> {
     pub(super) fn meta_get(&mut self, request: &MetaRequest<'_>, out: &mut Vec<u8>) {

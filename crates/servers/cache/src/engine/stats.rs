@@ -1,12 +1,11 @@
 //! The `stats` commands of both protocols.
 
+use super::binary::fail;
+use super::{Engine, STATS};
 use ginnel_cache_protocol::MOST_KEY;
 use ginnel_cache_protocol::binary::{self, Header, status};
 use ginnel_cache_protocol::text::Words;
 use ginnel_shmem::SharedMemory;
-
-use super::binary::fail;
-use super::{Engine, STATS};
 
 impl<M: SharedMemory> Engine<M> {
     pub(super) fn stats_text(&mut self, mut words: Words<'_>, out: &mut Vec<u8>) {

@@ -9,7 +9,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-
 use tempfile::TempDir;
 
 /// The time after which a test that waits for something fails.

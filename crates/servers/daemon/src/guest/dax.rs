@@ -15,13 +15,12 @@ use ginnel_layout::relay;
 use ginnel_layout::segment::{MIN_DAX_SIZE, RESERVED};
 use rustix::fs::{Advice, Mode, OFlags, fadvise};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::{self, File};
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{fmt, io};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The contents of `device` of a virtio-pmem device.

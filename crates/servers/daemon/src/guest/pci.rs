@@ -3,11 +3,10 @@
 //! The folder of sysfs is a parameter, so that the parsing is tested on a tree of plain files.
 
 use anyhow::{Context, Result, bail, ensure};
-use std::fmt;
 use std::fs::{self, File};
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 /// Red Hat's vendor number, and the device number of ivshmem.
 const IVSHMEM: (u32, u32) = (0x1af4, 0x1110);

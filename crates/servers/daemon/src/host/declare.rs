@@ -1,13 +1,12 @@
 //! Declares and removes members and segments: from the configuration at the start, and at run time.
 
-use super::books;
 use super::config::{self, MAX_MEMBER, MemoryKind, SegmentSpec, VmSpec};
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::record::{FilePart, Hex16, Record, Text};
-use super::segments;
 use super::server::{Server, Token};
 use super::vms::Vm;
+use super::{books, segments};
 use crate::packet;
 use crate::poller::Interest;
 use anyhow::Context;

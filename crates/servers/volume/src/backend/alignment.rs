@@ -4,11 +4,10 @@
 //! asked. Where there is none (NFS, CephFS, btrfs, tmpfs), reads are tried.
 #![allow(unsafe_code)] // statx with STATX_DIOALIGN, which no safe crate tells yet.
 
+use ginnel_shmem::{Mapping, SharedSlice};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-
-use ginnel_shmem::{Mapping, SharedSlice};
 
 /// The alignment of memory, and of offsets and lengths, in bytes. Both are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

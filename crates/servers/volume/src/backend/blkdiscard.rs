@@ -13,14 +13,12 @@
 //! waits for last until the device has answered, as they do with rings.
 #![allow(unsafe_code)] // An ioctl.
 
+use rustix::ioctl::{Opcode, Setter, ioctl};
 use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, OnceLock};
-use std::thread;
-
-use rustix::ioctl::{Opcode, Setter, ioctl};
+use std::{io, thread};
 
 /// From linux/fs.h.
 const BLKDISCARD: Opcode = 0x1277;

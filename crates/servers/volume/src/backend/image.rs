@@ -1,17 +1,15 @@
 //! Images: raw files and block devices.
 
+use super::alignment::{self, Alignment};
+use super::blkdiscard::Discarder;
+use super::uring;
+use ginnel_volume_control::config::{self, Direct};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-use ginnel_volume_control::config::{self, Direct};
 use thiserror::Error;
 use tracing::{info, warn};
-
-use super::alignment::{self, Alignment};
-use super::blkdiscard::Discarder;
-use super::uring;
 
 /// Why a disk cannot be opened or resized.
 #[derive(Debug, Error)]

@@ -1,9 +1,8 @@
 //! A disk in memory, for measurements and temporary data.
 
+use super::{Failure, ImageError, Op};
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Buffer, GuestMemory};
-
-use super::{Failure, ImageError, Op};
 
 /// Allocates the memory of a disk. It contains zeros.
 pub(super) fn new(bytes: u64) -> Result<Mapping, ImageError> {

@@ -6,23 +6,21 @@ mod flight;
 mod pinned;
 pub(crate) mod ring;
 
-use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
-
-use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Buffer, GuestMemory};
-use rustix::event::{EventfdFlags, eventfd};
-use tracing::warn;
-
 use super::blkdiscard::Discards;
 use super::{Failure, Image, Op};
 use copies::Copies;
 use flight::{Flight, ZEROS};
+use ginnel_shmem::Mapping;
+use ginnel_virtqueue::{Buffer, GuestMemory};
 use pinned::Pinned;
 use ring::Ring;
 pub(super) use ring::can_discard;
+use rustix::event::{EventfdFlags, eventfd};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use tracing::warn;
 
 /// With this many requests queued for a disk, they are submitted at once, so that the disk begins with them while the
 /// next ones are prepared.

@@ -12,16 +12,14 @@
 //! writes them back. As in Linux, each worker gets one report of that, from its next flush or durable write that ends
 //! afterwards.
 
+use super::{Failure, Image, Op};
+use ginnel_shmem::Mapping;
+use ginnel_virtqueue::{Buffer, GuestMemory};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Buffer, GuestMemory};
-
-use super::{Failure, Image, Op};
 
 /// The unit of the cache, in bytes.
 const BLOCK: u64 = 512;

@@ -1,18 +1,16 @@
 //! virtio-blk (virtio 1.2, section 5.2).
 
-use std::mem::offset_of;
-use std::sync::Arc;
-
+use super::{Begin, Device, Request, part};
+use crate::backend::{Failure, Op};
+use crate::disk::Disk;
 use ginnel_layout::virtio_blk::{
     Config, ID_LEN, RangeSegment, RequestHeader, RequestKind, SECTOR, Status, feature,
 };
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Chain, GuestMemory};
+use std::mem::offset_of;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
-
-use super::{Begin, Device, Request, part};
-use crate::backend::{Failure, Op};
-use crate::disk::Disk;
 
 const HEADER: u64 = size_of::<RequestHeader>() as u64;
 const RANGE: u64 = size_of::<RangeSegment>() as u64;

@@ -4,11 +4,10 @@ mod command;
 mod pages;
 mod sense;
 
-pub use sense::Sense;
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
+use super::{Begin, Device, Request, part};
+use crate::backend::{Failure, Op};
+use crate::disk::Disk;
+use command::{MAX_LIST, Plan, Unit};
 use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, Config, ControlKind, EVENT_QUEUE, Event,
     FIRST_COMMAND_QUEUE, Notification, NotificationResponse, Response, SENSE_LEN, TaskFunction,
@@ -16,12 +15,10 @@ use ginnel_layout::virtio_scsi::{
 };
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Chain, GuestMemory};
+pub use sense::Sense;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
-
-use super::{Begin, Device, Request, part};
-use crate::backend::{Failure, Op};
-use crate::disk::Disk;
-use command::{MAX_LIST, Plan, Unit};
 
 const HEADER: u64 = size_of::<CommandHeader>() as u64;
 const RESPONSE: u64 = size_of::<CommandResponse>() as u64;

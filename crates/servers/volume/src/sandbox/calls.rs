@@ -12,12 +12,11 @@
 //! process' own. It does prevent that any of them is bound, connected, used to open files, or made to send signals; on
 //! kernels before 6.7, such a descriptor could be another process' io_uring.
 
+use crate::backend::uring::ring::{REGISTER_BUFFERS, REGISTER_ENABLE_RINGS, UNREGISTER_BUFFERS};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use std::collections::BTreeMap;
-
-use crate::backend::uring::ring::{REGISTER_BUFFERS, REGISTER_ENABLE_RINGS, UNREGISTER_BUFFERS};
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Result<T> = std::result::Result<T, seccompiler::BackendError>;

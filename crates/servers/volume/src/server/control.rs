@@ -1,17 +1,15 @@
 //! The answers to operators' requests. The control thread gives them, so they come also while the session waits for a
 //! disk.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
-
-use ginnel_volume_control::{Answer, DiskStat, Dump, FrontEnd, QueueState, Request, Stat};
-use tracing::{info, warn};
-
 use super::{Server, Shared};
 use crate::backend::Backend;
 use crate::control::Handler;
 use crate::disk::Disk;
 use crate::worker::Order;
+use ginnel_volume_control::{Answer, DiskStat, Dump, FrontEnd, QueueState, Request, Stat};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use tracing::{info, warn};
 
 impl Server {
     /// Returns the part that answers operators, from any thread.

@@ -1,11 +1,10 @@
 //! The guest's memory, as a front end shares it.
 
-use std::os::fd::OwnedFd;
-
 use ginnel_layout::vhost_user::{InflightArea, LogArea, MemoryRegion};
 use ginnel_shmem::{Mapping, Protection};
 use ginnel_virtqueue::{DirtyLog, Region};
 use rustix::fs::{FileType, fstat, fstatfs};
+use std::os::fd::OwnedFd;
 
 /// The file system type that `fstatfs` reports for hugetlbfs.
 const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x958458f6;

@@ -3,15 +3,14 @@
 //! The `vhost` crate is not used: it cannot tell a front end that the configuration has changed (a live resize), it
 //! blocks in the middle of a message, and it fails on a message that arrives in two pieces.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
-
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::vhost_user::{Header, MAX_FDS, MAX_PAYLOAD, Request};
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 

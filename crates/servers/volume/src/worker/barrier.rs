@@ -16,12 +16,11 @@
 //! held request goes at once, like those of the stopped queue itself. Otherwise a queue could not be stopped before the
 //! limits allow it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
 use super::mailbox::{Order, Peers};
 use super::queue::Queue;
 use super::slots::Slots;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// One waiting request, and the number of workers that it still waits for.
 pub struct Barrier {

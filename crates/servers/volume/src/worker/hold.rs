@@ -9,11 +9,10 @@
 //!
 //! A flush never waits. The data that it could not make durable may be lost, and trying again would hide that.
 
-use tracing::{info, warn};
-
 use super::Worker;
 use super::queue::State;
 use crate::backend::{Failure, Op};
+use tracing::{info, warn};
 
 /// The held requests of a worker, each with its slot and the failure.
 pub(super) type OnHold = Vec<(u32, Failure)>;

@@ -1,5 +1,12 @@
 //! The mailboxes of workers: orders to a worker, and events from it.
 
+use super::barrier::Barrier;
+use super::{Plan, Worker};
+use crate::session::Start;
+use ginnel_layout::virtio_scsi;
+use ginnel_volume_control::QueueState;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,16 +14,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-use ginnel_layout::virtio_scsi;
-use ginnel_volume_control::QueueState;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::{CpuSet, sched_setaffinity};
 use tracing::error;
-
-use super::barrier::Barrier;
-use super::{Plan, Worker};
-use crate::session::Start;
 
 /// How long a worker may take to stop a queue. Its disk may be slow; after this time it counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(60);

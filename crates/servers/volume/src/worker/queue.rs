@@ -1,23 +1,21 @@
 //! A queue that a worker serves.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
-
-use ginnel_layout::virtio_scsi::Event;
-use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Chain, DeviceQueue, DirtyLog, GuestMemory, Kind, Ticket};
-use ginnel_volume_control::{InFlight, QueueState};
-use tracing::{error, warn};
-use zerocopy::IntoBytes;
-
 use super::hold::OnHold;
 use super::mailbox::ring;
 use super::slots::Slots;
 use crate::limit::{Limiter, QueueLimit};
 use crate::session::Start;
 use crate::stats::QueueCounters;
+use ginnel_layout::virtio_scsi::Event;
+use ginnel_shmem::Mapping;
+use ginnel_virtqueue::{Chain, DeviceQueue, DirtyLog, GuestMemory, Kind, Ticket};
+use ginnel_volume_control::{InFlight, QueueState};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use tracing::{error, warn};
+use zerocopy::IntoBytes;
 
 /// The state of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

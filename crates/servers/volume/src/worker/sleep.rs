@@ -3,14 +3,12 @@
 //! Eventfds are watched edge-triggered and never read. Each write to one is an edge; reading it would be a useless
 //! system call, on a descriptor that a front end can make blocking.
 
+use super::queue::Queue;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
-
-use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
-
-use super::queue::Queue;
 
 const ORDERS: u64 = 0;
 const COMPLETIONS: u64 = 1;

@@ -1,9 +1,8 @@
 //! The requests of a worker between their beginning and their end.
 
-use ginnel_virtqueue::Ticket;
-
 use crate::backend::{Failure, Op};
 use crate::device::Request;
+use ginnel_virtqueue::Ticket;
 
 /// All requests of a worker. Slots are used again, so nothing is allocated once there are enough.
 #[derive(Default)]

@@ -1,12 +1,7 @@
 //! A front end for tests that sends any message, valid or not.
 #![allow(dead_code)] // Each test program uses only a part of this module.
 
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Instant;
-
+use crate::server::PROMPT;
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::vhost_user::{
     Header, InflightArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
@@ -19,9 +14,12 @@ use ginnel_virtqueue::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
-
-use crate::server::PROMPT;
 
 /// Bytes of memory, and its address for the guest and for the front end.
 pub const MEMORY: u64 = 64 << 10;

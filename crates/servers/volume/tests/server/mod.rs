@@ -1,14 +1,13 @@
 //! A process that serves a volume, for tests.
 #![allow(dead_code)] // Each test program uses only a part of this module.
 
+use ginnel_volume_bench::{Client, Error, Options, Status};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-use ginnel_volume_bench::{Client, Error, Options, Status};
 use tempfile::TempDir;
 
 /// The time limit of every wait: anything that has not happened by then counts as never happening.

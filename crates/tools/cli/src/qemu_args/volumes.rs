@@ -107,7 +107,8 @@ fn memory(line: &str, problems: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume_devices::{shared_ram, tests::volumes};
+    use crate::volume_devices::shared_ram;
+    use crate::volume_devices::tests::volumes;
 
     fn after(from: &str, to: &str) -> Vec<String> {
         after_in("7.2", from, to)

@@ -4,12 +4,11 @@ use anyhow::Result;
 use rustix::fs::{Access, access, fgetxattr};
 use rustix::process::{getgid, getuid};
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::fs::File;
-use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 /// The folders that execvp(3) searches if there is no PATH.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

@@ -1,13 +1,12 @@
 //! Unmodified clients of a cache under `ginnel run`: their gets are answered from memory, and everything else is as
 //! without it.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
 use crate::stage::{PATIENCE, PYTHON, Stage, free_port, have, listens};
 use crate::world::{built, wait_for};
 use ginnel_report::Record;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Uses the commands of both protocols, with a client library.
 const PYMEMCACHE: &str = include_str!("cached/pymemcache.py");

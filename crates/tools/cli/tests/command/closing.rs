@@ -1,10 +1,9 @@
 //! Connections end for their peers as they do without the library.
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use std::fs;
-
 use crate::stage::{PYTHON, Stage, changed, free_port, have};
 use crate::world::wait_for;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use std::fs;
 
 /// Connections that are reported and closed in this order, in both ways of closing. The first one is for the daemon's greeting.
 const CLOSE: &str = r#"

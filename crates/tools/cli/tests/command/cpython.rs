@@ -1,12 +1,11 @@
 //! CPython's own tests of sockets: each has the same outcome with the library and without it, while both ends of their
 //! connections, which are in one process, change over.
 
+use crate::stage::{PYTHON, Stage, have};
+use ginnel_report::Record;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-use crate::stage::{PYTHON, Stage, have};
-use ginnel_report::Record;
 
 /// Longer than all tests of a module together take.
 const PATIENCE: Duration = Duration::from_secs(600);

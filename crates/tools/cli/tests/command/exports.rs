@@ -1,11 +1,10 @@
 //! Unusual functions and ways of calling them, from a C program. If the library did not follow one, bytes would be
 //! lost.
 
+use crate::stage::{Stage, have};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-
-use crate::stage::{Stage, have};
 
 /// Runs a part of the program, compiled in each of these ways.
 fn run(part: &str, ways: &[&[&str]]) {

@@ -3,13 +3,12 @@
 //! The words may be anything, so the programs may receive anything. But each call returns, with bytes, the end or an
 //! error; no program dies; and later connections are not affected.
 
+use crate::epoll::PAIRS;
+use crate::stage::{PATIENCE, PYTHON, Stage, changed, have};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
-
-use crate::epoll::PAIRS;
-use crate::stage::{PATIENCE, PYTHON, Stage, changed, have};
 
 /// Size of a page, and of the words in front of a ring's data, in bytes.
 const PAGE: usize = 4096;

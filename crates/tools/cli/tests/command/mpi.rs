@@ -7,14 +7,12 @@ mod mpi4py;
 mod packaged;
 mod programs;
 
+use crate::stage::{PATIENCE, have};
+use crate::verbs::{DEVICE, Verbs, expect_good_within, text};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-
-use serde_json::Value;
-
-use crate::stage::{PATIENCE, have};
-use crate::verbs::{DEVICE, Verbs, expect_good_within, text};
 
 /// The size of a segment with room for the buffers of eight ranks.
 const SIZE: &str = "3G";

@@ -1,13 +1,11 @@
 //! Connections under `ginnel run` between network namespaces, as containers have them. They must not be mistaken for
 //! others.
 
+use crate::stage::{PYTHON, Stage, changed, have};
+use ginnel_report::Record;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-use ginnel_report::Record;
-
-use crate::stage::{PYTHON, Stage, changed, have};
 
 /// Runs a line of shell as root.
 fn shell(line: &str) -> bool {

@@ -1,9 +1,8 @@
 //! Connections under `ginnel run` that have changed over and then go to another process: by `exec`, by `posix_spawn`,
 //! or in a message.
 
-use ginnel_report::Record;
-
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use ginnel_report::Record;
 
 /// The part that both programs have in common.
 pub const COMMON: &str = r#"

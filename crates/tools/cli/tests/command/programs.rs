@@ -13,9 +13,8 @@ mod postgresql;
 mod rsync;
 mod ssh;
 
-use std::fs;
-
 use crate::stage::{MODES, Stage, changed, free_port, have};
+use std::fs;
 
 #[test]
 fn redis() {

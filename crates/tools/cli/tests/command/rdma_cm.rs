@@ -1,16 +1,14 @@
 //! Unmodified programs of librdmacm under `ginnel run --verbs`. Only segments are RDMA devices here, so a connection that is established
 //! goes through one.
 
-use std::path::Path;
-use std::process::{Child, Command};
-
-use ginnel::{AttachOptions, Endpoint, Error, MessageChannel};
-use ginnel_verbs::cm::message::{Message, Parameters, Request};
-use ginnel_verbs::cm::names::PortSpace;
-
 use crate::stage::{PATIENCE, free_port, have};
 use crate::verbs::{Killed, Verbs, can_compile, expect_good, text};
 use crate::world::wait_for;
+use ginnel::{AttachOptions, Endpoint, Error, MessageChannel};
+use ginnel_verbs::cm::message::{Message, Parameters, Request};
+use ginnel_verbs::cm::names::PortSpace;
+use std::path::Path;
+use std::process::{Child, Command};
 
 /// Somebody listens at a port in the segment.
 fn is_heard(verbs: &Verbs, space: &str, port: u16) -> bool {

@@ -1,11 +1,10 @@
 //! Unmodified programs with rsockets under `ginnel run --verbs`. There is no other RDMA device, so one that succeeds has gone through the
 //! segment.
 
-use std::fs;
-
 use crate::stage::{free_port, have};
 use crate::verbs::{Killed, Verbs, compiled, expect_good};
 use crate::world::wait_for;
+use std::fs;
 
 /// Waits until a program listens at a port of an address of this machine. Its name in the segment says so.
 fn wait_until_listening(verbs: &Verbs, port: u16, server: &mut Killed) {

@@ -1,5 +1,7 @@
 //! Programs that are run with the preload library. For most of these tests it does not matter which library is loaded.
 
+use crate::world::{World, built_library, signal, wait_for};
+use ginnel_report::{Event, Record, Report};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,9 +9,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-
-use crate::world::{World, built_library, signal, wait_for};
-use ginnel_report::{Event, Record, Report};
 
 /// Returns a shared library that this process has loaded, so that any program can load it.
 fn library(name: &str) -> PathBuf {

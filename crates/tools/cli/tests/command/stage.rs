@@ -1,5 +1,7 @@
 //! A server and its clients under `ginnel run`, and their report.
 
+use crate::world::{World, built_library, signal, wait_for};
+use ginnel_report::{Record, Report};
 use std::cell::Cell;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -7,9 +9,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-use crate::world::{World, built_library, signal, wait_for};
-use ginnel_report::{Record, Report};
 
 /// The time limit of a program.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,14 +8,13 @@ mod lost;
 mod soak;
 mod waits;
 
+use crate::stage::{PATIENCE, free_port, have, listens};
+use crate::world::{World, built_libraries, built_library, wait_for};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use crate::stage::{PATIENCE, free_port, have, listens};
-use crate::world::{World, built_libraries, built_library, wait_for};
 
 pub const DEVICE: &str = "ginnel_web";
 

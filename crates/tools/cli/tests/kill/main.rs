@@ -13,17 +13,16 @@ mod victim;
 #[path = "../command/world.rs"]
 mod world;
 
+use end::{Connection, Side};
+use ginnel::Daemon;
+use ginnel_report::Report;
+use ginnel_status::Inspect;
 use std::fs;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-use end::{Connection, Side};
-use ginnel::Daemon;
-use ginnel_report::Report;
-use ginnel_status::Inspect;
 use victim::{Order, Victim};
 use world::{World, wait_for};
 

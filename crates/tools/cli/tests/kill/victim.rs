@@ -1,12 +1,10 @@
 //! The program that is killed: a child that executes one order at a time, and is stopped at each of its system calls.
 
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-use ginnel_shmem::{Mapping, Protection, SharedMemory};
-
 use crate::end::{Connection, Side};
 use crate::stepper::{self, Stepper, leave};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// The orders.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,10 @@
 //! PostgreSQL, which forks a process for each connection, with pgbench and psql.
 
+use crate::stage::{FILES, Play};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::chown;
 use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-
-use crate::stage::{FILES, Play};
 
 /// Debian's folder for the programs of PostgreSQL.
 const FOLDER: &str = "/usr/lib/postgresql/15/bin";

@@ -1,14 +1,12 @@
 //! OpenSSH and rsync: servers that execute themselves, fork, and drop privileges while they have a connection.
 
+use super::bytes;
+use crate::stage::{FILES, Play, changed};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-
-use super::bytes;
-use crate::stage::{FILES, Play, changed};
 
 /// How long the test tries again until a connection has changed over.
 const PATIENCE: Duration = Duration::from_secs(120);

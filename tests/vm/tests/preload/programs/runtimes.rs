@@ -1,12 +1,10 @@
 //! Servers and clients in Python, JavaScript and Java that check all bytes that come back. The tests of the command `ginnel`
 //! use them too.
 
+use crate::stage::{FILES, PYTHON, Play, ensure_changed};
+use anyhow::{Result, ensure};
 use std::fs;
 use std::process::Command;
-
-use anyhow::{Result, ensure};
-
-use crate::stage::{FILES, PYTHON, Play, ensure_changed};
 
 const ASYNCIO: &str = include_str!("../../../../../crates/tools/cli/tests/command/programs/echo.py");
 const NODE: &str = include_str!("../../../../../crates/tools/cli/tests/command/programs/echo.js");

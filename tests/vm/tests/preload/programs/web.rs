@@ -1,12 +1,10 @@
 //! File servers in C and in Go, with curl and wrk.
 
-use std::fs;
-use std::time::Instant;
-
-use anyhow::{Result, ensure};
-
 use super::bytes;
 use crate::stage::{FILES, PATIENCE, Play, changed};
+use anyhow::{Result, ensure};
+use std::fs;
+use std::time::Instant;
 
 /// Fetches two files over one connection, and returns whether their contents are right.
 fn fetch(play: &mut Play<'_, '_>, at: &str) -> Result<()> {

@@ -1,12 +1,10 @@
 //! Memory for requests whose own memory is not aligned for direct I/O. A worker has a limited amount; a request that
 //! finds none waits until another one returns it.
 
+use super::flight::COPY;
+use ginnel_shmem::Mapping;
 use std::collections::VecDeque;
 use std::io;
-
-use ginnel_shmem::Mapping;
-
-use super::flight::COPY;
 
 /// The number of requests of a worker that can be copied at a time. Together they have 4 MiB.
 pub(super) const COPIES: usize = 64;

@@ -1,15 +1,13 @@
 //! An operation under way: the requests to the kernel, step by step.
 #![allow(unsafe_code)] // Raw addresses of guest memory are reckoned with.
 
-use std::io;
-
+use super::ring::discard;
+use crate::backend::{Failure, Image, Op};
 use ginnel_shmem::{Mapping, SharedSlice};
 use ginnel_virtqueue::{Buffer, GuestMemory};
 use io_uring::{opcode, squeue, types};
+use std::io;
 use tracing::warn;
-
-use super::ring::discard;
-use crate::backend::{Failure, Image, Op};
 
 /// Length of the runs in which zeros are written where the file system cannot create them.
 pub(super) const ZEROS: usize = 1 << 20;

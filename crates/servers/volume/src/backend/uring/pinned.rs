@@ -1,9 +1,8 @@
 //! Guest memory that the kernel has pinned (registered buffers), so that it need not look up pages for each request.
 
-use std::sync::Arc;
-
 use ginnel_shmem::{Mapping, SharedSlice};
 use ginnel_virtqueue::{Buffer, GuestMemory};
+use std::sync::Arc;
 
 /// The largest size of one buffer for the kernel, in bytes.
 const BUFFER: usize = 1 << 30;

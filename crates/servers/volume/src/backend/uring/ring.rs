@@ -1,13 +1,12 @@
 //! One io_uring and its entries.
 #![allow(unsafe_code)] // The kernel is handed raw addresses, and io_uring's interface is unsafe for that.
 
+use io_uring::register::{Probe, Restriction};
+use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
-
-use io_uring::register::{Probe, Restriction};
-use io_uring::{IoUring, opcode, squeue, types};
 use tracing::warn;
 
 /// Number of entries of the submission queue. If more are queued, they are submitted in several calls.

@@ -4,18 +4,17 @@
 mod program;
 mod talk;
 
+use self::program::{PHASES, ROLE};
+use self::talk::{Plan, Sums};
+use crate::world::{World, built_library, signal};
+use ginnel_report::Report;
+use ginnel_status::Inspect;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::BufReader;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-
-use self::program::{PHASES, ROLE};
-use self::talk::{Plan, Sums};
-use crate::world::{World, built_library, signal};
-use ginnel_report::Report;
-use ginnel_status::Inspect;
 
 /// Number of connections before the first measurement, and between the two measurements. Each has two directions that
 /// change over.

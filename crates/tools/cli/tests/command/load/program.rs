@@ -1,5 +1,6 @@
 //! The two programs of a load test: a server and a client, with many connections one after another, in several threads.
 
+use super::talk::{End, Plan, Sums};
 use std::fs;
 use std::io::{BufWriter, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -7,8 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-use super::talk::{End, Plan, Sums};
 
 /// Number of connections at a time.
 const THREADS: usize = 4;

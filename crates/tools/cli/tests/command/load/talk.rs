@@ -1,14 +1,13 @@
 //! One end of a connection under load: random calls and sizes, and bytes that can be computed from their position.
 #![allow(unsafe_code)] // Calls that the standard library does not have.
 
+use libc::{c_int, iovec};
 use std::cell::RefCell;
 use std::io::{Error, ErrorKind};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
-
-use libc::{c_int, iovec};
 
 /// The time after which an end is considered hung.
 const WATCHDOG: c_int = 60_000;

@@ -1,13 +1,12 @@
 //! The effect on a job of the death of a daemon or of one of its ranks.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
-
 use super::endless::Endless;
 use super::{MPIS, SIZE, have_both};
 use crate::verbs::{Verbs, used};
 use crate::world::wait_for;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 #[test]
 fn jobs_outlast_a_daemon_and_end_with_a_rank() {

@@ -1,10 +1,9 @@
 //! A job that runs until it is told to stop.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::ChildStdout;
-
 use super::{Mpi, compiled, start};
 use crate::verbs::{Killed, Verbs};
+use std::io::{BufRead, BufReader, Read};
+use std::process::ChildStdout;
 
 /// A job that computes sums until it is stopped.
 pub struct Endless {

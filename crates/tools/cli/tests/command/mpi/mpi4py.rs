@@ -1,12 +1,11 @@
 //! The test suite of mpi4py.
 
-use std::collections::BTreeSet;
-use std::path::Path;
-use std::process::Command;
-
 use super::{Done, OPENMPI, SIZE, beside, is_soak, run_within, run_without_within};
 use crate::stage::{PATIENCE, PYTHON, have};
 use crate::verbs::{Verbs, text};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
 
 /// Tests that also fail without Ginnel.
 const EXCLUDED: [&str; 1] = [

@@ -1,8 +1,7 @@
 //! A server written in Go, which makes system calls without any library.
 
-use std::fs;
-
 use crate::stage::{MODES, Stage, free_port, have};
+use std::fs;
 
 #[test]
 fn go() {

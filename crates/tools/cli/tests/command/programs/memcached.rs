@@ -1,8 +1,7 @@
 //! memcached with libmemcached's tools, and with a client in Python.
 
-use std::fs;
-
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use std::fs;
 
 /// Sets and gets values until the connection has changed over, and then some more.
 const PYMEMCACHE: &str = include_str!("values.py");

@@ -1,8 +1,7 @@
 //! NetPIPE over TCP.
 
-use std::process::Stdio;
-
 use crate::stage::{MODES, Stage, changed, free_port, have};
+use std::process::Stdio;
 
 /// Sends messages of 1 byte to 3 MB back and forth, and compares each with what was sent.
 #[test]

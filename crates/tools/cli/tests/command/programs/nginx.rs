@@ -1,9 +1,8 @@
 //! nginx with curl and wrk.
 
+use crate::stage::{PATIENCE, Stage, changed, free_port, have};
 use std::fs;
 use std::time::Instant;
-
-use crate::stage::{PATIENCE, Stage, changed, free_port, have};
 
 #[test]
 fn nginx() {

@@ -1,12 +1,11 @@
 //! PostgreSQL, which forks a process for each connection, with pgbench and psql.
 
+use crate::stage::{MODES, Stage, free_port};
+use crate::world::wait_for;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
-
-use crate::stage::{MODES, Stage, free_port};
-use crate::world::wait_for;
 
 /// Debian's folder of PostgreSQL's programs.
 const FOLDER: &str = "/usr/lib/postgresql/15/bin";

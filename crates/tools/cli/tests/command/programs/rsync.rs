@@ -1,9 +1,8 @@
 //! rsync and its daemon: at each end, one process sends and another one receives.
 
+use crate::stage::{MODES, Stage, changed, free_port, have};
 use std::fs;
 use std::path::Path;
-
-use crate::stage::{MODES, Stage, changed, free_port, have};
 
 /// Makes a folder with files of many sizes.
 fn fill(folder: &Path) {

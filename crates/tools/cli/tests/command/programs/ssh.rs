@@ -1,11 +1,10 @@
 //! OpenSSH: a server that executes itself, forks, drops its privileges and confines itself, all with one connection.
 
+use crate::stage::{MODES, PATIENCE, Stage, changed, free_port, have};
+use crate::world::World;
 use std::fs::{self, File};
 use std::process::Command;
 use std::time::Instant;
-
-use crate::stage::{MODES, PATIENCE, Stage, changed, free_port, have};
-use crate::world::World;
 
 #[test]
 fn ssh() {

@@ -3,19 +3,17 @@
 //! the member has removed. But each call returns, no program is killed by a signal, other memory stays unchanged, and programs work as
 //! before when the member has gone.
 
+use super::{DEVICE, Killed, Verbs, ends, have, text};
+use crate::hostile::Random;
+use crate::world::wait_for;
+use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights, SharedMemory};
+use ginnel_layout::verbs::{CHUNK_TABLE, Kind, Place, QP, QP_TABLE, REGION, REGION_TABLE, completion, qp};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{iter, thread};
-
-use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights, SharedMemory};
-use ginnel_layout::verbs::{CHUNK_TABLE, Kind, Place, QP, QP_TABLE, REGION, REGION_TABLE, completion, qp};
-
-use super::{DEVICE, Killed, Verbs, ends, have, text};
-use crate::hostile::Random;
-use crate::world::wait_for;
 
 /// Limits of the search: endpoints, queue pairs of each, and arenas.
 const ENDPOINTS: u32 = 16;

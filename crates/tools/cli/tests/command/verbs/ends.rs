@@ -1,10 +1,9 @@
 //! A program that runs twice. The two processes are connected by queue pairs.
 
+use super::{DEVICE, Killed, Verbs, can_compile};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-
-use super::{DEVICE, Killed, Verbs, can_compile};
 
 /// Compiles a program of this folder. Returns `None` if that is impossible here.
 pub fn compiled(verbs: &Verbs, name: &str) -> Option<String> {

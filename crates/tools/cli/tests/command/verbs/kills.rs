@@ -4,15 +4,14 @@
 //!
 //! `GINNEL_SOAK=1` kills 10,000 processes, and `GINNEL_SOAK=n` with n > 1 kills n.
 
-use std::os::unix::process::ExitStatusExt;
-use std::thread;
-use std::time::{Duration, Instant};
-
 use super::ends::{self, End};
 use super::{DEVICE, Killed, Verbs, expect_good, used};
 use crate::hostile::Random;
 use crate::stage::free_port;
 use crate::world::wait_for;
+use std::os::unix::process::ExitStatusExt;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The call in which the process kills itself, or who else kills it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,10 +1,9 @@
 //! `ginnel verbs` shows which program waits for which other one, and `ginnel verbs top` shows their activity.
 
-use std::io::{BufRead, BufReader, Lines};
-use std::process::ChildStdout;
-
 use super::ends::{compiled, start};
 use super::*;
+use std::io::{BufRead, BufReader, Lines};
+use std::process::ChildStdout;
 
 /// A running `ginnel verbs top`.
 struct Top {

@@ -1,11 +1,10 @@
 //! pyverbs: verbs for Python.
 
-use std::fs;
-use std::process::Command;
-
 use crate::stage::{PYTHON, free_port, listens};
 use crate::verbs::{DEVICE, Killed, Verbs, expect_good};
 use crate::world::wait_for;
+use std::fs;
+use std::process::Command;
 
 /// Messages, events, and access to the peer's memory. The program checks the data.
 const PROGRAM: &str = include_str!("pingpong.py");

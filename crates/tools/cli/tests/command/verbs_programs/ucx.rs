@@ -1,10 +1,9 @@
 //! UCX, a communication library that MPI libraries use.
 
-use std::fs;
-
 use crate::stage::{free_port, have, listens};
 use crate::verbs::{DEVICE, Killed, Verbs, expect_good};
 use crate::world::wait_for;
+use std::fs;
 
 /// Each test of ucx_perftest registers UCX's buffer pools again, at other addresses.
 const SIZE: &str = "2G";

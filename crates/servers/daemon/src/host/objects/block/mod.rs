@@ -15,15 +15,14 @@ mod record;
 mod requests;
 mod revocations;
 
-pub use record::{Block, BlockGrant, BlockHandle, Change};
-pub use revocations::Revocations;
-
 use super::{Class, Request};
 use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::{Broker, ClientId};
 use crate::host::reply::body;
 use ginnel_layout::Name;
 use ginnel_layout::wire::Kind;
+pub use record::{Block, BlockGrant, BlockHandle, Change};
+pub use revocations::Revocations;
 
 impl Class for Change {
     const RECORDS: &[&str] = &[

@@ -5,18 +5,17 @@ mod inspect;
 mod record;
 mod requests;
 
-pub use books::Listener;
-pub use record::{Change, Channel, Side};
-
 use super::{Class, Request};
 use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::{Broker, ClientId, Effect};
 use crate::host::relayed::{Reason, Relayed};
 use crate::host::reply::body;
+pub use books::Listener;
 use ginnel_layout::Name;
 use ginnel_layout::channel::Capacities;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::wire::Kind;
+pub use record::{Change, Channel, Side};
 
 impl Class for Change {
     const RECORDS: &[&str] = &["listen", "unlisten", "channel", "accepted", "closed"];

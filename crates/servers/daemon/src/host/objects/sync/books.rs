@@ -4,8 +4,7 @@ use super::{SyncObject, SyncUser, following, kind_of};
 use crate::host::account::Account;
 use crate::host::books::{Books, InvalidRecord};
 use crate::host::objects::memory_object::{MemoryObject, Tables};
-use ginnel_layout::sync;
-use ginnel_layout::{Name, PAGE};
+use ginnel_layout::{Name, PAGE, sync};
 use ginnel_sync::authority::Left;
 use std::collections::{BTreeMap, BTreeSet};
 

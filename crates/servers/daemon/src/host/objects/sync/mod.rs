@@ -8,8 +8,6 @@ mod inspect;
 mod record;
 mod requests;
 
-pub use record::{Change, SyncObject, SyncUser};
-
 use super::{Class, Request};
 use crate::host::books::{Books, Endpoint, InvalidRecord};
 use crate::host::broker::Broker;
@@ -19,6 +17,7 @@ use ginnel_layout::Name;
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::Kind;
 use ginnel_sync::authority::Left;
+pub use record::{Change, SyncObject, SyncUser};
 
 impl Class for Change {
     const RECORDS: &[&str] = &["sync", "sync_opened", "sync_closed", "sync_unlinked"];
