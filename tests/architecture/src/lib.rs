@@ -87,6 +87,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("architecture", &[]),
+    ("kit", &[]),
     (
         "vmtest",
         &[

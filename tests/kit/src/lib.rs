@@ -1,0 +1,13 @@
+//! What the tests of several crates share. No product code may depend on this crate.
+//!
+//! | module | for tests that |
+//! |---|---|
+//! | [`skip`] | lack something on this machine |
+//! | [`wait`] | wait for a condition, under a watchdog that watches progress |
+//! | [`random`] | need numbers that look random and can be repeated |
+//! | [`program`] | start a process of their own code |
+
+pub mod program;
+pub mod random;
+pub mod skip;
+pub mod wait;

@@ -1,0 +1,104 @@
+//! Waits for conditions of which nobody sends a notification.
+//!
+//! A watchdog watches progress, not a whole run: on a busy machine a run may take any time, but whoever still works gets on a little
+//! within a minute.
+
+use std::fmt::Debug;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The longest time without progress. It is far longer than anything takes, also on a busy machine; what has not happened by then
+/// never will.
+pub const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Calls `done` until it returns a value, and returns that value. Panics after [`WATCHDOG`]; `what` is for the message.
+pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+    wait_at_most(WATCHDOG, what, done)
+}
+
+/// Calls `condition` until it returns true. Panics after [`WATCHDOG`].
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_for(what, || condition().then_some(()));
+}
+
+/// As [`wait_for`], with another limit, for what takes long by itself.
+pub fn wait_at_most<T>(limit: Duration, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {limit:?} in vain for {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Watches somebody's progress, which is a number or anything else that changes.
+#[derive(Debug)]
+pub struct Watchdog<T> {
+    what: String,
+    limit: Duration,
+    last: Option<T>,
+    since: Instant,
+}
+
+impl<T: PartialEq + Debug> Watchdog<T> {
+    /// Watches that something gets on within each [`WATCHDOG`].
+    pub fn new(what: &str) -> Self {
+        Self::within(WATCHDOG, what)
+    }
+
+    /// As [`Watchdog::new`], with another limit.
+    pub fn within(limit: Duration, what: &str) -> Self {
+        Self { what: what.to_owned(), limit, last: None, since: Instant::now() }
+    }
+
+    /// Looks at the progress so far. Panics if it has been the same for too long.
+    pub fn look(&mut self, progress: T) {
+        if self.last.as_ref() != Some(&progress) {
+            self.last = Some(progress);
+            self.since = Instant::now();
+        }
+        assert!(
+            self.since.elapsed() < self.limit,
+            "{}: {progress:?} for {:?}",
+            self.what,
+            self.limit,
+            progress = self.last
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+
+    #[test]
+    fn a_wait_ends_with_the_value_or_at_the_limit() {
+        let mut looks = 0;
+        let third = || {
+            looks += 1;
+            (looks == 3).then_some("value")
+        };
+        assert_eq!(wait_for("the third look", third), "value");
+        assert_eq!(looks, 3);
+        assert!(catch_unwind(|| wait_at_most(Duration::from_millis(1), "a miracle", || None::<()>)).is_err());
+    }
+
+    #[test]
+    fn a_watchdog_bites_only_without_progress() {
+        let mut dog = Watchdog::within(Duration::from_millis(20), "a counter");
+        for count in 0..8 {
+            dog.look(count);
+            thread::sleep(Duration::from_millis(5));
+        }
+        let bitten = catch_unwind(move || {
+            (0..10).for_each(|_| {
+                dog.look(99);
+                thread::sleep(Duration::from_millis(5));
+            });
+        });
+        assert!(bitten.is_err());
+    }
+}
