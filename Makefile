@@ -5,8 +5,6 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
 BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
-# Each VM test uses the whole machine, so they run one at a time.
-VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
 .PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint doc book install clean
 
@@ -40,7 +38,7 @@ test-fuzz:
 	scripts/fuzz
 
 test-vm: build
-	$(VMTEST)
+	scripts/vm-tests
 
 test-vm-smoke: build
 	$(CARGO) test --release -p vmtest --test c_library -- dax --nocapture
@@ -59,7 +57,7 @@ bench: build
 # messages over RDMA queue pairs with hostile members and 10,000 kills (soak-verbs), 2,000 kills of a cache's server and 3,000 more
 # while clients use it (soak-cache), then the long versions of the VM tests.
 soak: build soak-ring soak-sockets soak-verbs soak-cache
-	GINNEL_SOAK=1 $(VMTEST)
+	GINNEL_SOAK=1 scripts/vm-tests
 
 soak-ring:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-ring --locked --test soak
