@@ -1,8 +1,10 @@
-//! Tests of how the tree is made: who depends on whom, and where crates lie (docs/architecture.md).
+//! Tests of how the tree is made: who depends on whom, where crates lie, and what no source file contains
+//! (docs/architecture.md).
 //!
 //! | module | what it tests |
 //! |---|---|
 //! | [`dependencies`] | the crates and what they use, against docs/pictures/architecture.floors |
+//! | [`sources`] | that there is one way to skip a test, and none to hide one or to borrow its modules |
 //!
 //! Each check is a function that takes what it checks, and returns a line for each fault. So it has two kinds of tests: one with the
 //! tree, and one with something made up in which it must find the fault.
@@ -11,6 +13,7 @@
 mod dependencies;
 mod floors;
 mod packages;
+mod sources;
 mod tree;
 
 /// Fails with the faults, one on each line.
