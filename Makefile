@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
 BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint doc book install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint package doc book install clean
 
 all: build
 
@@ -76,6 +76,11 @@ lint:
 	@if command -v python3 >/dev/null; then scripts/check-links && scripts/pictures --check; else echo "SKIPPED links: there is no python3"; fi
 	scripts/fmt --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	scripts/package quick
+
+# Packages the crates that are published on crates.io, and builds each from its package alone.
+package:
+	scripts/package
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
