@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
 BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint package doc book install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint msrv package doc book install clean
 
 all: build
 
@@ -77,6 +77,10 @@ lint:
 	scripts/fmt --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	scripts/package quick
+
+# Compiles with the oldest promised Rust, if it is installed.
+msrv:
+	scripts/msrv
 
 # Packages the crates that are published on crates.io, and builds each from its package alone.
 package:

@@ -4,6 +4,7 @@
 //! | module | what it tests |
 //! |---|---|
 //! | [`dependencies`] | the crates and what they use, against docs/pictures/architecture.floors |
+//! | [`msrv`] | that all dependencies compile with the oldest Rust that the workspace promises |
 //! | [`sources`] | that there is one way to skip a test, and none to hide one or to borrow its modules |
 //!
 //! Each check is a function that takes what it checks, and returns a line for each fault. So it has two kinds of tests: one with the
@@ -12,6 +13,7 @@
 
 mod dependencies;
 mod floors;
+mod msrv;
 mod packages;
 mod sources;
 mod tree;
