@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
 BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint msrv package doc book install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint deny msrv package doc book install clean
 
 all: build
 
@@ -77,6 +77,11 @@ lint:
 	scripts/fmt --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	scripts/package quick
+	scripts/deny
+
+# Checks the dependencies for licences, duplicates and known vulnerabilities. Needs the network, and cargo-deny (scripts/deny install).
+deny:
+	scripts/deny all
 
 # Compiles with the oldest promised Rust, if it is installed.
 msrv:
