@@ -74,6 +74,7 @@ soak-cache:
 
 lint:
 	@if command -v python3 >/dev/null; then scripts/check-links && scripts/pictures --check; else echo "SKIPPED links: there is no python3"; fi
+	scripts/version-check
 	scripts/fmt --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	scripts/package quick
