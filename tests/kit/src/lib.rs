@@ -6,7 +6,10 @@
 //! | [`wait`] | wait for a condition, under a watchdog that watches progress |
 //! | [`random`] | need numbers that look random and can be repeated |
 //! | [`program`] | start a process of their own code |
+//! | `mortal` | let a process die between two stores to shared memory (feature `memory`) |
 
+#[cfg(feature = "memory")]
+pub mod mortal;
 pub mod program;
 pub mod random;
 pub mod skip;

@@ -11,9 +11,6 @@
 #[cfg(not(loom))]
 mod common;
 #[cfg(not(loom))]
-#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
-mod mortal;
-#[cfg(not(loom))]
 #[path = "../../sync/tests/stepper/mod.rs"]
 mod stepper;
 
@@ -28,7 +25,7 @@ fn main() {
 #[cfg(not(loom))]
 mod test {
     use super::common::{create, key, value, which};
-    use super::mortal::Mortal;
+    use kit::mortal::Mortal;
     use super::stepper::{Stepper, fork, reap, start};
     use ginnel_cache_store::reader::{Found, Reader};
     use ginnel_cache_store::store::Store;

@@ -2,15 +2,12 @@
 #![cfg(not(loom))]
 
 mod common;
-#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
-mod mortal;
-
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::{NotACache, NotStored, Store};
 use ginnel_layout::cache::{BOOT_TIME, CLOCK, MAGIC, MOST_CONTACT, MOST_KEY, Room, item, log, marks};
 use ginnel_shmem::{Mapping, SharedMemory};
-use mortal::Mortal;
+use kit::mortal::Mortal;
 use proptest::prelude::*;
 use std::collections::HashMap;
 

@@ -6,14 +6,11 @@
 //! is done. The other side, the ring and the saved cursor survive.
 #![cfg(not(loom))]
 
-#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
-mod mortal;
-
 use ginnel_layout::ring::{MIN_CAPACITY, footprint, max_message};
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{Cursor, RecvError, SendError, message, stream};
 use ginnel_shmem::Mapping;
-use mortal::Mortal;
+use kit::mortal::Mortal;
 
 const CAPACITY: usize = MIN_CAPACITY;
 const MAX: usize = max_message(CAPACITY);

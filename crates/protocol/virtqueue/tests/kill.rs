@@ -7,13 +7,11 @@
 
 #![cfg(not(loom))]
 
-#[path = "../../../ground/shmem/tests/mortal/mod.rs"]
-mod mortal;
 mod rig;
 
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, InflightQueue, Kind, Segment, Ticket};
-use mortal::Mortal;
+use kit::mortal::Mortal;
 use rig::Rig;
 use std::collections::{BTreeMap, BTreeSet};
 

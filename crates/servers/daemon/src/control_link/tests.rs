@@ -1,8 +1,5 @@
-#[path = "../../../../ground/shmem/tests/mortal/mod.rs"]
-mod mortal;
-
 use super::*;
-use mortal::Mortal;
+use kit::mortal::Mortal;
 use proptest::prelude::*;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,9 +1,8 @@
-//! The memory of a process that is killed, for tests of several crates, which include this file by its path.
+//! The memory of a process that is killed.
 //!
-//! A killed process has done all its stores up to some point and none after it. Therefore this memory accepts a given number
-//! of stores, and ignores all later ones. Other actions of the process (it saves a cursor, rings a doorbell) can be counted
-//! as stores with [`Mortal::stores`].
-#![allow(dead_code)] // Each test uses its part.
+//! A killed process has done all its stores up to some point and none after it. Therefore this memory accepts a given number of stores,
+//! and ignores all later ones. Other actions of the process (it saves a cursor, rings a doorbell) can be counted as stores with
+//! [`Mortal::stores`].
 
 use ginnel_shmem::{Mapping, SharedMemory};
 use std::cell::Cell;
