@@ -6,6 +6,7 @@
 //! | [`wait`] | wait for a condition, under a watchdog that watches progress |
 //! | [`random`] | need numbers that look random and can be repeated |
 //! | [`program`] | start a process of their own code |
+//! | [`stepper`] | stop or kill a process at any of its instructions |
 //! | `mortal` | let a process die between two stores to shared memory (feature `memory`) |
 
 #[cfg(feature = "memory")]
@@ -13,4 +14,5 @@ pub mod mortal;
 pub mod program;
 pub mod random;
 pub mod skip;
+pub mod stepper;
 pub mod wait;

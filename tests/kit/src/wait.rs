@@ -33,6 +33,19 @@ pub fn wait_at_most<T>(limit: Duration, what: &str, mut done: impl FnMut() -> Op
     }
 }
 
+/// As [`wait_for`], but does not sleep between two looks. For a test that must act as soon as it can, such as one that kills a process
+/// within a millisecond of what it does, and for thousands of waits that are each shorter than a sleep.
+pub fn spin_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + WATCHDOG;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {WATCHDOG:?} in vain for {what}");
+        thread::yield_now();
+    }
+}
+
 /// Watches somebody's progress, which is a number or anything else that changes.
 #[derive(Debug)]
 pub struct Watchdog<T> {
@@ -83,6 +96,7 @@ mod tests {
         };
         assert_eq!(wait_for("the third look", third), "value");
         assert_eq!(looks, 3);
+        assert_eq!(spin_for("the first look", || Some("value")), "value");
         assert!(catch_unwind(|| wait_at_most(Duration::from_millis(1), "a miracle", || None::<()>)).is_err());
     }
 

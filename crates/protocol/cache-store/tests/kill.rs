@@ -10,9 +10,6 @@
 
 #[cfg(not(loom))]
 mod common;
-#[cfg(not(loom))]
-#[path = "../../sync/tests/stepper/mod.rs"]
-mod stepper;
 
 #[cfg(loom)]
 fn main() {}
@@ -25,12 +22,12 @@ fn main() {
 #[cfg(not(loom))]
 mod test {
     use super::common::{create, key, value, which};
-    use kit::mortal::Mortal;
-    use super::stepper::{Stepper, fork, reap, start};
     use ginnel_cache_store::reader::{Found, Reader};
     use ginnel_cache_store::store::Store;
     use ginnel_layout::cache::marks;
     use ginnel_shmem::{Mapping, Protection, SharedMemory};
+    use kit::mortal::Mortal;
+    use kit::stepper::{Stepper, fork, reap, start};
     use std::collections::{HashMap, HashSet};
     use std::time::{Duration, Instant};
 

@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod common;
+
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::{NotACache, NotStored, Store};

@@ -14,8 +14,6 @@
 #![allow(unsafe_code)] // fork, ptrace, kill.
 
 #[cfg(not(loom))]
-mod stepper;
-#[cfg(not(loom))]
 mod world;
 
 #[cfg(loom)]
@@ -28,8 +26,7 @@ fn main() {
 
 #[cfg(not(loom))]
 mod test {
-    use super::stepper::{KillCount, Stepper, Trace, fork, leave, reap, start, until};
-    use super::world::{Bells, EventSleeper, StrictSleeper, WATCHDOG, user};
+    use super::world::{Bells, EventSleeper, StrictSleeper, user};
     use ginnel_layout::sync::{ARMED, OwnerWord, SIZE, STATE, SyncKind, TURN};
     use ginnel_ring::wait::{Sleeper, WaitMode};
     use ginnel_shmem::{Mapping, Protection, SharedMemory};
@@ -37,6 +34,8 @@ mod test {
     use ginnel_sync::{
         Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn, World,
     };
+    use kit::stepper::{KillCount, Stepper, Trace, fork, leave, reap, start};
+    use kit::wait::spin_for;
     use std::cell::RefCell;
     use std::io;
     use std::time::{Duration, Instant};
@@ -602,7 +601,7 @@ mod test {
                 let pid = fork(|| act(stage));
                 let page = if object == 0 { &stage.first } else { &stage.second };
                 let asleep = || (page.load_relaxed_u64(ARMED) & 1 << SLEEPER != 0).then_some(());
-                until("the sleeper to sleep", WATCHDOG, asleep);
+                spin_for("the sleeper to sleep", asleep);
                 pid
             });
             Self { case, stage, victim, sleeper }

@@ -5,13 +5,10 @@
 //! For kills at each instruction of the locks themselves see `crates/protocol/sync/tests/kill.rs`.
 //!
 //!     cargo test -p ginnel --test kill -- [NAME] [--kills N]                (for each operation; default 60)
-#![allow(unsafe_code)] // `stepper` uses fork, ptrace and kill.
 
 mod blocks;
 mod locks;
 mod meetings;
-#[path = "../../../../protocol/sync/tests/stepper/mod.rs"]
-mod stepper;
 #[path = "../../../../servers/daemon/tests/support/mod.rs"]
 mod support;
 mod survivors;
@@ -19,10 +16,11 @@ mod survivors;
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights, SharedMemory, WaitMode};
 use ginnel_layout::segment;
 use ginnel_shmem::Protection;
+use kit::stepper::{self, KillCount, kill};
+use kit::wait::spin_for;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stepper::{KillCount, kill, until};
-use support::{Client, Daemon, WATCHDOG};
+use support::{Client, Daemon};
 
 const SEGMENT: u64 = 8 << 20;
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
@@ -118,9 +116,7 @@ impl Stage {
     /// Waits until the daemon knows that the victim is dead.
     fn buried(&mut self) {
         let endpoints = self.base.endpoints;
-        until("the victim's end to be known", WATCHDOG, || {
-            (self.look().endpoints == endpoints).then_some(())
-        });
+        spin_for("the victim's end to be known", || (self.look().endpoints == endpoints).then_some(()));
     }
 
     /// Checks that nothing has leaked, nothing was allocated twice, and no name is taken.
@@ -148,7 +144,7 @@ impl Stage {
         let (shared, socket) = (self.shared.clone(), self.daemon.socket());
         let victim = stepper::fork(|| body(&attach(socket, "victim"), &shared));
         let running = || (shared.load_acquire_u64(RUNNING) != 0).then_some(());
-        until("the victim to be at work", WATCHDOG, running);
+        spin_for("the victim to be at work", running);
         let end = Instant::now() + Duration::from_nanos(self.random(time.as_nanos() as u64));
         while Instant::now() < end {
             std::thread::yield_now();

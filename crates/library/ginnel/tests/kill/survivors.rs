@@ -4,10 +4,10 @@
 //! The objects guard pairs of words that are equal unless a process is at work on them. It is a failure if a process finds them
 //! unequal without having been told of a death, or if a wait does not end.
 
-use crate::stepper::{fork, reap, until};
-use crate::support::WATCHDOG;
 use crate::{RUNNING, Stage, attach};
 use ginnel::{Endpoint, Mapping, SharedMemory};
+use kit::stepper::{fork, reap};
+use kit::wait::spin_for;
 use std::time::{Duration, Instant};
 
 // Offsets in the shared page.
@@ -105,7 +105,7 @@ pub fn at_random<P: Party>(stage: &mut Stage, kills: usize, wanted: &dyn Fn(&str
     let mut helper = P::new(&stage.heir, &Shared { page: page.clone(), own: None });
     let mut wait_for = |what: &str, done: &dyn Fn() -> bool| {
         let mut last = (numbers(0), Instant::now());
-        until(what, 2 * WATCHDOG, || {
+        spin_for(what, || {
             let now = numbers(0);
             if now != last.0 {
                 last = (now, Instant::now());

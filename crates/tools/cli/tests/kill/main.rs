@@ -6,8 +6,6 @@
 #![allow(unsafe_code)] // fork, ptrace, and calls with flags that the standard library does not have.
 
 mod end;
-#[path = "../../../../protocol/sync/tests/stepper/mod.rs"]
-mod stepper;
 mod victim;
 #[allow(dead_code, reason = "another test's, which uses all of it")]
 #[path = "../command/world.rs"]

@@ -1,8 +1,8 @@
 //! The program that is killed: a child that executes one order at a time, and is stopped at each of its system calls.
 
 use crate::end::{Connection, Side};
-use crate::stepper::{self, Stepper, leave};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
+use kit::stepper::{self, Stepper, leave};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 

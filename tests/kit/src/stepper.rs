@@ -3,12 +3,12 @@
 //! One step with ptrace costs some 20 us, and an operation has thousands of instructions. Therefore a first run goes step by
 //! step and records the trace. Later runs go to a breakpoint in a debug register of the CPU, and step only where the address
 //! alone does not identify a place. All are forks of one process, so addresses are the same in each.
-#![allow(dead_code)] // Each test uses some of it.
+#![allow(unsafe_code)] // fork, ptrace, kill.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::time::{Duration, Instant};
 
+/// Ends the process at once: nothing is dropped or flushed, and no handler runs.
 pub fn leave(status: i32) -> ! {
     // SAFETY: ends the process at once, without touching what it shares with its parent.
     unsafe { libc::_exit(status) }
@@ -61,6 +61,7 @@ fn ptrace(request: libc::c_uint, pid: libc::pid_t, address: u64, data: u64) {
 
 /// A child that is stopped before an instruction.
 pub struct Stepper {
+    /// The child, which nobody else may reap.
     pub pid: libc::pid_t,
     /// How the child has ended, if it has.
     pub ended: Option<i32>,
@@ -259,16 +260,4 @@ pub struct KillCount {
     pub kills: usize,
     /// Addresses of the kills.
     pub at: HashSet<u64>,
-}
-
-/// Polls, without sleeping, until `done` returns something.
-pub fn until<T>(what: &str, watchdog: Duration, mut done: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + watchdog;
-    loop {
-        if let Some(value) = done() {
-            return value;
-        }
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::yield_now();
-    }
 }
