@@ -2,10 +2,10 @@
 //! words for waking. A run depends only on its input.
 #![no_main]
 
-use ginnel_fuzz::RingInput;
-use ginnel_fuzz::model::board;
+use ginnel_fuzz::ModelInput;
+use kit::models::ring::board;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let Some(RingInput { ops, .. }) = RingInput::parse(input) else { return };
+    let Some(ModelInput { ops, .. }) = ModelInput::parse(input) else { return };
     board::run(ops);
 });

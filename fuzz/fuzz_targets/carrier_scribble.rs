@@ -2,10 +2,10 @@
 //! change-over. A run depends only on its input.
 #![no_main]
 
-use ginnel_fuzz::RingInput;
-use ginnel_fuzz::model::carrier;
+use ginnel_fuzz::ModelInput;
+use kit::models::ring::carrier;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let Some(RingInput { ops, .. }) = RingInput::parse(input) else { return };
+    let Some(ModelInput { ops, .. }) = ModelInput::parse(input) else { return };
     carrier::run(ops);
 });

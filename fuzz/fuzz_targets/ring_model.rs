@@ -1,10 +1,11 @@
 //! Operations on a ring, compared with a queue in private memory.
 #![no_main]
 
-use ginnel_fuzz::RingInput;
-use ginnel_fuzz::model::{messages, stream};
+use ginnel_fuzz::ModelInput;
+use kit::models::ring::{messages, stream};
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let Some(RingInput { messages, capacity, ops }) = RingInput::parse(input) else { return };
-    if messages { messages::run(capacity, ops) } else { stream::run(capacity, ops) }
+    let Some(input) = ModelInput::parse(input) else { return };
+    let (messages, capacity) = input.ring();
+    if messages { messages::run(capacity, input.ops) } else { stream::run(capacity, input.ops) }
 });

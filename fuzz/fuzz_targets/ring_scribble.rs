@@ -1,10 +1,11 @@
 //! Both sides of a ring, with scribbles on its memory between their operations. A run depends only on its input.
 #![no_main]
 
-use ginnel_fuzz::RingInput;
-use ginnel_fuzz::model::scribble;
+use ginnel_fuzz::ModelInput;
+use kit::models::ring::scribble;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let Some(RingInput { messages, capacity, ops }) = RingInput::parse(input) else { return };
-    scribble::alone(capacity, messages, ops);
+    let Some(input) = ModelInput::parse(input) else { return };
+    let (messages, capacity) = input.ring();
+    scribble::alone(capacity, messages, input.ops);
 });

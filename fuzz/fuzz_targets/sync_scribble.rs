@@ -2,12 +2,14 @@
 //! dead. Without scribbles, the results must be those of the oracle.
 #![no_main]
 
-use ginnel_fuzz::{SyncInput, sync_model};
+use ginnel_fuzz::ModelInput;
+use kit::models::sync;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let Some(SyncInput { kind, ops }) = SyncInput::parse(input) else { return };
+    let Some(ModelInput { choice, ops }) = ModelInput::parse(input) else { return };
+    let kind = sync::kind(choice);
     if ops.iter().all(|op| op.code & 0x80 == 0) {
-        sync_model::run(kind, &ops);
+        sync::run(kind, &ops);
     }
-    sync_model::alone(kind, &ops);
+    sync::alone(kind, &ops);
 });

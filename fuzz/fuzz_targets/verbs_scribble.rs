@@ -2,9 +2,10 @@
 //! operations.
 #![no_main]
 
-use ginnel_fuzz::{VerbsInput, verbs_model};
+use ginnel_fuzz::ModelInput;
+use kit::models::verbs;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let Some(VerbsInput { ops }) = VerbsInput::parse(input) else { return };
-    verbs_model::run(&ops);
+    let Some(ModelInput { ops, .. }) = ModelInput::parse(input) else { return };
+    verbs::run(&ops);
 });

@@ -1,9 +1,10 @@
 //! A device on a queue whose memory, indirect tables and in-flight region contain anything.
 #![no_main]
 
-use ginnel_fuzz::{WordsInput, virtqueue_model};
+use ginnel_fuzz::WordsInput;
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, GuestMemory};
+use kit::models::virtqueue::rig::Rig;
 
 /// Serves all requests that are there, reads and writes everything that they ask for, and completes all but the last.
 fn turn(device: &mut DeviceQueue<Mapping>, guest: &GuestMemory<Mapping>, size: u16) {
@@ -32,7 +33,7 @@ fn turn(device: &mut DeviceQueue<Mapping>, guest: &GuestMemory<Mapping>, size: u
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Some(input) = WordsInput::parse(input) else { return };
-    let rig = virtqueue_model::rig(input.choice);
+    let rig = Rig::choose(input.choice);
     let (memory, region) = (rig.memory(), rig.inflight_memory());
     let guest = rig.guest(&memory);
     let region_of = |used: bool| used.then_some(&region);

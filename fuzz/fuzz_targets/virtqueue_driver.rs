@@ -1,9 +1,10 @@
 //! A driver and a device on one queue, with scribbles on its memory and its in-flight region between their operations.
 #![no_main]
 
-use ginnel_fuzz::{VirtqueueInput, virtqueue_model};
+use ginnel_fuzz::ModelInput;
+use kit::models::virtqueue;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let Some(VirtqueueInput { choice, ops }) = VirtqueueInput::parse(input) else { return };
-    virtqueue_model::scribble(choice, ops);
+    let Some(ModelInput { choice, ops }) = ModelInput::parse(input) else { return };
+    virtqueue::scribble(choice, ops);
 });

@@ -1,52 +1,30 @@
-//! What the fuzz targets share: the harnesses of the property tests, and the translation of bytes into operations.
+//! What the fuzz targets share: the translation of bytes into what they run. The models are those of the property tests
+//! (`kit::models`).
 
 pub mod farm;
 pub mod vhost_user;
 
-#[path = "../../crates/protocol/ring/tests/model/mod.rs"]
-pub mod model;
+use kit::models::{Op, ring};
 
-#[path = "../../crates/protocol/sync/tests/model/mod.rs"]
-pub mod sync_model;
-
-#[path = "../../crates/library/verbs/tests/model/mod.rs"]
-pub mod verbs_model;
-
-#[path = "../../crates/protocol/virtqueue/tests/rig/mod.rs"]
-pub mod rig;
-
-#[path = "../../crates/protocol/virtqueue/tests/model/mod.rs"]
-pub mod virtqueue_model;
-
-use model::Op;
-
-/// An input for the ring harness: the kind of ring, its capacity, and the operations.
-///
-/// The first byte contains the choice of the capacity and, in its top bit, the kind of ring. Each five bytes after it are an
-/// operation.
-pub struct RingInput {
-    pub messages: bool,
-    pub capacity: usize,
+/// An input for a model: a byte that chooses something (what, is up to the target), and five bytes for each operation.
+pub struct ModelInput {
+    pub choice: u8,
     pub ops: Vec<Op>,
 }
 
 /// The most operations of an input. Longer lists find nothing that shorter ones do not, and take long under a sanitizer.
 const MOST_OPS: usize = 1000;
 
-impl RingInput {
+impl ModelInput {
     pub fn parse(input: &[u8]) -> Option<Self> {
-        let (&first, rest) = input.split_first()?;
+        let (&choice, rest) = input.split_first()?;
         let (ops, _) = rest.as_chunks::<5>();
         let op = |&[code, a0, a1, b0, b1]: &[u8; 5]| Op {
             code,
             a: u16::from_le_bytes([a0, a1]),
             b: u16::from_le_bytes([b0, b1]),
         };
-        Some(Self {
-            messages: first & 0x80 == 0,
-            capacity: model::capacity(first & 0x7f),
-            ops: ops.iter().take(MOST_OPS).map(op).collect(),
-        })
+        Some(Self { choice, ops: ops.iter().take(MOST_OPS).map(op).collect() })
     }
 
     pub fn bytes(choice: u8, ops: &[Op]) -> Vec<u8> {
@@ -56,48 +34,10 @@ impl RingInput {
         };
         std::iter::once(choice).chain(ops.iter().flat_map(op)).collect()
     }
-}
 
-/// An input for the harness of locks. The first byte is the kind of lock; each five bytes after it are an operation or a
-/// scribble.
-pub struct SyncInput {
-    pub kind: ginnel_layout::sync::SyncKind,
-    pub ops: Vec<sync_model::Op>,
-}
-
-impl SyncInput {
-    pub fn parse(input: &[u8]) -> Option<Self> {
-        let RingInput { ops, .. } = RingInput::parse(input)?;
-        let op = |Op { code, a, b }: Op| sync_model::Op { code, a, b };
-        Some(Self { kind: sync_model::kind(*input.first()?), ops: ops.into_iter().map(op).collect() })
-    }
-}
-
-/// An input for the harness of verbs. The first byte has no meaning; each five bytes after it are an operation or a scribble.
-pub struct VerbsInput {
-    pub ops: Vec<verbs_model::Op>,
-}
-
-impl VerbsInput {
-    pub fn parse(input: &[u8]) -> Option<Self> {
-        let RingInput { ops, .. } = RingInput::parse(input)?;
-        let op = |Op { code, a, b }: Op| verbs_model::Op { code, a, b };
-        Some(Self { ops: ops.into_iter().map(op).collect() })
-    }
-}
-
-/// An input for the harness of virtqueues. The first byte chooses the queue; each five bytes after it are an operation or a
-/// scribble.
-pub struct VirtqueueInput {
-    pub choice: u8,
-    pub ops: Vec<virtqueue_model::Op>,
-}
-
-impl VirtqueueInput {
-    pub fn parse(input: &[u8]) -> Option<Self> {
-        let RingInput { ops, .. } = RingInput::parse(input)?;
-        let op = |Op { code, a, b }: Op| virtqueue_model::Op { code, a, b };
-        Some(Self { choice: *input.first()?, ops: ops.into_iter().map(op).collect() })
+    /// Returns what the byte chooses for a ring: whether it is one for messages (the top bit says that it is not), and its capacity.
+    pub fn ring(&self) -> (bool, usize) {
+        (self.choice & 0x80 == 0, ring::capacity(self.choice & 0x7f))
     }
 }
 

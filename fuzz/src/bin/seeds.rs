@@ -1,11 +1,12 @@
 //! Writes the seeds of the ring, board, carrier, verbs, wire, farm, virtqueue and vhost_user targets into the folder that is
 //! given as an argument. `scripts/fuzz seeds` runs it.
 
-use ginnel_fuzz::model::Op;
-use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
+use ginnel_fuzz::{ModelInput, WordsInput};
 use ginnel_layout::{Name, relay, wire};
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, Segment};
+use kit::models::Op;
+use kit::models::virtqueue::rig::Rig;
 use std::path::Path;
 use std::{fs, io};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
@@ -102,7 +103,7 @@ fn rings() -> impl Iterator<Item = Seed> {
     ];
     lists.into_iter().flat_map(|(name, choice, ops)| {
         ["ring_model", "ring_scribble", "ring_scribble_beside"]
-            .map(|target| (target, name.to_owned(), RingInput::bytes(choice, &ops)))
+            .map(|target| (target, name.to_owned(), ModelInput::bytes(choice, &ops)))
     })
 }
 
@@ -120,7 +121,7 @@ fn boards() -> impl Iterator<Item = Seed> {
         .collect();
     [("well", well), ("lies", lies)]
         .into_iter()
-        .map(|(name, ops)| ("board_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
+        .map(|(name, ops)| ("board_scribble", name.to_owned(), ModelInput::bytes(0, &ops)))
 }
 
 /// Verbs: all operations on all kinds of queue pairs, polled and with events; and each kind of scribble between a receive and
@@ -157,7 +158,7 @@ fn verbs() -> impl Iterator<Item = Seed> {
         .collect();
     [("well", well), ("lies", lies)]
         .into_iter()
-        .map(|(name, ops)| ("verbs_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
+        .map(|(name, ops)| ("verbs_scribble", name.to_owned(), ModelInput::bytes(0, &ops)))
 }
 
 /// Change-overs: a run without scribbles, with bytes and wakes before and after the change; and each kind of scribble at each
@@ -178,7 +179,7 @@ fn carriers() -> impl Iterator<Item = Seed> {
     });
     [("well", well.collect::<Vec<_>>()), ("lies", lies.collect())]
         .into_iter()
-        .map(|(name, ops)| ("carrier_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
+        .map(|(name, ops)| ("carrier_scribble", name.to_owned(), ModelInput::bytes(0, &ops)))
 }
 
 /// Front ends of all kinds: a whole session for each kind and each disturbance.
@@ -368,7 +369,7 @@ fn virtqueues() -> impl Iterator<Item = Seed> {
     lists.into_iter().flat_map(|(name, ops)| {
         // Both kinds, with event index, a queue of 4 or 5, and an in-flight region.
         [("split", 0x1a), ("packed", 0x1b)].map(|(kind, choice)| {
-            ("virtqueue_driver", format!("{name}_{kind}"), RingInput::bytes(choice, &ops))
+            ("virtqueue_driver", format!("{name}_{kind}"), ModelInput::bytes(choice, &ops))
         })
     })
 }
@@ -384,7 +385,7 @@ fn guests() -> impl Iterator<Item = Seed> {
         for (name, indirect, die) in
             [("direct", false, false), ("indirect", true, false), ("dead", false, true)]
         {
-            let rig = virtqueue_model::rig(choice);
+            let rig = Rig::choose(choice);
             let (memory, region) = (rig.memory(), rig.inflight_memory());
             let mut driver = rig.driver(&memory);
             for i in 0..4 {

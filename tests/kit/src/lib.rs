@@ -8,7 +8,9 @@
 //! | [`program`] | start a process of their own code |
 //! | [`stepper`] | stop or kill a process at any of its instructions |
 //! | `mortal` | let a process die between two stores to shared memory (feature `memory`) |
+//! | [`models`] | run operations that a property test or the fuzzer makes, and know what must happen |
 
+pub mod models;
 #[cfg(feature = "memory")]
 pub mod mortal;
 pub mod program;

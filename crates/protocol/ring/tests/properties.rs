@@ -1,9 +1,8 @@
 //! Any list of operations must behave as with a queue, and no scribble may do more harm than to spoil the ring.
 #![cfg(not(loom))]
 
-mod model;
-
-use model::{Op, board, capacity, carrier, messages, scribble, stream};
+use kit::models::Op;
+use kit::models::ring::{board, capacity, carrier, messages, scribble, stream};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -1,9 +1,8 @@
 //! Any list of operations must give the oracle's results, and no scribble may do more harm than to spoil the object.
 #![cfg(not(loom))]
 
-mod model;
-
-use model::{Op, alone, beside, kind, run};
+use kit::models::Op;
+use kit::models::sync::{alone, beside, kind, run};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -5,14 +5,10 @@
 //! *device*: look, take, read the header, write the status, give back, publish; *driver*: add, publish, poll. *turn* is one
 //! of each in one thread. *round trip*: driver and device on one core each, one request at a time, both polling; beside it
 //! the floor, which is the time for a cache line there and back.
-//! cache line there and back.
-
-#[path = "../tests/rig/mod.rs"]
-mod rig;
 
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
-use rig::Rig;
+use kit::models::virtqueue::rig::Rig;
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
 

@@ -7,12 +7,10 @@
 
 #![cfg(not(loom))]
 
-mod rig;
-
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, InflightQueue, Kind, Segment, Ticket};
+use kit::models::virtqueue::rig::Rig;
 use kit::mortal::Mortal;
-use rig::Rig;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// xorshift64*, which is good enough to choose what happens next.

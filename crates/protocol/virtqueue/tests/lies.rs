@@ -3,8 +3,6 @@
 
 #![cfg(not(loom))]
 
-mod rig;
-
 use Kind::{Packed, Split};
 use ginnel_layout::inflight as layout;
 use ginnel_layout::virtio::{Descriptor, DescriptorFlags, PackedDescriptor, split};
@@ -12,7 +10,7 @@ use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{
     Chain, Corrupt, DeviceQueue, GuestMemory, InflightQueue, Kind, MemoryError, Region, Segment, SetupError,
 };
-use rig::{GUEST, Rig, SEGMENTS};
+use kit::models::virtqueue::rig::{GUEST, Rig, SEGMENTS};
 
 const NEXT: u16 = DescriptorFlags::NEXT.0;
 const WRITE: u16 = DescriptorFlags::WRITE.0;

@@ -1,10 +1,7 @@
 //! Any list of operations must agree with simple records, and no scribble may do more harm than to spoil the queue.
 #![cfg(not(loom))]
 
-mod model;
-mod rig;
-
-use model::Op;
+use kit::models::{Op, virtqueue};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -23,11 +20,11 @@ proptest! {
 
     #[test]
     fn a_queue_agrees_with_simple_records(choice in any::<u8>(), ops in vec(op(), 0..400)) {
-        model::run(choice, ops);
+        virtqueue::run(choice, ops);
     }
 
     #[test]
     fn scribbles_spoil_only_the_queue(choice in any::<u8>(), ops in vec(mostly_operations(), 0..400)) {
-        model::scribble(choice, ops);
+        virtqueue::scribble(choice, ops);
     }
 }

@@ -2,11 +2,9 @@
 
 #![cfg(not(loom))]
 
-mod rig;
-
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
-use rig::Rig;
+use kit::models::virtqueue::rig::{self, Rig};
 
 const KINDS: [Kind; 2] = [Kind::Split, Kind::Packed];
 

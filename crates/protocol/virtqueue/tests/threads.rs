@@ -7,9 +7,6 @@
 //! `crates/protocol/ring/tests/threads.rs`, and for the reasons given there, this file has its own `main`, which runs the tests whose
 //! names contain one of its arguments, or all.
 
-#[cfg(not(loom))]
-mod rig;
-
 #[cfg(loom)]
 fn main() {}
 
@@ -20,11 +17,11 @@ fn main() {
 
 #[cfg(not(loom))]
 mod two_threads {
-    use super::rig::{GUEST, Rig};
     use ginnel_shmem::{Mapping, SharedMemory};
     use ginnel_virtqueue::{
         AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
     };
+    use kit::models::virtqueue::rig::{GUEST, Rig};
     use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
     use rustix::io::Errno;
     use std::os::fd::OwnedFd;

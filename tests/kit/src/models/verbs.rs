@@ -1,10 +1,11 @@
 //! Two correct endpoints with all kinds of queue pairs, in plain memory. Between their operations, a third member scribbles into the
-//! memory. The fuzzer uses this model as well. Some regions lie in the arenas, and some are shadow regions.
+//! memory. Some regions lie in the arenas, and some are shadow regions.
 //!
 //! The model checks that every call returns, that nothing outside the tables and arenas is touched (the memory checks each offset), that
 //! the program's memory is accessed only at the addresses of its own requests, and that each completion belongs to a request that has
 //! not completed yet, and fits it.
 
+use super::Op;
 use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, COPY, COPY_TABLE, Chunk, Claimer, Completion, Executing, GRH, Key, Kind,
     MEMBER, OFFERS, Place, QpNumber, QpState, REGION, REGION_TABLE, TABLES, completion, copy, qp,
@@ -27,17 +28,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-
-/// An operation, or, if the top bit of its code is set, a scribble.
-#[derive(Clone, Copy, Debug)]
-pub struct Op {
-    /// Selects the operation, or the word to scribble on.
-    pub code: u8,
-    /// First argument.
-    pub a: u16,
-    /// Second argument.
-    pub b: u16,
-}
 
 const BASE: u64 = 7 * CHUNK as u64;
 /// Length of the program's memory, in bytes.

@@ -5,7 +5,8 @@
 //! the receiver must not take more from the earlier carrier than the word allows at that moment, a position that has passed
 //! must be [`Corrupt`], and nothing outside the rings may change.
 
-use super::{Arena, Op, size};
+use super::{Arena, size};
+use crate::models::Op;
 use ginnel_layout::ring::{BASE, END, MIN_CAPACITY, READY, RECALL, REPEATED, RESUME};
 use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::{Corrupt, RecvError, SendError, stream};

@@ -3,7 +3,8 @@
 //! Nothing is compared here, because anything may come out. But every call must return, with data of a possible length or
 //! with one of its errors; an error that ends a side must stay; and no byte outside the ring may change.
 
-use super::{Arena, Op, size};
+use super::{Arena, size};
+use crate::models::Op;
 use ginnel_layout::ring::{
     CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RECORD_ALIGN, RecordHeader, RecordKind,
     SPACE_ARMED, TAIL, max_message,

@@ -1,6 +1,7 @@
 //! Compares the byte-stream ring with a queue of bytes.
 
-use super::{Arena, Op, Wake, size};
+use super::{Arena, Wake, size};
+use crate::models::Op;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError, stream};
 use ginnel_shmem::Mapping;
@@ -25,6 +26,7 @@ fn bytes(from: u64, len: usize) -> Vec<u8> {
     (from..from + len as u64).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
 }
 
+/// Runs the operations on a ring for a stream.
 pub fn run(capacity: usize, ops: impl IntoIterator<Item = Op>) {
     let arena = Arena::new(capacity);
     let mut producer = stream::Producer::new(arena.ring.clone(), capacity);

@@ -1,28 +1,15 @@
-//! Runs lists of operations of a driver and a device on one queue, and compares them with simple records. The property tests
-//! and the fuzzer share this. With scribbles, the results are not compared, but each call must return, and stay within the
-//! guest's memory.
+//! Runs operations of a driver and a device on one queue, and compares them with simple records. With scribbles, the results are not
+//! compared, but each call must return, and stay within the guest's memory.
 
-use super::rig::{GUEST, Rig, TABLE};
+pub mod rig;
+
+use super::Op;
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{
     AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
 };
+use rig::{GUEST, Rig, TABLE};
 use std::collections::VecDeque;
-
-/// One operation: a code, and two numbers as arguments. A code with the top bit is a scribble.
-#[derive(Clone, Copy, Debug)]
-pub struct Op {
-    pub code: u8,
-    pub a: u16,
-    pub b: u16,
-}
-
-/// Returns the queue that a byte selects.
-pub fn rig(choice: u8) -> Rig {
-    let kind = if choice & 1 == 0 { Kind::Split } else { Kind::Packed };
-    let sizes = if kind == Kind::Split { [1, 2, 4, 16] } else { [1, 3, 5, 16] };
-    Rig::new(kind, sizes[usize::from(choice >> 2 & 3)], choice & 2 != 0)
-}
 
 struct Request {
     id: u16,
@@ -71,7 +58,7 @@ pub fn scribble(choice: u8, ops: impl IntoIterator<Item = Op>) {
 
 impl World {
     fn new(choice: u8) -> Self {
-        let rig = rig(choice);
+        let rig = Rig::choose(choice);
         let memory = rig.memory();
         let inflight = (choice & 16 != 0).then(|| rig.inflight_memory());
         let driver = rig.driver(&memory);

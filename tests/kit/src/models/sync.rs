@@ -1,6 +1,7 @@
-//! One harness for the property tests and the fuzzer: it runs operations of a few users on one object, and compares them with
-//! an oracle. It also runs them without an oracle, while a scribbler writes to the page.
+//! Runs operations of a few users on one lock, and compares them with an oracle. It also runs them without an oracle, while a scribbler
+//! writes to the page. The first argument of an operation is its user.
 
+use super::Op;
 use ginnel_layout::sync::{SIZE, STATE, SyncKind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
 use ginnel_shmem::{Mapping, SharedMemory};
@@ -17,14 +18,7 @@ const USERS: usize = 3;
 /// Maximum permits of a semaphore, or parties of a barrier.
 const LIMIT: u32 = 3;
 
-/// An operation: a code (the low bits say which; the top bit means a scribble), a user, and a value.
-#[derive(Clone, Copy, Debug)]
-pub struct Op {
-    pub code: u8,
-    pub a: u16,
-    pub b: u16,
-}
-
+/// Returns the kind of lock that a byte selects.
 pub fn kind(choice: u8) -> SyncKind {
     SyncKind(u32::from(choice) % 6 + 1)
 }

@@ -1,8 +1,7 @@
-//! Runs lists of operations on a ring, and compares each operation with a queue in private memory.
+//! Runs operations on a ring, and compares each of them with a queue in private memory ([`messages`], [`stream`]).
 //!
-//! The property tests (`properties.rs`) and the fuzzer (`fuzz/`) share this harness: both make [`Op`]s, and [`messages`] or
-//! [`stream`] panics at the first difference. In [`scribble`], [`board`] and [`carrier`], a scribbler writes arbitrary values
-//! to a ring, a readiness board, or the words of a change-over meanwhile.
+//! In [`scribble`], [`board`] and [`carrier`], a scribbler meanwhile writes arbitrary values to a ring, a readiness board, or the words of a
+//! change-over.
 
 pub mod board;
 pub mod carrier;
@@ -13,14 +12,7 @@ pub mod stream;
 use ginnel_layout::ring::footprint;
 use ginnel_shmem::{Mapping, SharedMemory};
 
-/// One operation on any ring: a code, and two numbers as arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Op {
-    pub code: u8,
-    pub a: u16,
-    pub b: u16,
-}
-
+/// Returns the capacity that a byte selects.
 pub fn capacity(choice: u8) -> usize {
     4096 << (choice % 5)
 }
@@ -41,10 +33,12 @@ const GUARD: usize = 4096;
 /// A ring's memory with known bytes on both sides, which must not change.
 pub struct Arena {
     whole: Mapping,
+    /// The ring's part of it.
     pub ring: Mapping,
 }
 
 impl Arena {
+    /// Makes the memory of an empty ring.
     pub fn new(capacity: usize) -> Self {
         let len = footprint(capacity);
         let whole = Mapping::anonymous(len + 2 * GUARD).unwrap();
@@ -78,12 +72,15 @@ pub struct Wake {
 }
 
 impl Wake {
+    /// This side arms its word, because it goes to sleep.
     pub fn arm(&mut self) {
         *self = Self { armed: true, rung: false };
     }
+    /// This side has woken up.
     pub fn disarm(&mut self) {
         self.armed = false;
     }
+    /// Returns whether the other side must ring when it looks.
     pub fn due(&self) -> bool {
         self.armed && !self.rung
     }

@@ -1,6 +1,7 @@
 //! Compares the message ring with a queue of messages.
 
-use super::{Arena, Op, Wake, size};
+use super::{Arena, Wake, size};
+use crate::models::Op;
 use ginnel_layout::ring::{RECORD_ALIGN, max_message, record_span};
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError, message};
@@ -42,6 +43,7 @@ struct Model {
     refused_when_armed: bool,
 }
 
+/// Runs the operations on a ring for messages.
 pub fn run(capacity: usize, ops: impl IntoIterator<Item = Op>) {
     let arena = Arena::new(capacity);
     let mut producer = message::Producer::new(arena.ring.clone(), capacity);

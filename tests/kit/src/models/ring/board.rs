@@ -4,7 +4,8 @@
 //! it does not have, nor the same slot twice in one look; nothing outside the segment may change; and once the scribbler is
 //! gone, a producer must reach the sleeper again.
 
-use super::{GUARD, Op};
+use super::GUARD;
+use crate::models::Op;
 use ginnel_layout::board::{self, ARMED, BITS, Place, SUMMARY};
 use ginnel_layout::ring::{DATA_ARMED, DATA_NOTIFY, MIN_CAPACITY, SideState, footprint};
 use ginnel_layout::{CACHE_LINE, PAGE};
