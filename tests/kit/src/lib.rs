@@ -9,7 +9,9 @@
 //! | [`stepper`] | stop or kill a process at any of its instructions |
 //! | `mortal` | let a process die between two stores to shared memory (feature `memory`) |
 //! | [`models`] | run operations that a property test or the fuzzer makes, and know what must happen |
+//! | [`build`] | start a program of another package |
 
+pub mod build;
 pub mod models;
 #[cfg(feature = "memory")]
 pub mod mortal;
