@@ -9,12 +9,17 @@
 //! | [`stepper`] | stop or kill a process at any of its instructions |
 //! | `mortal` | let a process die between two stores to shared memory (feature `memory`) |
 //! | [`models`] | run operations that a property test or the fuzzer makes, and know what must happen |
+//! | [`process`] | send signals to their processes, or look at them |
 //! | [`build`] | start a program of another package |
+//! | `daemon` (feature) | need a running `ginneld`, and clients that speak to it |
 
 pub mod build;
+#[cfg(feature = "daemon")]
+pub mod daemon;
 pub mod models;
 #[cfg(feature = "memory")]
 pub mod mortal;
+pub mod process;
 pub mod program;
 pub mod random;
 pub mod skip;

@@ -1,10 +1,8 @@
 //! Blocks, used through the library: they are named, shared, granted and revoked, and outlive the daemon and their owner.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, ErrorCode, Rights};
-use support::*;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
 

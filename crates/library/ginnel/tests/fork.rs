@@ -2,14 +2,12 @@
 //! forks, so it has only one thread.
 #![allow(unsafe_code)] // fork, waitpid, _exit.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, MessageChannel};
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use support::*;
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
 

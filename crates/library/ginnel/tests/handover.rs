@@ -1,19 +1,17 @@
 //! Endpoints and channels that are handed over: to the program that a process executes, or to another process.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{
     AttachOptions, Daemon as Session, Endpoint, Error, ErrorCode, Listener, MessageChannel, ReadySet,
     SavedChannel, StreamChannel, Token,
 };
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
-use support::*;
 
 /// So long that no hold expires during a test.
 const LONG: Duration = Duration::from_secs(600);
@@ -54,123 +52,103 @@ fn endpoint(daemon: &Daemon, name: &str) -> Option<Value> {
     status["endpoints"].as_array()?.iter().find(|e| e["name"] == name).cloned()
 }
 
-/// Runs one of the programs of these tests, selected by an environment variable.
-#[test]
-#[ignore = "not a test: a program that the tests below start"]
-fn program() {
-    let variable = |name: &str| std::env::var(name).ok();
-    let options = options(variable("TEST_PROGRAM_SOCKET").expect("started by its test").into(), "program");
-    match variable("TEST_PROGRAM_DOES").as_deref() {
-        Some("exec") => execute_itself(&options),
-        Some("give") => give(&options),
-        Some("take") => take(&options),
-        other => panic!("{other:?}"),
-    }
+fn program_options() -> AttachOptions {
+    options(program_socket(), "program")
 }
 
-fn start(daemon: &Daemon, does: &str) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "program", "--ignored", "--nocapture"])
-        .env("TEST_PROGRAM_SOCKET", daemon.socket())
-        .env("TEST_PROGRAM_DOES", does)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+fn start<F: Fn()>(daemon: &Daemon, program: F) -> Child {
+    daemon.program(program).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Marks the lines that a program prints for its test, among those of its test harness.
-const SAYS: &str = "says: ";
-
-/// Returns the next line that the program prints for its test.
+/// Returns the next line that the program prints.
 fn says(lines: &mut impl BufRead) -> String {
-    loop {
-        let mut line = String::new();
-        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the program has ended");
-        if let Some((_, said)) = line.split_once(SAYS) {
-            return said.trim().to_owned();
-        }
-    }
-}
-
-/// Answers messages and bytes. Executes itself again and again in between.
-fn execute_itself(options: &AttachOptions) {
-    let begun = std::env::var("TEST_PROGRAM_STATE").ok();
-    let (endpoint, mut messages, mut bytes, first): (_, MessageChannel, StreamChannel, u64) = match &begun {
-        None => {
-            let endpoint = Endpoint::attach_with("web", options).unwrap();
-            let (messages, bytes) =
-                (endpoint.connect("messages").unwrap(), endpoint.connect("bytes").unwrap());
-            (endpoint, messages, bytes, 0)
-        }
-        Some(state) => {
-            let [token, messages, bytes, first] = state.split(' ').collect::<Vec<_>>().try_into().unwrap();
-            let endpoint = Endpoint::adopt_with(&token.parse().unwrap(), options).unwrap();
-            let saved = |text: &str| text.parse::<SavedChannel>().unwrap();
-            let resumed =
-                (endpoint.resume(&saved(messages)).unwrap(), endpoint.resume(&saved(bytes)).unwrap());
-            (endpoint, resumed.0, resumed.1, first.parse().unwrap())
-        }
-    };
-    messages.set_timeout(Some(WATCHDOG));
-    bytes.set_timeout(Some(WATCHDOG));
-    let last = MESSAGES.min(first + EACH);
-    for number in first..last {
-        assert_eq!(messages.recv().unwrap(), number.to_ne_bytes());
-        messages.send(&number.to_ne_bytes()).unwrap();
-        let mut eight = [0; 8];
-        bytes.receiver().read_exact(&mut eight).unwrap();
-        assert_eq!(u64::from_ne_bytes(eight), number);
-        bytes.sender().send_all(&eight).unwrap();
-    }
-    if last == MESSAGES {
-        return;
-    }
-    // Each of the executed programs takes a readiness board for its set. There are more of them than an endpoint may have
-    // boards.
-    let set = ReadySet::new().unwrap();
-    messages.receiver().register(&set, 1).unwrap();
-    let token = endpoint.hold(LONG).unwrap();
-    let state = format!("{} {} {} {last}", token.reveal(), messages.save(), bytes.save());
-    let mut again = Command::new(std::env::current_exe().unwrap());
-    let error = again.args(std::env::args().skip(1)).env("TEST_PROGRAM_STATE", state).exec();
-    panic!("{error}");
-}
-
-/// Holds its endpoint for a successor, and ends before anybody adopts it.
-fn give(options: &AttachOptions) {
-    let endpoint = Endpoint::attach_with("web", options).unwrap();
-    let listener = endpoint.listen::<MessageChannel>("program").unwrap();
-    let mut channel = listener.accept().unwrap();
-    assert_eq!(channel.recv().unwrap(), b"1");
-    channel.send(b"1").unwrap();
-    // Another message is left for the successor.
-    assert!(!channel.receiver().peek().unwrap().is_empty());
-    let token = endpoint.hold(LONG).unwrap();
-    println!("{SAYS}{} {}", token.reveal(), channel.save());
-    let _ = std::io::stdin().read_line(&mut String::new());
-    // Connections that wait at the listener are not refused.
-    listener.leave();
-}
-
-/// Adopts the endpoint that its standard input names.
-fn take(options: &AttachOptions) {
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    let (token, saved) = line.trim().split_once(' ').unwrap();
-    let endpoint = Endpoint::adopt_with(&token.parse().unwrap(), options).unwrap();
-    let mut channel: MessageChannel = endpoint.resume(&saved.parse().unwrap()).unwrap();
-    assert_eq!(channel.recv().unwrap(), b"2");
-    channel.send(b"2").unwrap();
-    // It also accepts the connection that was made meanwhile.
-    let listener = endpoint.listen::<MessageChannel>("program").unwrap();
-    let mut other = listener.accept().unwrap();
-    assert!(matches!(listener.try_accept(), Err(Error::WouldBlock)), "the resumed one does not come again");
-    other.send(b"3").unwrap();
-    println!("{SAYS}done");
-    let _ = std::io::stdin().read_line(&mut String::new());
-    // Forgetting them means that no destructor tells the peers anything.
-    std::mem::forget((endpoint, channel, listener, other));
+    assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the program has ended");
+    line.trim().to_owned()
+}
+
+kit::program! {
+    /// Answers messages and bytes. Executes itself again and again in between.
+    fn execute_itself() {
+        let begun = std::env::var("TEST_PROGRAM_STATE").ok();
+        let (endpoint, mut messages, mut bytes, first): (_, MessageChannel, StreamChannel, u64) = match &begun {
+            None => {
+                let endpoint = Endpoint::attach_with("web", &program_options()).unwrap();
+                let (messages, bytes) =
+                    (endpoint.connect("messages").unwrap(), endpoint.connect("bytes").unwrap());
+                (endpoint, messages, bytes, 0)
+            }
+            Some(state) => {
+                let [token, messages, bytes, first] = state.split(' ').collect::<Vec<_>>().try_into().unwrap();
+                let endpoint = Endpoint::adopt_with(&token.parse().unwrap(), &program_options()).unwrap();
+                let saved = |text: &str| text.parse::<SavedChannel>().unwrap();
+                let resumed =
+                    (endpoint.resume(&saved(messages)).unwrap(), endpoint.resume(&saved(bytes)).unwrap());
+                (endpoint, resumed.0, resumed.1, first.parse().unwrap())
+            }
+        };
+        messages.set_timeout(Some(WATCHDOG));
+        bytes.set_timeout(Some(WATCHDOG));
+        let last = MESSAGES.min(first + EACH);
+        for number in first..last {
+            assert_eq!(messages.recv().unwrap(), number.to_ne_bytes());
+            messages.send(&number.to_ne_bytes()).unwrap();
+            let mut eight = [0; 8];
+            bytes.receiver().read_exact(&mut eight).unwrap();
+            assert_eq!(u64::from_ne_bytes(eight), number);
+            bytes.sender().send_all(&eight).unwrap();
+        }
+        if last == MESSAGES {
+            return;
+        }
+        // Each of the executed programs takes a readiness board for its set. There are more of them than an endpoint may have
+        // boards.
+        let set = ReadySet::new().unwrap();
+        messages.receiver().register(&set, 1).unwrap();
+        let token = endpoint.hold(LONG).unwrap();
+        let state = format!("{} {} {} {last}", token.reveal(), messages.save(), bytes.save());
+        panic!("{}", kit::program::command(execute_itself).env("TEST_PROGRAM_STATE", state).exec());
+    }
+}
+
+kit::program! {
+    /// Holds its endpoint for a successor, and ends before anybody adopts it.
+    fn give() {
+        let endpoint = Endpoint::attach_with("web", &program_options()).unwrap();
+        let listener = endpoint.listen::<MessageChannel>("program").unwrap();
+        let mut channel = listener.accept().unwrap();
+        assert_eq!(channel.recv().unwrap(), b"1");
+        channel.send(b"1").unwrap();
+        // Another message is left for the successor.
+        assert!(!channel.receiver().peek().unwrap().is_empty());
+        let token = endpoint.hold(LONG).unwrap();
+        println!("{} {}", token.reveal(), channel.save());
+        let _ = std::io::stdin().read_line(&mut String::new());
+        // Connections that wait at the listener are not refused.
+        listener.leave();
+    }
+}
+
+kit::program! {
+    /// Adopts the endpoint that its standard input names.
+    fn take() {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        let (token, saved) = line.trim().split_once(' ').unwrap();
+        let endpoint = Endpoint::adopt_with(&token.parse().unwrap(), &program_options()).unwrap();
+        let mut channel: MessageChannel = endpoint.resume(&saved.parse().unwrap()).unwrap();
+        assert_eq!(channel.recv().unwrap(), b"2");
+        channel.send(b"2").unwrap();
+        // It also accepts the connection that was made meanwhile.
+        let listener = endpoint.listen::<MessageChannel>("program").unwrap();
+        let mut other = listener.accept().unwrap();
+        assert!(matches!(listener.try_accept(), Err(Error::WouldBlock)), "the resumed one does not come again");
+        other.send(b"3").unwrap();
+        println!("done");
+        let _ = std::io::stdin().read_line(&mut String::new());
+        // Forgetting them means that no destructor tells the peers anything.
+        std::mem::forget((endpoint, channel, listener, other));
+    }
 }
 
 #[test]
@@ -179,7 +157,7 @@ fn a_program_executes_itself_in_the_middle_of_a_conversation() {
     let own = attach(&daemon, "own");
     let messages: Listener<MessageChannel> = own.listen("messages").unwrap();
     let bytes: Listener<StreamChannel> = own.listen("bytes").unwrap();
-    let mut program = start(&daemon, "exec");
+    let mut program = start(&daemon, execute_itself);
     let (mut to, mut from) = messages.accept_timeout(WATCHDOG).unwrap().split();
     let (mut bytes_to, mut bytes_from) = bytes.accept_timeout(WATCHDOG).unwrap().split();
     from.set_timeout(Some(WATCHDOG));
@@ -212,7 +190,7 @@ fn a_program_executes_itself_in_the_middle_of_a_conversation() {
 fn a_process_hands_its_connections_to_another_and_exits() {
     let daemon = Daemon::start_new(WEB);
     let own = attach(&daemon, "own");
-    let mut giver = start(&daemon, "give");
+    let mut giver = start(&daemon, give);
     let mut channel: MessageChannel = wait_for("its listener", || own.connect("program").ok());
     channel.set_timeout(Some(WATCHDOG));
     channel.send(b"1").unwrap();
@@ -226,7 +204,7 @@ fn a_process_hands_its_connections_to_another_and_exits() {
     // Somebody connects while no process owns the endpoint.
     let mut other: MessageChannel = own.connect("program").unwrap();
     other.set_timeout(Some(WATCHDOG));
-    let mut heir = start(&daemon, "take");
+    let mut heir = start(&daemon, take);
     let mut stdin = heir.stdin.take().unwrap();
     writeln!(stdin, "{said}").unwrap();
     assert_eq!(channel.recv().unwrap(), b"2");

@@ -1,14 +1,12 @@
 //! Idle channels cost no descriptors and no CPU time. This test has a process of its own, because both are counted for the
 //! whole process.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, Error, MessageChannel, MessageReceiver, ReadySet};
 use ginnel_layout::ring;
+use kit::daemon::*;
+use kit::wait::WATCHDOG;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
-use support::*;
 
 const CHANNELS: usize = 2000;
 

@@ -1,16 +1,14 @@
 //! Locks whose owner dies, with and without a daemon, and how the status shows locks.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{AttachOptions, Endpoint, WaitMode};
 use ginnel_layout::sync::{self, OwnerWord, SyncKind};
 use ginnel_shmem::{Mapping, SharedMemory};
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::process::Signal;
 use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::*;
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 
@@ -20,16 +18,15 @@ fn attach(socket: &Path, name: &str) -> Endpoint {
     Endpoint::attach_with("web", &options).unwrap()
 }
 
-#[test]
-#[ignore = "not a test: a program that the tests below start"]
-fn program() {
-    let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
-    let endpoint = attach(Path::new(&socket), "program");
-    let mut mutex = endpoint.mutex("m").unwrap();
-    let mut ready = endpoint.semaphore("ready", 9, 0).unwrap();
-    let _guard = mutex.lock().unwrap();
-    ready.release(1).unwrap();
-    let _ = std::io::stdin().read(&mut [0]);
+kit::program! {
+    fn program() {
+        let endpoint = attach(&program_socket(), "program");
+        let mut mutex = endpoint.mutex("m").unwrap();
+        let mut ready = endpoint.semaphore("ready", 9, 0).unwrap();
+        let _guard = mutex.lock().unwrap();
+        ready.release(1).unwrap();
+        let _ = std::io::stdin().read(&mut [0]);
+    }
 }
 
 #[test]
@@ -41,7 +38,7 @@ fn a_lock_is_handed_on_when_its_owner_is_killed_with_or_without_a_daemon() {
     mutex.set_timeout(Some(WATCHDOG));
     ready.set_timeout(Some(WATCHDOG));
     for daemon_is_away in [false, true] {
-        let mut program = daemon.start_program();
+        let mut program = daemon.start_program(program);
         ready.acquire().unwrap();
         assert!(mutex.try_lock().is_err());
         if daemon_is_away {
@@ -143,7 +140,7 @@ fn a_lock_taken_by_a_program_already_declared_dead_is_handed_on() {
     ready.set_timeout(Some(WATCHDOG));
     mutex.set_timeout(Some(WATCHDOG));
     other.set_timeout(Some(WATCHDOG));
-    let mut program = daemon.start_program();
+    let mut program = daemon.start_program(program);
     ready.acquire().unwrap();
     let endpoints = daemon.inspect()["endpoints"].clone();
     let dead =

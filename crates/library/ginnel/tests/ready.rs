@@ -1,18 +1,17 @@
 //! One thread waits for many halves of channels with a readiness set.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{
     AttachOptions, ChannelOptions, Endpoint, Error, Listener, MessageChannel, MessageReceiver, MessageSender,
     ReadySet, StreamChannel, WaitMode,
 };
 use ginnel_layout::{board, ring};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::*;
+use kit::process::is_asleep;
+use kit::wait::{WATCHDOG, wait_for};
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
-use support::*;
 
 const WEB: &str = "[segment.web]\nsize = \"128M\"\nmembers = [\"host\"]\n";
 

@@ -1,8 +1,5 @@
 //! Programs whose daemon is stopped, slow or away: requests wait for it, and nothing else is affected.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{
     AttachOptions, BlockOptions, ChannelOptions, Endpoint, Error, Listener, MessageChannel, Rights,
     StreamChannel,
@@ -11,6 +8,8 @@ use ginnel_daemon::packet;
 use ginnel_layout::ring;
 use ginnel_layout::wire::{self, Kind};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::net::SocketType;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
@@ -18,7 +17,6 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use support::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"64M\"\npage = \"4K\"\nmembers = [\"host\"]\n";

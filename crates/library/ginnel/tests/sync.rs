@@ -1,19 +1,16 @@
 //! Named locks, used through the library with a real daemon: exclusion, sleep, death, and wrong use.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::sync::SyncOptions;
 use ginnel::{AttachOptions, Endpoint, Error, ErrorCode, SharedMemory, WaitMode};
-use std::process::{Child, Command, Stdio};
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
+use std::process::Child;
 use std::time::{Duration, Instant};
-use support::*;
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
 /// The offset in the segment where the tests count, far behind what the daemon allocates.
 const DATA: usize = 5 << 20;
 /// An environment variable that contains the socket, in the process that is killed.
-const CHILD: &str = "GINNEL_TEST_SYNC_CHILD";
 
 fn attach_to(socket: &std::path::Path, name: &str) -> Endpoint {
     let options = AttachOptions {
@@ -139,29 +136,23 @@ fn semaphore_barrier_once_and_rwlock() {
     assert_eq!(outcomes.iter().map(|(_, last)| last).sum::<usize>(), 100);
 }
 
-/// The process that is killed: it takes all locks and waits to be killed. Not a test by itself.
-#[test]
-fn child() {
-    let Some(socket) = std::env::var_os(CHILD) else { return };
-    let endpoint = attach_to(socket.as_ref(), "child");
-    let (mut mutex, mut lock) = (endpoint.mutex("m").unwrap(), endpoint.rwlock("l").unwrap());
-    let (mut once, _barrier) = (endpoint.once("o").unwrap(), endpoint.barrier("b", 2).unwrap());
-    let _locked = (mutex.lock().unwrap(), lock.write().unwrap(), once.begin().unwrap());
-    add(&endpoint);
-    loop {
-        std::thread::park();
+kit::program! {
+    /// Takes all locks and waits to be killed.
+    fn holder() {
+        let endpoint = attach_to(&program_socket(), "child");
+        let (mut mutex, mut lock) = (endpoint.mutex("m").unwrap(), endpoint.rwlock("l").unwrap());
+        let (mut once, _barrier) = (endpoint.once("o").unwrap(), endpoint.barrier("b", 2).unwrap());
+        let _locked = (mutex.lock().unwrap(), lock.write().unwrap(), once.begin().unwrap());
+        add(&endpoint);
+        loop {
+            std::thread::park();
+        }
     }
 }
 
-fn start_child(daemon: &Daemon, endpoint: &Endpoint) -> Child {
-    let program = std::env::current_exe().unwrap();
-    let child = Command::new(program)
-        .args(["--exact", "child"])
-        .env(CHILD, daemon.socket())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    wait_for("the child's locks", || (count(endpoint) == 1).then_some(()));
+fn start_holder(daemon: &Daemon, endpoint: &Endpoint) -> Child {
+    let child = daemon.start_program(holder);
+    wait_for("its locks", || (count(endpoint) == 1).then_some(()));
     child
 }
 
@@ -171,7 +162,7 @@ fn objects_of_a_dead_process_are_handed_on() {
     let endpoint = attach(&daemon, "heir");
     let (mut mutex, mut lock) = (endpoint.mutex("m").unwrap(), endpoint.rwlock("l").unwrap());
     let mut once = endpoint.once("o").unwrap();
-    let mut child = start_child(&daemon, &endpoint);
+    let mut child = start_holder(&daemon, &endpoint);
     assert!(matches!(mutex.try_lock().err(), Some(Error::WouldBlock)));
     mutex.set_timeout(Some(Duration::from_millis(30)));
     assert!(matches!(mutex.lock().err(), Some(Error::TimedOut)));

@@ -1,16 +1,14 @@
 //! A session with the daemon before a segment is chosen: requests without waiting, and the attach that follows.
 
-#[path = "../../../servers/daemon/tests/support/mod.rs"]
-mod support;
-
 use ginnel::{Answer, AttachOptions, Endpoint, Error, ErrorCode, MessageChannel, Opening};
 use ginnel_daemon::packet;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::net::SocketType;
 use rustix::process::Signal;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::thread;
-use support::*;
 
 const TWO: &str =
     "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n[segment.db]\nsize = \"8M\"\nmembers = [\"host\"]\n";

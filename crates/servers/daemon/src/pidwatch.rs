@@ -180,6 +180,7 @@ impl<T> ExecChecks<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kit::wait::wait_for;
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Child, Command, Stdio};
 
@@ -208,47 +209,35 @@ mod tests {
         assert!(process.watch().unwrap().is_none());
     }
 
-    /// Starts the ignored test `name` of this file as a process of its own. It prints a line when it is ready, and ends when its
-    /// input does.
-    fn start(name: &str) -> (Child, BufReader<std::process::ChildStdout>) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", &format!("pidwatch::tests::{name}")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        wait_for_line(&mut output, READY);
-        (child, output)
+    /// Starts a program that says when it is ready, and ends when its input does.
+    fn start<F: Fn()>(program: F) -> Child {
+        let mut child =
+            kit::program::command(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, READY);
+        child
     }
 
-    fn wait_for_line(output: &mut impl BufRead, text: &str) {
-        let mut line = Vec::new();
-        while !line.ends_with(format!("{text}\n").as_bytes()) {
-            line.clear();
-            assert_ne!(output.read_until(b'\n', &mut line).unwrap(), 0, "it has ended");
-        }
-    }
-
-    const READY: &str = "ready now";
+    const READY: &str = "ready\n";
 
     fn say_ready_and_wait() {
-        println!("{READY}");
+        print!("{READY}");
         let _ = std::io::stdin().read_line(&mut String::new());
     }
 
-    #[test]
-    #[ignore = "no test: a process of others"]
-    fn with_a_name_of_any_bytes() {
-        // Each thread has a name of its own; /proc/PID/stat shows that of the first.
-        let path = format!("/proc/{0}/task/{0}/comm", std::process::id());
-        std::fs::write(path, b"\xff) \xfe(\n").unwrap();
-        say_ready_and_wait();
+    kit::program! {
+        fn with_a_name_of_any_bytes() {
+            // Each thread has a name of its own; /proc/PID/stat shows that of the first.
+            let path = format!("/proc/{0}/task/{0}/comm", std::process::id());
+            std::fs::write(path, b"\xff) \xfe(\n").unwrap();
+            say_ready_and_wait();
+        }
     }
 
     #[test]
     fn a_name_that_is_not_utf_8_is_the_name_of_a_living_process() {
-        let (mut child, _output) = start("with_a_name_of_any_bytes");
+        let mut child = start(with_a_name_of_any_bytes);
         let stat = std::fs::read(format!("/proc/{}/stat", child.id())).unwrap();
         assert!(String::from_utf8(stat).is_err(), "its name is set");
         let process = Process::of(child.id()).expect("it is there");
@@ -258,35 +247,26 @@ mod tests {
         assert!(!process.is_alive());
     }
 
-    #[test]
-    #[ignore = "no test: a process of others"]
-    #[allow(unsafe_code)] // For a system call that ends a thread and not its process.
-    fn without_its_first_thread() {
-        let first = format!("/proc/{0}/task/{0}/stat", std::process::id());
-        // The harness runs this test in another thread than the first; the signal handler ends the first thread.
-        extern "C" fn end(_: libc::c_int) {
-            // SAFETY: this ends the calling thread, of which nothing is used afterwards: the harness only waits in it for this
-            // test.
+    kit::program! {
+        #[allow(unsafe_code)] // For a system call that ends a thread and not its process.
+        fn without_its_first_thread() {
+            let first = format!("/proc/{0}/task/{0}/stat", std::process::id());
+            std::thread::spawn(move || {
+                let state = || std::fs::read_to_string(&first).unwrap().rsplit_once(')').map(|(_, s)| s[1..2].to_owned());
+                while state().as_deref() != Some("Z") {
+                    std::thread::yield_now();
+                }
+                say_ready_and_wait();
+                std::process::exit(0);
+            });
+            // SAFETY: this ends the calling thread, which has lent nothing to the other.
             unsafe { libc::syscall(libc::SYS_exit, 0) };
         }
-        let end: extern "C" fn(libc::c_int) = end;
-        let pid = std::process::id() as libc::pid_t;
-        // SAFETY: the handler makes one system call, and nothing else handles this signal.
-        unsafe { libc::signal(libc::SIGUSR1, end as libc::sighandler_t) };
-        // SAFETY: this only sends a signal to the first thread, whose number is the process's; the handler is installed.
-        unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, libc::SIGUSR1) };
-        let state =
-            || std::fs::read_to_string(&first).unwrap().rsplit_once(')').map(|(_, s)| s[1..2].to_owned());
-        while state().as_deref() != Some("Z") {
-            std::thread::yield_now();
-        }
-        say_ready_and_wait();
-        std::process::exit(0);
     }
 
     #[test]
     fn a_process_whose_first_thread_has_ended_lives_until_the_last_does() {
-        let (mut child, _output) = start("without_its_first_thread");
+        let mut child = start(without_its_first_thread);
         let process = Process::of(child.id()).expect("it is there");
         assert!(process.is_alive());
         let watch = process.watch().unwrap().expect("it can be watched");
@@ -306,7 +286,7 @@ mod tests {
             .unwrap();
         let process = Process::of(child.id()).unwrap();
         // The child may not have executed its program yet.
-        let image = wait_for(|| {
+        let image = wait_for("its program", || {
             let running = std::fs::read_link(format!("/proc/{}/exe", child.id())).ok()?;
             (running != std::env::current_exe().unwrap()).then(|| process.image())?
         });
@@ -314,7 +294,7 @@ mod tests {
         assert_eq!(exec_checks.add(process, image, 1), None);
         assert!(exec_checks.until_next().is_none(), "it runs the same program, so it is not examined again");
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
-        wait_for(|| (process.image()? != image).then_some(()));
+        wait_for("the other program", || (process.image()? != image).then_some(()));
         assert_eq!(exec_checks.add(process, image, 2), Some(2));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -323,20 +303,9 @@ mod tests {
         assert_eq!(exec_checks.add(process, image, 4), None);
         exec_checks.settle(|what| *what == 4);
         assert_eq!(exec_checks.all.iter().map(|check| check.what).collect::<Vec<_>>(), [3]);
-        wait_for(|| {
+        wait_for("the last look", || {
             assert!(exec_checks.take_changed().is_empty());
             exec_checks.until_next().is_none().then_some(())
         });
-    }
-
-    fn wait_for<T>(mut done: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            if let Some(value) = done() {
-                return value;
-            }
-            assert!(Instant::now() < deadline, "waited in vain");
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 }

@@ -1,13 +1,12 @@
 //! Programs on the host attach, listen, connect, close and die.
 
-mod support;
-
 use ginnel_layout::ring::SideState;
 use ginnel_layout::segment::MAGIC;
 use ginnel_layout::wire::ErrorCode;
 use ginnel_shmem::SharedMemory;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, takes_less_than, wait_for};
 use std::time::{Duration, Instant};
-use support::*;
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 const DEAD: (u32, u32) = (SideState::DEAD.0, SideState::DEAD.0);

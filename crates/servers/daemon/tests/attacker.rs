@@ -2,13 +2,14 @@
 //! other programs work. The daemon must keep answering, and programs that share no segment with the attacker must not notice
 //! anything.
 
-mod support;
-
 use ginnel::{AttachOptions, Endpoint, MessageChannel, WaitMode};
 use ginnel_daemon::packet;
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, Header, Kind, Rights};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::*;
+use kit::random::Random;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::event::epoll;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SealFlags};
 use rustix::net::{Shutdown, sockopt};
@@ -17,7 +18,6 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// How long the attack lasts.
@@ -47,21 +47,6 @@ size = \"8M\"
 members = [\"host\"]
 ";
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
-
 /// The state of one attacker.
 struct Attack {
     random: Random,
@@ -74,30 +59,28 @@ struct Attack {
     socket: std::path::PathBuf,
 }
 
-#[test]
-#[ignore = "not a test: the attacker that the test below starts"]
-fn attacker() {
-    let variable = |name: &str| std::env::var(name).expect("started by its test");
-    let socket = std::path::PathBuf::from(variable("TEST_ATTACK_SOCKET"));
-    let seed: u64 = variable("TEST_ATTACK_SEED").parse().unwrap();
-    if rustix::process::geteuid().is_root() {
-        use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-        set_thread_groups(&[]).unwrap();
-        let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
-        set_thread_res_gid(group, group, group).unwrap();
-        set_thread_res_uid(user, user, user).unwrap();
-    }
-    let mut attack = Attack {
-        random: Random(seed | 1),
-        attached: None,
-        handed: VecDeque::new(),
-        litter: VecDeque::new(),
-        back: None,
-        socket,
-    };
-    let steps = attack.random.below(STEPS);
-    for _ in 0..steps {
-        attack.step();
+kit::program! {
+    fn attacker() {
+        let seed: u64 = std::env::var("TEST_ATTACK_SEED").unwrap().parse().unwrap();
+        if rustix::process::geteuid().is_root() {
+            use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+            set_thread_groups(&[]).unwrap();
+            let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+            set_thread_res_gid(group, group, group).unwrap();
+            set_thread_res_uid(user, user, user).unwrap();
+        }
+        let mut attack = Attack {
+            random: Random::new(seed),
+            attached: None,
+            handed: VecDeque::new(),
+            litter: VecDeque::new(),
+            back: None,
+            socket: program_socket(),
+        };
+        let steps = attack.random.below(STEPS);
+        for _ in 0..steps {
+            attack.step();
+        }
     }
 }
 
@@ -400,9 +383,8 @@ impl Attack {
 }
 
 fn start_attacker(daemon: &Daemon, seed: u64) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "attacker", "--ignored", "--nocapture"])
-        .env("TEST_ATTACK_SOCKET", daemon.socket())
+    daemon
+        .program(attacker)
         .env("TEST_ATTACK_SEED", seed.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -1,18 +1,16 @@
 //! DAX info blocks: the daemon writes them, checks them before a guest's kernel reads them, and repairs them. Also members that
 //! may only read.
 
-mod support;
-
 use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::relay::{Access, MappingKind, RelayKind};
 use ginnel_layout::segment::{MAGIC, RESERVED};
 use ginnel_layout::wire::{self, ErrorCode, Kind};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::qemu::*;
+use kit::daemon::*;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use support::qemu::*;
-use support::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const VECTORS: &str = "vectors = 4\n";

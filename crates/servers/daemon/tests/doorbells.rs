@@ -1,16 +1,15 @@
 //! The doorbells that programs and VMs may ring. A hostile holder of a doorbell cannot block the daemon or the sends of its
 //! peers, and cannot reach other segments.
 
-mod support;
-
 use ginnel::{AttachOptions, Endpoint, MessageChannel};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Kind};
+use kit::daemon::qemu::*;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::fs::{OFlags, fcntl_setfl};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::time::Duration;
-use support::qemu::*;
-use support::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 const TWO: &str = "

@@ -1,16 +1,17 @@
 //! A disk without room for the journal: requests that cannot be recorded are refused, and the next daemon does not allocate
 //! memory that belongs to another endpoint.
 
-mod support;
-
 use ginnel_layout::wire::{self, ErrorCode, Kind};
+use kit::daemon::*;
+use kit::wait::wait_for;
 use serde_json::json;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use support::*;
 use zerocopy::{FromZeros, IntoBytes};
+
+kit::test_that_skips_are_seen!();
 
 const WEB: &str = "[vm.a]\n[segment.web]\nsize = \"16M\"\nmembers = [\"host\", \"a\"]\n\
                    [limits]\nchannels_per_endpoint = 65536\nchannels_per_member = 65536\nbacklog = 65536\n";
@@ -82,7 +83,7 @@ fn use_up(a: &mut Attached) -> Refused {
 fn requests_that_cannot_be_recorded_are_refused_and_nothing_is_allocated_twice() -> std::io::Result<()> {
     let mut daemon = Daemon::prepare("", WEB);
     let disk = Disk::mount(daemon.dir.path().join("state"));
-    vmtest::require!(disk.is_some(), "only root can mount a file system");
+    kit::require!(disk.is_some(), "only root can mount a file system");
     let disk = disk.unwrap();
     daemon.start();
     let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
@@ -170,7 +171,7 @@ fn a_failed_write_to_the_journal_answers_nobody_and_allocates_nothing() -> std::
     let journal = std::fs::metadata(daemon.dir.path().join("state/journal")).unwrap().len();
     let limit = format!("--fsize={}", journal + 1500);
     let limited = Command::new("prlimit").args(["--pid", &child.0.id().to_string(), &limit]).status();
-    vmtest::require!(limited.is_ok_and(|status| status.success()), "prlimit is missing");
+    kit::require!(limited.is_ok_and(|status| status.success()), "prlimit is missing");
     let mut live = Vec::new();
     let unanswered = loop {
         let body = wire::Connect {

@@ -1,18 +1,17 @@
 //! Guests whose daemon does not answer, and the QEMU that stops them.
 
-mod support;
-
 use ginnel::{AttachOptions, Endpoint};
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, Kind};
+use kit::daemon::qemu::{Guest, Qemu};
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
-use support::qemu::{Guest, Qemu};
-use support::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 fn world(more: &str) -> (Daemon, Guest) {

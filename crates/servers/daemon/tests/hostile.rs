@@ -1,17 +1,19 @@
 //! Clients that try to do harm, and files that vanish: the daemon keeps serving the others.
 
-mod support;
-
 use ginnel::{AttachOptions, Endpoint, MessageChannel, StreamChannel};
 use ginnel_daemon::packet;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use landlock::{AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError};
 use serde_json::json;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
-use support::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+kit::test_that_skips_are_seen!();
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 
@@ -326,22 +328,18 @@ fn ticks(daemon: &Daemon) -> u64 {
 #[test]
 fn only_permitted_users_may_attach() -> std::io::Result<()> {
     // Asks as another user, in a process of its own.
-    vmtest::require!(rustix::process::geteuid().is_root(), "only root can become others");
+    kit::require!(rustix::process::geteuid().is_root(), "only root can become others");
     let config = "[segment.closed]\nsize = \"4M\"\nmembers = [\"host\"]\n\
                   [segment.open]\nsize = \"4M\"\nmembers = [\"host\"]\nallow_users = [65533]\nallow_groups = [\"daemon\"]\n";
     let daemon = Daemon::start_new(config);
     std::fs::set_permissions(daemon.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let test = std::env::current_exe().unwrap();
     let code = |uid: u32, gid: u32, segment: &str| {
-        let mut command = std::process::Command::new("setpriv");
-        command.args([format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".into()]);
-        command.arg(&test).args(["--exact", "stranger", "--ignored", "--nocapture"]);
-        command.env("TEST_STRANGER_SOCKET", daemon.socket()).env("TEST_STRANGER_SEGMENT", segment);
+        let mut command = daemon.program(stranger);
+        // The standard library clears the groups too.
+        command.uid(uid).gid(gid).env("TEST_STRANGER_SEGMENT", segment);
         let output = command.output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines()
-            .find_map(|l| l.rsplit_once("code ")?.1.parse::<u32>().ok())
-            .unwrap_or_else(|| panic!("{text}"))
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().parse::<u32>().unwrap()
     };
     assert_eq!(code(65533, 65533, "closed"), ErrorCode::DENIED.0);
     assert_eq!(code(65533, 65533, "open"), 0);
@@ -350,17 +348,16 @@ fn only_permitted_users_may_attach() -> std::io::Result<()> {
     Ok(())
 }
 
-#[test]
-#[ignore = "not a test: a program of another user that the test above starts"]
-fn stranger() {
-    let socket = std::env::var("TEST_STRANGER_SOCKET").expect("started by its test");
-    let segment = std::env::var("TEST_STRANGER_SEGMENT").expect("started by its test");
-    let client = Client::hello(std::path::Path::new(&socket));
-    let code = client.attach(&segment, "stranger").map_or_else(|refused| refused.code, |_| 0);
-    println!("code {code}");
-    let mut admin = Client::hello(std::path::Path::new(&socket));
-    let request = json!({"op": "segment-remove", "name": segment, "force": true}).to_string();
-    assert_eq!(admin.text(Kind::ADMIN, request.as_bytes()).unwrap_err().code, ErrorCode::DENIED.0);
+kit::program! {
+    fn stranger() {
+        let segment = std::env::var("TEST_STRANGER_SEGMENT").unwrap();
+        let client = Client::hello(&program_socket());
+        let code = client.attach(&segment, "stranger").map_or_else(|refused| refused.code, |_| 0);
+        println!("{code}");
+        let mut admin = Client::hello(&program_socket());
+        let request = json!({"op": "segment-remove", "name": segment, "force": true}).to_string();
+        assert_eq!(admin.text(Kind::ADMIN, request.as_bytes()).unwrap_err().code, ErrorCode::DENIED.0);
+    }
 }
 
 #[test]
@@ -386,7 +383,7 @@ fn hostile_connections_to_the_socket_of_a_vm_do_no_harm() {
             .all(|m| m["name"] == "host" || m["connected"] == json!(false))
             .then_some(())
     });
-    support::qemu::Qemu::join(&daemon.run("vm-a.sock"), 64);
+    kit::daemon::qemu::Qemu::join(&daemon.run("vm-a.sock"), 64);
     serves(&mut daemon);
 }
 
@@ -394,7 +391,7 @@ fn hostile_connections_to_the_socket_of_a_vm_do_no_harm() {
 fn an_attached_program_cannot_truncate_its_segment() -> Result<(), RulesetError> {
     let landlock =
         Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::Truncate);
-    vmtest::require!(landlock.is_ok(), "no Landlock with the right to truncate (Linux 6.2)");
+    kit::require!(landlock.is_ok(), "no Landlock with the right to truncate (Linux 6.2)");
     let mut daemon = Daemon::start_new(
         "[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n",
     );

@@ -1,27 +1,24 @@
 //! What the status shows to each client, and how much work an answer is for the daemon.
 
-mod support;
-
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
+use kit::daemon::qemu::{Guest, Qemu};
+use kit::daemon::*;
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use support::qemu::{Guest, Qemu};
-use support::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-const STRANGER: u32 = 4242;
-const OUTPUT: &str = "TEST_STATUS_FILE";
+kit::test_that_skips_are_seen!();
 
-/// Asks for the status as another user. [`status_as`] runs this in a process of its own.
-#[test]
-#[ignore = "not a test: a program that the other tests start"]
-fn program() {
-    let status = Client::hello(Path::new(&std::env::var("TEST_PROGRAM_SOCKET").unwrap())).status();
-    std::fs::write(std::env::var(OUTPUT).unwrap(), status.to_string()).unwrap();
+const STRANGER: u32 = 4242;
+
+kit::program! {
+    /// Asks for the status as another user. [`status_as`] runs this in a process of its own.
+    fn program() {
+        let status = Client::hello(&program_socket()).status();
+        println!("{status}");
+    }
 }
 
 fn status_as(daemon: &Daemon, uid: u32) -> Value {
@@ -29,21 +26,9 @@ fn status_as(daemon: &Daemon, uid: u32) -> Value {
     for path in [&dir, &dir.join("run")] {
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
     }
-    let output = dir.join(format!("status-{uid}"));
-    std::fs::write(&output, "").unwrap();
-    std::fs::set_permissions(&output, PermissionsExt::from_mode(0o666)).unwrap();
-    let program = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "program", "--ignored"])
-        .env("TEST_PROGRAM_SOCKET", daemon.socket())
-        .env(OUTPUT, &output)
-        .current_dir("/")
-        .uid(uid)
-        .gid(uid)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .status();
-    assert!(program.unwrap().success());
-    serde_json::from_str(&std::fs::read_to_string(output).unwrap()).unwrap()
+    let output = daemon.program(program).current_dir("/").uid(uid).gid(uid).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn names<'a>(status: &'a Value, list: &str, key: &str) -> Vec<&'a str> {
@@ -52,9 +37,7 @@ fn names<'a>(status: &'a Value, list: &str, key: &str) -> Vec<&'a str> {
 
 #[test]
 fn a_user_sees_the_segments_that_it_may_attach_to_and_no_other() {
-    if !rustix::process::geteuid().is_root() {
-        return; // Only root can become another user.
-    }
+    kit::require!(rustix::process::geteuid().is_root(), "only root can become another user");
     let config = format!(
         "[vm.vm-a]\nuser = {STRANGER}\n[vm.vm-b]\n[vm.vm-c]\n\
          [segment.mine]\nsize = \"4M\"\nmembers = [\"host\", \"vm-b\"]\nallow_users = [{STRANGER}]\n\

@@ -1,76 +1,73 @@
 //! Endpoints and the processes that own them: connections that end, forks, and processes that execute another program.
 #![allow(unsafe_code)] // Some tests call fork.
 
-mod support;
-
 use ginnel_daemon::packet;
 use ginnel_layout::ring::{PRODUCER_STATE, SideState};
 use ginnel_layout::wire::{Header, Kind};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use serde_json::json;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
-use support::*;
 use zerocopy::IntoBytes;
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 const DEAD: (u32, u32) = (SideState::DEAD.0, SideState::DEAD.0);
-const HOW: &str = "TEST_PROGRAM_DOES";
 
 fn wait_for_input() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-#[test]
-#[ignore = "not a test: a program that the tests below start"]
-fn program() {
-    let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
-    let mut own = Client::hello(Path::new(&socket)).attach("web", "program").unwrap();
+/// Attaches and listens, as each of these programs does first.
+fn own() -> Attached {
+    let mut own = Client::hello(&program_socket()).attach("web", "program").unwrap();
     own.listen("program").unwrap();
-    match std::env::var(HOW).as_deref() {
-        Ok("fork") => {
-            wait_for_input();
-            // SAFETY: the child uses nothing that another thread of the parent may have locked, and ends without unwinding.
-            if unsafe { libc::fork() } != 0 {
-                // SAFETY: ends the process at once, as a program does that goes to the background.
-                unsafe { libc::_exit(0) };
-            }
-            let join = Header { kind: Kind::JOIN, flags: 0, request: 1 };
-            packet::send::<OwnedFd>(own.client.fd.as_fd(), join.as_bytes(), &[]).unwrap();
-            let mut again = Client::hello(Path::new(&socket)).attach_as(own.back).unwrap();
-            // Tells the test that this process does not need the daemon any more, so the test may stop it.
-            again.listen("child").unwrap();
-            wait_for_input();
-            // SAFETY: ends the process without a word to the daemon.
-            unsafe { libc::_exit(0) };
+    own
+}
+
+/// Ends the process without a word to the daemon.
+fn vanish() -> ! {
+    // SAFETY: it needs nothing, and nothing runs after it.
+    unsafe { libc::_exit(0) }
+}
+
+kit::program! {
+    fn forks() {
+        let own = own();
+        wait_for_input();
+        // SAFETY: this process has one thread.
+        if unsafe { libc::fork() } != 0 {
+            // As a program does that goes to the background.
+            vanish();
         }
-        Ok("exec") => {
-            wait_for_input();
-            panic!("{}", Command::new("sleep").arg("600").exec());
-        }
-        Ok("finish") => {
-            let channel = own.connect("sink").unwrap();
-            channel.output.store_release_u32(PRODUCER_STATE, SideState::FINISHED.0);
-            // SAFETY: ends the process without a word to the daemon.
-            unsafe { libc::_exit(0) };
-        }
-        other => panic!("{other:?}"),
+        let join = Header { kind: Kind::JOIN, flags: 0, request: 1 };
+        packet::send::<OwnedFd>(own.client.fd.as_fd(), join.as_bytes(), &[]).unwrap();
+        let mut again = Client::hello(&program_socket()).attach_as(own.back).unwrap();
+        // Tells the test that this process does not need the daemon any more, so the test may stop it.
+        again.listen("child").unwrap();
+        wait_for_input();
+        vanish();
     }
 }
 
-fn start(daemon: &Daemon, how: &str) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "program", "--ignored"])
-        .env("TEST_PROGRAM_SOCKET", daemon.socket())
-        .env(HOW, how)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
+kit::program! {
+    fn executes_another() {
+        let _own = own();
+        wait_for_input();
+        panic!("{}", Command::new("sleep").arg("600").exec());
+    }
+}
+
+kit::program! {
+    fn finishes() {
+        let channel = own().connect("sink").unwrap();
+        channel.output.store_release_u32(PRODUCER_STATE, SideState::FINISHED.0);
+        vanish();
+    }
 }
 
 /// Returns the processes that own the endpoint of this name.
@@ -130,7 +127,7 @@ fn requests_sent_before_a_connection_ends_are_executed() {
 fn a_parent_that_exits_leaves_the_endpoint_to_its_child() {
     let mut daemon = Daemon::start_new(WEB);
     let mut own = daemon.attach("web", "own");
-    let mut parent = start(&daemon, "fork");
+    let mut parent = daemon.start_program(forks);
     let channel = wait_for("its listener", || own.connect("program").ok());
     let number = parent.id();
     let mut stdin = parent.stdin.take().unwrap();
@@ -154,7 +151,7 @@ fn a_parent_that_exits_leaves_the_endpoint_to_its_child() {
 fn a_process_that_executes_another_program_has_lost_its_endpoint() {
     let daemon = Daemon::start_new(WEB);
     let mut own = daemon.attach("web", "own");
-    let mut program = start(&daemon, "exec");
+    let mut program = daemon.start_program(executes_another);
     let channel = wait_for("its listener", || own.connect("program").ok());
     assert!(!readable(&own.event, Duration::ZERO));
     let mut stdin = program.stdin.take().unwrap();
@@ -171,7 +168,7 @@ fn a_sender_that_finishes_and_exits_has_finished() {
     let daemon = Daemon::start_new(WEB);
     let mut own = daemon.attach("web", "own");
     own.listen("sink").unwrap();
-    let mut program = start(&daemon, "finish");
+    let mut program = daemon.start_program(finishes);
     let channel = own.incoming();
     program.wait().unwrap();
     let died = Instant::now();

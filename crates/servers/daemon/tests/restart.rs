@@ -1,20 +1,18 @@
 //! `kill -9` of the daemon: programs do not notice it, and the next daemon continues.
 
-mod support;
-
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint};
 use ginnel_layout::ring::SideState;
 use ginnel_layout::wire::{self, ErrorCode, Kind};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, takes_less_than, wait_for};
 use rustix::process::Signal;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::*;
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 const DEAD: (u32, u32) = (SideState::DEAD.0, SideState::DEAD.0);
@@ -74,13 +72,12 @@ fn endpoints_listeners_and_channels_outlive_the_daemon() {
     assert_eq!(status["channels"].as_array().unwrap().len(), 2);
 }
 
-#[test]
-#[ignore = "not a test: a program that the tests below start"]
-fn program() {
-    let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
-    let mut own = Client::hello(Path::new(&socket)).attach("web", "program").unwrap();
-    own.listen("program").unwrap();
-    let _ = std::io::stdin().read(&mut [0]);
+kit::program! {
+    fn program() {
+        let mut own = Client::hello(&program_socket()).attach("web", "program").unwrap();
+        own.listen("program").unwrap();
+        let _ = std::io::stdin().read(&mut [0]);
+    }
 }
 
 #[test]
@@ -88,7 +85,7 @@ fn the_death_of_a_program_is_reported_within_100_ms() {
     let daemon = Daemon::start_new(WEB);
     let mut own = daemon.attach("web", "own");
     takes_less_than(Duration::from_millis(100), || {
-        let mut program = daemon.start_program();
+        let mut program = daemon.start_program(program);
         let channel = wait_for("its listener", || own.connect("program").ok());
         own.clear_doorbell();
         let killed = Instant::now();
@@ -108,7 +105,7 @@ fn a_death_while_the_daemon_is_away_or_before_the_program_returns_is_reported() 
     let mut programs = Vec::new();
     for nonce in 1..=2 {
         // One program at a time: the name is free again when its owner has ended.
-        let program = daemon.start_program();
+        let program = daemon.start_program(program);
         let mut asking = daemon.attach("web", "asking");
         let channel = wait_for("its listener", || asking.connect_as("program", nonce, 4096).ok());
         programs.push((program, asking, channel));

@@ -1,14 +1,12 @@
 //! Slices of one file, or a file for each slice if QEMU cannot use a part of a file.
 
-mod support;
-
 use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::segment::{MAGIC, RESERVED};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::*;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use support::*;
 use zerocopy::FromBytes;
 
 const SIZE: u64 = 16 << 20;

@@ -1,18 +1,17 @@
 //! Programs report the two ends of their TCP connections to a real daemon, which tells them where to meet.
 
-mod support;
-
 use ginnel_daemon::packet;
 use ginnel_layout::wire::{
     self, Header, Kind, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason, features,
 };
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::net::sockopt;
 use rustix::process::Signal;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
-use support::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const SEGMENTS: &str = "[vm.a]\n[segment.alone]\nsize = \"8M\"\nmembers = [\"host\"]\n\

@@ -1,8 +1,6 @@
 //! A file that is truncated while QEMUs use it gets its size back, so that they survive. All other users learn that the bytes
 //! behind the cut are lost.
 
-mod support;
-
 use ginnel::{
     AttachOptions, BlockOptions, ChannelOptions, Endpoint, Error, MessageChannel, ReadySet, StreamChannel,
     WaitMode,
@@ -11,6 +9,9 @@ use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::wire;
 use ginnel_layout::wire::{ErrorCode, Kind};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
+use kit::daemon::qemu::Qemu;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, wait_for};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,8 +20,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::qemu::Qemu;
-use support::*;
+
+kit::test_that_skips_are_seen!();
 
 const SIZE: u64 = 16 << 20;
 const WEB: &str = "[vm.a]\n[segment.web]\nsize = \"16M\"\nmembers = [\"host\", \"a\"]\n";
@@ -329,7 +330,7 @@ fn on_a_full_disk_the_size_comes_back_and_missing_memory_is_logged() -> std::io:
     let shm = daemon.dir.path().join("shm");
     let mounted =
         Command::new("mount").args(["-t", "tmpfs", "-o", "size=20M", "ginnel-test"]).arg(&shm).status();
-    vmtest::require!(mounted.is_ok_and(|status| status.success()), "only root can mount a file system");
+    kit::require!(mounted.is_ok_and(|status| status.success()), "only root can mount a file system");
     struct Mounted(std::path::PathBuf);
     impl Drop for Mounted {
         fn drop(&mut self) {

@@ -1,7 +1,5 @@
 //! VMs: their QEMU on the ivshmem socket, their daemon in the control memory, their programs.
 
-mod support;
-
 use ginnel::{AttachOptions, Endpoint};
 use ginnel_layout::relay::{self, RelayKind};
 use ginnel_layout::ring::SideState;
@@ -9,13 +7,13 @@ use ginnel_layout::segment::RESERVED;
 use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind, Rights};
 use ginnel_shmem::SharedMemory;
+use kit::daemon::qemu::*;
+use kit::daemon::*;
+use kit::wait::{WATCHDOG, takes_less_than, wait_for};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::qemu::*;
-use support::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 const TWO: &str = "
@@ -313,25 +311,20 @@ fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
     guest.attach(1, attach_to("web")).unwrap();
 }
 
-#[test]
-#[ignore = "not a test: the process of a QEMU that the test below starts"]
-fn qemu_process() {
-    let socket = std::env::var("TEST_QEMU_SOCKET").expect("started by its test");
-    let _qemu = Qemu::join(socket.as_ref(), 4);
-    // Waits until it is killed.
-    let _ = std::io::stdin().read(&mut [0]);
+kit::program! {
+    fn qemu_process() {
+        let socket = std::env::var("TEST_QEMU_SOCKET").unwrap();
+        let _qemu = Qemu::join(socket.as_ref(), 4);
+        // Waits until it is killed.
+        let _ = std::io::stdin().read(&mut [0]);
+    }
 }
 
 #[test]
 fn after_a_restart_of_the_daemon_the_end_of_a_qemu_is_still_seen() {
     let mut daemon = Daemon::start_with(VECTORS, TWO);
-    let mut qemu = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "qemu_process", "--ignored"])
-        .env("TEST_QEMU_SOCKET", daemon.run("vm-a.sock"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut qemu =
+        daemon.program(qemu_process).env("TEST_QEMU_SOCKET", daemon.run("vm-a.sock")).spawn().unwrap();
     let connected = |daemon: &Daemon| {
         let status = daemon.inspect();
         status["members"]

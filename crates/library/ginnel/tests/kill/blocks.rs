@@ -1,9 +1,9 @@
 //! Death in calls about blocks, in calls that make and open locks, and while the endpoint is held.
 
-use crate::support::WATCHDOG;
 use crate::{OWN, PAGE, RAW, RUNNING, Stage, attach};
 use ginnel::{BlockOptions, Endpoint, ErrorCode, Rights, SharedMemory};
 use kit::stepper::{Stepper, Trace, leave, start};
+use kit::wait::WATCHDOG;
 use std::time::{Duration, Instant};
 
 const SIZE: usize = PAGE;

@@ -1,9 +1,9 @@
 //! Death with a mutex, a condition variable or a read-write lock, while others wait for them.
 
-use crate::support::WATCHDOG;
 use crate::survivors::{Act, Party, Shared};
 use ginnel::sync::{Condvar, Mutex, MutexGuard, RwLock};
 use ginnel::{Endpoint, Error, SharedMemory};
+use kit::wait::WATCHDOG;
 use std::time::Instant;
 
 // Offsets in the shared page.

@@ -9,18 +9,16 @@
 mod blocks;
 mod locks;
 mod meetings;
-#[path = "../../../../servers/daemon/tests/support/mod.rs"]
-mod support;
 mod survivors;
 
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights, SharedMemory, WaitMode};
 use ginnel_layout::segment;
 use ginnel_shmem::Protection;
+use kit::daemon::{Client, Daemon};
 use kit::stepper::{self, KillCount, kill};
 use kit::wait::spin_for;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use support::{Client, Daemon};
 
 const SEGMENT: u64 = 8 << 20;
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";

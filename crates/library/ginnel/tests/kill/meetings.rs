@@ -1,9 +1,9 @@
 //! Death with a permit of a semaphore, in a turn of a once, or as a party of a barrier, while others wait for it.
 
-use crate::support::WATCHDOG;
 use crate::survivors::{Act, Party, Shared};
 use ginnel::sync::{Barrier, Once, Semaphore};
 use ginnel::{Endpoint, Error};
+use kit::wait::WATCHDOG;
 use std::time::{Duration, Instant};
 
 // Offset in the shared page.

@@ -369,35 +369,33 @@ fn endpoints_of_dead_processes_are_reported_at_once_and_others_when_they_die() {
 
 const SOCKET: &str = "GINNEL_TEST_SOCKET";
 
-#[test]
-#[ignore = "no test: the program of the next one"]
-fn program_with_a_child() {
-    let program = Program(packet::connect_to(std::env::var(SOCKET).unwrap().as_ref()).unwrap());
-    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
-    program.say(Kind::HELLO, 1, hello.as_bytes());
-    program.hears();
-    program.say(Kind::ATTACH, 2, attach("web").as_bytes());
-    program.hears();
-    // The child inherits the socket, joins the endpoint, and ends when the test closes the pipe that is its standard input.
-    let mut child = std::process::Command::new("sh")
-        .args(["-c", "printf '\\027\\0\\0\\0\\0\\0\\0\\0' >&2; read nothing"])
-        .stderr(program.0)
-        .spawn()
-        .unwrap();
-    // The test kills this process long before its child ends.
-    child.wait().unwrap();
+kit::program! {
+    fn program_with_a_child() {
+        let program = Program(packet::connect_to(std::env::var(SOCKET).unwrap().as_ref()).unwrap());
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        program.say(Kind::HELLO, 1, hello.as_bytes());
+        program.hears();
+        program.say(Kind::ATTACH, 2, attach("web").as_bytes());
+        program.hears();
+        // The child inherits the socket, joins the endpoint, and ends when the test closes the pipe that is its standard input.
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "printf '\\027\\0\\0\\0\\0\\0\\0\\0' >&2; read nothing"])
+            .stderr(program.0)
+            .spawn()
+            .unwrap();
+        // The test kills this process long before its child ends.
+        child.wait().unwrap();
+    }
 }
 
 #[test]
 fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
-    use std::process::{Command, Stdio};
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--ignored", "--exact", "guest::tests::program_with_a_child"]);
+    let mut program = kit::program::command(program_with_a_child);
     // The child lives until the test closes this pipe.
-    program.env(SOCKET, vm.socket()).stdin(Stdio::piped()).stdout(Stdio::null());
+    program.env(SOCKET, vm.socket()).stdin(std::process::Stdio::piped());
     let mut program = program.spawn().unwrap();
     let pipe = program.stdin.take();
     let (_, client, body) = next_message(&mut host);
@@ -422,33 +420,32 @@ fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
     assert_eq!(ends[1], (RelayKind::GONE, 0, child.as_bytes().to_vec()));
 }
 
-#[test]
-#[ignore = "no test: the program of the next one"]
-fn program_that_executes_itself() {
-    use std::os::unix::process::CommandExt;
-    const AGAIN: &str = "GINNEL_TEST_AGAIN";
-    let program = Program(packet::connect_to(std::env::var(SOCKET).unwrap().as_ref()).unwrap());
-    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
-    program.say(Kind::HELLO, 1, hello.as_bytes());
-    program.hears();
-    if std::env::var_os(AGAIN).is_none() {
-        program.say(Kind::ATTACH, 2, attach("web").as_bytes());
+kit::program! {
+    fn program_that_executes_itself() {
+        use std::os::unix::process::CommandExt;
+        const AGAIN: &str = "GINNEL_TEST_AGAIN";
+        let program = Program(packet::connect_to(std::env::var(SOCKET).unwrap().as_ref()).unwrap());
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        program.say(Kind::HELLO, 1, hello.as_bytes());
         program.hears();
-        program.say(Kind::HOLD, 3, wire::Hold { token: [8; 16], millis: 9, reserved: 0 }.as_bytes());
+        if std::env::var_os(AGAIN).is_none() {
+            program.say(Kind::ATTACH, 2, attach("web").as_bytes());
+            program.hears();
+            program.say(Kind::HOLD, 3, wire::Hold { token: [8; 16], millis: 9, reserved: 0 }.as_bytes());
+            program.hears();
+            panic!("{}", kit::program::command(program_that_executes_itself).env(AGAIN, "1").exec());
+        }
+        program.say(
+            Kind::ATTACH,
+            4,
+            wire::Attach { endpoint: 4, epoch: 9, token: [8; 16], ..attach("web") }.as_bytes(),
+        );
         program.hears();
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        panic!("{}", again.args(std::env::args().skip(1)).env(AGAIN, "1").exec());
-    }
-    program.say(
-        Kind::ATTACH,
-        4,
-        wire::Attach { endpoint: 4, epoch: 9, token: [8; 16], ..attach("web") }.as_bytes(),
-    );
-    program.hears();
-    program.say(Kind::RESUME, 5, wire::ChannelSide { channel: 7, initiator: 1, reserved: 0 }.as_bytes());
-    // The test kills this process.
-    while let Ok(packet) = program.receive() {
-        drop(packet);
+        program.say(Kind::RESUME, 5, wire::ChannelSide { channel: 7, initiator: 1, reserved: 0 }.as_bytes());
+        // The test kills this process.
+        while let Ok(packet) = program.receive() {
+            drop(packet);
+        }
     }
 }
 
@@ -457,9 +454,8 @@ fn a_program_that_executes_itself_adopts_its_endpoint() {
     let vm = TestVm::new();
     let mut host = vm.session();
     tell_segments(&mut host);
-    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
-    program.args(["--ignored", "--exact", "guest::tests::program_that_executes_itself"]);
-    let mut program = program.env(SOCKET, vm.socket()).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut program = kit::program::command(program_that_executes_itself);
+    let mut program = program.env(SOCKET, vm.socket()).spawn().unwrap();
     let asks = |host: &mut HostLink, expected: Kind| loop {
         let (kind, client, body) = next_message(host);
         let header = wire::split(&body).map(|(header, _)| header);

@@ -41,12 +41,14 @@ mod tests {
     use rustix::io::Errno;
     use std::fs::File;
 
+    kit::test_that_skips_are_seen!();
+
     #[test]
     fn a_handed_descriptor_can_map_and_cannot_truncate() -> Result<(), Errno> {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(1 << 20).unwrap();
         let handed = without_truncation(&file.try_clone().unwrap().into());
-        vmtest::require!(handed.is_some(), "no Landlock with the right to truncate (Linux 6.2)");
+        kit::require!(handed.is_some(), "no Landlock with the right to truncate (Linux 6.2)");
         let handed = handed.unwrap();
         let mapping = Mapping::of_file(&handed, 0, 1 << 20, Protection::ReadWrite).unwrap();
         mapping.write(4096, b"x");

@@ -1,6 +1,7 @@
 //! Plays the part of a QEMU on its ivshmem socket, and of the guest's daemon behind it.
 
-use super::{Channel, WATCHDOG, readable, wait_for};
+use super::{Channel, readable};
+use crate::wait::{WATCHDOG, wait_for};
 use ginnel_daemon::control_link::{Event, GuestLink, PeerInfo};
 use ginnel_daemon::packet;
 use ginnel_layout::control;
