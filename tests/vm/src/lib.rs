@@ -28,7 +28,7 @@
 //! | `GINNEL_KERNEL` | the kernel to boot: a `vmlinuz-RELEASE`, or the ELF file in it |
 //! | `GINNEL_MODULES` | its `/lib/modules/RELEASE`, if that is not beside it as in a package |
 //! | `GINNEL_VM_CACHE` | where kernel and base image are kept; `vm-cache` in cargo's target folder if not set |
-//! | `GINNEL_NO_SKIP` | `1`: a test that would be [skipped](require) fails |
+//! | `GINNEL_NO_SKIP` | `1`: a test that would be skipped (`kit::require!`) fails |
 
 mod accel;
 mod agent_connection;
@@ -50,8 +50,6 @@ mod protocol;
 mod qmp;
 mod reaper;
 mod record;
-#[doc(hidden)]
-pub mod skip;
 mod test_bed;
 mod vm;
 mod vmlinux;

@@ -6,9 +6,11 @@ use std::fs;
 use std::io::{BufRead, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
-use vmtest::{Accel, Exit, HOST_ADDRESS, TestBed, Vm, require, wait_until};
+use vmtest::{Accel, Exit, HOST_ADDRESS, TestBed, Vm, wait_until};
+
+kit::test_that_skips_are_seen!();
 
 const SOON: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(60);
@@ -21,7 +23,7 @@ fn is_root() -> bool {
 /// do.
 #[test]
 fn two_vms_do_what_they_are_asked() -> Result<()> {
-    require!(is_root(), "a bridge and taps need root");
+    kit::require!(is_root(), "a bridge and taps need root");
     let bed = TestBed::new("two")?;
     let begun = Instant::now();
     let a = bed.vm("a").network().memory_mib(512).start()?;
@@ -342,7 +344,7 @@ impl Traces {
 
 #[test]
 fn a_dropped_test_bed_leaves_nothing() -> Result<()> {
-    require!(is_root(), "a bridge and taps need root");
+    kit::require!(is_root(), "a bridge and taps need root");
     let bed = TestBed::new("dropped")?;
     let vm = bed.vm("a").network().start()?;
     let traces = Traces::of(&bed, &vm)?;
@@ -355,7 +357,7 @@ fn a_dropped_test_bed_leaves_nothing() -> Result<()> {
 
 #[test]
 fn a_test_that_panics_leaves_nothing() -> Result<()> {
-    require!(is_root(), "a bridge and taps need root");
+    kit::require!(is_root(), "a bridge and taps need root");
     let (tell, told) = std::sync::mpsc::channel();
     let panicked = std::thread::spawn(move || {
         let bed = TestBed::new("panics").unwrap();
@@ -369,11 +371,8 @@ fn a_test_that_panics_leaves_nothing() -> Result<()> {
 
 #[test]
 fn a_test_run_that_is_killed_leaves_nothing() -> Result<()> {
-    require!(is_root(), "a bridge and taps need root");
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["--exact", "boots_and_waits_to_be_killed", "--ignored", "--nocapture"])
-        .stdout(Stdio::piped())
-        .spawn()?;
+    kit::require!(is_root(), "a bridge and taps need root");
+    let mut child = kit::program::command(boots_and_waits_to_be_killed).stdout(Stdio::piped()).spawn()?;
     let mut lines = std::io::BufReader::new(child.stdout.take().context("no pipe")?).lines();
     let words = loop {
         let Some(line) = lines.next() else { bail!("the child has ended: {:?}", child.wait()) };
@@ -391,12 +390,15 @@ fn a_test_run_that_is_killed_leaves_nothing() -> Result<()> {
     traces.are_gone()
 }
 
-#[test]
-#[ignore = "a part of a_test_run_that_is_killed_leaves_nothing, which starts it"]
-fn boots_and_waits_to_be_killed() -> Result<()> {
-    let bed = TestBed::new("killed")?;
-    let vm = bed.vm("a").network().start()?;
-    let Traces { qemu, job, dir, namespace } = Traces::of(&bed, &vm)?;
-    println!("TRACES {qemu} {job} {} {}", dir.display(), namespace.display());
-    vm.wait_event("NEVER", Duration::from_secs(600)).map(drop)
+kit::program! {
+    fn boots_and_waits_to_be_killed() {
+        let run = || -> Result<()> {
+            let bed = TestBed::new("killed")?;
+            let vm = bed.vm("a").network().start()?;
+            let Traces { qemu, job, dir, namespace } = Traces::of(&bed, &vm)?;
+            println!("TRACES {qemu} {job} {} {}", dir.display(), namespace.display());
+            vm.wait_event("NEVER", Duration::from_secs(600)).map(drop)
+        };
+        run().unwrap();
+    }
 }

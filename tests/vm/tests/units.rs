@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmtest::{Exit, HostJob, Output, TestBed, artifact, require, wait_until};
+use vmtest::{Exit, HostJob, Output, TestBed, artifact, wait_until};
+
+kit::test_that_skips_are_seen!();
 
 const PROMPT: Duration = Duration::from_secs(30);
 
@@ -171,9 +173,9 @@ fn status(systemd: &Systemd<'_>, pid: &str, key: &str) -> Result<Vec<String>> {
 
 #[test]
 fn the_units_run_under_systemd() -> Result<()> {
-    require!(rustix::process::geteuid().is_root(), "namespaces need root");
-    require!(Path::new("/lib/systemd/systemd").exists(), "no systemd (package systemd)");
-    require!(cgroups().is_some(), "no cgroups of version 2");
+    kit::require!(rustix::process::geteuid().is_root(), "namespaces need root");
+    kit::require!(Path::new("/lib/systemd/systemd").exists(), "no systemd (package systemd)");
+    kit::require!(cgroups().is_some(), "no cgroups of version 2");
     let bed = TestBed::new("units")?;
     let systemd = Systemd::start(&bed)?;
     volume(&systemd)?;

@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtest::{Exit, HostJob, TestBed, Vm, VmBuilder, artifact, wait_until};
 
+kit::test_that_skips_are_seen!();
+
 const PROMPT: Duration = Duration::from_secs(30);
 
 /// The process of a volume, which may be killed and started again.

@@ -2,13 +2,17 @@
 
 mod names;
 
+use kit::daemon::Daemon;
+use kit::process::Process;
+use kit::wait::wait_for;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 use std::sync::OnceLock;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
+
+/// The folder of this package in the repository.
+const HERE: &str = "crates/faces/capi";
 
 fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -21,45 +25,19 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The library and the daemon, built in the cargo profile of this test, and the programs of `tests/c`.
+/// The library, built in the cargo profile of this test, and the programs of `tests/c`.
 struct Built {
-    /// The folder of cargo's profile.
-    programs: PathBuf,
     /// The folder of the C library.
     library: PathBuf,
     /// The folder of the compiled programs.
     compiled: TempDir,
 }
 
-/// All packages together determine the features of their dependencies, and test dependencies count only if a test is built. Building a
-/// package without them would rebuild most other packages.
-const TOGETHER: [&str; 5] = ["--workspace", "--exclude", "vmtest", "--test", "header"];
-
 fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // target/PROFILE/deps/this
-        let programs = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned();
-        let target = programs.parent().unwrap();
-        let name = programs.file_name().unwrap().to_str().unwrap();
-        let profile = if name == "debug" { "dev" } else { name };
-        run(Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "--bin",
-                "ginneld",
-                "--bin",
-                "ginnel-cache",
-                "--profile",
-                profile,
-            ])
-            .args(TOGETHER)
-            .env("CARGO_TARGET_DIR", target));
-        run(make(target, profile).arg("all"));
-        let built =
-            Built { library: programs.join("capi"), programs, compiled: tempfile::tempdir().unwrap() };
+        let library = kit::build::libraries(HERE, "capi");
+        let built = Built { library, compiled: tempfile::tempdir().unwrap() };
         built.compile("cc", "c11", "conversation.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("cc", "c11", "memory.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("cc", "c11", "farm.c", &["-D_POSIX_C_SOURCE=200809L"]);
@@ -67,15 +45,6 @@ fn built() -> &'static Built {
         built.compile("c++", "c++17", "conversation.cpp", &[]);
         built
     })
-}
-
-fn make(target: &Path, profile: &str) -> Command {
-    let mut make = Command::new("make");
-    make.args(["--no-print-directory", "-C"]).arg(here()).arg(format!("PROFILE={profile}"));
-    make.arg(format!("PACKAGES={} --lib", TOGETHER.join(" ")));
-    // This must not be a sub-make of the `make` that may run this test.
-    make.env("CARGO_TARGET_DIR", target).env_remove("MAKEFLAGS");
-    make
 }
 
 impl Built {
@@ -107,74 +76,24 @@ impl Built {
 }
 
 /// A daemon with the segments `test`, of which only the host is a member, and `news`, which the host may only read.
-struct World {
-    folder: TempDir,
-    daemon: Child,
-}
+struct World(Daemon);
 
 impl World {
     fn new() -> Self {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let config = folder.path().join("ginneld.toml");
-        let at = folder.path().display();
-        let text = format!(
-            "[daemon]\nruntime_dir = '{at}/run'\nstate_dir = '{at}/state'\nshm_dir = '{at}/shm'\n\
-             [limits]\nblock_bytes_per_endpoint = '20M'\n\
-             [segment.test]\nsize = '16M'\nmembers = ['host']\n\
-             [vm.writer]\n[segment.news]\nsize = '4M'\nmembers = ['writer']\nreaders = ['host']\n"
-        );
-        for part in ["run", "state", "shm"] {
-            fs::create_dir(folder.path().join(part)).unwrap();
-        }
-        fs::write(&config, text).unwrap();
-        let log = fs::File::create(folder.path().join("log")).unwrap();
-        let daemon = Command::new(built().programs.join("ginneld"))
-            .args(["host", "--stop-keeper", "--config"])
-            .arg(&config)
-            .stderr(log.try_clone().unwrap())
-            .stdout(log)
-            .spawn()
-            .unwrap();
-        let mut world = Self { folder, daemon };
-        let watchdog = Instant::now() + Duration::from_secs(20);
-        while ginnel::Daemon::connect_to(&world.socket()).is_err() {
-            let ended = world.daemon.try_wait().unwrap();
-            assert!(ended.is_none() && Instant::now() < watchdog, "ginneld {ended:?}: {}", world.log());
-            sleep(Duration::from_millis(10));
-        }
-        world
+        let config = "[limits]\nblock_bytes_per_endpoint = '20M'\n\
+                      [segment.test]\nsize = '16M'\nmembers = ['host']\n\
+                      [vm.writer]\n[segment.news]\nsize = '4M'\nmembers = ['writer']\nreaders = ['host']\n";
+        Self(Daemon::start_new(config))
     }
 
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("run/ginnel.sock")
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.dir.path().join(name)
     }
 
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command.env("GINNEL_SOCKET", self.socket());
+        command.env("GINNEL_SOCKET", self.0.socket());
         command
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("ginneld said:\n{}", self.log());
-        }
-        // SIGTERM, so that the daemon ends its keeper too.
-        let _ = Command::new("kill").arg(self.daemon.id().to_string()).status();
-        let watchdog = Instant::now() + Duration::from_secs(10);
-        while matches!(self.daemon.try_wait(), Ok(None)) {
-            if Instant::now() >= watchdog {
-                let _ = self.daemon.kill();
-                let _ = self.daemon.wait();
-            }
-            sleep(Duration::from_millis(5));
-        }
     }
 }
 
@@ -260,35 +179,24 @@ fn each_failure_of_a_block_or_lock_has_its_own_status() {
     run(&mut world.command(&built().program("c/memory")));
 }
 
-/// The server of the cache `test/c`. The programs wait for it.
-struct CacheServer(Child);
-
-impl CacheServer {
-    fn new(world: &World) -> Self {
-        let mut command = Command::new(built().programs.join("ginnel-cache"));
-        command.args(["--segment", "test", "--name", "c", "--memory", "8M", "--log", "warn", "--socket"]);
-        Self(command.arg(world.socket()).spawn().unwrap())
-    }
-}
-
-impl Drop for CacheServer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts the server of the cache `test/c`. The programs wait for it.
+fn cache_server(world: &World) -> Process {
+    let mut command = Command::new(kit::build::program("ginnel-cache"));
+    command.args(["--segment", "test", "--name", "c", "--memory", "8M", "--log", "warn", "--socket"]);
+    Process(command.arg(world.0.socket()).spawn().unwrap())
 }
 
 #[test]
 fn cache_items_are_read_in_memory_and_changed_by_the_server() {
     let world = World::new();
-    let _server = CacheServer::new(&world);
+    let _server = cache_server(&world);
     run(&mut world.command(&built().program("c/cache")));
 }
 
 #[test]
 fn the_cache_example_counts_words() {
     let (world, folder) = (World::new(), examples());
-    let _server = CacheServer::new(&world);
+    let _server = cache_server(&world);
     let count = |words: [&str; 3]| {
         let mut command = world.command(&folder.path().join("cache_words"));
         String::from_utf8(run(command.arg("test/c").args(words)).stdout).unwrap()
@@ -321,10 +229,8 @@ fn examples() -> &'static TempDir {
     static EXAMPLES: OnceLock<TempDir> = OnceLock::new();
     EXAMPLES.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
-        let built = built();
-        let target = built.programs.parent().unwrap();
-        let profile = if built.programs.ends_with("debug") { "dev" } else { "release" };
-        run(make(target, profile).arg("examples").arg(format!("EXAMPLES={}", folder.path().display())));
+        built(); // Otherwise this would make the libraries while others use them.
+        run(kit::build::make(HERE).arg("examples").arg(format!("EXAMPLES={}", folder.path().display())));
         folder
     })
 }
@@ -332,7 +238,7 @@ fn examples() -> &'static TempDir {
 #[test]
 fn the_block_examples_transfer_files_of_any_size() {
     let (world, folder) = (World::new(), examples());
-    let (from, to) = (world.folder.path().join("from"), world.folder.path().join("to"));
+    let (from, to) = (world.file("from"), world.file("to"));
     for (n, (len, block)) in
         [(0, "4M"), (1, "4M"), (4_000_000, "100000"), (30_000_001, "4M")].into_iter().enumerate()
     {
@@ -370,21 +276,16 @@ fn the_farm_example_counts_correctly() {
 fn the_echo_examples_talk_to_each_other() {
     let (world, folder) = (World::new(), examples());
 
-    let mut server = world.command(&folder.path().join("echo_server")).arg("test/echo").spawn().unwrap();
-    let watchdog = Instant::now() + Duration::from_secs(20);
-    let said = loop {
+    let server = world.command(&folder.path().join("echo_server")).arg("test/echo").spawn().unwrap();
+    let _server = Process(server);
+    let said = wait_for("an answer", || {
         // Until the server listens, the client is refused and prints an error.
         let client =
             world.command(&folder.path().join("echo_client")).args(["test/echo", "grüezi"]).output().unwrap();
         let error = String::from_utf8_lossy(&client.stderr).into_owned();
-        if client.status.success() {
-            break String::from_utf8(client.stdout).unwrap();
-        }
-        assert!(error.starts_with("echo_client: ") && Instant::now() < watchdog, "{error}");
-        sleep(Duration::from_millis(10));
-    };
-    server.kill().unwrap();
-    server.wait().unwrap();
+        assert!(client.status.success() || error.starts_with("echo_client: "), "{error}");
+        client.status.success().then(|| String::from_utf8(client.stdout).unwrap())
+    });
     assert_eq!(said, "grüezi\n");
 }
 
@@ -425,13 +326,14 @@ fn every_public_name_links_and_nothing_else_is_exported() {
 
 #[test]
 fn the_installed_library_can_be_found_and_used() {
-    let built = built();
+    built();
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path);
-    let target = built.programs.parent().unwrap();
-    let profile = if built.programs.ends_with("debug") { "dev" } else { "release" };
-    let mut install = make(target, profile);
-    run(install.args(["install", "PREFIX=/usr", &format!("DESTDIR={}", root.path().display())]));
+    run(kit::build::make(HERE).args([
+        "install",
+        "PREFIX=/usr",
+        &format!("DESTDIR={}", root.path().display()),
+    ]));
     for link in ["usr/lib/libginnel.so", "usr/lib/libginnel.so.0"] {
         assert!(fs::symlink_metadata(at(link)).unwrap().is_symlink() && at(link).exists(), "{link}");
     }

@@ -4,26 +4,20 @@
 #[path = "../table.rs"]
 mod table;
 
+use kit::skip::missing;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 use table::What;
 use tempfile::TempDir;
+
+kit::test_that_skips_are_seen!();
 
 const FILES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
 fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// Writes directly to the terminal, past the test runner's capture, so that skipped tests can be counted.
-fn skipped(test: &str, reason: &str) {
-    let line = format!("SKIPPED {test}: {reason}");
-    assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");
-    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn run(command: &mut Command) -> Output {
@@ -34,25 +28,8 @@ fn run(command: &mut Command) -> Output {
 }
 
 /// Returns the folder with this crate's libraries, built with the profile of this test.
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        // The path is target/PROFILE/deps/TEST.
-        let programs = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned();
-        let name = programs.file_name().unwrap().to_str().unwrap();
-        let profile = if name == "debug" { "dev" } else { name };
-        run(Command::new("make")
-            .args(["--no-print-directory", "-C"])
-            .arg(here())
-            .arg(format!("PROFILE={profile}"))
-            // The features of a dependency depend on all packages that are built, so building this one alone would rebuild most
-            // dependencies.
-            .arg("PACKAGES=--workspace --exclude vmtest --lib --test header")
-            // `make` may be running this test, but this build is not a part of that.
-            .env_remove("MAKEFLAGS")
-            .env("CARGO_TARGET_DIR", programs.parent().unwrap()));
-        programs.join("verbs")
-    })
+fn built() -> PathBuf {
+    kit::build::libraries("crates/faces/verbs-capi", "verbs")
 }
 
 /// Returns the path of a library of the system.
@@ -88,7 +65,7 @@ fn plain(names: &BTreeSet<String>) -> BTreeSet<String> {
 fn every_name_of_the_systems_libraries_is_exported() {
     for file in FILES {
         let Some(system) = system(file) else {
-            skipped("every_name_of_the_systems_libraries_is_exported", &format!("no {file} in the system"));
+            kit::skip!("no {file} in the system");
             continue;
         };
         let (ours, theirs) = (exports(&built().join(file)), exports(&system));
@@ -136,10 +113,10 @@ fn told(output: &Output) -> String {
     format!("{}\n{out}\n{err}", output.status)
 }
 
-fn is_installed(test: &str, program: &str) -> bool {
-    let there = Path::new("/usr/bin").join(program).exists();
+fn is_installed(program: &str) -> bool {
+    let there = missing(&[program]).is_none();
     if !there {
-        skipped(test, &format!("no {program}: `scripts/setup test` installs it"));
+        kit::skip!("no {program}: `scripts/setup test` installs it");
     }
     there
 }
@@ -162,7 +139,7 @@ fn programs_start_and_end_as_with_the_systems_libraries() {
         &["ucmatose"],
         &["udaddy"],
     ] {
-        if !is_installed("programs_start_and_end_as_with_the_systems_libraries", words[0]) {
+        if !is_installed(words[0]) {
             continue;
         }
         let with = program(words, true).output().unwrap();
@@ -184,7 +161,7 @@ fn programs_run_without_a_real_library() {
         fs::copy(built().join(file), ourselves.path().join(file)).unwrap();
     }
     for words in [&["ibv_devices"][..], &["ib_write_lat"], &["rping", "-s"]] {
-        if !is_installed("programs_run_without_a_real_library", words[0]) {
+        if !is_installed(words[0]) {
             continue;
         }
         for folder in [&empty, &ourselves] {
@@ -219,12 +196,8 @@ fn calls_are_forwarded_with_all_arguments() {
 
 #[test]
 fn strings_are_those_of_the_systems_library() {
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        return skipped(
-            "strings_are_those_of_the_systems_library",
-            "no libibverbs-dev: `scripts/setup test` installs it",
-        );
-    }
+    let header = Path::new("/usr/include/infiniband/verbs.h");
+    kit::require!(header.exists(), "no libibverbs-dev: `scripts/setup test` installs it");
     let folder = tempfile::tempdir().unwrap();
     let words = compile(&folder, "words", &["words.c", "-libverbs"]);
     let words = [words.to_str().unwrap()];
@@ -254,10 +227,8 @@ const ADAPTER: &str = r#"
 
 #[test]
 fn devices_of_the_system_are_listed_and_opened() {
-    const TEST: &str = "devices_of_the_system_are_listed_and_opened";
-    if !["ibv_devices", "ib_write_lat"].iter().all(|program| is_installed(TEST, program)) {
-        return;
-    }
+    let missing = missing(&["ibv_devices", "ib_write_lat"]);
+    kit::require!(missing.is_none(), "no {}: `scripts/setup test` installs it", missing.unwrap());
     let folder = tempfile::tempdir().unwrap();
     let look = |library_path: &str| {
         Command::new("unshare")
@@ -269,11 +240,7 @@ fn devices_of_the_system_are_listed_and_opened() {
             .unwrap()
     };
     let without = look("");
-    if !without.status.success() {
-        // This is not a missing package, so it must not count as a failure.
-        let _ = writeln!(std::io::stderr(), "SKIPPED {TEST}: needs root, for a /dev of its own");
-        return;
-    }
+    kit::require!(without.status.success(), "only root can have a /dev of its own: {}", told(&without));
     assert!(told(&without).contains("0001000200030004"), "{}", told(&without));
     assert_eq!(told(&look(built().to_str().unwrap())), told(&without));
 }

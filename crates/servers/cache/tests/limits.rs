@@ -9,12 +9,13 @@ use ginnel_cache::server::{Door, Server, listen};
 use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::Store;
 use ginnel_shmem::Mapping;
+use kit::wait::wait_until;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use support::{World, wait_for};
+use support::World;
 
 const LEN: usize = 16 << 20;
 
@@ -57,7 +58,7 @@ fn a_server_without_descriptors_gets_over_it() {
     let first = ask(connect());
     let before = descriptors();
     drop(first);
-    wait_for("the server's end of the first connection is closed", || descriptors() == before - 2);
+    wait_until("the server's end of the first connection is closed", || descriptors() == before - 2);
     let limit = getrlimit(Resource::Nofile);
     let client = connect_without_descriptors(&connect);
     // By then the server has most likely tried to accept the client. It must serve the client in either case.

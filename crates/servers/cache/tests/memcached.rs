@@ -4,11 +4,14 @@
 mod support;
 
 use ginnel_cache_protocol::binary::{self, Header, opcode};
+use kit::skip::missing;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use support::{Served, World, memcached};
+
+kit::test_that_skips_are_seen!();
 
 /// Maps each version to its place in the order in which versions were first seen.
 #[derive(Default)]
@@ -120,15 +123,15 @@ struct Pair {
 }
 
 impl Pair {
-    fn new() -> Option<Self> {
-        let theirs = memcached()?;
+    fn new() -> Self {
+        let theirs = memcached();
         let world = World::new();
         let ours = world.serve("--channel none");
         // This uses up the small versions, so no item of the scripts gets one that a script names.
         for server in [&ours, &theirs] {
             server.text(&"set a 0 0 1 noreply\r\n1\r\n".repeat(20));
         }
-        Some(Self { _world: world, ours, theirs })
+        Self { _world: world, ours, theirs }
     }
 
     fn fresh(&self) {
@@ -507,7 +510,8 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
 
 #[test]
 fn every_command_and_error_in_text() {
-    let Some(pair) = Pair::new() else { return };
+    kit::require!(missing(&["memcached"]).is_none(), "no memcached: `scripts/setup test` installs it");
+    let pair = Pair::new();
     let mut wrong = String::new();
     for script in scripts() {
         pair.fresh();
@@ -525,7 +529,8 @@ fn every_command_and_error_in_text() {
 
 #[test]
 fn answers_are_the_same_however_requests_are_cut() {
-    let Some(pair) = Pair::new() else { return };
+    kit::require!(missing(&["memcached"]).is_none(), "no memcached: `scripts/setup test` installs it");
+    let pair = Pair::new();
     for script in scripts() {
         // The script is sent as one pipeline. Skipped are scripts that need a version from an answer, long scripts, and
         // scripts with `quit`.
@@ -549,7 +554,8 @@ fn answers_are_the_same_however_requests_are_cut() {
 
 #[test]
 fn a_line_without_an_end_closes_the_connection() {
-    let Some(pair) = Pair::new() else { return };
+    kit::require!(missing(&["memcached"]).is_none(), "no memcached: `scripts/setup test` installs it");
+    let pair = Pair::new();
     for server in [&pair.ours, &pair.theirs] {
         for line in ["x".repeat(3000), format!("{}get {}", " ".repeat(101), "k ".repeat(3000))] {
             let mut stream = server.connect();
@@ -612,7 +618,8 @@ fn cases() -> u32 {
 
 #[test]
 fn random_requests_in_text() {
-    let Some(pair) = Pair::new() else { return };
+    kit::require!(missing(&["memcached"]).is_none(), "no memcached: `scripts/setup test` installs it");
+    let pair = Pair::new();
     let mut runner =
         TestRunner::new(Config { cases: cases(), failure_persistence: None, ..Config::default() });
     runner
@@ -682,7 +689,8 @@ fn count_extras(by: u64, initial: u64, end: u32) -> Vec<u8> {
 #[test]
 fn every_command_and_error_in_binary() {
     use opcode::*;
-    let Some(pair) = Pair::new() else { return };
+    kit::require!(missing(&["memcached"]).is_none(), "no memcached: `scripts/setup test` installs it");
+    let pair = Pair::new();
     let set = |key: &str, value: &str| packet(SET, &store_extras(7, 0), key.as_bytes(), value.as_bytes(), 0);
     let plain = |code: u8, key: &str| packet(code, &[], key.as_bytes(), b"", 0);
     let noop = plain(NOOP, "");
@@ -809,7 +817,8 @@ fn every_command_and_error_in_binary() {
 #[test]
 fn random_requests_in_binary() {
     use opcode::*;
-    let Some(pair) = Pair::new() else { return };
+    kit::require!(missing(&["memcached"]).is_none(), "no memcached: `scripts/setup test` installs it");
+    let pair = Pair::new();
     let key = prop::sample::select(vec!["a", "b", "c"]);
     // No number becomes shorter, because whether memcached then stores a new item depends on whether another thread is
     // using the old one.

@@ -4,12 +4,15 @@ mod support;
 
 use ginnel::{Rights, StreamChannel};
 use ginnel_cache_store::reader::{Found, Reader};
+use kit::wait::wait_until;
 use rustix::process::Signal;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use support::{World, wait_for};
+use support::World;
+
+kit::test_that_skips_are_seen!();
 
 /// Sends a request over a channel, and returns the bytes that the server answers up to and including `end`.
 fn over_channel(channel: &mut StreamChannel, request: &[u8], end: &str) -> String {
@@ -75,7 +78,7 @@ fn a_successor_serves_the_same_items() {
         let set = format!("set key{round} {round} 0 6\r\nvalue{round}\r\n");
         assert_eq!(served.text(&set), "STORED\r\n");
         served.process.signal(if round % 2 == 0 { Signal::KILL } else { Signal::TERM });
-        let ended = served.process.0.wait().unwrap();
+        let ended = served.process.wait().unwrap();
         assert_eq!(ended.success(), round % 2 == 1, "{ended:?}");
         served = world.serve("");
         for key in 0..=round {
@@ -94,7 +97,7 @@ fn a_second_server_is_told_who_has_the_cache() {
     let output = world.command("--channel web").output().unwrap();
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());
-    let who = format!("process {}", served.process.0.id());
+    let who = format!("process {}", served.process.id());
     assert!(complaint.contains("is served already") && complaint.contains(&who), "{complaint}");
     // A server with another name serves another cache.
     let other = world.serve("--name other");
@@ -145,7 +148,7 @@ fn hup_changes_nothing_and_term_ends() {
     assert_eq!(served.text("version\r\n"), "VERSION 1.6.18\r\n");
     let mut client = served.connect();
     served.process.signal(Signal::TERM);
-    assert!(served.process.0.wait().unwrap().success());
+    assert!(served.process.wait().unwrap().success());
     assert_eq!(client.read(&mut [0; 10]).unwrap_or(0), 0);
 }
 
@@ -154,7 +157,7 @@ fn a_delayed_flush_comes() {
     let world = World::new();
     let served = world.serve("");
     assert_eq!(served.text("set a 0 0 1\r\n1\r\nflush_all 2\r\n"), "STORED\r\nOK\r\n");
-    wait_for("the flush", || served.text("get a\r\n") == "END\r\n");
+    wait_until("the flush", || served.text("get a\r\n") == "END\r\n");
     // Items that are stored after the flush stay.
     assert_eq!(served.text("set a 0 0 1\r\n1\r\nget a\r\n"), "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
 }
@@ -165,7 +168,7 @@ fn items_end_on_time() {
     let served = world.serve("");
     let begin = Instant::now();
     assert_eq!(served.text("set a 0 2 1\r\n1\r\n"), "STORED\r\n");
-    wait_for("the end of the item", || served.text("get a\r\n") == "END\r\n");
+    wait_until("the end of the item", || served.text("get a\r\n") == "END\r\n");
     let took = begin.elapsed();
     assert!((Duration::from_millis(900)..Duration::from_secs(4)).contains(&took), "{took:?}");
 }
@@ -206,14 +209,12 @@ fn ten_thousand_clients() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let wanted = CLIENTS as u64 + 200;
     let raised = rustix::process::Rlimit { current: Some(wanted), maximum: limit.maximum };
-    if rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).is_err() {
-        eprintln!("skipped: this test needs {wanted} file descriptors; raise `ulimit -Hn`");
-        return;
-    }
+    let allowed = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).is_ok();
+    kit::require!(allowed, "{wanted} file descriptors are needed; raise `ulimit -Hn`");
     let world = World::new();
     let path = world.file("cache.sock");
     let served = world.serve(&format!("--unix {} --max-connections 10100", path.display()));
-    let before = memory_of(served.process.0.id());
+    let before = memory_of(served.process.id());
     let mut clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             let mut client = UnixStream::connect(&path);
@@ -234,7 +235,7 @@ fn ten_thousand_clients() {
         assert_eq!(&answer, b"STORED\r\n");
     }
     assert_eq!(served.stat("curr_connections"), CLIENTS as u64 + 1);
-    let each = (memory_of(served.process.0.id()) - before) / CLIENTS as u64;
+    let each = (memory_of(served.process.id()) - before) / CLIENTS as u64;
     assert!(each < 1024, "{each} bytes for each idle client");
     // All clients ask at once, each for its own key.
     for (number, client) in clients.iter_mut().enumerate() {
@@ -247,14 +248,14 @@ fn ten_thousand_clients() {
         assert_eq!(String::from_utf8(answer).unwrap(), expected);
     }
     drop(clients);
-    wait_for("the end of all clients", || served.stat("curr_connections") == 1);
+    wait_until("the end of all clients", || served.stat("curr_connections") == 1);
 }
 
 #[test]
 fn a_client_above_the_limit_waits() {
     let world = World::new();
     let served = world.serve("--max-connections 3");
-    wait_for("a place", || served.stat("curr_connections") == 1);
+    wait_until("a place", || served.stat("curr_connections") == 1);
     let mut clients: Vec<_> = (0..3).map(|_| served.connect()).collect();
     for client in &mut clients {
         client.write_all(b"mn\r\n").unwrap();
@@ -275,7 +276,7 @@ fn a_client_that_reads_nothing_costs_little_and_harms_nobody() {
     let served = world.serve("");
     let value = "v".repeat(1_000_000);
     served.ask(format!("set a 0 0 {}\r\n{value}\r\n", value.len()).as_bytes());
-    let before = memory_of(served.process.0.id());
+    let before = memory_of(served.process.id());
     let clients: Vec<TcpStream> = (0..20)
         .map(|_| {
             let client = served.connect();
@@ -291,7 +292,7 @@ fn a_client_that_reads_nothing_costs_little_and_harms_nobody() {
     // Other clients are served, and the memory for waiting answers is bounded.
     for _ in 0..10 {
         assert_eq!(served.text("version\r\n"), "VERSION 1.6.18\r\n");
-        let more = memory_of(served.process.0.id()).saturating_sub(before);
+        let more = memory_of(served.process.id()).saturating_sub(before);
         assert!(more < 20 * (1_500_000 + (256 << 10)), "{more}");
     }
     // A client that starts to read gets all answers.
@@ -304,7 +305,7 @@ fn a_client_that_reads_nothing_costs_little_and_harms_nobody() {
         assert!(answer == each.as_bytes());
     }
     drop(clients);
-    wait_for("the end of all clients", || served.stat("curr_connections") == 1);
+    wait_until("the end of all clients", || served.stat("curr_connections") == 1);
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn an_idle_server_uses_no_cpu() {
     client.write_all(b"mn\r\n").unwrap();
     client.read_exact(&mut [0; 4]).unwrap();
     assert_eq!(over_channel(&mut channel, b"mn\r\n", "MN\r\n"), "MN\r\n");
-    let pid = served.process.0.id();
+    let pid = served.process.id();
     let before = ticks_of(pid);
     std::thread::sleep(Duration::from_secs(3));
     let used = ticks_of(pid) - before;
@@ -414,11 +415,11 @@ fn a_million_items_are_served_at_once_after_a_restart() {
     assert_eq!(served.text(&(sets + "mn\r\n")), "MN\r\n");
     assert!(served.stat("curr_items") > 990_000);
     served.process.signal(Signal::KILL);
-    served.process.0.wait().unwrap();
+    served.process.wait().unwrap();
     let path = world.file("warm.sock");
     let begin = Instant::now();
     let child = world.command(&format!("{flags} --unix {}", path.display())).spawn().unwrap();
-    let _child = support::Process(child);
+    let _child = kit::process::Process(child);
     let mut answer = String::new();
     loop {
         if let Ok(mut client) = UnixStream::connect(&path) {

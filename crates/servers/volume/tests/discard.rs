@@ -10,6 +10,8 @@ use server::{Server, status};
 use std::os::unix::fs::MetadataExt;
 use zerocopy::IntoBytes;
 
+kit::test_that_skips_are_seen!();
+
 const BYTES: u64 = 8 << 20;
 
 /// How the volume executes a discard.
@@ -24,13 +26,8 @@ enum By {
 const BOTH: [By; 2] = [By::Kernel, By::Thread];
 
 /// Starts a volume on a loop device that `losetup` makes with `options` over a file in a file system of this type. The
-/// volume's process keeps the device and the file system alive, so both vanish with it. Returns `None` if the test does
-/// not run as root: only root can make a loop device.
-fn on_a_device(by: By, file_system: &str, options: &str, flags: &str) -> Option<Server> {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED only root can make a loop device");
-        return None;
-    }
+/// volume's process keeps the device and the file system alive, so both vanish with it. Only root can do this.
+fn on_a_device(by: By, file_system: &str, options: &str, flags: &str) -> Server {
     let (by_thread, hide) = match by {
         By::Kernel => (!kernel_has_it(), ""),
         By::Thread => (true, "export GINNEL_TEST_NO_URING_DISCARD=1 && "),
@@ -44,7 +41,7 @@ fn on_a_device(by: By, file_system: &str, options: &str, flags: &str) -> Option<
     let server = Server::start_under(&wrapper, 0, &format!("--path IMAGE.disk {flags}"));
     let can_discard = file_system == "tmpfs";
     assert_eq!(server.count("a thread does it"), usize::from(by_thread && can_discard), "{}", server.log());
-    Some(server)
+    server
 }
 
 /// Returns the number of bytes that the file below the loop device occupies.
@@ -70,9 +67,10 @@ fn kernel_has_it() -> bool {
 
 #[test]
 fn a_discard_frees_space() {
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
     let flags = ["--direct on", "--direct off --wait poll", "--direct on --sandbox require --user nobody"];
     for (by, flags) in BOTH.into_iter().flat_map(|by| flags.map(|flags| (by, flags))) {
-        let Some(server) = on_a_device(by, "tmpfs", "", flags) else { return };
+        let server = on_a_device(by, "tmpfs", "", flags);
         let mut client = server.connect();
         client.write(0, &[7; 65536]).unwrap();
         client.flush().unwrap();
@@ -89,11 +87,12 @@ fn a_discard_frees_space() {
 
 #[test]
 fn a_range_that_does_not_fit_the_devices_sectors_is_cut() {
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
     BOTH.into_iter().for_each(is_cut);
 }
 
 fn is_cut(by: By) {
-    let Some(server) = on_a_device(by, "tmpfs", "--sector-size 4096", "--direct off") else { return };
+    let server = on_a_device(by, "tmpfs", "--sector-size 4096", "--direct off");
     let mut client = server.connect();
     client.write(0, &[7; 16384]).unwrap();
     client.flush().unwrap();
@@ -116,12 +115,13 @@ fn is_cut(by: By) {
 
 #[test]
 fn a_device_without_discards_reports_them_unsupported() {
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
     BOTH.into_iter().for_each(says_so);
 }
 
 fn says_so(by: By) {
     // ramfs cannot punch holes.
-    let Some(server) = on_a_device(by, "ramfs", "", "") else { return };
+    let server = on_a_device(by, "ramfs", "", "");
     let mut client = server.connect();
     client.write(0, &[7; 4096]).unwrap();
     assert_eq!(status(client.discard(0, 4096)), Status::Unsupported);
@@ -146,10 +146,11 @@ fn discard_all(guest: &mut Guest, count: usize) {
 /// When a queue has been stopped, all of its discards must be complete.
 #[test]
 fn a_queue_is_stopped_when_its_discards_are_done() {
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
     const COUNT: usize = 8;
     const ROUNDS: usize = 20;
     for by in BOTH {
-        let Some(mut server) = on_a_device(by, "tmpfs", "", "") else { return };
+        let mut server = on_a_device(by, "tmpfs", "", "");
         let mut guest = Guest::connect(&server.socket(), 1);
         for round in 0..ROUNDS {
             discard_all(&mut guest, COUNT);

@@ -7,6 +7,8 @@ use ginnel_volume_bench::{Client, Options, Request, Status};
 use server::{PROMPT, Server, status};
 use std::time::Instant;
 
+kit::test_that_skips_are_seen!();
+
 const BYTES: u64 = 32 << 20;
 const BLOCK: u32 = 64 << 10;
 
@@ -64,18 +66,13 @@ fn reset(server: &Server) -> String {
 }
 
 /// Starts a volume on a disk that claims 32 MiB and has room for four: a loop device over a sparse file in a small file
-/// system. The volume's process keeps both alive, so they vanish with it. Returns `None` if the test does not run as
-/// root: only root can make a loop device.
-fn on_a_disk_that_fails(flags: &str) -> Option<Server> {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED only root can make a loop device");
-        return None;
-    }
+/// system. The volume's process keeps both alive, so they vanish with it. Only root can do this.
+fn on_a_disk_that_fails(flags: &str) -> Server {
     let make = "mkdir DIR/small && mount -t tmpfs -o size=4m none DIR/small && truncate -s 32M DIR/small/file \
                 && loop=$(losetup --find --show DIR/small/file) && exec 9<>$loop && losetup -d $loop \
                 && ln -s $loop DIR/image.disk && exec \"$@\"";
     let wrapper = ["unshare", "--mount", "sh", "-c", make, "sh"];
-    Some(Server::start_under(&wrapper, 0, &format!("--path IMAGE.disk --queues 2 --threads 2 {flags}")))
+    Server::start_under(&wrapper, 0, &format!("--path IMAGE.disk --queues 2 --threads 2 {flags}"))
 }
 
 #[test]
@@ -123,6 +120,7 @@ fn a_loss_is_reported_on_every_queue_until_it_is_reset() {
 
 #[test]
 fn a_write_through_that_loses_what_others_wrote_says_so() {
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
     let server = Server::start(BYTES, "--path IMAGE --backend volatile --queues 2 --threads 2");
     let mut client = connect(&server);
     std::fs::write(server.faults(), "writeback 0 4096 5\n").unwrap();
@@ -148,7 +146,8 @@ fn a_flush_that_has_failed_never_succeeds_later() {
 
 #[test]
 fn linux_loses_what_is_in_its_page_cache() {
-    let Some(server) = on_a_disk_that_fails("--direct off") else { return };
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
+    let server = on_a_disk_that_fails("--direct off");
     let mut client = connect(&server);
     let first = vec![1; BLOCK as usize];
     client.write(0, &first).unwrap();
@@ -173,7 +172,8 @@ fn linux_loses_what_is_in_its_page_cache() {
 
 #[test]
 fn a_durable_write_takes_the_report_and_the_flush_hears_of_it() {
-    let Some(server) = on_a_disk_that_fails("--direct off") else { return };
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
+    let server = on_a_disk_that_fails("--direct off");
     let mut client = connect(&server);
     client.set_write_cache(false).unwrap();
     let write = |at| status(client.write(at, &vec![2; BLOCK as usize]));
@@ -185,7 +185,8 @@ fn a_durable_write_takes_the_report_and_the_flush_hears_of_it() {
 
 #[test]
 fn a_cache_that_is_turned_off_tells_of_losses_too() {
-    let Some(server) = on_a_disk_that_fails("--direct off") else { return };
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
+    let server = on_a_disk_that_fails("--direct off");
     let mut client = connect(&server);
     for at in (0..BYTES).step_by(BLOCK as usize) {
         client.write(at, &vec![2; BLOCK as usize]).unwrap();
@@ -199,7 +200,8 @@ fn a_cache_that_is_turned_off_tells_of_losses_too() {
 
 #[test]
 fn past_the_page_cache_a_write_that_fails_is_all_that_is_lost() {
-    let Some(server) = on_a_disk_that_fails("--direct on") else { return };
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
+    let server = on_a_disk_that_fails("--direct on");
     let mut client = connect(&server);
     let mut failed = 0;
     for at in (0..BYTES).step_by(BLOCK as usize) {
@@ -212,8 +214,9 @@ fn past_the_page_cache_a_write_that_fails_is_all_that_is_lost() {
 
 #[test]
 fn an_image_that_has_lost_something_does_not_go_with_its_vm() {
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
     use ginnel_volume::lock::{LockError, Use, look};
-    let Some(server) = on_a_disk_that_fails("--direct off") else { return };
+    let server = on_a_disk_that_fails("--direct off");
     let mut client = connect(&server);
     let device = server.image().with_file_name("image.disk");
     let is_locked = || {

@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
+kit::test_that_skips_are_seen!();
+
 const QEMU: u32 = 64001;
 const OPERATOR: u32 = 64002;
 
@@ -29,10 +31,7 @@ fn connect_as(number: u32, path: &Path) -> Result<(), ErrorKind> {
 
 #[test]
 fn the_user_of_the_disk_cannot_change_its_limits() {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED only root can give sockets to others");
-        return;
-    }
+    kit::require!(rustix::process::geteuid().is_root(), "only root can give sockets to others");
     // Unlike the server's own folder, this one is accessible to other users.
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();

@@ -2,10 +2,10 @@
 
 use crate::{PATIENCE, endpoints, programs, sent, source};
 use anyhow::{Result, ensure};
+use kit::skip::missing;
 use vmtest::TestBed;
 use vmtest::installation::Plan;
 use vmtest::mpi::{Cluster, FILES};
-use vmtest::skip::missing;
 
 /// The modules with which a VM gets an RDMA device of its kernel over its network.
 const MODULES: [&str; 4] = ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"];
@@ -15,7 +15,7 @@ const MODULES: [&str; 4] = ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rx
 #[test]
 fn a_job_takes_segments_to_neighbours_and_real_devices_to_others() -> Result<()> {
     let missing = missing(&[&programs()[..], &["rdma"]].concat());
-    vmtest::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
+    kit::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
     let bed = TestBed::new("mpi-devices")?;
     let plan = Plan::new(&bed).vm("a").vm("b").vm("c");
     let plan = plan.segment("ab", 256, &["host", "a", "b"]).with_verbs();

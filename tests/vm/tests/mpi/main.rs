@@ -8,6 +8,7 @@ mod host;
 mod nwchem;
 
 use anyhow::{Context, Result, ensure};
+use kit::skip::missing;
 use serde_json::Value;
 use std::fs;
 use std::io::ErrorKind;
@@ -15,8 +16,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use vmtest::installation::Plan;
 use vmtest::mpi::Cluster;
-use vmtest::skip::missing;
 use vmtest::{Job, TestBed, wait_until};
+
+kit::test_that_skips_are_seen!();
 
 /// How long a job may take.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -27,7 +29,7 @@ const MPIS: [&str; 2] = ["mpich", "openmpi"];
 #[test]
 fn two_vms_and_the_host_run_jobs_that_end_when_a_rank_does() -> Result<()> {
     let missing = missing(&programs());
-    vmtest::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
+    kit::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
     let bed = TestBed::new("mpi")?;
     let plan = Plan::new(&bed).vm("a").vm("b");
     let ginnel = plan.segment("rdma", 512, &["host", "a", "b"]).with_verbs().start()?;

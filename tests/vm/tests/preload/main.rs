@@ -6,9 +6,11 @@ mod stage;
 use crate::programs::PROGRAMS;
 use crate::stage::{MODES, Stage};
 use anyhow::{Result, ensure};
+use kit::skip::missing;
 use std::time::Instant;
 use vmtest::TestBed;
-use vmtest::skip::missing;
+
+kit::test_that_skips_are_seen!();
 
 #[test]
 fn programs_of_the_distribution_work_between_two_vms() -> Result<()> {
@@ -20,10 +22,7 @@ fn programs_of_the_distribution_work_between_two_vms() -> Result<()> {
         match missing(program.needs) {
             None => programs.push(program),
             Some(what) => {
-                println!(
-                    "SKIPPED {}: {what} is not installed: `scripts/setup test` installs it",
-                    program.name
-                );
+                kit::skip!("{}: {what} is not installed: `scripts/setup test` installs it", program.name);
             }
         }
     }

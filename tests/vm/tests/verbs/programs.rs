@@ -9,6 +9,8 @@ use std::time::Duration;
 use vmtest::installation::MemoryKind;
 use vmtest::{Job, TestBed};
 
+kit::test_that_skips_are_seen!();
+
 vmtest::test_both_memories!(programs_of_the_distribution_work_between_two_vms);
 
 /// How long a program may take.
@@ -161,11 +163,8 @@ impl Pair {
 }
 
 fn programs_of_the_distribution_work_between_two_vms(memory: MemoryKind) -> Result<()> {
-    let is_there = |name: &str| Path::new("/usr/bin").join(name).exists();
-    if let Some(missing) = ["ibv_rc_pingpong", "ib_write_lat"].iter().find(|name| !is_there(name)) {
-        println!("SKIPPED {missing} is not installed: `scripts/setup test` installs it");
-        return Ok(());
-    }
+    let missing = kit::skip::missing(&["ibv_rc_pingpong", "ib_write_lat"]);
+    kit::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
     let bed = TestBed::new("verbs")?;
     let pairing = Pairing::new(&bed, memory)?;
     let devices = pairing
@@ -290,7 +289,7 @@ fn libraries(pairing: &Pairing<'_>) -> Result<()> {
     let is_there = |path: &str| {
         let is_there = Path::new(path).exists();
         if !is_there {
-            println!("SKIPPED {path} is not installed: `scripts/setup test` installs it");
+            kit::skip!("{path} is not installed: `scripts/setup test` installs it");
         }
         is_there
     };

@@ -2,7 +2,7 @@
 
 use super::migration::{Speed, begin, wait_status};
 use super::*;
-use vmtest::{newer_qemu, require};
+use vmtest::newer_qemu;
 
 /// The number of threads of the load, each with one request at a time.
 const THREADS: u64 = 8;
@@ -109,6 +109,6 @@ fn migrates_with_requests_in_flight(packed: bool) -> Result<()> {
 #[test]
 fn a_vm_migrates_while_no_write_ends() -> Result<()> {
     let qemu = newer_qemu();
-    require!(qemu.is_ok(), "{:#}", qemu.unwrap_err());
+    kit::require!(qemu.is_ok(), "{:#}", qemu.unwrap_err());
     [false, true].into_iter().try_for_each(migrates_with_requests_in_flight)
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use serde_json::{Value, json};
-use vmtest::{Accel, newer_qemu, require};
+use vmtest::{Accel, newer_qemu};
 
 /// The volumes at one end: a disk of numbered blocks, one with a file system, and one that is only read.
 struct End<'b> {
@@ -149,7 +149,7 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
         Accel::Kvm => Ok(None),
         Accel::Tcg => newer_qemu().map(Some),
     };
-    require!(newer.is_ok(), "{:#}", newer.unwrap_err());
+    kit::require!(newer.is_ok(), "{:#}", newer.unwrap_err());
     let newer = newer?;
     let newer = newer.as_deref();
     let images = [

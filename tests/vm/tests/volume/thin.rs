@@ -23,7 +23,7 @@ fn trimmed_space_is_returned_by_a_thread() -> Result<()> {
 }
 
 fn a_guest_trims(name: &str, environment: &str) -> Result<()> {
-    vmtest::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
+    kit::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
     let bed = TestBed::new(name)?;
     let file = image(&bed, "file", 256 * MIB, None)?;
     let socket = bed.dir().join("thin.sock");

@@ -6,18 +6,13 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-/// Runs one of the `child_*` tests below in a process of its own.
-fn child(name: &str, setting: &str) -> Output {
+kit::test_that_skips_are_seen!();
+
+/// Runs a program (see `kit::program!`), which reads this setting.
+fn child<F: Fn()>(program: F, setting: &str) -> Output {
     // The child cannot remove this folder: it is inside the sandbox.
     let folder = tempfile::tempdir().unwrap();
-    Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            &format!("sandbox::tests::{name}"),
-            "--include-ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+    kit::program::command(program)
         .env("GINNEL_TEST_SANDBOX", setting)
         .env("TMPDIR", folder.path())
         .output()
@@ -28,61 +23,53 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-fn setting() -> String {
-    std::env::var("GINNEL_TEST_SANDBOX").unwrap_or_default()
-}
-
-#[test]
-#[ignore = "runs in a process of its own, started by the tests below"]
-fn child_in_the_sandbox() {
-    if setting().is_empty() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let (socket, image) = (folder.path().join("v.sock"), tempfile::NamedTempFile::new().unwrap());
-    File::create(&socket).unwrap();
-    let hole = doors::Hole::new();
-    let held = enter(SandboxMode::Require, "web", &[folder.path()]).unwrap();
-    assert_eq!(held.word(), "landlock+seccomp");
-    match setting().as_str() {
-        "serve" => {
-            // The image, the sockets' names, threads and clocks work as before.
-            image.as_file().set_len(4096).unwrap();
-            let mut byte = [1];
-            (&mut image.as_file()).read_exact(&mut byte).unwrap();
-            std::fs::remove_file(&socket).unwrap();
-            std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_millis(1))).join().unwrap();
-            // No other file can be opened.
-            for path in ["/etc/passwd", "/proc/self/maps", image.path().to_str().unwrap()] {
-                let error = File::open(path).unwrap_err();
-                assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{path}");
+kit::program! {
+    fn child_in_the_sandbox() {
+        let setting = std::env::var("GINNEL_TEST_SANDBOX").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, image) = (folder.path().join("v.sock"), tempfile::NamedTempFile::new().unwrap());
+        File::create(&socket).unwrap();
+        let hole = doors::Hole::new();
+        let held = enter(SandboxMode::Require, "web", &[folder.path()]).unwrap();
+        assert_eq!(held.word(), "landlock+seccomp");
+        match setting.as_str() {
+            "serve" => {
+                // The image, the sockets' names, threads and clocks work as before.
+                image.as_file().set_len(4096).unwrap();
+                let mut byte = [1];
+                (&mut image.as_file()).read_exact(&mut byte).unwrap();
+                std::fs::remove_file(&socket).unwrap();
+                std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_millis(1))).join().unwrap();
+                // No other file can be opened.
+                for path in ["/etc/passwd", "/proc/self/maps", image.path().to_str().unwrap()] {
+                    let error = File::open(path).unwrap_err();
+                    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{path}");
+                }
+                println!("served");
             }
-            println!("served");
+            "socket" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
+            "program" => drop(Command::new("/bin/true").exec()),
+            "ring" => hole.try_all(),
+            "remove" => drop(std::fs::remove_file("/etc/passwd").map_err(|e| println!("refused: {e}"))),
+            "panic" => panic!("told"),
+            other => match other.strip_prefix("door ") {
+                Some(door) => doors::try_door(door),
+                None => unreachable!("{other}"),
+            },
         }
-        "socket" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
-        "program" => drop(Command::new("/bin/true").exec()),
-        "ring" => hole.try_all(),
-        "remove" => drop(std::fs::remove_file("/etc/passwd").map_err(|e| println!("refused: {e}"))),
-        "panic" => panic!("told"),
-        other => match other.strip_prefix("door ") {
-            Some(door) => doors::try_door(door),
-            None => unreachable!("{other}"),
-        },
     }
-    // Exits at once: the end of the test runner is not needed.
-    std::process::exit(0);
 }
 
 #[test]
 fn the_volume_works_and_can_open_no_other_file() {
-    let output = child("child_in_the_sandbox", "serve");
+    let output = child(child_in_the_sandbox, "serve");
     assert!(output.status.success() && text(&output).contains("served"), "{}", text(&output));
 }
 
 #[test]
 fn a_forbidden_call_ends_it_with_one_clear_line() {
     for (what, call) in [("socket", libc::SYS_socket), ("program", libc::SYS_execve)] {
-        let output = child("child_in_the_sandbox", what);
+        let output = child(child_in_the_sandbox, what);
         assert_eq!(output.status.code(), Some(128 + libc::SIGSYS), "{what}: {}", text(&output));
         let stderr = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<_> = stderr.lines().filter(|l| l.contains("sandbox")).collect();
@@ -97,51 +84,44 @@ fn a_forbidden_call_ends_it_with_one_clear_line() {
 
 #[test]
 fn files_of_others_cannot_be_removed() {
-    let output = child("child_in_the_sandbox", "remove");
+    let output = child(child_in_the_sandbox, "remove");
     assert!(text(&output).contains("refused: Permission denied"), "{}", text(&output));
     assert!(Path::new("/etc/passwd").exists());
 }
 
 #[test]
 fn a_panic_is_told() {
-    let output = child("child_in_the_sandbox", "panic");
+    let output = child(child_in_the_sandbox, "panic");
     assert_eq!(output.status.code(), Some(101), "{}", text(&output));
     assert!(text(&output).contains("told"));
 }
 
-#[test]
-#[ignore = "runs in a process of its own, started by the test below"]
-fn child_of_another_user() {
-    if setting().is_empty() {
-        return;
+kit::program! {
+    fn child_of_another_user() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let assume =
+            |user, group| Identity::find(&Account::Number(user), Some(&Account::Number(group)))?.assume();
+        assume(65534, 65533).unwrap();
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        for line in [
+            "Uid:\t65534\t65534\t65534",
+            "Gid:\t65533\t65533\t65533",
+            "CapEff:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+        ] {
+            assert!(status.contains(line), "{line} in\n{status}");
+        }
+        assert!(assume(0, 0).is_err(), "there is no way back");
+        // Open files stay open.
+        image.as_file().set_len(4096).unwrap();
+        println!("became");
     }
-    let image = tempfile::NamedTempFile::new().unwrap();
-    let assume =
-        |user, group| Identity::find(&Account::Number(user), Some(&Account::Number(group)))?.assume();
-    assume(65534, 65533).unwrap();
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-    for line in [
-        "Uid:\t65534\t65534\t65534",
-        "Gid:\t65533\t65533\t65533",
-        "CapEff:\t0000000000000000",
-        "CapPrm:\t0000000000000000",
-    ] {
-        assert!(status.contains(line), "{line} in\n{status}");
-    }
-    assert!(assume(0, 0).is_err(), "there is no way back");
-    // Open files stay open.
-    image.as_file().set_len(4096).unwrap();
-    println!("became");
-    std::process::exit(0);
 }
 
 #[test]
 fn root_becomes_an_ordinary_user_for_good() {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED only root can become somebody else");
-        return;
-    }
-    let output = child("child_of_another_user", "become");
+    kit::require!(rustix::process::geteuid().is_root(), "only root can become somebody else");
+    let output = child(child_of_another_user, "become");
     assert!(text(&output).contains("became"), "{}", text(&output));
 }
 

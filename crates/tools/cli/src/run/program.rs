@@ -210,6 +210,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
+    kit::test_that_skips_are_seen!();
+
     /// Returns an ELF file with these parts, for this processor.
     fn elf(class: u8, parts: &[(u32, &[u8])]) -> Vec<u8> {
         let mut file = vec![0x7f, b'E', b'L', b'F', class, 1, 1, 0];
@@ -304,10 +306,7 @@ mod tests {
             look(&path, Path::new("/none"))
         };
         assert_eq!(look(0o6755), Fit::Loads, "it has the same user and group");
-        if !getuid().is_root() {
-            println!("SKIPPED set-user-ID of another user: needs root");
-            return;
-        }
+        kit::require!(getuid().is_root(), "only root can make a program of another user");
         std::os::unix::fs::chown(&path, Some(65_534), Some(65_534)).unwrap();
         assert!(ignores(&look(0o4755), "set-user-ID"));
         assert!(ignores(&look(0o2755), "set-group-ID"));

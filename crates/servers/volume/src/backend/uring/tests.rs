@@ -203,10 +203,7 @@ fn a_ring_holds_what_a_successor_waits_for() {
 fn requests_that_are_copied_wait_for_each_other_and_none_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(&folder, "a", false);
-    if !image.is_direct() {
-        println!("SKIPPED no direct I/O in {}", folder.path().display());
-        return;
-    }
+    kit::require!(image.is_direct(), "no direct I/O in {}", folder.path().display());
     let mut uring = enabled(vec![Some(image)]).unwrap();
     let memory = memory();
     // Each buffer is off by one byte, at a different place in the guest's memory and on the disk.

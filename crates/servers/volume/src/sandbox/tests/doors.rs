@@ -127,7 +127,7 @@ pub(super) fn try_door(name: &str) {
 #[test]
 fn each_door_is_shut() {
     for Door { name, call, .. } in doors() {
-        let output = child("child_in_the_sandbox", &format!("door {name}"));
+        let output = child(child_in_the_sandbox, &format!("door {name}"));
         let told = text(&output);
         assert_eq!(output.status.code(), Some(128 + libc::SIGSYS), "{name}: {told}");
         assert!(told.contains(&format!("system call {call},")), "{name}: {told}");
@@ -261,7 +261,7 @@ fn nobody() -> libc::sockaddr_un {
 
 #[test]
 fn no_door_leads_through_a_ring() {
-    let output = child("child_in_the_sandbox", "ring");
+    let output = child(child_in_the_sandbox, "ring");
     assert!(
         output.status.success() && text(&output).contains("all doors of the ring are shut"),
         "{}",
