@@ -63,14 +63,15 @@ soak-ring:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-ring --locked --test soak
 
 soak-sockets:
-	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- load:: cpython:: returning:: hostile:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test sockets -- load:: cpython:: returning:: hostile:: --nocapture
 
 soak-verbs:
-	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: verbs::adversary:: verbs::kills:: mpi:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test verbs -- soak:: adversary:: kills:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test mpi -- --nocapture
 
 soak-cache:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cache-store --locked --test kill
-	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- cache::kills --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test cache -- kills:: --nocapture
 
 lint:
 	@if command -v python3 >/dev/null; then scripts/check-links && scripts/pictures --check; else echo "SKIPPED links: there is no python3"; fi

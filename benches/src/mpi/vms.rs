@@ -14,11 +14,11 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The default number of pairs of runs.
 const PAIRS: usize = 3;
 /// Two solvers that print how long they took.
-const SOLVERS: &str = include_str!("../../../crates/tools/cli/tests/command/mpi/solvers.c");
+const SOLVERS: &str = include_str!("../../../tests/programs/mpi/solvers.c");
 /// A header that they share with other programs of the tests.
-const CHECK: &str = include_str!("../../../crates/tools/cli/tests/command/mpi/check.h");
+const CHECK: &str = include_str!("../../../tests/programs/mpi/check.h");
 /// The inputs of LAMMPS and HPCC.
-const MELT: &str = include_str!("../../../crates/tools/cli/tests/command/mpi/melt.in");
+const MELT: &str = include_str!("../../../tests/programs/mpi/melt.in");
 const HPCC: &str = include_str!("hpccinf.txt");
 
 /// How an MPI starts two ranks, one in each VM, and how it is made to use TCP.

@@ -12,6 +12,7 @@
 //! | [`process`] | send signals to their processes, or look at them |
 //! | [`build`] | start a program of another package |
 //! | `daemon` (feature) | need a running `ginneld`, and clients that speak to it |
+//! | `world` (feature) | need a daemon, and the command beside it |
 
 pub mod build;
 #[cfg(feature = "daemon")]
@@ -25,3 +26,5 @@ pub mod random;
 pub mod skip;
 pub mod stepper;
 pub mod wait;
+#[cfg(feature = "world")]
+pub mod world;

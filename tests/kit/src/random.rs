@@ -26,6 +26,11 @@ impl Random {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
+    /// Returns an index into a list of this length, which is not 0.
+    pub fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
     /// Fills a buffer.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
@@ -53,7 +58,7 @@ mod tests {
     #[test]
     fn each_number_below_a_bound_comes_and_no_other() {
         let (mut random, mut seen) = (Random::new(7), [0; 10]);
-        (0..10_000).for_each(|_| seen[random.below(10) as usize] += 1);
+        (0..10_000).for_each(|_| seen[random.index(10)] += 1);
         assert!(seen.iter().all(|&count| (800..1200).contains(&count)), "{seen:?}");
     }
 }

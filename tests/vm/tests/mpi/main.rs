@@ -49,9 +49,9 @@ fn is_soak() -> bool {
     std::env::var_os("GINNEL_SOAK").is_some()
 }
 
-/// Returns the path of one of the programs of `crates/tools/cli/tests`.
+/// Returns the path of one of the programs of `tests/programs`.
 fn source(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../crates/tools/cli/tests/command/mpi/{name}.c"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../programs/mpi/{name}.c"))
 }
 
 /// Runs `work` and prints how long it took.

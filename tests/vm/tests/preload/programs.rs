@@ -94,7 +94,7 @@ fn redis(play: &mut Play<'_, '_>) -> Result<()> {
 }
 
 /// Sets and gets values until the connection has changed over, and some more afterwards.
-const PYMEMCACHE: &str = include_str!("../../../../crates/tools/cli/tests/command/programs/values.py");
+const PYMEMCACHE: &str = include_str!("../../../programs/sockets/unmodified/values.py");
 
 fn memcached(play: &mut Play<'_, '_>) -> Result<()> {
     let (host, port) = (play.host(), play.port());

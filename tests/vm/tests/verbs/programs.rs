@@ -282,7 +282,7 @@ fn batches(pairing: &Pairing<'_>) -> Result<()> {
 }
 
 /// A program for pyverbs that checks what it sends.
-const PINGPONG: &str = include_str!("../../../../crates/tools/cli/tests/command/verbs_programs/pingpong.py");
+const PINGPONG: &str = include_str!("../../../programs/verbs/pingpong.py");
 
 /// Runs UCX, qperf and pyverbs.
 fn libraries(pairing: &Pairing<'_>) -> Result<()> {

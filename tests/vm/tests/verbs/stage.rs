@@ -77,9 +77,9 @@ impl<'b> Stage<'b> {
         Ok(serde_json::from_str(&said)?)
     }
 
-    /// Compiles one of the programs of `crates/tools/cli/tests` into the test's folder.
+    /// Compiles one of the programs of `tests/programs` into the test's folder.
     pub fn compile(&self, name: &str) -> Result<()> {
-        let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/tools/cli/tests/command/verbs");
+        let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../programs/verbs");
         let line = format!(
             "cc -std=gnu11 -O1 -Wall -Wextra -Werror -pthread -o {}/{name} {sources}/{name}.c -libverbs",
             self.files.display()

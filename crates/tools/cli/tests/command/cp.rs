@@ -1,6 +1,8 @@
 //! `ginnel cp` with a real server.
 
-use crate::world::{Server, World, signal, wait_for};
+use kit::build;
+use kit::wait::wait_until;
+use kit::world::{Server, World, signal};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -228,7 +230,7 @@ fn bad_command_lines_are_usage_errors() {
 /// Waits for the hidden part of a file to have this length.
 fn wait_for_part(folder: &Path, name: &str, len: u64) {
     let part = folder.join(format!(".{name}.ginnel-part"));
-    wait_for("a part of the file", || fs::metadata(&part).is_ok_and(|meta| meta.len() >= len));
+    wait_until("a part of the file", || fs::metadata(&part).is_ok_and(|meta| meta.len() >= len));
 }
 
 #[test]
@@ -364,7 +366,7 @@ fn a_full_disk_is_named_and_leaves_nothing() {
     // A limit on the size of files simulates a full disk.
     let line = format!(
         "trap '' XFSZ; ulimit -f 500; exec {} cp --serve --segment web --root far --write",
-        env!("CARGO_BIN_EXE_ginnel")
+        build::program("ginnel").display()
     );
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", &line]).env("GINNEL_SOCKET", world.socket()).current_dir(world.files());

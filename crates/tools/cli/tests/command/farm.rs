@@ -1,6 +1,7 @@
 //! `ginnel farm`: the manager and its workers as separate processes.
 
-use crate::world::{Said, World, signal, wait_for};
+use kit::wait::wait_until;
+use kit::world::{Said, World, signal};
 use std::fs;
 use std::process::{Child, Stdio};
 
@@ -45,7 +46,7 @@ fn result(child: Child) -> serde_json::Value {
 
 /// Waits until this many channels are open in the daemon's books.
 fn wait_for_channels(world: &World, count: usize) {
-    wait_for("channels of the workers", || {
+    wait_until("channels of the workers", || {
         world.good("status --json").json()["channels"].as_array().is_some_and(|c| c.len() >= count)
     });
 }
@@ -121,7 +122,7 @@ fn a_late_worker_replaces_one_that_was_killed() {
     fs::write(world.files().join("slow.sh"), "touch flag; exec sleep 100").unwrap();
     let victim = start(&world, slow);
     let manager = start(&world, "farm run count-chars web --generate 4M --seed 3 --piece 100000 --json");
-    wait_for("a piece in the victim's hands", || flag.exists());
+    wait_until("a piece in the victim's hands", || flag.exists());
     let mut victim = victim;
     victim.kill().unwrap();
     victim.wait().unwrap();

@@ -1,7 +1,8 @@
 //! `ginnel cp` with a peer that lies or breaks off. Frames are written byte by byte, as `cp/frame.rs` describes them.
 
-use crate::world::{World, signal, wait_for};
 use ginnel::{AttachOptions, Endpoint, Listener, MessageChannel};
+use kit::wait::wait_until;
+use kit::world::{World, signal};
 use std::fs;
 use std::process::{Child, Stdio};
 
@@ -157,7 +158,7 @@ fn a_signal_removes_a_short_part() {
             channel.send(&frame).unwrap();
         }
         let part = world.files().join(".g.ginnel-part");
-        wait_for("a part", || fs::metadata(&part).is_ok_and(|meta| meta.len() == 4));
+        wait_until("a part", || fs::metadata(&part).is_ok_and(|meta| meta.len() == 4));
         signal(&child, name);
         assert!(!child.wait().unwrap().success());
         assert_eq!(fs::read_dir(world.files()).unwrap().count(), 0, "SIG{name}");

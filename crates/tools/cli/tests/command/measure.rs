@@ -1,6 +1,7 @@
 //! `ginnel ping` and `ginnel perf`.
 
-use crate::world::{World, wait_for};
+use kit::wait::wait_until;
+use kit::world::World;
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
@@ -33,7 +34,7 @@ fn a_server_that_dies_is_noticed_at_once() {
     let mut server = world.server("ping --serve web/ping");
     let ping =
         world.command("ping web/ping -i 0.01").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for("a channel", || {
+    wait_until("a channel", || {
         world.good("status --json").json()["channels"].as_array().is_some_and(|c| !c.is_empty())
     });
     server.end();

@@ -1,6 +1,6 @@
 //! Segments, VMs, status, and output for other programs.
 
-use crate::world::{World, signal};
+use kit::world::{World, signal};
 use std::process::Stdio;
 
 #[test]

@@ -1,7 +1,7 @@
 //! A segment that the host may only read, with the command and with the library.
 
-use crate::world::World;
 use ginnel::{AttachOptions, Endpoint, Error, MappingKind, MessageChannel, SharedMemory, StreamChannel};
+use kit::world::World;
 
 #[test]
 fn a_reader_can_read_and_gets_an_error_when_it_writes() {

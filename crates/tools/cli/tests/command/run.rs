@@ -1,7 +1,9 @@
 //! Programs that are run with the preload library. For most of these tests it does not matter which library is loaded.
 
-use crate::world::{World, built_library, signal, wait_for};
 use ginnel_report::{Event, Record, Report};
+use kit::build;
+use kit::wait::wait_until;
+use kit::world::{World, signal};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +23,9 @@ fn ginnel() -> Command {
     // A background process, such as a test may be, ignores some signals, and its children would inherit that.
     let mut command = Command::new("env");
     command
-        .args(["--default-signal", env!("CARGO_BIN_EXE_ginnel"), "run"])
+        .arg("--default-signal")
+        .arg(build::program("ginnel"))
+        .arg("run")
         .env("GINNEL_PRELOAD", library("libc.so.6"))
         .stdin(Stdio::null());
     for variable in ["LD_PRELOAD", "GINNEL_SOCKETS", "GINNEL_SOCKETS_REPORT"] {
@@ -100,7 +104,7 @@ fn a_missing_library_is_named() {
     assert!(status == Some(125) && err.contains("GINNEL_PRELOAD names /no/such/library"), "{err}");
 
     // The command in a folder without the library beside it.
-    let command = Path::new(env!("CARGO_BIN_EXE_ginnel"));
+    let command = build::program("ginnel");
     let folder = tempfile::tempdir_in(command.parent().unwrap()).unwrap();
     let alone = folder.path().join("bin/ginnel");
     fs::create_dir(folder.path().join("bin")).unwrap();
@@ -279,7 +283,7 @@ fn with_a_connection(folder: &Path) -> (Command, PathBuf, PathBuf) {
     let (end, file) = (folder.join("end"), folder.join("report"));
     let mut command = ginnel();
     command
-        .env("GINNEL_PRELOAD", built_library("libginnel_preload.so"))
+        .env("GINNEL_PRELOAD", build::library("libginnel_preload.so"))
         .env("GINNEL_SOCKET", folder.join("nothing"))
         .env(END, &end)
         .arg(format!("--report={}", file.display()))
@@ -319,7 +323,7 @@ fn changes_over_and_is_shown(mode: &str) {
     let (mut command, end, file) = with_a_connection(&world.files());
     let child = command.env("GINNEL_SOCKET", world.socket()).env("GINNEL_SOCKETS", mode).spawn().unwrap();
     let is_over = |record: &Record<'_>| record.sent_after_us.is_some() && record.received_after_us.is_some();
-    wait_for("the change of both ends", || {
+    wait_until("the change of both ends", || {
         file.exists() && report(&file).connections.iter().filter(|record| is_over(record)).count() == 2
     });
     let shown = world.good("sockets web").out;

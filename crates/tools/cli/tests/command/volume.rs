@@ -1,7 +1,8 @@
 //! `ginnel volume` with real volumes, and the poll-mode client as their VM.
 
-use crate::world::{built, wait_for};
 use ginnel_volume_control::Stat;
+use kit::build;
+use kit::wait::wait_until;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use tempfile::TempDir;
 fn bench() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        built("ginnel-volume");
-        built("ginnel-volume-bench")
+        build::program("ginnel-volume");
+        build::program("ginnel-volume-bench")
     })
 }
 
@@ -46,7 +47,7 @@ impl Volumes {
     }
 
     fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        let mut command = Command::new(build::program("ginnel"));
         command
             .args(line.split_whitespace())
             .env("GINNEL_VOLUME_SOCKETS", self.path("s"))
@@ -61,7 +62,7 @@ impl Volumes {
         let name = line.split(' ').next().unwrap();
         let log = fs::File::create(self.path(&format!("{name}.log"))).unwrap();
         let mut child = self.command(&format!("volume serve {line}")).stderr(log).spawn().unwrap();
-        wait_for("the volume", || {
+        wait_until("the volume", || {
             let ended = child.try_wait().unwrap();
             assert!(ended.is_none(), "{ended:?}: {}", self.log(name));
             self.command(&format!("volume stat {name}")).output().unwrap().status.success()
@@ -182,7 +183,7 @@ fn limits_hold_and_are_fair_and_can_be_changed() {
     assert!(said.contains("3000 requests/s, burst 500ms"), "{said}");
 
     let mut load = volumes.load("web", "--rw randread --queues 2 --threads 1 --qd 16 --seconds 60");
-    wait_for("load", || volumes.stat("web").queues.iter().all(|q| q.done > 1500));
+    wait_until("load", || volumes.stat("web").queues.iter().all(|q| q.done > 1500));
     let before = volumes.stat("web");
     std::thread::sleep(Duration::from_secs(2));
     let after = volumes.stat("web");
@@ -202,7 +203,7 @@ fn limits_hold_and_are_fair_and_can_be_changed() {
     volumes.good("volume limit web --iops 1");
     let before = volumes.stat("web").operations[0].requests;
     volumes.good("volume limit web --off");
-    wait_for("work without limits", || volumes.stat("web").operations[0].requests > before + 10_000);
+    wait_until("work without limits", || volumes.stat("web").operations[0].requests > before + 10_000);
     load.kill().unwrap();
     load.wait().unwrap();
 }

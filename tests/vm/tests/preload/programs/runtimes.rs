@@ -6,9 +6,9 @@ use anyhow::{Result, ensure};
 use std::fs;
 use std::process::Command;
 
-const ASYNCIO: &str = include_str!("../../../../../crates/tools/cli/tests/command/programs/echo.py");
-const NODE: &str = include_str!("../../../../../crates/tools/cli/tests/command/programs/echo.js");
-const JAVA: &str = include_str!("../../../../../crates/tools/cli/tests/command/programs/Echo.java");
+const ASYNCIO: &str = include_str!("../../../../programs/sockets/unmodified/echo.py");
+const NODE: &str = include_str!("../../../../programs/sockets/unmodified/echo.js");
+const JAVA: &str = include_str!("../../../../programs/sockets/unmodified/Echo.java");
 
 /// Runs `program`, which takes "serve" or "talk" with an address and a port, and `more`. This many connections change over.
 fn echo(play: &mut Play<'_, '_>, program: &str, more: &str, name: &str, connections: usize) -> Result<()> {

@@ -1,0 +1,291 @@
+//! Unmodified clients of a cache under `ginnel run`: their gets are answered from memory, and everything else is as
+//! without it.
+
+use ginnel_report::Record;
+use kit::build;
+use kit::wait::wait_until;
+use programs::stage::{PATIENCE, PYTHON, Stage, free_port, have, listens};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Uses the commands of both protocols, with a client library.
+const PYMEMCACHE: &str = include_str!("cached/pymemcache.py");
+/// Sends requests of many kinds over Node's sockets.
+const NODE: &str = include_str!("cached/pipelined.js");
+/// A client that keeps running while servers end and start.
+const LOAD: &str = include_str!("cached/load.py");
+
+/// A server, and the programs that are its clients.
+struct Cached {
+    stage: Stage,
+    memory: &'static str,
+    server: Option<Child>,
+    port: u16,
+}
+
+impl Cached {
+    fn new() -> Self {
+        Self::with("40M")
+    }
+
+    /// Starts a server with this much memory.
+    fn with(memory: &'static str) -> Self {
+        let mut cached = Self { stage: Stage::new("auto"), memory, server: None, port: free_port() };
+        cached.serve();
+        cached.set("GINNEL_CACHE", &cached.at());
+        cached
+    }
+
+    fn at(&self) -> String {
+        self.port.to_string()
+    }
+
+    fn set(&mut self, name: &'static str, value: &str) {
+        self.stage.set(name, value);
+    }
+
+    fn spawn(&mut self, command: &mut Command) {
+        let mut options = std::fs::OpenOptions::new();
+        let log =
+            options.create(true).append(true).open(self.stage.world.files().join("server.log")).unwrap();
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.server = Some(command.spawn().unwrap());
+        wait_until("that the server listens", || listens(self.port));
+    }
+
+    fn serve(&mut self) {
+        let mut command = Command::new(build::program("ginnel-cache"));
+        command
+            .args(["--segment", "web", "--memory", self.memory, "--channel", "none", "--listen"])
+            .arg(format!("127.0.0.1:{}", self.port))
+            .arg("--socket")
+            .arg(self.stage.world.socket());
+        self.spawn(&mut command);
+    }
+
+    /// The real memcached.
+    fn serve_memcached(&mut self) {
+        self.kill();
+        let at = self.at();
+        self.spawn(Command::new("memcached").args(["-u", "root", "-l", "127.0.0.1", "-p", &at, "-U", "0"]));
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.kill().unwrap();
+            server.wait().unwrap();
+            wait_until("that nobody listens", || !listens(self.port));
+        }
+    }
+
+    /// Runs a client. Returns its output, and how many of its gets were answered from memory and how many were passed
+    /// on.
+    fn run(&self, program: &[&str]) -> (String, u64, u64) {
+        let out = self.stage.client(program);
+        let connections = self.stage.last_connections();
+        let sum = |of: fn(&Record) -> u64| connections.iter().map(of).sum();
+        for one in &connections {
+            let is_served = one.gets_from_memory + one.gets_passed_on > 0;
+            assert!(!is_served || one.cache == "web/main", "{one:?}");
+        }
+        (out, sum(|one| one.gets_from_memory), sum(|one| one.gets_passed_on))
+    }
+
+    /// Runs the client with this server, with a server without the memory, and with a real memcached. The output must
+    /// be the same each time.
+    fn run_thrice(&mut self, program: &[&str]) -> (String, u64, u64) {
+        let (out, from_memory, passed_on) = self.run(program);
+        self.set("GINNEL_CACHE", "off");
+        assert_eq!(self.run(program), (out.clone(), 0, 0), "off");
+        self.set("GINNEL_CACHE", &self.at());
+        if have(&["memcached"]) {
+            self.serve_memcached();
+            assert_eq!(self.run(program), (out.clone(), 0, 0), "a memcached");
+        }
+        (out, from_memory, passed_on)
+    }
+
+    /// Compiles the client in C.
+    fn compiled(&self) -> Option<PathBuf> {
+        if !have(&["cc"]) {
+            return None;
+        }
+        let (source, program) =
+            (self.stage.world.files().join("client.c"), self.stage.world.files().join("client"));
+        std::fs::write(&source, include_str!("cached/client.c")).unwrap();
+        let status =
+            Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&program, &source]).status().unwrap();
+        assert!(status.success());
+        Some(program)
+    }
+}
+
+impl Drop for Cached {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Runs the client in C in one way: at least this many gets must come from memory, and at most this many may be passed
+/// on.
+fn in_c(way: &str, least: u64, most: u64) {
+    let mut cached = Cached::new();
+    let Some(program) = cached.compiled() else { return };
+    let at = cached.at();
+    let (_, from_memory, passed_on) = cached.run_thrice(&[program.to_str().unwrap(), &at, way]);
+    assert!(
+        from_memory >= least && passed_on <= most,
+        "{way}: {from_memory} from memory, {passed_on} passed on"
+    );
+}
+
+#[test]
+fn requests_are_answered_in_their_order() {
+    in_c("order", 15, 7);
+}
+
+#[test]
+fn threads_have_a_connection_each() {
+    in_c("threads", 15_900, 100);
+}
+
+#[test]
+fn level_triggered() {
+    in_c("level", 400, 20);
+}
+
+#[test]
+fn edge_triggered() {
+    in_c("edge", 450, 30);
+}
+
+#[test]
+fn told_once() {
+    // The kernel alone handles these requests.
+    in_c("oneshot", 0, 600);
+}
+
+#[test]
+fn poll_select_and_ioctl() {
+    in_c("asked", 190, 20);
+}
+
+#[test]
+fn sleeping_threads_are_woken() {
+    in_c("asleep", 0, 1800);
+}
+
+#[test]
+fn forked_processes_and_executed_programs() {
+    // The child has a connection of its own too.
+    in_c("forked", 100, 10);
+}
+
+#[test]
+fn pymemcache() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let mut cached = Cached::new();
+    let at = cached.at();
+    let (out, from_memory, passed_on) = cached.run_thrice(&[PYTHON, "-c", PYMEMCACHE, &at]);
+    assert_eq!(out.trim(), "good");
+    assert!(from_memory >= 1400 && passed_on < 150, "{from_memory} from memory, {passed_on} passed on");
+}
+
+#[test]
+fn libmemcached() {
+    if !have(&["memccapable", "memccp", "memccat", "memcslap", "memcaslap"]) {
+        return;
+    }
+    let cached = Cached::new();
+    let at = cached.at();
+    let server = format!("--servers=127.0.0.1:{at}");
+    let (out, ..) = cached.run(&["memccapable", "-h", "127.0.0.1", "-p", &at]);
+    assert!(out.contains("All tests passed"), "{out}");
+    let (_, from_memory, _) =
+        cached.run(&["memcslap", &server, "--test=get", "--concurrency=3", "--execute-number=3000"]);
+    assert!(from_memory >= 9000 * 95 / 100, "{from_memory}");
+    let binary = ["memcslap", &server, "--binary", "--test=get", "--concurrency=3", "--execute-number=3000"];
+    let (_, from_memory, _) = cached.run(&binary);
+    assert!(from_memory >= 9000 * 95 / 100, "{from_memory}");
+    // The client checks each value that it gets.
+    let address = format!("127.0.0.1:{at}");
+    for protocol in [&[][..], &["-B"]] {
+        let line = ["memcaslap", "-s", &address, "-t", "1s", "-T", "2", "-c", "8", "-v", "1", "-w", "1k"];
+        let (out, from_memory, _) = cached.run(&[&line, protocol].concat());
+        assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{out}");
+        assert!(from_memory > 1000, "{from_memory}: {out}");
+    }
+    let value: String =
+        (0..900_000_u32).map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8)).collect();
+    let folder = cached.stage.world.files();
+    std::fs::write(folder.join("value"), &value).unwrap();
+    cached.run(&["memccp", &server, "value"]);
+    for protocol in [&[][..], &["--binary"]] {
+        let line = ["memccat", &server, "--file=back", "value"];
+        let (_, from_memory, _) = cached.run(&[&line, protocol].concat());
+        assert_eq!(from_memory, 1, "{protocol:?}");
+        let back = std::fs::read_to_string(folder.join("back")).unwrap();
+        assert!(back.trim_end() == value, "{} bytes come back", back.len());
+    }
+}
+
+#[test]
+fn node() {
+    if !have(&["node"]) {
+        return;
+    }
+    let mut cached = Cached::new();
+    let at = cached.at();
+    let (out, from_memory, passed_on) = cached.run_thrice(&["node", "-e", NODE, &at]);
+    assert_eq!(out.trim(), "good");
+    assert!(from_memory > 1500 && passed_on < 1500, "{from_memory} from memory, {passed_on} passed on");
+}
+
+#[test]
+fn clients_survive_servers_that_are_killed_under_load() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let mut cached = Cached::new();
+    let at = cached.at();
+    let mut client = cached.stage.command(&[PYTHON, "-c", LOAD, &at]).stdout(Stdio::piped()).spawn().unwrap();
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(300));
+        cached.kill();
+        std::thread::sleep(Duration::from_millis(50));
+        cached.serve();
+    }
+    std::fs::write(cached.stage.world.files().join("enough"), "").unwrap();
+    let end = Instant::now() + PATIENCE;
+    while client.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "the client hangs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let said = client.wait_with_output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    let connections = cached.stage.last_connections();
+    let from_memory: u64 = connections.iter().map(|one| one.gets_from_memory).sum();
+    assert!(connections.len() > 8 && from_memory > 1000, "{connections:#?}");
+}
+
+#[test]
+fn hits_are_reported_to_a_cache_that_is_short_of_memory() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let cached = Cached::with("24M");
+    let (out, from_memory, _) = cached.run(&[PYTHON, "-c", include_str!("cached/pressed.py"), &cached.at()]);
+    assert!(out.trim() == "good" && from_memory > 400, "{from_memory} from memory");
+}
+
+#[test]
+fn a_server_that_does_not_identify_itself() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let cached = Cached::new();
+    cached.stage.client(&[PYTHON, "-c", include_str!("cached/mute.py"), &cached.at()]);
+}

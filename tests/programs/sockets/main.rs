@@ -1,0 +1,21 @@
+//! TCP connections under `ginnel run`: of unmodified programs, and of programs that do what is easily forgotten. Each test has a daemon
+//! of its own.
+
+mod closing;
+mod cpython;
+mod daemons;
+mod epoll;
+mod exports;
+mod full;
+mod growth;
+mod hostile;
+mod load;
+mod namespaces;
+mod passing;
+mod queued;
+mod returning;
+mod settling;
+mod signalled;
+mod traps;
+mod unmodified;
+mod waking;

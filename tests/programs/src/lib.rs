@@ -1,0 +1,5 @@
+//! What the test programs of this package share.
+
+pub mod lie;
+pub mod stage;
+pub mod verbs;

@@ -1,0 +1,240 @@
+//! A server and its clients under `ginnel run`, and their report.
+
+use ginnel_report::{Record, Report};
+use kit::build;
+use kit::wait::wait_until;
+use kit::world::{World, signal};
+use std::cell::Cell;
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The time limit of a program.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The modes of the library in which programs are tested.
+pub const MODES: [&str; 2] = ["auto", "eager"];
+/// The distribution's program, whatever else is in the path.
+pub const PYTHON: &str = "/usr/bin/python3";
+
+/// Returns whether these programs are installed, and prints a message if not.
+pub fn have(programs: &[&str]) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let is_there = |program: &&&str| path.split(':').any(|folder| Path::new(folder).join(program).exists());
+    match programs.iter().find(|program| !is_there(program)) {
+        None => true,
+        Some(missing) => {
+            println!("SKIPPED {missing} is not installed: `scripts/setup test` installs it");
+            false
+        }
+    }
+}
+
+/// Returns a port at which no program listens.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Returns whether a program listens at a port, without connecting to it.
+pub fn listens(port: u16) -> bool {
+    let sockets =
+        ["/proc/net/tcp", "/proc/net/tcp6"].map(|file| fs::read_to_string(file).unwrap_or_default());
+    sockets.iter().flat_map(|text| text.lines()).any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (local, state) = (words.next().unwrap_or(""), words.nth(1).unwrap_or(""));
+        local.ends_with(&format!(":{port:04X}")) && state == "0A"
+    })
+}
+
+/// A server and its clients, whose connections go into one report.
+pub struct Stage {
+    /// The daemon.
+    pub world: World,
+    mode: &'static str,
+    /// The library that the programs load.
+    library: PathBuf,
+    /// Programs of any user may write reports.
+    is_open: bool,
+    /// Connections wait until they have changed over.
+    settles: bool,
+    server: Option<Child>,
+    /// Further environment variables of the programs.
+    variables: Vec<(&'static str, String)>,
+    /// Each run writes a report of its own.
+    runs: Cell<u32>,
+}
+
+impl Stage {
+    /// Makes a stage with a world of its own.
+    pub fn new(mode: &'static str) -> Self {
+        Self::in_world(mode, World::new())
+    }
+
+    /// Makes a stage in this world.
+    pub fn in_world(mode: &'static str, world: World) -> Self {
+        let library = build::library("libginnel_preload.so");
+        let (is_open, settles, variables) = (false, false, Vec::new());
+        Self { world, mode, library, is_open, settles, server: None, variables, runs: Cell::new(0) }
+    }
+
+    /// Makes a stage for programs that drop root's privileges and continue as this user.
+    pub fn for_user(mode: &'static str, user: u32) -> Self {
+        let world = World::with(&format!("size = '64M'\nallow_users = [{user}]"));
+        let mut stage = Self::in_world(mode, world);
+        let files = stage.world.files();
+        for folder in [stage.world.path(), &files] {
+            fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+        }
+        // That user may not be able to enter the build folder.
+        let library = files.join("libginnel_preload.so");
+        fs::copy(&stage.library, &library).unwrap();
+        (stage.library, stage.is_open) = (library, true);
+        stage
+    }
+
+    /// Makes a stage where connections wait until they have changed over, for programs that have both ends.
+    pub fn settling(mut self) -> Self {
+        self.settles = true;
+        self
+    }
+
+    /// Sets an environment variable of the programs started from now on.
+    pub fn set(&mut self, name: &'static str, value: &str) {
+        self.variables.retain(|(other, _)| *other != name);
+        self.variables.push((name, value.into()));
+    }
+
+    /// Returns the command that runs a program with the library.
+    pub fn command(&self, program: &[&str]) -> Command {
+        let mut command = self.world.command("run");
+        self.runs.set(self.runs.get() + 1);
+        let report = format!("report.{}", self.runs.get());
+        if self.is_open {
+            let file = fs::File::create(self.world.files().join(&report)).unwrap();
+            file.set_permissions(Permissions::from_mode(0o666)).unwrap();
+        }
+        command
+            .arg(format!("--report={report}"))
+            .args(["--mode", self.mode, "--"])
+            .args(program)
+            .env("GINNEL_PRELOAD", &self.library)
+            // The program must not read a user's settings, or leave files in a user's folder.
+            .env("HOME", self.world.files())
+            .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
+        if self.settles {
+            command.env("GINNEL_SOCKETS_WAIT", PATIENCE.as_millis().to_string());
+        }
+        command
+    }
+
+    /// Starts the server, and waits until it listens at this port.
+    pub fn serve(&mut self, port: u16, program: &[&str]) {
+        let mut command = self.command(program);
+        // The output of a server is discarded.
+        let log = fs::File::create(self.world.files().join("server.log")).unwrap();
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.server = Some(command.spawn().unwrap());
+        wait_until("that the server listens", || listens(port));
+    }
+
+    /// Runs a client to its end and returns its output.
+    pub fn client(&self, program: &[&str]) -> String {
+        let (status, out, err) = self.client_with(program, Stdio::null());
+        assert!(status, "{program:?}: {out}\n{err}\n{}", self.log());
+        out
+    }
+
+    /// Does the same for a client that ends after a time. How far its connections get until then depends on the
+    /// machine, so the client is run again until this many connections of one run have changed over, and as many of the
+    /// server's.
+    pub fn client_until_changed(&self, program: &[&str], least: usize, server: &str) -> String {
+        let name = program[0].rsplit('/').next().unwrap();
+        let before = changed(&self.connections(1), server).len();
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let out = self.client(program);
+            let (own, servers) = (self.connections(self.runs.get()), self.connections(1));
+            if changed(&own, name).len() >= least && changed(&servers, server).len() >= before + least {
+                return out;
+            }
+            assert!(Instant::now() < end, "{} of {name}: {own:#?}", changed(&own, name).len());
+        }
+    }
+
+    /// Returns what is known at present about the connections of a run; nothing if the run has not begun.
+    fn connections(&self, run: u32) -> Vec<Record<'static>> {
+        let report = fs::read(self.world.files().join(format!("report.{run}"))).unwrap_or_default();
+        Report::read(&report[..]).unwrap().connections
+    }
+
+    /// Runs a client with this standard input. Returns whether it has succeeded, and its standard output and standard error.
+    pub fn client_with(&self, program: &[&str], input: Stdio) -> (bool, String, String) {
+        let files = ["stdout", "stderr"].map(|name| self.world.files().join(name));
+        let [out, err] = files.each_ref().map(|path| fs::File::create(path).unwrap());
+        let mut child = self.command(program).stdin(input).stdout(out).stderr(err).spawn().unwrap();
+        let end = Instant::now() + PATIENCE;
+        let ended = loop {
+            match child.try_wait().unwrap() {
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                ended => break ended,
+            }
+        };
+        let [out, err] = files.map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
+        let Some(status) = ended else {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{program:?} hangs: {out}\n{err}\n{}", self.log());
+        };
+        (status.success(), out, err)
+    }
+
+    /// Returns the output of the server so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.world.files().join("server.log")).unwrap_or_default()
+    }
+
+    /// Ends the server, and returns the outcome of the connections.
+    pub fn end(mut self) -> Vec<Record<'static>> {
+        if let Some(mut server) = self.server.take() {
+            if server.try_wait().unwrap().is_none() {
+                signal(&server, "TERM");
+            }
+            let end = Instant::now() + PATIENCE;
+            while server.try_wait().unwrap().is_none() {
+                assert!(Instant::now() < end, "the server does not end: {}", self.log());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        self.all_connections()
+    }
+
+    /// Returns the outcome of the connections of the last run.
+    pub fn last_connections(&self) -> Vec<Record<'static>> {
+        self.connections(self.runs.get())
+    }
+
+    /// Returns what is known at present about the connections of all runs.
+    pub fn all_connections(&self) -> Vec<Record<'static>> {
+        (1..=self.runs.get()).flat_map(|run| self.connections(run)).collect()
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+/// Returns the records of a program's connections that have changed over in both directions.
+pub fn changed<'a>(connections: &'a [Record<'static>], program: &str) -> Vec<&'a Record<'static>> {
+    connections.iter().filter(|record| record.program == program && record.has_changed_over()).collect()
+}
