@@ -7,7 +7,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// Ends the test unless the condition holds. The test returns nothing, or a `Result<(), _>`.
 ///
@@ -22,6 +22,21 @@ macro_rules! require {
     ($condition:expr, $($reason:tt)+) => {
         if !$condition {
             $crate::skip!($($reason)+);
+            return $crate::skip::Passed::passed();
+        }
+    };
+}
+
+/// Ends the test unless these programs are installed. The test returns nothing, or a `Result<(), _>`.
+///
+/// ```
+/// kit::require_programs!(&["sh", "true"]);
+/// ```
+#[macro_export]
+macro_rules! require_programs {
+    ($programs:expr) => {
+        if let Some(missing) = $crate::skip::missing($programs) {
+            $crate::skip!("{missing} is not installed: `scripts/setup test` installs it");
             return $crate::skip::Passed::passed();
         }
     };
@@ -74,10 +89,13 @@ impl<E> Passed for Result<(), E> {
     }
 }
 
-/// Returns the first of these programs that is not installed, for tests of unmodified programs.
+/// Returns the first of these programs that is not installed, for tests of unmodified programs. It is looked for in the folders of the
+/// `PATH`, and in those of programs for root, which are not in the `PATH` of other users.
 pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
-    let folders = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
-    programs.iter().copied().find(|name| !folders.iter().any(|at| Path::new(at).join(name).exists()))
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<_> =
+        std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from)).collect();
+    programs.iter().copied().find(|name| !folders.iter().any(|at| at.join(name).exists()))
 }
 
 #[doc(hidden)]
@@ -150,6 +168,7 @@ mod tests {
 
     #[test]
     fn a_program_that_no_one_has_is_missing() {
+        assert_eq!(super::missing(&["/bin/sh", "/bin/no-such-program"]), Some("/bin/no-such-program"));
         assert_eq!(super::missing(&["sh", "no-such-program", "nor-this"]), Some("no-such-program"));
         assert_eq!(super::missing(&["sh"]), None);
     }

@@ -3,8 +3,9 @@
 
 use ginnel_report::Record;
 use kit::build;
+use kit::skip::missing;
 use kit::wait::wait_until;
-use programs::stage::{PATIENCE, PYTHON, Stage, free_port, have, listens};
+use programs::stage::{PATIENCE, PYTHON, Stage, free_port, listens};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -99,7 +100,11 @@ impl Cached {
         self.set("GINNEL_CACHE", "off");
         assert_eq!(self.run(program), (out.clone(), 0, 0), "off");
         self.set("GINNEL_CACHE", &self.at());
-        if have(&["memcached"]) {
+        if missing(&["memcached"]).is_some() {
+            kit::skip!(
+                "no comparison with memcached, which is not installed: `scripts/setup test` installs it"
+            );
+        } else {
             self.serve_memcached();
             assert_eq!(self.run(program), (out.clone(), 0, 0), "a memcached");
         }
@@ -107,17 +112,14 @@ impl Cached {
     }
 
     /// Compiles the client in C.
-    fn compiled(&self) -> Option<PathBuf> {
-        if !have(&["cc"]) {
-            return None;
-        }
+    fn compiled(&self) -> PathBuf {
         let (source, program) =
             (self.stage.world.files().join("client.c"), self.stage.world.files().join("client"));
         std::fs::write(&source, include_str!("cached/client.c")).unwrap();
         let status =
             Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&program, &source]).status().unwrap();
         assert!(status.success());
-        Some(program)
+        program
     }
 }
 
@@ -130,8 +132,9 @@ impl Drop for Cached {
 /// Runs the client in C in one way: at least this many gets must come from memory, and at most this many may be passed
 /// on.
 fn in_c(way: &str, least: u64, most: u64) {
+    kit::require_programs!(&["cc"]);
     let mut cached = Cached::new();
-    let Some(program) = cached.compiled() else { return };
+    let program = cached.compiled();
     let at = cached.at();
     let (_, from_memory, passed_on) = cached.run_thrice(&[program.to_str().unwrap(), &at, way]);
     assert!(
@@ -184,9 +187,7 @@ fn forked_processes_and_executed_programs() {
 
 #[test]
 fn pymemcache() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let mut cached = Cached::new();
     let at = cached.at();
     let (out, from_memory, passed_on) = cached.run_thrice(&[PYTHON, "-c", PYMEMCACHE, &at]);
@@ -196,9 +197,7 @@ fn pymemcache() {
 
 #[test]
 fn libmemcached() {
-    if !have(&["memccapable", "memccp", "memccat", "memcslap", "memcaslap"]) {
-        return;
-    }
+    kit::require_programs!(&["memccapable", "memccp", "memccat", "memcslap", "memcaslap"]);
     let cached = Cached::new();
     let at = cached.at();
     let server = format!("--servers=127.0.0.1:{at}");
@@ -234,9 +233,7 @@ fn libmemcached() {
 
 #[test]
 fn node() {
-    if !have(&["node"]) {
-        return;
-    }
+    kit::require_programs!(&["node"]);
     let mut cached = Cached::new();
     let at = cached.at();
     let (out, from_memory, passed_on) = cached.run_thrice(&["node", "-e", NODE, &at]);
@@ -246,9 +243,7 @@ fn node() {
 
 #[test]
 fn clients_survive_servers_that_are_killed_under_load() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let mut cached = Cached::new();
     let at = cached.at();
     let mut client = cached.stage.command(&[PYTHON, "-c", LOAD, &at]).stdout(Stdio::piped()).spawn().unwrap();
@@ -273,9 +268,7 @@ fn clients_survive_servers_that_are_killed_under_load() {
 
 #[test]
 fn hits_are_reported_to_a_cache_that_is_short_of_memory() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let cached = Cached::with("24M");
     let (out, from_memory, _) = cached.run(&[PYTHON, "-c", include_str!("cached/pressed.py"), &cached.at()]);
     assert!(out.trim() == "good" && from_memory > 400, "{from_memory} from memory");
@@ -283,9 +276,7 @@ fn hits_are_reported_to_a_cache_that_is_short_of_memory() {
 
 #[test]
 fn a_server_that_does_not_identify_itself() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let cached = Cached::new();
     cached.stage.client(&[PYTHON, "-c", include_str!("cached/mute.py"), &cached.at()]);
 }

@@ -3,7 +3,7 @@
 use super::served::CacheServer;
 use kit::wait::wait_until;
 use kit::world::World;
-use programs::stage::{PYTHON, have};
+use programs::stage::PYTHON;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,12 +13,12 @@ fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Returns the folder with the packages that npm and Maven have fetched, or prints why there is none.
+/// Returns the folder with the packages that npm and Maven have fetched, or records why there is none.
 fn folder() -> Option<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/memcached-clients");
     let output = Command::new(script).output().unwrap();
     if !output.status.success() {
-        println!("SKIPPED {}", String::from_utf8_lossy(&output.stderr).trim());
+        kit::skip!("{}", String::from_utf8_lossy(&output.stderr));
         return None;
     }
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
@@ -35,9 +35,7 @@ impl Drop for Memcached {
 
 /// Runs a client with memcached, and with a cache.
 fn check(client: &Command) {
-    if !have(&["memcached"]) {
-        return;
-    }
+    kit::require_programs!(&["memcached"]);
     let run = |port: u16| {
         let mut command = Command::new(client.get_program());
         command.args(client.get_args());
@@ -68,11 +66,11 @@ fn beside(name: &str) -> std::path::PathBuf {
 
 #[test]
 fn a_python_client_gets_the_same_as_from_memcached() {
-    let is_there = Command::new(PYTHON).args(["-c", "import pymemcache"]).output().unwrap();
-    if !is_there.status.success() {
-        println!("SKIPPED python3-pymemcache is not installed: `scripts/setup test` installs it");
-        return;
-    }
+    let import = Command::new(PYTHON).args(["-c", "import pymemcache"]).output();
+    kit::require!(
+        import.is_ok_and(|output| output.status.success()),
+        "python3-pymemcache is not installed: `scripts/setup test` installs it"
+    );
     let mut client = Command::new(PYTHON);
     client.arg(beside("client.py"));
     check(&client);

@@ -7,6 +7,8 @@ mod memory;
 mod scripted;
 mod served;
 
+kit::test_that_skips_are_seen!();
+
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights};
 use ginnel_cache_client::{Cache, Changes, Error, Options};
 use ginnel_cache_store::shape::plan;

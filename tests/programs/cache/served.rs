@@ -295,10 +295,7 @@ fn changes_of_another_process_are_read() {
 /// The Python client, with its own tests.
 #[test]
 fn the_python_client_passes_its_tests() {
-    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("SKIPPED the_python_client_passes_its_tests: no python3");
-        return;
-    }
+    kit::require_programs!(&["python3"]);
     let world = World::new();
     let _server = CacheServer::serving(&world, "");
     let library = build::libraries("crates/faces/capi", "capi").join("libginnel.so");

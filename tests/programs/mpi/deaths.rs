@@ -1,7 +1,7 @@
 //! The effect on a job of the death of a daemon or of one of its ranks.
 
 use super::endless::Endless;
-use super::{MPIS, SIZE, have_both};
+use super::{BOTH, MPIS, SIZE};
 use kit::wait::wait_until;
 use programs::verbs::{Verbs, used};
 use std::path::Path;
@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn jobs_outlast_a_daemon_and_end_with_a_rank() {
     const RANKS: usize = 3;
-    if !have_both() {
-        return;
-    }
+    kit::require_programs!(&BOTH);
     for mpi in MPIS {
         let mut verbs = Verbs::sized(SIZE);
         let before = used(&verbs);

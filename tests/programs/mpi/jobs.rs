@@ -1,15 +1,13 @@
 //! Many jobs in one segment.
 
 use super::endless::Endless;
-use super::{MPICH, MPIS, SIZE, compiled, have_both, is_soak, run};
+use super::{BOTH, MPICH, MPIS, SIZE, compiled, is_soak, run};
 use kit::wait::wait_until;
 use programs::verbs::{Verbs, used};
 
 #[test]
 fn successive_jobs_leave_nothing_behind() {
-    if !have_both() {
-        return;
-    }
+    kit::require_programs!(&BOTH);
     let files = |verbs: &Verbs| -> Vec<_> {
         let entries = std::fs::read_dir(verbs.world.path().join("shm")).unwrap();
         entries.map(|entry| entry.unwrap().file_name()).collect()
@@ -30,9 +28,7 @@ fn successive_jobs_leave_nothing_behind() {
 #[test]
 fn concurrent_jobs_run_until_the_segment_is_full_and_report_it() {
     const JOBS: usize = 24;
-    if !have_both() {
-        return;
-    }
+    kit::require_programs!(&BOTH);
     let mpi = &MPICH;
     // Each rank of this MPI takes about 75 MB if it can get that much, but most of it can also lie outside the segment. No job ends
     // before all have started.

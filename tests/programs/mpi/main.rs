@@ -7,7 +7,9 @@ mod mpi4py;
 mod packaged;
 mod sources;
 
-use programs::stage::{PATIENCE, have};
+kit::test_that_skips_are_seen!();
+
+use programs::stage::PATIENCE;
 use programs::verbs::{DEVICE, Verbs, expect_good_within, text};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -181,10 +183,8 @@ fn run_without_within(verbs: &Verbs, ranks: usize, program: &str, patience: Dura
     expect_good_within(&["mpirun without Ginnel", program], job, patience)
 }
 
-/// Returns whether both MPI implementations are installed.
-fn have_both() -> bool {
-    have(&["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi"])
-}
+/// The programs of both MPI implementations.
+const BOTH: [&str; 4] = ["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi"];
 
 fn is_soak() -> bool {
     std::env::var_os("GINNEL_SOAK").is_some()

@@ -1,7 +1,7 @@
 //! The test suite of mpi4py.
 
 use super::{Done, OPENMPI, SIZE, beside, is_soak, run_within, run_without_within};
-use programs::stage::{PATIENCE, PYTHON, have};
+use programs::stage::{PATIENCE, PYTHON};
 use programs::verbs::{Verbs, text};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,12 +16,12 @@ const EXCLUDED: [&str; 1] = [
 /// Shared windows require Open MPI's component for shared memory, which the settings of these tests exclude.
 const OF_SHARED_MEMORY: &str = "test_win.TestWinAllocateShared";
 
-/// Returns the folder of the test suite. If there is none, prints why.
+/// Returns the folder of the test suite. If there is none, records why.
 fn folder() -> Option<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/mpi4py-tests");
     let output = Command::new(script).output().unwrap();
     if !output.status.success() {
-        println!("SKIPPED {}", text(&output).trim());
+        kit::skip!("{}", text(&output));
         return None;
     }
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
@@ -34,15 +34,12 @@ fn named<'s>(said: &'s str, what: &str) -> BTreeSet<&'s str> {
 
 #[test]
 fn mpi4py_tests_pass_if_they_pass_without_ginnel() {
-    if !have(&["mpirun.openmpi"]) {
-        return;
-    }
-    let library =
-        Command::new(PYTHON).args(["-c", "import mpi4py; print(mpi4py.__version__)"]).output().unwrap();
-    if !library.status.success() {
-        println!("SKIPPED python3-mpi4py is not installed: `scripts/setup test` installs it");
-        return;
-    }
+    kit::require_programs!(&["mpirun.openmpi"]);
+    let library = Command::new(PYTHON).args(["-c", "import mpi4py; print(mpi4py.__version__)"]).output();
+    kit::require!(
+        library.is_ok_and(|output| output.status.success()),
+        "python3-mpi4py is not installed: `scripts/setup test` installs it"
+    );
     let Some(folder) = folder() else { return };
     let verbs = Verbs::sized(SIZE);
     let suite = beside("mpi4py_suite.py");

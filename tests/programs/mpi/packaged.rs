@@ -1,7 +1,7 @@
 //! Programs of the distribution.
 
 use super::{Done, MPICH, OPENMPI, SIZE, beside, run, run_without};
-use programs::stage::have;
+use kit::skip::missing;
 use programs::verbs::Verbs;
 
 /// The input of HPCC: a system of 400 equations, for four ranks in a square. The sizes of its other problems follow from that.
@@ -46,9 +46,7 @@ HPL.out      output file name
 
 #[test]
 fn all_residuals_of_hpcc_pass() {
-    if !have(&["hpcc", "mpirun.openmpi"]) {
-        return;
-    }
+    kit::require_programs!(&["hpcc", "mpirun.openmpi"]);
     let verbs = Verbs::sized(SIZE);
     std::fs::write(verbs.world.files().join("hpccinf.txt"), HPCC_INPUT).unwrap();
     run(&verbs, &OPENMPI, 4, "hpcc");
@@ -61,9 +59,7 @@ fn all_residuals_of_hpcc_pass() {
 
 #[test]
 fn a_crystal_melts_in_the_same_way_as_without_ginnel() {
-    if !have(&["lmp", "mpirun.openmpi"]) {
-        return;
-    }
+    kit::require_programs!(&["lmp", "mpirun.openmpi"]);
     let verbs = Verbs::sized(SIZE);
     let program = format!("lmp -log none -in {}", beside("melt.in").display());
     for ranks in [2, 4] {
@@ -86,7 +82,8 @@ fn thermo(said: &str) -> Vec<String> {
 #[test]
 fn netpipe_receives_messages_of_all_lengths_intact() {
     for (mpi, program) in [(MPICH, "NPmpich2"), (OPENMPI, "NPopenmpi")] {
-        if !have(&[program, mpi.starter]) {
+        if let Some(missing) = missing(&[program, mpi.starter]) {
+            kit::skip!("{missing} is not installed: `scripts/setup test` installs it");
             continue;
         }
         let verbs = Verbs::sized(SIZE);
@@ -106,9 +103,7 @@ fn netpipe_receives_messages_of_all_lengths_intact() {
 fn the_energy_of_water_is_correct() {
     /// The Hartree-Fock energy in the basis STO-3G, at the geometry of the input.
     const KNOWN: f64 = -74.963;
-    if !have(&["nwchem.openmpi", "mpirun.openmpi"]) {
-        return;
-    }
+    kit::require_programs!(&["nwchem.openmpi", "mpirun.openmpi"]);
     let verbs = Verbs::sized(SIZE);
     let program = format!("nwchem.openmpi {}", beside("water.nw").display());
     let energy = |said: &str| -> f64 {

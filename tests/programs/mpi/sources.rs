@@ -1,14 +1,11 @@
 //! Programs of this project, which check all their data.
 
-use super::{Done, MPIS, OPENSHMEM, SIZE, compiled, compiled_with, have_both, is_soak, run};
-use programs::stage::have;
+use super::{BOTH, Done, MPIS, OPENSHMEM, SIZE, compiled, compiled_with, is_soak, run};
 use programs::verbs::Verbs;
 
 #[test]
 fn data_is_correct_and_passes_through_the_segment() {
-    if !have_both() {
-        return;
-    }
+    kit::require_programs!(&BOTH);
     for mpi in MPIS {
         let verbs = Verbs::sized(SIZE);
         let program = compiled(&verbs, &mpi, "checks");
@@ -23,9 +20,7 @@ fn data_is_correct_and_passes_through_the_segment() {
 
 #[test]
 fn solvers_find_the_known_solutions() {
-    if !have_both() {
-        return;
-    }
+    kit::require_programs!(&BOTH);
     for mpi in MPIS {
         let verbs = Verbs::sized(SIZE);
         let program = compiled(&verbs, &mpi, "solvers");
@@ -38,9 +33,7 @@ fn solvers_find_the_known_solutions() {
 
 #[test]
 fn windows_contain_the_right_data_under_stress() {
-    if !have_both() {
-        return;
-    }
+    kit::require_programs!(&BOTH);
     for mpi in MPIS {
         let verbs = Verbs::sized(SIZE);
         let program = compiled(&verbs, &mpi, "rma");
@@ -55,9 +48,8 @@ fn windows_contain_the_right_data_under_stress() {
 
 #[test]
 fn global_arrays_contain_the_right_data() {
-    if !have_both() || !have(&["ga-config"]) {
-        return;
-    }
+    kit::require_programs!(&BOTH);
+    kit::require_programs!(&["ga-config"]);
     for mpi in MPIS {
         let verbs = Verbs::sized(SIZE);
         let (own, others) = (["ga", "scalapack", "armci"], ["lapack", "blas", "gfortran"]);
@@ -77,9 +69,8 @@ fn global_arrays_contain_the_right_data() {
 
 #[test]
 fn symmetric_memory_is_accessible_to_all() {
-    if !have_both() || !have(&["oshcc", "oshrun"]) {
-        return;
-    }
+    kit::require_programs!(&BOTH);
+    kit::require_programs!(&["oshcc", "oshrun"]);
     let verbs = Verbs::sized(SIZE);
     let program = compiled(&verbs, &OPENSHMEM, "symmetric");
     for &pes in if is_soak() { &[2, 4, 8][..] } else { &[2] } {

@@ -1,7 +1,7 @@
 //! Connections end for their peers as they do without the library.
 
 use kit::wait::wait_until;
-use programs::stage::{PYTHON, Stage, changed, free_port, have};
+use programs::stage::{PYTHON, Stage, changed, free_port};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::fs;
 
@@ -70,9 +70,7 @@ sys.exit(0)
 
 #[test]
 fn the_peer_sees_the_end_whatever_the_daemon_does() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::new("eager");
     let daemon = Pid::from_child(stage.world.daemon());
     std::thread::scope(|scope| {
@@ -157,9 +155,7 @@ fails(errno.EPIPE, b.send, b'more')
 
 #[test]
 fn both_ends_are_told_the_same_as_over_tcp() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for (mode, ends) in [("off", 0), ("eager", 12)] {
         let stage = Stage::new(mode).settling();
         stage.client(&[PYTHON, "-c", ENDS]);
@@ -239,9 +235,7 @@ while first := c.recv(1):
 
 #[test]
 fn a_program_that_has_received_everything_ends_the_connection_in_order() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for how in ["killed", "closed"] {
         let mut stage = Stage::new("eager");
         let port = free_port();

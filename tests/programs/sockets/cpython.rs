@@ -2,7 +2,7 @@
 //! connections, which are in one process, change over.
 
 use ginnel_report::Record;
-use programs::stage::{PYTHON, Stage, have};
+use programs::stage::{PYTHON, Stage};
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -120,17 +120,11 @@ const MODULES: [Module; 4] = [
 
 #[test]
 fn cpython_tests_have_the_same_outcome_with_and_without_the_library() {
-    let is_there = have(&[PYTHON])
-        && Command::new(PYTHON)
-            .args(["-c", "import test.test_socket"])
-            .stderr(Stdio::null())
-            .status()
-            .unwrap()
-            .success();
-    if !is_there {
-        println!("SKIPPED the tests of {PYTHON} are not installed: `scripts/setup test` installs them");
-        return;
-    }
+    let import = Command::new(PYTHON).args(["-c", "import test.test_socket"]).stderr(Stdio::null()).status();
+    kit::require!(
+        import.is_ok_and(|status| status.success()),
+        "the tests of {PYTHON} are not installed: `scripts/setup test` installs them"
+    );
     std::thread::scope(|scope| {
         for module in &MODULES {
             scope.spawn(|| module.compare());

@@ -1,7 +1,7 @@
 //! The daemon is killed while connections change over: no byte is lost, and changes that were not finished begin again.
 
 use kit::wait::wait_until;
-use programs::stage::{PYTHON, Stage, changed, free_port, have};
+use programs::stage::{PYTHON, Stage, changed, free_port};
 use std::fs;
 use std::process::{Child, Stdio};
 
@@ -32,9 +32,7 @@ impl Drop for Program {
 
 #[test]
 fn a_report_is_repeated_to_the_next_daemon() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let mut stage = Stage::new("eager");
     let program = r#"
 import os, socket, time
@@ -140,9 +138,7 @@ assert not failed, failed
 
 #[test]
 fn no_byte_is_lost_while_daemons_are_killed() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let mut stage = Stage::new("auto");
     let port = free_port();
     stage.serve(port, &[PYTHON, "-c", &format!("{STREAM}{SERVER}"), &port.to_string()]);

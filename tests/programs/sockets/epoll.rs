@@ -1,6 +1,6 @@
 //! epoll under `ginnel run`, for connections that have changed over, compared with the kernel's behaviour.
 
-use programs::stage::{PYTHON, Stage, changed, have};
+use programs::stage::{PYTHON, Stage, changed};
 
 /// The part that the programs have in common: connections with both ends in one process, which have changed over.
 pub const PAIRS: &str = r#"
@@ -39,9 +39,7 @@ def fails(number, call, *arguments):
 
 /// Runs a program that uses them.
 fn run(program: &str, ends: usize) {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::new("eager");
     stage.client(&[PYTHON, "-c", &format!("{PAIRS}{program}")]);
     let connections = stage.end();

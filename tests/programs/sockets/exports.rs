@@ -1,20 +1,15 @@
 //! Unusual functions and ways of calling them, from a C program. If the library did not follow one, bytes would be
 //! lost.
 
-use programs::stage::{Stage, have};
+use programs::stage::Stage;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
 /// Runs a part of the program, compiled in each of these ways.
 fn run(part: &str, ways: &[&[&str]]) {
-    if !cfg!(target_arch = "x86_64") {
-        println!("SKIPPED these functions are for x86-64");
-        return;
-    }
-    if !have(&["cc"]) {
-        return;
-    }
+    kit::require!(cfg!(target_arch = "x86_64"), "these functions are for x86-64");
+    kit::require_programs!(&["cc"]);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("sockets/exports.c");
     for way in ways {
         let stage = Stage::new("eager").settling();
@@ -117,12 +112,8 @@ fn trap_19_a_program_may_exit_while_other_threads_send() {
 
 #[test]
 fn a_setuid_program_stays_on_tcp() {
-    if !have(&["cc"]) {
-        return;
-    }
-    if !rustix::process::geteuid().is_root() {
-        return println!("SKIPPED only root makes programs with the rights of others");
-    }
+    kit::require_programs!(&["cc"]);
+    kit::require!(rustix::process::geteuid().is_root(), "only root makes programs with the rights of others");
     let stage = Stage::new("eager");
     // Not in the stage's folder, because such permissions may not be effective there.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -132,12 +123,12 @@ fn a_setuid_program_stays_on_tcp() {
     assert!(compiled.success());
     std::os::unix::fs::chown(&program, Some(65534), None).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
-    if stage.client(&[program.to_str().unwrap(), "privileged"]).contains("no rights") {
-        return println!(
-            "SKIPPED programs in {} do not get the rights of their owners",
-            folder.path().display()
-        );
-    }
+    let said = stage.client(&[program.to_str().unwrap(), "privileged"]);
+    kit::require!(
+        !said.contains("no rights"),
+        "programs in {} do not get the rights of their owners",
+        folder.path().display()
+    );
     let connections = stage.end();
     assert!(connections.iter().all(|connection| connection.program != "exports"), "{connections:#?}");
 }
@@ -226,15 +217,14 @@ const OTHERS: [(&str, &[&str]); 6] = [
 
 #[test]
 fn every_function_of_the_c_library_that_uses_descriptors_is_known() {
-    if !have(&["nm"]) {
-        return;
-    }
+    kit::require_programs!(&["nm"]);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let libc = maps
         .lines()
         .filter_map(|line| line.split_whitespace().nth(5))
         .find(|path| path.ends_with("/libc.so.6"));
-    let Some(libc) = libc else { return println!("SKIPPED this is not glibc") };
+    kit::require!(libc.is_some(), "this is not glibc");
+    let libc = libc.unwrap();
     let symbols = |of: &Path| {
         let out = Command::new("nm").args(["-D", "--defined-only"]).arg(of).output().unwrap();
         assert!(out.status.success(), "{out:?}");

@@ -1,7 +1,7 @@
 //! Connections under `ginnel run` for which the segment has no room.
 
 use kit::world::World;
-use programs::stage::{PYTHON, Stage, changed, have};
+use programs::stage::{PYTHON, Stage, changed};
 
 /// Opens connections, with both ends in one process, until the segment has no room for another one, and then closes
 /// some of them.
@@ -77,9 +77,7 @@ check()
 
 #[test]
 fn a_segment_without_room_leaves_connections_on_tcp() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::in_world("eager", World::with("size = '4M'"));
     stage.client(&[PYTHON, "-c", PROGRAM]);
     let connections = stage.end();

@@ -1,7 +1,7 @@
 //! Connections under `ginnel run` whose rings grow while bytes flow.
 
 use crate::epoll::PAIRS;
-use programs::stage::{PYTHON, Stage, changed, have};
+use programs::stage::{PYTHON, Stage, changed};
 
 /// Data bytes of the rings with which a connection begins, and of the largest rings.
 const SMALLEST: u64 = 4 << 10;
@@ -49,9 +49,7 @@ class Stream:
 
 #[test]
 fn rings_grow_while_both_ends_wait() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for waits in ["poll", "epoll"] {
         let program = r#"
 a, b = pair()
@@ -99,9 +97,7 @@ fn run(program: &str) -> Vec<u64> {
 
 #[test]
 fn rings_grow_under_threads_that_wait_in_their_calls() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let sizes = run(r#"
 idle = pair()
 a, b = pair()
@@ -132,9 +128,7 @@ for stream in streams:
 
 #[test]
 fn rings_grow_under_one_thread_that_waits_for_many() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for selector in ["EpollSelector", "PollSelector"] {
         let program = r#"
 selector = selectors.SELECTOR()

@@ -6,7 +6,7 @@
 use crate::epoll::PAIRS;
 use kit::random::Random;
 use programs::lie::lie;
-use programs::stage::{PATIENCE, PYTHON, Stage, changed, have};
+use programs::stage::{PATIENCE, PYTHON, Stage, changed};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::thread;
@@ -57,9 +57,7 @@ fn scribble(segment: &File, seed: u64, time: Duration, is_found: impl Fn() -> bo
 
 #[test]
 fn a_member_that_corrupts_rings_harms_only_connections_in_its_segment() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let (seconds, seeds) = if std::env::var_os("GINNEL_SOAK").is_some() { (30, 20) } else { (3, 2) };
     for seed in 0..seeds {
         let stage = Stage::new("eager");

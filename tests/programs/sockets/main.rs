@@ -19,3 +19,5 @@ mod signalled;
 mod traps;
 mod unmodified;
 mod waking;
+
+kit::test_that_skips_are_seen!();

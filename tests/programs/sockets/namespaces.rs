@@ -2,7 +2,8 @@
 //! others.
 
 use ginnel_report::Record;
-use programs::stage::{PYTHON, Stage, changed, have};
+use kit::skip::missing;
+use programs::stage::{PYTHON, Stage, changed};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -23,21 +24,21 @@ struct Cable {
 }
 
 impl Cable {
-    /// Returns `None`, with a message, if this user may not create namespaces or a program is missing.
+    /// Returns `None`, and records why, if this user may not create namespaces or a program is missing.
     fn new() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let names = ["a", "b"].map(|end| format!("gt{}-{n}{end}", std::process::id()));
         let cable = Self { names: names.clone() };
         let [a, b] = &names;
-        let is_there = have(&[PYTHON, "ip", "nsenter"])
+        let is_there = missing(&[PYTHON, "ip", "nsenter"]).is_none()
             && shell(&format!(
                 "ip netns add {a}; ip netns add {b}; ip -n {a} link add eth0 type veth peer name eth0 netns {b}\n\
                  ip -n {a} address add 10.77.0.1/24 dev eth0; ip -n {b} address add 10.77.0.2/24 dev eth0\n\
                  for end in {a} {b}; do ip -n $end link set lo up; ip -n $end link set eth0 up; done"
             ));
         if !is_there {
-            println!("SKIPPED network namespaces take root and a kernel that has veth");
+            kit::skip!("network namespaces take ip, nsenter, {PYTHON}, root and a kernel that has veth");
         }
         is_there.then_some(cable)
     }
@@ -182,9 +183,7 @@ fn a_connection_of_a_syn_cookie_stays_on_tcp() {
 
 #[test]
 fn a_connection_through_nat_stays_on_tcp() {
-    if !have(&["nft"]) {
-        return;
-    }
+    kit::require_programs!(&["nft"]);
     let Some(cable) = Cable::new() else { return };
     assert!(shell(&format!(
         "ip netns exec {} nft 'add table ip n; add chain ip n c {{ type nat hook prerouting priority 0; }}; \
@@ -200,7 +199,8 @@ fn a_connection_through_nat_stays_on_tcp() {
 
 #[test]
 fn networks_with_the_same_addresses_are_never_mixed_up() {
-    let (Some(one), Some(other)) = (Cable::new(), Cable::new()) else { return };
+    let Some(one) = Cable::new() else { return };
+    let Some(other) = Cable::new() else { return };
     let cables = [one, other];
     let mut both = 0;
     for turn in 0..5 {
@@ -224,10 +224,10 @@ fn networks_with_the_same_addresses_are_never_mixed_up() {
 
 #[test]
 fn look_alikes_in_user_namespaces_get_no_data() {
-    if !shell("unshare --user --map-root-user --net true") {
-        println!("SKIPPED this kernel has no user namespaces, or allows none");
-        return;
-    }
+    kit::require!(
+        shell("unshare --user --map-root-user --net true"),
+        "this kernel has no user namespaces, or allows none"
+    );
     let Some(cable) = Cable::new() else { return };
     let mut joined = 0;
     for turn in 0..5 {
@@ -334,12 +334,8 @@ assert told == {n: errno.ETIMEDOUT for n in range(len(ends))}, told
 
 #[test]
 fn keepalive_ends_connections_whose_network_is_gone_and_no_others() {
-    if !have(&[PYTHON, "ip", "unshare"]) {
-        return;
-    }
-    if !shell("unshare --net ip link set lo up") {
-        return println!("SKIPPED network namespaces take root");
-    }
+    kit::require_programs!(&[PYTHON, "ip", "unshare"]);
+    kit::require!(shell("unshare --net ip link set lo up"), "network namespaces take root");
     let stage = Stage::new("eager");
     let network = ["unshare", "--net", "sh", "-ec", "ip link set lo up; exec \"$@\"", "sh"];
     let program = format!("{}{KEEPALIVE}", crate::epoll::PAIRS);
@@ -402,12 +398,8 @@ for one, other in ((a, b), (b, a)):
 
 #[test]
 fn a_connection_ends_if_its_peer_does_not_acknowledge_data() {
-    if !have(&[PYTHON, "ip", "unshare"]) {
-        return;
-    }
-    if !shell("unshare --net ip link set lo up") {
-        return println!("SKIPPED network namespaces take root");
-    }
+    kit::require_programs!(&[PYTHON, "ip", "unshare"]);
+    kit::require!(shell("unshare --net ip link set lo up"), "network namespaces take root");
     let stage = Stage::new("eager");
     let network = ["unshare", "--net", "sh", "-ec", "ip link set lo up; exec \"$@\"", "sh"];
     let program = format!("{}{USER_TIMEOUT}", crate::epoll::PAIRS);

@@ -2,7 +2,7 @@
 //! or in a message.
 
 use ginnel_report::Record;
-use programs::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use programs::stage::{MODES, PYTHON, Stage, changed, free_port};
 
 /// The part that both programs have in common.
 pub const COMMON: &str = r#"
@@ -122,9 +122,7 @@ const WAYS: [&str; 7] =
 
 #[test]
 fn a_connection_that_has_changed_over_can_go_to_another_process() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for (mode, few) in MODES.into_iter().zip(["0", "3000"]) {
         for how in WAYS {
             for unread in [few, "100000"] {
@@ -169,9 +167,7 @@ def pair():
 
 #[test]
 fn a_message_with_a_connection_waits_for_the_peer_for_a_limited_time() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let mut stage = Stage::new("eager");
     let port = free_port();
     let at = port.to_string();
@@ -223,9 +219,7 @@ else:
 
 #[test]
 fn the_end_of_a_stream_goes_to_the_other_process_too() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let connections = run(r#"
 for unread in (0, 1000):
     a, b = pair()
@@ -251,9 +245,7 @@ for unread in (0, 1000):
 
 #[test]
 fn executing_another_program_does_not_affect_the_servers_connections() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let connections = run(r#"
 a, b = pair()
 # Descriptors that are inheritable, as C programs often leave them.
@@ -289,9 +281,7 @@ for end in (a, b):
 
 #[test]
 fn a_connection_whose_peer_only_sends_or_sleeps_in_epoll_is_passed_on() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let connections = run(r#"
 import selectors
 for how in ('sends', 'epoll', 'poll'):

@@ -1,6 +1,6 @@
 //! The number of waiting bytes of a connection that `ioctl` returns.
 
-use programs::stage::{PYTHON, Stage, have};
+use programs::stage::{PYTHON, Stage};
 
 /// Each pair has changed over when `pair` returns. Conditions that become true later are polled until the test's time
 /// limit.
@@ -29,9 +29,7 @@ for turn in range(3):
 
 #[test]
 fn nothing_is_queued_when_everything_has_been_received() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for (mode, ends) in [("off", 0), ("eager", 2)] {
         let stage = Stage::new(mode).settling();
         stage.client(&[PYTHON, "-c", QUEUED]);

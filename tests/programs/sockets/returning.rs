@@ -3,7 +3,7 @@
 
 use crate::epoll::PAIRS;
 use crate::growth::STREAMS;
-use programs::stage::{PYTHON, Stage, changed, have};
+use programs::stage::{PYTHON, Stage, changed};
 
 /// Returns what the report says about this process's connections.
 const RETURNS: &str = r#"
@@ -33,9 +33,7 @@ fn run(program: &str, ends: usize) -> u64 {
 
 #[test]
 fn a_program_may_send_much_before_it_receives() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     // TCP's buffers take this much data, and the peer receives nothing before all of it is sent.
     let returns = run(
         r#"
@@ -70,9 +68,7 @@ assert receive(a, 7) == b'the end' and a.recv(1) == b''
 
 #[test]
 fn connections_that_have_gone_back_end_as_over_tcp() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     run(
         r#"
 data = content[:700000]
@@ -104,9 +100,7 @@ for end in ('shutdown', 'close', 'reset'):
 
 #[test]
 fn connections_that_go_back_and_change_over_again_lose_nothing() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     // A thousand times in a soak test. Each time with new connections, because a connection that has often gone back
     // rests for a long time.
     let rounds = if std::env::var_os("GINNEL_SOAK").is_some() { 25 } else { 1 };
@@ -182,9 +176,7 @@ for stream in streams:
 
 #[test]
 fn a_nonblocking_call_takes_all_of_a_short_message() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     // TCP's buffers take this much data, and programs rely on that.
     run(
         r#"

@@ -1,11 +1,9 @@
 //! `GINNEL_SOCKETS_WAIT`, with which connections whose ends are in one process change over before they carry any data.
 
-use programs::stage::{PYTHON, Stage, have};
+use programs::stage::{PYTHON, Stage};
 
 fn run(program: &str, ends: usize) {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::new("eager").settling();
     stage.client(&[PYTHON, "-c", program]);
     let connections = stage.end();

@@ -2,7 +2,7 @@
 
 use crate::epoll::PAIRS;
 use crate::passing::COMMON;
-use programs::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use programs::stage::{MODES, PYTHON, Stage, changed, free_port};
 
 const SIGNALS: &str = r#"
 import fcntl, signal, struct, termios
@@ -28,9 +28,7 @@ def ping(one, other):
 
 #[test]
 fn a_connection_that_has_changed_over_goes_back_for_signals() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::new("eager");
     let program = r#"
 for how in ('fcntl', 'ioctl'):
@@ -51,9 +49,7 @@ for how in ('fcntl', 'ioctl'):
 
 #[test]
 fn a_connection_whose_program_has_asked_for_signals_stays_on_tcp() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for mode in MODES {
         let stage = Stage::new(mode);
         let program = r#"
@@ -121,9 +117,7 @@ else:
 
 #[test]
 fn a_peer_that_makes_no_call_for_a_while_goes_back_later() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let mut stage = Stage::new("eager");
     let port = free_port();
     let at = port.to_string();

@@ -1,13 +1,11 @@
 //! Calls that a layer between a program and the C library can easily forget, under `ginnel run`.
 
 use crate::epoll::PAIRS;
-use programs::stage::{PYTHON, Stage, changed, have};
+use programs::stage::{PYTHON, Stage, changed};
 
 #[test]
 fn trap_9_bytes_of_preadv2_and_pwritev2_are_in_the_stream() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::new("eager");
     let program = r#"
 a, b = pair()
@@ -31,9 +29,7 @@ assert receive(a, 3) == b'end'
 
 #[test]
 fn trap_15_a_handler_ends_a_call_that_waits_or_does_not_as_the_program_has_asked() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::new("eager");
     // These call the C library directly, because Python's own functions compensate for errors.
     let program = r#"
@@ -106,9 +102,7 @@ for restarts, ends in ((True, {(1, 0)}), (False, {(1, 0), (-1, errno.EINTR)})):
 
 /// Runs a program that has both ends of its connections, all of which change over.
 fn run(program: &str, ends: usize) {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let stage = Stage::new("eager");
     stage.client(&[PYTHON, "-c", &format!("{PAIRS}{CHECKS}{program}")]);
     let connections = stage.end();

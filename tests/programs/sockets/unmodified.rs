@@ -13,14 +13,12 @@ mod postgresql;
 mod rsync;
 mod ssh;
 
-use programs::stage::{MODES, Stage, changed, free_port, have};
+use programs::stage::{MODES, Stage, changed, free_port};
 use std::fs;
 
 #[test]
 fn redis() {
-    if !have(&["redis-server", "redis-benchmark", "redis-cli"]) {
-        return;
-    }
+    kit::require_programs!(&["redis-server", "redis-benchmark", "redis-cli"]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();
@@ -56,9 +54,7 @@ fn redis() {
 
 #[test]
 fn iperf3() {
-    if !have(&["iperf3"]) {
-        return;
-    }
+    kit::require_programs!(&["iperf3"]);
     for mode in MODES {
         for direction in [&[][..], &["-R"], &["-P", "3"]] {
             let mut stage = Stage::new(mode);
@@ -78,9 +74,7 @@ fn iperf3() {
 
 #[test]
 fn sockperf() {
-    if !have(&["sockperf"]) {
-        return;
-    }
+    kit::require_programs!(&["sockperf"]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();

@@ -1,7 +1,7 @@
 //! How programs under `ginnel run` that sleep are woken: by their doorbell, or by a byte on the connection.
 
 use crate::epoll::PAIRS;
-use programs::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use programs::stage::{MODES, PYTHON, Stage, changed, free_port};
 
 /// The number of doorbells rung, and of bytes sent to wake a peer.
 struct Wakes {
@@ -9,19 +9,16 @@ struct Wakes {
     bytes: u64,
 }
 
-fn run(program: &str, ends: usize) -> Option<Wakes> {
-    if !have(&[PYTHON]) {
-        return None;
-    }
+fn run(program: &str, ends: usize) -> Wakes {
     let stage = Stage::new("eager");
     stage.client(&[PYTHON, "-c", &format!("{PAIRS}{SLEEPERS}{program}")]);
     let connections = stage.end();
     let connections = changed(&connections, "python3");
     assert_eq!(connections.len(), ends, "{connections:#?}");
-    Some(Wakes {
+    Wakes {
         rings: connections.iter().map(|connection| connection.rings_sent).sum(),
         bytes: connections.iter().map(|connection| connection.wakes_sent).sum(),
-    })
+    }
 }
 
 /// Ways of waiting for a byte, and threads that answer each byte with the next one.
@@ -69,6 +66,7 @@ def end(a, b, thread):
 
 #[test]
 fn a_sleeper_is_woken_by_its_doorbell_however_it_waits() {
+    kit::require_programs!(&[PYTHON]);
     for wait in ["recv", "poll", "select", "epoll"] {
         let program = format!(
             r#"
@@ -79,7 +77,7 @@ for turn in range(200):
 end(a, b, thread)
 "#
         );
-        let Some(Wakes { rings, bytes }) = run(&program, 2) else { return };
+        let Wakes { rings, bytes } = run(&program, 2);
         println!("{wait}: {rings} rings, {bytes} bytes");
         assert!(rings >= 100, "{wait}: {rings} rings, {bytes} bytes");
         assert!(bytes <= 50, "{wait}: {rings} rings, {bytes} bytes");
@@ -89,6 +87,7 @@ end(a, b, thread)
 /// The doorbell has room for only a few sleepers of a process.
 #[test]
 fn sleepers_without_room_at_the_doorbell_are_woken_by_bytes() {
+    kit::require_programs!(&[PYTHON]);
     for wait in ["recv", "poll", "epoll"] {
         let program = format!(
             r#"
@@ -101,7 +100,7 @@ for a, b, thread in crowd:
     end(a, b, thread)
 "#
         );
-        let Some(Wakes { rings, bytes }) = run(&program, 24) else { return };
+        let Wakes { rings, bytes } = run(&program, 24);
         println!("{wait}: {rings} rings, {bytes} bytes");
         assert!(rings >= 20, "{wait}: {rings} rings, {bytes} bytes");
         assert!(bytes >= 20, "{wait}: {rings} rings, {bytes} bytes");
@@ -111,6 +110,7 @@ for a, b, thread in crowd:
 /// A thread that waits for room, in a call that sends and in `poll`.
 #[test]
 fn a_sender_that_sleeps_is_woken_when_there_is_room() {
+    kit::require_programs!(&[PYTHON]);
     let program = r#"
 import hashlib
 a, b = pair()
@@ -150,6 +150,7 @@ for wait in ('call', 'poll') * 3:
 /// Each process has slots of its own, even in epoll instances that it has inherited from its parent.
 #[test]
 fn a_child_sleeps_on_its_own_doorbell() {
+    kit::require_programs!(&[PYTHON]);
     let program = r#"
 a, b, thread = answering(by_epoll)
 for turn in range(20):
@@ -181,16 +182,14 @@ own()
 for child in children:
     assert os.waitpid(child, 0)[1] == 0
 "#;
-    let Some(Wakes { rings, .. }) = run(program, 2 + 4 * 6) else { return };
+    let Wakes { rings, .. } = run(program, 2 + 4 * 6);
     assert!(rings >= 4 * 3 * 25, "{rings}");
 }
 
 /// A client that waits in `recv`, and has slept there.
 #[test]
 fn the_library_uses_few_descriptors_for_one_connection() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     let server = r#"
 import socket, sys, time
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
@@ -246,6 +245,7 @@ print(len(hidden), hidden)
 /// The kernel refuses more entries than the number of descriptors that the program may have.
 #[test]
 fn a_program_may_poll_as_many_descriptors_as_it_may_open() {
+    kit::require_programs!(&[PYTHON]);
     let program = r#"
 import resource
 a, b = pair()

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,19 +19,6 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const MODES: [&str; 2] = ["auto", "eager"];
 /// The distribution's program, whatever else is in the path.
 pub const PYTHON: &str = "/usr/bin/python3";
-
-/// Returns whether these programs are installed, and prints a message if not.
-pub fn have(programs: &[&str]) -> bool {
-    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let is_there = |program: &&&str| path.split(':').any(|folder| Path::new(folder).join(program).exists());
-    match programs.iter().find(|program| !is_there(program)) {
-        None => true,
-        Some(missing) => {
-            println!("SKIPPED {missing} is not installed: `scripts/setup test` installs it");
-            false
-        }
-    }
-}
 
 /// Returns a port at which no program listens.
 pub fn free_port() -> u16 {

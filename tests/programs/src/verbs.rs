@@ -1,6 +1,6 @@
 //! Programs over a segment that is an RDMA device.
 
-use crate::stage::{PATIENCE, free_port, have, listens};
+use crate::stage::{PATIENCE, free_port, listens};
 use kit::build;
 use kit::wait::wait_until;
 use kit::world::World;
@@ -139,23 +139,20 @@ pub fn expect_good_within(program: &[&str], child: Child, patience: Duration) ->
     text(&output)
 }
 
-/// Returns whether programs that use verbs can be compiled here.
-pub fn can_compile() -> bool {
-    if !have(&["cc"]) {
-        return false;
-    }
-    let is_there = Path::new("/usr/include/infiniband/verbs.h").exists();
-    if !is_there {
-        println!("SKIPPED no libibverbs-dev: `scripts/setup test` installs it");
-    }
-    is_there
+/// Ends the test unless programs that use verbs can be compiled here.
+#[macro_export]
+macro_rules! require_verbs_compiler {
+    () => {
+        kit::require_programs!(&["cc"]);
+        kit::require!(
+            std::path::Path::new("/usr/include/infiniband/verbs.h").exists(),
+            "no libibverbs-dev: `scripts/setup test` installs it"
+        );
+    };
 }
 
-/// Compiles a C program or library from the tests of the libraries. Returns `None` if that is impossible here.
-pub fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> Option<String> {
-    if !can_compile() {
-        return None;
-    }
+/// Compiles a C program or library from the tests of the libraries. Returns its path.
+pub fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> String {
     let program = verbs.world.files().join(name);
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../crates/faces/verbs-capi/tests/c/{name}.c"));
@@ -166,5 +163,5 @@ pub fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> Option<String> {
         .status()
         .unwrap();
     assert!(status.success(), "{name}.c cannot be compiled");
-    Some(program.to_str().unwrap().to_owned())
+    program.to_str().unwrap().to_owned()
 }

@@ -1,14 +1,12 @@
 //! Programs of libfabric, over its provider `verbs`, which uses libibverbs and librdmacm.
 
 use kit::wait::wait_until;
-use programs::stage::{free_port, have, listens};
+use programs::stage::{free_port, listens};
 use programs::verbs::{Killed, Verbs, expect_good};
 
 #[test]
 fn fi_info_finds_the_device() {
-    if !have(&["fi_info"]) {
-        return;
-    }
+    kit::require_programs!(&["fi_info"]);
     let said = Verbs::new().good(&["fi_info", "-p", "verbs"]);
     for words in ["domain: ginnel_web", "FI_EP_MSG", "FI_EP_DGRAM", "provider: verbs;ofi_rxm"] {
         assert!(said.contains(words), "{words}: {said}");
@@ -17,9 +15,7 @@ fn fi_info_finds_the_device() {
 
 #[test]
 fn fi_pingpong() {
-    if !have(&["fi_pingpong"]) {
-        return;
-    }
+    kit::require_programs!(&["fi_pingpong"]);
     let verbs = Verbs::new();
     // No other provider is asked, so the data of both directions goes through the segment. `-c` checks the data.
     for (more, times) in [

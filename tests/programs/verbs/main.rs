@@ -14,10 +14,12 @@ mod soak;
 mod ucx;
 mod waits;
 
+kit::test_that_skips_are_seen!();
+
 use kit::wait::wait_until;
 use kit::world::World;
-use programs::stage::{free_port, have, listens};
-use programs::verbs::{DEVICE, Killed, Verbs, can_compile, compiled, expect_good, text};
+use programs::stage::{free_port, listens};
+use programs::verbs::{DEVICE, Killed, Verbs, compiled, expect_good, text};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -26,9 +28,7 @@ use std::time::Instant;
 
 #[test]
 fn the_segment_is_a_device() {
-    if !have(&["ibv_devices", "ibv_devinfo"]) {
-        return;
-    }
+    kit::require_programs!(&["ibv_devices", "ibv_devinfo"]);
     let verbs = Verbs::new();
     let devices = verbs.good(&["ibv_devices"]);
     assert!(devices.contains(DEVICE) && !devices.contains("ginnel_shared"), "{devices}");
@@ -45,9 +45,7 @@ fn the_segment_is_a_device() {
 
 #[test]
 fn the_programs_and_queue_pairs_of_a_device_are_shown() {
-    if !have(&["ib_send_bw"]) {
-        return;
-    }
+    kit::require_programs!(&["ib_send_bw"]);
     let verbs = Verbs::new();
     let line = ["ib_send_bw", "-d", DEVICE, "-F", "-D", "60", "--use-srq"];
     let both = verbs.start(&line);
@@ -87,9 +85,7 @@ fn the_programs_and_queue_pairs_of_a_device_are_shown() {
 
 #[test]
 fn without_the_option_a_program_finds_no_device() {
-    if !have(&["ibv_devices"]) {
-        return;
-    }
+    kit::require_programs!(&["ibv_devices"]);
     let verbs = Verbs::new();
     let output = verbs
         .world
@@ -112,9 +108,7 @@ fn wait_until_busy(child: &Child, ticks: u64) {
 
 #[test]
 fn the_death_of_a_process_ends_its_peers() {
-    if !have(&["ib_send_bw", "ib_write_bw", "ib_read_bw"]) {
-        return;
-    }
+    kit::require_programs!(&["ib_send_bw", "ib_write_bw", "ib_read_bw"]);
     let verbs = Verbs::new();
     for program in [
         &["ib_send_bw", "-D", "60"][..],
@@ -147,9 +141,7 @@ fn the_death_of_a_process_ends_its_peers() {
 
 #[test]
 fn the_death_of_the_daemon_does_not_disturb_programs() {
-    if !have(&["ib_send_bw"]) {
-        return;
-    }
+    kit::require_programs!(&["ib_send_bw"]);
     let mut verbs = Verbs::new();
     let line = ["ib_send_bw", "-d", DEVICE, "-F", "-D", "3"];
     let [server, client] = verbs.start(&line);
@@ -176,9 +168,7 @@ const BATCHED: &[&[&str]] =
 #[test]
 fn pingpong() {
     let programs = ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"];
-    if !have(&programs) {
-        return;
-    }
+    kit::require_programs!(&programs);
     let verbs = Verbs::new();
     for program in programs {
         let more: &[&[&str]] = match program {
@@ -210,9 +200,7 @@ const PERFTEST: [&str; 8] = [
 
 #[test]
 fn perftest() {
-    if !have(&PERFTEST) {
-        return;
-    }
+    kit::require_programs!(&PERFTEST);
     let verbs = Verbs::new();
     let try_out = |program: &str, more: &[&str]| {
         let [server, client] = verbs.pair(&[&[program, "-d", DEVICE, "-F"], more].concat());
@@ -273,12 +261,11 @@ fn register_among_threads(run: &[&str], how: &[&str]) {
 
 #[test]
 fn unsupported_calls_are_refused_and_devices_can_be_reopened() {
-    if can_compile() {
-        let said = run_source("refused", &[], &[]);
-        let number = |who: &str| said.lines().find_map(|line| line.strip_prefix(who)).unwrap().to_owned();
-        // The parent and the child have devices of their own.
-        assert_ne!(number("child "), number("parent "));
-    }
+    programs::require_verbs_compiler!();
+    let said = run_source("refused", &[], &[]);
+    let number = |who: &str| said.lines().find_map(|line| line.strip_prefix(who)).unwrap().to_owned();
+    // The parent and the child have devices of their own.
+    assert_ne!(number("child "), number("parent "));
 }
 
 /// Reserves huge pages until the end of the test.
@@ -313,10 +300,11 @@ impl Drop for HugePages {
 
 #[test]
 fn memory_that_cannot_lie_in_the_segment_is_registered() {
-    if can_compile() {
-        let _pages = HugePages::reserve(16);
-        let said = run_source("shadow", &[], &[]);
-        said.lines().filter(|line| line.starts_with("SKIPPED")).for_each(|line| println!("{line}"));
+    programs::require_verbs_compiler!();
+    let _pages = HugePages::reserve(16);
+    let said = run_source("shadow", &[], &[]);
+    for kind in said.lines().filter_map(|line| line.strip_prefix("lacks ")) {
+        kit::skip!("memory of the kind {kind}");
     }
 }
 
@@ -324,9 +312,7 @@ fn memory_that_cannot_lie_in_the_segment_is_registered() {
 /// queues.
 #[test]
 fn memory_beyond_the_quota_can_be_registered() {
-    if !have(&["ib_write_bw"]) {
-        return;
-    }
+    kit::require_programs!(&["ib_write_bw"]);
     let limits = "[limits]\nblock_bytes_per_endpoint = '12M'\n";
     let verbs = Verbs::of(World::configured("size = '256M'\nverbs = true", limits));
     // The program registers twice as many bytes as the quota. The first ones would use up all of it.
@@ -355,12 +341,9 @@ fn memory_beyond_the_quota_can_be_registered() {
 
 #[test]
 fn perftest_uses_huge_pages() {
-    if !have(&PERFTEST) {
-        return;
-    }
-    let Some(_pages) = HugePages::reserve(32) else {
-        return println!("SKIPPED huge pages cannot be reserved here");
-    };
+    kit::require_programs!(&PERFTEST);
+    let pages = HugePages::reserve(32);
+    kit::require!(pages.is_some(), "huge pages cannot be reserved here");
     let verbs = Verbs::new();
     for program in PERFTEST {
         let line = [program, "-d", DEVICE, "-F", "-n", "200", "--use_hugepages"];
@@ -372,25 +355,21 @@ fn perftest_uses_huge_pages() {
 
 #[test]
 fn memory_is_registered_while_threads_use_it() {
-    if can_compile() {
-        register_among_threads(&[], &[]);
-    }
+    programs::require_verbs_compiler!();
+    register_among_threads(&[], &[]);
 }
 
 /// A process that may stop its threads in user mode only.
 #[test]
 fn memory_is_registered_without_privileges() {
-    if !can_compile() || !have(&["unshare", "setpriv"]) {
-        return;
-    }
+    programs::require_verbs_compiler!();
+    kit::require_programs!(&["unshare", "setpriv"]);
     const SCRIPT: &str =
         "if [ -e /dev/userfaultfd ]; then mount --bind /dev/null /dev/userfaultfd || exit; fi
         exec setpriv --bounding-set=-sys_ptrace --inh-caps=-sys_ptrace \"$@\"";
     let run = ["unshare", "--mount", "sh", "-c", SCRIPT, "sh"];
     let status = Command::new(run[0]).args(&run[1..]).arg("true").output().unwrap().status;
-    if !status.success() {
-        return println!("SKIPPED only root gives up privileges");
-    }
+    kit::require!(status.success(), "only root gives up privileges");
     register_among_threads(&run, &[]);
     // Without userfaultfd, as in a container.
     register_among_threads(&run, &["confined"]);
@@ -399,11 +378,10 @@ fn memory_is_registered_without_privileges() {
 /// perftest posts with the `ibv_wr_*` functions only on adapters that it knows, so this makes the device look like one of them.
 #[test]
 fn perftest_posts_in_batches() {
-    if !have(&PERFTEST) {
-        return;
-    }
+    programs::require_verbs_compiler!();
+    kit::require_programs!(&PERFTEST);
     let verbs = Verbs::new();
-    let Some(adapter) = compiled(&verbs, "adapter", &["-shared", "-fPIC", "-ldl"]) else { return };
+    let adapter = compiled(&verbs, "adapter", &["-shared", "-fPIC", "-ldl"]);
     let preload = format!("LD_PRELOAD={adapter}");
     let all = PERFTEST.map(|program| vec![program]);
     let more = [
@@ -426,16 +404,16 @@ fn perftest_posts_in_batches() {
 
 #[test]
 fn requests_are_posted_in_batches() {
+    programs::require_verbs_compiler!();
     let verbs = Verbs::new();
-    if let Some(program) = compiled(&verbs, "post", &["-libverbs"]) {
-        verbs.good(&[&program, DEVICE]);
-    }
+    let program = compiled(&verbs, "post", &["-libverbs"]);
+    verbs.good(&[&program, DEVICE]);
 }
 
 #[test]
 fn completions_are_polled_one_by_one() {
+    programs::require_verbs_compiler!();
     let verbs = Verbs::new();
-    if let Some(program) = compiled(&verbs, "extended_poll", &["-libverbs"]) {
-        verbs.good(&[&program, DEVICE]);
-    }
+    let program = compiled(&verbs, "extended_poll", &["-libverbs"]);
+    verbs.good(&[&program, DEVICE]);
 }

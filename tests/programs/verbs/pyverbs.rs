@@ -12,9 +12,10 @@ const PROGRAM: &str = include_str!("pingpong.py");
 #[test]
 fn pyverbs() {
     let import = Command::new(PYTHON).args(["-c", "import pyverbs.device"]).output();
-    if !import.is_ok_and(|output| output.status.success()) {
-        return println!("SKIPPED python3-pyverbs is not installed: `scripts/setup test` installs it");
-    }
+    kit::require!(
+        import.is_ok_and(|output| output.status.success()),
+        "python3-pyverbs is not installed: `scripts/setup test` installs it"
+    );
     let verbs = Verbs::new();
     let file = verbs.world.files().join("pingpong.py");
     fs::write(&file, PROGRAM).unwrap();

@@ -1,7 +1,7 @@
 //! qperf: messages and one-sided access on connected queue pairs, with and without acknowledgement, and datagrams.
 
 use kit::wait::wait_until;
-use programs::stage::{free_port, have, listens};
+use programs::stage::{free_port, listens};
 use programs::verbs::{DEVICE, Killed, Verbs, expect_good};
 
 /// The tests of qperf. Those that begin with `ver` also check the data that comes back.
@@ -21,9 +21,7 @@ const TESTS: [&str; 11] = [
 
 #[test]
 fn qperf() {
-    if !have(&["qperf"]) {
-        return;
-    }
+    kit::require_programs!(&["qperf"]);
     let verbs = Verbs::new();
     let port = free_port().to_string();
     let server = ["qperf", "-lp", &port];

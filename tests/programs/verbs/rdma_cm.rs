@@ -5,8 +5,8 @@ use ginnel::{AttachOptions, Endpoint, Error, MessageChannel};
 use ginnel_verbs::cm::message::{Message, Parameters, Request};
 use ginnel_verbs::cm::names::PortSpace;
 use kit::wait::wait_until;
-use programs::stage::{PATIENCE, free_port, have};
-use programs::verbs::{Killed, Verbs, can_compile, expect_good, text};
+use programs::stage::{PATIENCE, free_port};
+use programs::verbs::{Killed, Verbs, expect_good, text};
 use std::path::Path;
 use std::process::{Child, Command};
 
@@ -45,9 +45,7 @@ fn expect_bad(mut child: Child) -> String {
 
 #[test]
 fn rping() {
-    if !have(&["rping"]) {
-        return;
-    }
+    kit::require_programs!(&["rping"]);
     let verbs = Verbs::new();
     for more in [&["-S", "100", "-v"][..], &["-S", "60000"], &["-q", "-v"]] {
         let port = free_port();
@@ -65,9 +63,7 @@ fn rping() {
 
 #[test]
 fn ucmatose_and_udaddy() {
-    if !have(&["ucmatose", "udaddy"]) {
-        return;
-    }
+    kit::require_programs!(&["ucmatose", "udaddy"]);
     let verbs = Verbs::new();
     // Their own port: nobody else has a name in this test's segment.
     for (program, space, port, more) in [
@@ -86,9 +82,7 @@ fn ucmatose_and_udaddy() {
 
 #[test]
 fn rdma_server_and_its_relatives() {
-    if !have(&["rdma_server", "rdma_client", "rdma_xserver", "rdma_xclient"]) {
-        return;
-    }
+    kit::require_programs!(&["rdma_server", "rdma_client", "rdma_xserver", "rdma_xclient"]);
     let verbs = Verbs::new();
     let address = ["-s", "127.0.0.1"];
     for (server, client, more) in
@@ -111,9 +105,7 @@ fn rdma_server_and_its_relatives() {
 
 #[test]
 fn perftest_connects_by_rdma_cm() {
-    if !have(&["ib_write_lat", "ib_send_bw", "ib_send_lat"]) {
-        return;
-    }
+    kit::require_programs!(&["ib_write_lat", "ib_send_bw", "ib_send_lat"]);
     let verbs = Verbs::new();
     for line in [&["ib_write_lat"][..], &["ib_send_bw", "-q", "2"], &["ib_send_lat", "-c", "UD"]] {
         let port = free_port();
@@ -128,9 +120,7 @@ fn perftest_connects_by_rdma_cm() {
 
 #[test]
 fn the_death_of_a_process_disconnects_its_peers() {
-    if !have(&["rping"]) {
-        return;
-    }
+    kit::require_programs!(&["rping"]);
     let verbs = Verbs::new();
     for victim in 0..2 {
         let port = free_port();
@@ -156,9 +146,7 @@ fn the_death_of_a_process_disconnects_its_peers() {
 /// A member that does not keep to the messages of a connection is not heard, and those who do are.
 #[test]
 fn invalid_messages_are_ignored() {
-    if !have(&["rping"]) {
-        return;
-    }
+    kit::require_programs!(&["rping"]);
     let verbs = Verbs::new();
     let port = free_port();
     let number = port.to_string();
@@ -203,9 +191,7 @@ fn invalid_messages_are_ignored() {
 /// not fetch.
 #[test]
 fn connections_end_in_every_way() {
-    if !can_compile() {
-        return;
-    }
+    programs::require_verbs_compiler!();
     let verbs = Verbs::new();
     let program = verbs.world.files().join("connects");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/connects.c");

@@ -2,7 +2,7 @@
 //! segment.
 
 use kit::wait::wait_until;
-use programs::stage::{free_port, have};
+use programs::stage::free_port;
 use programs::verbs::{Killed, Verbs, compiled, expect_good};
 use std::fs;
 
@@ -31,9 +31,7 @@ fn pair(verbs: &Verbs, program: &str, more: &[&str]) -> String {
 
 #[test]
 fn rstream() {
-    if !have(&["rstream"]) {
-        return;
-    }
+    kit::require_programs!(&["rstream"]);
     let verbs = Verbs::new();
     for more in [
         // Blocking, without waiting, and with poll; each with its bytes verified.
@@ -55,9 +53,7 @@ fn rstream() {
 
 #[test]
 fn riostream() {
-    if !have(&["riostream"]) {
-        return;
-    }
+    kit::require_programs!(&["riostream"]);
     let verbs = Verbs::new();
     for more in [
         &["-T", "b", "-T", "v", "-S", "64", "-I", "20", "-C", "50"][..],
@@ -71,9 +67,7 @@ fn riostream() {
 
 #[test]
 fn rcopy() {
-    if !have(&["rcopy"]) {
-        return;
-    }
+    kit::require_programs!(&["rcopy"]);
     let verbs = Verbs::new();
     let port = free_port();
     let number = port.to_string();
@@ -95,10 +89,10 @@ fn rcopy() {
 /// What the programs do not try: ends of all kinds, polling of rsockets and others together, threads, names, and a peer that is killed.
 #[test]
 fn rsockets_are_like_sockets() {
+    programs::require_verbs_compiler!();
     let verbs = Verbs::new();
-    if let Some(program) = compiled(&verbs, "rsockets", &["-lrdmacm", "-libverbs"]) {
-        let ports = [free_port(), free_port()].map(|port| port.to_string());
-        let said = verbs.good(&[&program, &ports[0], &ports[1]]);
-        assert!(said.contains("good"), "{said}");
-    }
+    let program = compiled(&verbs, "rsockets", &["-lrdmacm", "-libverbs"]);
+    let ports = [free_port(), free_port()].map(|port| port.to_string());
+    let said = verbs.good(&[&program, &ports[0], &ports[1]]);
+    assert!(said.contains("good"), "{said}");
 }

@@ -221,7 +221,7 @@ static void owner(const char *device, int socket) {
         uint32_t len;
         char *at = memory(kind, on_stack, &len);
         if (!at) {
-            printf("SKIPPED no memory of the kind %s\n", kind_now);
+            printf("lacks %s\n", kind_now);
             say(&side, (struct word){.len = 0});
             continue;
         }

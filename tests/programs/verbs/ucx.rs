@@ -1,7 +1,7 @@
 //! UCX, a communication library that MPI libraries use.
 
 use kit::wait::wait_until;
-use programs::stage::{free_port, have, listens};
+use programs::stage::{free_port, listens};
 use programs::verbs::{DEVICE, Killed, Verbs, expect_good};
 use std::fs;
 
@@ -56,9 +56,7 @@ fn only(transports: &str, devices: &str) -> Vec<String> {
 
 #[test]
 fn the_device_is_found() {
-    if !have(&["ucx_info"]) {
-        return;
-    }
+    kit::require_programs!(&["ucx_info"]);
     let said = Verbs::new().good(&["ucx_info", "-d"]);
     let (_, ours) = said.split_once(&format!("Memory domain: {DEVICE}")).expect(&said);
     let (ours, _) = ours.split_once("Memory domain:").unwrap_or((ours, ""));
@@ -92,9 +90,7 @@ fn perftest(verbs: &Verbs, settings: &[String], tests: &[&str], more: &[&str]) -
 
 #[test]
 fn protocols() {
-    if !have(&["ucx_perftest"]) {
-        return;
-    }
+    kit::require_programs!(&["ucx_perftest"]);
     let verbs = Verbs::sized(SIZE);
     for (transports, kind) in [("rc_v", "rc_verbs"), ("ud_v", "ud_verbs")] {
         let both = perftest(&verbs, &only(transports, &format!("{DEVICE}:1")), OF_PROTOCOLS, &[]);
@@ -107,9 +103,7 @@ fn protocols() {
 
 #[test]
 fn transports() {
-    if !have(&["ucx_perftest"]) {
-        return;
-    }
+    kit::require_programs!(&["ucx_perftest"]);
     let verbs = Verbs::sized(SIZE);
     for (kind, tests) in [("rc_verbs", OF_CONNECTED), ("ud_verbs", OF_DATAGRAMS)] {
         perftest(&verbs, &[], tests, &["-x", kind, "-d", &format!("{DEVICE}:1")]);
@@ -121,9 +115,7 @@ fn transports() {
 /// are short, but not inline.
 #[test]
 fn ucx_demo_reads_and_writes_the_right_data() {
-    if !have(&["io_demo"]) {
-        return;
-    }
+    kit::require_programs!(&["io_demo"]);
     let verbs = Verbs::sized(SIZE);
     let mut settings = only("rc_v,tcp", &format!("{DEVICE}:1,lo"));
     settings.extend(["UCX_SOCKADDR_TLS_PRIORITY=tcp", "UCX_RC_VERBS_TX_MIN_INLINE=512"].map(str::to_owned));
@@ -160,9 +152,7 @@ assert stat.S_ISDIR(os.stat('/dev').st_mode) and os.access('/dev', os.X_OK)
 assert stat.S_ISREG(os.stat(sys.executable).st_mode)
 ";
     let python = programs::stage::PYTHON;
-    if !have(&["python3"]) {
-        return;
-    }
+    kit::require_programs!(&["python3"]);
     Verbs::new().good(&[python, "-c", SCRIPT, DEVICE]);
 }
 

@@ -29,8 +29,9 @@ impl Top {
 
 #[test]
 fn a_program_whose_peer_posts_no_receive_is_shown() {
+    programs::require_verbs_compiler!();
     let verbs = Verbs::new();
-    let Some(program) = compiled(&verbs, "waits") else { return };
+    let program = compiled(&verbs, "waits");
     let mut ends = start(&verbs, &program, [&[], &[]]);
     // The request first waits until its peer is ready.
     wait_until("a request that waits", || verbs.world.good("verbs").out.contains(" for a receive of "));

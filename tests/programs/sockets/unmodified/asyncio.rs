@@ -1,7 +1,7 @@
 //! Python's asyncio with many connections at once.
 
 use kit::world::World;
-use programs::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use programs::stage::{MODES, PYTHON, Stage, changed, free_port};
 
 const CONNECTIONS: usize = 1000;
 
@@ -9,9 +9,7 @@ const ECHO: &str = include_str!("echo.py");
 
 #[test]
 fn asyncio() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for mode in MODES {
         // Two rings for each connection.
         let mut stage = Stage::in_world(mode, World::with("size = '640M'"));

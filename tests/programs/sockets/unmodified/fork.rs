@@ -1,6 +1,6 @@
 //! Processes that share a connection after a fork.
 
-use programs::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use programs::stage::{MODES, PYTHON, Stage, changed, free_port};
 
 /// A server whose child continues a connection that has changed over, after other programs were executed.
 const FORK: &str = r#"
@@ -55,9 +55,7 @@ else:
 
 #[test]
 fn trap_1_a_child_continues_a_connection_of_its_parent() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();
@@ -108,9 +106,7 @@ else:
 
 #[test]
 fn trap_1_one_process_sends_and_another_one_receives() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();
@@ -212,9 +208,7 @@ else:
 
 #[test]
 fn trap_1_processes_use_a_connection_in_turn() {
-    if !have(&[PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[PYTHON]);
     for mode in MODES {
         for when in ["before", "after"] {
             let mut stage = Stage::new(mode);

@@ -1,13 +1,11 @@
 //! A server written in Go, which makes system calls without any library.
 
-use programs::stage::{MODES, Stage, free_port, have};
+use programs::stage::{MODES, Stage, free_port};
 use std::fs;
 
 #[test]
 fn go() {
-    if !have(&["caddy", "curl", "wrk"]) {
-        return;
-    }
+    kit::require_programs!(&["caddy", "curl", "wrk"]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let folder = stage.world.files();

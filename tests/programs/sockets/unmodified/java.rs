@@ -1,15 +1,13 @@
 //! Java's channels, selectors and streams.
 
-use programs::stage::{MODES, Stage, changed, free_port, have};
+use programs::stage::{MODES, Stage, changed, free_port};
 
 /// `java` compiles this source itself.
 const ECHO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/sockets/unmodified/Echo.java");
 
 #[test]
 fn java() {
-    if !have(&["java"]) {
-        return;
-    }
+    kit::require_programs!(&["java"]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();

@@ -1,6 +1,6 @@
 //! memcached with libmemcached's tools, and with a client in Python.
 
-use programs::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+use programs::stage::{MODES, PYTHON, Stage, changed, free_port};
 use std::fs;
 
 /// Sets and gets values until the connection has changed over, and then some more.
@@ -8,9 +8,15 @@ const PYMEMCACHE: &str = include_str!("values.py");
 
 #[test]
 fn memcached() {
-    if !have(&["memcached", "memccapable", "memccp", "memccat", "memcslap", "memcaslap", PYTHON]) {
-        return;
-    }
+    kit::require_programs!(&[
+        "memcached",
+        "memccapable",
+        "memccp",
+        "memccat",
+        "memcslap",
+        "memcaslap",
+        PYTHON
+    ]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();

@@ -1,14 +1,12 @@
 //! NetPIPE over TCP.
 
-use programs::stage::{MODES, Stage, changed, free_port, have};
+use programs::stage::{MODES, Stage, changed, free_port};
 use std::process::Stdio;
 
 /// Sends messages of 1 byte to 3 MB back and forth, and compares each with what was sent.
 #[test]
 fn netpipe() {
-    if !have(&["NPtcp"]) {
-        return;
-    }
+    kit::require_programs!(&["NPtcp"]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();

@@ -1,14 +1,12 @@
 //! nginx with curl and wrk.
 
-use programs::stage::{PATIENCE, Stage, changed, free_port, have};
+use programs::stage::{PATIENCE, Stage, changed, free_port};
 use std::fs;
 use std::time::Instant;
 
 #[test]
 fn nginx() {
-    if !have(&["nginx", "curl", "wrk"]) {
-        return;
-    }
+    kit::require_programs!(&["nginx", "curl", "wrk"]);
     for (mode, sendfile) in [("auto", "on"), ("auto", "off"), ("eager", "on")] {
         let mut stage = Stage::new(mode);
         let folder = stage.world.files();

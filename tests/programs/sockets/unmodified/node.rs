@@ -1,14 +1,12 @@
 //! Node.js.
 
-use programs::stage::{MODES, Stage, changed, free_port, have};
+use programs::stage::{MODES, Stage, changed, free_port};
 
 const ECHO: &str = include_str!("echo.js");
 
 #[test]
 fn node() {
-    if !have(&["node"]) {
-        return;
-    }
+    kit::require_programs!(&["node"]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let port = free_port();

@@ -4,7 +4,6 @@ use kit::wait::wait_until;
 use programs::stage::{MODES, Stage, free_port};
 use std::fs;
 use std::os::unix::fs::chown;
-use std::path::Path;
 use std::process::Command;
 
 /// Debian's folder of PostgreSQL's programs.
@@ -18,10 +17,7 @@ fn program(name: &str) -> String {
 
 #[test]
 fn postgresql() {
-    if !Path::new(&program("postgres")).exists() {
-        println!("SKIPPED {FOLDER}/postgres is not installed: `scripts/setup test` installs it");
-        return;
-    }
+    kit::require_programs!(&[&*program("postgres")]);
     let me = rustix::process::geteuid();
     let user = if me.is_root() { NOBODY } else { me.as_raw() };
     let ids = [format!("--reuid={user}"), format!("--regid={user}")];

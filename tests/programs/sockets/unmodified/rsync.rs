@@ -1,6 +1,6 @@
 //! rsync and its daemon: at each end, one process sends and another one receives.
 
-use programs::stage::{MODES, Stage, changed, free_port, have};
+use programs::stage::{MODES, Stage, changed, free_port};
 use std::fs;
 use std::path::Path;
 
@@ -25,9 +25,7 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn rsync() {
-    if !have(&["rsync"]) {
-        return;
-    }
+    kit::require_programs!(&["rsync"]);
     for mode in MODES {
         let mut stage = Stage::new(mode);
         let folder = stage.world.files();

@@ -1,20 +1,18 @@
 //! OpenSSH: a server that executes itself, forks, drops its privileges and confines itself, all with one connection.
 
 use kit::world::World;
-use programs::stage::{MODES, PATIENCE, Stage, changed, free_port, have};
+use programs::stage::{MODES, PATIENCE, Stage, changed, free_port};
 use std::fs::{self, File};
 use std::process::Command;
 use std::time::Instant;
 
 #[test]
 fn ssh() {
-    if !have(&["sshd", "ssh", "ssh-keygen"]) {
-        return;
-    }
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED the distribution's sshd needs root, and its folder /run/sshd");
-        return;
-    }
+    kit::require_programs!(&["sshd", "ssh", "ssh-keygen"]);
+    kit::require!(
+        rustix::process::geteuid().is_root(),
+        "the distribution's sshd needs root, and its folder /run/sshd"
+    );
     for mode in MODES {
         // By default ssh stays on TCP, so that users can still log in if something is wrong.
         let world = World::configured("size = '64M'", "[sockets]\nexclude = []\n");

@@ -8,3 +8,5 @@ mod operate;
 mod readers;
 mod run;
 mod volume;
+
+kit::test_that_skips_are_seen!();

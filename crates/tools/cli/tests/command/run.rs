@@ -153,10 +153,7 @@ fn linked_statically() -> Vec<u8> {
 
 #[test]
 fn a_program_that_cannot_load_the_library_runs_with_a_warning() {
-    if !cfg!(target_arch = "x86_64") {
-        println!("SKIPPED the program is for x86-64");
-        return;
-    }
+    kit::require!(cfg!(target_arch = "x86_64"), "the program is for x86-64");
     let folder = tempfile::tempdir().unwrap();
     let [program, script] = ["program", "script"].map(|name| folder.path().join(name));
     fs::write(&program, linked_statically()).unwrap();
