@@ -17,6 +17,7 @@
 #![allow(unsafe_code)] // Ignores a signal, as the start of a Rust program does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::process::{Command, exit};
 
 /// The variable that names the program to run.
@@ -45,9 +46,18 @@ macro_rules! program {
 
 /// Returns the command that runs a program of this executable.
 pub fn command<F: Fn()>(program: F) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this executable has a path"));
+    let mut command = Command::new(executable());
     command.env(NAME, std::any::type_name_of_val(&program));
     command
+}
+
+/// Makes a command that runs another one, as `env` does, run a program of this executable.
+pub fn run_by<F: Fn()>(command: &mut Command, program: F) -> &mut Command {
+    command.arg(executable()).env(NAME, std::any::type_name_of_val(&program))
+}
+
+fn executable() -> PathBuf {
+    std::env::current_exe().expect("this executable has a path")
 }
 
 #[doc(hidden)]
@@ -67,7 +77,8 @@ pub fn run_if_named<F: Fn()>(program: F) {
 
 #[cfg(test)]
 mod tests {
-    use super::command;
+    use super::{command, run_by};
+    use std::process::Command;
 
     crate::program! {
         /// Says hello, and whether it knows its name, which its children must not.
@@ -86,6 +97,8 @@ mod tests {
     fn a_program_runs_alone_and_ends_as_its_function_does() {
         let output = command(says_hello).output().unwrap();
         assert!(output.status.success(), "{output:?}");
+        assert_eq!(output.stdout, b"hello None\n");
+        let output = run_by(&mut Command::new("env"), says_hello).output().unwrap();
         assert_eq!(output.stdout, b"hello None\n");
         let output = command(panics).output().unwrap();
         assert_eq!(output.status.code(), Some(101));

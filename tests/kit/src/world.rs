@@ -1,7 +1,9 @@
 //! A daemon in folders of its own, and the `ginnel` command that runs beside it.
 
 use crate::build;
+use crate::process::signal;
 use crate::wait::wait_until;
+use rustix::process::Signal;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -141,7 +143,7 @@ impl Drop for World {
             eprintln!("ginneld said:\n{}", self.log());
         }
         // SIGTERM, so that the daemon ends its keeper too.
-        signal(&self.daemon, "TERM");
+        signal(&self.daemon, Signal::TERM);
         let end = Instant::now() + Duration::from_secs(10);
         while matches!(self.daemon.try_wait(), Ok(None)) {
             if Instant::now() >= end {
@@ -170,12 +172,6 @@ impl Said {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// Sends a signal, such as `TERM`, to a child.
-pub fn signal(child: &Child, name: &str) {
-    let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
-    assert!(status.success(), "kill -{name}");
 }
 
 /// A command that runs until the value is dropped.

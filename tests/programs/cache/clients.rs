@@ -1,17 +1,13 @@
 //! Unmodified memcached clients in several languages: the checks that they make hold for memcached and for a cache.
 
 use super::served::CacheServer;
+use kit::process::Process;
 use kit::wait::wait_until;
 use kit::world::World;
-use programs::stage::PYTHON;
-use std::net::{TcpListener, TcpStream};
+use programs::stage::{PYTHON, free_port};
+use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
-/// Returns a port that is unused at the moment.
-fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+use std::process::{Command, Stdio};
 
 /// Returns the folder with the packages that npm and Maven have fetched, or records why there is none.
 fn folder() -> Option<String> {
@@ -22,15 +18,6 @@ fn folder() -> Option<String> {
         return None;
     }
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
-}
-
-struct Memcached(Child);
-
-impl Drop for Memcached {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Runs a client with memcached, and with a cache.
@@ -47,15 +34,15 @@ fn check(client: &Command) {
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("all right"), "{command:?}: {output:?}");
     };
-    let of_memcached = port();
+    let of_memcached = free_port();
     let mut command = Command::new("memcached");
     command.args(["-u", "root", "-l", "127.0.0.1", "-p", &of_memcached.to_string()]);
-    let memcached = Memcached(command.stdin(Stdio::null()).spawn().unwrap());
+    let memcached = Process(command.stdin(Stdio::null()).spawn().unwrap());
     run(of_memcached);
     drop(memcached);
 
     let world = World::new();
-    let own = port();
+    let own = free_port();
     let _server = CacheServer::serving(&world, &format!("--listen 127.0.0.1:{own}"));
     run(own);
 }

@@ -3,8 +3,10 @@
 use super::{get, options};
 use ginnel_cache_client::{Cache, Entry, Error, Options, Swap};
 use kit::build;
+use kit::process::signal;
 use kit::wait::wait_until;
 use kit::world::World;
+use rustix::process::Signal;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -168,12 +170,12 @@ fn items_expire_for_readers_too() {
     assert_eq!(get(&cache, "in a month").as_deref(), Some("z"));
     // A server that hangs does not keep items with an expiry time alive for ever: memory does not answer for them any
     // more.
-    kit::world::signal(&server.0, "STOP");
+    signal(&server.0, Signal::STOP);
     let impatient = Options { timeout: Duration::from_millis(300), ..options(&world, "auto") };
     let cache = Cache::open_with("web/c", &impatient).unwrap();
     let mut value = Vec::new();
     wait_until("a clock that stands", || cache.get(b"later", &mut value).is_err());
-    kit::world::signal(&server.0, "CONT");
+    signal(&server.0, Signal::CONT);
     wait_until("a clock that goes", || matches!(cache.get(b"later", &mut value), Ok(Some(_))));
     server.kill();
     let _successor = CacheServer::serving(&world, "");

@@ -2,8 +2,10 @@
 
 use ginnel_report::{Record, Report};
 use kit::build;
+use kit::process::signal;
 use kit::wait::wait_until;
-use kit::world::{World, signal};
+use kit::world::World;
+use rustix::process::Signal;
 use std::cell::Cell;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -190,7 +192,7 @@ impl Stage {
     pub fn end(mut self) -> Vec<Record<'static>> {
         if let Some(mut server) = self.server.take() {
             if server.try_wait().unwrap().is_none() {
-                signal(&server, "TERM");
+                signal(&server, Signal::TERM);
             }
             let end = Instant::now() + PATIENCE;
             while server.try_wait().unwrap().is_none() {

@@ -9,7 +9,9 @@ use self::talk::{Plan, Sums};
 use ginnel_report::Report;
 use ginnel_status::Inspect;
 use kit::build;
-use kit::world::{World, signal};
+use kit::process::signal;
+use kit::world::World;
+use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::BufReader;
@@ -63,13 +65,8 @@ impl Load {
         for role in ["server", "client"] {
             let files = load.world.files();
             let log = fs::File::create(files.join(format!("{role}.log"))).unwrap();
-            let child = load
-                .world
-                .command("run --mode eager")
-                .arg(format!("--report={role}.report"))
-                .arg("--")
-                .arg(std::env::current_exe().unwrap())
-                .args(["--exact", "load::program::program", "--include-ignored", "--nocapture"])
+            let mut command = load.world.command("run --mode eager");
+            let child = program::run_by(command.arg(format!("--report={role}.report")).arg("--"))
                 .env("GINNEL_PRELOAD", build::library("libginnel_preload.so"))
                 .env(ROLE, role)
                 .env(PHASES, phases)
@@ -182,7 +179,7 @@ impl Drop for Load {
         for program in &mut self.programs {
             if matches!(program.try_wait(), Ok(None)) {
                 // `ginnel run` passes the signal on.
-                signal(program, "TERM");
+                signal(program, Signal::TERM);
                 let _ = program.wait();
             }
         }

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufWriter, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,59 +16,64 @@ const THREADS: usize = 4;
 pub const ROLE: &str = "GINNEL_TEST_LOAD_ROLE";
 pub const PHASES: &str = "GINNEL_TEST_LOAD_PHASES";
 
-/// Not a test, but a program that is controlled through a folder. It is told the number of its first connection, and
-/// the number of connections in each phase. After each phase it writes the bytes that it has sent and received, and
-/// waits.
-#[test]
-#[ignore = "a program for the tests of its module"]
-fn program() {
-    let role = std::env::var(ROLE).unwrap();
-    let phases: Vec<u64> = std::env::var(PHASES).unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
-    let listener = (role == "server").then(|| {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        fs::write("port.part", port.to_string()).unwrap();
-        fs::rename("port.part", "port").unwrap();
-        listener
-    });
-    let port = match &listener {
-        Some(_) => 0,
-        None => fs::read_to_string("port").unwrap().parse().unwrap(),
-    };
-    let [first, phases @ ..] = &phases[..] else { panic!("no phases") };
-    let mut first = *first;
-    for (phase, count) in phases.iter().enumerate() {
-        let next = AtomicU64::new(first);
-        first += count;
-        // Written as they end, because data that is kept would look like a leak.
-        let part = PathBuf::from(format!("{role}.part"));
-        let sums = Mutex::new(BufWriter::new(fs::File::create(&part).unwrap()));
-        std::thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    loop {
-                        let number = next.fetch_add(1, Ordering::Relaxed);
-                        if number >= first {
-                            return;
-                        }
-                        let (number, (sent, received)) = match &listener {
-                            Some(listener) => serve(listener),
-                            None => (number, talk(port, number)),
-                        };
-                        writeln!(sums.lock().unwrap(), "{number} {sent} {received}").unwrap();
-                    }
-                });
-            }
+kit::program! {
+    /// A program that is controlled through a folder. It is told the number of its first connection, and
+    /// the number of connections in each phase. After each phase it writes the bytes that it has sent and received, and
+    /// waits.
+    fn talks() {
+        let role = std::env::var(ROLE).unwrap();
+        let phases: Vec<u64> = std::env::var(PHASES).unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
+        let listener = (role == "server").then(|| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            fs::write("port.part", port.to_string()).unwrap();
+            fs::rename("port.part", "port").unwrap();
+            listener
         });
-        sums.into_inner().unwrap().into_inner().unwrap();
-        fs::rename(&part, format!("{role}.{phase}")).unwrap();
-        // Waits until it may continue.
-        while !Path::new(&format!("go.{phase}")).exists() {
-            assert!(Path::new("port").exists(), "the test is over");
-            look_at_daemon();
-            std::thread::sleep(Duration::from_millis(2));
+        let port = match &listener {
+            Some(_) => 0,
+            None => fs::read_to_string("port").unwrap().parse().unwrap(),
+        };
+        let [first, phases @ ..] = &phases[..] else { panic!("no phases") };
+        let mut first = *first;
+        for (phase, count) in phases.iter().enumerate() {
+            let next = AtomicU64::new(first);
+            first += count;
+            // Written as they end, because data that is kept would look like a leak.
+            let part = PathBuf::from(format!("{role}.part"));
+            let sums = Mutex::new(BufWriter::new(fs::File::create(&part).unwrap()));
+            std::thread::scope(|scope| {
+                for _ in 0..THREADS {
+                    scope.spawn(|| {
+                        loop {
+                            let number = next.fetch_add(1, Ordering::Relaxed);
+                            if number >= first {
+                                return;
+                            }
+                            let (number, (sent, received)) = match &listener {
+                                Some(listener) => serve(listener),
+                                None => (number, talk(port, number)),
+                            };
+                            writeln!(sums.lock().unwrap(), "{number} {sent} {received}").unwrap();
+                        }
+                    });
+                }
+            });
+            sums.into_inner().unwrap().into_inner().unwrap();
+            fs::rename(&part, format!("{role}.{phase}")).unwrap();
+            // Waits until it may continue.
+            while !Path::new(&format!("go.{phase}")).exists() {
+                assert!(Path::new("port").exists(), "the test is over");
+                look_at_daemon();
+                std::thread::sleep(Duration::from_millis(2));
+            }
         }
     }
+}
+
+/// Makes a command that runs another one run this program.
+pub fn run_by(command: &mut Command) -> &mut Command {
+    kit::program::run_by(command, talks)
 }
 
 /// Makes the library read the daemon's messages: opens a connection that is worth a report and leads to nothing.

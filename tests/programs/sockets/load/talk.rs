@@ -1,6 +1,7 @@
 //! One end of a connection under load: random calls and sizes, and bytes that can be computed from their position.
 #![allow(unsafe_code)] // Calls that the standard library does not have.
 
+use kit::random::Random;
 use libc::{c_int, iovec};
 use std::cell::RefCell;
 use std::io::{Error, ErrorKind};
@@ -11,26 +12,6 @@ use std::time::Duration;
 
 /// The time after which an end is considered hung.
 const WATCHDOG: c_int = 60_000;
-
-/// Generates numbers that look random and are the same each time.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % n
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// The number of calls, with a pause before each, after which a sender does not wait any longer for the change.
 const PATIENCE: u32 = 100_000;
@@ -44,7 +25,7 @@ fn content(stream: u64, position: u64, len: usize) -> &'static [u8] {
     static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
         let mut random = Random::new(5);
-        let period: Vec<u8> = (0..PERIOD).map(|_| random.below(256) as u8).collect();
+        let period: Vec<u8> = (0..PERIOD).map(|_| random.index(256) as u8).collect();
         period.iter().copied().cycle().take(PERIOD + LONGEST).collect()
     });
     let start = ((stream.wrapping_mul(7919) + position) % PERIOD as u64) as usize;
@@ -74,15 +55,14 @@ pub struct Plan {
 impl Plan {
     pub fn new(number: u64) -> Self {
         let mut random = Random::new(number + 1);
-        random.below(1);
-        let sends = [[true, true], [true, false], [false, true]][random.below(3)];
-        let style = |random: &mut Random| match random.below(3) {
+        let sends = [[true, true], [true, false], [false, true]][random.index(3)];
+        let style = |random: &mut Random| match random.index(3) {
             0 if sends != [true, true] => Style::Blocking,
             0 | 1 => Style::Poll,
             _ => Style::Epoll,
         };
         let styles = [style(&mut random), style(&mut random)];
-        Self { seed: number, styles, sends, changes: !random.one_in(8) }
+        Self { seed: number, styles, sends, changes: !one_in(&mut random, 8) }
     }
 }
 
@@ -116,7 +96,7 @@ impl<'s> End<'s> {
         let mut random = Random::new(plan.seed * 2 + side as u64);
         let until = match (plan.sends[side], plan.changes) {
             (false, _) => Some(0),
-            (true, false) => Some(random.below(10_000) as u64),
+            (true, false) => Some(random.below(10_000)),
             (true, true) => None,
         };
         Self {
@@ -235,8 +215,8 @@ impl<'s> End<'s> {
     /// Makes one call that sends, or that ends the stream. Returns false if there is no room.
     fn send(&mut self) -> bool {
         if self.until.is_none() && (self.calls >= PATIENCE || self.has_left_tcp()) {
-            let more = if self.random.one_in(32) { 800 << 10 } else { 20 << 10 };
-            self.until = Some(self.sent + self.random.below(more) as u64);
+            let more = if one_in(&mut self.random, 32) { 800 << 10 } else { 20 << 10 };
+            self.until = Some(self.sent + self.random.below(more));
         }
         let left = self.until.map_or(LONGEST as u64, |until| until - self.sent) as usize;
         if left == 0 {
@@ -247,12 +227,12 @@ impl<'s> End<'s> {
         self.calls += 1;
         if self.until.is_none() {
             // This pause keeps TCP's buffers from filling up while the daemon works.
-            std::thread::sleep(Duration::from_micros(self.random.below(200) as u64));
+            std::thread::sleep(Duration::from_micros(self.random.below(200)));
         }
-        let most = if self.until.is_some() && self.random.one_in(8) { LONGEST } else { 2000 };
-        let len = left.min(1 + self.random.below(most));
+        let most = if self.until.is_some() && one_in(&mut self.random, 8) { LONGEST } else { 2000 };
+        let len = left.min(1 + self.random.index(most));
         let bytes = content(self.plan.seed * 2 + self.side as u64, self.sent, len);
-        let call = self.random.below(4);
+        let call = self.random.index(4);
         let pieces = split(bytes.as_ptr().cast_mut(), len, &mut self.random);
         // SAFETY: all bytes are there; none of these calls writes to them.
         let n = unsafe {
@@ -277,9 +257,9 @@ impl<'s> End<'s> {
     }
 
     fn receive_into(&mut self, buffer: &mut [u8]) -> bool {
-        let most = if self.random.one_in(4) { LONGEST } else { 3000 };
-        let len = 1 + self.random.below(most);
-        let call = self.random.below(5);
+        let most = if one_in(&mut self.random, 4) { LONGEST } else { 3000 };
+        let len = 1 + self.random.index(most);
+        let call = self.random.index(5);
         if call == 4 {
             // SAFETY: room for as many bytes.
             let n = unsafe { libc::recv(self.fd, buffer.as_mut_ptr().cast(), len, libc::MSG_PEEK) };
@@ -326,9 +306,13 @@ impl<'s> End<'s> {
     }
 }
 
+fn one_in(random: &mut Random, n: usize) -> bool {
+    random.index(n) == 0
+}
+
 /// Returns up to three pieces of a buffer.
 fn split(at: *mut u8, len: usize, random: &mut Random) -> Vec<iovec> {
-    let mut cuts = [0, random.below(len + 1), random.below(len + 1), len];
+    let mut cuts = [0, random.index(len + 1), random.index(len + 1), len];
     cuts.sort_unstable();
     let piece = |two: &[usize]| iovec { iov_base: at.wrapping_add(two[0]).cast(), iov_len: two[1] - two[0] };
     cuts.windows(2).map(piece).collect()

@@ -1,8 +1,11 @@
 //! `ginnel cp` with a real server.
 
 use kit::build;
+use kit::process::signal;
+use kit::random::Random;
 use kit::wait::wait_until;
-use kit::world::{Server, World, signal};
+use kit::world::{Server, World};
+use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -14,12 +17,9 @@ use std::time::{Duration, SystemTime};
 
 /// Returns bytes that do not repeat within several blocks.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let words = (0..len.div_ceil(8)).flat_map(|_| {
-        state = state.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) ^ 0x5bd1;
-        state.to_le_bytes()
-    });
-    words.take(len).collect()
+    let mut bytes = vec![0; len];
+    Random::new(seed).fill(&mut bytes);
+    bytes
 }
 
 /// Makes a folder with every kind of file that is copied.
@@ -241,10 +241,10 @@ fn a_killed_receiver_leaves_nothing_visible_and_the_next_copy_continues() {
     fs::write(files.join("near/big"), &bytes).unwrap();
     let mut copy = world.command("cp near/big host:").stderr(Stdio::piped()).spawn().unwrap();
     wait_for_part(&files.join("far"), "big", 4 << 20);
-    signal(&copy, "STOP");
+    signal(&copy, Signal::STOP);
     server.end();
     assert_eq!(names(&files.join("far")), [".big.ginnel-part"]);
-    signal(&copy, "CONT");
+    signal(&copy, Signal::CONT);
     assert_eq!(copy.wait().unwrap().code(), Some(1));
     let mut err = String::new();
     std::io::Read::read_to_string(copy.stderr.as_mut().unwrap(), &mut err).unwrap();
@@ -292,7 +292,7 @@ fn an_interrupted_client_leaves_nothing_visible() {
     fs::write(files.join("far/big"), noise(200 << 20, 4)).unwrap();
     let mut copy = world.command("cp host:big near").stderr(Stdio::piped()).spawn().unwrap();
     wait_for_part(&files.join("near"), "big", 2 << 20);
-    signal(&copy, "INT");
+    signal(&copy, Signal::INT);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&copy.wait().unwrap()), Some(2));
     assert_eq!(names(&files.join("near")), [".big.ginnel-part"]);
     // The server still serves.

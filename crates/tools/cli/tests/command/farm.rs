@@ -1,27 +1,22 @@
 //! `ginnel farm`: the manager and its workers as separate processes.
 
+use kit::process::signal;
+use kit::random::Random;
 use kit::wait::wait_until;
-use kit::world::{Said, World, signal};
+use kit::world::{Said, World};
+use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Stdio};
 
-/// Generates numbers that look random and are the same each time.
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 /// A text with long and short words and lines, and characters of several bytes.
 fn text(len: usize) -> String {
-    let (mut text, mut state) = (String::new(), 0x5eed);
+    let (mut text, mut random) = (String::new(), Random::new(1));
     while text.len() < len {
-        match random(&mut state) % 20 {
+        match random.below(20) {
             0 => text.push('\n'),
             1..4 => text.push(' '),
             4..6 => text.push_str("ü€"),
-            _ => text.push((b'a' + (random(&mut state) % 26) as u8) as char),
+            _ => text.push((b'a' + random.below(26) as u8) as char),
         }
     }
     text
@@ -143,7 +138,7 @@ fn a_late_worker_replaces_one_that_was_killed() {
 #[test]
 fn workers_killed_at_random_instants_change_no_count() {
     let world = World::new();
-    let mut state = 0xfa57;
+    let mut random = Random::new(2);
     let manager =
         start(&world, "farm run count-words web --generate 100M --seed 9 --piece 20000 --json --window 3");
     let line = "farm work web --mode interrupt --patience 3";
@@ -152,8 +147,8 @@ fn workers_killed_at_random_instants_change_no_count() {
     let mut kills = 0;
     let mut manager = manager;
     while kills < 12 && manager.try_wait().unwrap().is_none() {
-        std::thread::sleep(std::time::Duration::from_millis(random(&mut state) % 60));
-        let victim = &mut workers[(random(&mut state) % 3) as usize];
+        std::thread::sleep(std::time::Duration::from_millis(random.below(60)));
+        let victim = &mut workers[random.index(3)];
         victim.kill().unwrap();
         victim.wait().unwrap();
         *victim = start(&world, line);
@@ -231,7 +226,7 @@ fn failures_are_reported_with_their_reason() {
     let mut manager = start(&world, "farm run count-chars web --generate 1M --workers 9");
     let worker = start(&world, "farm work web");
     wait_for_channels(&world, 1);
-    signal(&manager, "KILL");
+    signal(&manager, Signal::KILL);
     manager.wait().unwrap();
     let (status, said) = ended(worker);
     assert!(status == Some(1) && said.err.contains("the manager has died"), "{said:?}");

@@ -1,8 +1,10 @@
 //! `ginnel cp` with a peer that lies or breaks off. Frames are written byte by byte, as `cp/frame.rs` describes them.
 
 use ginnel::{AttachOptions, Endpoint, Listener, MessageChannel};
+use kit::process::signal;
 use kit::wait::wait_until;
-use kit::world::{World, signal};
+use kit::world::World;
+use rustix::process::Signal;
 use std::fs;
 use std::process::{Child, Stdio};
 
@@ -151,7 +153,7 @@ fn lies_are_refused_and_leave_nothing() {
 fn a_signal_removes_a_short_part() {
     let world = World::new();
     let listener = listen(&world);
-    for name in ["INT", "TERM", "HUP"] {
+    for number in [Signal::INT, Signal::TERM, Signal::HUP] {
         let (mut child, mut channel) = client(&world, &listener, "cp host:f g");
         for frame in [simple(TOP, "f"), frame(FILE, 400, 0, 0, b""), frame(DATA, 0, SUM_OF_DATA, 0, b"data")]
         {
@@ -159,9 +161,9 @@ fn a_signal_removes_a_short_part() {
         }
         let part = world.files().join(".g.ginnel-part");
         wait_until("a part", || fs::metadata(&part).is_ok_and(|meta| meta.len() == 4));
-        signal(&child, name);
+        signal(&child, number);
         assert!(!child.wait().unwrap().success());
-        assert_eq!(fs::read_dir(world.files()).unwrap().count(), 0, "SIG{name}");
+        assert_eq!(fs::read_dir(world.files()).unwrap().count(), 0, "{number:?}");
     }
 }
 

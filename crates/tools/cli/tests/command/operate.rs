@@ -1,6 +1,8 @@
 //! Segments, VMs, status, and output for other programs.
 
-use kit::world::{World, signal};
+use kit::process::signal;
+use kit::world::World;
+use rustix::process::Signal;
 use std::process::Stdio;
 
 #[test]
@@ -162,9 +164,9 @@ fn a_closed_output_pipe_is_not_a_failure() {
     let world = World::new();
     for line in ["status", "segment list", "completions bash", "--help"] {
         let mut child = world.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        signal(&child, "STOP");
+        signal(&child, Signal::STOP);
         drop(child.stdout.take());
-        signal(&child, "CONT");
+        signal(&child, Signal::CONT);
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success() && err.is_empty(), "{line}: {} {err}", output.status);

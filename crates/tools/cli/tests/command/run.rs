@@ -2,8 +2,10 @@
 
 use ginnel_report::{Event, Record, Report};
 use kit::build;
+use kit::process::signal;
 use kit::wait::wait_until;
-use kit::world::{World, signal};
+use kit::world::World;
+use rustix::process::Signal;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -211,7 +213,13 @@ fn the_report_is_printed_and_saved_as_requested() {
 #[test]
 fn signals_reach_the_program_and_its_exit_status_is_returned() {
     for report in [None, Some("--report")] {
-        for name in ["TERM", "INT", "HUP", "QUIT", "USR1"] {
+        for (name, number) in [
+            ("TERM", Signal::TERM),
+            ("INT", Signal::INT),
+            ("HUP", Signal::HUP),
+            ("QUIT", Signal::QUIT),
+            ("USR1", Signal::USR1),
+        ] {
             let script = format!("trap 'echo got; exit 9' {name}; echo ready; while :; do sleep 0.01; done");
             let mut child = ginnel()
                 .args(report)
@@ -224,7 +232,7 @@ fn signals_reach_the_program_and_its_exit_status_is_returned() {
             let mut line = String::new();
             out.read_line(&mut line).unwrap();
             assert_eq!(line, "ready\n");
-            signal(&child, name);
+            signal(&child, number);
             let mut rest = String::new();
             out.read_to_string(&mut rest).unwrap();
             assert_eq!((&*rest, child.wait().unwrap().code()), ("got\n", Some(9)), "{name}");
@@ -242,35 +250,35 @@ fn signals_reach_the_program_and_its_exit_status_is_returned() {
 /// The variable that tells [`program_with_a_connection`] which file ends it.
 const END: &str = "GINNEL_TEST_END";
 
-/// Not a test, but a program with both ends of a connection, over which messages go back and forth until a file exists
-/// or its folder is removed.
-#[test]
-#[ignore = "a program for the tests below"]
-fn program_with_a_connection() {
-    let end = PathBuf::from(std::env::var_os(END).unwrap());
-    let folder = end.parent().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let mut acceptor = listener.accept().unwrap().0;
-    let echo = std::thread::spawn(move || {
-        let mut piece = [0; MESSAGE];
-        while acceptor.read_exact(&mut piece).is_ok() {
-            acceptor.write_all(&piece).unwrap();
+kit::program! {
+    /// A program with both ends of a connection, over which messages go back and forth until a file exists
+    /// or its folder is removed.
+    fn program_with_a_connection() {
+        let end = PathBuf::from(std::env::var_os(END).unwrap());
+        let folder = end.parent().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut acceptor = listener.accept().unwrap().0;
+        let echo = std::thread::spawn(move || {
+            let mut piece = [0; MESSAGE];
+            while acceptor.read_exact(&mut piece).is_ok() {
+                acceptor.write_all(&piece).unwrap();
+            }
+        });
+        let mut sent = 0_u64;
+        while sent < 100 || (folder.exists() && !end.exists()) {
+            let piece: [u8; MESSAGE] = std::array::from_fn(|at| (sent as usize + at) as u8);
+            connector.write_all(&piece).unwrap();
+            let mut answer = [0; MESSAGE];
+            connector.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, piece, "message {sent}");
+            sent += 1;
         }
-    });
-    let mut sent = 0_u64;
-    while sent < 100 || (folder.exists() && !end.exists()) {
-        let piece: [u8; MESSAGE] = std::array::from_fn(|at| (sent as usize + at) as u8);
-        connector.write_all(&piece).unwrap();
-        let mut answer = [0; MESSAGE];
-        connector.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, piece, "message {sent}");
-        sent += 1;
+        drop(connector);
+        echo.join().unwrap();
+        // The test may write this file, because the report of this process goes to another one.
+        fs::write(end, sent.to_string()).unwrap();
     }
-    drop(connector);
-    echo.join().unwrap();
-    // The test may write this file, because the report of this process goes to another one.
-    fs::write(end, sent.to_string()).unwrap();
 }
 
 const MESSAGE: usize = 1000;
@@ -284,10 +292,9 @@ fn with_a_connection(folder: &Path) -> (Command, PathBuf, PathBuf) {
         .env("GINNEL_SOCKET", folder.join("nothing"))
         .env(END, &end)
         .arg(format!("--report={}", file.display()))
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "run::program_with_a_connection", "--include-ignored"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    kit::program::run_by(&mut command, program_with_a_connection);
     (command, end, file)
 }
 
