@@ -9,7 +9,8 @@ import unittest
 folder, *without = sys.argv[1:]
 sys.argv[1:] = []
 
-from mpi4py import MPI
+# Not before the arguments are taken away, because MPI may look at them.
+from mpi4py import MPI  # noqa: E402
 
 
 def tests_of(suite):

@@ -1,13 +1,18 @@
-# Sets and gets while servers are killed and replaced. Each value contains its key and its version. A get never returns a version that is older
-# than the one stored last, or newer than the one sent last.
-import os, socket, sys, time
+# Sets and gets while servers are killed and replaced. Each value contains its key and its version. A get never returns a version
+# that is older than the one stored last, or newer than the one sent last.
+import os
+import socket
+import sys
+import time
 
 port = int(sys.argv[1])
 sent, stored = {}, {}
 connections = gets = ended = turn = 0
 
+
 def is_over():
     return turn % 64 == 0 and os.path.exists('enough')
+
 
 def receive(c, text):
     while not text.endswith(b'\r\n') or (text.startswith(b'VALUE') and not text.endswith(b'END\r\n')):
@@ -17,9 +22,11 @@ def receive(c, text):
         text += more
     return text
 
+
 def ask(c, request):
     c.sendall(request)
     return receive(c, b'')
+
 
 while not is_over():
     try:

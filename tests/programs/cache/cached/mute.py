@@ -1,8 +1,12 @@
-# Servers that are asked for their identity, and answer nothing for a while or only a few bytes at a time: the program gets exactly its own answers.
-# They listen at the port of caches, at other addresses.
-import socket, sys, threading, time
+# Servers that are asked for their identity, and answer nothing for a while or only a few bytes at a time: the program gets exactly
+# its own answers. They listen at the port of caches, at other addresses.
+import socket
+import sys
+import threading
+import time
 
 port = int(sys.argv[1])
+
 
 def serve(listener, delay, asked):
     c, _ = listener.accept()
@@ -20,6 +24,7 @@ def serve(listener, delay, asked):
         text += c.recv(1000)
     asked.append(text)
     c.close()
+
 
 for number, (delay, blocking) in enumerate(((0.3, True), (0.3, False), (0, True), (0, False))):
     asked, address = [], ('127.0.0.%d' % (2 + number), port)

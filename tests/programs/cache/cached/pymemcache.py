@@ -5,6 +5,7 @@ from pymemcache.client.hash import HashClient
 
 at = ('127.0.0.1', int(sys.argv[1]))
 
+
 def check(client):
     client.flush_all()
     assert client.get('a') is None
@@ -38,6 +39,7 @@ def check(client):
     assert client.get('a' * 250) is None
     client.set('short', b'x', expire=1, noreply=False)
     assert client.get('short') in (b'x', None)
+
 
 for options in ({}, {'timeout': 20, 'connect_timeout': 20}, {'no_delay': True}):
     client = Client(at, **options)
