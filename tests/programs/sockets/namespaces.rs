@@ -4,6 +4,7 @@
 use ginnel_report::Record;
 use kit::skip::missing;
 use programs::stage::{PYTHON, Stage, changed};
+use std::fs;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -64,49 +65,7 @@ fn at_a_look_alike() -> Vec<String> {
 
 /// One or both ends of a connection. An end sends its own name for each byte that it receives, and counts the names
 /// that it receives.
-const END: &str = r#"
-import os, socket, sys, threading, time
-name, role, address, seconds = sys.argv[1], sys.argv[2], ('10.77.0.2', int(sys.argv[3])), float(sys.argv[4])
-end = time.monotonic() + seconds
-def serve(listener):
-    c, _ = listener.accept()
-    while True:
-        line = c.recv(100)
-        if not line:
-            break
-        assert line == name.encode(), (name, line)
-        c.sendall(name.encode())
-def connect():
-    while True:
-        try:
-            return socket.create_connection(address, source_address=('10.77.0.1', 33000 + address[1]))
-        except ConnectionRefusedError:
-            assert time.monotonic() < end + 30
-            time.sleep(0.01)
-def call():
-    c = connect()
-    while time.monotonic() < end:
-        for n in range(20):
-            c.sendall(name.encode())
-            line = c.recv(100)
-            assert line == name.encode(), (name, line)
-    c.close()
-def fail(problem):
-    sys.__excepthook__(problem.exc_type, problem.exc_value, problem.exc_traceback)
-    sys.stderr.flush()
-    os._exit(1)
-threading.excepthook = fail
-threads = []
-if role in ('server', 'both'):
-    listener = socket.create_server(('', address[1]))
-    threads.append(threading.Thread(target=serve, args=(listener,)))
-if role in ('client', 'both'):
-    threads.append(threading.Thread(target=call))
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-"#;
+const END: &str = include_str!("namespaces/end.py");
 
 /// The number of programs that run at a time.
 struct Cast<'a> {
@@ -260,77 +219,7 @@ fn look_alikes_in_user_namespaces_get_no_data() {
 
 /// Connections with keepalive for which the kernel carries nothing. Prints what a program is told when the network is
 /// gone.
-const KEEPALIVE: &str = r#"
-import subprocess
-def probes():
-    names, values = [line.split() for line in open('/proc/net/netstat') if line.startswith('TcpExt:')]
-    return int(values[names.index('TCPKeepAlive')])
-def by_recv(c):
-    return c.recv(1)
-def by_timeout(c):
-    c.settimeout(100)
-    return c.recv(1)
-def by_looks(c):
-    c.setblocking(False)
-    while True:
-        try:
-            return c.recv(1)
-        except BlockingIOError:
-            time.sleep(0.001)
-def by_poll(c):
-    poll = select.poll()
-    poll.register(c, select.POLLIN)
-    [(_, events)] = poll.poll(100000)
-    assert events & select.POLLERR and events & select.POLLIN, events
-    return c.recv(1)
-def by_epoll(c):
-    with select.epoll() as epoll:
-        epoll.register(c, select.EPOLLIN)
-        while not (events := epoll.poll(100)):
-            pass
-    assert events[0][1] & select.EPOLLERR and events[0][1] & select.EPOLLIN, events
-    error = c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    assert c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
-    raise OSError(error, 'by SO_ERROR')
-def by_send(c):
-    try:
-        by_poll(c)
-    except OSError:
-        pass
-    fails(errno.EPIPE, c.send, b'x')
-    raise OSError(errno.ETIMEDOUT, 'told before')
-waits = [by_recv, by_timeout, by_looks, by_poll, by_epoll, by_send]
-ends = [pair() for wait in waits * 2]
-for n, (a, b) in enumerate(ends):
-    a.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2)):
-        a.setsockopt(socket.IPPROTO_TCP, option, value)
-    if n >= len(waits):
-        a.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1500)
-# Longer than connections to a dead peer would live.
-enough = probes() + 4 * len(ends)
-while probes() < enough:
-    for a, b in ends:
-        for one, other in ((a, b), (b, a)):
-            one.sendall(b'.')
-            assert receive(other, 1) == b'.'
-    time.sleep(0.01)
-told = {}
-def wait_for_the_end(n):
-    a, b = ends[n]
-    try:
-        told[n] = waits[n % len(waits)](a)
-    except OSError as error:
-        told[n] = error.errno
-    assert a.recv(1) == b'', 'the end comes after the error'
-threads = [threading.Thread(target=wait_for_the_end, args=(n,)) for n in range(len(ends))]
-for thread in threads:
-    thread.start()
-subprocess.run(['ip', 'link', 'set', 'lo', 'down'], check=True)
-for thread in threads:
-    thread.join()
-assert told == {n: errno.ETIMEDOUT for n in range(len(ends))}, told
-"#;
+const KEEPALIVE: &str = include_str!("namespaces/keepalive.py");
 
 #[test]
 fn keepalive_ends_connections_whose_network_is_gone_and_no_others() {
@@ -338,63 +227,13 @@ fn keepalive_ends_connections_whose_network_is_gone_and_no_others() {
     kit::require!(shell("unshare --net ip link set lo up"), "network namespaces take root");
     let stage = Stage::new("eager");
     let network = ["unshare", "--net", "sh", "-ec", "ip link set lo up; exec \"$@\"", "sh"];
-    let program = format!("{}{KEEPALIVE}", crate::epoll::PAIRS);
-    stage.client(&[&network[..], &[PYTHON, "-c", &program]].concat());
+    fs::write(stage.world.files().join("pairs.py"), crate::epoll::PAIRS).unwrap();
+    stage.client(&[&network[..], &[PYTHON, "-c", KEEPALIVE]].concat());
     assert_eq!(changed(&stage.end(), "python3").len(), 24);
 }
 
 /// Connections with a timeout for data that is not acknowledged. One of them has sent nothing when the network goes.
-const USER_TIMEOUT: &str = r#"
-import subprocess
-def by_recv(c):
-    c.sendall(b'request')
-    return c.recv(1)
-def by_poll(c):
-    c.sendall(b'request')
-    poll = select.poll()
-    poll.register(c, select.POLLIN)
-    [(_, events)] = poll.poll(100000)
-    assert events & select.POLLERR, events
-    return c.recv(1)
-# The last connection is not checked any more when it sends.
-waiting = {}
-def by_epoll(c):
-    if c not in waiting:
-        waiting[c] = select.epoll()
-        waiting[c].register(c, select.EPOLLIN)
-    c.sendall(b'request')
-    while not (events := waiting[c].poll(100)):
-        pass
-    assert events[0][1] & select.EPOLLERR, events
-    return c.recv(1)
-waits = [by_recv, by_poll, by_epoll, by_epoll]
-ends = [pair() for _ in range(len(waits) + 1)]
-for a, b in ends:
-    a.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1500)
-cold = ends[len(waits) - 1][0]
-waiting[cold] = select.epoll()
-waiting[cold].register(cold, select.EPOLLIN)
-for turn in range(1000):
-    assert waiting[cold].poll(0) == []
-subprocess.run(['ip', 'link', 'set', 'lo', 'down'], check=True)
-told = {}
-def wait_for_the_end(n):
-    try:
-        told[n] = waits[n](ends[n][0])
-    except OSError as error:
-        told[n] = error.errno
-threads = [threading.Thread(target=wait_for_the_end, args=(n,)) for n in range(len(waits))]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert told == {n: errno.ETIMEDOUT for n in range(len(waits))}, told
-subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True)
-a, b = ends[-1]
-for one, other in ((a, b), (b, a)):
-    one.sendall(b'.')
-    assert receive(other, 1) == b'.'
-"#;
+const USER_TIMEOUT: &str = include_str!("namespaces/user_timeout.py");
 
 #[test]
 fn a_connection_ends_if_its_peer_does_not_acknowledge_data() {
@@ -402,58 +241,13 @@ fn a_connection_ends_if_its_peer_does_not_acknowledge_data() {
     kit::require!(shell("unshare --net ip link set lo up"), "network namespaces take root");
     let stage = Stage::new("eager");
     let network = ["unshare", "--net", "sh", "-ec", "ip link set lo up; exec \"$@\"", "sh"];
-    let program = format!("{}{USER_TIMEOUT}", crate::epoll::PAIRS);
-    stage.client(&[&network[..], &[PYTHON, "-c", &program]].concat());
+    fs::write(stage.world.files().join("pairs.py"), crate::epoll::PAIRS).unwrap();
+    stage.client(&[&network[..], &[PYTHON, "-c", USER_TIMEOUT]].concat());
     assert_eq!(changed(&stage.end(), "python3").len(), 10);
 }
 
 /// A server that is killed where its kernel cannot report it, and a client that detects that.
-const KILLED: &str = r#"
-import errno, select
-how, role = sys.argv[1:]
-if role == 'serve':
-    s = socket.create_server(('10.77.0.2', 7000))
-    c, _ = s.accept()
-    ask_until_changed(c, False)
-    c.sendall(b'%10d' % os.getpid())
-    c.recv(1)
-    assert False, 'the server lives'
-while True:
-    try:
-        c = socket.create_connection(('10.77.0.2', 7000))
-        break
-    except ConnectionRefusedError:
-        time.sleep(0.01)
-ask_until_changed(c, True)
-server = int(receive(c, 10))
-c.setblocking(False)
-if how == 'poll':
-    poll = select.poll()
-    poll.register(c, select.POLLIN)
-elif how != 'looks':
-    poll = select.epoll()
-    poll.register(c, select.EPOLLIN | (select.EPOLLET if how == 'edge' else 0))
-subprocess.run(['ip', 'link', 'set', 'eth0', 'down'], check=True)
-os.kill(server, signal.SIGKILL)
-longest, calls = 0, 0
-while True:
-    if how != 'looks':
-        while not poll.poll(30000):
-            pass
-    begun = time.monotonic()
-    try:
-        assert c.recv(1) == b'', 'bytes from nowhere'
-        assert False, 'an end in order'
-    except BlockingIOError:
-        calls += 1
-    except ConnectionResetError:
-        break
-    finally:
-        longest = max(longest, time.monotonic() - begun)
-assert how == 'looks' or calls == 0, 'nothing to receive although poll said so %d times' % calls
-assert c.recv(1) == b''
-print('longest', int(longest * 1000))
-"#;
+const KILLED: &str = include_str!("namespaces/killed.py");
 
 #[test]
 fn a_nonblocking_call_does_not_wait_for_the_end_of_a_dead_peer() {
@@ -463,10 +257,9 @@ fn a_nonblocking_call_does_not_wait_for_the_end_of_a_dead_peer() {
         for _ in 0..3 {
             let Some(cable) = Cable::new() else { return };
             let stage = Stage::new("eager");
-            let program = format!("{}{KILLED}", crate::passing::COMMON);
-            let at = |end: usize| {
-                cable.at(end).into_iter().chain([PYTHON, "-c", &program, how].map(str::to_owned))
-            };
+            fs::write(stage.world.files().join("common.py"), crate::passing::COMMON).unwrap();
+            let at =
+                |end: usize| cable.at(end).into_iter().chain([PYTHON, "-c", KILLED, how].map(str::to_owned));
             let line: Vec<String> = at(1).chain(["serve".to_owned()]).collect();
             let mut server =
                 stage.command(&line.iter().map(String::as_str).collect::<Vec<_>>()).spawn().unwrap();

@@ -135,22 +135,7 @@ fn ucx_demo_reads_and_writes_the_right_data() {
 /// A program that looks for the file of a device, as UCX does, finds one. Nothing else changes.
 #[test]
 fn programs_find_a_file_for_the_device() {
-    const SCRIPT: &str = "
-import errno, os, stat, sys
-at = '/dev/infiniband/'
-mine = at + sys.argv[1]
-assert stat.S_ISCHR(os.stat(mine).st_mode)
-assert os.access(mine, os.R_OK | os.W_OK) and not os.access(mine, os.X_OK)
-for other in [at + 'ginnelx', mine[1:], '/tmp' + mine, at + 'ginnel']:
-    assert not os.access(other, os.F_OK), other
-    try:
-        os.stat(other)
-        assert False, other
-    except OSError as error:
-        assert error.errno == errno.ENOENT, error
-assert stat.S_ISDIR(os.stat('/dev').st_mode) and os.access('/dev', os.X_OK)
-assert stat.S_ISREG(os.stat(sys.executable).st_mode)
-";
+    const SCRIPT: &str = include_str!("device_file.py");
     let python = programs::stage::PYTHON;
     kit::require_programs!(&["python3"]);
     Verbs::new().good(&[python, "-c", SCRIPT, DEVICE]);

@@ -125,17 +125,7 @@ fn clients_in_two_vms_read_memory_that_they_cannot_write() -> Result<()> {
 }
 
 /// A client that makes changes and reads. What it reads must be what it has stored.
-const CLIENT: &str = r#"
-import sys
-from pymemcache.client.base import Client
-client = Client((sys.argv[1], int(sys.argv[2])), no_delay=True)
-right = 0
-for i in range(int(sys.argv[3])):
-    value = b"%d" % i * 20
-    client.set("python", value, noreply=False)
-    right += client.get("python") == value
-print(right, "right")
-"#;
+const CLIENT: &str = include_str!("cache.py");
 
 #[test]
 fn servers_killed_under_load_from_two_vms_return_no_wrong_value() -> Result<()> {
