@@ -74,8 +74,9 @@ soak-cache:
 	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test cache -- kills:: --nocapture
 
 lint:
-	@if command -v python3 >/dev/null; then scripts/check-links && scripts/pictures --check; else echo "SKIPPED links: there is no python3"; fi
+	@if command -v python3 >/dev/null; then scripts/check-links && scripts/pictures --check; else scripts/skip links "there is no python3"; fi
 	scripts/version-check
+	scripts/check-python
 	scripts/fmt --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	scripts/package quick
