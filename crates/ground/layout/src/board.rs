@@ -7,10 +7,13 @@
 //! ```text
 //! offset   writer     word
 //! 0x000    sleeper    armed    u32  wake token of the sleeper, 0 = awake
-//! 0x040    all peers  summary  u64  bit w: there may be something in word w
-//! 0x080    all peers  bits     u64 x 64  bit b of word w: slot w * 64 + b has something
+//! 0x040    all peers* summary  u64  bit w: there may be something in word w
+//! 0x080    all peers* bits     u64 x 64  bit b of word w: slot w * 64 + b has something
 //! 0x280               the next lane
 //! ```
+//!
+//! `*` Peers set bits, and the sleeper clears them, each with an atomic read-modify-write operation. So the cache lines of these
+//! words have many writers.
 //!
 //! A side of a ring that sleeps on a board records its slot beside its wake token: [`crate::ring::DATA_NOTIFY`] or
 //! [`crate::ring::SPACE_NOTIFY`] holds a [`Place`]. A peer that finds the side asleep sets the slot's bit, then the bit in
@@ -39,6 +42,11 @@ pub const SUMMARY: usize = 0x040;
 /// Offset in a lane of the first word of bits.
 pub const BITS: usize = 0x080;
 
+words!(LANE;
+    sleeper { ARMED: u32 }
+    summary { SUMMARY: u64 }
+    bits { BITS: [u64; WORDS] }
+);
 const _: () = {
     assert!(LANE == 0x280 && LANE.is_multiple_of(CACHE_LINE));
     assert!(LANES * LANE <= LEN && (LANES + 1) * LANE > LEN);

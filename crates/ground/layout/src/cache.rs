@@ -152,6 +152,21 @@ pub mod item {
     }
 }
 
+words!(LOGS;
+    server {
+        MAGIC: u64, SEGMENTS: u64, SEGMENT: u64, BUCKETS: u64, KEY: [u64; 2], ID: [u64; 2], CLOCK: u64, BOOT_TIME: u64,
+        FLUSHED: u64, VERSIONS: u64, SERVER: u64, LIMIT: u64, PRESSURE: u64, FLUSH_AT: u64, CONTACT_LEN: u64,
+        CONTACT: [u8; MOST_CONTACT],
+    }
+);
+words!(LOG;
+    each_item { log::STATE: u64, log::USED: u64 }
+    each_use { log::SEQUENCE: u64 }
+);
+words!(item::BYTES;
+    server { item::VERSION: u64, item::HASH: u64, item::EXPIRY: u64, item::LENGTHS: u64, item::ROOM: u64 }
+);
+
 /// Purpose of a log segment. A server treats a segment with an unknown value as free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State(pub u64);

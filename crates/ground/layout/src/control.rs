@@ -37,8 +37,11 @@ pub const TO_GUEST: usize = 0x1000;
 /// Offset of the ring from guest to host.
 pub const TO_HOST: usize = 0x12000;
 
-const _: () = assert!(TO_GUEST + ring::footprint(CAPACITY) <= TO_HOST);
-const _: () = assert!(TO_HOST + ring::footprint(CAPACITY) <= SIZE && SIZE.is_power_of_two());
+words!(SIZE;
+    to_guest { TO_GUEST: [u8; ring::footprint(CAPACITY)] }
+    to_host { TO_HOST: [u8; ring::footprint(CAPACITY)] }
+);
+const _: () = assert!(size_of::<ControlHeader>() <= TO_GUEST && SIZE.is_power_of_two());
 
 /// First word of a [`ControlHeader`]: `GINNELCT`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GINNELCT");

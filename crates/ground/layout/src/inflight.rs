@@ -83,6 +83,23 @@ pub mod packed {
     }
 }
 
+// The words are the device's alone. It writes the flag of an entry together with a byte of the padding.
+words!(split::HEADER;
+    device { FEATURES: u64, VERSION_AT: u16, DESC_NUM: u16, split::LAST_BATCH_HEAD: u16, split::USED_IDX: u16 }
+);
+words!(split::ENTRY; device { ENTRY_INFLIGHT: u16, split::ENTRY_NEXT: u16, ENTRY_COUNTER: u64 });
+words!(packed::HEADER;
+    device {
+        FEATURES: u64, VERSION_AT: u16, DESC_NUM: u16, packed::FREE_HEAD: u16, packed::OLD_FREE_HEAD: u16,
+        packed::USED: u64,
+    }
+);
+words!(packed::ENTRY;
+    device {
+        ENTRY_INFLIGHT: u16, packed::ENTRY_NEXT: u16, packed::ENTRY_LAST: u16, packed::ENTRY_NUM: u16,
+        ENTRY_COUNTER: u64, packed::ENTRY_WORD: u64, packed::ENTRY_ADDRESS: u64,
+    }
+);
 const _: () = {
     assert!(
         split::len(1) == 64 && split::len(128) == 2112 && packed::len(1) == 64 && packed::len(256) == 8256

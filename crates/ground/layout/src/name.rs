@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Name([u8; Name::SIZE]);
+layout!(Name, 64 { 0: 0 });
 
 const _: () = assert!(size_of::<Name>() == 64 && align_of::<Name>() == 1);
 

@@ -27,7 +27,8 @@
 //! connection, so a byte wakes it as well.
 //!
 //! `*` The daemon writes [`SideState::DEAD`] there when it knows that the side has died, or [`SideState::LOST`] when the
-//! memory was lost. Every frequently written word has one writer and a cache line of its own.
+//! memory was lost. Apart from this, each word has one writer, and words of the producer and of the consumer never share a
+//! cache line.
 //!
 //! # Message rings
 //!
@@ -71,6 +72,23 @@ pub const RECALL: usize = 0x1c8;
 pub const TAKEN: usize = 0x1d0;
 /// Bytes of the header, which lies in front of the data.
 pub const HEADER: usize = 0x200;
+
+words!(HEADER;
+    producer {
+        TAIL: u64, SPACE_ARMED: u32, SPACE_NOTIFY: u64, PRODUCER_STATE: u32,
+        BASE: u64, WANTED: u32, END: u64, RESUME: u64, REPEATED: u64,
+    }
+    consumer { HEAD: u64, DATA_ARMED: u32, DATA_NOTIFY: u64, CONSUMER_STATE: u32, READY: u32, RECALL: u32, TAKEN: u64 }
+);
+// What is written often is in different lines even if its writer is the same.
+words!(HEADER;
+    tail { TAIL: u64 }
+    space { SPACE_ARMED: u32, SPACE_NOTIFY: u64 }
+    head { HEAD: u64 }
+    data { DATA_ARMED: u32, DATA_NOTIFY: u64 }
+    producer_state { PRODUCER_STATE: u32 }
+    consumer_state { CONSUMER_STATE: u32 }
+);
 
 /// The smallest ring, in data bytes.
 pub const MIN_CAPACITY: usize = 4096;

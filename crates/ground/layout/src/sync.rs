@@ -26,6 +26,9 @@
 //! `*` Users change these words only with atomic read-modify-write operations. The daemon changes them too, when it reclaims
 //! the slot of a dead user.
 //!
+//! All users and the daemon write the first cache line, and the daemon seldom does. A slot has a line of its own, in which the
+//! daemon writes when the slot gets or loses its user, and other users write only `reader`.
+//!
 //! The meaning of `state`:
 //!
 //! | kind | state |
@@ -90,11 +93,19 @@ const _: () = {
     // Each word begins where the previous one ends.
     assert!(KIND == 0 && LIMIT == KIND + 4 && STATE == LIMIT + 4 && ARMED == STATE + 8);
     assert!(WAITING == ARMED + 8 && TURN == WAITING + 8 && SEATED == TURN + 8);
-    assert!(SEATED + 8 <= CACHE_LINE && SLOT_SINCE + 8 <= CACHE_LINE);
     assert!(SLOT_ENDPOINT == 0 && SLOT_ENDPOINT_EPOCH == SLOT_ENDPOINT + 4);
     assert!(SLOT_EPOCH == SLOT_ENDPOINT_EPOCH + 4 && SLOT_BELL == SLOT_EPOCH + 4);
     assert!(SLOT_READER == SLOT_BELL + 4 && SLOT_SINCE == SLOT_READER + 8);
 };
+words!(CACHE_LINE;
+    object { KIND: u32, LIMIT: u32, STATE: u64, ARMED: u64, WAITING: u64, TURN: u64, SEATED: u64 }
+);
+words!(CACHE_LINE;
+    slot {
+        SLOT_ENDPOINT: u32, SLOT_ENDPOINT_EPOCH: u32, SLOT_EPOCH: u32, SLOT_BELL: u32, SLOT_READER: u64,
+        SLOT_SINCE: u64,
+    }
+);
 
 /// Kind of a synchronisation object. Readers refuse unknown values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,8 +15,10 @@
 //! ```
 //!
 //! The CPU that posts a work request also executes it: it looks up the peer's region or receive entry, copies directly into
-//! the peer's pages, and writes the peer's completion. Therefore each cache line has exactly one writing endpoint, which the
-//! tables below name. The only exception is the word with the claims of a shared copy.
+//! the peer's pages, and writes the peer's completion. So each cache line of a connected queue pair has one writing endpoint
+//! while the queue pair is connected, which the tables below name, except the line of a shared copy, whose claims both write.
+//! Lines with several writing endpoints are the count of offers, and, for datagrams and shared receive queues, the line of
+//! `head` and `senders` and the completion entries.
 //!
 //! ```text
 //! queue pair
@@ -349,6 +351,58 @@ pub mod completion {
     /// Bytes of an entry.
     pub const ENTRY: usize = crate::CACHE_LINE;
 }
+
+words!(TABLES;
+    queue_pairs { QP_TABLE: [u8; QPS * QP] }
+    regions { REGION_TABLE: [u8; REGIONS * REGION] }
+    chunks { CHUNK_TABLE: [u8; CHUNKS * 4] }
+    copies { COPY_TABLE: [u8; QPS * COPY] }
+    counters { COUNTER_TABLE: [u8; QPS * COUNTERS] }
+);
+words!(PAGE;
+    owner { MAGIC: u64, ENDPOINT: u32, EPOCH: u32, MEMBER: u32, ARENAS: u32, SHADOWS: u64, SHADOW_BYTES: u64 }
+    peers { OFFERS: u64 }
+);
+words!(QP;
+    owner {
+        qp::STATE: u64, qp::PEER: u32, qp::DOMAIN: u32, qp::RING: u64, qp::COMPLETIONS: u64, qp::ENTRIES: u32,
+        qp::STRIDE: u32, qp::ACCESS: u32, qp::EXECUTOR: u32, qp::KIND: u32, qp::QUEUE: u32, qp::QKEY: u32,
+        qp::ARMED: u32, qp::TAIL: u64, qp::SHORTEST: u32, qp::ANSWER: u64, qp::BOUNCE: u64, qp::ROOM: u32,
+    }
+    peer { qp::HEAD: u64, qp::EXECUTING: u64, qp::ERROR: u64, qp::SENDERS: u64 }
+    errand {
+        qp::ASKED: u64, qp::ASKED_ADDRESS: u64, qp::ASKED_KEY: u64, qp::ASKED_LENGTH: u64, qp::ASKED_FIRST: u64,
+        qp::ASKED_SECOND: u64,
+    }
+);
+words!(COUNTERS;
+    owner {
+        counters::EXECUTED: u64, counters::BYTES: u64, counters::WAITS: u64, counters::SINCE: u64,
+        counters::TRIED: u64, counters::WAITED: u64, counters::HELPED: u64,
+    }
+);
+words!(COPY;
+    both {
+        copy::OFFER: u64, copy::ADDRESS: u64, copy::KEY: u64, copy::LOCAL: u64, copy::LOCAL_KEY: u64,
+        copy::CLAIMS: u64,
+    }
+);
+words!(REGION;
+    owner {
+        region::WORD: u64, region::ADDRESS: u64, region::LENGTH: u64, region::DOMAIN: u32, region::CHUNK: u32,
+    }
+);
+words!(receive::stride(receive::MOST);
+    owner {
+        receive::LENGTH: u32, receive::COUNT: u32, receive::ELEMENTS: [u8; receive::MOST * receive::ELEMENT],
+    }
+);
+words!(completion::ENTRY;
+    sender {
+        completion::HEADER: u64, completion::LENGTH: u32, completion::IMMEDIATE: u32, completion::SOURCE: u32,
+        completion::TARGET: u32, completion::LID: u16, completion::PAYLOAD: [u8; completion::INLINE],
+    }
+);
 
 /// The number of a queue pair, which has 24 bits: the endpoint's number (12 bits, high), then the index in its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -205,6 +205,9 @@ pub mod split {
     }
 }
 
+// The entries of either ring begin behind these words.
+words!(split::available(0); ring { split::FLAGS: u16, split::INDEX: u16 });
+
 /// The event suppression structures of a packed queue (2.8.14), each of which is one 32-bit word with `off_wrap` in the low
 /// half.
 pub mod packed {
