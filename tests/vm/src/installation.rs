@@ -102,6 +102,20 @@ macro_rules! test_both_memories {
     )+};
 }
 
+/// Makes a test of each of these functions, whose subject depends little on the kind of memory: it runs with
+/// [`MemoryKind::of_default_run`].
+#[macro_export]
+macro_rules! test_default_memories {
+    ($($name:ident),+ $(,)?) => {$(
+        mod $name {
+            #[test]
+            fn default() -> anyhow::Result<()> {
+                $crate::installation::MemoryKind::of_default_run().iter().try_for_each(|&memory| super::$name(memory))
+            }
+        }
+    )+};
+}
+
 struct Segment {
     name: String,
     mib: u64,

@@ -129,7 +129,7 @@ const CLIENT: &str = include_str!("cache.py");
 
 #[test]
 fn servers_killed_under_load_from_two_vms_return_no_wrong_value() -> Result<()> {
-    let kills: u32 = if std::env::var_os("GINNEL_SOAK").is_some() { 500 } else { 25 };
+    let kills: u32 = if std::env::var_os("GINNEL_SOAK").is_some() { 500 } else { 12 };
     let bed = TestBed::new("cache-kills")?;
     let ginnel = installation(&bed)?;
     let [a, b] = boot(&ginnel)?;

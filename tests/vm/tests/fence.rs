@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use vmtest::TestBed;
 use vmtest::installation::{MemoryKind, Plan, program};
 
-vmtest::test_both_memories!(a_guest_that_hangs_is_fenced);
+vmtest::test_default_memories!(a_guest_that_hangs_is_fenced);
 
 const PROMPT: Duration = Duration::from_secs(30);
 /// A peer must be told within this time.

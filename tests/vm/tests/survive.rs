@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, MemoryKind, Plan, program};
 use vmtest::{Exit, Job, TestBed, Vm};
 
-vmtest::test_both_memories!(
+vmtest::test_both_memories!(a_hostile_guest_harms_only_its_own_segments, rights_hold_in_a_guest);
+vmtest::test_default_memories!(
     daemons_killed_under_load_lose_nothing,
     the_death_of_a_program_a_vm_and_a_kernel_is_reported,
-    a_hostile_guest_harms_only_its_own_segments,
-    rights_hold_in_a_guest,
 );
 
 /// The time within which a peer must be told of a death.
@@ -68,13 +67,7 @@ fn random(state: &mut u64) -> u64 {
 }
 
 fn daemons_killed_under_load_lose_nothing(memory: MemoryKind) -> Result<()> {
-    let kills: u64 = match memory {
-        _ if std::env::var_os("GINNEL_SOAK").is_some() => 1000,
-        MemoryKind::Dax => 50,
-        // A daemon must remember the same things with both kinds; only finding the memory again differs, so a few kills
-        // suffice.
-        MemoryKind::Bar => 10,
-    };
+    let kills: u64 = if std::env::var_os("GINNEL_SOAK").is_some() { 1000 } else { 25 };
     let bed = TestBed::new("daemon-kills")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)

@@ -307,7 +307,7 @@ fn allocated(path: &Path) -> Result<u64> {
 fn volumes_killed_under_load_lose_nothing() -> Result<()> {
     // All disks at the same time, each with its own load.
     const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
-    let turns = if std::env::var_os("GINNEL_SOAK").is_some() { 100 } else { 25 };
+    let turns = if std::env::var_os("GINNEL_SOAK").is_some() { 100 } else { 12 };
     let bed = TestBed::new("volume-kills")?;
     let mut builder = vm(&bed, "kills").program("/usr/bin/fio");
     let mut volumes = Vec::new();

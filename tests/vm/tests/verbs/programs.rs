@@ -11,7 +11,7 @@ use vmtest::{Job, TestBed};
 
 kit::test_that_skips_are_seen!();
 
-vmtest::test_both_memories!(programs_of_the_distribution_work_between_two_vms);
+vmtest::test_default_memories!(programs_of_the_distribution_work_between_two_vms);
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
