@@ -10,6 +10,11 @@ impl Random {
         Self(seed)
     }
 
+    /// Returns the number that belongs to another one. For two sides that must both know what one of them sends.
+    pub fn of(number: u64) -> u64 {
+        Self::new(number).next()
+    }
+
     /// Returns any number.
     #[allow(clippy::should_implement_trait)] // An iterator could end.
     pub fn next(&mut self) -> u64 {
@@ -53,6 +58,7 @@ mod tests {
         assert_ne!(numbers(1), numbers(2));
         // From the reference implementation, for seed 0.
         assert_eq!(Random::new(0).next(), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(Random::of(0), 0xe220_a839_7b1d_cdaf);
     }
 
     #[test]

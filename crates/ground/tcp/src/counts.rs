@@ -111,6 +111,7 @@ fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kit::random::Random;
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
 
@@ -146,12 +147,11 @@ mod tests {
         acceptor.set_nonblocking(true).unwrap();
         let mut ends = [(connector, Role::Connector, 0, 0), (acceptor, Role::Acceptor, 0, 0)];
         let mut bytes = vec![7; 1 << 20];
-        let mut random = 1_u64;
+        let mut random = Random::new(1);
         for round in 0..4_000 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let (socket, role, received, sent) = &mut ends[(random >> 40) as usize % 2];
-            let len = 1 + (random >> 16) as usize % if round % 7 == 0 { 1 << 20 } else { 3_000 };
-            let result = match (random >> 42).is_multiple_of(2) {
+            let (socket, role, received, sent) = &mut ends[random.below(2) as usize];
+            let len = 1 + random.below(if round % 7 == 0 { 1 << 20 } else { 3_000 }) as usize;
+            let result = match random.below(2) == 0 {
                 true => socket.write(&bytes[..len]).map(|n| *sent += n as u64),
                 false => socket.read(&mut bytes[..len]).map(|n| *received += n as u64),
             };

@@ -151,6 +151,7 @@ fn millis(time: Duration) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kit::random::Random;
     use std::net::{TcpListener, TcpStream};
 
     const fn ms(n: u64) -> Duration {
@@ -237,13 +238,12 @@ mod tests {
         for cut in 0..syn.len() {
             let _ = SynTime::in_syn(&syn[..cut]);
         }
-        let mut random = 1_u64;
+        let mut random = Random::new(1);
         for _ in 0..20_000 {
             let mut bytes = syn.clone();
             for _ in 0..4 {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let at = (random >> 33) as usize % bytes.len();
-                bytes[at] = (random >> 24) as u8;
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] = random.next() as u8;
             }
             let _ = SynTime::in_syn(&bytes);
         }

@@ -27,6 +27,7 @@ mod test {
     use ginnel_layout::cache::marks;
     use ginnel_shmem::{Mapping, Protection, SharedMemory};
     use kit::mortal::Mortal;
+    use kit::random::Random;
     use kit::stepper::{Stepper, fork, reap, start};
     use std::collections::{HashMap, HashSet};
     use std::time::{Duration, Instant};
@@ -42,18 +43,6 @@ mod test {
     const STOP: usize = 8;
     const HITS: usize = 16;
     const WORDS: usize = 4096;
-
-    /// A generator of pseudorandom numbers.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, end: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (word ^ (word >> 31)) % end
-        }
-    }
 
     #[derive(Clone, Copy, Debug)]
     enum Op {
@@ -244,7 +233,7 @@ mod test {
         let shared = SharedState::new();
         create(shared.memory.clone(), LEN);
         let reader = fork(|| shared.read());
-        let (mut random, mut model) = (Random(1), Model::default());
+        let (mut random, mut model) = (Random::new(1), Model::default());
         let (begin, mut killed, mut rounds, mut in_the_middle) = (Instant::now(), 0, 0, 0);
         while killed < wanted {
             rounds += 1;

@@ -22,6 +22,7 @@ use ginnel_layout::ring::{
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
 use ginnel_ring::{RecvError, SendError, message, stream};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
+use kit::random::Random;
 use rustix::thread::CpuSet;
 use std::fmt::Debug;
 use std::fs::File;
@@ -156,14 +157,8 @@ impl Pattern {
     const PERIOD: usize = 65_521;
 
     fn new() -> Self {
-        let mut x = 0x9e37_79b9_7f4a_7c15u64;
-        let mut bytes: Vec<u8> = Vec::with_capacity(2 * Self::PERIOD);
-        for _ in 0..Self::PERIOD {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            bytes.push(x as u8);
-        }
+        let mut bytes = vec![0; Self::PERIOD];
+        Random::new(1).fill(&mut bytes);
         bytes.extend_from_within(..);
         Self(bytes)
     }

@@ -9,6 +9,7 @@ use ginnel_layout::ring::{HEADER, RECORD_HEADER, footprint, max_message};
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
 use ginnel_ring::{RecvError, SendError, message, stream};
 use ginnel_shmem::Mapping;
+use kit::random::Random;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -95,15 +96,6 @@ impl Sleeper for EventSleeper {
     }
 }
 
-/// A small generator (xorshift64*), so that both sides know the content of every message.
-fn random(seed: u64) -> u64 {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    x ^= x >> 12;
-    x ^= x << 25;
-    x ^= x >> 27;
-    x.wrapping_mul(0x2545_f491_4f6c_dd1d)
-}
-
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
@@ -111,12 +103,12 @@ fn checksum(bytes: &[u8]) -> u64 {
 /// Returns a message: its number, a checksum of the rest, and the rest. Most are short, some of the greatest length.
 fn compose(number: u64) -> Vec<u8> {
     let longest = max_message(CAPACITY) - 16;
-    let len = match random(number) % 8 {
-        0 => longest - random(number + 1) as usize % 8,
-        1 | 2 => random(number + 2) as usize % longest,
-        _ => random(number + 3) as usize % 120,
+    let len = match Random::of(number) % 8 {
+        0 => longest - Random::of(number + 1) as usize % 8,
+        1 | 2 => Random::of(number + 2) as usize % longest,
+        _ => Random::of(number + 3) as usize % 120,
     };
-    let rest: Vec<u8> = (0..len as u64).map(|i| (random(number) >> (i % 57)) as u8 ^ i as u8).collect();
+    let rest: Vec<u8> = (0..len as u64).map(|i| (Random::of(number) >> (i % 57)) as u8 ^ i as u8).collect();
     [&number.to_le_bytes()[..], &checksum(&rest).to_le_bytes(), &rest].concat()
 }
 
@@ -181,7 +173,7 @@ fn messages() {
 
 fn streams() {
     const BYTES: u64 = 4 << 20;
-    let byte = |at: u64| (random(at / 64) >> (at % 57)) as u8;
+    let byte = |at: u64| (Random::of(at / 64) >> (at % 57)) as u8;
     for mode in MODES {
         let ring = Mapping::anonymous(footprint(CAPACITY)).unwrap();
         let mut producer = stream::Producer::new(ring.clone(), CAPACITY);
@@ -191,7 +183,7 @@ fn streams() {
         let sender = thread::spawn(move || {
             let mut at = 0;
             while at < BYTES {
-                let len = (random(at) % 9000).min(BYTES - at).max(1);
+                let len = (Random::of(at) % 9000).min(BYTES - at).max(1);
                 let bytes: Vec<u8> = (at..at + len).map(byte).collect();
                 let sent = match at % 3 {
                     0 => producer.claim(bytes.len()).map(|room| {
@@ -211,7 +203,7 @@ fn streams() {
         });
         let (mut at, mut buffer) = (0, vec![0; 9000]);
         loop {
-            let room = 1 + random(at) as usize % buffer.len();
+            let room = 1 + Random::of(at) as usize % buffer.len();
             let got = match at % 2 {
                 0 => consumer.read(&mut buffer[..room], || to_sender.ring_if(true)),
                 _ => consumer.peek().map(|bytes| {

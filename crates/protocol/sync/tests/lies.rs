@@ -14,6 +14,7 @@ use ginnel_sync::authority::{self, Left, reclaim};
 use ginnel_sync::{
     Barrier, Condvar, Corrupt, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn,
 };
+use kit::random::Random;
 use std::time::{Duration, Instant};
 use world::{NoDoorbells, page, user};
 
@@ -285,18 +286,15 @@ fn lost_memory_is_reported() {
 fn the_daemon_takes_back_a_slot_of_any_page() {
     let noise = |seed: u64| {
         let page = page(SyncKind::MUTEX, 0, 0, 0);
-        let mut x = seed | 1;
+        let mut random = Random::new(seed);
         for at in (0..SIZE).step_by(8) {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            page.swap_u64(at, x);
+            page.swap_u64(at, random.next());
         }
         page
     };
     for kind in (0..8).map(SyncKind) {
         for seed in 1..200 {
-            let page = noise(seed * 0x9e37_79b9);
+            let page = noise(seed);
             let k = seed as usize % 63;
             page.swap_u64(SEATED, u64::MAX);
             page.swap_u64(STATE, page.load_relaxed_u64(STATE) & !0xff | (k as u64 + 1));

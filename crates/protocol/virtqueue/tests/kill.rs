@@ -11,19 +11,8 @@ use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, InflightQueue, Kind, Segment, Ticket};
 use kit::models::virtqueue::rig::Rig;
 use kit::mortal::Mortal;
+use kit::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// xorshift64*, which is good enough to choose what happens next.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % n
-    }
-}
 
 /// A process that serves the queue.
 struct Process {
@@ -67,7 +56,7 @@ impl World {
             slots: (0..size.into()).collect(),
             sent: 0,
             done: BTreeSet::new(),
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: Random::new(seed),
             deaths: 0,
             what: format!("{kind:?}, size {size}, seed {seed}, {stores} stores"),
         }

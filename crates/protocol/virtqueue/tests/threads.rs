@@ -22,6 +22,7 @@ mod two_threads {
         AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
     };
     use kit::models::virtqueue::rig::{GUEST, Rig};
+    use kit::random::Random;
     use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
     use rustix::io::Errno;
     use std::os::fd::OwnedFd;
@@ -114,19 +115,10 @@ mod two_threads {
         }
     }
 
-    /// xorshift64*, so that both sides know the content of each request.
-    fn random(seed: u64) -> u64 {
-        let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
     /// Returns the bytes of request `number` after its header, or of its answer. They are rarely few enough to be copied word
     /// by word.
     fn bytes(number: u64, answer: bool) -> Vec<u8> {
-        let seed = random(2 * number + u64::from(answer));
+        let seed = Random::of(2 * number + u64::from(answer));
         let len = 1 + seed as usize % (HALF - HEADER);
         (0..len).map(|i| (seed >> (i % 57)) as u8 ^ i as u8).collect()
     }
@@ -180,7 +172,7 @@ mod two_threads {
                 segment(HALF, first, true),
                 segment(HALF + first, HALF - first, true),
             ];
-            match self.queue.add(&segments, random(number).is_multiple_of(3)) {
+            match self.queue.add(&segments, Random::of(number).is_multiple_of(3)) {
                 Ok(id) => {
                     assert_eq!(self.waiting[usize::from(id)].replace((number, slot)), None);
                     self.free.pop();
@@ -211,7 +203,7 @@ mod two_threads {
                 while sent < REQUESTS && self.add(sent) {
                     sent += 1;
                     // Published alone, or with some of the next.
-                    if random(sent).is_multiple_of(3) {
+                    if Random::of(sent).is_multiple_of(3) {
                         ring_if(kick, self.queue.publish());
                     }
                 }
@@ -284,10 +276,10 @@ mod two_threads {
                     }
                 }
                 while !self.held.is_empty() && (self.held.len() == HELD || !worked) {
-                    let at = random(taken + self.held.len() as u64) as usize % self.held.len();
+                    let at = Random::of(taken + self.held.len() as u64) as usize % self.held.len();
                     self.give_back(at);
                     worked = true;
-                    if random(taken).is_multiple_of(2) {
+                    if Random::of(taken).is_multiple_of(2) {
                         ring_if(call, self.queue.publish());
                     }
                 }
@@ -328,7 +320,7 @@ mod two_threads {
         };
         let process = thread::spawn(move || {
             let mut deaths = 0;
-            while !device(life.map_or(u64::MAX, |life| random(deaths) % (2 * life))).join().unwrap() {
+            while !device(life.map_or(u64::MAX, |life| Random::of(deaths) % (2 * life))).join().unwrap() {
                 deaths += 1;
             }
             deaths
