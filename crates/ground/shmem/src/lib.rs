@@ -47,3 +47,6 @@ pub use memory::{SharedMemory, SharedSlice, WORDWISE};
 pub use placed::Placed;
 pub use present::{is_mapped, is_private, populate};
 pub use stacks::Threads;
+
+#[cfg(test)]
+kit::test_that_skips_are_seen!();

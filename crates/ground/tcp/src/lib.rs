@@ -24,3 +24,6 @@ pub use counts::{Counts, Role, round_trip};
 pub use identity::{Identity, NotTcp, Owner, addresses};
 pub use proof::{Clock, Connecting, MAX_WINDOW, SynTime, save_syn};
 pub use rendezvous::{Outcome, REPORTS_PER_MEMBER, Rendezvous, Report, Side, Socket};
+
+#[cfg(test)]
+kit::test_that_skips_are_seen!();

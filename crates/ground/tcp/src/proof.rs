@@ -207,6 +207,8 @@ mod tests {
 
     #[test]
     fn only_the_connecting_socket_can_prove_the_connection() {
+        let setting = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_timestamps").unwrap_or_default();
+        kit::require!(setting.trim() == "1", "net.ipv4.tcp_timestamps is {:?}, not 1", setting.trim());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         save_syn(&listener).unwrap();
         let connect = || {
@@ -216,11 +218,8 @@ mod tests {
         };
         let (one, one_connected) = connect();
         let accepted = listener.accept().unwrap().0;
-        let clock = Clock::of(&one).unwrap().filter(Clock::is_secret);
-        let (Some(clock), Some(syn)) = (clock, SynTime::of(&accepted).unwrap()) else {
-            println!("SKIPPED net.ipv4.tcp_timestamps is not 1 here");
-            return;
-        };
+        let clock = Clock::of(&one).unwrap().filter(Clock::is_secret).expect("a secret clock");
+        let syn = SynTime::of(&accepted).unwrap().expect("a time in the SYN");
         assert!(clock.proves(one_connected, syn));
         assert_eq!(SynTime::of(&accepted).unwrap(), None, "the kernel tells it once");
         // The clock does not prove another time of connecting.

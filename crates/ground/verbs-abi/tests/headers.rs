@@ -3,7 +3,6 @@
 use ginnel_verbs_abi as abi;
 use ginnel_verbs_abi::{Growth, Structure};
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -25,22 +24,13 @@ fn assert_structure(text: &mut String, structure: &Structure) {
     }
 }
 
-/// Writes directly to the terminal, past the test runner's capture, so that skipped tests can be counted.
-fn skipped(reason: &str) {
-    let line = format!("SKIPPED declarations_agree_with_the_headers: {reason}");
-    assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
+kit::test_that_skips_are_seen!();
 
 #[test]
 fn declarations_agree_with_the_headers() {
-    if !cfg!(target_arch = "x86_64") {
-        return skipped("sizes and offsets are those of x86-64");
-    }
+    kit::require!(cfg!(target_arch = "x86_64"), "sizes and offsets are those of x86-64");
     for header in ["/usr/include/infiniband/verbs.h", "/usr/include/rdma/rdma_cma.h"] {
-        if !Path::new(header).exists() {
-            return skipped(&format!("no {header}: `scripts/setup test` installs it"));
-        }
+        kit::require!(Path::new(header).exists(), "no {header}: `scripts/setup test` installs it");
     }
     let mut text = String::from(
         "#include <stddef.h>\n#include <stdint.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n",
