@@ -78,17 +78,23 @@ impl<T: PartialEq + Debug> Watchdog<T> {
 
     /// Looks at the progress so far. Panics if it has been the same for too long.
     pub fn look(&mut self, progress: T) {
-        if self.last.as_ref() != Some(&progress) {
+        if self.last.as_ref() == Some(&progress) {
+            let Self { what, limit, .. } = self;
+            assert!(self.since.elapsed() < *limit, "{what}: {progress:?} for {limit:?}");
+        } else {
             self.last = Some(progress);
             self.since = Instant::now();
         }
-        assert!(
-            self.since.elapsed() < self.limit,
-            "{}: {progress:?} for {:?}",
-            self.what,
-            self.limit,
-            progress = self.last
-        );
+    }
+}
+
+/// Calls a function when it is dropped, also when the test panics. For a test whose threads work until they are told to stop: a scope
+/// waits for them, so a test that only panicked would hang instead of failing.
+pub struct AtEnd<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        self.0();
     }
 }
 
@@ -96,6 +102,7 @@ impl<T: PartialEq + Debug> Watchdog<T> {
 mod tests {
     use super::*;
     use std::panic::catch_unwind;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn a_wait_ends_with_the_value_or_at_the_limit() {
@@ -117,6 +124,19 @@ mod tests {
         takes_less_than(limit, || times.next().unwrap());
         assert_eq!(times.len(), 1, "goes on after a success");
         assert!(catch_unwind(|| takes_less_than(limit, || limit)).is_err());
+    }
+
+    #[test]
+    fn threads_are_told_to_stop_when_a_test_panics() {
+        let over = AtomicBool::new(false);
+        let failed = catch_unwind(|| {
+            thread::scope(|scope| {
+                let _stop = AtEnd(|| over.store(true, Ordering::Relaxed));
+                scope.spawn(|| wait_until("the end", || over.load(Ordering::Relaxed)));
+                panic!("on purpose");
+            })
+        });
+        assert!(failed.is_err() && over.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! A hostile holder of a doorbell tampers with it, and a ring still arrives.
 
+use kit::wait::Watchdog;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-/// The longest that any test waits.
-const WATCHDOG: Duration = Duration::from_secs(20);
 
 fn doorbell() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
@@ -25,14 +24,24 @@ fn is_woken(bed: &OwnedFd) -> bool {
     epoll::wait(bed, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
 }
 
-/// Runs `run` in a thread, and fails if it does not return in time.
-fn does_not_hang(what: &str, run: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel();
-    std::thread::spawn(move || {
-        run();
-        done.send(()).unwrap();
+/// Calls `ring` this many times in a thread, and fails if one call does not return.
+fn does_not_hang(what: &str, count: u64, ring: impl Fn() + Send + 'static) {
+    let rung = Arc::new(AtomicU64::new(0));
+    let rings = std::thread::spawn({
+        let rung = rung.clone();
+        move || {
+            (0..count).for_each(|_| {
+                ring();
+                rung.fetch_add(1, Ordering::Relaxed);
+            });
+        }
     });
-    ended.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("{what} hangs"));
+    let mut watchdog = Watchdog::new(what);
+    while !rings.is_finished() {
+        watchdog.look(rung.load(Ordering::Relaxed));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rings.join().unwrap();
 }
 
 #[test]
@@ -54,11 +63,9 @@ fn a_full_counter_that_blocks_neither_blocks_a_ring_nor_swallows_it() {
     fcntl_setfl(&event, OFlags::empty()).unwrap();
     rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     assert!(is_woken(&bed));
-    does_not_hang("a ring of a full doorbell", move || {
-        for _ in 0..100 {
-            ginnel_doorbell::ring(event.as_fd());
-            assert!(is_woken(&bed));
-        }
+    does_not_hang("rings of a full doorbell", 100, move || {
+        ginnel_doorbell::ring(event.as_fd());
+        assert!(is_woken(&bed));
     });
 }
 
@@ -77,11 +84,7 @@ fn a_holder_that_fills_the_counter_without_end_blocks_nobody() {
             let _ = fcntl_setfl(&attacker, OFlags::empty());
         }
     });
-    does_not_hang("a ring under attack", move || {
-        for _ in 0..20_000 {
-            ginnel_doorbell::ring(event.as_fd());
-        }
-    });
+    does_not_hang("rings under attack", 20_000, move || ginnel_doorbell::ring(event.as_fd()));
     rustix::io::write(&stop, &1u64.to_ne_bytes()).unwrap();
     attack.join().unwrap();
 }

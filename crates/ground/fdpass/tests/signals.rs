@@ -2,26 +2,16 @@
 #![allow(unsafe_code)] // A signal handler, and signals to one thread.
 
 use ginnel_fdpass::{RecvFlags, SendFlags, receive, send, send_all};
+use kit::wait::{WATCHDOG, wait_until};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-
-const WATCHDOG: Duration = Duration::from_secs(60);
 
 static CAUGHT: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn caught(_: libc::c_int) {
     CAUGHT.fetch_add(1, Ordering::Relaxed);
-}
-
-fn until(what: &str, done: impl Fn() -> bool) {
-    let end = Instant::now() + WATCHDOG;
-    while !done() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 /// Runs `call` in a thread, interrupts it while it sleeps in the kernel, and then calls `release` to end its wait.
@@ -34,18 +24,18 @@ fn interrupted<T: Send>(call: impl FnOnce() -> T + Send, release: impl FnOnce())
             done.store(1, Ordering::Relaxed);
             result
         });
-        until("the thread starts", || tid.load(Ordering::Relaxed) != 0);
+        wait_until("the thread to start", || tid.load(Ordering::Relaxed) != 0);
         let tid = tid.load(Ordering::Relaxed);
         let asleep = || {
             let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
             stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
         };
         let before = CAUGHT.load(Ordering::Relaxed);
-        until("the thread sleeps in its call", asleep);
+        wait_until("the thread to sleep in its call", asleep);
         // SAFETY: the thread is still there, because the event that it waits for has not happened.
         assert_eq!(unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, libc::SIGUSR1) }, 0);
-        until("the signal is handled", || CAUGHT.load(Ordering::Relaxed) != before);
-        until("the thread sleeps again, or the call has returned", || {
+        wait_until("the signal to be handled", || CAUGHT.load(Ordering::Relaxed) != before);
+        wait_until("the thread to sleep again, or the call to return", || {
             asleep() || done.load(Ordering::Relaxed) != 0
         });
         release();

@@ -48,7 +48,7 @@ mod tests {
     fn processes_end_by_themselves_or_are_ended() {
         let mut processes = WorkerProcesses::default();
         processes.start(&mut Command::new("true")).unwrap();
-        assert!(processes.finish(Duration::from_secs(20)));
+        assert!(processes.finish(Duration::from_secs(60)));
         processes.start(Command::new("sleep").arg("1000")).unwrap();
         assert!(!processes.finish(Duration::from_millis(10)));
         let begun = Instant::now();

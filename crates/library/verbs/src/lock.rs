@@ -117,7 +117,6 @@ mod tests {
     use super::*;
     use std::sync::{Mutex, PoisonError};
     use std::thread;
-    use std::time::Duration;
 
     /// Makes the tests that set the number of threads run one after the other.
     static TURN: Mutex<()> = Mutex::new(());
@@ -157,12 +156,11 @@ mod tests {
         ALONE.store(0, Ordering::Relaxed);
         thread::scope(|scope| {
             let other = scope.spawn(|| count(&counter, 1));
-            // The other thread has announced that it is about to sleep.
-            // SAFETY: the raw lock is only read.
-            while unsafe { counter.raw() }.word.load(Ordering::Relaxed) != AWAITED {
+            kit::wait::wait_until("the other thread to announce that it is about to sleep", || {
                 assert!(!other.is_finished());
-                thread::sleep(Duration::from_millis(1));
-            }
+                // SAFETY: the raw lock is only read.
+                unsafe { counter.raw() }.word.load(Ordering::Relaxed) == AWAITED
+            });
             assert_eq!(*held, 3);
             drop(held);
         });

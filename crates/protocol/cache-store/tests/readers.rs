@@ -7,10 +7,10 @@ use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::Store;
 use ginnel_shmem::{Mapping, SharedMemory};
+use kit::wait::{AtEnd, Watchdog, wait_until};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
 const LEN: usize = 64 << 10;
 const KEYS: u16 = 120;
@@ -42,10 +42,12 @@ fn readers_find_whole_values_and_never_older_ones() {
         for hits in &hits {
             scope.spawn(|| reads(&memory, &stop, hits));
         }
-        let (mut which, mut evictions, end) = (0_u64, 0, Instant::now() + Duration::from_secs(60));
+        let _stop = AtEnd(|| stop.store(true, Ordering::Relaxed));
+        let (mut which, mut evictions) = (0_u64, 0);
+        let mut watchdogs = [0, 1].map(|k| Watchdog::new(&format!("hits of reader {k}")));
         // Each reader must have run often enough while the server works.
         while which < 200_000 || hits.iter().any(|hits| hits.load(Ordering::Relaxed) < 20_000) {
-            assert!(Instant::now() < end, "readers find nothing: {hits:?}");
+            watchdogs.iter_mut().zip(&hits).for_each(|(dog, hits)| dog.look(hits.load(Ordering::Relaxed)));
             which += 1;
             let number = (which * 31 % u64::from(KEYS)) as u16;
             match which % 50 {
@@ -63,7 +65,6 @@ fn readers_find_whole_values_and_never_older_ones() {
                 store = Store::open(memory.clone(), which).unwrap();
             }
         }
-        stop.store(true, Ordering::Relaxed);
         assert!(evictions > 0);
     });
 }
@@ -93,12 +94,10 @@ fn items_with_an_end_are_unknown_while_the_clock_stands() {
     let reader = Reader::new(memory).unwrap();
     let find = |number| reader.get(&key(number), &mut Vec::new());
     assert!(matches!(find(1), Found::Hit(_)));
-    let end = Instant::now() + Duration::from_secs(20);
-    while find(1) != Found::Unknown {
-        assert!(Instant::now() < end, "an item with an end is served for ever");
+    wait_until("an item with an end to be served no more", || {
         assert!(matches!(find(2), Found::Hit(_)));
-        thread::yield_now();
-    }
+        find(1) == Found::Unknown
+    });
     assert!(matches!(find(2), Found::Hit(_)));
     store.tick(5000);
     assert!(matches!(find(1), Found::Hit(_)));

@@ -6,13 +6,13 @@ use ginnel_layout::sync::{SIZE, SLOT_EPOCH, slot};
 use ginnel_ring::wait::Sleeper;
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_sync::{Barrier, Condvar, Mutex, Once, Patience, RwLock, Semaphore, SyncError, User, World};
+use kit::wait::WATCHDOG;
 use std::fs::File;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const EPOCH: u16 = 3;
-const PATIENCE: Patience =
-    Patience { mode: ginnel_ring::wait::WaitMode::Interrupt, timeout: Some(Duration::from_secs(10)) };
+const PATIENCE: Patience = Patience { mode: ginnel_ring::wait::WaitMode::Interrupt, timeout: Some(WATCHDOG) };
 
 /// Truncates the file when a user sleeps.
 struct TruncateOnSleep<'a>(&'a File);

@@ -23,13 +23,14 @@ mod two_threads {
     };
     use kit::models::virtqueue::rig::{GUEST, Rig};
     use kit::random::Random;
+    use kit::wait::{WATCHDOG, Watchdog};
     use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
     use rustix::io::Errno;
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     const TESTS: [(&str, fn()); 2] = [("requests", requests), ("successors", successors)];
 
@@ -50,8 +51,6 @@ mod two_threads {
     }
 
     const REQUESTS: u64 = 3000;
-    /// Far longer than any step takes, even with sanitizers and on a busy machine.
-    const WATCHDOG: Duration = Duration::from_secs(60);
     /// Bytes of the guest's data for each outstanding request: one half for the request, one for its answer.
     const SLOT: usize = 1024;
     const HALF: usize = SLOT / 2;
@@ -75,7 +74,7 @@ mod two_threads {
         epoll: OwnedFd,
         wait: Wait,
         looks: u32,
-        begin: Instant,
+        watchdog: Watchdog<u64>,
     }
 
     impl EventSleeper {
@@ -83,12 +82,12 @@ mod two_threads {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
             let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&epoll, bell, epoll::EventData::new_u64(0), edge).unwrap();
-            Self { epoll, wait, looks: 0, begin: Instant::now() }
+            Self { epoll, wait, looks: 0, watchdog: Watchdog::new("requests, and the other side is no more") }
         }
 
-        /// Called when there was nothing to do. Returns whether it is time to arm, and then to sleep.
-        fn should_arm(&mut self) -> bool {
-            assert!(self.begin.elapsed() < WATCHDOG, "the other side is no more");
+        /// Called when there was nothing to do, with the number of requests so far. Returns whether it is time to arm, and then to sleep.
+        fn should_arm(&mut self, requests: u64) -> bool {
+            self.watchdog.look(requests);
             self.looks += 1;
             thread::yield_now();
             self.wait == Wait::Sleep || self.wait == Wait::Adaptive && self.looks.is_multiple_of(20)
@@ -212,7 +211,7 @@ mod two_threads {
                 while self.poll() {
                     done += 1;
                 }
-                if done == before && sleeper.should_arm() {
+                if done == before && sleeper.should_arm(done) {
                     if !self.queue.arm() {
                         sleeper.sleep();
                     }
@@ -290,7 +289,7 @@ mod two_threads {
                 if over.load(Ordering::Acquire) {
                     return true;
                 }
-                if sleeper.should_arm() {
+                if sleeper.should_arm(taken) {
                     if !self.queue.arm() && !over.load(Ordering::Acquire) {
                         sleeper.sleep();
                     }

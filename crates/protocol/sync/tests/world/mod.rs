@@ -5,12 +5,13 @@ use ginnel_layout::sync::{SIZE, SyncKind};
 use ginnel_ring::wait::Sleeper;
 use ginnel_shmem::{Mapping, Protection};
 use ginnel_sync::{User, World, authority};
+use kit::wait::WATCHDOG;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// User `k`, in the first epoch of its slot.
 pub fn user(k: usize) -> User {
@@ -98,9 +99,6 @@ impl World for EventSleeper {
 
 /// A sleeper without the regular look every 100 ms, so that a lost wake-up fails the test.
 pub struct StrictSleeper(pub EventSleeper);
-
-/// Far longer than anything takes; a sleeper that has not been woken by then will never be.
-pub const WATCHDOG: Duration = Duration::from_secs(20);
 
 impl Sleeper for StrictSleeper {
     fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
