@@ -18,8 +18,8 @@ pub mod verbs;
 #[cfg(feature = "virtqueue")]
 pub mod virtqueue;
 
-/// An operation: a code, and two numbers as arguments. What they mean is up to the model. In a model that has scribbles, a code with the top
-/// bit is one.
+/// An operation: a code, and two numbers as arguments. What they mean is up to the model. In a model that has scribbles, a code with the
+/// top bit is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
     /// Selects the operation, or the scribble.

@@ -200,7 +200,7 @@ impl Trace {
             let more = victim.step();
             let now = look();
             if syscall || now != seen {
-                trace.matters.extend([trace.len() - 1, trace.len()]);
+                trace.matters.extend([trace.instructions() - 1, trace.instructions()]);
                 seen = now;
             }
             if !more {
@@ -218,7 +218,7 @@ impl Trace {
     }
 
     /// Returns the number of instructions.
-    pub fn len(&self) -> usize {
+    pub fn instructions(&self) -> usize {
         self.addresses.len()
     }
 
@@ -240,11 +240,11 @@ impl Trace {
         let mut chosen: Vec<usize> = self.matters.iter().copied().filter(|&k| self.is_near(k)).collect();
         let mut had: HashSet<usize> = chosen.iter().copied().collect();
         let mut k = 0;
-        for _ in 0..self.len() * 2 {
+        for _ in 0..self.instructions() * 2 {
             if chosen.len() >= count {
                 break;
             }
-            k = (k + self.len() * 1000 / 1618 + 1) % self.len();
+            k = (k + self.instructions() * 1000 / 1618 + 1) % self.instructions();
             if self.is_near(k) && had.insert(k) {
                 chosen.push(k);
             }

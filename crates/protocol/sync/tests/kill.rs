@@ -679,7 +679,7 @@ mod test {
             println!(
                 "test {} ... ok: {} instructions, {} at which something is seen; {} kills ({:.1} s)",
                 case.name,
-                trace.len(),
+                trace.instructions(),
                 trace.matters.len(),
                 kill_count.kills - before,
                 begin.elapsed().as_secs_f64()
@@ -693,7 +693,12 @@ mod test {
                 scene.victim.go_to(&trace, k);
                 scene.outlive();
             }
-            println!("test {} ... ok: {} instructions, at {} of them", case.name, trace.len(), chosen.len());
+            println!(
+                "test {} ... ok: {} instructions, at {} of them",
+                case.name,
+                trace.instructions(),
+                chosen.len()
+            );
         }
         println!(
             "killed while it locks, unlocks, waits, signals: {} times, before {} different instructions ({:.1} s)",

@@ -202,7 +202,7 @@ fn a_chain_has_no_loop() {
 
 #[test]
 fn a_buffer_lies_in_the_guest() {
-    let end = GUEST + Rig::new(Split, 8, true).len() as u64;
+    let end = GUEST + Rig::new(Split, 8, true).memory_len() as u64;
     for (address, len) in [
         (0, 1),
         (GUEST - 1, 1),
@@ -287,8 +287,8 @@ fn an_indirect_table_lies_in_the_guest() {
     });
     // The second descriptor is beyond the end of the address space.
     both(|l| {
-        let end = GUEST + l.rig.len() as u64;
-        l.put(l.rig.len() - 16, GUEST, 8, NEXT, 1);
+        let end = GUEST + l.rig.memory_len() as u64;
+        l.put(l.rig.memory_len() - 16, GUEST, 8, NEXT, 1);
         l.descriptor(0, end - 16, 32, INDIRECT, 0);
         Corrupt::Outside { address: end, len: 16 }
     });

@@ -1,7 +1,7 @@
 //! Runs operations on a ring, and compares each of them with a queue in private memory ([`messages`], [`stream`]).
 //!
-//! In [`scribble`], [`board`] and [`carrier`], a scribbler meanwhile writes arbitrary values to a ring, a readiness board, or the words of a
-//! change-over.
+//! In [`scribble`], [`board`] and [`carrier`], a scribbler meanwhile writes arbitrary values to a ring, a readiness board, or the words of
+//! a change-over.
 
 pub mod board;
 pub mod carrier;

@@ -322,7 +322,7 @@ impl World {
                 // A descriptor that points to something.
                 let at = 16 * (usize::from(a) % size);
                 let lens = [0, 8, 16, 128, 4096, 65536, u32::MAX, u32::from(b)];
-                let address = GUEST + u64::from(a) * 2 % (self.rig.len() as u64 + 64);
+                let address = GUEST + u64::from(a) * 2 % (self.rig.memory_len() as u64 + 64);
                 let flags = u64::from(b & 7 | if b & 8 == 0 { 0x80 } else { 0x8000 });
                 let (id, flags) = if self.rig.kind == Kind::Split { (flags, id(a)) } else { (id(a), flags) };
                 self.memory.store_relaxed_u64(at, address);

@@ -59,8 +59,8 @@ impl Rig {
         self.tables_at() + 16 * usize::from(self.size) * usize::from(TABLE)
     }
 
-    /// Returns the bytes of the guest's memory, with 64 KiB of data.
-    pub fn len(&self) -> usize {
+    /// Returns the length of the guest's memory, which ends with 64 KiB of data.
+    pub fn memory_len(&self) -> usize {
         (self.data_at() + (64 << 10)).next_multiple_of(4096)
     }
 
@@ -71,7 +71,7 @@ impl Rig {
 
     /// Makes the guest's memory.
     pub fn memory(&self) -> Mapping {
-        Mapping::anonymous(self.len()).unwrap()
+        Mapping::anonymous(self.memory_len()).unwrap()
     }
 
     /// Makes the region in which the device notes what is in flight.
