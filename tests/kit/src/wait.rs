@@ -56,6 +56,21 @@ pub fn takes_less_than(limit: Duration, mut attempt: impl FnMut() -> Duration) {
     }
 }
 
+/// Repeats what may fail because the machine is busy, until it succeeds. Panics with the last reason if ten attempts have failed, and a
+/// minute has passed.
+pub fn retry<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
+    let (begun, mut attempts) = (Instant::now(), 0);
+    loop {
+        attempts += 1;
+        match attempt() {
+            Ok(value) => return value,
+            Err(reason) => {
+                assert!(attempts < 10 || begun.elapsed() < WATCHDOG, "{attempts} attempts: {reason}");
+            }
+        }
+    }
+}
+
 /// Watches somebody's progress, which is a number or anything else that changes.
 #[derive(Debug)]
 pub struct Watchdog<T> {
@@ -137,6 +152,17 @@ mod tests {
             })
         });
         assert!(failed.is_err() && over.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn an_attempt_is_repeated_until_it_succeeds() {
+        let mut attempts = 0;
+        let third = || {
+            attempts += 1;
+            if attempts == 3 { Ok("value") } else { Err(format!("attempt {attempts}")) }
+        };
+        assert_eq!(retry(third), "value");
+        assert_eq!(attempts, 3);
     }
 
     #[test]

@@ -4,11 +4,12 @@
 use ginnel_report::Record;
 use kit::build;
 use kit::skip::missing;
-use kit::wait::wait_until;
-use programs::stage::{PATIENCE, PYTHON, Stage, free_port, listens};
+use kit::wait::{retry, wait_until};
+use programs::life;
+use programs::stage::{PYTHON, Stage, free_port, listens};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Uses the commands of both protocols, with a client library.
 const PYMEMCACHE: &str = include_str!("cached/pymemcache.py");
@@ -213,9 +214,12 @@ fn libmemcached() {
     let address = format!("127.0.0.1:{at}");
     for protocol in [&[][..], &["-B"]] {
         let line = ["memcaslap", "-s", &address, "-t", "1s", "-T", "2", "-c", "8", "-v", "1", "-w", "1k"];
-        let (out, from_memory, _) = cached.run(&[&line, protocol].concat());
-        assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{out}");
-        assert!(from_memory > 1000, "{from_memory}: {out}");
+        // How many gets it makes in its second depends on the machine.
+        retry(|| {
+            let (out, from_memory, _) = cached.run(&[&line, protocol].concat());
+            assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{out}");
+            if from_memory > 1000 { Ok(()) } else { Err(format!("{from_memory}: {out}")) }
+        });
     }
     let value: String =
         (0..900_000_u32).map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8)).collect();
@@ -247,18 +251,30 @@ fn clients_survive_servers_that_are_killed_under_load() {
     let mut cached = Cached::new();
     let at = cached.at();
     let mut client = cached.stage.command(&[PYTHON, "-c", LOAD, &at]).stdout(Stdio::piped()).spawn().unwrap();
+    let file = cached.stage.world.files().join("progress");
+    // The numbers of connections and of gets.
+    let progress = || {
+        let text = std::fs::read_to_string(&file).unwrap_or("0 0".into());
+        let (connections, gets) = text.split_once(' ').unwrap();
+        (connections.parse::<u64>().unwrap(), gets.parse::<u64>().unwrap())
+    };
+    let mut seen = (0, 0);
+    let mut gets_from_this_server = || {
+        wait_until("gets over a connection to this server", || {
+            let now = progress();
+            now.0 > seen.0 && now.1 >= seen.1 + 200
+        });
+        seen = progress();
+    };
     for _ in 0..8 {
-        std::thread::sleep(Duration::from_millis(300));
+        gets_from_this_server();
         cached.kill();
         std::thread::sleep(Duration::from_millis(50));
         cached.serve();
     }
+    gets_from_this_server();
     std::fs::write(cached.stage.world.files().join("enough"), "").unwrap();
-    let end = Instant::now() + PATIENCE;
-    while client.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < end, "the client hangs");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    assert!(life::end(&mut client).is_some(), "the client hangs");
     let said = client.wait_with_output().unwrap();
     assert!(said.status.success(), "{said:?}");
     let connections = cached.stage.last_connections();

@@ -20,12 +20,15 @@ fn attach(world: &World) -> AttachOptions {
     AttachOptions { socket: world.socket(), ..AttachOptions::default() }
 }
 
+/// How long a client waits for a server's answer.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
 fn options(world: &World, changes: &str) -> Options {
     Options {
         attach: attach(world),
         changes: changes.parse::<Changes>().unwrap(),
         patience: Duration::ZERO,
-        timeout: Duration::from_secs(30),
+        timeout: TIMEOUT,
     }
 }
 

@@ -13,7 +13,7 @@ use ginnel::Daemon;
 use ginnel_report::Report;
 use ginnel_status::Inspect;
 use kit::build;
-use kit::wait::wait_until;
+use kit::wait::{WATCHDOG, wait_until};
 use kit::world::World;
 use std::fs;
 use std::io::Write;
@@ -23,8 +23,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use victim::{Order, Victim};
 
-/// The time limit of every wait.
-const WATCHDOG: Duration = Duration::from_secs(30);
 /// The environment variable that distinguishes the driver, which has the library, from its parent.
 const FILES: &str = "GINNEL_TEST_KILL_FILES";
 

@@ -9,12 +9,10 @@ mod sources;
 
 kit::test_that_skips_are_seen!();
 
-use programs::stage::PATIENCE;
-use programs::verbs::{DEVICE, Verbs, expect_good_within, text};
+use programs::verbs::{DEVICE, Verbs, expect_good, text};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 /// The size of a segment with room for the buffers of eight ranks.
 const SIZE: &str = "3G";
@@ -148,17 +146,13 @@ struct Done {
 
 /// Runs a program with this many ranks. Each of them must have sent data over the segment by the time it ends.
 fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> Done {
-    run_within(verbs, mpi, ranks, program, PATIENCE)
-}
-
-fn run_within(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str, patience: Duration) -> Done {
     let witness = compiled_with(verbs, mpi, mpi.witness, &["-shared", "-fPIC"]);
     let seen = verbs.world.files().join("seen");
     let _ = std::fs::remove_file(&seen);
     let looks = format!("{} verbs web --json >{}", kit::build::program("ginnel").display(), seen.display());
     let witnessed = format!("env LD_PRELOAD=\"$LD_PRELOAD:{witness}\" WITNESS='{looks}' {program}");
     let job = start(verbs, mpi, ranks, &witnessed);
-    let said = expect_good_within(&["mpirun", mpi.name, program], job, patience);
+    let said = expect_good(&["mpirun", mpi.name, program], job);
     let devices: Value = serde_json::from_slice(&std::fs::read(&seen).unwrap()).unwrap();
     assert_eq!(devices[0]["device"], DEVICE);
     let sent: Vec<_> = devices[0]["endpoints"].as_array().unwrap().iter().map(sent).collect();
@@ -174,13 +168,9 @@ fn sent(endpoint: &Value) -> u64 {
 
 /// Runs a program of Open MPI with this many ranks, which use the shared memory of their machine, and no part of Ginnel.
 fn run_without(verbs: &Verbs, ranks: usize, program: &str) -> String {
-    run_without_within(verbs, ranks, program, PATIENCE)
-}
-
-fn run_without_within(verbs: &Verbs, ranks: usize, program: &str, patience: Duration) -> String {
     let own = exports([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader")].iter().chain(ON_ANY_MACHINE));
     let job = start_with(verbs, &own, OPENMPI.starter, ranks, program);
-    expect_good_within(&["mpirun without Ginnel", program], job, patience)
+    expect_good(&["mpirun without Ginnel", program], job)
 }
 
 /// The programs of both MPI implementations.

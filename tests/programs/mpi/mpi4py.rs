@@ -1,7 +1,7 @@
 //! The test suite of mpi4py.
 
-use super::{Done, OPENMPI, SIZE, beside, is_soak, run_within, run_without_within};
-use programs::stage::{PATIENCE, PYTHON};
+use super::{Done, OPENMPI, SIZE, beside, is_soak, run, run_without};
+use programs::stage::PYTHON;
 use programs::verbs::{Verbs, text};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -45,8 +45,8 @@ fn mpi4py_tests_pass_if_they_pass_without_ginnel() {
     let suite = beside("mpi4py_suite.py");
     let program = format!("{PYTHON} {} {folder} {}", suite.display(), EXCLUDED.join(" "));
     for &ranks in if is_soak() { &[2, 4][..] } else { &[2] } {
-        let expected = run_without_within(&verbs, ranks, &program, PATIENCE * 5);
-        let Done { said, .. } = run_within(&verbs, &OPENMPI, ranks, &program, PATIENCE * 5);
+        let expected = run_without(&verbs, ranks, &program);
+        let Done { said, .. } = run(&verbs, &OPENMPI, ranks, &program);
         assert!(said.contains("all ranks have run ") && named(&said, "failed").is_empty(), "{said}");
         let (expected, passed) = (named(&expected, "passed"), named(&said, "passed"));
         let missing: Vec<_> =

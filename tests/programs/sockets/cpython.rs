@@ -2,13 +2,11 @@
 //! connections, which are in one process, change over.
 
 use ginnel_report::Record;
+use programs::life;
 use programs::stage::{PYTHON, Stage};
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-/// Longer than all tests of a module together take.
-const PATIENCE: Duration = Duration::from_secs(600);
 /// How long a connection may wait for its change, in milliseconds. Connections whose other end comes later or never
 /// wait in vain.
 const WAIT: &str = "500";
@@ -153,18 +151,9 @@ impl Module {
             .stderr(log)
             .spawn()
             .unwrap();
-        let end = Instant::now() + PATIENCE;
         let log = || fs::read_to_string(files.join("log")).unwrap_or_default();
-        let status = loop {
-            match child.try_wait().unwrap() {
-                Some(status) => break status,
-                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-                None => {
-                    child.kill().unwrap();
-                    panic!("{} hangs: {}", self.name, log());
-                }
-            }
-        };
+        let ended = life::end(&mut child);
+        let status = ended.unwrap_or_else(|| panic!("{} hangs: {}", self.name, log()));
         assert!(status.success(), "{}: {}", self.name, log());
         let text = fs::read_to_string(files.join("outcomes")).unwrap();
         let mut outcomes: Vec<_> = text.lines().map(str::to_owned).collect();

@@ -6,7 +6,8 @@
 use crate::epoll::PAIRS;
 use kit::random::Random;
 use programs::lie::lie;
-use programs::stage::{PATIENCE, PYTHON, Stage, changed};
+use programs::life::PATIENCE;
+use programs::stage::{PYTHON, Stage, changed};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::thread;
@@ -27,11 +28,12 @@ fn used_pages(segment: &File) -> Vec<usize> {
     (0..pages).filter(is_used).collect()
 }
 
-/// Writes for this long, and until a program has detected something wrong. Returns how many words it has written.
+/// Writes for this long, and until a program has detected something wrong, which may take long on a busy machine. Returns how many
+/// words it has written.
 fn scribble(segment: &File, seed: u64, time: Duration, is_found: impl Fn() -> bool) -> u64 {
     let mut random = Random::new(seed);
     let (mut words, begin) = (0, Instant::now());
-    while begin.elapsed() < time || (!is_found() && begin.elapsed() < PATIENCE / 2) {
+    while begin.elapsed() < time || (!is_found() && begin.elapsed() < 5 * PATIENCE) {
         let pages = used_pages(segment);
         if pages.is_empty() {
             thread::sleep(Duration::from_millis(1));

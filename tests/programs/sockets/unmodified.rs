@@ -13,6 +13,7 @@ mod postgresql;
 mod rsync;
 mod ssh;
 
+use kit::wait::retry;
 use programs::stage::{MODES, Stage, changed, free_port};
 use std::fs;
 
@@ -57,17 +58,20 @@ fn iperf3() {
     kit::require_programs!(&["iperf3"]);
     for mode in MODES {
         for direction in [&[][..], &["-R"], &["-P", "3"]] {
-            let mut stage = Stage::new(mode);
-            let port = free_port();
-            let at = port.to_string();
-            stage.serve(port, &["iperf3", "-s", "-1", "-p", &at]);
-            stage.client(&[&["iperf3", "-c", "127.0.0.1", "-t", "2", "-p", &at], direction].concat());
-            let connections = stage.end();
-            let bytes: u64 = changed(&connections, "iperf3").iter().map(|c| c.shared_received).sum();
-            assert!(
-                bytes > 10 << 20,
-                "{mode} {direction:?}: {bytes} bytes over shared memory: {connections:#?}"
-            );
+            // How much it sends in two seconds depends on the machine.
+            retry(|| {
+                let mut stage = Stage::new(mode);
+                let port = free_port();
+                let at = port.to_string();
+                stage.serve(port, &["iperf3", "-s", "-1", "-p", &at]);
+                stage.client(&[&["iperf3", "-c", "127.0.0.1", "-t", "2", "-p", &at], direction].concat());
+                let connections = stage.end();
+                let bytes: u64 = changed(&connections, "iperf3").iter().map(|c| c.shared_received).sum();
+                if bytes > 10 << 20 {
+                    return Ok(());
+                }
+                Err(format!("{mode} {direction:?}: {bytes} bytes over shared memory: {connections:#?}"))
+            });
         }
     }
 }
@@ -80,12 +84,12 @@ fn sockperf() {
         let port = free_port();
         let at = port.to_string();
         stage.serve(port, &["sockperf", "sr", "--tcp", "-i", "127.0.0.1", "-p", &at]);
-        let out = stage.client(&["sockperf", "pp", "--tcp", "-i", "127.0.0.1", "-t", "1", "-p", &at]);
+        let client = ["sockperf", "pp", "--tcp", "-i", "127.0.0.1", "-t", "1", "-p", &at];
+        let out = stage.client_until_changed(&client, 1, "sockperf");
         assert!(
             out.contains("dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0"),
             "{out}"
         );
-        let connections = stage.end();
-        assert_eq!(changed(&connections, "sockperf").len(), 2, "{mode}: {connections:#?}");
+        stage.end();
     }
 }

@@ -1,5 +1,6 @@
 //! What the test programs of this package share.
 
 pub mod lie;
+pub mod life;
 pub mod stage;
 pub mod verbs;

@@ -1,9 +1,10 @@
 //! A server and its clients under `ginnel run`, and their report.
 
+use crate::life::{self, PATIENCE};
 use ginnel_report::{Record, Report};
 use kit::build;
 use kit::process::signal;
-use kit::wait::wait_until;
+use kit::wait::{retry, wait_until};
 use kit::world::World;
 use rustix::process::Signal;
 use std::cell::Cell;
@@ -12,10 +13,6 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// The time limit of a program.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The modes of the library in which programs are tested.
 pub const MODES: [&str; 2] = ["auto", "eager"];
@@ -145,15 +142,17 @@ impl Stage {
     pub fn client_until_changed(&self, program: &[&str], least: usize, server: &str) -> String {
         let name = program[0].rsplit('/').next().unwrap();
         let before = changed(&self.connections(1), server).len();
-        let end = Instant::now() + PATIENCE;
-        loop {
+        retry(|| {
             let out = self.client(program);
             let (own, servers) = (self.connections(self.runs.get()), self.connections(1));
-            if changed(&own, name).len() >= least && changed(&servers, server).len() >= before + least {
-                return out;
+            let is_enough =
+                changed(&own, name).len() >= least && changed(&servers, server).len() >= before + least;
+            if is_enough {
+                Ok(out)
+            } else {
+                Err(format!("{} of {name}: {own:#?}", changed(&own, name).len()))
             }
-            assert!(Instant::now() < end, "{} of {name}: {own:#?}", changed(&own, name).len());
-        }
+        })
     }
 
     /// Returns what is known at present about the connections of a run; nothing if the run has not begun.
@@ -167,17 +166,9 @@ impl Stage {
         let files = ["stdout", "stderr"].map(|name| self.world.files().join(name));
         let [out, err] = files.each_ref().map(|path| fs::File::create(path).unwrap());
         let mut child = self.command(program).stdin(input).stdout(out).stderr(err).spawn().unwrap();
-        let end = Instant::now() + PATIENCE;
-        let ended = loop {
-            match child.try_wait().unwrap() {
-                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-                ended => break ended,
-            }
-        };
+        let ended = life::end(&mut child);
         let [out, err] = files.map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
         let Some(status) = ended else {
-            child.kill().unwrap();
-            child.wait().unwrap();
             panic!("{program:?} hangs: {out}\n{err}\n{}", self.log());
         };
         (status.success(), out, err)
@@ -194,11 +185,7 @@ impl Stage {
             if server.try_wait().unwrap().is_none() {
                 signal(&server, Signal::TERM);
             }
-            let end = Instant::now() + PATIENCE;
-            while server.try_wait().unwrap().is_none() {
-                assert!(Instant::now() < end, "the server does not end: {}", self.log());
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            assert!(life::end(&mut server).is_some(), "the server does not end: {}", self.log());
         }
         self.all_connections()
     }

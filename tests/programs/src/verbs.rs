@@ -1,12 +1,14 @@
 //! Programs over a segment that is an RDMA device.
 
-use crate::stage::{PATIENCE, free_port, listens};
+use crate::life::Life;
+use crate::stage::{free_port, listens};
 use kit::build;
 use kit::wait::wait_until;
 use kit::world::World;
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The name of the device.
 pub const DEVICE: &str = "ginnel_web";
@@ -114,29 +116,25 @@ pub fn text(output: &Output) -> String {
     [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat()
 }
 
-/// Waits for the end of a program that must succeed.
+/// Waits for the end of a program that must succeed. Returns what it has printed.
 pub fn expect_good(program: &[&str], child: Child) -> String {
-    expect_good_within(program, child, PATIENCE)
-}
-
-/// As [`expect_good`], with another time limit.
-pub fn expect_good_within(program: &[&str], child: Child, patience: Duration) -> String {
-    let id = child.id().to_string();
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let waiter = std::thread::spawn(move || sender.send(child.wait_with_output()));
-    let started = Instant::now();
-    let output = receiver.recv_timeout(patience);
-    if output.is_err() {
-        let _ = Command::new("kill").args(["-KILL", &id]).status();
+    let mut life = Life::of(child.id());
+    let id = Pid::from_child(&child);
+    let waiter = std::thread::spawn(move || child.wait_with_output().unwrap());
+    let mut hangs = false;
+    while !waiter.is_finished() {
+        if !hangs && life.hangs() {
+            hangs = true;
+            // It may have ended meanwhile.
+            let _ = kill_process(id, Signal::KILL);
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
-    waiter.join().unwrap().ok();
-    let Ok(output) = output else {
-        let said = receiver.recv().map(|output| text(&output.unwrap()));
-        panic!("{program:?} does not end ({:?}): {said:?}", started.elapsed());
-    };
-    let output = output.unwrap();
-    assert!(output.status.success(), "{program:?}: {}\n{}", output.status, text(&output));
-    text(&output)
+    let output = waiter.join().unwrap();
+    let said = text(&output);
+    assert!(!hangs, "{program:?} hangs: {said}");
+    assert!(output.status.success(), "{program:?}: {}\n{said}", output.status);
+    said
 }
 
 /// Ends the test unless programs that use verbs can be compiled here.

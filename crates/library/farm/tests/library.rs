@@ -2,14 +2,13 @@
 
 use ginnel::{AttachOptions, Block, BlockOptions, ChannelOptions, Endpoint, ErrorCode, MessageChannel};
 use ginnel_farm::{Departure, Error, Generated, Manager, Options, Refusal, Step, Worker, count, equal};
-use kit::wait::wait_until;
+use kit::wait::{WATCHDOG, wait_until};
 use kit::world::World;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::sync::{Arc, Barrier};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-const WATCHDOG: Duration = Duration::from_secs(30);
 const LEN: u64 = 1 << 20;
 
 fn endpoint(world: &World) -> Endpoint {

@@ -11,7 +11,13 @@ connections = gets = ended = turn = 0
 
 
 def is_over():
-    return turn % 64 == 0 and os.path.exists('enough')
+    if turn % 64:
+        return False
+    # Tells the test how far it has come.
+    with open('progress.part', 'w') as file:
+        file.write(f'{connections} {gets}')
+    os.rename('progress.part', 'progress')
+    return os.path.exists('enough')
 
 
 def receive(c, text):

@@ -26,7 +26,8 @@ def serve(listener, delay, asked):
     c.close()
 
 
-for number, (delay, blocking) in enumerate(((0.3, True), (0.3, False), (0, True), (0, False))):
+def try_out(number, delay, blocking):
+    """Returns how long the first request has taken to be sent."""
     asked, address = [], ('127.0.0.%d' % (2 + number), port)
     listener = socket.create_server(address)
     thread = threading.Thread(target=serve, args=(listener, delay, asked))
@@ -34,7 +35,7 @@ for number, (delay, blocking) in enumerate(((0.3, True), (0.3, False), (0, True)
     c = socket.create_connection(address)
     begun = time.monotonic()
     c.sendall(b'get a\r\n')
-    assert time.monotonic() - begun < 0.29, 'it waits too long'
+    took = time.monotonic() - begun
     c.setblocking(blocking)
     got = b''
     while True:
@@ -54,4 +55,15 @@ for number, (delay, blocking) in enumerate(((0.3, True), (0.3, False), (0, True)
     server, _ = listener.accept()
     c.sendall(b'get b\r\n')
     assert server.recv(100) == b'get b\r\n'
+    return took
+
+
+number = 0
+for delay, blocking in ((0.3, True), (0.3, False), (0, True), (0, False)):
+    # It does not wait for the server's answer. A busy machine may delay it, but not each time.
+    longest = []
+    while not longest or longest[-1] >= 0.29:
+        assert len(longest) < 10, ('it waits too long', longest)
+        longest.append(try_out(number, delay, blocking))
+        number += 1
 print('good')

@@ -2,7 +2,7 @@
 
 use ginnel_volume_control::Stat;
 use kit::build;
-use kit::wait::wait_until;
+use kit::wait::{retry, wait_until};
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -184,21 +184,26 @@ fn limits_hold_and_are_fair_and_can_be_changed() {
     let said = volumes.good(&format!("volume limit web --iops {RATE} --burst 500ms"));
     assert!(said.contains("3000 requests/s, burst 500ms"), "{said}");
 
-    let mut load = volumes.load("web", "--rw randread --queues 2 --threads 1 --qd 16 --seconds 60");
+    let mut load = volumes.load("web", "--rw randread --queues 2 --threads 1 --qd 16 --seconds 600");
     wait_until("load", || volumes.stat("web").queues.iter().all(|q| q.done > 1500));
-    let before = volumes.stat("web");
-    std::thread::sleep(Duration::from_secs(2));
-    let after = volumes.stat("web");
-    let done = |stat: &Stat, queue: usize| stat.queues[queue].done;
-    let (first, second) = (done(&after, 0) - done(&before, 0), done(&after, 1) - done(&before, 1));
-    let time = after.uptime - before.uptime;
-    // The guaranteed bound: the rate, the burst, one quantum for each queue, and the requests that were admitted but
-    // not completed yet.
-    let most = RATE as f64 * (time + 0.5) + 2.0 * 2.0 + 32.0;
-    let sum = (first + second) as f64;
-    assert!(sum <= most, "{sum} requests in {time} s are more than {most}");
-    assert!(sum >= 0.9 * RATE as f64 * time, "{sum} requests in {time} s");
-    assert!(first.abs_diff(second) <= (first + second) / 20, "{first} and {second}");
+    let after = retry(|| {
+        let before = volumes.stat("web");
+        std::thread::sleep(Duration::from_secs(2));
+        let after = volumes.stat("web");
+        let done = |stat: &Stat, queue: usize| stat.queues[queue].done;
+        let (first, second) = (done(&after, 0) - done(&before, 0), done(&after, 1) - done(&before, 1));
+        let time = after.uptime - before.uptime;
+        // The guaranteed bound: the rate, the burst, one quantum for each queue, and the requests that were admitted but
+        // not completed yet.
+        let most = RATE as f64 * (time + 0.5) + 2.0 * 2.0 + 32.0;
+        let sum = (first + second) as f64;
+        assert!(sum <= most, "{sum} requests in {time} s are more than {most}");
+        // A busy machine may not get to as many, or to those of one queue for a while.
+        if sum < 0.9 * RATE as f64 * time || first.abs_diff(second) > (first + second) / 20 {
+            return Err(format!("{first} and {second} requests in {time} s"));
+        }
+        Ok(after)
+    });
     assert!(after.queues.iter().all(|q| q.throttled > 0), "{after:?}");
 
     // While queues wait for a limit, the limit is changed.

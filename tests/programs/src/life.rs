@@ -1,0 +1,126 @@
+//! Whether a program still does something. How long it takes depends on how busy the machine is, so its time is not limited.
+
+use std::fs;
+use std::process::{Child, ExitStatus};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A program hangs if neither it nor one of its descendants does anything for this long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// None takes nearly as long, so one that is awake after this time gets nowhere.
+const LONGEST: Duration = Duration::from_secs(20 * 60);
+/// The pause between two looks.
+const PACE: Duration = Duration::from_secs(1);
+
+/// The life of a program.
+pub struct Life {
+    process: u32,
+    begun: Instant,
+    looked: Instant,
+    /// The CPU time that it had used when it did something last, and when that was.
+    used: u64,
+    active: Instant,
+}
+
+impl Life {
+    /// Watches a process, which nobody may have waited for.
+    pub fn of(process: u32) -> Self {
+        let now = Instant::now();
+        Self { process, begun: now, looked: now, used: 0, active: now }
+    }
+
+    /// Returns whether the program does nothing any more, or only what leads nowhere.
+    pub fn hangs(&mut self) -> bool {
+        let now = Instant::now();
+        if now < self.looked + PACE {
+            return false;
+        }
+        self.looked = now;
+        let used = cpu_time(self.process);
+        if used != self.used {
+            (self.used, self.active) = (used, now);
+        }
+        now > self.active + PATIENCE || now > self.begun + LONGEST
+    }
+}
+
+/// Waits for the end of a program. Returns `None` if it hangs; it is killed then.
+pub fn end(child: &mut Child) -> Option<ExitStatus> {
+    let mut life = Life::of(child.id());
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        if life.hangs() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return None;
+        }
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns the CPU time, in nanoseconds, of the threads of a process and of its descendants.
+fn cpu_time(process: u32) -> u64 {
+    let processes: Vec<(u32, u32)> = numbers("/proc").filter_map(|id| Some((id, parent(id)?))).collect();
+    let mut family = vec![process];
+    let mut at = 0;
+    while let Some(&one) = family.get(at) {
+        family.extend(processes.iter().filter(|(_, parent)| *parent == one).map(|(id, _)| id));
+        at += 1;
+    }
+    let of_thread = |file: String| -> Option<u64> {
+        fs::read_to_string(file).ok()?.split_whitespace().next()?.parse().ok()
+    };
+    let of_process = |id: u32| -> u64 {
+        let tasks = format!("/proc/{id}/task");
+        numbers(&tasks).filter_map(|thread| of_thread(format!("{tasks}/{thread}/schedstat"))).sum()
+    };
+    family.into_iter().map(of_process).sum()
+}
+
+/// Returns the entries of a folder that are numbers.
+fn numbers(folder: &str) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Returns the parent of a process; `None` if it has gone meanwhile.
+fn parent(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kit::process::Process;
+    use kit::wait::wait_until;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn what_a_descendant_does_counts_and_sleep_does_not() {
+        // The descendant sleeps until it is told to work, which it then does for ever.
+        let line = "sh -c 'read line; while :; do :; done' <&0 & wait";
+        let mut command = Command::new("bash");
+        command.args(["-c", line]).stdin(Stdio::piped());
+        let mut shell = Process(command.spawn().unwrap());
+        let used = |shell: &Process| cpu_time(shell.id());
+        let mut last = 0;
+        let rests = || {
+            let before = std::mem::replace(&mut last, used(&shell));
+            sleep(Duration::from_millis(100));
+            before > 0 && before == last
+        };
+        wait_until("rest", rests);
+        drop(shell.stdin.take());
+        let before = used(&shell);
+        wait_until("work", || used(&shell) > before + 10_000_000);
+    }
+
+    #[test]
+    fn the_end_of_a_program_is_seen() {
+        let mut child = Command::new("sh").args(["-c", "exit 3"]).spawn().unwrap();
+        assert_eq!(end(&mut child).unwrap().code(), Some(3));
+    }
+}
