@@ -154,7 +154,7 @@ impl Server {
                 generation: books.generation,
                 uptime: self.started.elapsed().as_secs(),
                 config_mistake: self.config.mistake.clone().filter(|_| viewer.is_administrator()),
-                connections: viewer.is_administrator().then(|| self.clients.len() + self.relayed.len()),
+                connections: viewer.is_administrator().then(|| self.clients.len() + self.programs.len()),
             }),
             "endpoints" => {
                 page.fill(books.endpoints.range((Excluded(after_32), Unbounded)).map(|(number, endpoint)| {

@@ -8,6 +8,7 @@ use super::holds::Timers;
 use super::journal::Journal;
 use super::making::Making;
 use super::members::Members;
+use super::programs::Programs;
 use super::record::{Record, Text};
 use super::reply;
 use super::restoring::Files;
@@ -163,8 +164,8 @@ pub struct Server {
     /// Closes the clients' connections, and the files that they send.
     pub(super) closer: Closer,
     pub(super) vms: BTreeMap<u32, Vm>,
-    /// The programs in VMs: the VM, and the number that its daemon has given to the program.
-    pub(super) relayed: BTreeMap<ClientId, (u32, u32)>,
+    /// The programs in VMs.
+    pub(super) programs: Programs,
     pub(super) poller: Poller,
     pub(super) keeper: Keeper,
     /// The descriptors that the keeper held when the daemon started, until their member or segment is declared.
@@ -225,7 +226,7 @@ impl Server {
             clients: Clients::default(),
             closer: Closer::start()?,
             vms: BTreeMap::new(),
-            relayed: BTreeMap::new(),
+            programs: Programs::default(),
             poller,
             keeper,
             held,
@@ -330,9 +331,9 @@ impl Server {
     /// Does a bounded part of the background work.
     fn work(&mut self) {
         let limit = self.config.limits.queue as usize;
-        let (clients, vms, relayed) = (&self.clients, &self.vms, &self.relayed);
-        let ready = |client| match relayed.get(&client) {
-            Some((member, _)) => vms.get(member).is_some_and(|vm| !vm.is_backed_up(limit)),
+        let (clients, vms, programs) = (&self.clients, &self.vms, &self.programs);
+        let ready = |client| match programs.place(client) {
+            Some((member, _)) => vms.get(&member).is_some_and(|vm| !vm.is_backed_up(limit)),
             None => clients.has_room(client),
         };
         let (telling, ending) = (self.broker.tell_revoked(ready), self.broker.end_some());
@@ -501,7 +502,7 @@ impl Server {
 
     /// Sends packets that belong together. A program in a VM gets no descriptors.
     pub(super) fn send_packets(&mut self, client: ClientId, packets: Vec<(Vec<u8>, Vec<Arc<OwnedFd>>)>) {
-        if self.relayed.contains_key(&client) {
+        if self.programs.place(client).is_some() {
             self.send_relayed(client, packets.into_iter().map(|(packet, _)| packet).collect());
         } else {
             self.send_client(client, packets);

@@ -1,11 +1,12 @@
 //! VMs: the connection to their QEMU, the control link to their daemon, and the programs for which that daemon speaks.
 
-use super::broker::{ClientId, Who};
+use super::broker::ClientId;
 use super::config;
 use super::doorbells::Told;
 use super::fence::Fence;
 use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
+use super::programs::{Message, NotOpen};
 use super::qmp::Monitor;
 use super::record::{Hex16, Record};
 use super::reply::{self, Refusal};
@@ -23,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// How often the fronts of a VM's segments may be checked because the VM reports a segment as missing.
@@ -33,8 +34,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const TURN: usize = 64;
 /// The pages of the daemon's state that one guest is sent before others get their turn.
 const PAGES: usize = 4;
-/// The connections of a guest in addition to its endpoints: those of programs that only ask for something.
-const SPARE_CLIENTS: usize = 64;
 
 /// A VM.
 pub struct Vm {
@@ -54,7 +53,6 @@ pub struct Vm {
     queued: usize,
     /// Requests of the VM's programs for pages of the daemon's state. The pages are made when the link has taken everything else.
     asked: VecDeque<(ClientId, u32, wire::Inspect)>,
-    clients: BTreeMap<u32, ClientId>,
     pub(super) up: bool,
     pub(super) pulse: Pulse,
     pub(super) mapped: BTreeMap<Name, relay::Mapped>,
@@ -87,7 +85,6 @@ impl Vm {
             queue: VecDeque::new(),
             queued: 0,
             asked: VecDeque::new(),
-            clients: BTreeMap::new(),
             up: false,
             pulse: Pulse::new(),
             mapped: BTreeMap::new(),
@@ -262,16 +259,11 @@ impl Server {
     /// Handles the end of a guest's kernel: all endpoints of the VM are dead, and its session is over.
     pub(super) fn guest_gone(&mut self, member: u32) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
-        let clients = std::mem::take(&mut vm.clients);
         // Nobody uses this memory any more. The next guest must not find an old session in it.
         vm.memory.write(0, &[0; size_of::<ControlHeader>()]);
         vm.restart_link(member);
         vm.mapped.clear();
-        for client in clients.into_values() {
-            self.relayed.remove(&client);
-            self.broker.hung_up(client);
-        }
-        self.broker.member_died(member);
+        self.programs.guest_ended(&mut self.broker, member);
     }
 
     /// Finds out, after a restart of the daemon, whether the QEMU that was there before is still running.
@@ -372,17 +364,9 @@ impl Server {
     fn session_up(&mut self, member: u32, guest: PeerInfo) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         (vm.up, vm.pulse) = (true, Pulse::new());
-        let boot_id = Hex16(guest.boot_id);
         info!(vm = %vm.config.name, member, interrupts = guest.interrupts, "the VM's daemon is there");
         self.open_monitor(member);
-        let known = self.broker.books().members.get(&member).and_then(|m| m.session);
-        if known.is_some_and(|known| known.boot_id != boot_id) {
-            info!(member, "the VM has rebooted: the endpoints of its earlier boot are dead");
-            self.broker.member_died(member);
-        }
-        if known.is_none_or(|known| known.boot_id != boot_id || known.interrupts != guest.interrupts) {
-            self.broker.note(Record::Session { member, boot_id, interrupts: guest.interrupts });
-        }
+        self.broker.session_begins(member, Hex16(guest.boot_id), guest.interrupts);
         self.run_effects();
         // The guest's kernel has read them; it reads them again when it reboots.
         self.check_fronts(Some(member));
@@ -434,94 +418,46 @@ impl Server {
         (vm.up, vm.queued) = (false, 0);
         vm.queue.clear();
         vm.asked.clear();
-        for client in std::mem::take(&mut vm.clients).into_values() {
-            self.relayed.remove(&client);
-            // The programs live on, and come back when their daemon does.
-            self.broker.lost(client);
-        }
+        self.programs.daemon_ended(&mut self.broker, member);
     }
 
     fn relay_message(&mut self, member: u32, kind: RelayKind, number: u32, body: &[u8]) {
-        let Some(vm) = self.vms.get_mut(&member) else { return };
         match kind {
             // The message has no contents: its arrival is the sign of life.
-            RelayKind::PONG => {}
-            RelayKind::OPEN => {
-                if let Some(old) = vm.clients.remove(&number) {
-                    self.relayed.remove(&old);
-                    self.broker.hung_up(old);
-                }
-                let Ok(open) = relay::Open::read_from_bytes(body) else {
-                    debug!(member, "an OPEN of the wrong length");
-                    return;
-                };
-                // The VM may have as many connections as endpoints, and some more for programs that only ask for something.
-                let segments = self.broker.books().segments.values();
-                let segments = segments.filter(|s| s.members.contains(&member)).count();
-                let endpoints = segments.saturating_mul(vm.config.limits.endpoints_per_member as usize);
-                if vm.clients.len() >= endpoints.saturating_add(SPARE_CLIENTS) {
-                    debug!(member, "more connections from this VM than it may have endpoints");
-                    self.send_relay(member, RelayKind::CLOSE, number, Vec::new());
-                    return;
-                }
-                let id = self.new_client();
-                let process = Process { pid: open.pid, started: open.started };
-                let groups = vec![open.gid];
-                self.broker.connected(id, Who { member, process, image: None, uid: open.uid, groups });
-                self.relayed.insert(id, (member, number));
-                if let Some(vm) = self.vms.get_mut(&member) {
-                    vm.clients.insert(number, id);
-                }
+            RelayKind::PONG => return,
+            RelayKind::MAPPED => return self.mapped(member, body),
+            RelayKind::DATA => self.ask_journal(),
+            _ => {}
+        }
+        let new = self.new_client();
+        let message = Message { member, kind, number, body };
+        if let Err(NotOpen) = self.programs.hear(&mut self.broker, &mut self.segments, new, message) {
+            self.send_relay(member, RelayKind::CLOSE, number, Vec::new());
+        }
+    }
+
+    /// Handles a guest daemon's message about how a segment is mapped in the guest.
+    fn mapped(&mut self, member: u32, body: &[u8]) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        let Ok(mapped) = relay::Mapped::read_from_bytes(body) else { return };
+        let segment = self.broker.books().segments.get(&mapped.name);
+        if segment.is_some_and(|s| s.members.contains(&member)) {
+            vm.mapped.insert(mapped.name, mapped);
+            // A damaged info block may be the reason; if it is repaired, the guest looks again. The interval limits the
+            // lines in the log.
+            let now = Instant::now();
+            if mapped.kind == MappingKind::NONE
+                && vm.missed.is_none_or(|last| now.saturating_duration_since(last) >= LOOK_AGAIN)
+            {
+                vm.missed = Some(now);
+                self.check_fronts(Some(member));
             }
-            RelayKind::DATA => match vm.clients.get(&number) {
-                Some(&id) => {
-                    self.ask_journal();
-                    self.broker.packet(&mut self.segments, id, body);
-                }
-                None => self.send_relay(member, RelayKind::CLOSE, number, Vec::new()),
-            },
-            RelayKind::CLOSE => {
-                if let Some(id) = vm.clients.remove(&number) {
-                    self.relayed.remove(&id);
-                    self.broker.hung_up(id);
-                }
-            }
-            RelayKind::GONE | RelayKind::JOIN => {
-                let Ok(told) = relay::Endpoint::read_from_bytes(body) else { return };
-                let relay::Endpoint { endpoint, epoch, pid, started, .. } = told;
-                // The host trusts a guest's daemon only about its own VM.
-                if self.broker.books().endpoints.get(&endpoint).is_none_or(|e| e.member != member) {
-                    return;
-                }
-                let process = Process { pid, started };
-                match kind {
-                    RelayKind::GONE => self.broker.owner_ended(endpoint, epoch, process),
-                    _ => self.broker.owner_joined(endpoint, epoch, process),
-                }
-            }
-            RelayKind::MAPPED => {
-                let Ok(mapped) = relay::Mapped::read_from_bytes(body) else { return };
-                let segment = self.broker.books().segments.get(&mapped.name);
-                if segment.is_some_and(|s| s.members.contains(&member)) {
-                    vm.mapped.insert(mapped.name, mapped);
-                    // A damaged info block may be the reason; if it is repaired, the guest looks again. The interval limits the
-                    // lines in the log.
-                    let now = Instant::now();
-                    if mapped.kind == MappingKind::NONE
-                        && vm.missed.is_none_or(|last| now.saturating_duration_since(last) >= LOOK_AGAIN)
-                    {
-                        vm.missed = Some(now);
-                        self.check_fronts(Some(member));
-                    }
-                }
-            }
-            RelayKind(kind) => debug!(member, kind, "an unknown relay message"),
         }
     }
 
     /// Sends a packet to a program in a VM.
     pub(super) fn send_relayed(&mut self, id: ClientId, packets: Vec<Vec<u8>>) {
-        let Some(&(member, number)) = self.relayed.get(&id) else { return };
+        let Some((member, number)) = self.programs.place(id) else { return };
         for packet in packets {
             self.send_relay(member, RelayKind::DATA, number, packet);
         }
@@ -529,10 +465,7 @@ impl Server {
 
     /// Ends the connection of a program in a VM. Returns false if the client is not in a VM.
     pub(super) fn end_relayed(&mut self, id: ClientId) -> bool {
-        let Some((member, number)) = self.relayed.remove(&id) else { return false };
-        if let Some(vm) = self.vms.get_mut(&member) {
-            vm.clients.remove(&number);
-        }
+        let Some((member, number)) = self.programs.remove(id) else { return false };
         self.broker.hung_up(id);
         self.send_relay(member, RelayKind::CLOSE, number, Vec::new());
         true
@@ -556,7 +489,7 @@ impl Server {
 
     /// Queues the request of a program in a VM for a page of the daemon's state. Returns false if the client is on the host.
     pub(super) fn inspect_later(&mut self, id: ClientId, request: u32, from: wire::Inspect) -> bool {
-        let Some(&(member, _)) = self.relayed.get(&id) else { return false };
+        let Some((member, _)) = self.programs.place(id) else { return false };
         let Some(vm) = self.vms.get_mut(&member) else { return true };
         if vm.asked.iter().any(|(asked, ..)| *asked == id) {
             let text = "this connection waits for an answer to INSPECT already: ask for the next page when that has come";
@@ -581,7 +514,7 @@ impl Server {
                 return;
             }
             let Some((id, request, from)) = vm.asked.pop_front() else { return };
-            if self.relayed.contains_key(&id) {
+            if self.programs.place(id).is_some() {
                 self.send_page(id, request, from);
             }
         }
