@@ -430,6 +430,7 @@ impl Broker {
         for id in self.attached.remove(&number).unwrap_or_default() {
             if let Some(client) = self.clients.get_mut(&id) {
                 client.endpoint = None;
+                client.joined.clear();
             }
             self.effects.push(Effect::Disconnect(id));
         }

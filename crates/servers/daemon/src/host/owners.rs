@@ -107,11 +107,7 @@ impl Broker {
 
     /// Handles a process that knows an endpoint's token and has connected: it has lost its connection, or becomes an owner now.
     pub(super) fn owner_returns(&mut self, number: u32, process: Process) -> Result<(), Refusal> {
-        for id in self.connections(number) {
-            if let Some(client) = self.clients.get_mut(&id) {
-                client.joined.remove(&process);
-            }
-        }
+        self.forget_joined(number, &process);
         if !self.owns(number, &process) {
             return self.add_owner(number, process);
         }
@@ -123,6 +119,16 @@ impl Broker {
         self.effect(Effect::Recognize { endpoint: number, process });
         debug!(endpoint = number, pid = process.pid, "endpoint is back");
         Ok(())
+    }
+
+    /// Forgets over which inherited connection a process has joined, because it has a connection of its own or is no owner any more.
+    /// Otherwise a program that forks over and over would fill the memory, and its connection could not be released.
+    fn forget_joined(&mut self, number: u32, process: &Process) {
+        for id in self.attached.get(&number).into_iter().flatten() {
+            if let Some(client) = self.clients.get_mut(id) {
+                client.joined.remove(process);
+            }
+        }
     }
 
     fn owns(&self, number: u32, process: &Process) -> bool {
@@ -205,6 +211,7 @@ impl Broker {
             return;
         }
         self.unwatched.remove(&(number, process));
+        self.forget_joined(number, &process);
         self.effect(Effect::Unwatch { endpoint: number, process });
         info!(endpoint = number, pid = process.pid, "a process does not own the endpoint any more");
         // The owner is in the books, so they cannot refuse this record.
@@ -220,6 +227,7 @@ impl Broker {
         } else if let Some(client) = self.clients.get_mut(&id) {
             // Processes in an invisible process namespace cannot be told apart, so each connection counts as an owner.
             client.endpoint = None;
+            client.joined.clear();
             self.unbind(number, id);
         }
         if sender.pid != 0 || !self.speaks_for(number, &sender) {

@@ -240,3 +240,24 @@ fn an_endpoint_without_known_owners_ends_after_a_restart() {
     bench.broker.end_abandoned();
     assert!(!bench.is_there(&attached) && bench.is_there(&other));
 }
+
+#[test]
+fn a_connection_forgets_the_children_that_have_ended() {
+    let mut bench = Bench::new(Limits::default());
+    let (parent, attached) = bench.attach(HOST_MEMBER, "web");
+    for pid in 500..600 {
+        let child = Process { pid, started: 2 };
+        bench.broker.packet_from(&mut bench.world, parent, child, &reply::packet(Kind::JOIN, 9, &[]));
+        bench.effects();
+        assert!(bench.broker.clients[&parent].joined.contains(&child));
+        bench.process_ends(child);
+    }
+    assert!(bench.broker.clients[&parent].joined.is_empty(), "each child that has ended would cost memory");
+    // No child needs the connection any more, so it ends when the parent comes back over another.
+    let process = bench.process_of(parent);
+    let again = bench.client_as(process, HOST_MEMBER);
+    let (kind, _, effects) = bench.ask_all(again, Kind::ATTACH, back(&attached).as_bytes());
+    assert_eq!(kind, Kind::ATTACHED);
+    assert!(effects.contains(&Effect::Disconnect(parent)));
+    bench.check();
+}
