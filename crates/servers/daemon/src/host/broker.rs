@@ -617,5 +617,9 @@ pub(super) fn unrecorded() -> Refusal {
     Refusal::new(ErrorCode::UNRECORDED, text)
 }
 
+#[cfg(any(test, fuzzing))]
+mod consistency;
+#[cfg(any(test, fuzzing))]
+pub mod model;
 #[cfg(test)]
 mod tests;

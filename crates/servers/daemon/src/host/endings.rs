@@ -41,7 +41,7 @@ impl Endings {
     }
 
     /// Sets the length of a turn.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn set_turn(&mut self, turn: usize) {
         (self.turn, self.rest) = (turn, turn);
     }

@@ -16,7 +16,7 @@ pub struct Index {
 
 impl Index {
     /// Makes the index of these endpoints.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>) -> Self {
         let mut index = Self::default();
         endpoints.into_iter().for_each(|endpoint| index.insert(endpoint));

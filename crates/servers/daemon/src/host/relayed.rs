@@ -44,7 +44,7 @@ impl Relayed {
     }
 
     /// Returns the reasons.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn reasons(&self) -> &BTreeMap<Reason, (u32, u32)> {
         &self.reasons
     }

@@ -125,7 +125,7 @@ fn signals() -> std::io::Result<OwnedFd> {
 }
 
 /// Prepares the books for a new daemon. After a reboot of the host, nothing of the earlier programs and VMs is left.
-fn begin(books: &mut Books, boot_id: Hex16) {
+pub(super) fn begin(books: &mut Books, boot_id: Hex16) {
     let mut records = Vec::new();
     if books.boot_id != boot_id {
         // A reboot has emptied their memory.

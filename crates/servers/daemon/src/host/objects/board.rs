@@ -144,7 +144,7 @@ impl Boards {
     }
 
     /// Returns all boards.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn all(&self) -> impl Iterator<Item = &Board> {
         self.all.values().flat_map(BTreeMap::values)
     }

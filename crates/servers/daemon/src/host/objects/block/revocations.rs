@@ -67,7 +67,7 @@ impl Revocations {
     }
 
     /// Returns all of them: endpoint and handle.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn all(&self) -> BTreeSet<(u32, u64)> {
         let all = self.endpoints.iter().flat_map(|(endpoint, telling)| {
             telling.untold.union(&telling.told).map(move |handle| (*endpoint, *handle))
