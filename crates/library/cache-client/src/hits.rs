@@ -99,9 +99,11 @@ mod tests {
         assert!(hits.note(hash(1), 1));
         assert!(!hits.note(hash(1), 2), "known, and the clock is not looked at");
         hits.note(hash(2), 3);
+        let before = Instant::now();
         hits.take(&mut told);
         assert_eq!(told, [hash(1), hash(2)]);
-        assert!(!hits.note(hash(3), 4), "too soon");
+        // A busy machine may have kept this thread from running for that long.
+        assert!(!hits.note(hash(3), 4) || before.elapsed() >= BETWEEN, "too soon");
         for key in 4..5000 {
             hits.note(hash(key), key);
         }
