@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
 /// The offset in the segment where the tests count, far behind what the daemon allocates.
 const DATA: usize = 5 << 20;
-/// An environment variable that contains the socket, in the process that is killed.
 
 fn attach_to(socket: &std::path::Path, name: &str) -> Endpoint {
     let options = AttachOptions {
