@@ -36,6 +36,12 @@ impl Random {
         self.below(len as u64) as usize
     }
 
+    /// Returns one of these.
+    pub fn one_of<T, const N: usize>(&mut self, choices: [T; N]) -> T {
+        let chosen = self.index(N);
+        choices.into_iter().nth(chosen).expect("below the number of choices")
+    }
+
     /// Fills a buffer.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
@@ -66,5 +72,7 @@ mod tests {
         let (mut random, mut seen) = (Random::new(7), [0; 10]);
         (0..10_000).for_each(|_| seen[random.index(10)] += 1);
         assert!(seen.iter().all(|&count| (800..1200).contains(&count)), "{seen:?}");
+        (0..1000).for_each(|_| seen[random.one_of([3, 5])] = 0);
+        assert!(seen.iter().enumerate().all(|(n, &count)| (count == 0) == [3, 5].contains(&n)), "{seen:?}");
     }
 }

@@ -8,7 +8,7 @@ use vmtest::{Output, TestBed, Vm, VmBuilder};
 
 vmtest::test_both_memories!(c_programs_talk_between_host_and_guests);
 
-const PROMPT: Duration = Duration::from_secs(30);
+const PROMPT: Duration = Duration::from_secs(60);
 
 /// The place where a program runs.
 #[derive(Clone, Copy)]

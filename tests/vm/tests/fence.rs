@@ -8,7 +8,7 @@ use vmtest::installation::{MemoryKind, Plan, program};
 
 vmtest::test_default_memories!(a_guest_that_hangs_is_fenced);
 
-const PROMPT: Duration = Duration::from_secs(30);
+const PROMPT: Duration = Duration::from_secs(60);
 /// A peer must be told within this time.
 const TOLD: Duration = Duration::from_millis(100);
 const STOP: i32 = 19;

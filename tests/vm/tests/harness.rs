@@ -12,7 +12,6 @@ use vmtest::{Accel, Exit, HOST_ADDRESS, TestBed, Vm, wait_until};
 
 kit::test_that_skips_are_seen!();
 
-const SOON: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(60);
 
 fn is_root() -> bool {
@@ -77,7 +76,7 @@ fn jobs_run_beside_each_other_and_can_be_killed(a: &Vm) -> Result<()> {
     assert_eq!(jobs.iter().map(|job| job.pid()).collect::<BTreeSet<_>>().len(), 3);
     for (job, signal) in jobs.iter().zip([9, 15, 2]) {
         job.kill(signal)?;
-        assert_eq!(job.wait(SOON)?.exit, Exit::Signal(signal));
+        assert_eq!(job.wait(LONG)?.exit, Exit::Signal(signal));
     }
     assert_eq!(a.run("pidof sleep")?.stdout, "", "children are killed with their group");
     assert!(jobs[0].kill(9).is_ok(), "a job that has ended takes no signal");
@@ -88,10 +87,10 @@ fn jobs_run_beside_each_other_and_can_be_killed(a: &Vm) -> Result<()> {
 fn output_is_there_while_the_job_runs(a: &Vm) -> Result<()> {
     a.run("mkfifo /tmp/go")?.ok()?; // The job cannot go on before something is written here.
     let job = a.spawn("echo listening on 7; read x < /tmp/go; echo went $x >&2; exec sleep 1000")?;
-    assert_eq!(job.wait_for_line("listening", SOON)?, "listening on 7");
+    assert_eq!(job.wait_for_line("listening", LONG)?, "listening on 7");
     assert!(job.is_running() && !job.said().1.contains("went"));
     a.run("echo far > /tmp/go")?.ok()?;
-    assert_eq!(job.wait_for_line("went", SOON)?, "went far");
+    assert_eq!(job.wait_for_line("went", LONG)?, "went far");
     job.kill(9)?;
     let error = job.wait_for_line("home", LONG).unwrap_err().to_string();
     assert!(error.contains("signal 9") && error.contains("went far"), "{error}");
@@ -105,7 +104,7 @@ fn a_child_left_behind_does_not_hold_up_its_job(a: &Vm) -> Result<()> {
     assert_eq!(out.stdout, "early\n");
     ensure!(begun.elapsed() < LONG, "the job waited for its child");
     a.run("echo x > /tmp/go")?.ok()?;
-    wait_until("what the child said is heard", SOON, || Ok(job.said().0 == "early\nlate\n"))?;
+    wait_until("what the child said is heard", LONG, || Ok(job.said().0 == "early\nlate\n"))?;
     Ok(())
 }
 
@@ -120,18 +119,18 @@ fn guests_and_host_reach_each_other(bed: &TestBed, a: &Vm, b: &Vm) -> Result<()>
     let job = b.spawn(&format!("echo hello | nc {HOST_ADDRESS} {port}"))?;
     let (mut stream, peer) = listener.accept()?;
     assert_eq!(peer.ip(), b.address()?);
-    stream.set_read_timeout(Some(SOON))?;
+    stream.set_read_timeout(Some(LONG))?;
     let mut said = [0; 6];
     stream.read_exact(&mut said)?;
     assert_eq!(&said, b"hello\n");
     drop(stream);
-    job.wait(SOON)?;
+    job.wait(LONG)?;
 
     // A command on the host, while it runs.
     let server = bed.host_spawn("echo ready; exec busybox nc -l -p 99")?;
-    server.wait_for_line("ready", SOON)?;
+    server.wait_for_line("ready", LONG)?;
     a.run(&format!("until echo from a | nc {HOST_ADDRESS} 99; do usleep 10000; done"))?.ok()?;
-    assert_eq!(server.wait(SOON)?.ok()?.stdout, "ready\nfrom a\n");
+    assert_eq!(server.wait(LONG)?.ok()?.stdout, "ready\nfrom a\n");
     assert_eq!(a.address()?, Ipv4Addr::new(10, 213, 0, 10));
     Ok(())
 }
@@ -174,11 +173,11 @@ fn files_go_there_and_back(bed: &TestBed, a: &Vm) -> Result<()> {
 fn a_pause_holds_the_guest_still(a: &Vm) -> Result<()> {
     a.pause()?;
     assert_eq!(a.qmp(r#"{"execute": "query-status"}"#)?["status"], "paused");
-    a.wait_event("STOP", SOON)?;
+    a.wait_event("STOP", LONG)?;
     let error = a.run_within(Duration::from_millis(300), "true").unwrap_err().to_string();
     assert!(error.contains("was not started"), "{error}");
     a.resume()?;
-    a.wait_event("RESUME", SOON)?;
+    a.wait_event("RESUME", LONG)?;
     assert_eq!(a.run("echo awake")?.ok()?.stdout, "awake\n");
     let error = a.qmp(r#"{"execute": "no-such-command"}"#).unwrap_err().to_string();
     assert!(error.contains("no-such-command"), "{error}");
@@ -194,7 +193,7 @@ fn a_reboot_is_another_boot_in_the_same_qemu(a: &Vm, b: &Vm) -> Result<()> {
     eprintln!("rebooted in {:.2?}", begun.elapsed());
     assert_ne!(a.boot_id()?, boot);
     assert_eq!(a.qemu_pid(), pid);
-    let error = job.wait(SOON).unwrap_err().to_string();
+    let error = job.wait(LONG).unwrap_err().to_string();
     assert!(error.contains("was lost"), "{error}");
     assert_eq!(a.run("test -e /tmp/gone")?.code(), Some(1));
     b.run(&format!("ping -c 1 -W 5 {}", a.address()?))?.ok()?;
@@ -312,7 +311,7 @@ impl Traces {
     }
 
     fn are_gone(&self) -> Result<()> {
-        wait_until("nothing is left behind", SOON, || Ok(self.left().is_empty()))
+        wait_until("nothing is left behind", LONG, || Ok(self.left().is_empty()))
             .with_context(|| format!("left behind: {:?}", self.left()))
     }
 

@@ -10,7 +10,7 @@ use vmtest::{Exit, HostJob, Output, TestBed, artifact, wait_until};
 
 kit::test_that_skips_are_seen!();
 
-const PROMPT: Duration = Duration::from_secs(30);
+const PROMPT: Duration = Duration::from_secs(60);
 
 /// A running systemd and the means to control it.
 struct Systemd<'b> {

@@ -12,6 +12,7 @@ mod migration;
 mod thin;
 
 use anyhow::{Context, Result, ensure};
+use kit::random::Random;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use vmtest::{Exit, HostJob, TestBed, Vm, VmBuilder, artifact, wait_until};
 
 kit::test_that_skips_are_seen!();
 
-const PROMPT: Duration = Duration::from_secs(30);
+const PROMPT: Duration = Duration::from_secs(60);
 
 /// The process of a volume, which may be killed and started again.
 struct Volume<'b> {
@@ -112,23 +113,15 @@ fn image(bed: &TestBed, name: &str, bytes: u64, seed: Option<u64>) -> Result<Pat
     match seed {
         None => file.set_len(bytes)?,
         Some(seed) => {
-            let mut state = seed;
+            let mut random = Random::new(seed);
             let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
             for _ in 0..bytes / 8 {
-                out.write_all(&random(&mut state).to_le_bytes())?;
+                out.write_all(&random.next().to_le_bytes())?;
             }
             out.flush()?;
         }
     }
     Ok(path)
-}
-
-/// Returns the next of a sequence of numbers that look random and are the same each time.
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
 }
 
 fn same(a: &Path, b: &Path) -> Result<bool> {
@@ -327,12 +320,12 @@ fn volumes_killed_under_load_lose_nothing() -> Result<()> {
         );
         loads.push(vm.spawn(&format!("exec {}", fio(&load)))?);
     }
-    let mut state = 0x5eed;
+    let mut random = Random::new(0x5eed);
     let mut slowest = Duration::ZERO;
     let begin = Instant::now();
     for turn in 0..turns {
         // Each kill comes at a random moment, which is why the test sleeps here.
-        std::thread::sleep(Duration::from_millis(random(&mut state) % 1500));
+        std::thread::sleep(Duration::from_millis(random.below(1500)));
         for volume in &mut volumes {
             volume.kill_and_restart()?;
         }

@@ -8,6 +8,7 @@ use ginnel_layout::{board, ring};
 use ginnel_shmem::SharedMemory;
 use kit::daemon::*;
 use kit::process::is_asleep;
+use kit::random::Random;
 use kit::wait::{WATCHDOG, wait_for};
 use std::collections::BTreeSet;
 use std::thread;
@@ -73,12 +74,11 @@ fn all_arrive(mode: WaitMode, channels: usize, messages: u64) {
 
     let sending = thread::spawn(move || {
         let mut sent = vec![0u64; channels];
-        let mut random = 0x9e37_79b9_u64;
-        for turn in 0..messages {
-            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(turn | 1);
+        let mut random = Random::new(0x9e37_79b9);
+        for _ in 0..messages {
             // A few channels are busy, the others have a message now and then.
-            let among = if random >> 40 & 3 == 0 { channels } else { 12.min(channels) };
-            let at = (random >> 33) as usize % among;
+            let among = if random.below(4) == 0 { channels } else { 12.min(channels) };
+            let at = random.below(among as u64) as usize;
             senders[at].send(&sent[at].to_ne_bytes()).unwrap();
             sent[at] += 1;
         }

@@ -9,7 +9,7 @@ use ginnel_layout::ring;
 use ginnel_layout::wire::{self, Kind};
 use ginnel_shmem::SharedMemory;
 use kit::daemon::*;
-use kit::wait::{WATCHDOG, wait_for};
+use kit::wait::{WATCHDOG, takes_less_than, wait_for};
 use rustix::net::SocketType;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"64M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
-/// Longer than any call that must not wait, even on a busy machine; shorter than any wait for the daemon.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// Far longer than any call that must not wait, even on a busy machine; half of any wait for the daemon.
+const AT_ONCE: Duration = Duration::from_secs(5);
 
 fn attach(daemon: &Daemon, name: &str) -> Endpoint {
     let options =
@@ -321,7 +321,7 @@ impl Asking {
             }
         });
         let took = begin.elapsed();
-        assert!((9..12).contains(&took.as_secs()), "{took:?}");
+        assert!(took.as_secs() >= 9 && took < Duration::from_secs(10) + AT_ONCE, "{took:?}");
         drop(b);
         Self { a, listener }
     }
@@ -406,12 +406,15 @@ fn slow_peer<T: Send>(kind: u32, send: impl FnOnce(&Endpoint, &str) -> T + Send)
 
 const TERM: Duration = Duration::from_millis(200);
 
-fn ends_in_time(send: impl FnOnce() -> Result<(), Error>) {
-    let begin = Instant::now();
-    let sent = send();
-    let took = begin.elapsed();
-    assert!(matches!(sent, Err(Error::TimedOut)), "{sent:?} after {took:?}");
-    assert!(took >= TERM && took < TERM + AT_ONCE, "{took:?}");
+fn ends_in_time(mut send: impl FnMut() -> Result<(), Error>) {
+    takes_less_than(TERM + Duration::from_secs(2), || {
+        let begin = Instant::now();
+        let sent = send();
+        let took = begin.elapsed();
+        assert!(matches!(sent, Err(Error::TimedOut)), "{sent:?} after {took:?}");
+        assert!(took >= TERM, "{took:?}");
+        took
+    });
 }
 
 #[test]

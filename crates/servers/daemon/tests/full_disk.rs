@@ -3,12 +3,14 @@
 
 use ginnel_layout::wire::{self, ErrorCode, Kind};
 use kit::daemon::*;
+use kit::process::Process;
 use kit::wait::wait_for;
 use serde_json::json;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 
 kit::test_that_skips_are_seen!();
@@ -45,16 +47,6 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-/// A process that is killed when this value is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -157,11 +149,11 @@ fn a_failed_write_to_the_journal_answers_nobody_and_allocates_nothing() -> std::
     let mut daemon = Daemon::prepare("", WEB);
     let script = format!(
         "trap '' XFSZ; exec {} host --config {}",
-        env!("CARGO_BIN_EXE_ginneld"),
+        kit::build::program("ginneld").display(),
         daemon.config().display()
     );
     let log = File::create(daemon.dir.path().join("log")).unwrap();
-    let child = Running(
+    let child = Process(
         Command::new("bash").args(["-c", &script]).stdout(Stdio::null()).stderr(log).spawn().unwrap(),
     );
     wait_for("the daemon", || ginnel_daemon::packet::connect_to(&daemon.socket()).ok());
@@ -183,7 +175,12 @@ fn a_failed_write_to_the_journal_answers_nobody_and_allocates_nothing() -> std::
             nonce: 1000 + live.len() as u64,
         };
         let request = a.client.send(Kind::CONNECT, body.as_bytes());
-        if !readable(&a.client.fd, std::time::Duration::from_secs(2)) {
+        let answered = wait_for("an answer, or its failure", || {
+            let failed = daemon.log().contains("the journal cannot be written");
+            let answered = readable(&a.client.fd, Duration::ZERO);
+            (answered || failed).then_some(answered)
+        });
+        if !answered {
             break Some(body);
         }
         let packet = a.client.answer(request).unwrap();

@@ -6,7 +6,7 @@ use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, Kind};
 use kit::daemon::qemu::{Guest, Qemu};
 use kit::daemon::*;
-use kit::wait::{WATCHDOG, wait_for};
+use kit::wait::{WATCHDOG, takes_less_than, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -62,15 +62,26 @@ fn a_guest_that_hangs_is_fenced_if_configured() {
 
 #[test]
 fn a_guest_that_answers_does_not_hang() {
-    let (daemon, mut guest) = world("hang_after = 1\non_hang = \"fence\"");
-    let begin = Instant::now();
-    while begin.elapsed() < Duration::from_millis(2500) {
-        guest.message(RelayKind::PING, 0);
-        guest.send(RelayKind::PONG, 0, &[]);
-        assert!(!hangs(&daemon));
-    }
-    assert_eq!(daemon.inspect()["members"][1]["endpoints"], json!(1));
-    assert!(!daemon.log().contains("hangs"), "{}", daemon.log());
+    let attempt = || {
+        let (daemon, mut guest) = world("hang_after = 1\non_hang = \"fence\"");
+        let begin = Instant::now();
+        let (mut answered, mut longest) = (begin, Duration::ZERO);
+        while begin.elapsed() < Duration::from_millis(2500) {
+            guest.message(RelayKind::PING, 0);
+            guest.send(RelayKind::PONG, 0, &[]);
+            longest = longest.max(answered.elapsed());
+            answered = Instant::now();
+            daemon.inspect();
+        }
+        let kept = daemon.inspect()["members"][1]["endpoints"] == json!(1);
+        (longest, kept && !daemon.log().contains("hangs"))
+    };
+    // The machine may keep this thread from answering in time. Such an attempt proves nothing.
+    takes_less_than(Duration::from_millis(900), || {
+        let (longest, lives) = attempt();
+        assert!(lives || longest >= Duration::from_millis(900), "silent for {longest:?} at most");
+        longest
+    });
 }
 
 #[test]
@@ -190,15 +201,18 @@ fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
 
 #[test]
 fn a_qemu_that_does_not_answer_is_given_up_after_5_s() {
-    let (daemon, _guest, listener) = controlled();
-    let mut qemu = Control::of(&listener);
-    assert_eq!(qemu.command()["execute"], "stop");
-    let begin = Instant::now();
-    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
-    let waited = begin.elapsed();
-    assert!((4..8).contains(&waited.as_secs()), "given up after {waited:?}");
-    assert!(daemon.log().contains("QEMU does not answer within 5 s"), "{}", daemon.log());
-    assert_eq!(daemon.inspect()["members"][1]["fenced"], false);
+    takes_less_than(Duration::from_secs(8), || {
+        let (daemon, _guest, listener) = controlled();
+        let mut qemu = Control::of(&listener);
+        assert_eq!(qemu.command()["execute"], "stop");
+        let begin = Instant::now();
+        wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+        let waited = begin.elapsed();
+        assert!(waited >= Duration::from_secs(4), "given up after {waited:?}");
+        assert!(daemon.log().contains("QEMU does not answer within 5 s"), "{}", daemon.log());
+        assert_eq!(daemon.inspect()["members"][1]["fenced"], false);
+        waited
+    });
 }
 
 #[test]
@@ -221,14 +235,24 @@ fn without_a_usable_qmp_socket_the_programs_of_a_hung_vm_are_declared_dead() {
 
 #[test]
 fn a_reset_ends_the_programs_of_a_vm_and_is_not_a_hang() {
-    let (daemon, guest, listener) = controlled();
-    let mut qemu = Control::of(&listener);
-    let begin = Instant::now();
-    qemu.say(json!({ "event": "RESET", "data": { "guest": true, "reason": "guest-reset" } }));
-    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
-    assert!(begin.elapsed() < Duration::from_millis(900), "not by its silence");
+    // The guest is silent. On a busy machine it may count as hung before it is reset; that proves nothing.
+    let mut reset = None;
+    takes_less_than(Duration::from_millis(900), || {
+        let begin = Instant::now();
+        let (daemon, guest, listener) = controlled();
+        let mut qemu = Control::of(&listener);
+        qemu.say(json!({ "event": "RESET", "data": { "guest": true, "reason": "guest-reset" } }));
+        wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+        reset = Some((daemon, guest, listener, qemu));
+        begin.elapsed()
+    });
+    let (daemon, guest, _listener, mut qemu) = reset.unwrap();
     // The guest takes its time to boot.
-    wait_until(begin + Duration::from_millis(2500), || assert!(!hangs(&daemon)));
+    let booted = Instant::now() + Duration::from_millis(2500);
+    while Instant::now() < booted {
+        assert!(!hangs(&daemon));
+        std::thread::sleep(Duration::from_millis(20));
+    }
     assert!(!daemon.log().contains("hangs"), "{}", daemon.log());
     // Then the guest's daemon answers, and falls silent again without programs: nothing is to be fenced.
     let _guest = guest.restart(2, true);
@@ -251,12 +275,4 @@ fn a_guest_that_falls_silent_with_the_daemon_is_fenced_by_the_next() {
     wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
     daemon.signal(Signal::TERM);
     assert!(daemon.ended().success());
-}
-
-/// Calls `look` again and again until `end`.
-fn wait_until(end: Instant, look: impl Fn()) {
-    while Instant::now() < end {
-        look();
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }

@@ -318,7 +318,7 @@ fn under_systemd_its_descriptor_store_replaces_the_keeper() {
         let names: Vec<&str> = held.iter().map(|(name, _)| name.as_str()).collect();
         let script = format!(
             "{moves} export LISTEN_PID=$$; exec {} host --config {}",
-            env!("CARGO_BIN_EXE_ginneld"),
+            kit::build::program("ginneld").display(),
             daemon.config().display()
         );
         let mut command = Command::new("bash");
@@ -376,10 +376,13 @@ fn a_daemon_killed_while_it_rewrites_the_journal_forgets_nothing() {
     let mut live: BTreeMap<String, Block> = BTreeMap::new();
     let new = daemon.dir.path().join("state/journal.new");
     let (mut next, mut hit) = (0u64, 0);
-    for round in 0..6u64 {
-        let deadline = Instant::now() + WATCHDOG;
+    let mut rounds = 0u64..;
+    // On a busy machine, all kills of the first rounds may come too late.
+    while let Some(round) = rounds.next().filter(|&round| round < 6 || hit == 0) {
+        assert!(round < 60, "none of the kills came in time");
+        let begun = next;
         while !new.exists() {
-            assert!(Instant::now() < deadline, "it is not rewritten");
+            assert!(next - begun < 100_000, "it is not rewritten");
             let name = format!("block-{next}");
             let block = endpoint.create_block(&name, 4096, &BlockOptions::default()).unwrap();
             next += 1;
@@ -391,8 +394,8 @@ fn a_daemon_killed_while_it_rewrites_the_journal_forgets_nothing() {
             }
         }
         // Each round kills at another moment; in the last rounds, when the daemon has had a turn to rename the new journal.
-        std::thread::sleep(Duration::from_millis(round * round));
-        if round >= 4 {
+        std::thread::sleep(Duration::from_millis((round % 6).pow(2)));
+        if round % 6 >= 4 {
             daemon.inspect();
         }
         daemon.kill();
@@ -409,6 +412,5 @@ fn a_daemon_killed_while_it_rewrites_the_journal_forgets_nothing() {
         endpoint.unlink_block(&name).unwrap();
         block.close().unwrap();
     }
-    assert!(hit > 0, "none of the kills came in time");
-    println!("{hit} of 6 kills came before the new journal had its name");
+    println!("{hit} kills came before the new journal had its name");
 }

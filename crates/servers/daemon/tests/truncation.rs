@@ -240,7 +240,7 @@ fn endless_truncation_disturbs_no_other_segment() {
     let mut caller = daemon.attach("web", "caller");
     let _channels: Vec<Channel> = (0..50).map(|_| caller.connect("x").unwrap()).collect();
     let _qemu = Qemu::join(&daemon.run("a.sock"), VECTORS);
-    let (end, mut longest, mut cuts) = (Instant::now() + Duration::from_secs(3), Duration::ZERO, 0);
+    let (end, mut waits, mut cuts) = (Instant::now() + Duration::from_secs(3), Vec::new(), 0);
     while Instant::now() < end {
         for _ in 0..20 {
             cut(&file, 0);
@@ -248,10 +248,12 @@ fn endless_truncation_disturbs_no_other_segment() {
         }
         let before = Instant::now();
         daemon.attach("other", "honest");
-        longest = longest.max(before.elapsed());
+        waits.push(before.elapsed());
     }
-    println!("cut {cuts} times; the longest attach elsewhere took {longest:?}");
-    assert!(longest < Duration::from_secs(2), "{longest:?}");
+    waits.sort_unstable();
+    let (usual, longest) = (waits[waits.len() / 2], waits[waits.len() - 1]);
+    println!("cut {cuts} times; an attach elsewhere took {usual:?}, and at most {longest:?}");
+    assert!(usual < Duration::from_secs(2) && longest < WATCHDOG, "{usual:?}, and {longest:?} once");
     wait_until_whole(&file, SIZE);
     // The log says once that the segment is broken, and once that the file has its size again.
     assert_eq!(daemon.log().matches("truncated").count(), 1);

@@ -9,6 +9,7 @@ use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind, Rights};
 use ginnel_shmem::SharedMemory;
 use kit::daemon::qemu::*;
 use kit::daemon::*;
+use kit::random::Random;
 use kit::wait::{WATCHDOG, takes_less_than, wait_for};
 use serde_json::json;
 use std::io::{Read, Write};
@@ -279,22 +280,16 @@ fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
     let mut host = daemon.attach("web", "on-host");
     let mut guest = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
     let memory = guest.qemu.memory();
-    let mut seed = 88172645463325252u64;
-    let mut random = || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed
-    };
+    let mut random = Random::new(88172645463325252);
     host.listen("x").unwrap();
     for round in 0..300 {
         for _ in 0..200 {
-            let at = (random() as usize % memory.len()) & !7;
-            memory.store_relaxed_u64(at, random());
+            let at = (random.next() as usize % memory.len()) & !7;
+            memory.store_relaxed_u64(at, random.next());
         }
         // These are the most sensitive places: the session lines and the counters of the rings.
         for at in [64, 72, 128, 136, 0x1000, 0x1080, 0x12000, 0x12080, 0x12200] {
-            memory.store_relaxed_u64(at, if round % 3 == 0 { random() } else { random() % 70000 });
+            memory.store_relaxed_u64(at, if round % 3 == 0 { random.next() } else { random.next() % 70000 });
         }
         guest.qemu.ring(0, 0);
         assert!(daemon.is_running());

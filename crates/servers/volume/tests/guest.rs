@@ -15,13 +15,13 @@ use ginnel_layout::virtio_scsi::{
 use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::Segment;
 use ginnel_volume_bench::{Client, Options};
-use server::{PROMPT, Server};
+use kit::wait::{WATCHDOG, takes_less_than};
+use server::Server;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// The longest time that stopping a queue may take. It is far shorter than the time that the guest's requests need.
-const SOON: Duration = Duration::from_secs(5);
 
 /// Returns `count` segments that all describe the same `len` bytes of the guest's data, `skip` bytes after their start.
 fn folded(guest: &Guest, count: usize, len: u32, skip: u64, writable: bool) -> Vec<Segment> {
@@ -36,7 +36,7 @@ fn read(sector: u64) -> RequestHeader {
 fn gone(server: &Server, guest: Guest) -> Duration {
     drop(guest);
     let begin = Instant::now();
-    let mut client = Client::connect(Options { patience: 3 * PROMPT, ..server.options() }).unwrap();
+    let mut client = Client::connect(Options { patience: 3 * WATCHDOG, ..server.options() }).unwrap();
     client.read(0, &mut [0; 512]).unwrap();
     begin.elapsed()
 }
@@ -45,20 +45,22 @@ fn gone(server: &Server, guest: Guest) -> Duration {
 fn a_stop_does_not_wait_for_gigabytes() {
     const QUEUES: usize = 8;
     const EACH: usize = 32;
-    let server = Server::start(0, "--backend ram --size 1G --queues 8 --threads 1");
-    let mut guest = Guest::connect(&server.socket(), QUEUES);
-    // Each request reads 448 MiB, so all together read 112 GiB.
-    let data = folded(&guest, 112, 4 << 20, 0, true);
-    for queue in 0..QUEUES {
-        for n in 0..EACH {
-            guest.add(queue, n, read(0).as_bytes(), &data, 1, false);
+    takes_less_than(Duration::from_secs(5), || {
+        let server = Server::start(0, "--backend ram --size 1G --queues 8 --threads 1");
+        let mut guest = Guest::connect(&server.socket(), QUEUES);
+        // Each request reads 448 MiB, so all together read 112 GiB.
+        let data = folded(&guest, 112, 4 << 20, 0, true);
+        for queue in 0..QUEUES {
+            for n in 0..EACH {
+                guest.add(queue, n, read(0).as_bytes(), &data, 1, false);
+            }
+            guest.kick(queue);
         }
-        guest.kick(queue);
-    }
-    server.wait_for_taken(1);
-    let took = gone(&server, guest);
-    println!("the next guest is served after {took:?}");
-    assert!(took < SOON, "{took:?}");
+        server.wait_for_taken(1);
+        let took = gone(&server, guest);
+        println!("the next guest is served after {took:?}");
+        took
+    });
 }
 
 #[test]
@@ -91,13 +93,13 @@ fn a_stop_does_not_wait_for_the_limits() {
     done.sort_unstable();
     assert_eq!(done, [(CONTROL_QUEUE.into(), 0), (commands, 0)]);
     println!("both end after {:?}", begin.elapsed());
-    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < WATCHDOG, "{:?}", begin.elapsed());
     assert!(guest.front.is_served());
 }
 
 /// Waits until the limits hold back a request of a queue, and returns for how long they do so, in seconds.
 fn held(server: &Server) -> u64 {
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     loop {
         let answer: serde_json::Value = serde_json::from_str(&server.control(r#"{"op":"dump"}"#)).unwrap();
         let queues = answer["dump"]["queues"].as_array().unwrap();

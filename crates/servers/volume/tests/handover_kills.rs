@@ -10,7 +10,8 @@ use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
 use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
 use ginnel_volume_bench::verify::{Ledger, Since};
-use server::{PROMPT, Server};
+use kit::wait::WATCHDOG;
+use server::Server;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -206,7 +207,7 @@ impl Handover {
     /// Connects to a volume and starts the queue there. Tries again until the volume has locked the image: the kernel
     /// may take a while to close the files of a killed volume.
     fn run_at(&mut self, socket: PathBuf) {
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         loop {
             self.guest.move_to(&socket, GET_VRING_BASE_INFLIGHT);
             self.guest.set_up(0, Some(self.base));

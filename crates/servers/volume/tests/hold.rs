@@ -16,7 +16,8 @@ use ginnel_layout::virtio_scsi::{
 use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
 use ginnel_volume_control::{Answer, Request as Ask};
-use server::{PROMPT, Server};
+use kit::wait::WATCHDOG;
+use server::Server;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
@@ -255,7 +256,7 @@ fn a_disk_that_was_full_goes_on_without_an_error() {
         Answer::Stat(stat) => stat.queues[0].held as usize,
         other => panic!("{other:?}"),
     };
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     let mut back = 0;
     while back + held() < COUNT {
         back += std::iter::from_fn(|| guest.poll(0)).count();

@@ -4,7 +4,8 @@ mod server;
 
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Device, Options};
-use server::{PROMPT, Server};
+use kit::wait::WATCHDOG;
+use server::Server;
 use std::time::{Duration, Instant};
 
 const BYTES: u64 = 8 << 20;
@@ -18,7 +19,7 @@ fn load(client: &mut Client) {
         flush_every: Some(50),
         verify: true,
         sleep: true,
-        patience: PROMPT,
+        patience: WATCHDOG,
         ..Workload::default()
     };
     let outcome = run(client, &workload).unwrap();
@@ -94,7 +95,7 @@ fn pinned_memory_is_let_go_with_its_front_end() {
         client.pause().unwrap();
         load(&mut client);
         client.close().unwrap();
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         while pinned(&server) > 0 {
             assert!(Instant::now() < until, "{} kB are pinned still", pinned(&server));
             std::thread::sleep(Duration::from_millis(5));

@@ -5,8 +5,9 @@
 
 mod server;
 
+use kit::wait::WATCHDOG;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use server::{PROMPT, Server};
+use server::Server;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ impl Queue<'_> {
     /// Waits for the one request in flight.
     fn finish(&mut self) {
         self.queue.set_used_notif_enabled(true);
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         self.kick.notify().unwrap();
         loop {
             if let Some(done) = self.queue.completions().next() {
@@ -41,7 +42,7 @@ impl Queue<'_> {
             assert!(Instant::now() < until, "no answer");
             // SAFETY: the descriptor is open as long as `self.call` exists.
             let call = unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) };
-            let patience = Timespec { tv_sec: PROMPT.as_secs().cast_signed(), tv_nsec: 0 };
+            let patience = Timespec { tv_sec: WATCHDOG.as_secs().cast_signed(), tv_nsec: 0 };
             assert_eq!(poll(&mut [PollFd::new(&call, PollFlags::IN)], Some(&patience)), Ok(1), "no call");
             let _ = self.call.read();
         }

@@ -5,7 +5,9 @@ mod server;
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_volume_bench::verify::{Ledger, Since};
 use ginnel_volume_bench::{Client, Device, Operation, Options, Recovery, Request, Ring, Status};
-use server::{PROMPT, Server, random};
+use kit::random::Random;
+use kit::wait::WATCHDOG;
+use server::Server;
 use std::time::{Duration, Instant};
 
 const BLOCK: u32 = 4096;
@@ -15,7 +17,7 @@ const BYTES: u64 = BLOCKS as u64 * BLOCK as u64;
 /// A load of random reads and writes, with an occasional flush. Each request has its own slot of one queue.
 struct Load {
     ledger: Ledger,
-    state: u64,
+    random: Random,
     /// The block of each slot's request, or `None` for a flush.
     slots: Vec<Option<usize>>,
     busy: Vec<bool>,
@@ -27,7 +29,7 @@ impl Load {
     fn new(depth: usize, seed: u64) -> Self {
         Self {
             ledger: Ledger::new(BLOCK, BLOCKS, 0),
-            state: seed,
+            random: Random::new(seed),
             slots: vec![None; depth],
             busy: vec![false; BLOCKS],
             flushing: false,
@@ -39,7 +41,7 @@ impl Load {
     fn submit(&mut self, client: &mut Client) {
         let queue = client.queue(0);
         while let Some(slot) = queue.claim() {
-            let dice = random(&mut self.state);
+            let dice = self.random.next();
             let index = (dice >> 32) as usize % BLOCKS;
             let request = if dice.is_multiple_of(64) && !self.flushing {
                 self.flushing = true;
@@ -98,7 +100,7 @@ impl Load {
 
     /// Waits until no request is in flight.
     fn drain(&mut self, client: &mut Client) {
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         while client.queue(0).submitted() > 0 {
             self.poll(client);
             assert!(Instant::now() < until, "{} requests never come back", client.queue(0).submitted());
@@ -133,12 +135,12 @@ fn killed_at_random(ring: Ring, kills: usize, flags: &str) {
     let mut load = Load::new(32, 0x5eed + kills as u64);
     let mut longest = 0;
     for _ in 0..kills {
-        let time = Duration::from_micros(random(&mut load.state) % 30_000);
+        let time = Duration::from_micros(load.random.below(30_000));
         load.run_for(&mut client, time);
         server.kill();
         longest = longest.max(client.queue(0).submitted());
         server.restart();
-        assert_eq!(client.reconnect_within(PROMPT).unwrap(), Recovery::ByServer);
+        assert_eq!(client.reconnect_within(WATCHDOG).unwrap(), Recovery::ByServer);
     }
     load.drain(&mut client);
     load.check_all(&mut client, Since::Running);
@@ -163,7 +165,7 @@ fn a_successor_waits_until_its_predecessor_is_gone() {
     let mut server = Server::start(BYTES, "--path IMAGE");
     server.kill();
     let file = std::fs::File::options().read(true).write(true).open(server.image()).unwrap();
-    lock(&file, &server.image(), Use::Write, PROMPT).unwrap();
+    lock(&file, &server.image(), Use::Write, WATCHDOG).unwrap();
     let releases = std::thread::spawn(move || {
         // This is longer than a volume waits for an image if it does not know of a killed predecessor.
         std::thread::sleep(Duration::from_secs(8));
@@ -183,7 +185,7 @@ fn a_successor_waits_even_without_an_image_lock() {
     server.kill();
     // Holds the socket's lock file, as the io_uring rings of a killed volume do until the disk has answered.
     let held = std::fs::File::open(server.dir.path().join("v.sock.lock")).unwrap();
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     while flock(&held, FlockOperation::NonBlockingLockExclusive).is_err() {
         assert!(Instant::now() < until, "the kernel does not let go");
         std::thread::yield_now();
@@ -205,12 +207,12 @@ fn a_power_cut_takes_only_what_was_not_flushed() {
     let mut load = Load::new(16, 0xcafe);
     let mut lost = 0;
     for _ in 0..20 {
-        let time = Duration::from_micros(5000 + random(&mut load.state) % 30_000);
+        let time = Duration::from_micros(5000 + load.random.below(30_000));
         load.run_for(&mut client, time);
         load.drain(&mut client);
         server.kill();
         server.restart();
-        client.reconnect_within(PROMPT).unwrap();
+        client.reconnect_within(WATCHDOG).unwrap();
         // First checks what the power cut has left, and then continues from there.
         let mut bytes = vec![0; BLOCK as usize];
         for index in 0..BLOCKS {
@@ -235,7 +237,7 @@ fn without_a_write_cache_a_power_cut_takes_nothing() {
     load.drain(&mut client);
     server.kill();
     server.restart();
-    client.reconnect_within(PROMPT).unwrap();
+    client.reconnect_within(WATCHDOG).unwrap();
     load.check_all(&mut client, Since::Running);
 }
 
@@ -251,7 +253,7 @@ fn turning_the_cache_off_flushes_it() {
     client.set_write_cache(false).unwrap();
     server.kill();
     server.restart();
-    client.reconnect_within(PROMPT).unwrap();
+    client.reconnect_within(WATCHDOG).unwrap();
     let mut bytes = [0; BLOCK as usize];
     for n in 0..16 {
         client.read(n * u64::from(BLOCK), &mut bytes).unwrap();
@@ -270,7 +272,7 @@ fn a_signal_drains_the_volume() {
         // The volume has answered all requests that it had taken. The others are still in the queue.
         load.poll(&mut client);
         server.restart();
-        client.reconnect_within(PROMPT).unwrap();
+        client.reconnect_within(WATCHDOG).unwrap();
     }
     load.drain(&mut client);
     load.check_all(&mut client, Since::Running);
@@ -283,7 +285,7 @@ fn a_second_front_end_waits_and_a_third_is_refused() {
     let mut first = server.connect();
     let socket = server.socket();
     let second = std::thread::spawn(move || {
-        let mut second = Client::connect(Options { patience: PROMPT, ..Options::new(socket) }).unwrap();
+        let mut second = Client::connect(Options { patience: WATCHDOG, ..Options::new(socket) }).unwrap();
         let mut bytes = [0; 512];
         second.read(0, &mut bytes).unwrap();
         bytes
@@ -304,7 +306,7 @@ fn a_disk_grows_while_it_is_used() {
     load.run_for(&mut client, Duration::from_millis(20));
     let answer = server.control(&format!(r#"{{"op":"resize","size":{}}}"#, 2 * BYTES));
     assert!(answer.contains(&(2 * BYTES).to_string()), "{answer}");
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     while !client.has_changed().unwrap() {
         assert!(Instant::now() < until, "the client is not told");
         load.run_for(&mut client, Duration::from_millis(1));
@@ -323,7 +325,7 @@ fn a_disk_grows_while_it_is_used() {
 
 /// Waits for the next event of a SCSI target.
 fn event(client: &mut Client) -> Event {
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     loop {
         match client.take_event().unwrap() {
             Some(event) => return event,
@@ -464,7 +466,7 @@ fn an_idle_volume_sleeps() {
         threads.iter().map(|thread| thread["turns"].as_u64().unwrap()).sum::<u64>()
     };
     // Once the last polling budget is used up, nothing wakes the volume: its workers make no turn within a second.
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     let mut before = turns();
     loop {
         std::thread::sleep(Duration::from_secs(1));

@@ -7,7 +7,8 @@ mod server;
 use ginnel_volume_bench::workload::{Limit, Outcome, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Options};
 use ginnel_volume_control::{Answer, LimitChange, Request, Stat};
-use server::{PROMPT, Server};
+use kit::wait::WATCHDOG;
+use server::Server;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,7 @@ fn load(client: &mut Client, block: u32) -> Outcome {
 /// only in it (`unseen`, at most the number in flight): the machine may have kept the client from looking. A lower
 /// result, or a queue that starves, can be caused by the machine as well, so it only leads to another attempt.
 fn holds(what: &str, limit: f64, unseen: f64, mut measure: impl FnMut() -> (f64, bool)) {
-    for _ in 0..8 {
+    for _ in 0..30 {
         let (measured, even) = measure();
         let error = measured / limit - 1.0;
         println!("{what}: {measured:.0} of {limit:.0}, {:+.2} %", 100.0 * error);
@@ -90,8 +91,8 @@ fn limited(flags: &str) {
     // Without a limit the volume must be far faster; otherwise the measurements above prove nothing.
     let change = LimitChange { bandwidth: Some("0".parse().unwrap()), ..LimitChange::default() };
     ask(&server, &Request::Limit(change));
-    let (free, _) = measure(4096, &count);
-    assert!(free > 5000.0, "only {free:.0} requests a second without a limit");
+    let free = (0..8).map(|_| measure(4096, &count).0).find(|&free| free > 5000.0);
+    assert!(free.is_some(), "never more than 5000 requests a second without a limit");
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn an_idle_volume_uses_no_time() {
         client.write(0, &[1; 4096]).unwrap();
         client.flush().unwrap();
         // Work that the volume has begun may still use some time.
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         let used = loop {
             let before = ticks(server.pid());
             std::thread::sleep(Duration::from_secs(1));
@@ -145,7 +146,7 @@ fn a_volume_that_polls_uses_a_whole_processor() {
     // Shows that the ticks of the other test do measure CPU time.
     let (before, begin) = (ticks(server.pid()), Instant::now());
     while ticks(server.pid()) - before < 5 {
-        assert!(begin.elapsed() < PROMPT, "it does not poll");
+        assert!(begin.elapsed() < WATCHDOG, "it does not poll");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

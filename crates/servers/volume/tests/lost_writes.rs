@@ -4,7 +4,8 @@
 mod server;
 
 use ginnel_volume_bench::{Client, Options, Request, Status};
-use server::{PROMPT, Server, status};
+use kit::wait::WATCHDOG;
+use server::{Server, status};
 use std::time::Instant;
 
 kit::test_that_skips_are_seen!();
@@ -25,7 +26,7 @@ fn on_both(client: &mut Client, request: Request) -> [Status; 2] {
         queue.submit(slot, request).unwrap();
         queue.publish().unwrap();
     }
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     while statuses.contains(&None) {
         assert!(Instant::now() < until, "no answer: {statuses:?}");
         for (queue, status) in client.queues().iter_mut().zip(&mut statuses) {
@@ -44,7 +45,7 @@ fn on(client: &mut Client, queue: usize, request: Request) -> Status {
     let slot = queue.claim().unwrap();
     queue.submit(slot, request).unwrap();
     queue.publish().unwrap();
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     loop {
         if let Some(done) = queue.poll().unwrap() {
             queue.release(done.slot);
@@ -101,7 +102,7 @@ fn a_loss_is_reported_on_every_queue_until_it_is_reset() {
     // The next process of the volume must know about the loss.
     server.kill();
     server.restart();
-    client.reconnect_within(PROMPT).unwrap();
+    client.reconnect_within(WATCHDOG).unwrap();
     assert!(has_lost(&server));
     assert_eq!(on(&mut client, 1, Request::flush()), Status::IoError);
     assert_eq!(reset(&server).trim(), r#"{"reset":true}"#);
@@ -111,7 +112,7 @@ fn a_loss_is_reported_on_every_queue_until_it_is_reset() {
     assert_eq!(on_both(&mut client, Request::flush()), [Status::Ok; 2]);
     server.kill();
     server.restart();
-    client.reconnect_within(PROMPT).unwrap();
+    client.reconnect_within(WATCHDOG).unwrap();
     let mut back = [0; 4096];
     client.read(4096, &mut back).unwrap();
     assert_eq!((back, has_lost(&server)), ([3; 4096], false));

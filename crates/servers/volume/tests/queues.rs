@@ -6,7 +6,9 @@ mod server;
 use ginnel_volume_bench::verify::{Ledger, Since, read_stamp};
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Error, Operation, Options, Request, Ring, Status};
-use server::{PROMPT, Server, random};
+use kit::random::Random;
+use kit::wait::WATCHDOG;
+use server::Server;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +20,7 @@ fn killed_under_load(ring: Ring, kills: u32, flags: &str) {
     let mut client = Client::connect(options).unwrap();
     assert!(client.has_inflight_region());
     let ended = AtomicBool::new(false);
-    let mut state = 0x1234 + u64::from(kills);
+    let mut random = Random::new(0x1234 + u64::from(kills));
     let (reconnects, verified) = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             let workload = Workload {
@@ -28,8 +30,8 @@ fn killed_under_load(ring: Ring, kills: u32, flags: &str) {
                 flush_every: Some(50),
                 verify: true,
                 sleep: true,
-                reconnect: Some(PROMPT),
-                patience: PROMPT,
+                reconnect: Some(WATCHDOG),
+                patience: WATCHDOG,
                 ..Workload::default()
             };
             let (mut reconnects, mut verified) = (0, 0);
@@ -46,7 +48,7 @@ fn killed_under_load(ring: Ring, kills: u32, flags: &str) {
             if load.is_finished() {
                 break;
             }
-            std::thread::sleep(Duration::from_micros(random(&mut state) % 80_000));
+            std::thread::sleep(Duration::from_micros(random.below(80_000)));
             server.kill();
             server.restart();
         }
@@ -77,11 +79,10 @@ const BLOCKS: usize = 2048;
 fn a_power_cut_with_requests_in_flight() {
     let mut server = Server::start(BLOCKS as u64 * u64::from(BLOCK), "--path IMAGE --backend volatile");
     let mut ledger = Ledger::new(BLOCK, BLOCKS, 0);
-    let (mut state, mut lost, mut cut_off) = (0xfeed, 0, 0);
+    let (mut random, mut lost, mut cut_off) = (Random::new(0xfeed), 0, 0);
     for _ in 0..15 {
         let mut client = server.connect();
-        cut_off +=
-            cut_at(&mut client, &mut ledger, 20 + random(&mut state) % 500, &mut state, || server.kill());
+        cut_off += cut_at(&mut client, &mut ledger, 20 + random.below(500), &mut random, || server.kill());
         server.restart();
         let mut client = server.connect();
         let mut bytes = vec![0; BLOCK as usize];
@@ -105,17 +106,17 @@ fn cut_at(
     client: &mut Client,
     ledger: &mut Ledger,
     count: u64,
-    state: &mut u64,
+    random: &mut Random,
     cut: impl FnOnce(),
 ) -> usize {
     let queue = client.queue(0);
     let (mut busy, mut blocks) = (vec![false; BLOCKS], vec![0; queue.slots()]);
     let (mut flushing, mut done, mut cut) = (false, 0, Some(cut));
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     loop {
         while let Some(slot) = queue.claim().filter(|_| cut.is_some()) {
-            let index = random(state) as usize % BLOCKS;
-            if !flushing && random(state) >> 8 & 63 == 0 {
+            let index = random.next() as usize % BLOCKS;
+            if !flushing && random.next() >> 8 & 63 == 0 {
                 flushing = true;
                 ledger.flush();
                 queue.submit(slot, Request::flush()).unwrap();
@@ -189,7 +190,7 @@ fn an_image_is_not_shared_with_qemu() {
 
     assert!(server.terminate().success());
     let (mut process, socket) = daemon(&server);
-    let until = Instant::now() + PROMPT;
+    let until = Instant::now() + WATCHDOG;
     while Client::connect(Options::new(&socket)).is_err() {
         if process.try_wait().unwrap().is_some() || Instant::now() > until {
             let mut said = String::new();

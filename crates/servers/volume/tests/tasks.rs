@@ -11,7 +11,8 @@ use ginnel_layout::virtio_scsi::{
 };
 use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
-use server::{PROMPT, Server};
+use kit::wait::WATCHDOG;
+use server::Server;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 use zerocopy::IntoBytes;
@@ -112,7 +113,7 @@ fn later_commands_do_not_delay_an_abort() {
         (0..DEPTH).for_each(|n| write(&mut guest, COMMANDS, n, n));
         guest.kick(COMMANDS);
         manage(&mut guest, TaskFunction::LOGICAL_UNIT_RESET);
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         let mut more = 0;
         while guest.poll(CONTROL).is_none() {
             assert!(Instant::now() < until, "{kind:?}: no answer, with {more} commands behind the abort");
@@ -170,7 +171,7 @@ fn an_abort_waits_for_a_queue_that_is_being_changed() {
         guest.change(COMMANDS + 1);
         manage(&mut guest, TaskFunction::ABORT_TASK_SET);
         guest.change(COMMANDS + 1);
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         while guest.poll(CONTROL).is_none() {
             assert!(Instant::now() < until, "no answer");
             std::thread::yield_now();

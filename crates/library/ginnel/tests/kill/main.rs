@@ -15,6 +15,7 @@ use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights, Shar
 use ginnel_layout::segment;
 use ginnel_shmem::Protection;
 use kit::daemon::{Client, Daemon};
+use kit::random::Random;
 use kit::stepper::{self, KillCount, kill};
 use kit::wait::spin_for;
 use std::path::PathBuf;
@@ -57,7 +58,7 @@ struct Stage {
     /// A page that all processes share.
     shared: Mapping,
     toll: KillCount,
-    random: u64,
+    random: Random,
 }
 
 /// Offset in the shared page of a flag that the victim is at work.
@@ -83,17 +84,10 @@ impl Stage {
             base,
             shared,
             toll: KillCount::default(),
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: Random::new(0x9e37_79b9_7f4a_7c15),
         };
         stage.base = stage.look();
         stage
-    }
-
-    fn random(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % below
     }
 
     fn look(&mut self) -> Seen {
@@ -143,7 +137,7 @@ impl Stage {
         let victim = stepper::fork(|| body(&attach(socket, "victim"), &shared));
         let running = || (shared.load_acquire_u64(RUNNING) != 0).then_some(());
         spin_for("the victim to be at work", running);
-        let end = Instant::now() + Duration::from_nanos(self.random(time.as_nanos() as u64));
+        let end = Instant::now() + Duration::from_nanos(self.random.below(time.as_nanos() as u64));
         while Instant::now() < end {
             std::thread::yield_now();
         }

@@ -1,9 +1,9 @@
 use super::*;
 use kit::mortal::Mortal;
+use kit::wait::Watchdog;
 use proptest::prelude::*;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 const BOOT: [u8; 16] = *b"boot identity 01";
 
@@ -276,7 +276,6 @@ fn any_value_of_any_word_is_survived() {
 fn two_threads_with_restarts_exchange_whole_messages_in_order() {
     let memory = memory();
     let stop = AtomicBool::new(false);
-    let deadline = Instant::now() + Duration::from_secs(60);
     /// Sends the numbered messages of a session and checks those of the peer. Returns how many it has received.
     fn run(
         mut make: impl FnMut() -> (Box<dyn FnMut() -> Event>, Box<dyn FnMut(u32, &[u8]) -> bool>),
@@ -287,7 +286,9 @@ fn two_threads_with_restarts_exchange_whole_messages_in_order() {
         for _ in (0..restarts).take_while(|_| going()) {
             let (mut step, mut send) = make();
             let (mut up, mut next_in, mut next_out, mut this_time) = (false, 0, 0, 0);
+            let mut watchdog = Watchdog::new("messages received in this session");
             while going() && this_time < 500 {
+                watchdog.look(this_time);
                 if up && send(next_out, &next_out.to_le_bytes().repeat(50)) {
                     next_out += 1;
                 }
@@ -307,7 +308,7 @@ fn two_threads_with_restarts_exchange_whole_messages_in_order() {
         }
         received
     }
-    let going = || !stop.load(Ordering::Relaxed) && Instant::now() < deadline;
+    let going = || !stop.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
         let guest_side = scope.spawn(|| {
             run(

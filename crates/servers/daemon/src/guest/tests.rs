@@ -11,13 +11,13 @@ use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Header, Kind};
 use ginnel_layout::{Name, control as format};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
+use kit::wait::{WATCHDOG, wait_for};
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zerocopy::{FromZeros, IntoBytes};
 
 const SIZE: u64 = 4 << 20;
-const SOON: Duration = Duration::from_secs(20);
 
 /// A VM that consists of files, with its daemon in a thread. The test has the host's end of the control link.
 struct TestVm {
@@ -128,14 +128,10 @@ impl Drop for TestVm {
 
 /// Returns the next event that is not `Idle`.
 fn next(host: &mut HostLink) -> Event {
-    let deadline = Instant::now() + SOON;
-    loop {
-        match host.step() {
-            Event::Idle => assert!(Instant::now() < deadline, "nothing comes from the guest"),
-            event => return event,
-        }
-        std::thread::yield_now();
-    }
+    wait_for("an event from the guest", || match host.step() {
+        Event::Idle => None,
+        event => Some(event),
+    })
 }
 
 fn next_message(host: &mut HostLink) -> (RelayKind, u32, Vec<u8>) {
@@ -158,7 +154,7 @@ impl Program {
     }
 
     fn receive(&self) -> Result<Packet, packet::Gone> {
-        let timeout = rustix::event::Timespec::try_from(SOON).unwrap();
+        let timeout = rustix::event::Timespec::try_from(WATCHDOG).unwrap();
         let mut polled = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
         assert_ne!(rustix::event::poll(&mut polled, Some(&timeout)), Ok(0), "the daemon says nothing");
         packet::receive(self.0.as_fd(), wire::MAX_PACKET, 4)
@@ -842,7 +838,7 @@ fn a_program_that_never_reads_is_disconnected_and_others_are_served() {
     let (_, client, _) = next_message(&mut host);
     next_message(&mut host);
     let long = [Header { kind: Kind::TEXT, flags: 1, request: 2 }.as_bytes(), &[b'x'; 8000][..]].concat();
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + WATCHDOG;
     loop {
         assert!(Instant::now() < deadline, "its connection is never ended");
         let _ = host.send(RelayKind::DATA, client, &long);

@@ -1,7 +1,6 @@
 //! A front end for tests that sends any message, valid or not.
 #![allow(dead_code)] // Each test program uses only a part of this module.
 
-use crate::server::PROMPT;
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::vhost_user::{
     Header, InflightArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
@@ -12,6 +11,7 @@ use ginnel_virtqueue::{
     Area, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, IndirectTables, InflightQueue, Kind, Region,
     Segment, Setup,
 };
+use kit::wait::WATCHDOG;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io::{Read, Write};
@@ -34,8 +34,8 @@ pub struct Front(pub UnixStream);
 impl Front {
     pub fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(PROMPT)).unwrap();
-        stream.set_write_timeout(Some(PROMPT)).unwrap();
+        stream.set_read_timeout(Some(WATCHDOG)).unwrap();
+        stream.set_write_timeout(Some(WATCHDOG)).unwrap();
         Self(stream)
     }
 
@@ -378,7 +378,7 @@ impl Guest {
 
     /// Waits for the next completed request of any queue.
     pub fn wait(&mut self) -> (usize, u16) {
-        let until = Instant::now() + PROMPT;
+        let until = Instant::now() + WATCHDOG;
         loop {
             for index in 0..self.queues.len() {
                 if let Some(id) = self.poll(index) {

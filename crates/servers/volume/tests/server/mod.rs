@@ -2,16 +2,13 @@
 #![allow(dead_code)] // Each test program uses only a part of this module.
 
 use ginnel_volume_bench::{Client, Error, Options, Status};
+use kit::wait::{WATCHDOG, wait_for, wait_until};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-/// The time limit of every wait: anything that has not happened by then counts as never happening.
-pub const PROMPT: Duration = Duration::from_secs(30);
 
 /// Returns the status that the volume has answered with. Panics on any other error.
 pub fn status(result: Result<(), Error>) -> Status {
@@ -115,16 +112,8 @@ impl Server {
 
     /// SIGTERM.
     pub fn terminate(&mut self) -> ExitStatus {
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        let until = Instant::now() + PROMPT;
-        loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < until, "it does not end: {}", self.log());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        kit::process::signal(&self.process, rustix::process::Signal::TERM);
+        wait_for("the volume's end", || self.process.try_wait().unwrap())
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -141,46 +130,29 @@ impl Server {
     }
 
     pub fn wait_for_line(&self, text: &str, times: usize) {
-        let until = Instant::now() + PROMPT;
-        while self.count(text) < times {
-            assert!(Instant::now() < until, "no line with {text:?}: {}", self.log());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_until(&format!("a line with {text:?}"), || self.count(text) >= times);
     }
 
     /// Waits until the volume has taken `count` requests.
     pub fn wait_for_taken(&self, count: u64) {
-        let until = Instant::now() + PROMPT;
-        loop {
-            let answer: serde_json::Value = serde_json::from_str(&self.control(r#"{"op":"stat"}"#)).unwrap();
-            let queues = answer["stat"]["queues"].as_array().unwrap().clone();
-            if queues.iter().map(|queue| queue["taken"].as_u64().unwrap()).sum::<u64>() >= count {
-                return;
-            }
-            assert!(Instant::now() < until, "{answer}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(&format!("{count} requests to be taken"), || self.sum_of_queues("taken") >= count);
     }
 
     /// Waits until the volume holds `count` requests for an operator.
     pub fn wait_for_held(&self, count: u64) {
-        let until = Instant::now() + PROMPT;
-        loop {
-            let answer: serde_json::Value = serde_json::from_str(&self.control(r#"{"op":"stat"}"#)).unwrap();
-            let queues = answer["stat"]["queues"].as_array().unwrap().clone();
-            let held = queues.iter().map(|queue| queue["held"].as_u64().unwrap()).sum::<u64>();
-            if held == count {
-                return;
-            }
-            assert!(Instant::now() < until, "{held} are held, not {count}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(&format!("{count} requests to be held"), || self.sum_of_queues("held") == count);
+    }
+
+    fn sum_of_queues(&self, number: &str) -> u64 {
+        let answer: serde_json::Value = serde_json::from_str(&self.control(r#"{"op":"stat"}"#)).unwrap();
+        let queues = answer["stat"]["queues"].as_array().unwrap();
+        queues.iter().map(|queue| queue[number].as_u64().unwrap()).sum()
     }
 
     /// Sends a request to the control socket and returns the answer.
     pub fn control(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.dir.path().join("v.ctl")).unwrap();
-        stream.set_read_timeout(Some(PROMPT)).unwrap();
+        stream.set_read_timeout(Some(WATCHDOG)).unwrap();
         writeln!(stream, "{request}").unwrap();
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).unwrap();
@@ -213,12 +185,4 @@ fn run(command: &[String], log: &Arc<Mutex<String>>) -> Child {
         }
     });
     process
-}
-
-/// Returns a pseudorandom number. The sequence is the same in each run.
-pub fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
 }

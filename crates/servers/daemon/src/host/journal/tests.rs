@@ -3,6 +3,7 @@
 use super::super::record::{Hex16, Text};
 use super::*;
 use ginnel_layout::Name;
+use kit::wait::wait_until;
 use rewrite::new_path;
 
 fn record(number: u32) -> Record {
@@ -77,12 +78,10 @@ fn a_long_journal_is_rewritten_while_it_grows() {
         }
     }
     assert!(rewritten > 0, "{} bytes, and never rewritten", pair.len());
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while pair.journal.rewriting.is_some() {
-        assert!(Instant::now() < deadline, "it does not end");
-        std::thread::sleep(Duration::from_millis(1));
+    wait_until("the end of the rewriting", || {
         pair.journal.settle(&pair.books);
-    }
+        pair.journal.rewriting.is_none()
+    });
     pair.check();
     assert!(pair.len() < 2 * GROWTH + (1 << 16), "{} bytes", pair.len());
     // The next daemon continues from the state of this one.

@@ -1,6 +1,7 @@
 use super::*;
 use ginnel_virtqueue::Region;
 use ginnel_volume_control::config::{BackendKind, Direct, Disk, Lock, OnError};
+use kit::wait::wait_until;
 
 const BYTES: u64 = 1 << 20;
 
@@ -191,12 +192,8 @@ fn a_ring_holds_what_a_successor_waits_for() {
     let successor = File::open(&path).unwrap();
     flock(&successor, FlockOperation::NonBlockingLockExclusive).unwrap_err();
     drop(uring);
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
     // The kernel takes a while to tear a ring down.
-    while flock(&successor, FlockOperation::NonBlockingLockExclusive).is_err() {
-        assert!(std::time::Instant::now() < until, "it is never let go");
-        std::thread::yield_now();
-    }
+    wait_until("the lock", || flock(&successor, FlockOperation::NonBlockingLockExclusive).is_ok());
 }
 
 #[test]

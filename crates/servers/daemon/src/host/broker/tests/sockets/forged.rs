@@ -1,6 +1,7 @@
 //! A hostile guest reports connections of others as its own.
 
 use super::*;
+use kit::random::Random;
 
 /// The number of attempts. Half of them are complete reports with forged fields, the others have random bytes.
 const TRIES: u64 = 1_000_000;
@@ -15,21 +16,6 @@ const SERVER: u32 = 3;
 
 /// The facts that the kernels at both ends of the connection from `VM` to `SERVER` know.
 const CLOCK: u32 = 0x5eca_e700;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn one_of<T: Copy, const N: usize>(&mut self, choices: [T; N]) -> T {
-        choices[(self.next() >> 33) as usize % N]
-    }
-}
 
 /// Returns a report that is correct, except for the facts that only the reporter knows. These are random, or at the limit of
 /// the possible values.
@@ -79,7 +65,7 @@ fn a_million_forged_reports_join_no_connection() {
         assert!(bench.broker.note(Record::Member { number, name, runtime: None, retired: false }));
     }
     bench.effects();
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
     let mut refused = 0_u64;
     let tries = if std::env::var_os("GINNEL_QUICK").is_some() { TRIES / 10 } else { TRIES };
     for role in [SocketRole::CONNECTOR, SocketRole::ACCEPTOR] {
