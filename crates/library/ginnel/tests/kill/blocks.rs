@@ -280,7 +280,7 @@ pub fn stepped(stage: &mut Stage, kills: usize, wanted: &dyn Fn(&str) -> bool) {
         println!(
             "test {} ... ok: {} instructions, {} beside system calls; {} kills ({:.1} s)",
             case.name,
-            way.len(),
+            way.instructions(),
             way.matters.len(),
             stage.toll.kills - before,
             begin.elapsed().as_secs_f64()
