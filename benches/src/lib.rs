@@ -15,6 +15,7 @@ pub mod allocate;
 pub mod cache;
 pub mod farm;
 pub mod guest_disks;
+pub mod interrupts;
 pub mod joining;
 pub mod measure;
 pub mod mpi;

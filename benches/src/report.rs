@@ -44,10 +44,18 @@ impl Row {
     }
 }
 
+/// The peer of rows about VMs that say what a VM costs: the same programs as processes of the host, which share memory in the
+/// same way.
+pub const ON_HOST: &str = "the same on the host";
+
+/// The ratio that rows with that peer should reach. They make sense only under KVM: an emulated guest is several times slower.
+pub const BESIDE_HOST: Option<f64> = Some(0.9);
+
 /// The rows of one run.
 #[derive(Default)]
 pub struct Report {
     rows: Vec<Row>,
+    omitted: Vec<String>,
 }
 
 /// Returns the median of some figures: the mean of the middle two if their number is even, and NaN if there are none.
@@ -100,12 +108,23 @@ impl Report {
         self.rows.push(row);
     }
 
+    /// Says why a row, or several, cannot be measured here. The others are measured nevertheless, and the table ends with what
+    /// is missing.
+    pub fn omit(&mut self, case: &str, why: &str) {
+        let line = format!("not measured: {case}: {why}");
+        println!("{line}");
+        self.omitted.push(line);
+    }
+
     /// Prints the table and writes the file. With `partly`, the file keeps the rows of an earlier run that this run does not
     /// have.
     pub fn finish(&self, name: &str, partly: bool) -> Result<()> {
         println!("\n{HEADER}");
         for row in &self.rows {
             println!("{}", line(row));
+        }
+        for line in &self.omitted {
+            println!("{line}");
         }
         let missed = self.rows.iter().filter(|row| !row.reached()).count();
         println!("{} rows, {missed} below their target", self.rows.len());

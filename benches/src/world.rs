@@ -86,26 +86,22 @@ impl<'b> World<'b> {
     }
 
     fn pair_inner(&self, server: Place<'_>, client: Place<'_>, serve: &str, time: &str) -> Result<Timing> {
-        let running = Running::start(self, server, serve)?;
-        let said = match client {
-            Place::Host(cpu) => {
-                let command = format!("exec bench-peer time {time} --cpu {cpu}");
-                let job = self.bed.host_spawn(&self.ginnel.on_host(&command)?)?;
-                job.wait(PATIENCE)?.ok()?.stdout
-            }
-            Place::Vm(vm) => vm.run_within(PATIENCE, &format!("bench-peer time {time}"))?.ok()?.stdout,
-        };
-        drop(running);
-        let line = said.lines().last().unwrap_or_default();
-        serde_json::from_str(line).with_context(|| format!("not a timing: {said:?}"))
+        let _running = Running::start(self, server, serve)?;
+        self.alone(client, time)
     }
 
     /// Measures without another end.
-    pub fn alone(&self, args: &str) -> Result<Timing> {
-        let job =
-            self.bed.host_spawn(&self.ginnel.on_host(&format!("exec bench-peer time {args} --cpu 0"))?)?;
-        let said = job.wait(PATIENCE)?.ok()?.stdout;
-        serde_json::from_str(said.trim()).with_context(|| format!("not a timing: {said:?}"))
+    pub fn alone(&self, place: Place<'_>, args: &str) -> Result<Timing> {
+        let said = match place {
+            Place::Host(cpu) => {
+                let command = format!("exec bench-peer time {args} --cpu {cpu}");
+                let job = self.bed.host_spawn(&self.ginnel.on_host(&command)?)?;
+                job.wait(PATIENCE)?.ok()?.stdout
+            }
+            Place::Vm(vm) => vm.run_within(PATIENCE, &format!("bench-peer time {args}"))?.ok()?.stdout,
+        };
+        let line = said.lines().last().unwrap_or_default();
+        serde_json::from_str(line).with_context(|| format!("not a timing: {said:?}"))
     }
 }
 

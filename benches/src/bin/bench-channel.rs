@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use ginnel_bench::interrupts;
 use ginnel_bench::measure::Timing;
-use ginnel_bench::report::{Better, Report};
+use ginnel_bench::report::{Better, Report, median};
 use ginnel_bench::world::{Place, Running, World};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use vmtest::{HOST_ADDRESS, TestBed, Vm};
+use vmtest::{Accel, HOST_ADDRESS, TestBed, Vm};
 
 /// Measures channels, and `ginnel cp`, beside their alternatives.
 #[derive(Parser)]
@@ -15,6 +16,9 @@ struct Cli {
     /// Run only this part.
     #[arg(long, value_parser = ["host", "vm", "cp", "daemon"])]
     only: Option<String>,
+    /// Measure only rows whose names, or whose alternatives' names, contain this, or one of several. Not for `cp` and `daemon`.
+    #[arg(long)]
+    row: Vec<String>,
     /// The number of pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
     pairs: usize,
@@ -28,7 +32,8 @@ fn main() -> Result<()> {
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
     let bed = TestBed::new("bench")?;
     let world = World::new(&bed)?;
-    let mut bench = Bench { world: &world, report: Report::default(), pairs: cli.pairs };
+    let (report, pairs, rows) = (Report::default(), cli.pairs, &cli.row);
+    let mut bench = Bench { world: &world, report, pairs, rows, polling: None };
     println!("one machine with {} CPUs; guests run under {:?}", cpus(), bed.accel()?);
     if wants("daemon") {
         bench.daemon()?;
@@ -55,6 +60,7 @@ fn main() -> Result<()> {
         let vms = world.boot(memory, Some((&share.display().to_string(), &disk)))?;
         let [(a, _da), (b, _db)] = &vms[..] else { anyhow::bail!("two VMs were asked for") };
         if wants("vm") {
+            bench.polling = interrupts::missing(&bed, &world.ginnel, &[a.name(), b.name()])?;
             let dax = Ends {
                 server: Place::Vm(b),
                 client: Place::Vm(a),
@@ -72,7 +78,7 @@ fn main() -> Result<()> {
             bench.cp(a, &file, cli.copy_mib)?;
         }
     }
-    bench.report.finish("channel", cli.only.is_some())
+    bench.report.finish("channel", cli.only.is_some() || !cli.row.is_empty())
 }
 
 fn cpus() -> usize {
@@ -83,6 +89,10 @@ struct Bench<'w> {
     world: &'w World<'w>,
     report: Report,
     pairs: usize,
+    /// Only rows with one of these words, or all rows if there are none.
+    rows: &'w [String],
+    /// Why the VMs cannot sleep, if they cannot.
+    polling: Option<String>,
 }
 
 /// The places of the two ends, and what is used there.
@@ -100,28 +110,55 @@ struct Ends<'w> {
 
 /// Tells from the bare ping-pong where the two ends are: a line takes some 60 ns one way between CPUs that share a cache, and
 /// 200 ns or more between others.
-fn placement(floors: &[f64]) -> String {
-    let way = ginnel_bench::report::median(floors.to_vec());
-    format!("CPUs {}", if way < 130.0 { "near" } else { "far" })
+fn placement(floors: &[f64]) -> &'static str {
+    if median(floors.to_vec()) < 130.0 { "CPUs near" } else { "CPUs far" }
 }
 
-fn microseconds(t: &Timing) -> f64 {
-    t.median / 1000.0
+/// The name, the alternative and the target of a row.
+struct Row<'a> {
+    case: &'a str,
+    unit: &'static str,
+    better: Better,
+    peer: &'a str,
+    target: Option<f64>,
+    note: &'a str,
+}
+
+/// Returns the median: nanoseconds or GB/s.
+fn middle(timing: Result<Timing>) -> Result<f64> {
+    Ok(timing?.median)
+}
+
+/// Returns a median time in microseconds.
+fn microseconds(timing: Result<Timing>) -> Result<f64> {
+    Ok(timing?.median / 1000.0)
 }
 
 impl Bench<'_> {
-    /// Alternates runs of two measurements.
-    fn in_turns(
-        &self,
-        mut ours: impl FnMut() -> Result<f64>,
-        mut theirs: impl FnMut() -> Result<f64>,
-    ) -> Result<(Vec<f64>, Vec<f64>)> {
-        let mut pairs = (Vec::new(), Vec::new());
-        for _ in 0..self.pairs {
-            pairs.1.push(theirs()?);
-            pairs.0.push(ours()?);
+    fn wants(&self, case: &str, peer: &str) -> bool {
+        self.rows.is_empty() || self.rows.iter().any(|row| case.contains(row) || peer.contains(row))
+    }
+
+    /// Alternates runs of two measurements, and adds a row for them.
+    fn compare(
+        &mut self,
+        row: Row<'_>,
+        ours: impl Fn(&Self) -> Result<f64>,
+        theirs: impl Fn(&Self) -> Result<f64>,
+    ) -> Result<()> {
+        let Row { case, unit, better, peer, target, note } = row;
+        if !self.wants(case, peer) {
+            return Ok(());
         }
-        Ok(pairs)
+        let (mut figures, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..self.pairs {
+            peers.push(theirs(self)?);
+            figures.push(ours(self)?);
+        }
+        let placement = if peer.starts_with(PING_PONG) { placement(&peers) } else { "" };
+        let note = if note.is_empty() { placement } else { note };
+        self.report.pairs(case, unit, better, &figures, peer, &peers, target, note);
+        Ok(())
     }
 
     /// Measures over the segment for channels.
@@ -136,37 +173,37 @@ impl Bench<'_> {
 
     /// Compares the one-way latency of messages of these sizes with the bare ping-pong over the same number of lines, with a
     /// target ratio for each, and the latency of a stream with that of messages.
-    fn latency(&mut self, ends: Ends<'_>, floor_name: &str, asked: &[(usize, f64)]) -> Result<()> {
+    fn latency(&mut self, ends: Ends<'_>, peer: &str, asked: &[(usize, f64)]) -> Result<()> {
         let Ends { name, rounds, .. } = ends;
+        let (unit, better, note) = ("ns", Better::Lower, "");
         for &(size, target) in asked {
-            let (ours, floors) = self.in_turns(
-                || Ok(self.time(ends, &format!("message --size {size} --rounds {rounds}"))?.median),
-                || Ok(self.floor(ends, &format!("bare --size {size} --rounds {rounds}"))?.median),
-            )?;
             let case = format!("{name}: {size} B message, poll, one way");
-            let note = placement(&floors);
-            self.report.pairs(case, "ns", Better::Lower, &ours, floor_name, &floors, Some(target), &note);
+            let args = format!("--size {size} --rounds {rounds}");
+            self.compare(
+                Row { case: &case, unit, better, peer, target: Some(target), note },
+                |b| middle(b.time(ends, &format!("message {args}"))),
+                |b| middle(b.floor(ends, &format!("bare {args}"))),
+            )?;
         }
-        let (streams, messages) = self.in_turns(
-            || Ok(self.time(ends, &format!("stream-ping --size 64 --rounds {rounds}"))?.median),
-            || Ok(self.time(ends, &format!("message --size 64 --rounds {rounds}"))?.median),
-        )?;
         let case = format!("{name}: 64 B over a stream, poll, one way");
-        let floor = "the same as a message";
-        self.report.pairs(case, "ns", Better::Lower, &streams, floor, &messages, None, "");
-        Ok(())
+        self.compare(
+            Row { case: &case, unit, better, peer: "the same as a message", target: None, note },
+            |b| middle(b.time(ends, &format!("stream-ping --size 64 --rounds {rounds}"))),
+            |b| middle(b.time(ends, &format!("message --size 64 --rounds {rounds}"))),
+        )
     }
 
     /// Compares messages that are sent one way as fast as possible with bare stores to as many lines.
     fn pipelined(&mut self, ends: Ends<'_>) -> Result<()> {
         for (size, target) in [(8, Some(1.0 / 2.5)), (64, None), (120, None)] {
             let args = format!("--size {size} --count 200000 --rounds 20");
-            let (ours, floors) = self.in_turns(
-                || Ok(self.time(ends, &format!("pipelined {args}"))?.median),
-                || Ok(self.floor(ends, &format!("bare-stores {args}"))?.median),
-            )?;
             let case = format!("{}: {size} B messages, pipelined, each", ends.name);
-            self.report.pairs(case, "ns", Better::Lower, &ours, "bare stores", &floors, target, "");
+            let (unit, better) = ("ns", Better::Lower);
+            self.compare(
+                Row { case: &case, unit, better, peer: "bare stores", target, note: "" },
+                |b| middle(b.time(ends, &format!("pipelined {args}"))),
+                |b| middle(b.floor(ends, &format!("bare-stores {args}"))),
+            )?;
         }
         Ok(())
     }
@@ -177,15 +214,16 @@ impl Bench<'_> {
     fn default_streams(&mut self, ends: Ends<'_>, total: usize) -> Result<()> {
         let small = DEFAULT_RING / 2;
         for chunk in [64 << 10, 1 << 20] {
-            for (floor, buffer) in [("bare double buffer", chunk), ("bare, no more memory", chunk.min(small))]
+            for (peer, buffer) in [("bare double buffer", chunk), ("bare, no more memory", chunk.min(small))]
             {
                 let args = |size: usize| format!("--size {size} --count {} --rounds 20", total / size);
-                let (ours, floors) = self.in_turns(
-                    || Ok(self.time(ends, &format!("stream {}", args(chunk)))?.median),
-                    || Ok(self.floor(ends, &format!("double-buffer {}", args(buffer)))?.median),
-                )?;
                 let case = format!("{}: stream, {} KiB writes, default ring", ends.name, chunk >> 10);
-                self.report.pairs(case, "GB/s", Better::Higher, &ours, floor, &floors, Some(0.95), "");
+                let (unit, better) = ("GB/s", Better::Higher);
+                self.compare(
+                    Row { case: &case, unit, better, peer, target: Some(0.95), note: "" },
+                    |b| middle(b.time(ends, &format!("stream {}", args(chunk)))),
+                    |b| middle(b.floor(ends, &format!("double-buffer {}", args(buffer)))),
+                )?;
                 if buffer == chunk && chunk <= small {
                     break;
                 }
@@ -196,24 +234,16 @@ impl Bench<'_> {
 
     fn transfers(&mut self, ends: Ends<'_>, total: u64, rounds: u32) -> Result<()> {
         let name = ends.name;
+        let (unit, better, note) = ("GB/s", Better::Higher, "");
         for chunk in [64 << 10, 1 << 20, 16 << 20] {
             let count = (total / chunk).max(2);
             let args = format!("--size {chunk} --count {count} --rounds {rounds}");
-            let (ours, floors) = self.in_turns(
-                || Ok(self.time(ends, &format!("stream --capacity {STREAM_RING} {args}"))?.median),
-                || Ok(self.floor(ends, &format!("double-buffer {args}"))?.median),
-            )?;
             let case = format!("{name}: stream, {} KiB writes", chunk >> 10);
-            self.report.pairs(
-                case,
-                "GB/s",
-                Better::Higher,
-                &ours,
-                "bare double buffer",
-                &floors,
-                Some(0.85),
-                "",
-            );
+            self.compare(
+                Row { case: &case, unit, better, peer: "bare double buffer", target: Some(0.85), note },
+                |b| middle(b.time(ends, &format!("stream --capacity {STREAM_RING} {args}"))),
+                |b| middle(b.floor(ends, &format!("double-buffer {args}"))),
+            )?;
         }
         for size in [4 << 10, 64 << 10, 1 << 20] {
             // The result depends on what the ends do with a message: look at its head and pass it on, or work on all of it. In
@@ -226,21 +256,12 @@ impl Bench<'_> {
                     "--size {size} --touch {touch} --count {count} --rounds {rounds} --capacity {}",
                     8 << 20
                 );
-                let (ours, copies) = self.in_turns(
-                    || Ok(self.time(ends, &format!("in-place {args}"))?.median),
-                    || Ok(self.time(ends, &format!("copying {args}"))?.median),
-                )?;
                 let case = format!("{name}: {} KiB in place, {what}", size >> 10);
-                self.report.pairs(
-                    case,
-                    "GB/s",
-                    Better::Higher,
-                    &ours,
-                    "copying send/recv",
-                    &copies,
-                    target,
-                    "",
-                );
+                self.compare(
+                    Row { case: &case, unit, better, peer: "copying send/recv", target, note },
+                    |b| middle(b.time(ends, &format!("in-place {args}"))),
+                    |b| middle(b.time(ends, &format!("copying {args}"))),
+                )?;
             }
         }
         Ok(())
@@ -255,159 +276,112 @@ impl Bench<'_> {
             bare: "bare",
             rounds: 200_000,
         };
-        self.latency(ends, "bare ping-pong, same lines", &[(8, 0.8), (64, 0.75), (120, 0.7)])?;
+        let peer = format!("{PING_PONG}, same lines");
+        self.latency(ends, &peer, &[(8, 0.8), (64, 0.75), (120, 0.7)])?;
         self.pipelined(ends)?;
         self.default_streams(ends, 64 << 20)?;
         let socket = self.world.bed.dir().join("peer.sock");
         for size in [8, 64] {
+            let case = format!("host-host: {size} B message, one way");
+            let row =
+                |peer| Row { case: &case, unit: "ns", better: Better::Lower, peer, target: None, note: "" };
             let message = format!("message --size {size} --rounds 100000");
+            let ours = |b: &Self| middle(b.time(ends, &message));
             let unix = format!("unix --address {} --size {size} --rounds 20000", socket.display());
             let tcp = format!("tcp --address 127.0.0.1:17171 --size {size} --rounds 20000");
-            let ours = |b: &Self| Ok(b.time(ends, &message)?.median);
             for (peer, args) in [("Unix socket", &unix), ("TCP loopback", &tcp)] {
-                let (a, p) = self.in_turns(
-                    || ours(self),
-                    || {
-                        let _ = std::fs::remove_file(&socket);
-                        Ok(self.world.time(ends.server, ends.client, args)?.median)
-                    },
-                )?;
-                let case = format!("host-host: {size} B message, one way");
-                self.report.pairs(case, "ns", Better::Lower, &a, peer, &p, None, "");
+                self.compare(row(peer), ours, |b| {
+                    let _ = std::fs::remove_file(&socket);
+                    middle(b.world.time(ends.server, ends.client, args))
+                })?;
             }
-            let (a, p) = self.in_turns(
-                || ours(self),
-                || Ok(self.world.alone(&format!("pipe --size {size} --rounds 20000"))?.median),
-            )?;
-            let case = format!("host-host: {size} B message, one way");
-            self.report.pairs(case, "ns", Better::Lower, &a, "pipe", &p, None, "");
+            let pipe = format!("pipe --size {size} --rounds 20000");
+            self.compare(row("pipe"), ours, |b| middle(b.world.alone(ends.client, &pipe)))?;
         }
         self.transfers(ends, 256 << 20, 5)?;
+        self.awake(ends)?;
         self.sleeping(ends, 20_000)?;
-        let (a, p) = self.in_turns(|| Ok(self.time(ends, "attach")?.median / 1e6), || Ok(5.0))?;
-        self.report.pairs(
-            "host: attach to first message answered",
-            "ms",
-            Better::Lower,
-            &a,
-            "the limit",
-            &p,
-            Some(1.0),
-            "",
-        );
-        Ok(())
+        let case = "host: attach to first message answered";
+        let (unit, better, peer, note) = ("ms", Better::Lower, "the limit", "");
+        self.compare(
+            Row { case, unit, better, peer, target: Some(1.0), note },
+            |b| Ok(microseconds(b.time(ends, "attach"))? / 1000.0),
+            |_| Ok(5.0),
+        )
     }
 
-    /// Measures interrupt mode and adaptive mode.
+    /// Measures adaptive mode when nobody has to sleep.
+    fn awake(&mut self, ends: Ends<'_>) -> Result<()> {
+        let case = format!("{}: 8 B message, adaptive, peer awake", ends.name);
+        let message = |mode: &str| format!("message --mode {mode} --rounds {}", ends.rounds);
+        let (unit, better) = ("ns", Better::Lower);
+        self.compare(
+            Row { case: &case, unit, better, peer: "poll", target: None, note: "" },
+            |b| middle(b.time(ends, &message("adaptive"))),
+            |b| middle(b.time(ends, &message("poll"))),
+        )
+    }
+
+    /// Measures how long it takes to wake the other end, which needs interrupts.
     fn sleeping(&mut self, ends: Ends<'_>, rounds: u32) -> Result<()> {
-        let name = ends.name;
-        let (ours, floors) = self.in_turns(
-            || Ok(microseconds(&self.time(ends, &format!("message --mode interrupt --rounds {rounds}"))?)),
-            || Ok(microseconds(&self.time(ends, &format!("doorbell --rounds {rounds}"))?)),
-        )?;
-        let case = format!("{name}: 8 B message, interrupt, one way");
+        let (unit, better) = ("us", Better::Lower);
+        let interrupt = format!("{}: 8 B message, interrupt, one way", ends.name);
+        let asleep = format!("{}: 8 B message, adaptive, peer asleep", ends.name);
+        if let Some(why) = &self.polling {
+            self.report.omit(&interrupt, why);
+            self.report.omit(&asleep, why);
+            return Ok(());
+        }
         let (target, note) = (Some(1.0 / 1.3), "target: at most 1.3 x the floor");
-        self.report.pairs(
-            case,
-            "us",
-            Better::Lower,
-            &ours,
-            "bare doorbell -> eventfd",
-            &floors,
-            target,
-            note,
-        );
-
-        let (ours, polled) = self.in_turns(
-            || Ok(self.time(ends, &format!("message --mode adaptive --rounds {}", ends.rounds))?.median),
-            || Ok(self.time(ends, &format!("message --mode poll --rounds {}", ends.rounds))?.median),
+        self.compare(
+            Row { case: &interrupt, unit, better, peer: "bare doorbell -> eventfd", target, note },
+            |b| microseconds(b.time(ends, &format!("message --mode interrupt --rounds {rounds}"))),
+            |b| microseconds(b.time(ends, &format!("doorbell --rounds {rounds}"))),
         )?;
-        let case = format!("{name}: 8 B message, adaptive, peer awake");
-        self.report.pairs(case, "ns", Better::Lower, &ours, "poll", &polled, None, "");
-
         let pause = format!("--pause 20000 --rounds {}", (rounds / 40).clamp(50, 200));
-        let (ours, slept) = self.in_turns(
-            || Ok(microseconds(&self.time(ends, &format!("message --mode adaptive {pause}"))?)),
-            || Ok(microseconds(&self.time(ends, &format!("message --mode interrupt {pause}"))?)),
-        )?;
-        let case = format!("{name}: 8 B message, adaptive, peer asleep");
-        self.report.pairs(
-            case,
-            "us",
-            Better::Lower,
-            &ours,
-            "interrupt",
-            &slept,
-            None,
-            "a message every 20 ms",
-        );
-        Ok(())
+        let note = "a message every 20 ms";
+        self.compare(
+            Row { case: &asleep, unit, better, peer: "interrupt", target: None, note },
+            |b| microseconds(b.time(ends, &format!("message --mode adaptive {pause}"))),
+            |b| microseconds(b.time(ends, &format!("message --mode interrupt {pause}"))),
+        )
     }
 
     fn vm(&mut self, ends: Ends<'_>, b: &Vm) -> Result<()> {
         let asked = 1.0 / 1.5;
-        self.latency(ends, "bare ping-pong in the same memory", &[(8, asked), (64, asked)])?;
-        let address = format!("{}:17171", b.address()?);
+        let peer = format!("{PING_PONG} in the same memory");
+        self.latency(ends, &peer, &[(8, asked), (64, asked), (120, asked)])?;
+        self.pipelined(ends)?;
+        let (peer, address) = ("TCP over virtio-net", format!("{}:17171", b.address()?));
         for size in [8, 64] {
-            let (ours, tcp) = self.in_turns(
-                || Ok(microseconds(&self.time(ends, &format!("message --size {size} --rounds 100000"))?)),
-                || {
-                    Ok(microseconds(&self.world.time(
-                        ends.server,
-                        ends.client,
-                        &format!("tcp --address {address} --size {size} --rounds 2000"),
-                    )?))
-                },
-            )?;
             let case = format!("{}: {size} B message, one way", ends.name);
-            self.report.pairs(
-                case,
-                "us",
-                Better::Lower,
-                &ours,
-                "TCP over virtio-net",
-                &tcp,
-                Some(500.0),
-                "tap + bridge, same two VMs",
-            );
+            let (unit, better, note) = ("us", Better::Lower, "tap + bridge, same two VMs");
+            let tcp = format!("tcp --address {address} --size {size} --rounds 2000");
+            self.compare(
+                Row { case: &case, unit, better, peer, target: Some(500.0), note },
+                |b| microseconds(b.time(ends, &format!("message --size {size} --rounds 100000"))),
+                |b| microseconds(b.world.time(ends.server, ends.client, &tcp)),
+            )?;
         }
         self.transfers(ends, 64 << 20, 5)?;
-        let (ours, tcp) = self.in_turns(
-            || {
-                Ok(self
-                    .time(
-                        ends,
-                        &format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3"),
-                    )?
-                    .median)
-            },
-            || {
-                Ok(self
-                    .world
-                    .time(
-                        ends.server,
-                        ends.client,
-                        &format!("tcp-stream --address {address} --size 65536 --count 256 --rounds 3"),
-                    )?
-                    .median)
-            },
+        let case = format!("{}: stream, 64 KiB writes", ends.name);
+        let tcp = format!("tcp-stream --address {address} --size 65536 --count 256 --rounds 3");
+        let stream = format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3");
+        let (unit, better) = ("GB/s", Better::Higher);
+        self.compare(
+            Row { case: &case, unit, better, peer, target: None, note: "" },
+            |b| middle(b.time(ends, &stream)),
+            |b| middle(b.world.time(ends.server, ends.client, &tcp)),
         )?;
-        self.report.pairs(
-            format!("{}: stream, 64 KiB writes", ends.name),
-            "GB/s",
-            Better::Higher,
-            &ours,
-            "TCP over virtio-net",
-            &tcp,
-            None,
-            "",
-        );
+        self.awake(ends)?;
         self.sleeping(ends, 4000)
     }
 
     /// Compares the two kinds of memory in the same two VMs.
     fn kinds(&mut self, dax: Ends<'_>, bar: Ends<'_>) -> Result<()> {
         let stream = format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3");
+        let is_emulated = self.world.bed.accel()? == Accel::Tcg;
+        let note = if is_emulated { "emulation hides what caching is worth" } else { "" };
         for (what, args, unit, better) in [
             ("8 B message, poll, one way", "message --size 8 --rounds 100000", "ns", Better::Lower),
             ("64 B message, poll, one way", "message --size 64 --rounds 100000", "ns", Better::Lower),
@@ -419,11 +393,16 @@ impl Bench<'_> {
             ),
             ("stream, 64 KiB writes", stream.as_str(), "GB/s", Better::Higher),
         ] {
-            let (ours, theirs) =
-                self.in_turns(|| Ok(self.time(dax, args)?.median), || Ok(self.time(bar, args)?.median))?;
             let case = format!("vm-vm over dax: {what}");
-            let note = "emulation hides what caching is worth";
-            self.report.pairs(case, unit, better, &ours, "the same over a BAR", &theirs, Some(1.0), note);
+            if let Some(why) = self.polling.as_ref().filter(|_| args.contains("--mode interrupt")) {
+                self.report.omit(&case, why);
+                continue;
+            }
+            self.compare(
+                Row { case: &case, unit, better, peer: "the same over a BAR", target: Some(1.0), note },
+                |b| middle(b.time(dax, args)),
+                |b| middle(b.time(bar, args)),
+            )?;
         }
         Ok(())
     }
@@ -455,13 +434,14 @@ impl Bench<'_> {
             ("scp over virtio-net", &|| copies.by_command(world, &scp)),
         ] as [(_, &dyn Fn() -> Result<Took>); 3]
         {
+            let case = format!("ginnel cp {mib} MiB, host -> VM, checksummed");
             let (mut ours, mut copied, mut checked) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..self.pairs.min(2) {
                 let theirs = match run() {
                     Ok(theirs) => theirs,
                     // If an alternative does not run here, that is printed, and the others are measured nevertheless.
                     Err(error) => {
-                        println!("not measured: {peer}: {error:#}");
+                        self.report.omit(&format!("{case} beside {peer}"), &format!("{error:#}"));
                         break;
                     }
                 };
@@ -473,7 +453,6 @@ impl Bench<'_> {
             if ours.is_empty() {
                 continue;
             }
-            let case = format!("ginnel cp {mib} MiB, host -> VM, checksummed");
             let with_check = format!("{peer}, then crc32");
             let higher = Better::Higher;
             self.report.pairs(&case, "GiB/s", higher, &ours, &with_check, &checked, Some(5.0), note);
@@ -553,6 +532,9 @@ impl Bench<'_> {
         Ok(())
     }
 }
+
+/// How the names of floors begin that tell how far the CPUs are from each other.
+const PING_PONG: &str = "bare ping-pong";
 
 /// The number of data bytes of the ring that the daemon gives to a program that does not ask for another size.
 const DEFAULT_RING: usize = 256 << 10;

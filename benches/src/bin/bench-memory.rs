@@ -2,16 +2,17 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use ginnel_bench::interrupts;
 use ginnel_bench::measure::{Handing, Timing};
-use ginnel_bench::report::{Better, Report, median};
+use ginnel_bench::report::{BESIDE_HOST, Better, ON_HOST, Report, median};
 use ginnel_bench::world::{Place, World};
-use vmtest::{HOST_ADDRESS, TestBed};
+use vmtest::{Accel, HOST_ADDRESS, TestBed, Vm};
 
 /// Measures locks beside the C library's and beside the doorbell floor.
 #[derive(Parser)]
 struct Cli {
-    /// Run only this part.
-    #[arg(long, value_parser = ["locks", "blocks", "allocate", "joining", "journal", "vm"])]
+    /// Run only this part. `vm-locks` is a part of `vm`.
+    #[arg(long, value_parser = ["locks", "blocks", "allocate", "joining", "journal", "vm", "vm-locks"])]
     only: Option<String>,
     /// Measure only blocks of this many KiB.
     #[arg(long)]
@@ -46,16 +47,18 @@ fn main() -> Result<()> {
     if wants("blocks") {
         bench.blocks("host -> host", Place::Host(0), Place::Host(1), "127.0.0.1:17171")?;
     }
-    if wants("vm") {
+    if wants("vm") || wants("vm-locks") {
         let vms = world.boot(512, None)?;
         let [(a, _da), (b, _db)] = &vms[..] else { anyhow::bail!("two VMs were asked for") };
         if cli.kib.is_none() {
-            bench.vm(Place::Vm(a), Place::Vm(b))?;
+            bench.vm(a, b)?;
         }
-        let address = format!("{}:17171", b.address()?);
-        bench.blocks("VM -> VM", Place::Vm(a), Place::Vm(b), &address)?;
-        bench.blocks("host -> VM", Place::Host(0), Place::Vm(b), &address)?;
-        bench.blocks("VM -> host", Place::Vm(a), Place::Host(1), &format!("{HOST_ADDRESS}:17171"))?;
+        if wants("vm") {
+            let address = format!("{}:17171", b.address()?);
+            bench.blocks("VM -> VM", Place::Vm(a), Place::Vm(b), &address)?;
+            bench.blocks("host -> VM", Place::Host(0), Place::Vm(b), &address)?;
+            bench.blocks("VM -> host", Place::Vm(a), Place::Host(1), &format!("{HOST_ADDRESS}:17171"))?;
+        }
     }
     bench.report.finish("memory", cli.only.is_some())
 }
@@ -84,19 +87,17 @@ impl Bench<'_> {
         Ok(pairs)
     }
 
-    fn locks(&mut self) -> Result<()> {
-        let alone = |args: &str| Ok(self.world.alone(args)?.median);
+    /// Measures a lock that nobody else uses.
+    fn uncontended(&mut self, place: Place<'_>, case: &str) -> Result<()> {
+        let alone = |args: &str| Ok(self.world.alone(place, args)?.median);
         let pairs =
             self.in_turns(|| alone("lock --rounds 4000000"), || alone("lock --posix --rounds 4000000"))?;
-        self.add(
-            "lock + unlock, nobody else",
-            "ns",
-            pairs,
-            PTHREAD,
-            Some(1.0 / 1.5),
-            "target: at most 1.5 x",
-        );
+        self.add(case, "ns", pairs, PTHREAD, Some(1.0 / 1.5), "target: at most 1.5 x");
+        Ok(())
+    }
 
+    fn locks(&mut self) -> Result<()> {
+        self.uncontended(Place::Host(0), "lock + unlock, nobody else")?;
         let both = |args: &str| Ok(self.world.time(Place::Host(1), Place::Host(0), args)?.median);
         for (kind, rounds, case, target) in [
             ("lock-turns", 20_000, "host-host: lock handed over", Some(1.0)),
@@ -116,13 +117,27 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Measures between two VMs, where only the floor is an alternative.
-    fn vm(&mut self, a: Place<'_>, b: Place<'_>) -> Result<()> {
+    /// Measures between two VMs. The C library's locks do not work between machines, so floors are the alternatives.
+    fn vm(&mut self, a: &Vm, b: &Vm) -> Result<()> {
+        let case = "VM-VM: condition variable asleep, one way";
+        let polling = interrupts::missing(self.world.bed, &self.world.ginnel, &[a.name(), b.name()])?;
+        let (a, b) = (Place::Vm(a), Place::Vm(b));
+        self.uncontended(a, "VM: lock + unlock, nobody else")?;
+        if self.world.bed.accel()? == Accel::Kvm {
+            self.beside_host(a, b)?;
+        }
         let both = |args: &str| Ok(self.world.time(b, a, args)?.median);
-        let pairs = self
-            .in_turns(|| both("condvar --rounds 2000 --mode interrupt"), || both("doorbell --rounds 2000"))?;
-        let note = "target: at most 1.3 x the floor";
-        self.add("VM-VM: condition variable asleep, one way", "ns", pairs, DOORBELL, Some(1.0 / 1.3), note);
+        match &polling {
+            Some(why) => self.report.omit(case, why),
+            None => {
+                let pairs = self.in_turns(
+                    || both("condvar --rounds 2000 --mode interrupt"),
+                    || both("doorbell --rounds 2000"),
+                )?;
+                let note = "target: at most 1.3 x the floor";
+                self.add(case, "ns", pairs, DOORBELL, Some(1.0 / 1.3), note);
+            }
+        }
         let pairs =
             self.in_turns(|| both("condvar --rounds 20000"), || both("bare --segment bare --rounds 20000"))?;
         self.add(
@@ -133,6 +148,22 @@ impl Bench<'_> {
             None,
             "",
         );
+        Ok(())
+    }
+
+    /// Measures locks that two VMs take from each other, beside two processes of the host.
+    fn beside_host(&mut self, a: Place<'_>, b: Place<'_>) -> Result<()> {
+        for (args, case) in [
+            ("lock-turns --rounds 20000", "VM-VM: lock handed over, poll"),
+            ("lock-crowd --rounds 400000", "VM-VM: both lock all the time, each, poll"),
+            ("condvar --rounds 20000", "VM-VM: condition variable, poll, one way"),
+        ] {
+            let pairs = self.in_turns(
+                || Ok(self.world.time(b, a, args)?.median),
+                || Ok(self.world.time(Place::Host(1), Place::Host(0), args)?.median),
+            )?;
+            self.add(case, "ns", pairs, ON_HOST, BESIDE_HOST, "");
+        }
         Ok(())
     }
 

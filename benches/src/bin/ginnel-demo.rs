@@ -1,6 +1,7 @@
 //! The demo: the main functions on real VMs (`make demo`).
 
 use anyhow::{Context, Result, ensure};
+use ginnel_bench::interrupts;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
@@ -70,10 +71,11 @@ fn main() -> Result<()> {
         Ok::<f64, anyhow::Error>(v["bytes_per_s"].as_f64().context("no bandwidth in the answer")? / 1e9)
     };
     let mut table = Table::default();
+    let polling = interrupts::missing(&bed, &ginnel, &["a", "b"])?;
+    let asleep = if polling.is_some() { "no interrupts: polling" } else { "asleep, by doorbell" };
     let latency = "--test latency --kind message --size 64 --duration 1";
     let tcp = one_way(&measure("--test latency --size 64 --duration 1", "", false)?)? / 1000.0;
-    for (mode, name) in [("poll", "polling"), ("adaptive", "adaptive"), ("interrupt", "asleep, by doorbell")]
-    {
+    for (mode, name) in [("poll", "polling"), ("adaptive", "adaptive"), ("interrupt", asleep)] {
         let ours = one_way(&measure(latency, mode, true)?)? / 1000.0;
         table.row(&format!("64-byte message, one way, {name}"), "us", ours, tcp, tcp / ours);
     }
@@ -85,6 +87,9 @@ fn main() -> Result<()> {
         )?)?;
         let theirs = rate(&measure(&format!("--test bandwidth --size {size} --duration 1"), "", false)?)?;
         table.row(&format!("64 KiB writes, {kind}"), "GB/s", ours, theirs, ours / theirs);
+    }
+    if let Some(why) = &polling {
+        println!("no doorbell is measured: {why}");
     }
     println!("done; the table is at the end");
 
