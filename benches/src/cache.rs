@@ -39,7 +39,9 @@ impl Figures {
 pub struct Cache<'r> {
     /// The report to which rows are added.
     pub report: &'r mut Report,
-    /// Only rows whose names contain this.
+    /// Pairs of runs for each row. `None` means the default of each kind of row.
+    pub pairs: Option<usize>,
+    /// Only rows whose names contain this, or that are compared with the same on the host.
     pub row: Option<&'r str>,
 }
 

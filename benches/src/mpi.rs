@@ -25,7 +25,7 @@ pub struct Mpi<'r> {
     pub report: &'r mut Report,
     /// Pairs of runs for each row. `None` means the default of each kind of row.
     pub pairs: Option<usize>,
-    /// Only rows whose names contain this.
+    /// Only rows whose names, or whose alternatives' names, contain this.
     pub row: Option<&'r str>,
 }
 
@@ -99,8 +99,8 @@ struct Row<'a> {
 }
 
 impl Mpi<'_> {
-    fn wants(&self, case: &str) -> bool {
-        self.row.is_none_or(|row| case.contains(row))
+    fn wants(&self, case: &str, peer: &str) -> bool {
+        self.row.is_none_or(|row| case.contains(row) || peer.contains(row))
     }
 
     /// Alternates runs of two measurements, and adds a row for each figure that they return. The order within a pair changes,
@@ -111,7 +111,7 @@ impl Mpi<'_> {
         pairs: usize,
         run: impl Fn(bool) -> Result<[f64; N]>,
     ) -> Result<()> {
-        if !rows.iter().any(|row| self.wants(row.case)) {
+        if !rows.iter().any(|row| self.wants(row.case, row.peer)) {
             return Ok(());
         }
         let (mut figures, mut peers) = (Vec::new(), Vec::new());
@@ -122,7 +122,7 @@ impl Mpi<'_> {
             }
         }
         for (i, row) in rows.into_iter().enumerate() {
-            if !self.wants(row.case) {
+            if !self.wants(row.case, row.peer) {
                 continue;
             }
             let column = |runs: &[[f64; N]]| -> Vec<f64> { runs.iter().map(|run| run[i]).collect() };
@@ -203,18 +203,22 @@ impl<'b> Host<'b> {
     fn run(&self, shared: Option<&str>, command: &str) -> Result<[f64; 1]> {
         let (environment, settings) = match shared {
             Some(settings) => (String::new(), settings),
-            None => {
-                let libraries = self.bed.dir().join("verbs");
-                let libraries = libraries.display();
-                let line = format!("export GINNEL_VERBS={libraries}; eval \"$(ginnel mpi-env {SEGMENT})\";");
-                (line, OVER_SEGMENT)
-            }
+            None => (over_segment(&self.bed.dir().join("verbs"), SEGMENT), OVER_SEGMENT),
         };
-        let line = format!("{environment} exec env {settings} {command}");
-        let output = self.bed.host_spawn(&self.ginnel.on_host(&line)?)?.wait(PATIENCE)?.ok()?;
-        let number = output.stdout.lines().last().and_then(|line| line.trim().parse().ok());
-        Ok([number.with_context(|| format!("no time: {output:?}"))?])
+        on_host(self.bed, &self.ginnel, &format!("{environment} exec env {settings} {command}"))
     }
+}
+
+/// Returns the shell commands that let processes of the host use a segment, with the libraries in a folder.
+fn over_segment(libraries: &Path, segment: &str) -> String {
+    format!("export GINNEL_VERBS={}; eval \"$(ginnel mpi-env {segment})\";", libraries.display())
+}
+
+/// Runs a command on the host, and returns the time that rank 0 prints, in microseconds.
+fn on_host(bed: &TestBed, ginnel: &Installation<'_>, line: &str) -> Result<[f64; 1]> {
+    let output = bed.host_spawn(&ginnel.on_host(line)?)?.wait(PATIENCE)?.ok()?;
+    let number = output.stdout.lines().last().and_then(|line| line.trim().parse().ok());
+    Ok([number.with_context(|| format!("no time: {output:?}"))?])
 }
 
 /// Compiles a program with the compiler of an MPI.

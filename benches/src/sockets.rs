@@ -1,17 +1,22 @@
 //! Programs of the distribution over TCP and over the sockets preload library: between two processes of the host, and between
 //! two VMs.
 
-use crate::report::{Better, Report};
+use crate::interrupts;
+use crate::report::{BESIDE_HOST, Better, ON_HOST, Report};
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{TestBed, Vm};
+use vmtest::{Accel, TestBed, Vm};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How many seconds a program runs that runs for a given time.
 const SECONDS: u32 = 2;
+/// The alternative of most rows.
+const TCP: &str = "TCP";
+/// The note of rows that measure how fast a peer is woken.
+const PEER_SLEEPS: &str = "the peer sleeps between messages";
 /// The path of the library in the VMs.
 const LIBRARY: &str = "/usr/local/lib/libginnel_preload.so";
 
@@ -158,7 +163,7 @@ fn rows_of_host() -> Vec<Row> {
             server: "python3 {dir}/paced.py serve {port}".into(),
             client: "python3 {dir}/paced.py talk {port}".into(),
             figure: |out| number_after(out, "median"),
-            note: "the peer sleeps between messages",
+            note: PEER_SLEEPS,
         },
         Row {
             case: "1,000 requests/s, CPU time of both sides",
@@ -177,14 +182,7 @@ fn rows_of_vms() -> Vec<Row> {
     vec![
         sockperf("VMs: sockperf ping-pong, median", 100.0, SECONDS, 100_000, median, ""),
         sockperf("VMs: sockperf ping-pong, p99", 10.0, SECONDS, 100_000, p99, ""),
-        sockperf(
-            "VMs: sockperf, 500 messages/s, median",
-            2.0,
-            SECONDS,
-            500,
-            median,
-            "the peer sleeps between messages",
-        ),
+        sockperf("VMs: sockperf, 500 messages/s, median", 2.0, SECONDS, 500, median, PEER_SLEEPS),
         iperf("VMs: iperf3, one stream", 6.0, ""),
         redis("VMs: redis-benchmark, 1 connection", 10.0, "-c 1 -n 10000"),
         redis("VMs: redis-benchmark, 50 connections", 1.0, "-c 50 -n 30000"),
@@ -216,13 +214,13 @@ pub struct Sockets<'r> {
     pub report: &'r mut Report,
     /// Pairs of runs for each row: one run over TCP and one over shared memory.
     pub pairs: usize,
-    /// Only rows whose names contain this.
+    /// Only rows whose names, or whose alternatives' names, contain this.
     pub row: Option<&'r str>,
 }
 
 impl Sockets<'_> {
-    fn wants(&self, row: &Row) -> bool {
-        self.row.is_none_or(|name| row.case.contains(name))
+    fn wants(&self, row: &Row, peer: &str) -> bool {
+        self.row.is_none_or(|name| row.case.contains(name) || peer.contains(name))
     }
 
     /// Measures between two processes of the host.
@@ -248,9 +246,9 @@ impl Sockets<'_> {
         let place =
             Place::Host { bed: &bed, ginnel: &ginnel, dir: &dir, library: library.display().to_string() };
         let mut rows = rows_of_host();
-        rows.retain(|row| self.wants(row));
-        for (i, row) in rows.iter().enumerate() {
-            self.compare(&place, row, i)?;
+        rows.retain(|row| self.wants(row, TCP));
+        for row in &rows {
+            self.compare(&place, row)?;
         }
         self.idle(&place)
     }
@@ -268,14 +266,13 @@ impl Sockets<'_> {
             note: "at most 1 % CPU while all are idle, at most 8 hidden descriptors",
         };
         let (many, one) = (row(IDLE_CONNECTIONS), row(1));
-        if !self.wants(&many) {
+        if !self.wants(&many, "one alone") {
             return Ok(());
         }
         let (mut among, mut alone) = (Vec::new(), Vec::new());
-        for pair in 0..self.pairs {
-            let port = 30_000 + pair as u16 * 2;
-            among.push(run(place, &many, port, false).context(many.case)?);
-            alone.push(run(place, &one, port + 1, false).context(many.case)?);
+        for _ in 0..self.pairs {
+            among.push(run(place, &many, false).context(many.case)?);
+            alone.push(run(place, &one, false).context(many.case)?);
         }
         let Row { case, unit, better, target, note, .. } = many;
         self.report.pairs(case, unit, better, &among, "one alone", &alone, target, note);
@@ -285,7 +282,8 @@ impl Sockets<'_> {
     /// Measures between two VMs.
     pub fn vms(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-sockets-vms")?;
-        let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 128, &["a", "b"]).start()?;
+        let plan = Plan::new(&bed).vm("a").vm("b").segment("web", 128, &["a", "b"]);
+        let ginnel = plan.segment("local", 128, &["host"]).with_sockets().start()?;
         let tools =
             ["iperf3", "sockperf", "redis-server", "redis-benchmark"].map(|tool| format!("/usr/bin/{tool}"));
         let library = program("libginnel_preload.so")?;
@@ -299,12 +297,22 @@ impl Sockets<'_> {
             vm.wait_ready()?;
             daemons.push(ginnel.start_guest(vm)?);
         }
-        let mut rows = rows_of_vms();
-        rows.retain(|row| self.wants(row));
         let place = Place::Vms { client: &a, server: &b };
+        if bed.accel()? == Accel::Kvm {
+            let dir = bed.dir().display().to_string();
+            let library = library.display().to_string();
+            self.beside_host(&place, &Place::Host { bed: &bed, ginnel: &ginnel, dir: &dir, library })?;
+        }
+        let mut rows = rows_of_vms();
+        rows.retain(|row| self.wants(row, TCP));
+        if let Some(why) = interrupts::missing(&bed, &ginnel, &["a", "b"])? {
+            for row in rows.extract_if(.., |row| row.note == PEER_SLEEPS) {
+                self.report.omit(row.case, &why);
+            }
+        }
         let mut shared = Vec::new();
-        for (i, row) in rows.iter().enumerate() {
-            shared.push(self.compare(&place, row, i)?);
+        for row in &rows {
+            shared.push(self.compare(&place, row)?);
         }
         // The best that an emulated guest can do.
         for (row, figures) in rows.iter().zip(&shared).filter(|(row, _)| row.server.starts_with("redis")) {
@@ -334,18 +342,35 @@ impl Sockets<'_> {
         Ok(())
     }
 
+    /// Measures the latency between two VMs beside two processes of the host, both over shared memory.
+    fn beside_host(&mut self, vms: &Place<'_>, host: &Place<'_>) -> Result<()> {
+        for row in rows_of_vms().into_iter().filter(|row| row.case.contains("ping-pong")) {
+            if !self.wants(&row, ON_HOST) {
+                continue;
+            }
+            let (mut figures, mut peers) = (Vec::new(), Vec::new());
+            for pair in 0..self.pairs {
+                for on_host in [pair % 2 == 0, pair % 2 != 0] {
+                    let (place, to) = if on_host { (host, &mut peers) } else { (vms, &mut figures) };
+                    to.push(run(place, &row, false).context(row.case)?);
+                }
+            }
+            self.report.pairs(row.case, row.unit, row.better, &figures, ON_HOST, &peers, BESIDE_HOST, "");
+        }
+        Ok(())
+    }
+
     /// Measures a row, and returns its figures over shared memory.
-    fn compare(&mut self, place: &Place<'_>, row: &Row, i: usize) -> Result<Vec<f64>> {
+    fn compare(&mut self, place: &Place<'_>, row: &Row) -> Result<Vec<f64>> {
         let (mut shared, mut tcp) = (Vec::new(), Vec::new());
         for pair in 0..self.pairs {
             // The order within a pair changes, in case it matters.
             for over_tcp in [pair % 2 == 0, pair % 2 != 0] {
-                let port = 20_000 + (i * self.pairs + pair) as u16 * 2 + u16::from(over_tcp);
-                let figure = run(place, row, port, over_tcp).with_context(|| row.case)?;
+                let figure = run(place, row, over_tcp).with_context(|| row.case)?;
                 if over_tcp { &mut tcp } else { &mut shared }.push(figure);
             }
         }
-        self.report.pairs(row.case, row.unit, row.better, &shared, "TCP", &tcp, row.target, row.note);
+        self.report.pairs(row.case, row.unit, row.better, &shared, TCP, &tcp, row.target, row.note);
         Ok(shared)
     }
 }
@@ -357,7 +382,8 @@ enum Place<'a> {
 }
 
 /// Runs a row once. A run over shared memory fails unless its report shows that the connections have changed over.
-fn run(place: &Place<'_>, row: &Row, port: u16, over_tcp: bool) -> Result<f64> {
+fn run(place: &Place<'_>, row: &Row, over_tcp: bool) -> Result<f64> {
+    let port = next_port();
     let prefix = |library: &str, dir: &str| match over_tcp {
         true => String::new(),
         // These connections end before they change over, and a report would cost as much as they do.
@@ -374,7 +400,7 @@ fn run(place: &Place<'_>, row: &Row, port: u16, over_tcp: bool) -> Result<f64> {
             let line = |text| ginnel.on_host(&line(text, &prefix(library, dir), "127.0.0.1", dir));
             let server = bed.host_spawn(&line(&row.server)?)?;
             let end = Instant::now() + PATIENCE;
-            while !listens(port) {
+            while !listens(server.pid(), port) {
                 ensure!(
                     Instant::now() < end && server.is_running(),
                     "`{}` does not listen: {:?}",
@@ -415,10 +441,16 @@ fn run(place: &Place<'_>, row: &Row, port: u16, over_tcp: bool) -> Result<f64> {
     (row.figure)(&out).with_context(|| format!("`{}` says {out:?}", row.client))
 }
 
-/// Returns whether a process listens at a port, without connecting to it.
-pub(crate) fn listens(port: u16) -> bool {
-    let sockets =
-        ["/proc/net/tcp", "/proc/net/tcp6"].map(|file| std::fs::read_to_string(file).unwrap_or_default());
+/// Returns a port that no earlier run has used.
+pub(crate) fn next_port() -> u16 {
+    static NEXT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(21_000);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Returns whether somebody listens at a port in the network of a process, without connecting to it.
+pub(crate) fn listens(process: u32, port: u16) -> bool {
+    let sockets = ["tcp", "tcp6"]
+        .map(|file| std::fs::read_to_string(format!("/proc/{process}/net/{file}")).unwrap_or_default());
     sockets.iter().flat_map(|text| text.lines()).any(|line| {
         let mut words = line.split_whitespace().skip(1);
         let (local, state) = (words.next().unwrap_or(""), words.nth(1).unwrap_or(""));

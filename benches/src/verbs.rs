@@ -3,14 +3,14 @@
 
 mod floors;
 
-use crate::report::{Better, Report, median};
-use crate::sockets::listens;
+use crate::report::{BESIDE_HOST, Better, ON_HOST, Report, median};
+use crate::sockets::{listens, next_port};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program, verbs_libraries};
-use vmtest::{Job, TestBed, Vm};
+use vmtest::{Accel, Job, TestBed, Vm};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -34,7 +34,7 @@ pub struct Verbs<'r> {
     pub report: &'r mut Report,
     /// Pairs of runs of each row.
     pub pairs: usize,
-    /// Only rows whose names contain this.
+    /// Only rows whose names, or whose alternatives' names, contain this.
     pub row: Option<&'r str>,
 }
 
@@ -50,7 +50,7 @@ impl Verbs<'_> {
         mut ours: impl FnMut() -> Result<f64>,
         mut theirs: impl FnMut() -> Result<f64>,
     ) -> Result<()> {
-        if !self.wants(row.case) {
+        if !self.wants(row.case) && !self.wants(row.peer) {
             return Ok(());
         }
         let (mut figures, mut peers) = (Vec::new(), Vec::new());
@@ -75,7 +75,8 @@ impl Verbs<'_> {
     /// Measures between two processes of the host.
     pub fn host(&mut self) -> Result<()> {
         let bed = TestBed::new("bench-verbs")?;
-        let host = Host::new(&bed)?;
+        let ginnel = Plan::new(&bed).segment(SEGMENT, 1024, &["host"]).with_verbs().start()?;
+        let host = Host::new(&bed, &ginnel)?;
         for (case, tool, target) in [
             ("ib_write_lat, 8 B, one way", "ib_write_lat", Some(1.0 / 1.8)),
             ("ib_send_lat, 8 B, one way", "ib_send_lat", Some(1.0 / 3.0)),
@@ -85,7 +86,7 @@ impl Verbs<'_> {
             self.compare(&row, || one_way(&host.pair(&line)?), || floors::one_way(CPUS, 400_000))?;
         }
         for tool in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
-            for (size, words) in [(64 << 10, "64 KiB"), (1 << 20, "1 MiB")] {
+            for (size, words) in LARGE {
                 let (case, count) = (format!("{tool}, {words}"), VOLUME / size);
                 let row = Row {
                     case: &case,
@@ -95,10 +96,10 @@ impl Verbs<'_> {
                     target: Some(0.9),
                     note: "",
                 };
-                let line = format!("{tool} -s {size} -n {count} --report_gbits");
+                let line = bandwidth(tool, size);
                 self.compare(
                     &row,
-                    || Ok(last_line(&host.pair(&line)?, 3)? / 8.0),
+                    || rate(&host.pair(&line)?),
                     || floors::memcpy(CPUS[1], size, count as u32),
                 )?;
             }
@@ -166,7 +167,7 @@ impl Verbs<'_> {
                     "env UCX_TLS={transports} UCX_IB_ALLOC=thp,md,mmap,heap UCX_LOG_LEVEL=error \
                      ucx_perftest -f -t tag_lat -s {size} -n {count} -p {port}"
                 );
-                let out = host.meet(&line, "127.0.0.1", || Ok(listens(port)))?;
+                let out = host.meet(&line, "127.0.0.1", |pid| Ok(listens(pid, port)))?;
                 // The last line has only numbers: how many requests there were, and their median.
                 let numbers = out.lines().last().map(|line| line.split_whitespace());
                 let median = numbers.and_then(|mut numbers| numbers.nth(1)?.parse().ok());
@@ -225,11 +226,20 @@ impl Verbs<'_> {
             ("VMs: ib_write_lat, 8 B, one way", "ib_write_lat", Some(300.0)),
             ("VMs: ib_send_lat, 8 B, one way", "ib_send_lat", Some(200.0)),
         ];
-        if !rows.iter().any(|(case, ..)| self.wants(case)) {
+        let over_ethernet = self.wants("rdma_rxe") || rows.iter().any(|(case, ..)| self.wants(case));
+        if !over_ethernet && !self.wants(ON_HOST) {
             return Ok(());
         }
         let bed = TestBed::new("bench-verbs-vms")?;
-        let vms = Vms::new(&bed)?;
+        let plan = Plan::new(&bed).vm("a").vm("b");
+        let ginnel = plan.segment(SEGMENT, 256, &["host", "a", "b"]).with_verbs().start()?;
+        let vms = Vms::new(&bed, &ginnel)?;
+        if bed.accel()? == Accel::Kvm {
+            self.beside_host(&vms, &Host::new(&bed, &ginnel)?)?;
+        }
+        if over_ethernet {
+            vms.add_ethernet()?;
+        }
         let note = format!("guests run under {}, with one processor each", bed.accel()?);
         for (case, tool, target) in rows {
             let row = Row { case, unit: "ns", better: Better::Lower, peer: "rdma_rxe", target, note: &note };
@@ -243,6 +253,46 @@ impl Verbs<'_> {
         }
         Ok(())
     }
+
+    /// Measures two VMs beside two processes of the host, over the same segment.
+    fn beside_host(&mut self, vms: &Vms<'_>, host: &Host<'_>) -> Result<()> {
+        fn row<'a>(case: &'a str, unit: &'static str, better: Better) -> Row<'a> {
+            Row { case, unit, better, peer: ON_HOST, target: BESIDE_HOST, note: "" }
+        }
+        for (case, tool) in [
+            ("VMs: ib_write_lat, 8 B, one way", "ib_write_lat"),
+            ("VMs: ib_send_lat, 8 B, one way", "ib_send_lat"),
+        ] {
+            let line = format!("{tool} -s 8 -n 100000 -U");
+            self.compare(
+                &row(case, "ns", Better::Lower),
+                || one_way(&vms.pair(Over::Segment, &line)?),
+                || one_way(&host.pair(&line)?),
+            )?;
+        }
+        for (size, words) in LARGE {
+            let (case, line) = (format!("VMs: ib_write_bw, {words}"), bandwidth("ib_write_bw", size));
+            self.compare(
+                &row(&case, "GB/s", Better::Higher),
+                || rate(&vms.pair(Over::Segment, &line)?),
+                || rate(&host.pair(&line)?),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The sizes of large messages.
+const LARGE: [(usize, &str); 2] = [(64 << 10, "64 KiB"), (1 << 20, "1 MiB")];
+
+/// Returns the command line that measures how fast messages of a size are moved.
+fn bandwidth(tool: &str, size: usize) -> String {
+    format!("{tool} -s {size} -n {} --report_gbits", VOLUME / size)
+}
+
+/// Returns the GB/s that it has measured.
+fn rate(out: &str) -> Result<f64> {
+    Ok(last_line(out, 3)? / 8.0)
 }
 
 /// The name of the peer for rows that are compared with the speed of a cache line.
@@ -295,21 +345,14 @@ fn compile(source: &str, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns a port that no earlier run has used.
-fn next_port() -> u16 {
-    static NEXT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(21_000);
-    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
-}
-
 /// Two processes of the host.
 struct Host<'b> {
     bed: &'b TestBed,
-    ginnel: Installation<'b>,
+    ginnel: &'b Installation<'b>,
 }
 
 impl<'b> Host<'b> {
-    fn new(bed: &'b TestBed) -> Result<Self> {
-        let ginnel = Plan::new(bed).segment(SEGMENT, 1024, &["host"]).with_verbs().start()?;
+    fn new(bed: &'b TestBed, ginnel: &'b Installation<'b>) -> Result<Self> {
         verbs_libraries(&bed.dir().join("verbs"))?;
         Ok(Self { bed, ginnel })
     }
@@ -327,7 +370,7 @@ impl<'b> Host<'b> {
     /// Returns the output of the client of a perftest pair.
     fn pair(&self, program: &str) -> Result<String> {
         let port = next_port();
-        self.meet(&format!("{program} -d {DEVICE} -F -p {port}"), "127.0.0.1", || Ok(listens(port)))
+        self.meet(&format!("{program} -d {DEVICE} -F -p {port}"), "127.0.0.1", |pid| Ok(listens(pid, port)))
     }
 
     /// Returns the output of the client of a program for rsockets.
@@ -335,15 +378,16 @@ impl<'b> Host<'b> {
         let port = next_port();
         let status = self.ginnel.on_host("ginnel status --json")?;
         let name = format!("cm.tcp.{port}.lo.");
-        let listens = || Ok(listens(port) || self.bed.host(&status)?.ok()?.stdout.contains(&name));
+        let listens = |pid| Ok(listens(pid, port) || self.bed.host(&status)?.ok()?.stdout.contains(&name));
         self.meet(&format!("{program} -p {port}"), "-s 127.0.0.1", listens)
     }
 
-    /// Starts a program as a server and, when it listens, as its client with further arguments. Returns the client's output.
-    fn meet(&self, line: &str, client: &str, listens: impl Fn() -> Result<bool>) -> Result<String> {
+    /// Starts a program as a server and, when this process listens, as its client with further arguments. Returns the client's
+    /// output.
+    fn meet(&self, line: &str, client: &str, listens: impl Fn(u32) -> Result<bool>) -> Result<String> {
         let server = self.bed.host_spawn(&self.line(0, line)?)?;
         let end = Instant::now() + PATIENCE;
-        while !listens()? {
+        while !listens(server.pid())? {
             let may_come = Instant::now() < end && server.is_running();
             ensure!(may_come, "`{line}` does not listen: {:?}", server.said());
             std::thread::sleep(Duration::from_millis(2));
@@ -374,13 +418,10 @@ struct Vms<'b> {
     server: Vm,
     bed: &'b TestBed,
     _daemons: [Job; 2],
-    _ginnel: Installation<'b>,
 }
 
 impl<'b> Vms<'b> {
-    fn new(bed: &'b TestBed) -> Result<Self> {
-        let ginnel =
-            Plan::new(bed).vm("a").vm("b").segment(SEGMENT, 128, &["a", "b"]).with_verbs().start()?;
+    fn new(bed: &'b TestBed, ginnel: &Installation<'_>) -> Result<Self> {
         let files = bed.dir().join("files");
         verbs_libraries(&files.join("verbs"))?;
         let start = |name| {
@@ -393,12 +434,19 @@ impl<'b> Vms<'b> {
         let (client, server) = (start("a")?, start("b")?);
         for vm in [&client, &server] {
             vm.wait_ready()?;
+        }
+        let daemons = [ginnel.start_guest(&client)?, ginnel.start_guest(&server)?];
+        Ok(Self { client, server, bed, _daemons: daemons })
+    }
+
+    /// Makes the network cards of the VMs RDMA devices.
+    fn add_ethernet(&self) -> Result<()> {
+        for vm in [&self.client, &self.server] {
             let link = "chroot /host rdma link add rxe0 type rxe netdev eth0 && chroot /host rdma link";
             let said = vm.run(link)?.ok().context("no RDMA over the VM's network")?.stdout;
             ensure!(said.contains("rxe0"), "no RDMA over the VM's network: {said}");
         }
-        let daemons = [ginnel.start_guest(&client)?, ginnel.start_guest(&server)?];
-        Ok(Self { client, server, bed, _daemons: daemons, _ginnel: ginnel })
+        Ok(())
     }
 
     /// Returns the command line that runs a program of the host.

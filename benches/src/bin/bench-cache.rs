@@ -11,15 +11,18 @@ struct Cli {
     /// Run only `hit-rate`, `host`, `vm`, `ycsb` or `ycsb-vms`.
     #[arg(long)]
     only: Option<String>,
-    /// Measure only rows whose names contain this.
+    /// Measure only rows whose names contain this. `the same on the host` selects the rows with this alternative.
     #[arg(long)]
     row: Option<String>,
+    /// The number of pairs of runs for each row, one of each pair with the peer. Default: 5 on the host, 3 or 2 with VMs.
+    #[arg(long)]
+    pairs: Option<usize>,
 }
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let mut report = Report::default();
-    let mut bench = Cache { report: &mut report, row: cli.row.as_deref() };
+    let mut bench = Cache { report: &mut report, pairs: cli.pairs, row: cli.row.as_deref() };
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
     if wants("hit-rate") {
         bench.hit_rate()?;

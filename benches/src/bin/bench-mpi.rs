@@ -11,7 +11,7 @@ struct Cli {
     /// Run only `host` or `vms`.
     #[arg(long)]
     only: Option<String>,
-    /// Measure only rows whose names contain this.
+    /// Measure only rows whose names, or whose alternatives' names, contain this.
     #[arg(long)]
     row: Option<String>,
     /// The number of pairs of runs for each row, one of each pair with the peer. Default: 5 on the host, 3 between VMs.

@@ -11,7 +11,7 @@ struct Cli {
     /// Run only this part.
     #[arg(long, value_parser = ["host", "vms"])]
     only: Option<String>,
-    /// Measure only rows whose names contain this.
+    /// Measure only rows whose names, or whose alternatives' names, contain this.
     #[arg(long)]
     row: Option<String>,
     /// The number of pairs of runs for each row, one of each pair with the peer.

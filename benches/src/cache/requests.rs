@@ -1,18 +1,18 @@
 //! Requests of one client and of two clients to Ginnel's cache and to memcached: on the host, and from a VM to the host.
 
 use super::{Cache, Figures};
-use crate::report::Better;
+use crate::report::{BESIDE_HOST, Better, ON_HOST};
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{HOST_ADDRESS, HostJob, Job, TestBed, Vm};
+use vmtest::{Accel, HOST_ADDRESS, HostJob, Job, TestBed, Vm};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// The number of pairs of runs for each row.
+/// The default number of pairs of runs for each row.
 const PAIRS: usize = 5;
-/// The number of pairs of runs with a VM.
+/// The default number of pairs of runs with a VM.
 const PAIRS_OF_VM: usize = 3;
 /// The ports of memcached and of the cache.
 pub(super) const PORTS: [u16; 2] = [11_311, 11_211];
@@ -120,7 +120,7 @@ impl Cache<'_> {
     /// Alternates runs of two measurements: the argument of `run` is `true` for our own, `false` for the peer's.
     fn turns(&self, pairs: usize, run: impl Fn(bool) -> Result<Figures>) -> Result<[Vec<Figures>; 2]> {
         let mut all = [Vec::new(), Vec::new()];
-        for pair in 0..pairs {
+        for pair in 0..self.pairs.unwrap_or(pairs) {
             for own in [pair % 2 == 1, pair % 2 != 1] {
                 all[usize::from(!own)].push(run(own)?);
             }
@@ -306,7 +306,7 @@ impl Cache<'_> {
         client(&format!("load --own items/main --keys {MILLION} --size 100"))?;
         let (mut own, mut peers) = (Vec::new(), Vec::new());
         let mut running = cache;
-        for _ in 0..PAIRS {
+        for _ in 0..self.pairs.unwrap_or(PAIRS) {
             running.kill(9)?;
             running.wait(PATIENCE)?;
             let begun = Instant::now();
@@ -358,6 +358,16 @@ impl Cache<'_> {
             let better = Better::Lower;
             self.row_of("VM: GET 100 B", "us", better, &turns, peer, |f| f.median, Some(100.0), &note);
             self.row_of("VM: GET 100 B, p99", "us", better, &turns, peer, |f| f.p99, None, &note);
+        }
+        if bed.accel()? == Accel::Kvm && (self.wants("VM: GET 100 B") || self.wants(ON_HOST)) {
+            let (job, count) = ("get", 200_000);
+            let turns = self.turns(PAIRS_OF_VM, |own| match own {
+                true => on_vm(job, own, count),
+                false => servers.run(&format!("{job} --own items/main --count {count} --cpu 0")),
+            })?;
+            let (better, target) = (Better::Lower, BESIDE_HOST);
+            self.row_of("VM: GET 100 B", "us", better, &turns, ON_HOST, |f| f.median, target, "");
+            self.row_of("VM: GET 100 B, p99", "us", better, &turns, ON_HOST, |f| f.p99, None, "");
         }
         if self.wants("VM: SET 100 B") {
             let turns = self.turns(PAIRS_OF_VM, |own| on_vm("set", own, 2000))?;

@@ -139,7 +139,7 @@ impl Cache<'_> {
                 continue;
             }
             let mut runs = [Vec::new(), Vec::new()];
-            for pair in 0..PAIRS {
+            for pair in 0..self.pairs.unwrap_or(PAIRS) {
                 for own in [pair % 2 == 1, pair % 2 != 1] {
                     let phase = format!("run {}", workload.to_lowercase());
                     let time = format!("-p operationcount=100000000 -p maxexecutiontime={SECONDS}");
@@ -212,7 +212,7 @@ impl Cache<'_> {
         for (workload, target, count, case) in rows {
             let vms = &[&a, &b][..count];
             let mut runs: HashMap<&str, Vec<HashMap<String, f64>>> = HashMap::new();
-            for pair in 0..PAIRS_OF_VMS {
+            for pair in 0..self.pairs.unwrap_or(PAIRS_OF_VMS) {
                 let mut clients = [Client::Own, Client::Memcached, Client::Unmodified];
                 if pair % 2 == 1 {
                     clients.reverse();

@@ -1,18 +1,22 @@
 //! MPI between two VMs, over a segment and, for comparison, over TCP and their network cards.
 
-use super::{EXCHANGE, Mpi, Row, SEGMENT, compile};
-use crate::report::Better;
+use super::{EXCHANGE, LIBRARIES, Mpi, OVER_SEGMENT, Row, SEGMENT, compile, on_host, over_segment};
+use crate::report::{BESIDE_HOST, Better, ON_HOST};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::time::Duration;
-use vmtest::TestBed;
 use vmtest::installation::Plan;
 use vmtest::mpi::{Cluster, FILES};
+use vmtest::{Accel, TestBed};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// The default number of pairs of runs.
 const PAIRS: usize = 3;
+/// The segment of processes of the host.
+const LOCAL: &str = "local";
+/// The alternative of most rows.
+const TCP: &str = "TCP, virtio-net";
 /// Two solvers that print how long they took.
 const SOLVERS: &str = include_str!("../../../tests/programs/mpi/solvers.c");
 /// A header that they share with other programs of the tests.
@@ -60,12 +64,13 @@ impl Mpi<'_> {
             "VMs: LAMMPS, melt",
         ];
         let mut cases = CASES.iter().chain(RESULTS.iter().map(|(case, ..)| case));
-        if !cases.any(|case| self.wants(case)) {
+        if !cases.any(|case| self.wants(case, TCP)) && !self.wants("", ON_HOST) {
             return Ok(());
         }
         let bed = TestBed::new("bench-mpi-vms")?;
         let plan = Plan::new(&bed).vm("a").vm("b");
-        let ginnel = plan.segment(SEGMENT, 512, &["a", "b"]).with_verbs().start()?;
+        let plan = plan.segment(SEGMENT, 512, &["a", "b"]).with_verbs();
+        let ginnel = plan.segment(LOCAL, 512, &["host"]).with_verbs().start()?;
         let cluster = Cluster::new(&bed, ginnel, &["a", "b"], |_, vm| vm)?;
         let files = cluster.files();
         for (name, content) in [("check.h", CHECK), ("in.melt", MELT), ("hpccinf.txt", HPCC)] {
@@ -77,14 +82,7 @@ impl Mpi<'_> {
             Ok::<_, anyhow::Error>(format!("{FILES}/{name}"))
         };
         let note = format!("guests run under {}, with one processor each", bed.accel()?);
-        let row = |case, unit, better, target| Row {
-            case,
-            unit,
-            better,
-            peer: "TCP, virtio-net",
-            target,
-            note: &note,
-        };
+        let row = |case, unit, better, target| Row { case, unit, better, peer: TCP, target, note: &note };
 
         for (library, [small, large]) in [(&MPICH, [CASES[0], CASES[1]]), (&OPENMPI, [CASES[2], CASES[3]])] {
             let exchange = program(library, "exchange", EXCHANGE)?;
@@ -93,10 +91,13 @@ impl Mpi<'_> {
                 self.compare([row(case, "us", Better::Lower, Some(target))], PAIRS, |own| {
                     let count = counts[usize::from(!own)];
                     let said = run(&cluster, library, own, &format!("{exchange} pingpong {size} {count}"))?;
-                    let number = said.lines().find_map(|line| line.trim().parse().ok());
-                    Ok([number.with_context(|| format!("no time: {said}"))?])
+                    Ok([time(&said)?])
                 })?;
             }
+        }
+
+        if bed.accel()? == Accel::Kvm {
+            self.beside_host(&cluster)?;
         }
 
         let solvers = program(&MPICH, "solvers", SOLVERS)?;
@@ -121,6 +122,44 @@ impl Mpi<'_> {
             Ok(figures)
         })
     }
+}
+
+impl Mpi<'_> {
+    /// Measures messages between two VMs beside those between two processes of the host.
+    fn beside_host(&mut self, cluster: &Cluster<'_>) -> Result<()> {
+        for (between_vms, here) in [&MPICH, &OPENMPI].into_iter().zip(&LIBRARIES) {
+            let exchange = format!("exchange.{}", here.name);
+            for (what, arguments) in [
+                ("8 B", "pingpong 8 20000"),
+                ("64 KiB", "pingpong 65536 1000"),
+                ("1 MiB", "pingpong 1048576 100"),
+            ] {
+                let case = format!("VMs: {}, {what}, one way", here.name);
+                let (unit, better, note) = ("us", Better::Lower, "median of 11 runs");
+                let row = Row { case: &case, unit, better, peer: ON_HOST, target: BESIDE_HOST, note };
+                self.compare([row], PAIRS, |own| {
+                    if own {
+                        let program = format!("{FILES}/{exchange} {arguments}");
+                        return Ok([time(&run(cluster, between_vms, true, &program)?)?]);
+                    }
+                    let files = cluster.files();
+                    let environment = over_segment(&files.join("verbs"), LOCAL);
+                    let program = files.join(&exchange);
+                    let (mpirun, program) = (here.command, program.display());
+                    let line =
+                        format!("{environment} exec env {OVER_SEGMENT} {mpirun} -n 2 {program} {arguments}");
+                    on_host(cluster.bed, &cluster.ginnel, &line)
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the time that rank 0 prints.
+fn time(said: &str) -> Result<f64> {
+    let number = said.lines().find_map(|line| line.trim().parse().ok());
+    number.with_context(|| format!("no time: {said}"))
 }
 
 /// Returns what a program with a rank in each VM prints, over the segment or over TCP.
