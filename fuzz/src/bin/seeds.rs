@@ -1,5 +1,5 @@
-//! Writes the seeds of the ring, board, carrier, verbs, wire, farm, virtqueue and vhost_user targets into the folder that is
-//! given as an argument. `scripts/fuzz seeds` runs it.
+//! Writes the seeds of the broker, ring, board, carrier, verbs, wire, farm, virtqueue and vhost_user targets into the folder that
+//! is given as an argument. `scripts/fuzz seeds` runs it.
 
 use ginnel_fuzz::{ModelInput, WordsInput};
 use ginnel_layout::{Name, relay, wire};
@@ -17,6 +17,7 @@ fn main() -> io::Result<()> {
     };
     let folder = Path::new(&folder);
     for (target, name, bytes) in rings()
+        .chain(brokers())
         .chain(boards())
         .chain(carriers())
         .chain(verbs())
@@ -104,6 +105,115 @@ fn rings() -> impl Iterator<Item = Seed> {
     lists.into_iter().flat_map(|(name, choice, ops)| {
         ["ring_model", "ring_scribble", "ring_scribble_beside"]
             .map(|target| (target, name.to_owned(), ModelInput::bytes(choice, &ops)))
+    })
+}
+
+/// The broker: what well-behaved programs do with objects of each kind, on the host and in VMs, and what hostile ones do.
+fn brokers() -> impl Iterator<Item = Seed> {
+    use ginnel_daemon::host::broker::model::{Do, Step};
+    let step = |what: Do, who: u8, a: u8, b: u8, n: u32| Step { what, who, a, b, n };
+    // Two programs of the host and one of the first VM, attached to the same segment. Index 0 to 2 is the order in which they came.
+    let programs = [
+        step(Do::Session, 0, 1, 0, 0),
+        step(Do::Connect, 0, 0, 1, 0),
+        step(Do::Connect, 0, 0, 1, 0),
+        step(Do::Open, 0, 0, 1, 0),
+        step(Do::Attach, 0, 0, 0, 0),
+        step(Do::Attach, 1, 0, 1, 0),
+        step(Do::Attach, 2, 0, 2, 0),
+    ];
+    let channels = [
+        step(Do::Listen, 0, 0, 1, 16),
+        step(Do::Channel, 1, 0, 1, 0x100),
+        step(Do::Channel, 2, 0, 1, 0x200),
+        step(Do::Board, 0, 1, 0, 0),
+        step(Do::Accepted, 0, 0, 0, 0),
+        step(Do::Resume, 1, 0, 1, 0),
+        step(Do::Close, 1, 0, 0, 0),
+        step(Do::Close, 0, 0, 0, 0),
+        step(Do::Channel, 1, 0, 1, 0x300),
+        step(Do::Unlisten, 0, 0, 0, 0),
+    ];
+    let locks = [
+        step(Do::SyncOpen, 0, 1, 1, 0x101),
+        step(Do::SyncOpen, 1, 1, 1, 0x100),
+        step(Do::SyncOpen, 2, 1, 1, 0x100),
+        step(Do::SyncOpen, 2, 5, 4, 0x205),
+        step(Do::SyncClose, 1, 0, 0, 0),
+        step(Do::SyncUnlink, 0, 1, 0, 0),
+        step(Do::Bell, 1, 1, 1, 0),
+    ];
+    let size = 4 << 15;
+    let blocks = [
+        step(Do::BlockCreate, 0, 0, 0b11010, size | 0x100),
+        step(Do::BlockCreate, 0, 1, 0b01010, size | 0x200),
+        step(Do::BlockOpen, 1, 0, 1, 0x100),
+        step(Do::BlockOpen, 2, 0, 2, 0x100),
+        step(Do::BlockGrant, 0, 0, 1, 2),
+        step(Do::BlockAck, 1, 0, 0, 0),
+        step(Do::BlockResize, 0, 0, 0, size << 1),
+        step(Do::BlockLink, 0, 1, 1, 0),
+        step(Do::BlockUnlink, 0, 0, 0, 0),
+        step(Do::BlockClose, 0, 0, 0, 0),
+    ];
+    let owners = [
+        step(Do::Join, 0, 0, 1, 0),
+        step(Do::Hold, 0, 1, 2, 0),
+        step(Do::Detach, 0, 0, 0, 0),
+        step(Do::End, 0, 0, 0, 0),
+        step(Do::Connect, 0, 0, 1, 0),
+        step(Do::Return, 2, 0, 3, 0),
+        step(Do::Time, 0, 0, 0, 0),
+        step(Do::Owner, 0, 2, 3, 1),
+        step(Do::HangUp, 0, 0, 0, 0),
+        step(Do::End, 0, 0, 0, 0),
+    ];
+    let ends = [
+        step(Do::Vm, 0, 0, 0, 0),
+        step(Do::Restart, 0, 0, 0, 0),
+        step(Do::Vm, 0, 1, 0, 0),
+        step(Do::Truncate, 0, 2, 0, 0),
+        step(Do::Declare, 0, 0, 0, 0),
+        step(Do::Restart, 0, 3, 0, 0),
+    ];
+    let lies = [
+        step(Do::Change, 0, 255, 0, 5),
+        step(Do::Listen, 0, 0, 1, 16),
+        step(Do::Change, 0, 8, 0xff, 0),
+        step(Do::Hold, 1, 1, 2, 0),
+        step(Do::Open, 0, 0, 1, 0),
+        step(Do::Open, 0, 3, 255, 7),
+        step(Do::Say, 0, 4, 4, 9),
+        step(Do::Raw, 0, 14, 24, 1),
+        step(Do::Raw, 0, 1, 2, 3),
+        step(Do::Socket, 2, 1, 1, 7),
+        step(Do::Inspect, 0, 0, 0, 0),
+        step(Do::Return, 2, 0, 0, 0),
+    ];
+    let disk = [
+        step(Do::Disk, 0, 2, 0, 0),
+        step(Do::Listen, 0, 0, 1, 16),
+        step(Do::Channel, 1, 0, 1, 0x100),
+        step(Do::Disk, 0, 0, 0, 0),
+        step(Do::Disk, 0, 1, 0, 0),
+        step(Do::Channel, 1, 0, 1, 0x200),
+        step(Do::Restart, 0, 0, 0, 0),
+    ];
+    let everything = [&channels[..], &locks, &blocks, &owners, &lies, &disk].concat();
+    let lists = [
+        ("channels", channels.to_vec()),
+        ("locks", locks.to_vec()),
+        ("blocks", blocks.to_vec()),
+        ("owners", owners.to_vec()),
+        ("lies", lies.to_vec()),
+        ("disk", disk.to_vec()),
+        ("all", everything),
+    ];
+    lists.into_iter().map(move |(name, steps)| {
+        // Everything is given back at once in one half of the seeds, and bit by bit in the other.
+        let first = (name.len() % 2) as u8;
+        let steps = programs.iter().chain(&steps).chain(&ends).flat_map(|step| step.bytes());
+        ("broker", name.to_owned(), std::iter::once(first).chain(steps).collect())
     })
 }
 
