@@ -5,7 +5,7 @@
 //! | nobody gets memory twice, all of it lies in its segment, and what ends is given back | [`Broker::check`], [`Server::what_was_given_stays`], [`Server::everything_is_given_back`] |
 //! | memory is made ready before it is given away, and nobody else's memory is written | [`Server::was_made_ready`], [`Server::writes_into_what_is_there`] |
 //! | each request has one answer, which goes to the program that has asked | [`Asked::is_answered_once`] |
-//! | nobody sees anything of a segment of others | [`Server::may_see`] |
+//! | nobody sees anything of a segment of others, or ends an endpoint of another member | [`Server::may_see`], [`Server::endpoints_of_others`] |
 //! | no limit is exceeded, and nothing grows without bound | [`Server::limits_are_kept`], [`Server::nothing_is_left_over`] |
 //! | the journal makes the same books | [`Server::a_successor_knows_the_same`], [`Server::journal_makes_the_books`] |
 //!
@@ -19,10 +19,11 @@ use crate::host::broker::{ClientId, Effect, FdRef};
 use crate::host::config::MAX_BOARDS;
 use crate::host::objects::{Change, block, board, channel, sync};
 use crate::host::record::Record;
+use crate::pidwatch::Process;
 use ginnel_layout::channel::Capacities;
 use ginnel_layout::wire::{self, Header, Kind, SocketRole};
 use ginnel_layout::{HOST_MEMBER, Name, PAGE};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::FromBytes;
 
 const PAGE_LEN: u64 = PAGE as u64;
@@ -218,6 +219,12 @@ impl Server {
         let there = &self.broker.clients[&client];
         let (is_relayed, is_greeted) = (there.who.is_relayed(), there.greeted);
         Asked { client, is_relayed, is_greeted, packet: packet.to_vec() }
+    }
+
+    /// Returns the endpoints of all members but one, and their owners. Whatever that member says, they stay the same.
+    pub fn endpoints_of_others(&self, member: u32) -> BTreeMap<(u32, u32), BTreeSet<Process>> {
+        let others = self.broker.books().endpoints.values().filter(|e| e.member != member);
+        others.map(|e| ((e.number, e.epoch), e.owners.clone())).collect()
     }
 
     /// Checks everything that must hold after each step.

@@ -262,21 +262,25 @@ impl Server {
         }
         let Some(opener) = self.broker.who(client).map(|who| who.process) else { return };
         let asked = self.says(client, packet);
+        let others = self.endpoints_of_others(HOST_MEMBER);
         self.ask_journal();
         self.broker.packet_from(&mut self.facts, client, sender.unwrap_or(opener), packet);
         self.run_effects(Some(&asked));
+        assert_eq!(self.endpoints_of_others(HOST_MEMBER), others);
     }
 
     /// A message comes from a VM's daemon.
     pub fn hear_relayed(&mut self, member: u32, kind: RelayKind, number: u32, body: &[u8]) {
         let client = self.programs.client(member, number).filter(|_| kind == RelayKind::DATA);
         let asked = client.map(|client| self.says(client, body));
+        let others = self.endpoints_of_others(member);
         self.ask_journal();
         let new = self.new_client();
         let message = Message { member, kind, number, body };
         let heard = self.programs.hear(&mut self.broker, &mut self.facts, new, message);
         assert!(kind != RelayKind::DATA || heard == client.map(drop).ok_or(NotOpen));
         self.run_effects(asked.as_ref());
+        assert_eq!(self.endpoints_of_others(member), others, "a VM is trusted only about itself");
     }
 
     /// Performs the broker's effects in their order. The first of them answer a request, and no others answer any.
