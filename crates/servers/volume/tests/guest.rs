@@ -21,8 +21,6 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// The longest time that stopping a queue may take. It is far shorter than the time that the guest's requests need.
-
 /// Returns `count` segments that all describe the same `len` bytes of the guest's data, `skip` bytes after their start.
 fn folded(guest: &Guest, count: usize, len: u32, skip: u64, writable: bool) -> Vec<Segment> {
     vec![Segment { address: guest.data() + skip, len, writable }; count]
