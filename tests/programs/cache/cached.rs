@@ -94,10 +94,22 @@ impl Cached {
         (out, sum(|one| one.gets_from_memory), sum(|one| one.gets_passed_on))
     }
 
-    /// Runs the client with this server, with a server without the memory, and with a real memcached. The output must
-    /// be the same each time.
-    fn run_thrice(&mut self, program: &[&str]) -> (String, u64, u64) {
-        let (out, from_memory, passed_on) = self.run(program);
+    /// Runs a client whose gets, at least this many, must be answered from memory, and at most that many be passed on. On a busy machine,
+    /// the library may not find the memory in the time in which it must, so the client may be run again. Returns its output.
+    fn run_from_memory(&self, program: &[&str], least: u64, most: u64) -> String {
+        retry(|| {
+            let (out, from_memory, passed_on) = self.run(program);
+            if from_memory >= least && passed_on <= most {
+                return Ok(out);
+            }
+            Err(format!("{program:?}: {from_memory} from memory, {passed_on} passed on"))
+        })
+    }
+
+    /// Does the same, and runs the client with a server without the memory and with a real memcached too. The output must be the same
+    /// each time.
+    fn run_thrice(&mut self, program: &[&str], least: u64, most: u64) -> String {
+        let out = self.run_from_memory(program, least, most);
         self.set("GINNEL_CACHE", "off");
         assert_eq!(self.run(program), (out.clone(), 0, 0), "off");
         self.set("GINNEL_CACHE", &self.at());
@@ -109,7 +121,7 @@ impl Cached {
             self.serve_memcached();
             assert_eq!(self.run(program), (out.clone(), 0, 0), "a memcached");
         }
-        (out, from_memory, passed_on)
+        out
     }
 
     /// Compiles the client in C.
@@ -137,11 +149,7 @@ fn in_c(way: &str, least: u64, most: u64) {
     let mut cached = Cached::new();
     let program = cached.compiled();
     let at = cached.at();
-    let (_, from_memory, passed_on) = cached.run_thrice(&[program.to_str().unwrap(), &at, way]);
-    assert!(
-        from_memory >= least && passed_on <= most,
-        "{way}: {from_memory} from memory, {passed_on} passed on"
-    );
+    cached.run_thrice(&[program.to_str().unwrap(), &at, way], least, most);
 }
 
 #[test]
@@ -191,9 +199,7 @@ fn pymemcache() {
     kit::require_programs!(&[PYTHON]);
     let mut cached = Cached::new();
     let at = cached.at();
-    let (out, from_memory, passed_on) = cached.run_thrice(&[PYTHON, "-c", PYMEMCACHE, &at]);
-    assert_eq!(out.trim(), "good");
-    assert!(from_memory >= 1400 && passed_on < 150, "{from_memory} from memory, {passed_on} passed on");
+    assert_eq!(cached.run_thrice(&[PYTHON, "-c", PYMEMCACHE, &at], 1400, 149).trim(), "good");
 }
 
 #[test]
@@ -204,22 +210,17 @@ fn libmemcached() {
     let server = format!("--servers=127.0.0.1:{at}");
     let (out, ..) = cached.run(&["memccapable", "-h", "127.0.0.1", "-p", &at]);
     assert!(out.contains("All tests passed"), "{out}");
-    let (_, from_memory, _) =
-        cached.run(&["memcslap", &server, "--test=get", "--concurrency=3", "--execute-number=3000"]);
-    assert!(from_memory >= 9000 * 95 / 100, "{from_memory}");
+    let text = ["memcslap", &server, "--test=get", "--concurrency=3", "--execute-number=3000"];
     let binary = ["memcslap", &server, "--binary", "--test=get", "--concurrency=3", "--execute-number=3000"];
-    let (_, from_memory, _) = cached.run(&binary);
-    assert!(from_memory >= 9000 * 95 / 100, "{from_memory}");
+    for line in [&text[..], &binary] {
+        cached.run_from_memory(line, 9000 * 95 / 100, u64::MAX);
+    }
     // The client checks each value that it gets.
     let address = format!("127.0.0.1:{at}");
     for protocol in [&[][..], &["-B"]] {
         let line = ["memcaslap", "-s", &address, "-t", "1s", "-T", "2", "-c", "8", "-v", "1", "-w", "1k"];
-        // How many gets it makes in its second depends on the machine.
-        retry(|| {
-            let (out, from_memory, _) = cached.run(&[&line, protocol].concat());
-            assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{out}");
-            if from_memory > 1000 { Ok(()) } else { Err(format!("{from_memory}: {out}")) }
-        });
+        let out = cached.run_from_memory(&[&line, protocol].concat(), 1001, u64::MAX);
+        assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{out}");
     }
     let value: String =
         (0..900_000_u32).map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8)).collect();
@@ -228,8 +229,7 @@ fn libmemcached() {
     cached.run(&["memccp", &server, "value"]);
     for protocol in [&[][..], &["--binary"]] {
         let line = ["memccat", &server, "--file=back", "value"];
-        let (_, from_memory, _) = cached.run(&[&line, protocol].concat());
-        assert_eq!(from_memory, 1, "{protocol:?}");
+        cached.run_from_memory(&[&line, protocol].concat(), 1, u64::MAX);
         let back = std::fs::read_to_string(folder.join("back")).unwrap();
         assert!(back.trim_end() == value, "{} bytes come back", back.len());
     }
@@ -240,9 +240,7 @@ fn node() {
     kit::require_programs!(&["node"]);
     let mut cached = Cached::new();
     let at = cached.at();
-    let (out, from_memory, passed_on) = cached.run_thrice(&["node", "-e", NODE, &at]);
-    assert_eq!(out.trim(), "good");
-    assert!(from_memory > 1500 && passed_on < 1500, "{from_memory} from memory, {passed_on} passed on");
+    assert_eq!(cached.run_thrice(&["node", "-e", NODE, &at], 1501, 1499).trim(), "good");
 }
 
 #[test]
@@ -266,13 +264,21 @@ fn clients_survive_servers_that_are_killed_under_load() {
         });
         seen = progress();
     };
-    for _ in 0..8 {
+    let mut kills = 0;
+    loop {
         gets_from_this_server();
+        let connections = cached.stage.last_connections();
+        let from_memory: u64 = connections.iter().map(|one| one.gets_from_memory).sum();
+        // On a busy machine, the client does not find the memory each time.
+        if kills >= 8 && from_memory > 1000 {
+            break;
+        }
+        assert!(kills < 50, "{connections:#?}");
+        kills += 1;
         cached.kill();
         std::thread::sleep(Duration::from_millis(50));
         cached.serve();
     }
-    gets_from_this_server();
     std::fs::write(cached.stage.world.files().join("enough"), "").unwrap();
     assert!(life::end(&mut client).is_some(), "the client hangs");
     let said = client.wait_with_output().unwrap();
@@ -286,8 +292,8 @@ fn clients_survive_servers_that_are_killed_under_load() {
 fn hits_are_reported_to_a_cache_that_is_short_of_memory() {
     kit::require_programs!(&[PYTHON]);
     let cached = Cached::with("24M");
-    let (out, from_memory, _) = cached.run(&[PYTHON, "-c", include_str!("cached/pressed.py"), &cached.at()]);
-    assert!(out.trim() == "good" && from_memory > 400, "{from_memory} from memory");
+    let program = [PYTHON, "-c", include_str!("cached/pressed.py"), &cached.at()];
+    assert_eq!(cached.run_from_memory(&program, 401, u64::MAX).trim(), "good");
 }
 
 #[test]

@@ -15,8 +15,9 @@
 #define SENDS 16
 #define RECEIVES 32
 #define LONGEST 256
-/* Maximum number of seconds without a completion, or without the end of a connection. */
-#define STALL 30
+/* Maximum number of seconds without a completion, or without the end of a connection. A process that steps through a call on a busy
+ * machine takes long for one. */
+#define STALL 300
 
 #define BYTES ((SENDS + 3 * RECEIVES) * LONGEST)
 

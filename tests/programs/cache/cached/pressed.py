@@ -53,11 +53,12 @@ def binary(c, key):
 
 for get in (text, binary):
     before = reader_hits()
-    c = dial()
     end = time.monotonic() + 60
     while reader_hits() < before + 100:
         assert time.monotonic() < end, 'the cache is not told'
+        # On a busy machine, not each connection finds the memory.
+        c = dial()
         for turn in range(500):
             get(c, b'key%05d' % (8999 - turn % 100))
-    c.close()
+        c.close()
 print('good')

@@ -25,7 +25,7 @@ for turn in range(20):
     assert found == [[(b.fileno(), select.EPOLLIN)]], found
     assert receive(b, 1) == b'x'
     # A removed descriptor is not reported.
-    thread = threading.Thread(target=lambda: found.append(epoll.poll(0.02)))
+    thread = threading.Thread(target=lambda: found.append(epoll.poll(0.1)))
     thread.start()
     sleeps(thread)
     epoll.unregister(b)
