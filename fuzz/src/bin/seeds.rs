@@ -143,7 +143,7 @@ fn brokers() -> impl Iterator<Item = Seed> {
         step(Do::SyncUnlink, 0, 1, 0, 0),
         step(Do::Bell, 1, 1, 1, 0),
     ];
-    let size = 4 << 15;
+    let size = 5 << 11;
     let blocks = [
         step(Do::BlockCreate, 0, 0, 0b11010, size | 0x100),
         step(Do::BlockCreate, 0, 1, 0b01010, size | 0x200),
@@ -151,7 +151,7 @@ fn brokers() -> impl Iterator<Item = Seed> {
         step(Do::BlockOpen, 2, 0, 2, 0x100),
         step(Do::BlockGrant, 0, 0, 1, 2),
         step(Do::BlockAck, 1, 0, 0, 0),
-        step(Do::BlockResize, 0, 0, 0, size << 1),
+        step(Do::BlockResize, 0, 0, 0, size | 0x300),
         step(Do::BlockLink, 0, 1, 1, 0),
         step(Do::BlockUnlink, 0, 0, 0, 0),
         step(Do::BlockClose, 0, 0, 0, 0),
@@ -177,18 +177,37 @@ fn brokers() -> impl Iterator<Item = Seed> {
         step(Do::Restart, 0, 3, 0, 0),
     ];
     let lies = [
+        // Another VM's daemon says that the program's process has ended, and a VM attaches to a segment in which it has no share.
+        step(Do::Owner, 1, 2, 1, 0),
+        step(Do::Open, 0, 1, 2, 0),
+        step(Do::Attach, 3, 5, 0, 0),
         step(Do::Change, 0, 255, 0, 5),
         step(Do::Listen, 0, 0, 1, 16),
         step(Do::Change, 0, 8, 0xff, 0),
         step(Do::Hold, 1, 1, 2, 0),
         step(Do::Open, 0, 0, 1, 0),
         step(Do::Open, 0, 3, 255, 7),
+        // These three take the bytes of the next steps.
         step(Do::Say, 0, 4, 4, 9),
-        step(Do::Raw, 0, 14, 24, 1),
+        step(Do::Work, 0, 0, 0, 0),
+        step(Do::Raw, 0, 14, 16, 1),
+        step(Do::Work, 0, 0, 0, 0),
+        step(Do::Work, 0, 0, 0, 0),
         step(Do::Raw, 0, 1, 2, 3),
+        step(Do::Work, 0, 0, 0, 0),
         step(Do::Socket, 2, 1, 1, 7),
         step(Do::Inspect, 0, 0, 0, 0),
         step(Do::Return, 2, 0, 0, 0),
+    ];
+    let limits = [
+        step(Do::BlockCreate, 0, 1, 0, size | 0x100),
+        step(Do::BlockCreate, 0, 1, 0, size | 0x200),
+        step(Do::BlockCreate, 0, 1, 0, size | 0x300),
+        step(Do::BlockCreate, 0, 1, 0, size | 0x400),
+        step(Do::Listen, 1, 0, 1, 16),
+        step(Do::Channel, 0, 0, 1, 0x100),
+        step(Do::Channel, 0, 0, 1, 0x200),
+        step(Do::Channel, 0, 0, 1, 0x300),
     ];
     let disk = [
         step(Do::Disk, 0, 2, 0, 0),
@@ -199,13 +218,14 @@ fn brokers() -> impl Iterator<Item = Seed> {
         step(Do::Channel, 1, 0, 1, 0x200),
         step(Do::Restart, 0, 0, 0, 0),
     ];
-    let everything = [&channels[..], &locks, &blocks, &owners, &lies, &disk].concat();
+    let everything = [&channels[..], &locks, &blocks, &owners, &lies, &limits, &disk].concat();
     let lists = [
         ("channels", channels.to_vec()),
         ("locks", locks.to_vec()),
         ("blocks", blocks.to_vec()),
         ("owners", owners.to_vec()),
         ("lies", lies.to_vec()),
+        ("limits", limits.to_vec()),
         ("disk", disk.to_vec()),
         ("all", everything),
     ];
