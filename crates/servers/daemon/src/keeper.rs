@@ -333,7 +333,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             return Ok(());
         }
         while rustix::io::read(&removed, &mut [0u8; 1024]).is_ok() {}
-        if connections.is_empty() && !rustix::fs::stat(&args.socket).is_ok_and(|s| s.st_ino == file) {
+        // The kernel notifies when the last link is gone from the count, which may be before the name is gone.
+        let is_there = rustix::fs::stat(&args.socket).is_ok_and(|s| s.st_ino == file && s.st_nlink > 0);
+        if connections.is_empty() && !is_there {
             return Ok(());
         }
         if ready[0]

@@ -10,7 +10,7 @@
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
 //! | `doorbells`, [`relayed`] | which vectors serve which segment, and to which QEMUs they are announced; rings that the daemon relays |
-//! | [`server`], `clients`, `vms`, [`programs`], [`ivshmem`] | the event loop, the sockets of programs and of VMs, and the programs in VMs |
+//! | [`server`], `clients`, `vms`, `programs`, [`ivshmem`] | the event loop, the sockets of programs and of VMs, and the programs in VMs |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer` | declaring, removing and showing members and segments |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
@@ -42,7 +42,7 @@ mod number_set;
 mod numbers;
 pub mod objects;
 mod owners;
-pub mod programs;
+mod programs;
 pub mod qmp;
 pub mod record;
 pub mod relayed;

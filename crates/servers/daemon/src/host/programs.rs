@@ -47,11 +47,6 @@ impl Programs {
         self.places.len()
     }
 
-    /// Returns whether there are no connections.
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
     /// Returns the VM of a connection, and the number that the VM's daemon has given to it. `None` if the client is not in a VM.
     pub fn place(&self, client: ClientId) -> Option<(u32, u32)> {
         self.places.get(&client).copied()
@@ -136,6 +131,9 @@ impl Programs {
         let (member, number) = self.places.remove(&client)?;
         if let Some(clients) = self.clients.get_mut(&member) {
             clients.remove(&number);
+            if clients.is_empty() {
+                self.clients.remove(&member);
+            }
         }
         Some((member, number))
     }
