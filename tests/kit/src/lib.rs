@@ -2,10 +2,10 @@
 //!
 //! | module | for tests that |
 //! |---|---|
-//! | [`skip`] | lack something on this machine |
+//! | [`skip`](mod@skip) | lack something on this machine |
 //! | [`wait`] | wait for a condition, under a watchdog that watches progress |
 //! | [`random`] | need numbers that look random and can be repeated |
-//! | [`program`] | start a process of their own code |
+//! | [`program`](mod@program) | start a process of their own code |
 //! | [`stepper`] | stop or kill a process at any of its instructions |
 //! | `mortal` | let a process die between two stores to shared memory (feature `memory`) |
 //! | [`models`] | run operations that a property test or the fuzzer makes, and know what must happen |

@@ -66,6 +66,7 @@ pub fn retry<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
             Ok(value) => return value,
             Err(reason) => {
                 assert!(attempts < 10 || begun.elapsed() < WATCHDOG, "{attempts} attempts: {reason}");
+                thread::sleep(Duration::from_millis(1));
             }
         }
     }

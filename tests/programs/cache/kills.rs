@@ -4,7 +4,7 @@
 use super::options;
 use super::served::{CacheServer, unix};
 use ginnel_cache_client::{Cache, Error, Options};
-use kit::wait::wait_until;
+use kit::wait::{AtEnd, wait_until};
 use kit::world::World;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -187,13 +187,7 @@ fn kill(kills: u64, memory: &str, keys: usize) -> Ended {
     let kept = reader.survey().unwrap().items as usize;
     std::thread::scope(|scope| {
         // The other threads must stop even if this test fails.
-        struct Stop<'a>(&'a AtomicBool);
-        impl Drop for Stop<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
-        let _stop = Stop(&load.stop);
+        let _stop = AtEnd(|| load.stop.store(true, Ordering::Relaxed));
         scope.spawn(|| read(&load, &reader));
         for (number, writer) in writers.iter().enumerate() {
             let load = &load;

@@ -66,6 +66,7 @@ fn drive(files: &Path) {
             kills += 1;
             at += every;
         }
+        assert!(kills * every > 100, "the {side:?} was killed at only {kills} places");
         println!("the {side:?} was killed at {kills} places ({:.1} s)", begun.elapsed().as_secs_f64());
         // Now the case runs to its end without a kill.
         assert_eq!(stage.case(side, usize::MAX), Outcome::Over);

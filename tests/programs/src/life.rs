@@ -1,4 +1,5 @@
-//! Whether a program still does something. How long it takes depends on how busy the machine is, so its time is not limited.
+//! Whether a program still does something. How long it takes depends on how busy the machine is, so only one that is awake for far longer
+//! than any takes is given up.
 
 use std::fs;
 use std::process::{Child, ExitStatus};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 /// A program hangs if neither it nor one of its descendants does anything for this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// None takes nearly as long, so one that is awake after this time gets nowhere.
-const LONGEST: Duration = Duration::from_secs(10 * 60);
+const LONGEST: Duration = Duration::from_secs(20 * 60);
 /// The pause between two looks.
 const PACE: Duration = Duration::from_secs(1);
 

@@ -9,6 +9,7 @@ use kit::random::Random;
 use kit::wait::{WATCHDOG, wait_until};
 use programs::stage::free_port;
 use programs::verbs::{DEVICE, Killed, Verbs, expect_good, used};
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,8 +48,8 @@ const KILLS: [Kill; 20] = [
     Kill::WithDaemon,
 ];
 
-/// How long the survivor may have outstanding requests in most cases. The documentation promises 60 ms on an idle machine; a busy one
-/// delays some of them.
+/// How long the survivor may have outstanding requests after one kill of each kind at least. The documentation promises 60 ms on an idle
+/// machine; a busy one may delay any of them, but not each.
 const BOUND: Duration = Duration::from_secs(2);
 
 /// Kills this many processes, which exchange messages with one survivor. Returns the longest time that the survivor waited for its
@@ -56,7 +57,7 @@ const BOUND: Duration = Duration::from_secs(2);
 /// which the survivor waits as long as the program has specified.
 fn kill(verbs: &mut Verbs, program: &str, receives: &str, kills: usize, random: &mut Random) -> Duration {
     let mut survivor = End::start(verbs, program, 0, &[receives, "none", "0"]);
-    let mut times = Vec::new();
+    let (mut fastest, mut longest) = (BTreeMap::new(), Duration::ZERO);
     for n in 0..kills {
         let kill = KILLS[n % KILLS.len()];
         let seed = random.below(1 << 30).to_string();
@@ -97,15 +98,17 @@ fn kill(verbs: &mut Verbs, program: &str, receives: &str, kills: usize, random: 
         let is_long = matches!(kill, Kill::WithDaemon | Kill::Early);
         assert!(took < WATCHDOG, "{what}: it has taken {took:?} until all requests had ended");
         if !is_long {
-            times.push(took);
+            longest = longest.max(took);
+            let least: &mut Duration = fastest.entry(format!("{kill:?}")).or_insert(took);
+            *least = took.min(*least);
         }
     }
     survivor.line();
     let (status, said) = survivor.ended();
     assert!(status.success() && said.contains("good"), "{receives}: {status}, {said}");
-    times.sort();
-    assert!(times[times.len() / 2] < BOUND, "{receives}: {times:?} until all requests had ended");
-    times[times.len() - 1]
+    let is_in_time = fastest.values().all(|took| *took < BOUND);
+    assert!(is_in_time, "{receives}: {fastest:?} at least until all requests had ended");
+    longest
 }
 
 fn kills() -> usize {

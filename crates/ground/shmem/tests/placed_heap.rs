@@ -53,7 +53,7 @@ impl Watchdog {
             let parent = libc::getpid();
             let child = libc::fork();
             if child == 0 {
-                libc::sleep(20);
+                libc::sleep(60);
                 if libc::getppid() == parent {
                     libc::kill(parent, libc::SIGKILL);
                 }

@@ -17,6 +17,10 @@ fn programs_of_the_distribution_work_between_two_vms() -> Result<()> {
     // This variable contains parts of names, if not all programs are to be tried.
     let wanted = std::env::var("GINNEL_PROGRAMS").unwrap_or_default();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.split(',').any(|part| name.contains(part));
+    ensure!(
+        PROGRAMS.iter().any(|program| is_wanted(program.name)),
+        "GINNEL_PROGRAMS names no program of this test"
+    );
     let mut programs = Vec::new();
     for program in PROGRAMS.iter().filter(|program| is_wanted(program.name)) {
         match missing(program.needs) {

@@ -139,10 +139,9 @@ mod tests {
             [vec![], vec![1], vec![4096], vec![4096, 4097], vec![1 << 20; 9], vec![100, 32, 4096, 5, 4096]]
         {
             let file = std::fs::File::create(dir.path().join("f")).unwrap();
-            let Some(mut direct) = Direct::begin(file.as_fd(), false) else {
-                eprintln!("this file system has no direct writing");
-                return;
-            };
+            let direct = Direct::begin(file.as_fd(), false);
+            kit::require!(direct.is_some(), "this file system has no direct writing");
+            let mut direct = direct.unwrap();
             let (mut sum, mut expected) = (Checksum::new(), Vec::new());
             for len in blocks {
                 direct.take(&mut sum, &SharedSlice::new(&memory, 0, len));
@@ -163,7 +162,9 @@ mod tests {
         SharedSlice::new(&memory, 0, 3).write(0, b"abc");
         let path = dir.path().join("f");
         let file = std::fs::File::create(&path).unwrap();
-        let Some(mut direct) = Direct::begin(file.as_fd(), true) else { return };
+        let direct = Direct::begin(file.as_fd(), true);
+        kit::require!(direct.is_some(), "this file system has no direct writing");
+        let mut direct = direct.unwrap();
         let mut sum = Checksum::new();
         for piece in 1..=2 * TRIALS {
             direct.take(&mut sum, &SharedSlice::new(&memory, 0, PIECE));
