@@ -1,5 +1,5 @@
-//! Servers and clients in Python, JavaScript and Java that check all bytes that come back. They are those of `tests/programs/sockets`, which
-//! uses them too.
+//! Servers and clients in Python, JavaScript and Java that check all bytes that come back. They are those of
+//! `tests/programs/sockets`, which uses them too.
 
 use crate::stage::{FILES, PYTHON, Play, ensure_changed};
 use anyhow::{Result, ensure};
