@@ -669,6 +669,9 @@ mod tests {
                         unsafe { libc::syscall(libc::SYS_tgkill, process, mover, libc::SIGUSR2) };
                     })
                 });
+                let _over = kit::wait::AtEnd(|| pages.is_over.store(true, Ordering::Relaxed));
+                // On a busy machine, all pages could be moved before the sender begins.
+                kit::wait::spin_for("a signal", || (RUNS.load(Ordering::Relaxed) > 0).then_some(()));
                 let mut placed = Vec::new();
                 for n in 0..pages.count {
                     AT.store(pages.word(n, 3).as_ptr() as usize, Ordering::Relaxed);
