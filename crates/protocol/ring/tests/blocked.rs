@@ -7,10 +7,8 @@ use ginnel_layout::ring::footprint;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{message, stream};
 use ginnel_shmem::{Mapping, Protection};
-use std::process::Command;
 
 const CAPACITY: usize = 4096;
-const CHILD: &str = "GINNEL_TEST_BLOCKED";
 
 type MessageEnds = (message::Producer<Mapping>, message::Consumer<Mapping>);
 type StreamEnds = (stream::Producer<Mapping>, stream::Consumer<Mapping>);
@@ -45,29 +43,31 @@ fn meet(operation: fn(&mut MessageEnds, &mut StreamEnds)) {
     thread.join().unwrap();
 }
 
+kit::program! {
+    /// Runs each operation on rings whose files have been truncated.
+    fn meets_broken_rings() {
+        let operations: [fn(&mut MessageEnds, &mut StreamEnds); 14] = [
+            |(p, _), _| assert!(p.send(b"m").is_err()),
+            |(p, _), _| assert!(p.put(b"m").is_none()),
+            |(p, _), _| assert!(p.claim(8).is_err()),
+            |(p, _), _| assert!(p.ready()),
+            |(p, _), _| _ = p.finish(),
+            |(_, c), _| assert!(c.take(&mut [0; 8], 1).is_none()),
+            |(_, c), _| assert!(c.recv(&mut [0; 8]).is_err()),
+            |(_, c), _| assert!(c.ready()),
+            |(_, c), _| _ = c.finish(),
+            |_, (p, _)| assert!(p.write(b"s", || {}).is_err()),
+            |_, (p, _)| assert!(p.ready()),
+            |_, (_, c)| assert!(c.read(&mut [0; 8], || {}).is_err()),
+            |_, (_, c)| assert!(c.poll().is_err()),
+            |_, (_, c)| _ = c.finish(),
+        ];
+        operations.into_iter().for_each(meet);
+    }
+}
+
 #[test]
 fn every_operation_survives_in_a_thread_that_blocks_all_signals() {
-    if std::env::var_os(CHILD).is_none() {
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        let output = child.env(CHILD, "1").output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        return;
-    }
-    let operations: [fn(&mut MessageEnds, &mut StreamEnds); 14] = [
-        |(p, _), _| assert!(p.send(b"m").is_err()),
-        |(p, _), _| assert!(p.put(b"m").is_none()),
-        |(p, _), _| assert!(p.claim(8).is_err()),
-        |(p, _), _| assert!(p.ready()),
-        |(p, _), _| _ = p.finish(),
-        |(_, c), _| assert!(c.take(&mut [0; 8], 1).is_none()),
-        |(_, c), _| assert!(c.recv(&mut [0; 8]).is_err()),
-        |(_, c), _| assert!(c.ready()),
-        |(_, c), _| _ = c.finish(),
-        |_, (p, _)| assert!(p.write(b"s", || {}).is_err()),
-        |_, (p, _)| assert!(p.ready()),
-        |_, (_, c)| assert!(c.read(&mut [0; 8], || {}).is_err()),
-        |_, (_, c)| assert!(c.poll().is_err()),
-        |_, (_, c)| _ = c.finish(),
-    ];
-    operations.into_iter().for_each(meet);
+    let output = kit::program::command(meets_broken_rings).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
