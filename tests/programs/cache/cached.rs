@@ -4,7 +4,7 @@
 use ginnel_report::Record;
 use kit::build;
 use kit::skip::missing;
-use kit::wait::{retry, wait_until};
+use kit::wait::{Watchdog, retry, wait_until};
 use programs::life;
 use programs::stage::{PYTHON, Stage, free_port, listens};
 use std::path::PathBuf;
@@ -267,16 +267,18 @@ fn clients_survive_servers_that_are_killed_under_load() {
         });
         seen = progress();
     };
+    // A server that dies, or that answers late because the machine is busy, while the library asks it whether it is a cache is not
+    // asked again for ten seconds. So any number of kills may pass without a get from memory, but never a minute.
+    let mut dog = Watchdog::new("gets from memory");
     let mut kills = 0;
     loop {
         gets_from_this_server();
         let connections = cached.stage.last_connections();
         let from_memory: u64 = connections.iter().map(|one| one.gets_from_memory).sum();
-        // On a busy machine, the client does not find the memory each time.
         if kills >= 8 && from_memory > 1000 {
             break;
         }
-        assert!(kills < 50, "{connections:#?}");
+        dog.look(from_memory);
         kills += 1;
         cached.kill();
         std::thread::sleep(Duration::from_millis(50));
