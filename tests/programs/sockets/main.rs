@@ -4,6 +4,7 @@
 mod closing;
 mod cpython;
 mod daemons;
+mod differential;
 mod epoll;
 mod exports;
 mod full;

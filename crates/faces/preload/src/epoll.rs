@@ -11,6 +11,8 @@
 //! `EPOLL_CTL_DEL` leaves the kernel's registration in place, and `EPOLL_CTL_ADD` finds it there: a program that waits for input
 //! and for output in turns makes no system call for that.
 
+mod edge;
+
 use crate::direction::Carrier;
 use crate::doorbell::{self, Wake};
 use crate::errno::{self, Errno, Kept, Result, check};
@@ -20,6 +22,7 @@ use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
 use crate::{real, receive, returning, send, wait};
+use edge::Edge;
 use libc::{c_int, c_short, epoll_event};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -99,12 +102,8 @@ struct Watch {
     is_joined: bool,
     /// True once an EPOLLONESHOT event has been reported.
     is_spent: bool,
-    /// For edge-triggered events: something has happened that was not reported yet.
-    edge: bool,
-    /// For edge-triggered events: the position in the stream up to which events were reported.
-    seen: u64,
-    /// For edge-triggered events: the carrier of the receiving direction at that time.
-    carrier: Carrier,
+    /// For edge-triggered events: what was reported.
+    edge: Edge<Progress>,
     is_hot: bool,
     /// The number of consecutive looks that have found nothing while the socket was hot.
     misses: u32,
@@ -112,6 +111,33 @@ struct Watch {
     armed: Armed,
     /// The value of `State::told` at the call that last reported this socket to the program.
     told: u64,
+}
+
+/// How far everything at a socket has come of which a program with edge-triggered events is told.
+#[derive(PartialEq)]
+struct Progress {
+    /// The position in the stream up to which bytes have come.
+    position: u64,
+    /// The carrier of the receiving direction. Bytes that TCP carries after a return may have arrived, and woken this side, while the
+    /// ring still carried the direction.
+    carrier: Carrier,
+    /// The number of calls that have found no room, as long as there is room again after them.
+    without_room: u32,
+    /// Whether the peer sends nothing more.
+    is_ending: bool,
+}
+
+impl Progress {
+    const NONE: Self = Self { position: 0, carrier: Carrier::Kernel, without_room: 0, is_ending: false };
+
+    fn of(socket: &'static Socket, seen: &Self) -> Self {
+        Self {
+            position: receive::position(socket),
+            carrier: socket.receiving.carrier(),
+            without_room: send::room_again(socket, seen.without_room),
+            is_ending: receive::is_ending(socket),
+        }
+    }
 }
 
 impl crate::table::Entry for Instance {
@@ -203,7 +229,7 @@ impl Instance {
         if watch.events & (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32 != 0 {
             return false;
         }
-        watch.edge = true;
+        watch.edge.set_due();
         if !state.answered.contains(&fd) {
             state.answered.push(fd);
         }
@@ -287,6 +313,7 @@ impl Instance {
                 if self.add_again(epoll, fd, socket, event) {
                     return 0;
                 }
+                self.take_out_entirely(epoll, fd, socket);
                 let result = native();
                 if result == 0 {
                     self.add(epoll, fd, socket, event);
@@ -317,9 +344,7 @@ impl Instance {
             data: event.u64,
             is_joined: false,
             is_spent: false,
-            edge: true,
-            seen: 0,
-            carrier: Carrier::Kernel,
+            edge: Edge::new(Progress::NONE),
             is_hot: false,
             misses: 0,
             armed: Armed::default(),
@@ -361,10 +386,24 @@ impl Instance {
         true
     }
 
+    /// Removes the kernel's registration of a socket that the program has removed.
+    fn take_out_entirely(&'static self, epoll: c_int, fd: c_int, socket: &'static Socket) {
+        let is_absent = |watch: &Watch| watch.is_absent && watch.is_of(socket);
+        if self.state.lock().watches.get(&fd).is_some_and(is_absent) {
+            #[expect(unsafe_code, reason = "a call of the kernel")]
+            // SAFETY: the operation takes no event.
+            unsafe {
+                real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut())
+            };
+            self.remove(fd, Some(socket));
+            socket.watchers.remove(self, fd);
+        }
+    }
+
     /// Stores what the program wants to know about a socket whose registration in the kernel is this library's.
     fn set(&self, epoll: c_int, mut state: Guard<'_, State>, fd: c_int, event: epoll_event) {
         let Some(watch) = state.watches.get_mut(&fd) else { return };
-        (watch.events, watch.data, watch.is_spent, watch.edge) = (event.events, event.u64, false, true);
+        watch.ask(event);
         watch.rise();
         state.heat(fd);
         // The count is read under the lock, because a thread that is about to sleep also looks at the sockets under it.
@@ -399,12 +438,14 @@ impl Instance {
                 native()
             }
             Some(watch) if !watch.is_joined => {
-                (watch.events, watch.data, watch.is_spent, watch.edge) =
-                    (event.events, event.u64, false, true);
+                watch.ask(event);
                 state.note_answers(fd);
                 native()
             }
             Some(watch) if watch.is_absent => errno::fail(libc::ENOENT),
+            Some(watch) if (watch.events | event.events) & libc::EPOLLEXCLUSIVE as u32 != 0 => {
+                errno::fail(libc::EINVAL)
+            }
             Some(_) => {
                 self.set(epoll, state, fd, event);
                 0
@@ -439,7 +480,7 @@ impl Instance {
             watch.is_joined = true;
             self.joined.fetch_add(1, Ordering::AcqRel);
         }
-        watch.edge = true;
+        watch.edge.set_due();
         if watch.is_absent {
             return;
         }
@@ -633,9 +674,12 @@ impl Instance {
             returning::drain(socket, fd);
         }
         // A wake byte alone is no new edge: what has arrived is in the ring. The conditions cover all other events.
-        watch.edge |= carriers != (Carrier::Ring, Carrier::Ring)
+        if carriers != (Carrier::Ring, Carrier::Ring)
             || socket.end() != End::None
-            || !socket.stash.lock().is_empty();
+            || !socket.stash.lock().is_empty()
+        {
+            watch.edge.set_due();
+        }
         if !watch.is_absent {
             state.heat(fd);
         }
@@ -717,7 +761,7 @@ impl State {
         for fd in &self.answered {
             let Some(watch) = self.watches.get_mut(fd) else { continue };
             let ready = watch.events & (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
-            let is_news = watch.edge || watch.events & libc::EPOLLET as u32 == 0;
+            let is_news = watch.edge.is_due() || watch.events & libc::EPOLLET as u32 == 0;
             if ready == 0 || !is_news || watch.is_silent() {
                 continue;
             }
@@ -726,7 +770,7 @@ impl State {
             }
             let Some(event) = events.get_mut(n) else { break };
             *event = epoll_event { events: ready, u64: watch.data };
-            watch.edge = false;
+            watch.edge.clear();
             watch.is_spent = watch.events & libc::EPOLLONESHOT as u32 != 0;
             if watch.events & libc::EPOLLOUT as u32 != 0 {
                 // The kernel is asked next, so that its event for the same socket is reported together with this one.
@@ -833,28 +877,23 @@ impl Watch {
         rests
     }
 
+    /// Stores what the program wants to know from now on.
+    fn ask(&mut self, event: epoll_event) {
+        (self.events, self.data, self.is_spent) = (event.events, event.u64, false);
+        self.edge.set_due();
+    }
+
     /// Returns the events to report.
     fn ready(&mut self, fd: c_int, only_look: bool) -> u32 {
         if self.is_silent() {
             return 0;
         }
-        let ready = poll::readiness(self.socket, fd, self.events as c_short) as u16 as u32;
-        if ready == 0 || self.events & libc::EPOLLET as u32 == 0 {
-            return ready;
+        let (socket, interest) = (self.socket, self.events as c_short);
+        let ready = || poll::readiness(socket, fd, interest) as u16 as u32;
+        if self.events & libc::EPOLLET as u32 == 0 {
+            return ready();
         }
-        let position = receive::position(self.socket);
-        // Bytes that TCP carries after a return may have arrived, and woken this side, while the ring still carried the direction.
-        let carrier = self.socket.receiving.carrier();
-        let news = self.edge
-            || (position, carrier) != (self.seen, self.carrier)
-            || send::has_room_again(self.socket, only_look);
-        if !news {
-            return 0;
-        }
-        if !only_look {
-            (self.edge, self.seen, self.carrier) = (false, position, carrier);
-        }
-        ready
+        self.edge.news(only_look, |seen| Progress::of(socket, seen), ready)
     }
 }
 

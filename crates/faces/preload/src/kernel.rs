@@ -112,6 +112,10 @@ pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
 pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     let Some(_using) = Using::begin(socket, fd) else { return };
     let ready = poll_now(fd, libc::POLLRDHUP);
+    // If the program has shut down receiving, the kernel reports an end that is not the peer's.
+    if socket.is_deaf() && ready & libc::POLLERR == 0 && !has_peer_ended(fd) {
+        return;
+    }
     if ready & (libc::POLLERR | libc::POLLHUP) != 0 {
         // While the kernel carries the receiving direction, the program gets the error from the kernel, which tells it only once.
         if !matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning) {
@@ -127,6 +131,21 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     } else if ready & libc::POLLRDHUP != 0 {
         socket.set_end(End::Fin);
     }
+}
+
+/// Returns whether the peer's kernel has said that nothing more comes, by the state of the connection.
+fn has_peer_ended(fd: c_int) -> bool {
+    if is_confined() {
+        return false;
+    }
+    let _errno = Kept::new();
+    let (mut state, mut len) = (0_u8, size_of::<u8>() as libc::socklen_t);
+    // SAFETY: `state` has room for the first byte of a `tcp_info`, which is the state, and `len` is its length.
+    let result = unsafe {
+        real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
+    };
+    // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
+    result == 0 && matches!(state, 6..=9 | 11)
 }
 
 /// Returns the socket's pending error (SO_ERROR), which the kernel tells only once.
@@ -213,6 +232,7 @@ pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
 pub fn take_last(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
     let _errno = Kept::new();
     match check(receive(fd, into, libc::MSG_DONTWAIT)) {
+        Ok(0) if socket.is_deaf() && !has_peer_ended(fd) => {}
         Ok(0) => socket.set_end(End::Fin),
         Ok(n) => return n,
         Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
@@ -287,7 +307,9 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
     }
     match got {
         Ok(0) => {
-            socket.set_end(End::Fin);
+            if !socket.is_deaf() || has_peer_ended(fd) {
+                socket.set_end(End::Fin);
+            }
             Ok(None)
         }
         Ok(_) => Ok(takes.then_some(byte[0])),

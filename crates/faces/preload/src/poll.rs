@@ -12,6 +12,7 @@ use crate::wait::Limit;
 use crate::{cache, family, kernel, returning, wait};
 use libc::{c_int, c_short, pollfd};
 use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The interval at which a thread that cannot be woken checks again.
@@ -33,28 +34,52 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
             events |= kernel::poll_now(fd, interest & !(libc::POLLOUT | libc::POLLWRNORM));
             Found::Nothing
         }
-        _ => receive::look(socket, || kernel::poll_now(fd, libc::POLLIN) != 0),
+        // Where the kernel says what can be received, it also says how the connection has ended.
+        _ => receive::look(socket, || {
+            let now = kernel::poll_now(fd, libc::POLLIN);
+            events |= now & (libc::POLLHUP | libc::POLLERR);
+            now != 0
+        }),
     };
     match found {
         Found::Nothing => {}
         Found::Something => events |= interest & input,
         Found::End => events |= interest & (input | libc::POLLRDHUP),
     }
+    let is_finished = send::is_finished(socket);
+    if (is_finished || socket.is_deaf() || interest & libc::POLLRDHUP != 0) && receive::is_ending(socket) {
+        events |= interest & (input | libc::POLLRDHUP);
+        // Both directions have ended.
+        if is_finished {
+            events |= libc::POLLHUP;
+        }
+    }
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
     if output != 0 {
         match socket.sending.carrier() {
+            _ if is_finished => events |= output,
             Carrier::Ring if returning::is_full(socket, fd) => {}
             Carrier::Ring if socket.sending.carrier() == Carrier::Ring => events |= output,
             _ => events |= kernel::poll_now(fd, output),
         }
     }
-    if socket.end() >= End::Reset && found == Found::End {
+    if receive::is_reset(socket) {
+        events |= interest & (input | libc::POLLRDHUP | output) | libc::POLLHUP;
+        if !socket.said.reset.load(Ordering::Relaxed) {
+            events |= libc::POLLERR;
+        }
+    } else if socket.end() == End::Lost && found == Found::End {
         events |= libc::POLLHUP;
         if socket.untold().is_some() {
             events |= libc::POLLERR;
         }
     }
     events
+}
+
+/// Returns what a sleeper must be woken for, so that events are not missed which are reported whatever the interest is.
+pub fn needs(socket: &'static Socket, interest: c_short) -> c_short {
+    if send::is_finished(socket) { interest | libc::POLLRDHUP } else { interest }
 }
 
 /// The conditions for which a sleeper waits. The peer wakes it for them until [`rise`].
@@ -73,6 +98,7 @@ pub fn arm(socket: &'static Socket, interest: c_short, how: Wake) -> Armed {
 
 /// Does the same for a sleeper that may wait already.
 pub fn arm_more(socket: &'static Socket, interest: c_short, how: Wake, armed: &mut Armed) {
+    let interest = needs(socket, interest);
     if interest & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0 {
         match std::mem::replace(&mut armed.data, true) {
             false => receive::arm(socket, how),
@@ -101,8 +127,9 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 /// Returns whether the peer can wake this side for all events of interest. This side must have asked for it with [`arm`].
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
-    // The daemon wakes no sleeper.
-    if crate::grow::attend_waiting(socket)
+    // The daemon wakes no sleeper. The kernel's socket always is readable once the program has shut down receiving.
+    if socket.is_deaf()
+        || crate::grow::attend_waiting(socket)
         || wait::is_readable_for_others(socket)
         || kernel::is_undecided(socket)
     {
@@ -225,7 +252,8 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                 take_wakes(socket, poll.fd, asked.revents);
             }
         }
-        if slept? == 0 && limit.left() == Some(Duration::ZERO) {
+        slept?;
+        if limit.left() == Some(Duration::ZERO) {
             let ready = answer(fds, &asked);
             return Ok(ready);
         }
@@ -251,9 +279,10 @@ fn question(poll: &pollfd) -> pollfd {
     let Some(socket) = joined(poll.fd) else { return pollfd { revents: 0, ..*poll } };
     // Bytes and ends wake the thread. A socket that has ended would wake it again and again.
     let mut events = 0;
-    if socket.end() == End::None && poll.events != 0 {
+    let interest = needs(socket, poll.events);
+    if socket.end() == End::None && interest != 0 {
         // Bytes that another process takes, or will take, are not for this one.
-        let receives = poll.events & (libc::POLLIN | libc::POLLRDNORM) != 0 && family::may_drain(socket);
+        let receives = interest & (libc::POLLIN | libc::POLLRDNORM) != 0 && family::may_drain(socket);
         let is_woken = (receives || family::is_woken(socket)) && !wait::is_readable_for_others(socket);
         let input = if is_woken { libc::POLLIN } else { 0 };
         events |= input | libc::POLLRDHUP;
@@ -261,7 +290,7 @@ fn question(poll: &pollfd) -> pollfd {
     if socket.sending.carrier() != Carrier::Ring {
         events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);
     }
-    let fd = if socket.end() == End::None { poll.fd } else { -1 };
+    let fd = if socket.end() == End::None && !socket.is_deaf() { poll.fd } else { -1 };
     pollfd { fd, events, revents: 0 }
 }
 

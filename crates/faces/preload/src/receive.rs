@@ -10,7 +10,7 @@ use crate::socket::{End, Socket};
 use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
 use crate::{grow, kernel, returning};
-use ginnel::SocketReceiver;
+use ginnel::{SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::stream::Consumer;
 use ginnel_ring::wait::Waitable;
@@ -90,10 +90,11 @@ fn counted<'a>(
     }
     crate::family::attend(socket);
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
-    let mut got = 0;
+    let (mut got, mut asks_for_some) = (0, false);
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
     let mut deadline = Deadline::default();
     for piece in pieces {
+        asks_for_some |= !piece.is_empty();
         let mut at = 0;
         while at < piece.len() {
             let how = if peek {
@@ -120,7 +121,7 @@ fn counted<'a>(
                         fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd))?;
                     }
                 }
-                Err(Errno(libc::EAGAIN)) if got > 0 && !all => return Ok(got),
+                Err(Errno(libc::EAGAIN)) if got > 0 && !all || socket.is_deaf() => return Ok(got),
                 Err(Errno(libc::EAGAIN)) if waits => {
                     match wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd)) {
                         Ok(number) => fd = number,
@@ -138,7 +139,22 @@ fn counted<'a>(
             }
         }
     }
-    Ok(got)
+    if asks_for_some { Ok(got) } else { nothing(socket, fd, waits) }
+}
+
+/// Does what a call does that asks for no bytes: it waits for some, or for the end, and reports an error.
+fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize> {
+    let mut deadline = Deadline::default();
+    loop {
+        match some(socket, fd, &mut [0], How::Peek, waits) {
+            Err(Errno(libc::EAGAIN)) if socket.is_deaf() => return Ok(0),
+            Err(Errno(libc::EAGAIN)) if waits => {
+                fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd))?;
+            }
+            Err(errno) => return Err(errno),
+            Ok(_) => return Ok(0),
+        }
+    }
 }
 
 /// What happens to the received bytes.
@@ -400,11 +416,10 @@ fn is_broken(socket: &'static Socket) -> bool {
 fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
     match socket.end() {
         End::None => None,
-        End::Fin => Some(Ok(0)),
         End::Lost => Some(socket.untold().map_or(Ok(0), Err)),
-        End::Reset => {
-            // Data that the peer had not read is lost, so the connection is broken. Otherwise this is an ordinary
-            // end: a killed process leaves wake bytes unread, and the kernel resets the connection for these too.
+        End::Fin | End::Reset => {
+            // Data that the peer had not read is lost, so the connection is broken, as TCP would break it. Otherwise this is an
+            // ordinary end: a killed process leaves wake bytes unread, and the kernel resets the connection for these too.
             let ring = socket.sending.lock();
             let is_unread = ring.as_ref().is_some_and(|sender| send::untaken(sender) > 0);
             let is_lost = is_unread && !socket.said.reset.load(Ordering::Relaxed);
@@ -513,6 +528,57 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
         return readable(kernel());
     }
     readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
+}
+
+/// Returns whether the peer sends nothing more, or this side wants nothing more, although there may be bytes before that end.
+pub fn is_ending(socket: &'static Socket) -> bool {
+    if socket.is_deaf() {
+        return true;
+    }
+    let rings = socket.receiving.lock();
+    match socket.receiving.carrier() {
+        Carrier::Ring => {
+            // A ring that the sender has left counts as finished too.
+            let is_last = |receiver: &SocketReceiver| {
+                !rings.is_ahead() && carrier::given_back(receiver.ring.memory()).is_none()
+            };
+            socket.end() != End::None
+                || rings.as_ref().is_some_and(|receiver| receiver.ring.is_ending() && is_last(receiver))
+        }
+        Carrier::Returning => socket.end() != End::None,
+        Carrier::Kernel | Carrier::Changing | Carrier::Counted => {
+            drop(rings);
+            kernel::poll_now(socket.fd.load(Ordering::Relaxed), libc::POLLRDHUP) & libc::POLLRDHUP != 0
+        }
+    }
+}
+
+/// Returns whether the peer has broken the connection: it has closed its end with bytes of ours unread, or has asked for it.
+pub fn is_reset(socket: &'static Socket) -> bool {
+    if socket.receiving.carrier() != Carrier::Ring || socket.sending.carrier() != Carrier::Ring {
+        return false;
+    }
+    // A peer that has marked its end in the ring has not died.
+    let has_finished = socket.receiving.lock().as_ref().is_some_and(|receiver| receiver.ring.is_ending());
+    let ring = socket.sending.lock();
+    // A process that has ended without a close has left bytes unread too.
+    let has_left = |sender: &SocketSender| {
+        matches!(socket.end(), End::Fin | End::Reset)
+            && !has_finished
+            && !sender.ring.is_closed()
+            && send::untaken(sender) > 0
+    };
+    ring.as_ref().is_some_and(|sender| sender.ring.is_aborted() || has_left(sender))
+}
+
+/// Returns the error that SO_ERROR gives the program, and records that the program is told now.
+pub fn take_error(socket: &'static Socket) -> Errno {
+    let is_told = || socket.said.reset.swap(true, Ordering::Relaxed);
+    match socket.tell() {
+        Some(errno) => errno,
+        None if is_reset(socket) && !is_told() => Errno(libc::ECONNRESET),
+        None => Errno(0),
+    }
 }
 
 /// Polls the ring that carries now, and returns how many bytes it offers.

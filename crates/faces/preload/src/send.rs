@@ -15,7 +15,7 @@ use ginnel_ring::{SendError, carrier};
 use ginnel_shmem::SharedMemory;
 use libc::c_int;
 use std::iter::Peekable;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 /// Flags that make the library leave a connection to the kernel, if the kernel still carries it.
 pub const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -133,11 +133,12 @@ fn into_ring<'a>(
     if socket.end() == End::Lost {
         return Err(broken(socket, fd, SendError::PeerDead, flags));
     }
-    let (mut sent, mut in_vain) = (0, false);
+    let (mut sent, mut in_vain, mut has_some) = (0, false, false);
     let mut deadline = Deadline::default();
     let mut pieces = pieces.peekable();
     let mut room = None;
     while let Some(piece) = pieces.next() {
+        has_some |= !piece.is_empty();
         let mut rest = gather(piece, &mut pieces, &mut room);
         while !rest.is_empty() {
             let Some(result) = some_into_ring(socket, fd, rest) else {
@@ -160,7 +161,7 @@ fn into_ring<'a>(
                 }
                 Err(SendError::Full) => {
                     let result = if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd) {
-                        socket.was_full.store(true, Ordering::Relaxed);
+                        note_no_room(socket);
                         let is_small = sent + rest.len() <= returning::TCP_TAKES;
                         match returning::is_full(socket, fd)
                             && !(is_small && returning::leave_if_small(socket, fd))
@@ -188,7 +189,18 @@ fn into_ring<'a>(
             }
         }
     }
+    // A call that sends nothing still fails after a shutdown.
+    if !has_some && is_finished(socket) {
+        return Err(broken(socket, fd, SendError::AfterFinish, flags));
+    }
     Ok(sent)
+}
+
+/// Returns whether the program has shut down sending, in this process or another one that has the socket.
+pub fn is_finished(socket: &'static Socket) -> bool {
+    let is = |sender: &SocketSender| sender.ring.is_finished();
+    socket.said.finished.load(Ordering::Relaxed)
+        || socket.sending.carrier() == Carrier::Ring && socket.sending.lock().as_ref().is_some_and(is)
 }
 
 /// Sends some of the bytes with a system call, because the kernel carries again or still. That call does not wait, because
@@ -349,16 +361,19 @@ pub fn rise(socket: &'static Socket) {
     }
 }
 
-/// Returns whether there is room again after a call had to report that there was none. It returns this once, unless `only_look`
-/// is true.
-pub fn has_room_again(socket: &'static Socket, only_look: bool) -> bool {
-    if !socket.was_full.load(Ordering::Relaxed) || !is_ready(socket) {
-        return false;
-    }
-    if !only_look {
-        socket.was_full.store(false, Ordering::Relaxed);
-    }
-    true
+/// Notes that a call is about to report that there is no room. The caller looks once more afterwards.
+fn note_no_room(socket: &'static Socket) {
+    socket.without_room.fetch_add(1, Ordering::Relaxed);
+    // ORDER preload.room: either the thread that looks for this note, after it has asked the peer to wake it (with a fence), sees the
+    // note, or the caller sees the room for which the peer has woken that thread. Pairs with: `room_again`.
+    fence(Ordering::SeqCst);
+}
+
+/// Returns the number of calls that have reported that there is no room, if there is room again after them; otherwise `seen`.
+pub fn room_again(socket: &'static Socket, seen: u32) -> u32 {
+    // ORDER preload.room: see `note_no_room`.
+    let calls = socket.without_room.load(Ordering::Relaxed);
+    if calls != seen && is_ready(socket) { calls } else { seen }
 }
 
 /// Handles the program's request to shut down sending. Returns false if the kernel must do that.

@@ -81,6 +81,10 @@ pub struct Said {
     pub closed: AtomicBool,
     /// The peer has broken the connection, and the program has got the error (such as ECONNRESET).
     pub reset: AtomicBool,
+    /// The program has shut down sending.
+    pub finished: AtomicBool,
+    /// The program has shut down receiving. As with TCP, it can still receive what is there or comes, but does not wait for it.
+    pub deaf: AtomicBool,
 }
 
 /// Facts about a connection: those that the library reports to the daemon, and those in the daemon's answers.
@@ -153,8 +157,8 @@ pub struct Socket {
     pub sleepers: AtomicU32,
     /// The thread that sleeps in a call which consumes a wake byte; 0 if there is none.
     pub taker: AtomicI32,
-    /// True if a call that does not wait has found no room.
-    pub was_full: AtomicBool,
+    /// The number of calls that do not wait and have found no room.
+    pub without_room: AtomicU32,
     /// What the program was told about the connection's end.
     pub said: Said,
     /// True if the socket has waited in `settle`.
@@ -225,7 +229,7 @@ impl Socket {
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             taker: AtomicI32::new(0),
-            was_full: AtomicBool::new(false),
+            without_room: AtomicU32::new(0),
             said: Said::default(),
             has_settled: AtomicBool::new(false),
             delays: [const { AtomicBool::new(false) }; 2],
@@ -267,9 +271,11 @@ impl Socket {
         self.dead_since.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
         self.taker.store(0, Ordering::Relaxed);
-        self.was_full.store(false, Ordering::Relaxed);
+        self.without_room.store(0, Ordering::Relaxed);
         self.said.closed.store(false, Ordering::Relaxed);
         self.said.reset.store(false, Ordering::Relaxed);
+        self.said.finished.store(false, Ordering::Relaxed);
+        self.said.deaf.store(false, Ordering::Relaxed);
         self.has_settled.store(false, Ordering::Relaxed);
         self.family.store(crate::family::ALONE, Ordering::Relaxed);
         self.fork.store(0, Ordering::Relaxed);
@@ -415,6 +421,12 @@ impl Socket {
     pub fn is_plain(&self) -> bool {
         let is_unknown = matches!(self.stage(), Stage::New | Stage::Listening | Stage::Native | Stage::Stays);
         is_unknown && self.family.load(Ordering::Relaxed) == crate::family::ALONE
+    }
+
+    /// Returns whether the program has shut down receiving.
+    #[inline]
+    pub fn is_deaf(&self) -> bool {
+        self.said.deaf.load(Ordering::Relaxed)
     }
 
     /// Returns whether the socket has rings, so that the kernel may not be the only carrier of its directions.

@@ -223,6 +223,11 @@ impl<M: SharedMemory> Producer<M> {
         side::consumer_ended(&self.memory) == Err(SendError::Aborted)
     }
 
+    /// Returns whether the consumer has said that it takes nothing more.
+    pub fn is_closed(&self) -> bool {
+        side::consumer_ended(&self.memory) == Err(SendError::Closed)
+    }
+
     /// Returns whether the producer has marked that nothing more comes ([`Producer::finish`]).
     pub fn is_finished(&self) -> bool {
         self.ended == Some(SendError::AfterFinish)
@@ -532,6 +537,16 @@ impl<M: SharedMemory> Consumer<M> {
     /// Returns the memory of the ring.
     pub fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// Returns whether the producer has finished or broken the stream. There may be bytes before that end.
+    pub fn is_ending(&self) -> bool {
+        matches!(side::producer_ended(&self.memory), Err(RecvError::Finished | RecvError::Aborted))
+    }
+
+    /// Returns whether the producer has broken the stream.
+    pub fn is_aborted(&self) -> bool {
+        side::producer_aborted(&self.memory)
     }
 }
 

@@ -76,6 +76,12 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // The kernel refuses flags that it does not know.
+    let known = (libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE) as c_int;
+    if flags & !known != 0 {
+        // SAFETY: the function takes only numbers.
+        return unsafe { real::close_range(first, last, flags) };
+    }
     // With CLOSE_RANGE_CLOEXEC, the call closes nothing now.
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
         SOCKETS.used(first, last).for_each(|fd| passing::set_inherited(fd, false));

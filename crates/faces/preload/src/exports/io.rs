@@ -1,6 +1,6 @@
 //! `read`, `write` and their variants.
 
-use crate::errno::{Errno, check, tell};
+use crate::errno::{Errno, check, tell, tell_int};
 use crate::socket::{Socket, Stage};
 use crate::table::{Call, SOCKETS};
 use crate::{passing, real, receive, send};
@@ -8,7 +8,9 @@ use libc::{
     c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::slice;
+use std::time::{Duration, Instant};
 
 /// Begins a call on a descriptor. Returns `None` unless it is a socket that is or was connected.
 #[inline]
@@ -29,16 +31,35 @@ unsafe fn room<'a>(at: *mut c_void, len: usize) -> &'a mut [u8] {
     if len == 0 {
         return &mut [];
     }
+    // A call that discards what it receives needs no room.
+    let at = if at.is_null() { NonNull::<u8>::dangling().as_ptr().cast() } else { at };
     // SAFETY: the program says that there is room for `len` bytes, and that nothing else uses it during the call.
     unsafe { slice::from_raw_parts_mut(at.cast(), len.min(isize::MAX as usize)) }
 }
 
-unsafe fn vectors<'a>(iov: *const iovec, count: usize) -> &'a [iovec] {
-    if count == 0 || count > libc::UIO_MAXIOV as usize {
-        return &[];
+/// Returns the vectors of a call, or `None` if the kernel refuses them: too many, none where there should be some, or one with a
+/// length that is negative as a signed number.
+unsafe fn vectors<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
+    if count == 0 {
+        return Some(&[]);
+    }
+    if count > libc::UIO_MAXIOV as usize || iov.is_null() {
+        return None;
     }
     // SAFETY: the program says that there are `count` vectors.
-    unsafe { slice::from_raw_parts(iov, count) }
+    let vectors = unsafe { slice::from_raw_parts(iov, count) };
+    vectors.iter().all(|piece| isize::try_from(piece.iov_len).is_ok()).then_some(vectors)
+}
+
+/// Does the same for a call whose number of vectors is an `int`.
+unsafe fn counted_vectors<'a>(iov: *const iovec, count: c_int) -> Option<&'a [iovec]> {
+    // SAFETY: the rules are those of `vectors`.
+    usize::try_from(count).ok().and_then(|count| unsafe { vectors(iov, count) })
+}
+
+/// Returns whether vectors have room for nothing. The kernel then returns from `readv` at once, whatever the socket's state is.
+fn are_empty(vectors: &[iovec]) -> bool {
+    vectors.iter().all(|piece| piece.iov_len == 0)
 }
 
 /// Returns the pieces of memory that a call is to send.
@@ -57,6 +78,10 @@ unsafe fn rooms(iov: &[iovec]) -> impl Iterator<Item = &mut [u8]> {
 pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: here and below, the program obeys the rules of the function that it calls.
     let native = || unsafe { real::read(fd, buffer, len) };
+    // The kernel refuses a length that is negative as a signed number, and does nothing for a length of zero.
+    if len == 0 || isize::try_from(len).is_err() {
+        return native();
+    }
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
@@ -81,9 +106,12 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int
     let native = || unsafe { real::readv(fd, iov, count) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
-    let rooms = unsafe { rooms(vectors(iov, usize::try_from(count).unwrap_or(0))) };
-    receive::receive(socket, fd, 0, rooms, native)
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { counted_vectors(iov, count) }).filter(|vectors| !are_empty(vectors)) else {
+        return native();
+    };
+    // SAFETY: the program says that nothing else uses the memory of the vectors during the call.
+    receive::receive(socket, fd, 0, unsafe { rooms(vectors) }, native)
 }
 
 #[unsafe(no_mangle)]
@@ -153,8 +181,12 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let native = || unsafe { real::recvmsg(fd, message, flags) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
-    let rooms = unsafe { rooms(vectors((*message).msg_iov, (*message).msg_iovlen)) };
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { vectors((*message).msg_iov, (*message).msg_iovlen) }) else {
+        return native();
+    };
+    // SAFETY: the program says that nothing else uses the memory of the vectors during the call.
+    let rooms = unsafe { rooms(vectors) };
     let mut was_native = false;
     let got = receive::receive(socket, fd, flags, rooms, || {
         was_native = true;
@@ -180,10 +212,20 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         // SAFETY: the program obeys the rules of the function.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
+    // SAFETY: the pointer is null, or the program passes a valid one.
+    let limit =
+        unsafe { timeout.as_ref() }.map(|time| (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)));
+    let end = match limit {
+        None => None,
+        Some((Ok(seconds), Ok(nanos))) if nanos < 1_000_000_000 => {
+            Instant::now().checked_add(Duration::new(seconds, nanos))
+        }
+        Some(_) => return tell_int(Err(Errno(libc::EINVAL))),
+    };
     let mut done = 0;
     for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
-        // The call waits only for the first message. Waiting for more until the timeout is meant for datagrams.
-        let flags = flags & !libc::MSG_WAITFORONE | if i > 0 { libc::MSG_DONTWAIT } else { 0 };
+        let is_further = i > 0 && flags & libc::MSG_WAITFORONE != 0;
+        let flags = flags & !libc::MSG_WAITFORONE | if is_further { libc::MSG_DONTWAIT } else { 0 };
         // SAFETY: the program passes `count` messages.
         let message = unsafe { &mut *messages.add(i as usize) };
         let got = match i {
@@ -197,8 +239,16 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         }
         message.msg_len = got as c_uint;
         done += 1;
-        if got == 0 {
-            break;
+        // As in the kernel, the time is looked at only after a message.
+        if let Some(end) = end {
+            let left = end.saturating_duration_since(Instant::now());
+            // SAFETY: as above.
+            unsafe {
+                *timeout = timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+            };
+            if left.is_zero() {
+                break;
+            }
         }
     }
     done
@@ -207,19 +257,31 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 /// Receives a further message of a call. It comes from the same socket, even if the descriptor's number now belongs to another
 /// file.
 unsafe fn receive_further(socket: &'static Socket, fd: c_int, message: &mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program obeys the rules of the function.
-    let rooms = unsafe { rooms(vectors(message.msg_iov, message.msg_iovlen)) };
-    let got = receive::go_on(socket, fd, flags, rooms);
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { vectors(message.msg_iov, message.msg_iovlen) }) else {
+        return tell(Err(refusal(message)));
+    };
+    // SAFETY: the program says that nothing else uses the memory of the vectors during the call.
+    let got = receive::go_on(socket, fd, flags, unsafe { rooms(vectors) });
     if got >= 0 {
         (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
     }
     got
 }
 
+/// Returns the kernel's error for a message whose vectors it refuses.
+fn refusal(message: &msghdr) -> Errno {
+    let is_too_many = message.msg_iovlen > libc::UIO_MAXIOV as usize;
+    Errno(if is_too_many { libc::EMSGSIZE } else { libc::EINVAL })
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::write(fd, buffer, len) };
+    if isize::try_from(len).is_err() {
+        return native();
+    }
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
@@ -232,9 +294,10 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
     let native = || unsafe { real::writev(fd, iov, count) };
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
-    let pieces = unsafe { pieces(vectors(iov, usize::try_from(count).unwrap_or(0))) };
-    send::send(socket, fd, 0, pieces, native)
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { counted_vectors(iov, count) }) else { return native() };
+    // SAFETY: the program says that each vector has as many bytes as its length says.
+    send::send(socket, fd, 0, unsafe { pieces(vectors) }, native)
 }
 
 #[unsafe(no_mangle)]
@@ -278,9 +341,10 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let socket = call.what();
     // SAFETY: as above.
     let head = unsafe { &*message };
-    // SAFETY: as above.
-    let pieces = unsafe { pieces(vectors(head.msg_iov, head.msg_iovlen)) };
-    send::send(socket, fd, flags, pieces, native)
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { vectors(head.msg_iov, head.msg_iovlen) }) else { return native() };
+    // SAFETY: the program says that each vector has as many bytes as its length says.
+    send::send(socket, fd, flags, unsafe { pieces(vectors) }, native)
 }
 
 /// Moves the connections whose descriptors a message hands over back to the kernel, or keeps them there. Returns false if one of
@@ -356,9 +420,12 @@ unsafe fn send_further(socket: &'static Socket, fd: c_int, message: &msghdr, fla
     if !unsafe { passes_connections(message) } {
         return tell(Err(Errno(libc::EAGAIN)));
     }
-    // SAFETY: as above.
-    let pieces = unsafe { pieces(vectors(message.msg_iov, message.msg_iovlen)) };
-    send::go_on(socket, fd, flags, pieces)
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { vectors(message.msg_iov, message.msg_iovlen) }) else {
+        return tell(Err(refusal(message)));
+    };
+    // SAFETY: the program says that each vector has as many bytes as its length says.
+    send::go_on(socket, fd, flags, unsafe { pieces(vectors) })
 }
 
 /// Converts flags of `preadv2` and `pwritev2` to flags of `recv` and `send` with the same meaning. On a socket, all known flags
@@ -393,9 +460,12 @@ pub unsafe extern "C-unwind" fn preadv64v2(
         Ok(flags) => flags,
         Err(errno) => return tell(Err(errno)),
     };
-    // SAFETY: as above.
-    let rooms = unsafe { rooms(vectors(iov, usize::try_from(count).unwrap_or(0))) };
-    receive::receive(socket, fd, flags, rooms, native)
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { counted_vectors(iov, count) }).filter(|vectors| !are_empty(vectors)) else {
+        return native();
+    };
+    // SAFETY: the program says that nothing else uses the memory of the vectors during the call.
+    receive::receive(socket, fd, flags, unsafe { rooms(vectors) }, native)
 }
 
 #[unsafe(no_mangle)]
@@ -426,9 +496,10 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
         Ok(flags) => flags,
         Err(errno) => return tell(Err(errno)),
     };
-    // SAFETY: as above.
-    let pieces = unsafe { pieces(vectors(iov, usize::try_from(count).unwrap_or(0))) };
-    send::send(socket, fd, flags, pieces, native)
+    // SAFETY: the program says that there are so many vectors.
+    let Some(vectors) = (unsafe { counted_vectors(iov, count) }) else { return native() };
+    // SAFETY: the program says that each vector has as many bytes as its length says.
+    send::send(socket, fd, flags, unsafe { pieces(vectors) }, native)
 }
 
 #[unsafe(no_mangle)]

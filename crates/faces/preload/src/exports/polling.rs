@@ -29,8 +29,12 @@ fn spec(time: Duration) -> timespec {
     }
 }
 
+/// The most descriptors that the kernel may ever allow a process. It refuses a call with more of them, so this library does not look
+/// at them.
+const MOST: nfds_t = 1 << 30;
+
 unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    if count == 0 {
+    if count == 0 || count > MOST || fds.is_null() {
         return &mut [];
     }
     // SAFETY: the program says that the array has `count` entries.
@@ -126,9 +130,16 @@ pub unsafe extern "C-unwind" fn select(
         return unsafe { real::select(count, read, write, except, timeout) };
     };
     // SAFETY: the pointer is null, or the program passes a valid one.
-    let time = unsafe { timeout.as_ref() }.map(|time| {
-        Duration::new(time.tv_sec.unsigned_abs(), (time.tv_usec.unsigned_abs() as u32).min(999_999) * 1000)
-    });
+    let time = match unsafe { timeout.as_ref() } {
+        None => None,
+        Some(time) => match (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec)) {
+            // More than a second of microseconds is valid.
+            (Ok(seconds), Ok(micros)) => {
+                Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
+            }
+            _ => return tell_int(Err(Errno(libc::EINVAL))),
+        },
+    };
     let mut limit = Limit::new(time);
     let ready = polling::poll(&mut list, &mut limit, native(std::ptr::null()));
     if let (Some(left), false) = (limit.rest(), timeout.is_null()) {

@@ -4,7 +4,7 @@ use crate::direction::Carrier;
 use crate::errno::{Errno, Kept};
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
-use crate::{daemon, kernel, real, send, settings};
+use crate::{daemon, epoll, kernel, real, receive, send, settings};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 use std::ffi::c_void;
@@ -152,7 +152,11 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         }
         return native();
     }
-    match how {
+    // Before the call, which wakes threads that sleep in the kernel to receive.
+    let is_deaf = socket.said.deaf.load(Ordering::Relaxed);
+    let receives_no_more = matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
+    socket.said.deaf.store(is_deaf || receives_no_more, Ordering::Relaxed);
+    let result = match how {
         // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
         libc::SHUT_WR if send::finish(socket, fd) => 0,
         libc::SHUT_RDWR => {
@@ -160,7 +164,17 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
             native()
         }
         _ => native(),
+    };
+    if result != 0 {
+        socket.said.deaf.store(is_deaf, Ordering::Relaxed);
+        return result;
     }
+    if how != libc::SHUT_RD {
+        socket.said.finished.store(true, Ordering::Relaxed);
+    }
+    // As in the kernel, this is an event.
+    epoll::changed(socket);
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -224,11 +238,22 @@ pub unsafe extern "C-unwind" fn getsockopt(
     {
         // SAFETY: as above.
         unsafe {
-            if *len as usize == size_of::<c_int>()
-                && value.cast::<c_int>().read_unaligned() == 0
-                && let Some(Errno(errno)) = socket.take_error()
-            {
-                value.cast::<c_int>().write_unaligned(errno);
+            if *len as usize == size_of::<c_int>() {
+                let kernels = value.cast::<c_int>().read_unaligned();
+                let told = if socket.receiving.is_ring() {
+                    // The kernel's connection may break where TCP's would not, because of wake bytes that nobody has read.
+                    if kernels != 0 {
+                        socket.set_error(Errno(kernels));
+                    }
+                    Some(receive::take_error(socket))
+                } else if kernels == 0 {
+                    socket.take_error()
+                } else {
+                    None
+                };
+                if let Some(Errno(errno)) = told {
+                    value.cast::<c_int>().write_unaligned(errno);
+                }
             }
         }
     }

@@ -1,0 +1,68 @@
+//! The same program over TCP and under `ginnel run`. Each case has two executed processes that print what their calls return, and the
+//! output must be the same. So TCP, and not a list of ours, says what is right.
+
+use programs::stage::{Stage, changed};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+const SOURCES: [(&str, &str); 7] = [
+    ("both.h", include_str!("differential/both.h")),
+    ("main.c", include_str!("differential/main.c")),
+    ("socket.c", include_str!("differential/socket.c")),
+    ("tcp.c", include_str!("differential/tcp.c")),
+    ("poll.c", include_str!("differential/poll.c")),
+    ("epoll.c", include_str!("differential/epoll.c")),
+    ("select.c", include_str!("differential/select.c")),
+];
+
+/// The cases whose output still differs. docs/sockets.md names them.
+const DIFFERENCES: [&str; 1] = ["select_beyond_the_table"];
+
+fn compiled(stage: &Stage) -> PathBuf {
+    let folder = stage.world.files();
+    for (name, text) in SOURCES {
+        fs::write(folder.join(name), text).unwrap();
+    }
+    let program = folder.join("differential");
+    let mut compiler = Command::new("cc");
+    // The cases pass lengths that no program should pass.
+    compiler.args(["-O1", "-Wall", "-Werror", "-Wno-stringop-overflow", "-pthread", "-o"]).arg(&program);
+    compiler.args(SOURCES.iter().filter(|(name, _)| name.ends_with(".c")).map(|(name, _)| folder.join(name)));
+    assert!(compiler.status().unwrap().success());
+    program
+}
+
+/// Splits the output into cases: each has a name, and what its two processes have printed.
+fn cases(output: &str) -> Vec<(&str, &str)> {
+    output.split("== ").skip(1).map(|case| case.split_once('\n').unwrap()).collect()
+}
+
+/// Runs all cases over TCP and on the stage. Returns how many there are.
+fn compare(stage: &Stage) -> usize {
+    let program = compiled(stage);
+    let over_tcp = Command::new(&program).arg("all").stdin(Stdio::null()).output().unwrap();
+    assert!(over_tcp.status.success(), "{over_tcp:?}");
+    let over_tcp = String::from_utf8(over_tcp.stdout).unwrap();
+    let over_rings = stage.client(&[program.to_str().unwrap(), "all"]);
+    let (expected, found) = (cases(&over_tcp), cases(&over_rings));
+    assert_eq!(expected.len(), found.len());
+    let differ = expected.iter().zip(&found).filter(|(expected, found)| expected != found);
+    let (known, new): (Vec<_>, Vec<_>) = differ.partition(|(expected, _)| DIFFERENCES.contains(&expected.0));
+    for ((name, expected), (_, found)) in &new {
+        println!("== {name}, over TCP:\n{expected}\n== {name}, under `ginnel run`:\n{found}");
+    }
+    let names: Vec<_> = new.iter().map(|((name, _), _)| name).collect();
+    assert!(names.is_empty(), "{names:?} differ");
+    println!("{} cases, {} known to differ", expected.len(), known.len());
+    expected.len()
+}
+
+#[test]
+fn results_are_those_of_tcp_after_the_change() {
+    kit::require_programs!(&["cc"]);
+    let stage = Stage::new("eager").settling();
+    let cases = compare(&stage);
+    let changed = changed(&stage.all_connections(), "differential").len();
+    assert_eq!(changed, cases * 2, "not all connections have changed over");
+}

@@ -1,0 +1,137 @@
+/* epoll(7), and how it shows the ends of a connection. */
+#include "both.h"
+
+static const unsigned INTERESTS[] = {
+    0, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLIN | EPOLLRDHUP, EPOLLIN | EPOLLOUT | EPOLLRDHUP,
+    EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, EPOLLRDHUP | EPOLLET, EPOLLIN | EPOLLONESHOT,
+};
+enum { COUNT = sizeof INTERESTS / sizeof INTERESTS[0] };
+
+/* The instances, one for each interest. */
+static int instances[COUNT];
+
+static void watch(int fd)
+{
+    for (int i = 0; i < COUNT; i++) {
+        instances[i] = epoll_create1(EPOLL_CLOEXEC);
+        struct epoll_event event = { .events = INTERESTS[i], .data.u64 = i };
+        check(epoll_ctl(instances[i], EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+    }
+}
+
+/* Prints the events in each instance, once those in the one with interest in `EPOLLRDHUP` alone are there. */
+static void say_all(const char *when, int waits)
+{
+    struct epoll_event event;
+    if (waits)
+        check(epoll_wait(instances[3], &event, 1, 10000) == 1, "no event");
+    for (int i = 0; i < COUNT; i++) {
+        char what[100];
+        sprintf(what, "%s, interest %#x", when, INTERESTS[i]);
+        int found = epoll_wait(instances[i], &event, 1, 0);
+        say_events(what, found == 1 ? event.events : 0);
+        if (found == 1)
+            check(event.data.u64 == (unsigned)i, "its data");
+    }
+}
+
+CASE(epoll_idle)
+{
+    if (me == CONNECTOR) {
+        watch(fd);
+        say_all("idle", 0);
+        say_all("idle, again", 0);
+    }
+    meet();
+}
+
+CASE(epoll_peer_shut_down)
+{
+    if (me == CONNECTOR) {
+        watch(fd);
+        say_all("idle", 0);
+    }
+    meet();
+    if (me == ACCEPTOR)
+        say("shutdown", shutdown(fd, SHUT_WR));
+    meet();
+    if (me == CONNECTOR) {
+        say_all("the end", 1);
+        say_all("the end, again", 0);
+    }
+    meet();
+}
+
+CASE(epoll_peer_shut_down_with_data)
+{
+    if (me == CONNECTOR) {
+        watch(fd);
+        say_all("idle", 0);
+    }
+    meet();
+    if (me == ACCEPTOR) {
+        send_all(fd, "abc", 3);
+        say("shutdown", shutdown(fd, SHUT_WR));
+    }
+    meet();
+    if (me == CONNECTOR)
+        say_all("the end behind data", 1);
+    meet();
+}
+
+CASE(epoll_both_shut_down)
+{
+    if (me == CONNECTOR)
+        watch(fd);
+    meet();
+    say("shutdown", shutdown(fd, SHUT_WR));
+    meet();
+    if (me == CONNECTOR) {
+        struct epoll_event event;
+        say("an end without interest", epoll_wait(instances[0], &event, 1, 10000));
+        say_all("both ends", 1);
+    }
+    meet();
+}
+
+CASE(epoll_peer_aborted)
+{
+    if (me == CONNECTOR)
+        watch(fd);
+    meet();
+    if (me == ACCEPTOR) {
+        struct linger none = { 1, 0 };
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+        close(fd);
+    }
+    meet();
+    if (me == CONNECTOR) {
+        struct epoll_event event;
+        say("a reset without interest", epoll_wait(instances[0], &event, 1, 10000));
+        say_all("reset", 1);
+    }
+    meet();
+}
+
+CASE(epoll_invalid_arguments)
+{
+    if (me == CONNECTOR) {
+        int epoll = epoll_create1(EPOLL_CLOEXEC);
+        struct epoll_event event = { .events = EPOLLIN };
+        say("epoll_wait without room", epoll_wait(epoll, &event, 0, 0));
+        say("EPOLL_CTL_MOD before EPOLL_CTL_ADD", epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event));
+        say("EPOLL_CTL_DEL before EPOLL_CTL_ADD", epoll_ctl(epoll, EPOLL_CTL_DEL, fd, &event));
+        say("EPOLL_CTL_ADD", epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+        say("EPOLL_CTL_ADD again", epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+        say("an operation that is none", epoll_ctl(epoll, 9, fd, &event));
+        say("epoll_ctl of itself", epoll_ctl(epoll, EPOLL_CTL_ADD, epoll, &event));
+        say("EPOLL_CTL_DEL", epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL));
+        say("EPOLL_CTL_DEL again", epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL));
+        event.events = EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT;
+        say("EPOLLEXCLUSIVE with EPOLLONESHOT", epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+        event.events = EPOLLIN | EPOLLEXCLUSIVE;
+        say("EPOLLEXCLUSIVE", epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+        say("EPOLL_CTL_MOD of an exclusive one", epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event));
+    }
+    meet();
+}

@@ -1,0 +1,242 @@
+/* socket(7), recv(2), send(2) and their variants. */
+#include "both.h"
+
+CASE(socket_read_nothing)
+{
+    char byte;
+    if (me == CONNECTOR) {
+        say("read of 0 bytes without data", read(fd, &byte, 0));
+        struct iovec none = { &byte, 0 };
+        say("readv of 0 bytes without data", readv(fd, &none, 1));
+        say("readv of no vectors", readv(fd, &none, 0));
+    }
+    meet();
+}
+
+CASE(socket_receive_nothing)
+{
+    char byte;
+    if (me == CONNECTOR) {
+        say("recv of 0 bytes without data", recv(fd, &byte, 0, MSG_DONTWAIT));
+        struct msghdr none = { 0 };
+        say("recvmsg of 0 bytes without data", recvmsg(fd, &none, MSG_DONTWAIT));
+    }
+    meet();
+    if (me == ACCEPTOR)
+        send_all(fd, "ab", 2);
+    meet();
+    if (me == CONNECTOR) {
+        say("readable", events_of(fd, POLLIN, 10000));
+        say("recv of 0 bytes", recv(fd, &byte, 0, 0));
+        say("recv of 0 bytes, peeking", recv(fd, &byte, 0, MSG_PEEK));
+        say("recv of 1 byte", recv(fd, &byte, 1, 0));
+        say("recv of 1 byte", recv(fd, &byte, 1, 0));
+        say("recv of 0 bytes", recv(fd, &byte, 0, MSG_DONTWAIT));
+    }
+    meet();
+    if (me == ACCEPTOR)
+        close(fd);
+    meet();
+    if (me == CONNECTOR)
+        say("recv of 0 bytes at the end", recv(fd, &byte, 0, 0));
+}
+
+CASE(socket_send_nothing)
+{
+    signal(SIGPIPE, SIG_IGN);
+    if (me == CONNECTOR) {
+        say("send of 0 bytes", send(fd, "", 0, 0));
+        say("write of 0 bytes", write(fd, "", 0));
+        say("writev of no vectors", writev(fd, NULL, 0));
+        say("shutdown", shutdown(fd, SHUT_WR));
+        say("send of 0 bytes", send(fd, "", 0, 0));
+        say("write of 0 bytes", write(fd, "", 0));
+        say("send of 1 byte", send(fd, "", 1, MSG_NOSIGNAL));
+    }
+    meet();
+}
+
+CASE(socket_vector_counts)
+{
+    static struct iovec vectors[UIO_MAXIOV + 1];
+    char byte = 'a';
+    if (me == CONNECTOR)
+        send_all(fd, "abc", 3);
+    meet();
+    int counts[] = { -1, UIO_MAXIOV + 1 };
+    for (int i = 0; i < 2; i++) {
+        if (me == ACCEPTOR) {
+            say("readv", readv(fd, vectors, counts[i]));
+            say("writev", writev(fd, vectors, counts[i]));
+            say("preadv2", preadv2(fd, vectors, counts[i], -1, 0));
+            say("pwritev2", pwritev2(fd, vectors, counts[i], -1, 0));
+            struct msghdr message = { .msg_iov = vectors, .msg_iovlen = counts[i] };
+            say("sendmsg", sendmsg(fd, &message, 0));
+            say("recvmsg", recvmsg(fd, &message, 0));
+        }
+    }
+    if (me == ACCEPTOR) {
+        for (int i = 0; i < UIO_MAXIOV; i++)
+            vectors[i] = (struct iovec){ &byte, i == UIO_MAXIOV - 1 };
+        say("readv of the most vectors", readv(fd, vectors, UIO_MAXIOV));
+        say("writev of the most vectors", writev(fd, vectors, UIO_MAXIOV));
+    }
+    meet();
+}
+
+CASE(socket_vector_lengths)
+{
+    char bytes[8] = "abcdefg";
+    if (me == CONNECTOR)
+        send_all(fd, bytes, 8);
+    meet();
+    if (me == ACCEPTOR) {
+        struct iovec negative[] = { { bytes, 1 }, { bytes, -1 } };
+        say("writev with a negative length", writev(fd, negative, 2));
+        say("readv with a negative length", readv(fd, negative, 2));
+        struct msghdr message = { .msg_iov = negative, .msg_iovlen = 2 };
+        say("sendmsg with a negative length", sendmsg(fd, &message, 0));
+        say("recvmsg with a negative length", recvmsg(fd, &message, 0));
+        say("write of a negative length", write(fd, bytes, -1));
+        say("read of a negative length", read(fd, bytes, -1));
+    }
+    meet();
+    if (me == ACCEPTOR)
+        send_all(fd, "z", 1);
+    else
+        say("bytes", recv(fd, bytes, 8, 0));
+    meet();
+}
+
+CASE(socket_receive_many)
+{
+    enum { COUNT = 4 };
+    char bytes[COUNT][4];
+    struct iovec vectors[COUNT];
+    struct mmsghdr messages[COUNT];
+    memset(messages, 0, sizeof messages);
+    for (int i = 0; i < COUNT; i++) {
+        vectors[i] = (struct iovec){ bytes[i], 2 };
+        messages[i].msg_hdr = (struct msghdr){ .msg_iov = &vectors[i], .msg_iovlen = 1 };
+    }
+    if (me == CONNECTOR)
+        send_all(fd, "abcd", 4);
+    meet();
+    if (me == ACCEPTOR) {
+        check(WAIT_UNTIL(({ int n = 0; ioctl(fd, FIONREAD, &n); n == 4; })), "4 bytes");
+        say("recvmmsg of 4, with MSG_WAITFORONE", recvmmsg(fd, messages, COUNT, MSG_WAITFORONE, NULL));
+        say("recvmmsg of 4, with MSG_DONTWAIT", recvmmsg(fd, messages, COUNT, MSG_DONTWAIT, NULL));
+    }
+    meet();
+    if (me == CONNECTOR) {
+        send_all(fd, "ab", 2);
+        usleep(20000);
+        send_all(fd, "cdefgh", 6);
+    } else {
+        say("recvmmsg of 4", recvmmsg(fd, messages, COUNT, 0, NULL));
+        int sum = 0;
+        for (int i = 0; i < COUNT; i++)
+            sum += messages[i].msg_len;
+        say("bytes", sum);
+    }
+    meet();
+    if (me == CONNECTOR) {
+        send_all(fd, "ab", 2);
+        close(fd);
+    } else {
+        say("recvmmsg of 4 at the end", recvmmsg(fd, messages, COUNT, 0, NULL));
+        for (int i = 0; i < COUNT; i++)
+            say("bytes", messages[i].msg_len);
+        struct timespec wrong = { 0, -1 };
+        say("recvmmsg with a negative time", recvmmsg(fd, messages, COUNT, 0, &wrong));
+    }
+}
+
+CASE(socket_peek)
+{
+    char bytes[8] = "";
+    if (me == CONNECTOR)
+        send_all(fd, "abcd", 4);
+    meet();
+    if (me == ACCEPTOR) {
+        check(WAIT_UNTIL(({ int n = 0; ioctl(fd, FIONREAD, &n); n == 4; })), "4 bytes");
+        say("peek", recv(fd, bytes, 8, MSG_PEEK));
+        say("peek and truncate", recv(fd, bytes, 2, MSG_PEEK | MSG_TRUNC));
+        say("peek for 4", recv(fd, bytes, 4, MSG_PEEK | MSG_WAITALL));
+        say("drop 1", recv(fd, NULL, 1, MSG_TRUNC));
+        say("receive", recv(fd, bytes, 8, 0));
+        printf("%.3s\n", bytes);
+    }
+    meet();
+}
+
+CASE(socket_wait_for_all)
+{
+    char bytes[8] = "";
+    if (me == CONNECTOR) {
+        send_all(fd, "abcd", 4);
+        usleep(5000);
+        send_all(fd, "efgh", 4);
+    } else {
+        say("recv with MSG_WAITALL", recv(fd, bytes, 8, MSG_WAITALL));
+    }
+    meet();
+    if (me == CONNECTOR) {
+        send_all(fd, "abcd", 4);
+        close(fd);
+    } else {
+        say("recv with MSG_WAITALL at the end", recv(fd, bytes, 8, MSG_WAITALL));
+        say("recv", recv(fd, bytes, 8, MSG_WAITALL));
+    }
+}
+
+CASE(socket_receive_timeout)
+{
+    char byte;
+    if (me == CONNECTOR) {
+        struct timeval limit = { 0, 30000 };
+        say("SO_RCVTIMEO", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+        say("recv", recv(fd, &byte, 1, 0));
+        say("read", read(fd, &byte, 1));
+    }
+    meet();
+}
+
+CASE(socket_send_after_shutdown)
+{
+    char bytes[4];
+    signal(SIGPIPE, SIG_IGN);
+    if (me == CONNECTOR) {
+        send_all(fd, "ab", 2);
+        say("shutdown", shutdown(fd, SHUT_WR));
+        say("send", send(fd, "c", 1, 0));
+        say("shutdown again", shutdown(fd, SHUT_WR));
+    } else {
+        say("recv", recv(fd, bytes, 4, MSG_WAITALL));
+        say("recv at the end", recv(fd, bytes, 4, 0));
+        send_all(fd, "xy", 2);
+    }
+    meet();
+    if (me == CONNECTOR)
+        say("recv after shutdown", recv(fd, bytes, 2, MSG_WAITALL));
+    meet();
+}
+
+CASE(socket_invalid_arguments)
+{
+    char byte = 0;
+    if (me == CONNECTOR) {
+        say("shutdown with how = 7", shutdown(fd, 7));
+        say("sendto with an address", sendto(fd, &byte, 0, 0, NULL, 0));
+        say("recv with MSG_OOB", recv(fd, &byte, 1, MSG_OOB));
+        say("connect again", connect(fd, NULL, 0));
+        say("listen", listen(fd, 1));
+        say("accept", accept(fd, NULL, NULL));
+        say("close_range with wrong flags", close_range(fd, fd, 99));
+        say("still there", send(fd, &byte, 1, 0));
+        say("lseek", lseek(fd, 0, SEEK_SET));
+        say("pread", pread(fd, &byte, 1, 0));
+        say("pwrite", pwrite(fd, &byte, 1, 0));
+    }
+    meet();
+}
