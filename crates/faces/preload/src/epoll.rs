@@ -131,11 +131,12 @@ impl Progress {
     const NONE: Self = Self { position: 0, carrier: Carrier::Kernel, without_room: 0, is_ending: false };
 
     fn of(socket: &'static Socket, seen: &Self) -> Self {
+        let (position, is_ending) = receive::progress(socket);
         Self {
-            position: receive::position(socket),
+            position,
             carrier: socket.receiving.carrier(),
             without_room: send::room_again(socket, seen.without_room),
-            is_ending: receive::is_ending(socket),
+            is_ending,
         }
     }
 }

@@ -29,17 +29,26 @@ const MANY: usize = 256;
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
     let mut events = 0;
     let input = libc::POLLIN | libc::POLLRDNORM;
+    let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
+    let mut is_ending = socket.is_deaf();
     let found = match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => {
-            events |= kernel::poll_now(fd, interest & !(libc::POLLOUT | libc::POLLWRNORM));
+            let now = kernel::poll_now(fd, interest & !output | libc::POLLRDHUP);
+            is_ending |= now & libc::POLLRDHUP != 0;
+            events |= now & (interest | libc::POLLHUP | libc::POLLERR);
             Found::Nothing
         }
-        // Where the kernel says what can be received, it also says how the connection has ended.
-        _ => receive::look(socket, || {
-            let now = kernel::poll_now(fd, libc::POLLIN);
-            events |= now & (libc::POLLHUP | libc::POLLERR);
-            now != 0
-        }),
+        _ => {
+            // Where the kernel says what can be received, it also says how the connection has ended.
+            let mut kernels = 0;
+            let (found, is_ending_in_ring) = receive::look_for_end(socket, || {
+                kernels = kernel::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
+                kernels != 0
+            });
+            is_ending |= is_ending_in_ring || kernels & libc::POLLRDHUP != 0;
+            events |= kernels & (libc::POLLHUP | libc::POLLERR);
+            found
+        }
     };
     match found {
         Found::Nothing => {}
@@ -47,14 +56,13 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
         Found::End => events |= interest & (input | libc::POLLRDHUP),
     }
     let is_finished = send::is_finished(socket);
-    if (is_finished || socket.is_deaf() || interest & libc::POLLRDHUP != 0) && receive::is_ending(socket) {
+    if is_ending {
         events |= interest & (input | libc::POLLRDHUP);
         // Both directions have ended.
         if is_finished {
             events |= libc::POLLHUP;
         }
     }
-    let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
     if output != 0 {
         match socket.sending.carrier() {
             _ if is_finished => events |= output,
@@ -63,7 +71,7 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
             _ => events |= kernel::poll_now(fd, output),
         }
     }
-    if receive::is_reset(socket) {
+    if is_ending && receive::is_reset(socket) {
         events |= interest & (input | libc::POLLRDHUP | output) | libc::POLLHUP;
         if !socket.said.reset.load(Ordering::Relaxed) {
             events |= libc::POLLERR;

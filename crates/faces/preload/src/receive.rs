@@ -494,9 +494,16 @@ pub enum Found {
 /// Returns what a receiving call would find, unless the kernel alone carries this direction. `kernel` returns whether
 /// the kernel's socket is readable; it is called only where that matters.
 pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
+    look_at(socket, &mut socket.receiving.lock(), kernel)
+}
+
+fn look_at(
+    socket: &'static Socket,
+    rings: &mut Rings<SocketReceiver>,
+    kernel: impl FnOnce() -> bool,
+) -> Found {
     let readable = |kernel: bool| if kernel { Found::Something } else { Found::Nothing };
     let fd = socket.fd.load(Ordering::Relaxed);
-    let mut rings = socket.receiving.lock();
     match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => return readable(kernel()),
         Carrier::Counted => {
@@ -510,46 +517,47 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
         Carrier::Ring | Carrier::Returning => {}
     }
     if socket.receiving.carrier() != Carrier::Returning {
-        let found = match poll(socket, &mut rings) {
+        let found = match poll(socket, rings) {
             Ok(_) => return Found::Something,
             Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
             Err(RecvError::PeerDead) if kernel::may_end_still(socket, fd) => Found::Nothing,
             Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
             Err(_) => return Found::Something,
         };
-        match returning::begin_if_due(socket, fd, &rings) {
+        match returning::begin_if_due(socket, fd, rings) {
             Ok(false) => return found,
             // The receiving call reports the error.
             Err(_) => return Found::Something,
             Ok(true) => {}
         }
     }
-    if returning::settle(socket, fd, &mut rings) {
+    if returning::settle(socket, fd, rings) {
         return readable(kernel());
     }
     readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
 }
 
-/// Returns whether the peer sends nothing more, or this side wants nothing more, although there may be bytes before that end.
-pub fn is_ending(socket: &'static Socket) -> bool {
-    if socket.is_deaf() {
-        return true;
-    }
-    let rings = socket.receiving.lock();
+/// Does the same, and returns whether the peer sends nothing more, although there may be bytes before that end. Where the kernel
+/// carries, the caller asks the kernel for that.
+pub fn look_for_end(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> (Found, bool) {
+    let mut rings = socket.receiving.lock();
+    let found = look_at(socket, &mut rings, kernel);
+    (found, is_ending(socket, &rings))
+}
+
+/// Returns whether a ring carries and the peer sends nothing more.
+fn is_ending(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
+    // A ring that the sender has left counts as finished too.
+    let is_last = |receiver: &SocketReceiver| {
+        !rings.is_ahead() && carrier::given_back(receiver.ring.memory()).is_none()
+    };
     match socket.receiving.carrier() {
         Carrier::Ring => {
-            // A ring that the sender has left counts as finished too.
-            let is_last = |receiver: &SocketReceiver| {
-                !rings.is_ahead() && carrier::given_back(receiver.ring.memory()).is_none()
-            };
             socket.end() != End::None
                 || rings.as_ref().is_some_and(|receiver| receiver.ring.is_ending() && is_last(receiver))
         }
         Carrier::Returning => socket.end() != End::None,
-        Carrier::Kernel | Carrier::Changing | Carrier::Counted => {
-            drop(rings);
-            kernel::poll_now(socket.fd.load(Ordering::Relaxed), libc::POLLRDHUP) & libc::POLLRDHUP != 0
-        }
+        Carrier::Kernel | Carrier::Changing | Carrier::Counted => false,
     }
 }
 
@@ -668,19 +676,21 @@ pub fn is_ready(socket: &'static Socket) -> bool {
     }
 }
 
-/// Returns the position in the ring up to which bytes have come.
-pub fn position(socket: &'static Socket) -> u64 {
+/// Returns the position in the ring up to which bytes have come, and whether the peer sends nothing more, as far as the ring says.
+pub fn progress(socket: &'static Socket) -> (u64, bool) {
     let mut ring = socket.receiving.lock();
     let available = poll_all(socket, &mut ring);
-    let Some(receiver) = ring.as_ref() else { return ring.before() };
+    let is_ending = is_ending(socket, &ring);
+    let Some(receiver) = ring.as_ref() else { return (ring.before(), is_ending) };
     let position = ring.before() + receiver.ring.cursor().position;
     // The end is news too.
-    match available {
+    let position = match available {
         Ok(n) => position + n as u64,
         Err(RecvError::Empty) => position,
         Err(RecvError::PeerDead) if kernel::is_undecided(socket) => position,
         Err(_) => u64::MAX,
-    }
+    };
+    (position, is_ending)
 }
 
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.

@@ -200,7 +200,9 @@ fn into_ring<'a>(
 pub fn is_finished(socket: &'static Socket) -> bool {
     let is = |sender: &SocketSender| sender.ring.is_finished();
     socket.said.finished.load(Ordering::Relaxed)
-        || socket.sending.carrier() == Carrier::Ring && socket.sending.lock().as_ref().is_some_and(is)
+        || socket.sending.common().is_some()
+            && socket.sending.carrier() == Carrier::Ring
+            && socket.sending.lock().as_ref().is_some_and(is)
 }
 
 /// Sends some of the bytes with a system call, because the kernel carries again or still. That call does not wait, because
