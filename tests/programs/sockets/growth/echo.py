@@ -3,9 +3,10 @@ import select
 import socket
 import sys
 import threading
+import time
 
 from pairs import pair, receive
-from streams import content
+from streams import content, largest
 
 a, b = pair()
 b.setblocking(False)
@@ -31,10 +32,14 @@ def serve():
 
 server = threading.Thread(target=serve)
 server.start()
-# More data than the small rings and the server hold.
-for turn in range(20):
-    bytes_ = content[turn:turn + 300000]
+# More data than the small rings and the server hold, until both directions have the largest rings. How soon a ring grows depends on
+# the machine.
+turn, end = 0, time.monotonic() + 60
+while turn < 20 or largest() < 2:
+    assert time.monotonic() < end, 'the rings do not grow'
+    bytes_ = content[turn % 20:turn % 20 + 300000]
     a.sendall(bytes_)
     assert receive(a, len(bytes_)) == bytes_
+    turn += 1
 a.shutdown(socket.SHUT_WR)
 server.join()
