@@ -116,27 +116,27 @@ struct Watch {
 /// How far everything at a socket has come of which a program with edge-triggered events is told.
 #[derive(PartialEq)]
 struct Progress {
-    /// The position in the stream up to which bytes have come.
-    position: u64,
+    /// What has come in the rings.
+    rings: receive::Progress,
     /// The carrier of the receiving direction. Bytes that TCP carries after a return may have arrived, and woken this side, while the
     /// ring still carried the direction.
     carrier: Carrier,
     /// The number of calls that have found no room, as long as there is room again after them.
     without_room: u32,
-    /// Whether the peer sends nothing more.
-    is_ending: bool,
 }
 
 impl Progress {
-    const NONE: Self = Self { position: 0, carrier: Carrier::Kernel, without_room: 0, is_ending: false };
+    const NONE: Self = Self {
+        rings: receive::Progress { position: 0, is_ending: false, is_left: false },
+        carrier: Carrier::Kernel,
+        without_room: 0,
+    };
 
     fn of(socket: &'static Socket, seen: &Self) -> Self {
-        let (position, is_ending) = receive::progress(socket);
         Self {
-            position,
+            rings: receive::progress(socket),
             carrier: socket.receiving.carrier(),
             without_room: send::room_again(socket, seen.without_room),
-            is_ending,
         }
     }
 }
@@ -924,7 +924,10 @@ fn has_changed(socket: &'static Socket) -> bool {
 
 /// Makes all instances that watch the socket report its events from here on, because one of its directions has changed over.
 pub fn changed(socket: &'static Socket) {
-    socket.watchers.each(|instance, fd| instance.take_over(instance.fd.load(Ordering::Relaxed), fd, socket));
+    // A signal handler may be what calls this, so a list that is not long needs no memory.
+    for (instance, fd) in socket.watchers.few() {
+        instance.take_over(instance.fd.load(Ordering::Relaxed), fd, socket);
+    }
 }
 
 /// Replaces the program's events and data in the kernel's registration by this library's. The kernel reports an event at once,

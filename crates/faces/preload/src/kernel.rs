@@ -112,8 +112,7 @@ pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
 pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     let Some(_using) = Using::begin(socket, fd) else { return };
     let ready = poll_now(fd, libc::POLLRDHUP);
-    // If the program has shut down receiving, the kernel reports an end that is not the peer's.
-    if socket.is_deaf() && ready & libc::POLLERR == 0 && !has_peer_ended(fd) {
+    if ready & libc::POLLRDHUP != 0 && ready & libc::POLLERR == 0 && !is_peers_end(socket, fd) {
         return;
     }
     if ready & (libc::POLLERR | libc::POLLHUP) != 0 {
@@ -133,10 +132,11 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// Returns whether the peer's kernel has said that nothing more comes, by the state of the connection.
-fn has_peer_ended(fd: c_int) -> bool {
+/// Returns whether an end that the kernel reports is the peer's. If not, the program has shut down receiving, in this process or in a
+/// relative.
+pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
     if is_confined() {
-        return false;
+        return !socket.is_deaf();
     }
     let _errno = Kept::new();
     let (mut state, mut len) = (0_u8, size_of::<u8>() as libc::socklen_t);
@@ -145,7 +145,11 @@ fn has_peer_ended(fd: c_int) -> bool {
         real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
     };
     // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
-    result == 0 && matches!(state, 6..=9 | 11)
+    let is_peers = result != 0 || matches!(state, 6..=9 | 11);
+    if !is_peers {
+        socket.said.deaf.store(true, Ordering::Relaxed);
+    }
+    is_peers
 }
 
 /// Returns the socket's pending error (SO_ERROR), which the kernel tells only once.
@@ -178,10 +182,14 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
     let end = if begun < IN_VAIN_UNTIL.load(Ordering::Relaxed) { begun } else { begun + LATE as u64 };
     loop {
         let left = end.saturating_sub(now()) as c_int;
-        let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+        // If the program has shut down receiving, the kernel always reports an end, so this looks from time to time.
+        let is_deaf = socket.is_deaf();
+        let (events, most) = if is_deaf { (0, left.min(10)) } else { (libc::POLLRDHUP, left) };
+        let mut poll = libc::pollfd { fd, events, revents: 0 };
         // SAFETY: `poll` is one pollfd, and the count is 1.
-        let ready = unsafe { real::poll(&raw mut poll, 1, left) };
-        if ready >= 0 || left == 0 {
+        let ready = unsafe { real::poll(&raw mut poll, 1, most) };
+        let goes_on = ready < 0 || ready == 0 && is_deaf && !is_peers_end(socket, fd);
+        if !goes_on || left == 0 {
             break;
         }
     }
@@ -232,7 +240,7 @@ pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
 pub fn take_last(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
     let _errno = Kept::new();
     match check(receive(fd, into, libc::MSG_DONTWAIT)) {
-        Ok(0) if socket.is_deaf() && !has_peer_ended(fd) => {}
+        Ok(0) if !is_peers_end(socket, fd) => {}
         Ok(0) => socket.set_end(End::Fin),
         Ok(n) => return n,
         Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
@@ -307,7 +315,7 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
     }
     match got {
         Ok(0) => {
-            if !socket.is_deaf() || has_peer_ended(fd) {
+            if is_peers_end(socket, fd) {
                 socket.set_end(End::Fin);
             }
             Ok(None)

@@ -97,7 +97,9 @@ fn counted<'a>(
         asks_for_some |= !piece.is_empty();
         let mut at = 0;
         while at < piece.len() {
-            let how = if peek {
+            let how = if peek && flags & libc::MSG_TRUNC != 0 {
+                How::Count
+            } else if peek {
                 How::Peek
             } else if flags & libc::MSG_TRUNC != 0 {
                 How::Discard
@@ -113,12 +115,16 @@ fn counted<'a>(
                     at += n;
                     got += n;
                     // The peeked bytes are still there, so another look would find them again.
-                    if peek && (!all || got >= piece.len()) {
+                    if peek && (!all || got >= piece.len() || !waits || is_all(socket)) {
                         return Ok(got);
                     }
                     if peek {
+                        // They keep the socket readable, so the thread sleeps by the clock.
+                        match wait::a_moment(fd, &mut deadline).and_then(|()| number(socket, fd)) {
+                            Ok(number) => fd = number,
+                            Err(_) => return Ok(got),
+                        }
                         (at, got) = (at - n, got - n);
-                        fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd))?;
                     }
                 }
                 Err(Errno(libc::EAGAIN)) if got > 0 && !all || socket.is_deaf() => return Ok(got),
@@ -151,10 +157,20 @@ fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize>
             Err(Errno(libc::EAGAIN)) if waits => {
                 fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd))?;
             }
-            Err(errno) => return Err(errno),
+            Err(errno) => {
+                if errno == Errno(libc::ECONNRESET) {
+                    socket.said.reset.store(true, Ordering::Relaxed);
+                }
+                return Err(errno);
+            }
             Ok(_) => return Ok(0),
         }
     }
+}
+
+/// Returns whether no more bytes come than are there.
+fn is_all(socket: &'static Socket) -> bool {
+    socket.is_deaf() || socket.end() != End::None || is_ending(socket, &socket.receiving.lock())
 }
 
 /// What happens to the received bytes.
@@ -165,6 +181,8 @@ enum How {
     Peek,
     /// The bytes are discarded (MSG_TRUNC).
     Discard,
+    /// The bytes stay, and are only counted (MSG_PEEK and MSG_TRUNC).
+    Count,
 }
 
 impl How {
@@ -173,7 +191,17 @@ impl How {
             Self::Take => 0,
             Self::Peek => libc::MSG_PEEK,
             Self::Discard => libc::MSG_TRUNC,
+            Self::Count => libc::MSG_PEEK | libc::MSG_TRUNC,
         }
+    }
+
+    fn stays(self) -> bool {
+        matches!(self, Self::Peek | Self::Count)
+    }
+
+    /// Returns whether the bytes are written to the program's memory, which there need not be otherwise.
+    fn copies(self) -> bool {
+        matches!(self, Self::Take | Self::Peek)
     }
 }
 
@@ -205,7 +233,7 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
                 if returning::settle(socket, fd, &mut rings) {
                     continue;
                 }
-                if let Some(n) = returning::from_stash(socket, into, how == How::Peek) {
+                if let Some(n) = returning::from_stash(socket, into, how.copies(), how.stays()) {
                     return Ok(n);
                 }
                 let is_over = socket.receiving.kernels() < socket.resume.load(Ordering::Relaxed);
@@ -220,7 +248,7 @@ fn natively(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Op
     // The call never waits here, because the descriptor's number may become another file's meanwhile. The caller
     // waits.
     let flags = how.flags() | libc::MSG_DONTWAIT;
-    let moved = |got: &isize| if how == How::Peek { 0 } else { usize::try_from(*got).unwrap_or(0) };
+    let moved = |got: &isize| if how.stays() { 0 } else { usize::try_from(*got).unwrap_or(0) };
     let receive = || match Using::begin(socket, fd) {
         Some(_using) => kernel::receive(fd, into, flags),
         None => tell(Err(Errno(libc::EBADF))),
@@ -289,11 +317,11 @@ fn from_kernel(
     };
     // Bytes that are to be discarded are checked too, because there may be more of them than should be discarded.
     let mut dropped = [0; 4096];
-    let bytes = match how {
-        How::Discard => &mut dropped[..len.min(4096)],
-        _ => &mut into[..len],
+    let bytes = match how.copies() {
+        false => &mut dropped[..len.min(4096)],
+        true => &mut into[..len],
     };
-    let peeks = if how == How::Peek { libc::MSG_PEEK } else { 0 };
+    let peeks = if how.stays() { libc::MSG_PEEK } else { 0 };
     let using = Using::begin(socket, fd).ok_or(Errno(libc::EBADF))?;
     let got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
     drop(using);
@@ -301,12 +329,14 @@ fn from_kernel(
     // stream is not the end of the connection's.
     let left = left(receiver, received)?;
     match got {
+        // That is not the peer's end: the program has shut down receiving.
+        Ok(0) if !bytes.is_empty() && !kernel::is_peers_end(socket, fd) => Err(Errno(libc::EAGAIN)),
         // The stream ended before the byte that the sender has named.
         Ok(0) if left.is_some_and(|left| left > 0) => Err(socket.untold().unwrap_or(Errno(libc::ECONNRESET))),
         Ok(0) if !bytes.is_empty() && left.is_none() => untold(socket).map_or(Ok(Some(0)), Err),
         Ok(n) => {
             let ours = within(n, left);
-            if how != How::Peek {
+            if !how.stays() {
                 socket.receiving.count_native(ours as u64);
                 returning::sort(socket, rings, &bytes[ours..n]);
                 // That was all that the kernel carries. (What is counted of it from now on is no part of the stream.)
@@ -352,11 +382,12 @@ fn from_ring(
         let got = match how {
             How::Take => receiver.ring.read(into, wake),
             How::Peek => peek(&mut receiver.ring, into),
+            How::Count => receiver.ring.poll_all().map(|n| n.min(into.len())),
             How::Discard => discard(&mut receiver.ring, into.len(), wake),
         };
         match got {
             Ok(n) => {
-                if how != How::Peek {
+                if !how.stays() {
                     socket.receiving.shared.fetch_add(n as u64, Ordering::Relaxed);
                     carrier::note_taken(receiver.ring.memory(), receiver.ring.cursor().position);
                 }
@@ -547,9 +578,10 @@ pub fn look_for_end(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> (
 
 /// Returns whether a ring carries and the peer sends nothing more.
 fn is_ending(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
-    // A ring that the sender has left counts as finished too.
+    // A ring that the sender has left counts as finished too. It has named the byte at which the next ring begins before it left.
+    let goes_on = |next: &SocketReceiver| left(next, 0) != Ok(None);
     let is_last = |receiver: &SocketReceiver| {
-        !rings.is_ahead() && carrier::given_back(receiver.ring.memory()).is_none()
+        !rings.next().is_some_and(goes_on) && carrier::given_back(receiver.ring.memory()).is_none()
     };
     match socket.receiving.carrier() {
         Carrier::Ring => {
@@ -676,21 +708,35 @@ pub fn is_ready(socket: &'static Socket) -> bool {
     }
 }
 
-/// Returns the position in the ring up to which bytes have come, and whether the peer sends nothing more, as far as the ring says.
-pub fn progress(socket: &'static Socket) -> (u64, bool) {
+/// How far a direction has come, as far as its rings say.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// The position up to which bytes have come.
+    pub position: u64,
+    /// Whether the peer sends nothing more.
+    pub is_ending: bool,
+    /// Whether the sender has left the ring for the kernel.
+    pub is_left: bool,
+}
+
+pub fn progress(socket: &'static Socket) -> Progress {
     let mut ring = socket.receiving.lock();
     let available = poll_all(socket, &mut ring);
-    let is_ending = is_ending(socket, &ring);
-    let Some(receiver) = ring.as_ref() else { return (ring.before(), is_ending) };
-    let position = ring.before() + receiver.ring.cursor().position;
+    let fd = socket.fd.load(Ordering::Relaxed);
+    let (is_ending, before) = (is_ending(socket, &ring), ring.before());
+    let Some(receiver) = ring.as_ref() else {
+        return Progress { position: before, is_ending, is_left: false };
+    };
+    let position = before + receiver.ring.cursor().position;
     // The end is news too.
     let position = match available {
         Ok(n) => position + n as u64,
         Err(RecvError::Empty) => position,
-        Err(RecvError::PeerDead) if kernel::is_undecided(socket) => position,
+        // Whoever asks lets the time pass in which a late end may come.
+        Err(RecvError::PeerDead) if kernel::may_end_still(socket, fd) => position,
         Err(_) => u64::MAX,
     };
-    (position, is_ending)
+    Progress { position, is_ending, is_left: carrier::given_back(receiver.ring.memory()).is_some() }
 }
 
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.

@@ -383,11 +383,13 @@ fn count_dropped(socket: &'static Socket, bytes: u64) {
     direction.count_others(bytes - wakes);
 }
 
-/// Receives data that was taken for wake bytes. Returns `None` if there is none.
-pub fn from_stash(socket: &'static Socket, into: &mut [u8], stays: bool) -> Option<usize> {
+/// Receives data that was taken for wake bytes, and copies it if it is not to be discarded. Returns `None` if there is none.
+pub fn from_stash(socket: &'static Socket, into: &mut [u8], copies: bool, stays: bool) -> Option<usize> {
     let mut stash = socket.stash.lock();
     let n = stash.len().min(into.len());
-    into[..n].copy_from_slice(&stash[..n]);
+    if copies {
+        into[..n].copy_from_slice(&stash[..n]);
+    }
     if !stays {
         stash.drain(..n);
     }

@@ -8,7 +8,7 @@ use crate::rings::Rings;
 use crate::socket::{End, Socket};
 use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
-use crate::{change, daemon, grow, kernel, returning};
+use crate::{change, daemon, grow, kernel, receive, returning};
 use ginnel::SocketSender;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{SendError, carrier};
@@ -375,7 +375,9 @@ fn note_no_room(socket: &'static Socket) {
 pub fn room_again(socket: &'static Socket, seen: u32) -> u32 {
     // ORDER preload.room: see `note_no_room`.
     let calls = socket.without_room.load(Ordering::Relaxed);
-    if calls != seen && is_ready(socket) { calls } else { seen }
+    // A ring that has had no room for long is left for the kernel: `is_full` finds that out.
+    let fd = socket.fd.load(Ordering::Relaxed);
+    if calls != seen && !returning::is_full(socket, fd) { calls } else { seen }
 }
 
 /// Handles the program's request to shut down sending. Returns false if the kernel must do that.
@@ -409,7 +411,8 @@ fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) ->
     let is_reset = match error {
         // The peer's VM is gone: no kernel has reported an end.
         SendError::PeerDead if socket.end() == End::None => !socket.said.reset.swap(true, Ordering::Relaxed),
-        SendError::Closed | SendError::AfterFinish | SendError::PeerDead => false,
+        SendError::PeerDead => receive::is_reset(socket) && !socket.said.reset.swap(true, Ordering::Relaxed),
+        SendError::Closed | SendError::AfterFinish => false,
         // The error is reported once, by the first call.
         _ => !socket.said.reset.swap(true, Ordering::Relaxed),
     };

@@ -299,6 +299,12 @@ fn sleep_for_space(
     result
 }
 
+/// Sleeps for a moment, for a call that receives and that nothing wakes.
+pub fn a_moment(fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
+    signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
+}
+
 /// Waits until the kernel has something for a call that receives.
 pub fn for_more(fd: c_int, deadline: &mut Deadline) -> Result<()> {
     let left = deadline.left(fd, libc::SO_RCVTIMEO)?;

@@ -135,3 +135,36 @@ CASE(epoll_invalid_arguments)
     }
     meet();
 }
+
+/* Both ends write, edge-triggered, before one of them reads. TCP's buffers take that much, and rings do not. */
+CASE(epoll_both_write_first)
+{
+    enum { SIZE = 600000 };
+    static char bytes[SIZE];
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = { .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET };
+    check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+    check(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "O_NONBLOCK");
+    int sent = 0;
+    say("an event", epoll_wait(epoll, &event, 1, 10000));
+    while (sent < SIZE) {
+        for (int n; sent < SIZE && (n = send(fd, bytes + sent, SIZE - sent, MSG_NOSIGNAL)) > 0;)
+            sent += n;
+        if (sent < SIZE)
+            check(errno == EAGAIN, "send");
+        if (sent < SIZE)
+            check(epoll_wait(epoll, &event, 1, 10000) == 1, "it waits for ever");
+    }
+    say("sent", sent);
+    meet();
+    int got = 0;
+    while (got < SIZE) {
+        int n = recv(fd, bytes, SIZE, 0);
+        check(n > 0 || errno == EAGAIN, "recv");
+        got += n > 0 ? n : 0;
+        if (got < SIZE && n < 0)
+            check(epoll_wait(epoll, &event, 1, 10000) == 1, "it waits for ever to receive");
+    }
+    say("received", got);
+    meet();
+}

@@ -51,6 +51,11 @@ CASE(socket_send_nothing)
         say("shutdown", shutdown(fd, SHUT_WR));
         say("send of 0 bytes", send(fd, "", 0, 0));
         say("write of 0 bytes", write(fd, "", 0));
+        struct iovec none = { "", 0 };
+        say("writev of 0 bytes", writev(fd, &none, 1));
+        say("pwritev2 of 0 bytes", pwritev2(fd, &none, 1, -1, 0));
+        struct msghdr message = { .msg_iov = &none, .msg_iovlen = 1 };
+        say("sendmsg of 0 bytes", sendmsg(fd, &message, 0));
         say("send of 1 byte", send(fd, "", 1, MSG_NOSIGNAL));
     }
     meet();
@@ -163,11 +168,36 @@ CASE(socket_peek)
         say("peek", recv(fd, bytes, 8, MSG_PEEK));
         say("peek and truncate", recv(fd, bytes, 2, MSG_PEEK | MSG_TRUNC));
         say("peek for 4", recv(fd, bytes, 4, MSG_PEEK | MSG_WAITALL));
+        say("peek for 8 without waiting", recv(fd, bytes, 8, MSG_PEEK | MSG_WAITALL | MSG_DONTWAIT));
+        say("count", recv(fd, NULL, 8, MSG_PEEK | MSG_TRUNC));
+        struct timeval limit = { 0, 20000 };
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+        say("peek for 8, for a while", recv(fd, bytes, 8, MSG_PEEK | MSG_WAITALL));
         say("drop 1", recv(fd, NULL, 1, MSG_TRUNC));
         say("receive", recv(fd, bytes, 8, 0));
         printf("%.3s\n", bytes);
     }
     meet();
+}
+
+CASE(socket_peek_for_all)
+{
+    char bytes[8] = "";
+    if (me == CONNECTOR) {
+        send_all(fd, "abcd", 4);
+        usleep(20000);
+        send_all(fd, "efgh", 4);
+    } else {
+        say("peek for 8", recv(fd, bytes, 8, MSG_PEEK | MSG_WAITALL));
+        say("receive", recv(fd, bytes, 8, MSG_WAITALL));
+    }
+    meet();
+    if (me == CONNECTOR) {
+        send_all(fd, "abcd", 4);
+        close(fd);
+    } else {
+        say("peek for 8 at the end", recv(fd, bytes, 8, MSG_PEEK | MSG_WAITALL));
+    }
 }
 
 CASE(socket_wait_for_all)

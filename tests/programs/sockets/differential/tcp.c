@@ -53,6 +53,35 @@ CASE(tcp_exit_with_unread_data)
     say("recv", recv(fd, &byte, 1, 0));
 }
 
+CASE(tcp_send_to_one_that_has_exited)
+{
+    if (me == CONNECTOR)
+        send_all(fd, "abc", 3);
+    meet();
+    if (me == ACCEPTOR) {
+        say_events("data", events_of(fd, POLLIN, 10000));
+        return;
+    }
+    say_events("reset", events_of(fd, 0, 10000));
+    say("send", send(fd, "a", 1, 0));
+    say("send", send(fd, "a", 1, MSG_NOSIGNAL));
+}
+
+CASE(tcp_receive_nothing_after_a_reset)
+{
+    if (me == CONNECTOR)
+        send_all(fd, "abc", 3);
+    meet();
+    if (me == ACCEPTOR) {
+        say_events("data", events_of(fd, POLLIN, 10000));
+        return;
+    }
+    char byte;
+    say_events("reset", events_of(fd, 0, 10000));
+    say("recv of 0 bytes", recv(fd, &byte, 0, 0));
+    say("recv of 0 bytes", recv(fd, &byte, 0, 0));
+}
+
 CASE(tcp_options)
 {
     if (me == CONNECTOR) {

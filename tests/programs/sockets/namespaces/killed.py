@@ -24,14 +24,16 @@ while True:
     except ConnectionRefusedError:
         time.sleep(0.01)
 ask_until_changed(c, True)
-server = int(receive(c, 10))
-c.setblocking(False)
 if how == 'poll':
     poll = select.poll()
     poll.register(c, select.POLLIN)
 elif how != 'looks':
     poll = select.epoll()
     poll.register(c, select.EPOLLIN | (select.EPOLLET if how == 'edge' else 0))
+    # From now on, an edge is news only if something happens.
+    assert poll.poll(30)
+server = int(receive(c, 10))
+c.setblocking(False)
 subprocess.run(['ip', 'link', 'set', 'eth0', 'down'], check=True)
 os.kill(server, signal.SIGKILL)
 longest, calls = 0, 0

@@ -558,7 +558,10 @@ fn take(socket: &'static Socket, flags: c_int, pieces: &mut Rooms<'_>) -> usize 
     if peeks {
         // A call that only looks need not fill more than the first piece.
         if let Some(piece) = pieces.iter_mut().find(|piece| !piece.is_empty()) {
-            got = filter.queue.look(piece);
+            got = match flags & libc::MSG_TRUNC {
+                0 => filter.queue.look(piece),
+                _ => piece.len().min(filter.queue.len()),
+            };
         }
         return got;
     }

@@ -57,7 +57,7 @@ unsafe fn counted_vectors<'a>(iov: *const iovec, count: c_int) -> Option<&'a [io
     usize::try_from(count).ok().and_then(|count| unsafe { vectors(iov, count) })
 }
 
-/// Returns whether vectors have room for nothing. The kernel then returns from `readv` at once, whatever the socket's state is.
+/// Returns whether vectors are for nothing. The kernel then returns from `readv` and `writev` at once, whatever the socket's state is.
 fn are_empty(vectors: &[iovec]) -> bool {
     vectors.iter().all(|piece| piece.iov_len == 0)
 }
@@ -295,7 +295,9 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
     // SAFETY: the program says that there are so many vectors.
-    let Some(vectors) = (unsafe { counted_vectors(iov, count) }) else { return native() };
+    let Some(vectors) = (unsafe { counted_vectors(iov, count) }).filter(|vectors| !are_empty(vectors)) else {
+        return native();
+    };
     // SAFETY: the program says that each vector has as many bytes as its length says.
     send::send(socket, fd, 0, unsafe { pieces(vectors) }, native)
 }
@@ -497,7 +499,9 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
         Err(errno) => return tell(Err(errno)),
     };
     // SAFETY: the program says that there are so many vectors.
-    let Some(vectors) = (unsafe { counted_vectors(iov, count) }) else { return native() };
+    let Some(vectors) = (unsafe { counted_vectors(iov, count) }).filter(|vectors| !are_empty(vectors)) else {
+        return native();
+    };
     // SAFETY: the program says that each vector has as many bytes as its length says.
     send::send(socket, fd, flags, unsafe { pieces(vectors) }, native)
 }

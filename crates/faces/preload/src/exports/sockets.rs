@@ -240,17 +240,19 @@ pub unsafe extern "C-unwind" fn getsockopt(
         unsafe {
             if *len as usize == size_of::<c_int>() {
                 let kernels = value.cast::<c_int>().read_unaligned();
-                let told = if socket.receiving.is_ring() {
-                    // The kernel's connection may break where TCP's would not, because of wake bytes that nobody has read.
-                    if kernels != 0 {
-                        socket.set_error(Errno(kernels));
-                    }
-                    Some(receive::take_error(socket))
-                } else if kernels == 0 {
-                    socket.take_error()
-                } else {
-                    None
-                };
+                let is_over = kernels != 0 && kernel::poll_now(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
+                let told =
+                    if socket.receiving.is_ring() && socket.sending.is_ring() && (is_over || kernels == 0) {
+                        // The kernel's connection may break where TCP's would not, because of wake bytes that nobody has read.
+                        if is_over {
+                            socket.set_error(Errno(kernels));
+                        }
+                        Some(receive::take_error(socket))
+                    } else if kernels == 0 {
+                        socket.take_error()
+                    } else {
+                        None
+                    };
                 if let Some(Errno(errno)) = told {
                     value.cast::<c_int>().write_unaligned(errno);
                 }
