@@ -127,13 +127,8 @@ impl Cached {
 
     /// Compiles the client in C.
     fn compiled(&self) -> PathBuf {
-        let (source, program) =
-            (self.stage.world.files().join("client.c"), self.stage.world.files().join("client"));
-        std::fs::write(&source, include_str!("cached/client.c")).unwrap();
-        let status =
-            Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&program, &source]).status().unwrap();
-        assert!(status.success());
-        program
+        let files = [("client.c", include_str!("cached/client.c"))];
+        self.stage.compile("client", &files, &["-O1", "-pthread"])
     }
 }
 

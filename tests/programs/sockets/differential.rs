@@ -2,12 +2,10 @@
 //! output must be the same. So TCP, and not a list of ours, says what is right.
 
 use programs::stage::{Stage, changed};
-use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 const SOURCES: [(&str, &str); 7] = [
-    ("both.h", include_str!("differential/both.h")),
+    ("case.h", include_str!("differential/case.h")),
     ("main.c", include_str!("differential/main.c")),
     ("socket.c", include_str!("differential/socket.c")),
     ("tcp.c", include_str!("differential/tcp.c")),
@@ -16,22 +14,8 @@ const SOURCES: [(&str, &str); 7] = [
     ("select.c", include_str!("differential/select.c")),
 ];
 
-/// The cases whose output still differs. docs/sockets.md names them.
+/// The cases whose output differs. docs/sockets.md says why.
 const DIFFERENCES: [&str; 1] = ["select_beyond_the_table"];
-
-fn compiled(stage: &Stage) -> PathBuf {
-    let folder = stage.world.files();
-    for (name, text) in SOURCES {
-        fs::write(folder.join(name), text).unwrap();
-    }
-    let program = folder.join("differential");
-    let mut compiler = Command::new("cc");
-    // The cases pass lengths that no program should pass.
-    compiler.args(["-O1", "-Wall", "-Werror", "-Wno-stringop-overflow", "-pthread", "-o"]).arg(&program);
-    compiler.args(SOURCES.iter().filter(|(name, _)| name.ends_with(".c")).map(|(name, _)| folder.join(name)));
-    assert!(compiler.status().unwrap().success());
-    program
-}
 
 /// Splits the output into cases: each has a name, and what its two processes have printed.
 fn cases(output: &str) -> Vec<(&str, &str)> {
@@ -40,7 +24,9 @@ fn cases(output: &str) -> Vec<(&str, &str)> {
 
 /// Runs all cases over TCP and on the stage. Returns how many there are.
 fn compare(stage: &Stage) -> usize {
-    let program = compiled(stage);
+    // The cases pass lengths that no program should pass.
+    let arguments = ["-O1", "-Wall", "-Werror", "-Wno-stringop-overflow", "-pthread"];
+    let program = stage.compile("differential", &SOURCES, &arguments);
     let over_tcp = Command::new(&program).arg("all").stdin(Stdio::null()).output().unwrap();
     assert!(over_tcp.status.success(), "{over_tcp:?}");
     let over_tcp = String::from_utf8(over_tcp.stdout).unwrap();

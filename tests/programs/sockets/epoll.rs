@@ -2,7 +2,6 @@
 
 use programs::stage::{PYTHON, Stage, changed};
 use std::fs;
-use std::process::Command;
 
 /// The module `pairs`, which the programs have in common: connections with both ends in one process, which have changed over.
 pub const PAIRS: &str = include_str!("epoll/pairs.py");
@@ -36,14 +35,8 @@ fn several_threads_can_wait_in_one_instance() {
 fn no_edge_is_lost_between_input_and_room() {
     kit::require_programs!(&["cc"]);
     let stage = Stage::new("eager");
-    let (source, program) = (stage.world.files().join("both.c"), stage.world.files().join("both"));
-    fs::write(&source, include_str!("epoll/both.c")).unwrap();
-    let compiled = Command::new("cc")
-        .args(["-O1", "-Wall", "-Werror", "-o"])
-        .args([&program, &source])
-        .status()
-        .unwrap();
-    assert!(compiled.success());
+    let files = [("both.c", include_str!("epoll/both.c"))];
+    let program = stage.compile("both", &files, &["-O1", "-Wall", "-Werror"]);
     stage.client(&[program.to_str().unwrap(), "100000"]);
     let connections = stage.end();
     assert_eq!(changed(&connections, "both").len(), 2, "{connections:#?}");

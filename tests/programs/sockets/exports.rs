@@ -10,19 +10,10 @@ use std::process::Command;
 fn run(part: &str, ways: &[&[&str]]) {
     kit::require!(cfg!(target_arch = "x86_64"), "these functions are for x86-64");
     kit::require_programs!(&["cc"]);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("sockets/exports.c");
     for way in ways {
         let stage = Stage::new("eager").settling();
-        let program = stage.world.files().join("exports");
-        let compiled = Command::new("cc")
-            .args(*way)
-            .arg("-pthread")
-            .arg("-o")
-            .arg(&program)
-            .arg(&source)
-            .status()
-            .unwrap();
-        assert!(compiled.success());
+        let files = [("exports.c", include_str!("exports.c"))];
+        let program = stage.compile("exports", &files, &[way, &["-pthread"][..]].concat());
         stage.client(&[program.to_str().unwrap(), part]);
         let connections = stage.end();
         let changed = |one: &&ginnel_report::Record<'_>| one.shared_sent > 0;

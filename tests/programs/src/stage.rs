@@ -119,6 +119,19 @@ impl Stage {
         command
     }
 
+    /// Compiles a program in C from these files, with these arguments of the compiler. Returns the program's path.
+    pub fn compile(&self, name: &str, files: &[(&str, &str)], arguments: &[&str]) -> PathBuf {
+        let folder = self.world.files();
+        for (name, text) in files {
+            fs::write(folder.join(name), text).unwrap();
+        }
+        let (program, sources) = (folder.join(name), files.iter().filter(|(name, _)| name.ends_with(".c")));
+        let mut compiler = Command::new("cc");
+        compiler.args(arguments).arg("-o").arg(&program).args(sources.map(|(name, _)| folder.join(name)));
+        assert!(compiler.status().unwrap().success(), "{compiler:?}");
+        program
+    }
+
     /// Starts the server, and waits until it listens at this port.
     pub fn serve(&mut self, port: u16, program: &[&str]) {
         let mut command = self.command(program);

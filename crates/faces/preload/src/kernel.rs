@@ -133,10 +133,10 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
 }
 
 /// Returns whether an end that the kernel reports is the peer's. If not, the program has shut down receiving, in this process or in a
-/// relative.
+/// relative; this function records that.
 pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
     if is_confined() {
-        return !socket.is_deaf();
+        return !socket.has_shut_down_receiving();
     }
     let _errno = Kept::new();
     let (mut state, mut len) = (0_u8, size_of::<u8>() as libc::socklen_t);
@@ -147,7 +147,7 @@ pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
     // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
     let is_peers = result != 0 || matches!(state, 6..=9 | 11);
     if !is_peers {
-        socket.said.deaf.store(true, Ordering::Relaxed);
+        socket.shut_down.receiving.store(true, Ordering::Relaxed);
     }
     is_peers
 }
@@ -183,12 +183,12 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
     loop {
         let left = end.saturating_sub(now()) as c_int;
         // If the program has shut down receiving, the kernel always reports an end, so this looks from time to time.
-        let is_deaf = socket.is_deaf();
-        let (events, most) = if is_deaf { (0, left.min(10)) } else { (libc::POLLRDHUP, left) };
+        let looks = socket.has_shut_down_receiving();
+        let (events, most) = if looks { (0, left.min(10)) } else { (libc::POLLRDHUP, left) };
         let mut poll = libc::pollfd { fd, events, revents: 0 };
         // SAFETY: `poll` is one pollfd, and the count is 1.
         let ready = unsafe { real::poll(&raw mut poll, 1, most) };
-        let goes_on = ready < 0 || ready == 0 && is_deaf && !is_peers_end(socket, fd);
+        let goes_on = ready < 0 || ready == 0 && looks && !is_peers_end(socket, fd);
         if !goes_on || left == 0 {
             break;
         }

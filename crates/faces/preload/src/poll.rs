@@ -30,7 +30,7 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     let mut events = 0;
     let input = libc::POLLIN | libc::POLLRDNORM;
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
-    let mut is_ending = socket.is_deaf();
+    let mut is_ending = socket.has_shut_down_receiving();
     let found = match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => {
             let now = kernel::poll_now(fd, interest & !output | libc::POLLRDHUP);
@@ -41,7 +41,7 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
         _ => {
             // Where the kernel says what can be received, it also says how the connection has ended.
             let mut kernels = 0;
-            let (found, is_ending_in_ring) = receive::look_for_end(socket, || {
+            let (found, is_ending_in_ring) = receive::look_ahead(socket, || {
                 kernels = kernel::poll_now(fd, libc::POLLIN | libc::POLLRDHUP);
                 kernels != 0
             });
@@ -55,17 +55,17 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
         Found::Something => events |= interest & input,
         Found::End => events |= interest & (input | libc::POLLRDHUP),
     }
-    let is_finished = send::is_finished(socket);
+    let has_shut_down = send::has_shut_down(socket);
     if is_ending {
         events |= interest & (input | libc::POLLRDHUP);
         // Both directions have ended.
-        if is_finished {
+        if has_shut_down {
             events |= libc::POLLHUP;
         }
     }
     if output != 0 {
         match socket.sending.carrier() {
-            _ if is_finished => events |= output,
+            _ if has_shut_down => events |= output,
             Carrier::Ring if returning::is_full(socket, fd) => {}
             Carrier::Ring if socket.sending.carrier() == Carrier::Ring => events |= output,
             _ => events |= kernel::poll_now(fd, output),
@@ -96,8 +96,8 @@ fn is_lost(socket: &'static Socket) -> bool {
 }
 
 /// Returns what a sleeper must be woken for, so that events are not missed which are reported whatever the interest is.
-pub fn needs(socket: &'static Socket, interest: c_short) -> c_short {
-    if send::is_finished(socket) { interest | libc::POLLRDHUP } else { interest }
+fn needs(socket: &'static Socket, interest: c_short) -> c_short {
+    if send::has_shut_down(socket) { interest | libc::POLLRDHUP } else { interest }
 }
 
 /// The conditions for which a sleeper waits. The peer wakes it for them until [`rise`].
@@ -146,7 +146,7 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
     // The daemon wakes no sleeper. The kernel's socket always is readable once the program has shut down receiving.
-    if socket.is_deaf()
+    if socket.has_shut_down_receiving()
         || crate::grow::attend_waiting(socket)
         || wait::is_readable_for_others(socket)
         || kernel::is_undecided(socket)
@@ -308,7 +308,7 @@ fn question(poll: &pollfd) -> pollfd {
     if socket.sending.carrier() != Carrier::Ring {
         events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);
     }
-    let fd = if socket.end() == End::None && !socket.is_deaf() { poll.fd } else { -1 };
+    let fd = if socket.end() == End::None && !socket.has_shut_down_receiving() { poll.fd } else { -1 };
     pollfd { fd, events, revents: 0 }
 }
 

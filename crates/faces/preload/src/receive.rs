@@ -127,7 +127,9 @@ fn counted<'a>(
                         (at, got) = (at - n, got - n);
                     }
                 }
-                Err(Errno(libc::EAGAIN)) if got > 0 && !all || socket.is_deaf() => return Ok(got),
+                Err(Errno(libc::EAGAIN)) if got > 0 && !all || socket.has_shut_down_receiving() => {
+                    return Ok(got);
+                }
                 Err(Errno(libc::EAGAIN)) if waits => {
                     match wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd)) {
                         Ok(number) => fd = number,
@@ -153,7 +155,7 @@ fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize>
     let mut deadline = Deadline::default();
     loop {
         match some(socket, fd, &mut [0], How::Peek, waits) {
-            Err(Errno(libc::EAGAIN)) if socket.is_deaf() => return Ok(0),
+            Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
             Err(Errno(libc::EAGAIN)) if waits => {
                 fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd))?;
             }
@@ -170,7 +172,9 @@ fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize>
 
 /// Returns whether no more bytes come than are there.
 fn is_all(socket: &'static Socket) -> bool {
-    socket.is_deaf() || socket.end() != End::None || is_ending(socket, &socket.receiving.lock())
+    socket.has_shut_down_receiving()
+        || socket.end() != End::None
+        || is_ending(socket, &socket.receiving.lock())
 }
 
 /// What happens to the received bytes.
@@ -570,7 +574,7 @@ fn look_at(
 
 /// Does the same, and returns whether the peer sends nothing more, although there may be bytes before that end. Where the kernel
 /// carries, the caller asks the kernel for that.
-pub fn look_for_end(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> (Found, bool) {
+pub fn look_ahead(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> (Found, bool) {
     let mut rings = socket.receiving.lock();
     let found = look_at(socket, &mut rings, kernel);
     (found, is_ending(socket, &rings))
@@ -719,6 +723,7 @@ pub struct Progress {
     pub is_left: bool,
 }
 
+/// Returns how far the receiving direction has come.
 pub fn progress(socket: &'static Socket) -> Progress {
     let mut ring = socket.receiving.lock();
     let available = poll_all(socket, &mut ring);

@@ -190,16 +190,16 @@ fn into_ring<'a>(
         }
     }
     // A call that sends nothing still fails after a shutdown.
-    if !has_some && is_finished(socket) {
+    if !has_some && has_shut_down(socket) {
         return Err(broken(socket, fd, SendError::AfterFinish, flags));
     }
     Ok(sent)
 }
 
 /// Returns whether the program has shut down sending, in this process or another one that has the socket.
-pub fn is_finished(socket: &'static Socket) -> bool {
+pub fn has_shut_down(socket: &'static Socket) -> bool {
     let is = |sender: &SocketSender| sender.ring.is_finished();
-    socket.said.finished.load(Ordering::Relaxed)
+    socket.shut_down.sending.load(Ordering::Relaxed)
         || socket.sending.common().is_some()
             && socket.sending.carrier() == Carrier::Ring
             && socket.sending.lock().as_ref().is_some_and(is)

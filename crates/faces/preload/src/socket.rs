@@ -81,10 +81,14 @@ pub struct Said {
     pub closed: AtomicBool,
     /// The peer has broken the connection, and the program has got the error (such as ECONNRESET).
     pub reset: AtomicBool,
-    /// The program has shut down sending.
-    pub finished: AtomicBool,
-    /// The program has shut down receiving. As with TCP, it can still receive what is there or comes, but does not wait for it.
-    pub deaf: AtomicBool,
+}
+
+/// What the program has shut down.
+#[derive(Default)]
+pub struct ShutDown {
+    pub sending: AtomicBool,
+    /// As with TCP, the program can still receive what is there or comes, but does not wait for it.
+    pub receiving: AtomicBool,
 }
 
 /// Facts about a connection: those that the library reports to the daemon, and those in the daemon's answers.
@@ -161,6 +165,7 @@ pub struct Socket {
     pub without_room: AtomicU32,
     /// What the program was told about the connection's end.
     pub said: Said,
+    pub shut_down: ShutDown,
     /// True if the socket has waited in `settle`.
     pub has_settled: AtomicBool,
     /// The values of `change::DELAYS` that the program has set, while the kernel has this library's values.
@@ -231,6 +236,7 @@ impl Socket {
             taker: AtomicI32::new(0),
             without_room: AtomicU32::new(0),
             said: Said::default(),
+            shut_down: ShutDown::default(),
             has_settled: AtomicBool::new(false),
             delays: [const { AtomicBool::new(false) }; 2],
             family: AtomicU32::new(crate::family::ALONE),
@@ -274,8 +280,8 @@ impl Socket {
         self.without_room.store(0, Ordering::Relaxed);
         self.said.closed.store(false, Ordering::Relaxed);
         self.said.reset.store(false, Ordering::Relaxed);
-        self.said.finished.store(false, Ordering::Relaxed);
-        self.said.deaf.store(false, Ordering::Relaxed);
+        self.shut_down.sending.store(false, Ordering::Relaxed);
+        self.shut_down.receiving.store(false, Ordering::Relaxed);
         self.has_settled.store(false, Ordering::Relaxed);
         self.family.store(crate::family::ALONE, Ordering::Relaxed);
         self.fork.store(0, Ordering::Relaxed);
@@ -425,8 +431,8 @@ impl Socket {
 
     /// Returns whether the program has shut down receiving.
     #[inline]
-    pub fn is_deaf(&self) -> bool {
-        self.said.deaf.load(Ordering::Relaxed)
+    pub fn has_shut_down_receiving(&self) -> bool {
+        self.shut_down.receiving.load(Ordering::Relaxed)
     }
 
     /// Returns whether the socket has rings, so that the kernel may not be the only carrier of its directions.

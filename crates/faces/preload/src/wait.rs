@@ -268,7 +268,7 @@ fn sleep_for_space(
         && is_woken
         && !is_readable_for_others(socket)
         && socket.receiving.carrier() == Carrier::Ring
-        && !socket.is_deaf()
+        && !socket.has_shut_down_receiving()
         && socket.end() == End::None;
     let result = if can_be_woken {
         // Nothing reports that there will be no room.

@@ -543,11 +543,6 @@ impl<M: SharedMemory> Consumer<M> {
     pub fn is_ending(&self) -> bool {
         matches!(side::producer_ended(&self.memory), Err(RecvError::Finished | RecvError::Aborted))
     }
-
-    /// Returns whether the producer has broken the stream.
-    pub fn is_aborted(&self) -> bool {
-        side::producer_aborted(&self.memory)
-    }
 }
 
 impl<M: SharedMemory> Waitable for Consumer<M> {

@@ -1,5 +1,5 @@
 /* epoll(7), and how it shows the ends of a connection. */
-#include "both.h"
+#include "case.h"
 
 static const unsigned INTERESTS[] = {
     0, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLIN | EPOLLRDHUP, EPOLLIN | EPOLLOUT | EPOLLRDHUP,
@@ -24,7 +24,7 @@ static void say_all(const char *when, int waits)
 {
     struct epoll_event event;
     if (waits)
-        check(epoll_wait(instances[3], &event, 1, 10000) == 1, "no event");
+        check(epoll_wait(instances[3], &event, 1, PATIENCE) == 1, "no event");
     for (int i = 0; i < COUNT; i++) {
         char what[100];
         sprintf(what, "%s, interest %#x", when, INTERESTS[i]);
@@ -88,7 +88,7 @@ CASE(epoll_both_shut_down)
     meet();
     if (me == CONNECTOR) {
         struct epoll_event event;
-        say("an end without interest", epoll_wait(instances[0], &event, 1, 10000));
+        say("an end without interest", epoll_wait(instances[0], &event, 1, PATIENCE));
         say_all("both ends", 1);
     }
     meet();
@@ -99,15 +99,12 @@ CASE(epoll_peer_aborted)
     if (me == CONNECTOR)
         watch(fd);
     meet();
-    if (me == ACCEPTOR) {
-        struct linger none = { 1, 0 };
-        setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
-        close(fd);
-    }
+    if (me == ACCEPTOR)
+        abort_connection(fd);
     meet();
     if (me == CONNECTOR) {
         struct epoll_event event;
-        say("a reset without interest", epoll_wait(instances[0], &event, 1, 10000));
+        say("a reset without interest", epoll_wait(instances[0], &event, 1, PATIENCE));
         say_all("reset", 1);
     }
     meet();
@@ -146,14 +143,14 @@ CASE(epoll_both_write_first)
     check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
     check(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "O_NONBLOCK");
     int sent = 0;
-    say("an event", epoll_wait(epoll, &event, 1, 10000));
+    say("an event", epoll_wait(epoll, &event, 1, PATIENCE));
     while (sent < SIZE) {
         for (int n; sent < SIZE && (n = send(fd, bytes + sent, SIZE - sent, MSG_NOSIGNAL)) > 0;)
             sent += n;
         if (sent < SIZE)
             check(errno == EAGAIN, "send");
         if (sent < SIZE)
-            check(epoll_wait(epoll, &event, 1, 10000) == 1, "it waits for ever");
+            check(epoll_wait(epoll, &event, 1, PATIENCE) == 1, "it waits for ever");
     }
     say("sent", sent);
     meet();
@@ -163,7 +160,7 @@ CASE(epoll_both_write_first)
         check(n > 0 || errno == EAGAIN, "recv");
         got += n > 0 ? n : 0;
         if (got < SIZE && n < 0)
-            check(epoll_wait(epoll, &event, 1, 10000) == 1, "it waits for ever to receive");
+            check(epoll_wait(epoll, &event, 1, PATIENCE) == 1, "it waits for ever to receive");
     }
     say("received", got);
     meet();

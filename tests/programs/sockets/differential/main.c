@@ -1,6 +1,6 @@
 /* differential all | CASE...: runs cases, each with two executed processes that have a connection, and prints what their calls returned.
  * The output must be the same over TCP and over Ginnel. */
-#include "both.h"
+#include "case.h"
 
 struct one_case cases[CASES_AT_MOST];
 int case_count;
@@ -56,6 +56,13 @@ void send_all(int fd, const void *bytes, int size)
     }
 }
 
+void abort_connection(int fd)
+{
+    struct linger none = { 1, 0 };
+    check(setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none) == 0, "SO_LINGER");
+    close(fd);
+}
+
 int events_of(int fd, int interest, int milliseconds)
 {
     struct pollfd poll_fd = { .fd = fd, .events = interest };
@@ -77,7 +84,8 @@ static struct one_case *find(const char *name)
 static void play(struct one_case *one, int me, int fd)
 {
     char byte = '.';
-    alarm(30);
+    /* A case waits a few times at most. */
+    alarm(4 * PATIENCE / 1000);
     for (int turn = 0; turn < 8; turn++) {
         if (me == CONNECTOR)
             send_all(fd, &byte, 1);

@@ -1,5 +1,5 @@
 /* poll(2), and how it shows the ends of a connection. */
-#include "both.h"
+#include "case.h"
 
 static const int INTERESTS[] = {
     0, POLLIN, POLLOUT, POLLRDHUP, POLLIN | POLLRDHUP, POLLIN | POLLOUT, POLLIN | POLLOUT | POLLRDHUP | POLLPRI, POLLRDNORM | POLLWRNORM,
@@ -28,7 +28,7 @@ CASE(poll_data)
         send_all(fd, "ab", 2);
     meet();
     if (me == CONNECTOR) {
-        say_events("data", events_of(fd, POLLIN, 10000));
+        say_events("data", events_of(fd, POLLIN, PATIENCE));
         say_all("data", fd);
     }
     meet();
@@ -40,7 +40,7 @@ CASE(poll_peer_shut_down)
         say("shutdown", shutdown(fd, SHUT_WR));
     meet();
     if (me == CONNECTOR) {
-        say_events("the end", events_of(fd, POLLRDHUP, 10000));
+        say_events("the end", events_of(fd, POLLRDHUP, PATIENCE));
         say_all("the end", fd);
         char byte;
         say("recv", recv(fd, &byte, 1, 0));
@@ -57,7 +57,7 @@ CASE(poll_peer_shut_down_with_data)
     }
     meet();
     if (me == CONNECTOR) {
-        say_events("the end behind data", events_of(fd, POLLRDHUP, 10000));
+        say_events("the end behind data", events_of(fd, POLLRDHUP, PATIENCE));
         say_all("the end behind data", fd);
         char bytes[4];
         say("recv", recv(fd, bytes, 4, 0));
@@ -103,7 +103,7 @@ CASE(poll_both_shut_down)
     say("shutdown", shutdown(fd, SHUT_WR));
     meet();
     if (me == CONNECTOR) {
-        say_events("both ends", events_of(fd, 0, 10000));
+        say_events("both ends", events_of(fd, 0, PATIENCE));
         say_all("both ends", fd);
     }
     meet();
@@ -115,7 +115,7 @@ CASE(poll_both_shut_down_with_data)
     say("shutdown", shutdown(fd, SHUT_WR));
     meet();
     if (me == CONNECTOR) {
-        say_events("both ends", events_of(fd, 0, 10000));
+        say_events("both ends", events_of(fd, 0, PATIENCE));
         say_all("both ends", fd);
         char bytes[4];
         say("recv", recv(fd, bytes, 4, 0));
@@ -130,7 +130,7 @@ CASE(poll_peer_closed)
         close(fd);
     meet();
     if (me == CONNECTOR) {
-        say_events("closed", events_of(fd, POLLRDHUP, 10000));
+        say_events("closed", events_of(fd, POLLRDHUP, PATIENCE));
         say_all("closed", fd);
     }
     meet();
@@ -138,14 +138,11 @@ CASE(poll_peer_closed)
 
 CASE(poll_peer_aborted)
 {
-    if (me == ACCEPTOR) {
-        struct linger none = { 1, 0 };
-        setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
-        close(fd);
-    }
+    if (me == ACCEPTOR)
+        abort_connection(fd);
     meet();
     if (me == CONNECTOR) {
-        say_events("reset", events_of(fd, 0, 10000));
+        say_events("reset", events_of(fd, 0, PATIENCE));
         say_all("reset", fd);
         int error = 0;
         socklen_t size = sizeof error;
@@ -165,12 +162,12 @@ CASE(poll_peer_closed_with_unread_data)
         send_all(fd, "abc", 3);
     meet();
     if (me == ACCEPTOR) {
-        say_events("data", events_of(fd, POLLIN, 10000));
+        say_events("data", events_of(fd, POLLIN, PATIENCE));
         close(fd);
     }
     meet();
     if (me == CONNECTOR) {
-        say_events("reset", events_of(fd, 0, 10000));
+        say_events("reset", events_of(fd, 0, PATIENCE));
         char byte;
         say("recv", recv(fd, &byte, 1, 0));
         say("recv", recv(fd, &byte, 1, 0));

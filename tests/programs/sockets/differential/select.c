@@ -1,5 +1,5 @@
 /* select(2). */
-#include "both.h"
+#include "case.h"
 
 static long pause_of(struct timeval time, int fd)
 {

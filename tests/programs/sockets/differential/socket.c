@@ -1,5 +1,5 @@
 /* socket(7), recv(2), send(2) and their variants. */
-#include "both.h"
+#include "case.h"
 
 CASE(socket_read_nothing)
 {
@@ -26,7 +26,7 @@ CASE(socket_receive_nothing)
         send_all(fd, "ab", 2);
     meet();
     if (me == CONNECTOR) {
-        say("readable", events_of(fd, POLLIN, 10000));
+        say("readable", events_of(fd, POLLIN, PATIENCE));
         say("recv of 0 bytes", recv(fd, &byte, 0, 0));
         say("recv of 0 bytes, peeking", recv(fd, &byte, 0, MSG_PEEK));
         say("recv of 1 byte", recv(fd, &byte, 1, 0));

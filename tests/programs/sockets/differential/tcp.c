@@ -1,5 +1,5 @@
 /* tcp(7) and shutdown(2). */
-#include "both.h"
+#include "case.h"
 
 CASE(tcp_much_after_receiving_was_shut_down)
 {
@@ -25,11 +25,8 @@ CASE(tcp_much_after_receiving_was_shut_down)
 
 CASE(tcp_linger_of_zero)
 {
-    if (me == CONNECTOR) {
-        struct linger none = { 1, 0 };
-        say("SO_LINGER", setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none));
-        close(fd);
-    }
+    if (me == CONNECTOR)
+        abort_connection(fd);
     meet();
     if (me == ACCEPTOR) {
         char byte;
@@ -38,46 +35,41 @@ CASE(tcp_linger_of_zero)
     }
 }
 
-CASE(tcp_exit_with_unread_data)
+/* The acceptor exits with unread data. Returns whether this is the other end, which learns of that. */
+static int learns_of_exit(int me, int fd)
 {
     if (me == CONNECTOR)
         send_all(fd, "abc", 3);
     meet();
-    if (me == ACCEPTOR) {
-        say_events("data", events_of(fd, POLLIN, 10000));
+    if (me == ACCEPTOR)
+        say_events("data", events_of(fd, POLLIN, PATIENCE));
+    else
+        say_events("reset", events_of(fd, 0, PATIENCE));
+    return me == CONNECTOR;
+}
+
+CASE(tcp_exit_with_unread_data)
+{
+    if (!learns_of_exit(me, fd))
         return;
-    }
     char byte;
-    say_events("reset", events_of(fd, 0, 10000));
     say("recv", recv(fd, &byte, 1, 0));
     say("recv", recv(fd, &byte, 1, 0));
 }
 
 CASE(tcp_send_to_one_that_has_exited)
 {
-    if (me == CONNECTOR)
-        send_all(fd, "abc", 3);
-    meet();
-    if (me == ACCEPTOR) {
-        say_events("data", events_of(fd, POLLIN, 10000));
+    if (!learns_of_exit(me, fd))
         return;
-    }
-    say_events("reset", events_of(fd, 0, 10000));
     say("send", send(fd, "a", 1, 0));
     say("send", send(fd, "a", 1, MSG_NOSIGNAL));
 }
 
 CASE(tcp_receive_nothing_after_a_reset)
 {
-    if (me == CONNECTOR)
-        send_all(fd, "abc", 3);
-    meet();
-    if (me == ACCEPTOR) {
-        say_events("data", events_of(fd, POLLIN, 10000));
+    if (!learns_of_exit(me, fd))
         return;
-    }
     char byte;
-    say_events("reset", events_of(fd, 0, 10000));
     say("recv of 0 bytes", recv(fd, &byte, 0, 0));
     say("recv of 0 bytes", recv(fd, &byte, 0, 0));
 }

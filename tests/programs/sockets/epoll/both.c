@@ -40,7 +40,7 @@ static void play(int fd, int begins, int rounds)
             if (n > 0)
                 got += n;
             while (got < size) {
-                int found = epoll_wait(epoll, &event, 1, 20000);
+                int found = epoll_wait(epoll, &event, 1, 40000);
                 if (found == 0) {
                     n = recv(fd, bytes, sizeof bytes, 0);
                     fprintf(stderr, "round %d: no event, but %d bytes are there\n", turn / 2, n);

@@ -10,7 +10,7 @@ use libc::{
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::slice;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Begins a call on a descriptor. Returns `None` unless it is a socket that is or was connected.
 #[inline]
@@ -31,7 +31,7 @@ unsafe fn room<'a>(at: *mut c_void, len: usize) -> &'a mut [u8] {
     if len == 0 {
         return &mut [];
     }
-    // A call that discards what it receives needs no room.
+    // A call that discards or counts what it receives needs no room (`receive::How::copies`): only the length is used then.
     let at = if at.is_null() { NonNull::<u8>::dangling().as_ptr().cast() } else { at };
     // SAFETY: the program says that there is room for `len` bytes, and that nothing else uses it during the call.
     unsafe { slice::from_raw_parts_mut(at.cast(), len.min(isize::MAX as usize)) }
@@ -213,14 +213,9 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
     // SAFETY: the pointer is null, or the program passes a valid one.
-    let limit =
-        unsafe { timeout.as_ref() }.map(|time| (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)));
-    let end = match limit {
-        None => None,
-        Some((Ok(seconds), Ok(nanos))) if nanos < 1_000_000_000 => {
-            Instant::now().checked_add(Duration::new(seconds, nanos))
-        }
-        Some(_) => return tell_int(Err(Errno(libc::EINVAL))),
+    let end = match unsafe { super::polling::time(timeout) } {
+        Ok(time) => time.and_then(|time| Instant::now().checked_add(time)),
+        Err(errno) => return tell_int(Err(errno)),
     };
     let mut done = 0;
     for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
@@ -242,7 +237,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         // As in the kernel, the time is looked at only after a message.
         if let Some(end) = end {
             let left = end.saturating_duration_since(Instant::now());
-            // SAFETY: as above.
+            // SAFETY: the pointer was read above, and is not null.
             unsafe {
                 *timeout = timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
             };

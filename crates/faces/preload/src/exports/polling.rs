@@ -13,7 +13,7 @@ fn milliseconds(timeout: c_int) -> Option<Duration> {
 }
 
 /// Converts a time of the program. Null means no limit (`None`). Returns EINVAL if the time is not valid.
-unsafe fn time(timeout: *const timespec) -> Result<Option<Duration>> {
+pub unsafe fn time(timeout: *const timespec) -> Result<Option<Duration>> {
     // SAFETY: the pointer is null, or the program passes a valid one.
     let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
     match (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {

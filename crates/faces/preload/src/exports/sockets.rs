@@ -153,9 +153,9 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         return native();
     }
     // Before the call, which wakes threads that sleep in the kernel to receive.
-    let is_deaf = socket.said.deaf.load(Ordering::Relaxed);
-    let receives_no_more = matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
-    socket.said.deaf.store(is_deaf || receives_no_more, Ordering::Relaxed);
+    let before = socket.has_shut_down_receiving();
+    let now = before || matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
+    socket.shut_down.receiving.store(now, Ordering::Relaxed);
     let result = match how {
         // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
         libc::SHUT_WR if send::finish(socket, fd) => 0,
@@ -166,11 +166,11 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         _ => native(),
     };
     if result != 0 {
-        socket.said.deaf.store(is_deaf, Ordering::Relaxed);
+        socket.shut_down.receiving.store(before, Ordering::Relaxed);
         return result;
     }
     if how != libc::SHUT_RD {
-        socket.said.finished.store(true, Ordering::Relaxed);
+        socket.shut_down.sending.store(true, Ordering::Relaxed);
     }
     // As in the kernel, this is an event.
     epoll::changed(socket);
@@ -236,30 +236,32 @@ pub unsafe extern "C-unwind" fn getsockopt(
         && (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
         && let Some(socket) = SOCKETS.get(fd)
     {
-        // SAFETY: as above.
+        // SAFETY: the call has succeeded, so there is a length, and there is room for that many bytes.
         unsafe {
             if *len as usize == size_of::<c_int>() {
-                let kernels = value.cast::<c_int>().read_unaligned();
-                let is_over = kernels != 0 && kernel::poll_now(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
-                let told =
-                    if socket.receiving.is_ring() && socket.sending.is_ring() && (is_over || kernels == 0) {
-                        // The kernel's connection may break where TCP's would not, because of wake bytes that nobody has read.
-                        if is_over {
-                            socket.set_error(Errno(kernels));
-                        }
-                        Some(receive::take_error(socket))
-                    } else if kernels == 0 {
-                        socket.take_error()
-                    } else {
-                        None
-                    };
-                if let Some(Errno(errno)) = told {
-                    value.cast::<c_int>().write_unaligned(errno);
-                }
+                let error = value.cast::<c_int>();
+                error.write_unaligned(error_for_program(socket, fd, error.read_unaligned()));
             }
         }
     }
     result
+}
+
+/// Returns what SO_ERROR is to say, where the kernel has said `kernels`.
+fn error_for_program(socket: &'static Socket, fd: c_int, kernels: c_int) -> c_int {
+    let has_rings = socket.receiving.is_ring() && socket.sending.is_ring();
+    if kernels == 0 {
+        let untold = if has_rings { Some(receive::take_error(socket)) } else { socket.take_error() };
+        return untold.map_or(0, |Errno(errno)| errno);
+    }
+    // An error that passes leaves the connection as it is.
+    let is_over = kernel::poll_now(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
+    if !has_rings || !is_over {
+        return kernels;
+    }
+    // The kernel's connection may break where TCP's would not, because of wake bytes that nobody has read.
+    socket.set_error(Errno(kernels));
+    receive::take_error(socket).0
 }
 
 /// Returns the place where the program's value of an option is stored, if this library has set its own value in the kernel.

@@ -69,10 +69,14 @@ void receive_all(int fd, void *into, int size);
 void send_all(int fd, const void *bytes, int size);
 /* Returns the events of one descriptor, after at most so many milliseconds. */
 int events_of(int fd, int interest, int milliseconds);
-/* Waits until `condition` holds, for at most ten seconds. Returns whether it does. */
+/* Closes a connection so that the peer gets a reset. */
+void abort_connection(int fd);
+/* How long an end waits for what must happen, in milliseconds. It is far longer than anything takes, also on a busy machine. */
+enum { PATIENCE = 40000 };
+/* Waits until `condition` holds, for at most that long. Returns whether it does. */
 #define WAIT_UNTIL(condition) \
     ({ \
-        int left = 10000; \
+        int left = PATIENCE; \
         while (!(condition) && --left > 0) \
             usleep(1000); \
         left > 0; \
