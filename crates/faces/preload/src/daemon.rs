@@ -74,8 +74,23 @@ impl Pending {
                 socket.set_growth(Growth::None);
             }
             (Some(socket), Stage::Joined) => socket.set_growth(Growth::Over),
-            (Some(socket), _) => socket.stays(reason),
+            (Some(_), _) => self.stays(reason),
             (None, _) => {}
+        }
+    }
+
+    /// Leaves the socket on TCP for this reason. A thread that closes the socket, or gives it another stage, does so under the lock
+    /// under which that is checked.
+    fn stays(self, reason: &'static str) {
+        self.socket.stays_if(reason, || self.current().is_some());
+    }
+
+    /// Resets a socket whose report has led to nothing to the state before the report.
+    fn is_native_again(self) {
+        let mut facts = self.socket.facts.lock();
+        if let Some(socket) = self.current() {
+            facts.report = 0;
+            socket.set_stage(Stage::Native);
         }
     }
 }
@@ -194,12 +209,13 @@ fn is_alive(socket: &Socket) -> bool {
     bytes >= BYTES || (bytes > 0 && Connecting::now().saturating_sub(socket.facts.lock().begun) >= AGE)
 }
 
-/// Leaves the socket to the kernel for good, if the kernel still carries it.
+/// Leaves the socket to the kernel for good, unless it has rings. Afterwards it has rings or stays.
 #[cold]
 pub fn stays(socket: &'static Socket, reason: &'static str) {
     crate::cache::leave(socket);
     if !socket.is_joined() && socket.stage() != Stage::Stays {
         withdraw(socket);
+        // Another thread may bring rings meanwhile.
         socket.stays(reason);
     }
 }
@@ -317,8 +333,8 @@ impl DaemonSession {
         match daemon.is_supported() {
             Ok(None) => return,
             Ok(Some(false)) => {
-                return socket
-                    .stays("the daemon takes no connections: it is too old, or its configuration says so");
+                socket.stays("the daemon takes no connections: it is too old, or its configuration says so");
+                return;
             }
             Ok(Some(true)) => {}
             Err(_) => return self.lose_daemon(),
@@ -334,8 +350,17 @@ impl DaemonSession {
             Ok(()) => {
                 self.lent.push(socket);
                 self.reports.insert(key, Pending::new(socket, Stage::Reported));
-                socket.facts.lock().report = key;
-                socket.set_stage(Stage::Reported);
+                let mut facts = socket.facts.lock();
+                let is_native = socket.stage() == Stage::Native;
+                if is_native {
+                    facts.report = key;
+                    socket.set_stage(Stage::Reported);
+                }
+                drop(facts);
+                if !is_native {
+                    // Another thread has left it on TCP meanwhile.
+                    self.withdraw(key);
+                }
                 self.look_at = None;
                 self.look();
             }
@@ -389,16 +414,13 @@ impl DaemonSession {
                         self.matched.push_back((pending, segment, meeting));
                     }
                 }
-                Ok(Some(SocketEvent::Stays { key, reason })) => {
-                    match self.reports.remove(&key).and_then(Pending::current) {
-                        Some(socket) if reason == StaysReason::TOO_MANY => socket.put_off(reason.as_str()),
-                        Some(socket) => {
-                            socket.facts.lock().report = 0;
-                            socket.stays(reason.as_str());
-                        }
-                        None => {}
+                Ok(Some(SocketEvent::Stays { key, reason })) => match self.reports.remove(&key) {
+                    Some(pending) if reason == StaysReason::TOO_MANY => {
+                        pending.socket.put_off_if(reason.as_str(), || pending.current().is_some());
                     }
-                }
+                    Some(pending) => pending.stays(reason.as_str()),
+                    None => {}
+                },
                 Err(_) => {
                     self.report_again();
                     self.lose_daemon();
@@ -413,7 +435,7 @@ impl DaemonSession {
     /// call on each socket reports it to the successor.
     fn report_again(&mut self) {
         for (_, pending) in self.reports.drain() {
-            is_native_again(pending);
+            pending.is_native_again();
         }
     }
 
@@ -454,7 +476,7 @@ impl DaemonSession {
                 }
                 Segment::Failed => {
                     self.segments.remove(&name);
-                    socket.stays("attaching to the segment failed");
+                    pending.stays("attaching to the segment failed");
                 }
             }
         }
@@ -477,7 +499,7 @@ impl DaemonSession {
                 Ok(Some(channel)) if pending.stage == Stage::Joined => take_larger(*pending, channel),
                 Ok(Some(channel)) => join(*pending, segment, *meeting, channel),
                 Err(ginnel::Error::NoDaemon { .. }) if pending.stage == Stage::Reported => {
-                    is_native_again(*pending);
+                    pending.is_native_again();
                 }
                 Err(error) => pending.fail(why_no_rings(&error)),
             }
@@ -524,14 +546,6 @@ fn why_no_rings(error: &ginnel::Error) -> &'static str {
     }
 }
 
-/// Resets a socket whose report has led to nothing to the state before the report.
-fn is_native_again(pending: Pending) {
-    if let Some(socket) = pending.current() {
-        socket.facts.lock().report = 0;
-        socket.set_stage(Stage::Native);
-    }
-}
-
 /// Returns which end of its connection a socket is.
 fn end_of(socket: &Socket) -> SocketEnd {
     let facts = socket.facts.lock();
@@ -566,7 +580,7 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
     };
     if !is_there(sender.ring.memory()) || !is_there(receiver.ring.memory()) {
         drop(facts);
-        socket.stays("the segment's memory is gone");
+        pending.stays("the segment's memory is gone");
         return;
     }
     socket.cookie.store(kernel::cookie(socket.fd.load(Ordering::Relaxed)).unwrap_or(0), Ordering::Relaxed);

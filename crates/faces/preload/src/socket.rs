@@ -385,14 +385,16 @@ impl Socket {
         self.again_at.store(now() + pause, Ordering::Relaxed);
     }
 
-    /// Puts the report off because the daemon had no room for it. The socket is reported again after a pause, which is longer each
-    /// time.
-    pub fn put_off(&self, reason: &'static str) {
+    /// Puts the report off, because the daemon had no room for it, if the condition holds while no other thread changes the stage.
+    /// The socket is reported again after a pause, which is longer each time.
+    pub fn put_off_if(&self, reason: &'static str, condition: impl FnOnce() -> bool) {
+        let mut facts = self.facts.lock();
+        if !condition() {
+            return;
+        }
         let times = self.put_offs.fetch_add(1, Ordering::Relaxed);
         self.again_at.store(now() + (FIRST_PAUSE << times.min(16)).min(LONGEST_PAUSE), Ordering::Relaxed);
-        let mut facts = self.facts.lock();
         (facts.report, facts.reason) = (0, reason);
-        drop(facts);
         self.set_stage(Stage::Native);
     }
 
@@ -527,11 +529,24 @@ impl Socket {
         self.set_stage(Stage::Native);
     }
 
-    /// Leaves the socket on TCP, for this reason.
-    pub fn stays(&'static self, reason: &'static str) {
-        self.facts.lock().reason = reason;
+    /// Leaves the socket on TCP for this reason, unless it has got its rings. Returns false if it has.
+    pub fn stays(&'static self, reason: &'static str) -> bool {
+        self.stays_if(reason, || !self.is_joined())
+    }
+
+    /// Leaves the socket on TCP for this reason if the condition holds while no other thread changes the stage. Returns whether it
+    /// does.
+    pub fn stays_if(&'static self, reason: &'static str, condition: impl FnOnce() -> bool) -> bool {
+        // A thread that brings rings, reports or closes takes the same lock first.
+        let mut facts = self.facts.lock();
+        if !condition() {
+            return false;
+        }
+        (facts.report, facts.reason) = (0, reason);
         self.set_stage(Stage::Stays);
+        drop(facts);
         crate::report::stays(self);
+        true
     }
 }
 
@@ -549,3 +564,45 @@ const NO_FACTS: Facts = Facts {
     number: 0,
     addresses: None,
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::thread;
+
+    /// A thread that brings rings, and one whose call leaves the socket on TCP: one of them is first, and the other one sees that.
+    #[test]
+    fn no_call_leaves_a_socket_on_tcp_that_gets_its_rings() {
+        const ROUNDS: usize = 20_000;
+        let socket: &'static Socket = Box::leak(Box::new(Socket::new()));
+        let (begin, end) = (Barrier::new(2), Barrier::new(2));
+        thread::scope(|scope| {
+            let joins = scope.spawn(|| {
+                let join = |_| {
+                    begin.wait();
+                    let facts = socket.facts.lock();
+                    let joins = socket.stage() == Stage::Reported;
+                    if joins {
+                        socket.set_stage(Stage::Joined);
+                    }
+                    drop(facts);
+                    end.wait();
+                    joins
+                };
+                (0..ROUNDS).map(join).collect::<Vec<_>>()
+            });
+            let stages = (0..ROUNDS).map(|_| {
+                socket.set_stage(Stage::Reported);
+                begin.wait();
+                crate::daemon::stays(socket, "a call");
+                end.wait();
+                socket.stage()
+            });
+            let stages: Vec<_> = stages.collect();
+            for (joins, stage) in joins.join().unwrap().into_iter().zip(stages) {
+                assert_eq!(stage, if joins { Stage::Joined } else { Stage::Stays });
+            }
+        });
+    }
+}

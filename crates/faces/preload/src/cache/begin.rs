@@ -139,11 +139,10 @@ fn end(socket: &'static Socket, next: State) {
         _ => return socket.cache.set(next),
     };
     daemon::withdraw(socket);
-    // Meanwhile, another thread has found rings for the connection.
-    if socket.is_joined() {
+    // Meanwhile, another thread may have found rings for the connection.
+    if !socket.stays(reason) {
         return socket.cache.set(State::None);
     }
-    socket.stays(reason);
     socket.watchers.serve();
     socket.cache.set(next);
 }

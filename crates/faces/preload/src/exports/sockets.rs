@@ -146,10 +146,10 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let native = || unsafe { real::shutdown(fd, how) };
     let Some(call) = SOCKETS.call(fd) else { return native() };
     let socket = call.what();
+    if socket.stage() != Stage::Listening {
+        daemon::stays(socket, "it was shut down");
+    }
     if !socket.is_joined() {
-        if socket.stage() != Stage::Listening {
-            daemon::stays(socket, "it was shut down");
-        }
         return native();
     }
     // Before the call, which wakes threads that sleep in the kernel to receive.
@@ -197,11 +197,11 @@ pub unsafe extern "C-unwind" fn setsockopt(
         return 0;
     }
     if is_unusual(level, name) {
+        daemon::stays(socket, "a socket option that works on the kernel's bytes");
         if socket.is_joined() {
             Errno(libc::ENOPROTOOPT).set();
             return -1;
         }
-        daemon::stays(socket, "a socket option that works on the kernel's bytes");
     }
     let result = native();
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) {
