@@ -213,10 +213,9 @@ fn is_alive(socket: &Socket) -> bool {
 #[cold]
 pub fn stays(socket: &'static Socket, reason: &'static str) {
     crate::cache::leave(socket);
-    if !socket.is_joined() && socket.stage() != Stage::Stays {
+    // The report comes last, because another thread may be about to report the socket until it stays.
+    if socket.stage() != Stage::Stays && socket.stays(reason) {
         withdraw(socket);
-        // Another thread may bring rings meanwhile.
-        socket.stays(reason);
     }
 }
 

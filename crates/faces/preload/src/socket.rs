@@ -542,7 +542,7 @@ impl Socket {
         if !condition() {
             return false;
         }
-        (facts.report, facts.reason) = (0, reason);
+        facts.reason = reason;
         self.set_stage(Stage::Stays);
         drop(facts);
         crate::report::stays(self);

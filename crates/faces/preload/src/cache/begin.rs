@@ -138,11 +138,11 @@ fn end(socket: &'static Socket, next: State) {
         State::Late => LATE,
         _ => return socket.cache.set(next),
     };
-    daemon::withdraw(socket);
     // Meanwhile, another thread may have found rings for the connection.
     if !socket.stays(reason) {
         return socket.cache.set(State::None);
     }
+    daemon::withdraw(socket);
     socket.watchers.serve();
     socket.cache.set(next);
 }
