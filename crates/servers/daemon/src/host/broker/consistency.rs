@@ -172,7 +172,12 @@ impl Broker {
             assert!(ending.eq(&endpoint.ending_names));
             assert!(endpoint.channels.iter().all(|c| books.channels.contains_key(c)));
             assert!(endpoint.listeners.iter().all(|l| books.listeners[l].endpoint == endpoint.number));
-            assert!(books.vectors_of(&endpoint.segment, endpoint.member).contains(&endpoint.vector));
+            // A member may have no share in the segment any more, and so no vectors, while its endpoints still give back what
+            // they had. Nobody waits there.
+            assert!(
+                endpoint.is_ending
+                    || books.vectors_of(&endpoint.segment, endpoint.member).contains(&endpoint.vector)
+            );
         }
     }
 

@@ -13,7 +13,7 @@
 
 use super::server::{Known, SEGMENTS, Server, VMS, name};
 use crate::host::account::Tally;
-use crate::host::books::Books;
+use crate::host::books::{Books, Endpoint};
 use crate::host::broker::consistency::check_packet;
 use crate::host::broker::{ClientId, Effect, FdRef};
 use crate::host::config::MAX_BOARDS;
@@ -414,7 +414,10 @@ impl Server {
             Effect::Ring { member, vector } => {
                 let vectors =
                     |s: &crate::host::books::Segment| s.vectors.get(member).cloned().unwrap_or_default();
+                // The daemon may still ring an endpoint that is ending and whose member has no share any more.
+                let ending = |e: &Endpoint| e.is_ending && (e.member, e.vector) == (*member, *vector);
                 books.segments.values().any(|segment| vectors(segment).contains(vector))
+                    || books.endpoints.values().any(ending)
             }
             _ => true,
         };

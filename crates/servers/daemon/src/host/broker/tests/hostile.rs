@@ -60,6 +60,23 @@ proptest! {
     }
 }
 
+/// The endpoint has more to give back than fits into one turn, so it is still in the books when its member has left.
+#[test]
+fn a_member_leaves_a_segment_while_its_endpoint_ends() {
+    let step = |what, who, a, b, n| Step { what, who, a, b, n };
+    let steps = [
+        step(Do::Open, 17, 0, 0, 0),
+        step(Do::Attach, 0, 109, 0, 0),
+        step(Do::Listen, 0, 5, 1, 1_572_413_354),
+        step(Do::Open, 8, 81, 0, 0),
+        step(Do::Return, 29, 0, 20, 0),
+        step(Do::Channel, 0, 0, 72, 3_350_527),
+        step(Do::Declare, 65, 13, 0, 0),
+        step(Do::Work, 0, 0, 0, 0),
+    ];
+    model::run(&std::iter::once(19).chain(steps.into_iter().flat_map(Step::bytes)).collect::<Vec<_>>());
+}
+
 /// Without this, a harness in which nobody can attach any more would find nothing, and nobody would notice.
 #[test]
 fn random_steps_reach_every_kind_of_answer_and_event() {
