@@ -12,6 +12,7 @@ mod node;
 mod postgresql;
 mod rsync;
 mod ssh;
+mod valgrind;
 
 use kit::wait::retry;
 use programs::stage::{MODES, Stage, changed, free_port};

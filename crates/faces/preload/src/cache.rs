@@ -38,7 +38,6 @@ mod serve;
 mod tests;
 mod waiting;
 
-use crate::kernel;
 use crate::lock::Lock;
 use crate::socket::Socket;
 use crate::table::SOCKETS;
@@ -82,7 +81,7 @@ pub struct Cache {
     asleep: AtomicU32,
     /// The number of calls of `is_look_due`. One in [`CALLS`] looks at the kernel's socket.
     looks: AtomicU32,
-    /// The value of `kernel::tick` at the last of these calls, in nanoseconds.
+    /// The value of [`ginnel_clock::tick`] at the last of these calls, in nanoseconds.
     looked: AtomicU64,
     /// A hash of the address of the server to which the socket is connected.
     server: AtomicU64,
@@ -198,7 +197,7 @@ impl Cache {
 
     /// Counts a call, and returns whether it is time to look at the kernel's socket.
     fn is_look_due(&self) -> bool {
-        let tick = kernel::tick();
+        let tick = ginnel_clock::tick().as_nanos() as u64;
         let is_later = self.looked.load(Ordering::Relaxed) != tick;
         if is_later {
             self.looked.store(tick, Ordering::Relaxed);

@@ -19,7 +19,7 @@ use crate::table::Using;
 use ginnel::SocketReceiver;
 use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::wait::Waitable;
-use ginnel_tcp::{Connecting, Counts, Role};
+use ginnel_tcp::{Counts, Role};
 use libc::c_int;
 use std::sync::atomic::Ordering;
 
@@ -183,7 +183,7 @@ pub fn note_time<R>(direction: &Direction<R>, begun: std::time::Duration) {
     if direction.changed_after.load(Ordering::Relaxed) != 0 {
         return;
     }
-    let after = Connecting::now().saturating_sub(begun).as_micros() as u64;
+    let after = ginnel_clock::monotonic().saturating_sub(begun).as_micros() as u64;
     direction.changed_after.store(after.max(1), Ordering::Relaxed);
 }
 

@@ -16,7 +16,7 @@ use ginnel::{
 };
 use ginnel_ring::wait::Waitable;
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_tcp::{Connecting, Role};
+use ginnel_tcp::Role;
 use libc::c_int;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -206,7 +206,8 @@ fn is_alive(socket: &Socket) -> bool {
     }
     let bytes =
         socket.sending.native.load(Ordering::Relaxed) + socket.receiving.native.load(Ordering::Relaxed);
-    bytes >= BYTES || (bytes > 0 && Connecting::now().saturating_sub(socket.facts.lock().begun) >= AGE)
+    bytes >= BYTES
+        || (bytes > 0 && ginnel_clock::monotonic().saturating_sub(socket.facts.lock().begun) >= AGE)
 }
 
 /// Leaves the socket to the kernel for good, unless it has rings. Afterwards it has rings or stays.

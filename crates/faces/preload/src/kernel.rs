@@ -7,7 +7,6 @@ use crate::errno::{Errno, Kept, check};
 use crate::real;
 use crate::socket::{End, Socket};
 use crate::table::{SOCKETS, Using, number};
-use ginnel_tcp::Connecting;
 use libc::c_int;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -171,7 +170,7 @@ const LATE: c_int = 300;
 static IN_VAIN_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 fn now() -> u64 {
-    Connecting::now().as_millis() as u64
+    ginnel_clock::monotonic().as_millis() as u64
 }
 
 /// Records the end of a connection whose peer is dead. The end may be under way, so this call waits for it. When one end has not
@@ -382,15 +381,6 @@ pub fn unacknowledged(fd: c_int) -> usize {
     // SAFETY: `bytes` has room for an int.
     let result = unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) };
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
-}
-
-/// Returns the kernel's clock as of its last tick, in nanoseconds. Ticks are a few milliseconds apart. The call costs less than an
-/// exact clock.
-pub fn tick() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` has room for a time.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Returns the events that the kernel reports for a socket at this moment.

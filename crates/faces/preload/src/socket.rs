@@ -71,7 +71,7 @@ const LONGEST_PAUSE: u64 = 10_000_000;
 
 /// Returns the time of CLOCK_MONOTONIC in microseconds.
 pub fn now() -> u64 {
-    Connecting::now().as_micros() as u64
+    ginnel_clock::monotonic().as_micros() as u64
 }
 
 /// Facts that the kernel tells a program only once. Each flag is set once the program was told.

@@ -12,7 +12,6 @@ use crate::returning::{self, Taker};
 use crate::socket::{End, Socket};
 use crate::{kernel, receive, send, signals};
 use ginnel_ring::wait::Watchable;
-use ginnel_tcp::Connecting;
 use libc::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -371,7 +370,7 @@ const SHORTEST_PAUSE: u64 = 500_000;
 const LONGEST_PAUSE: u64 = 32_000_000;
 
 fn now() -> u64 {
-    Connecting::now().as_nanos() as u64
+    ginnel_clock::monotonic().as_nanos() as u64
 }
 
 /// Returns whether one more thread may spin. There must be a CPU left for the task that produces what the thread

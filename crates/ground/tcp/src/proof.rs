@@ -129,18 +129,11 @@ impl SynTime {
     }
 }
 
-/// Reads CLOCK_MONOTONIC.
-pub(crate) fn now() -> Duration {
+/// Reads CLOCK_MONOTONIC. Only daemons do so; a program that connects reads it through the C library.
+fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     // The clock begins at zero.
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-impl Connecting {
-    /// Returns the current time, on the clock of these times.
-    pub fn now() -> Duration {
-        now()
-    }
 }
 
 /// Converts a time to a timestamp's value, modulo 2^32.
@@ -212,9 +205,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         save_syn(&listener).unwrap();
         let connect = || {
-            let before = Connecting::now();
+            let before = now();
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            (socket, Connecting { before, after: Connecting::now() })
+            (socket, Connecting { before, after: now() })
         };
         let (one, one_connected) = connect();
         let accepted = listener.accept().unwrap().0;

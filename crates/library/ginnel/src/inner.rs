@@ -14,7 +14,6 @@ use ginnel_shmem::device::Registers;
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -178,8 +177,7 @@ impl Inner {
         let random = |_: &AtomicU64| {
             let mut bytes = [0; 8];
             if getrandom(&mut bytes, GetRandomFlags::NONBLOCK) != Ok(bytes.len()) {
-                let now = clock_gettime(ClockId::Monotonic);
-                bytes = ((now.tv_sec as u64) << 30 | now.tv_nsec as u64).to_le_bytes();
+                bytes = (ginnel_clock::monotonic().as_nanos() as u64).to_le_bytes();
             }
             Ok::<_, Infallible>(AtomicU64::new(u64::from_le_bytes(bytes)))
         };
@@ -275,8 +273,7 @@ impl Inner {
 
     /// Calls [`Inner::look_for_events`] at most once per [`GLANCE`]; otherwise only reads the clock.
     pub fn glance(&self) {
-        let now = clock_gettime(ClockId::MonotonicCoarse);
-        let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+        let now = ginnel_clock::tick().as_millis() as u64;
         if now >= self.next_glance.load(Ordering::Relaxed) {
             self.next_glance.store(now + GLANCE.as_millis() as u64, Ordering::Relaxed);
             self.look_for_events();

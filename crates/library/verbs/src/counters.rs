@@ -6,12 +6,10 @@
 
 use ginnel_layout::verbs::{COUNTERS, Waits, counters};
 use ginnel_shmem::SharedMemory;
-use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the time of CLOCK_MONOTONIC, in nanoseconds. Each machine has its own clock.
 pub(crate) fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned())
+    ginnel_clock::monotonic().as_nanos() as u64
 }
 
 /// The counters of a queue pair, as its owner writes them.

@@ -38,11 +38,11 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     };
     let socket = call.what();
     // The kernel sends the SYN within the call, even if the call does not wait for the answer.
-    let before = Connecting::now();
+    let before = ginnel_clock::monotonic();
     let result = native();
     let errno = Errno::last();
     if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
-        socket.connected(Role::Connector, Connecting { before, after: Connecting::now() });
+        socket.connected(Role::Connector, Connecting { before, after: ginnel_clock::monotonic() });
         // SAFETY: the kernel has just read an address from there.
         if let Some((port, address)) = unsafe { port(address, len) } {
             crate::cache::connected(socket, port, address);
@@ -131,7 +131,7 @@ fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
     if is_tcp {
         let socket = table::add_socket(fd);
         socket.set_nonblocking(Some(flags & libc::SOCK_NONBLOCK != 0));
-        let now = Connecting::now();
+        let now = ginnel_clock::monotonic();
         socket.connected(Role::Acceptor, Connecting { before: now, after: now });
         crate::settle::wait(socket);
     } else {
