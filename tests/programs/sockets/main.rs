@@ -14,6 +14,7 @@ mod load;
 mod namespaces;
 mod passing;
 mod queued;
+mod random;
 mod returning;
 mod settling;
 mod signalled;
