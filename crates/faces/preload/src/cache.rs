@@ -139,6 +139,15 @@ impl Cache {
         }
     }
 
+    /// Does the same for a socket that gets another connection.
+    pub fn renew(&self) {
+        self.end();
+        for count in [&self.answered, &self.passed, &self.server] {
+            count.store(0, Ordering::Relaxed);
+        }
+        *self.name.lock() = "";
+    }
+
     /// Returns whether calls that send, receive or wait have to consider the cache. For all other sockets, this is the only check.
     #[inline]
     pub fn is_there(&self) -> bool {

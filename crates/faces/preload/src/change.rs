@@ -16,7 +16,7 @@ use crate::kernel;
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 use crate::table::Using;
-use ginnel::SocketReceiver;
+use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::wait::Waitable;
 use ginnel_tcp::{Counts, Role};
@@ -209,6 +209,27 @@ pub fn close(socket: &'static Socket, fd: c_int) {
     socket.cache.end();
 }
 
+/// Marks in a ring that this side receives nothing more, and whether it has broken the connection. The kernel wakes the peer.
+pub fn mark_received(receiver: &mut SocketReceiver, is_broken: bool) {
+    receiver.ring.disarm();
+    let _ = if is_broken { receiver.ring.abort() } else { receiver.ring.finish() };
+}
+
+/// Gives up the rings of a connection that has ended. If they are shared, another process may still look at them.
+pub fn give_up(
+    receivers: impl Iterator<Item = SocketReceiver>,
+    senders: impl Iterator<Item = SocketSender>,
+    are_shared: bool,
+) {
+    if are_shared {
+        receivers.for_each(std::mem::forget);
+        senders.for_each(std::mem::forget);
+    } else {
+        receivers.for_each(keep_if_confined);
+        senders.for_each(keep_if_confined);
+    }
+}
+
 /// Keeps the end of a ring open if the program may not talk to the daemon any more. Otherwise it is given back to the daemon here.
 fn keep_if_confined<R>(side: R) {
     if is_confined() {
@@ -234,8 +255,7 @@ fn end(socket: &'static Socket, fd: c_int) {
     let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
     let is_broken = unread || !is_confined() && kernel::lingers_not(fd);
     for mut receiver in receivers.into_iter().filter(SocketReceiver::is_ours) {
-        receiver.ring.disarm();
-        let _ = if is_broken { receiver.ring.abort() } else { receiver.ring.finish() };
+        mark_received(&mut receiver, is_broken);
         keep_if_confined(receiver);
     }
     let carries = socket.sending.carrier() == Carrier::Ring;

@@ -50,19 +50,19 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy)]
 struct Pending {
     socket: &'static Socket,
-    life: u64,
+    connection: u64,
     /// The socket's stage while it waits.
     stage: Stage,
 }
 
 impl Pending {
     fn new(socket: &'static Socket, stage: Stage) -> Self {
-        Self { socket, life: socket.life.load(Ordering::Relaxed), stage }
+        Self { socket, connection: socket.connection(), stage }
     }
 
-    /// Returns the socket, unless the entry is used by another socket now or its stage has changed.
+    /// Returns the socket, unless its memory has another connection or socket now, or its stage has changed.
     fn current(self) -> Option<&'static Socket> {
-        let is = self.socket.life.load(Ordering::Relaxed) == self.life && self.socket.stage() == self.stage;
+        let is = self.socket.connection() == self.connection && self.socket.stage() == self.stage;
         is.then_some(self.socket)
     }
 
@@ -313,8 +313,7 @@ impl DaemonSession {
     fn withdraw_stale(&mut self) {
         let is_stale = |(key, pending): (&u64, &Pending)| {
             let socket = pending.socket;
-            let is_current =
-                socket.life.load(Ordering::Relaxed) == pending.life && socket.facts.lock().report == *key;
+            let is_current = socket.connection() == pending.connection && socket.facts.lock().report == *key;
             (!is_current).then_some(*key)
         };
         let stale: Vec<u64> = self.reports.iter().filter_map(is_stale).collect();

@@ -62,6 +62,8 @@ pub struct Direction<R> {
     common: AtomicPtr<Common>,
     /// The version of that state which this process knows.
     heard: AtomicU32,
+    /// The number of the socket's connection in that state, of which this process knows.
+    connection: AtomicU32,
     /// The bytes of the kernel's stream that `native` and `wakes` do not count: those that a ring has carried too, and those that
     /// were moved by relatives which no longer have the socket.
     others: AtomicU64,
@@ -83,6 +85,7 @@ impl<R> Direction<R> {
             ring: Lock::new(Rings::new()),
             common: AtomicPtr::new(std::ptr::null_mut()),
             heard: AtomicU32::new(0),
+            connection: AtomicU32::new(0),
             others: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
         }
@@ -91,12 +94,17 @@ impl<R> Direction<R> {
     pub fn reset(&self) {
         self.inside.store(0, Ordering::Relaxed);
         self.waiting.store(0, Ordering::Relaxed);
+        self.common.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.renew();
+    }
+
+    /// Resets what belongs to a connection. Threads in calls, and relatives, stay.
+    fn renew(&self) {
         for count in [&self.native, &self.shared, &self.wakes, &self.changed_after, &self.others] {
             count.store(0, Ordering::Relaxed);
         }
         self.set_carrier(Carrier::Kernel);
         self.returned.store(false, Ordering::Relaxed);
-        self.common.store(std::ptr::null_mut(), Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
     }
 
@@ -193,6 +201,12 @@ impl<R> Direction<R> {
         self.is_lost.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether a relative has disconnected the socket, so that this process knows nothing of what the kernel has now.
+    #[inline]
+    pub fn is_superseded(&self) -> bool {
+        self.common().is_some_and(|common| common.connection() != self.connection.load(Ordering::Relaxed))
+    }
+
     /// Sets the carrier. The caller holds the ring's lock.
     pub fn set_carrier(&self, carrier: Carrier) {
         // ORDER preload.carrier: releases everything counted before. Pairs with: `Direction::carrier`.
@@ -225,7 +239,7 @@ impl<R> Direction<R> {
     pub fn wake(&self, send: impl FnOnce() -> bool) {
         // ORDER preload.inside: see `Direction::through_kernel`.
         self.inside.fetch_add(1, Ordering::SeqCst);
-        if self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8 && send() {
+        if self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8 && !self.is_superseded() && send() {
             self.count_wakes(1);
         }
         self.inside.fetch_sub(1, Ordering::SeqCst);
@@ -294,6 +308,7 @@ impl<R: Side> Direction<R> {
     pub fn share(&self, common: &'static Common) {
         let mut held = self.lock();
         common.begin(self.kernels());
+        self.connection.store(common.connection(), Ordering::Relaxed);
         held.record(common);
         self.common.store(std::ptr::from_ref(common).cast_mut(), Ordering::Relaxed);
         common.enter();
@@ -324,6 +339,9 @@ impl<R: Side> Held<'_, R> {
             return;
         }
         self.direction.heard.store(common.version(), Ordering::Relaxed);
+        if self.direction.is_superseded() {
+            return self.direction.lose();
+        }
         let (direction, rings) = (self.direction, &mut *self.rings);
         let Some(Position { carrier, cursor, before }) = common.position() else { return direction.lose() };
         if rings.is_ahead() && before != rings.before() {
@@ -337,6 +355,32 @@ impl<R: Side> Held<'_, R> {
         if rings.before() != before || rings.as_mut().is_some_and(|side| !side.resume(cursor)) {
             direction.lose();
         }
+    }
+
+    /// Begins another connection, which the kernel carries. Relatives learn of that. Returns the rings of the connection before.
+    pub fn renew(&mut self) -> impl Iterator<Item = R> + use<R> {
+        let direction = self.direction;
+        direction.renew();
+        if let Some(common) = direction.common() {
+            common.renew();
+            direction.connection.store(common.connection(), Ordering::Relaxed);
+        }
+        self.rings.take()
+    }
+
+    /// Does the same where a relative has begun another connection.
+    pub fn follow(&mut self) -> impl Iterator<Item = R> + use<R> {
+        let direction = self.direction;
+        direction.renew();
+        if let Some(common) = direction.common() {
+            direction.connection.store(common.connection(), Ordering::Relaxed);
+        }
+        self.rings.take()
+    }
+
+    /// Returns whether a relative has begun another connection.
+    pub fn is_superseded(&self) -> bool {
+        self.direction.is_superseded()
     }
 
     /// Records this process's position for its relatives.

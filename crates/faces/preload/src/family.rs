@@ -65,6 +65,8 @@ pub struct Common {
     before: AtomicU64,
     /// The bytes of the kernel's stream that were sent or received.
     pub kernels: AtomicU64,
+    /// Counts the connections that the socket has had since processes share it.
+    connection: AtomicU32,
 }
 
 /// The position of a direction.
@@ -134,6 +136,19 @@ impl Common {
 
     pub fn version(&self) -> u32 {
         self.version.load(Ordering::Relaxed)
+    }
+
+    /// Begins another connection of the socket. The caller holds the lock.
+    pub fn renew(&self) {
+        self.kernels.store(0, Ordering::Relaxed);
+        self.is_lost.store(false, Ordering::Relaxed);
+        self.connection.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the socket's connection. Processes compare it with the one that they know.
+    #[inline]
+    pub fn connection(&self) -> u32 {
+        self.connection.load(Ordering::Relaxed)
     }
 
     /// Marks the position as lost for others: only this process can continue.
@@ -314,21 +329,20 @@ fn exists(number: i32) -> bool {
     unsafe { libc::kill(number, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
 }
 
-/// Iterates over all connected sockets of this process. Some appear more than once.
-fn connected() -> impl Iterator<Item = &'static Socket> {
-    let is_connected =
-        |socket: &&Socket| matches!(socket.stage(), Stage::Native | Stage::Reported | Stage::Joined);
-    SOCKETS.used(0, u32::MAX).filter_map(|fd| SOCKETS.get(fd)).filter(is_connected)
+/// Iterates over all sockets of this process whose connection, or next connection, may change over. Some appear more than once.
+fn sockets() -> impl Iterator<Item = &'static Socket> {
+    let may_change = |socket: &&Socket| socket.stage() != Stage::Stays;
+    SOCKETS.used(0, u32::MAX).filter_map(|fd| SOCKETS.get(fd)).filter(may_change)
 }
 
 /// Counts forks. It is odd in a child.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Prepares for `fork`: from now on the child counts as a holder of the connected sockets. This function allocates
+/// Prepares for `fork`: from now on the child counts as a holder of the sockets. This function allocates
 /// nothing, because an allocator may already have prepared itself for the fork.
 pub fn before_fork() {
     let fork = FORKS.fetch_add(2, Ordering::Relaxed) + 2;
-    for socket in connected().filter(|socket| socket.fork.swap(fork, Ordering::Relaxed) != fork) {
+    for socket in sockets().filter(|socket| socket.fork.swap(fork, Ordering::Relaxed) != fork) {
         if socket.family.load(Ordering::Relaxed) == ALONE {
             share(socket);
         }
@@ -352,7 +366,7 @@ pub fn in_child() {
     // SAFETY: it cannot fail.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     let fork = FORKS.fetch_add(1, Ordering::Relaxed);
-    for socket in connected() {
+    for socket in sockets() {
         let before = socket.fork.swap(fork + 1, Ordering::Relaxed);
         if before != fork + 1 {
             crate::daemon::forget_report(socket);
@@ -375,7 +389,7 @@ pub fn in_child() {
 /// Continues in the parent of `fork`, which has made this child, or none (`None`). The child may have been killed
 /// before it could record that it has the sockets.
 pub fn forked(child: Option<i32>) {
-    for socket in connected() {
+    for socket in sockets() {
         let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) else { continue };
         match child {
             Some(child) => entry.name(child),
@@ -407,7 +421,8 @@ fn is_still_shared(socket: &Socket) -> bool {
     let number = socket.family.load(Ordering::Relaxed);
     let Some(entry) = entry(number).filter(|_| !is_confined()) else { return true };
     let me = process();
-    if !entry.is_left_to(me) {
+    // What this process knows of a connection that a relative has made is of no use.
+    if socket.sending.is_superseded() || socket.receiving.is_superseded() || !entry.is_left_to(me) {
         return true;
     }
     socket.sending.detach();

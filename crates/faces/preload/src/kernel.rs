@@ -73,6 +73,13 @@ pub fn send_no_more(fd: c_int) {
     unsafe { real::shutdown(fd, libc::SHUT_WR) };
 }
 
+/// Ends the kernel's stream in both directions.
+pub fn shut_down(fd: c_int) {
+    let _errno = Kept::new();
+    // SAFETY: the call takes numbers only.
+    unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+}
+
 /// Receives bytes of the program, or of the library.
 pub fn receive(fd: c_int, into: &mut [u8], flags: c_int) -> isize {
     if is_confined() && flags & !libc::MSG_DONTWAIT == 0 {
@@ -109,7 +116,7 @@ pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
 
 /// Records whether the connection has ended. Consumes no wake bytes: those are for the threads that sleep for them.
 pub fn look_for_end(socket: &'static Socket, fd: c_int) {
-    let Some(_using) = Using::begin(socket, fd) else { return };
+    let Some(_using) = Using::begin(socket, fd).filter(|_| !socket.receiving.is_superseded()) else { return };
     let ready = poll_now(fd, libc::POLLRDHUP);
     if ready & libc::POLLRDHUP != 0 && ready & libc::POLLERR == 0 && !is_peers_end(socket, fd) {
         return;
@@ -232,7 +239,10 @@ pub fn is_undecided(socket: &Socket) -> bool {
 
 /// Receives the bytes that are there, and records whether the connection has ended. Returns the number of bytes.
 pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
-    Using::begin(socket, fd).map_or(0, |_using| take_last(socket, fd, into))
+    match Using::begin(socket, fd) {
+        Some(_using) if !socket.receiving.is_superseded() => take_last(socket, fd, into),
+        _ => 0,
+    }
 }
 
 /// Does the same for the thread that closes the socket.

@@ -12,6 +12,7 @@
 //! poll, epoll, wait     sleeping until something is ready
 //! send, receive         the two directions of a socket
 //! change                from the kernel to a ring
+//! disconnecting         the end of a connection whose socket remains
 //! returning, passing    from a ring to the kernel: for lack of room, or because another process gets the socket
 //! doorbell              doorbells, by which peers are woken
 //! settle                waiting in tests until connections have changed over
@@ -31,6 +32,7 @@ mod change;
 mod confined;
 mod daemon;
 mod direction;
+mod disconnecting;
 mod doorbell;
 mod epoll;
 mod errno;

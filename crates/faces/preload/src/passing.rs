@@ -279,6 +279,14 @@ pub fn withhold(fd: c_int) {
     kernel::close_on_exec(fd);
 }
 
+/// Lets executed programs inherit the descriptors of a socket as the program wants it, because the socket has no rings any more.
+pub fn leave_to_program(socket: &'static Socket) {
+    for fd in SOCKETS.used(0, u32::MAX).filter(|fd| SOCKETS.is(*fd, socket) && is_inherited(*fd)) {
+        set_inherited(fd, false);
+        kernel::set_close_on_exec(fd, false);
+    }
+}
+
 /// Clears the marks in the child of a fork, which has marked nothing yet.
 pub fn in_child() {
     SOCKETS.used(0, u32::MAX).for_each(|fd| CHOSEN.set(fd, false));

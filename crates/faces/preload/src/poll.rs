@@ -9,7 +9,7 @@ use crate::send::{self, attend_if_needed};
 use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
-use crate::{cache, family, kernel, returning, wait};
+use crate::{cache, disconnecting, family, kernel, returning, wait};
 use libc::{c_int, c_short, pollfd};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
@@ -25,9 +25,13 @@ const FEW: usize = 32;
 /// With this many descriptors, the call may already contain all that the program is allowed to have.
 const MANY: usize = 256;
 
+/// The events that are reported whatever the program is interested in.
+const ALWAYS: c_short = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
+
 /// Returns which events of interest (as for `poll`) are present at a socket that the kernel alone does not carry.
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
     let mut events = 0;
+    disconnecting::follow_if_due(socket);
     let input = libc::POLLIN | libc::POLLRDNORM;
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
     let mut is_ending = socket.has_shut_down_receiving();
@@ -324,7 +328,8 @@ fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
             None if EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()) => {
                 asked.revents | poll.events & libc::POLLIN
             }
-            None => asked.revents | answered(poll),
+            // It may have had rings when the kernel was asked, which was then asked for other events than the program's.
+            None => asked.revents & (poll.events | ALWAYS) | answered(poll),
         };
         ready += usize::from(poll.revents != 0);
     }

@@ -7,9 +7,9 @@ use crate::errno::{Errno, Result, check, tell};
 use crate::rings::Rings;
 use crate::send::{self, attend_or_wait};
 use crate::socket::{End, Socket};
-use crate::table::{Using, number};
+use crate::table::{Using, number_in};
 use crate::wait::{self, Deadline};
-use crate::{grow, kernel, returning};
+use crate::{disconnecting, grow, kernel, returning};
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::stream::Consumer;
@@ -93,6 +93,8 @@ fn counted<'a>(
     let (mut got, mut asks_for_some) = (0, false);
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
     let mut deadline = Deadline::default();
+    let connection = socket.connection();
+    let number = |fd| number_in(socket, connection, fd, DISCONNECTED);
     for piece in pieces {
         asks_for_some |= !piece.is_empty();
         let mut at = 0;
@@ -120,7 +122,7 @@ fn counted<'a>(
                     }
                     if peek {
                         // They keep the socket readable, so the thread sleeps by the clock.
-                        match wait::a_moment(fd, &mut deadline).and_then(|()| number(socket, fd)) {
+                        match wait::a_moment(fd, &mut deadline).and_then(|()| number(fd)) {
                             Ok(number) => fd = number,
                             Err(_) => return Ok(got),
                         }
@@ -131,13 +133,15 @@ fn counted<'a>(
                     return Ok(got);
                 }
                 Err(Errno(libc::EAGAIN)) if waits => {
-                    match wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd)) {
+                    let waited = wait::for_data(socket, fd, &mut deadline);
+                    match waited.and_then(|()| number(fd)) {
                         Ok(number) => fd = number,
                         Err(_) if got > 0 => return Ok(got),
                         Err(errno) => return Err(errno),
                     }
                 }
                 Err(_) if got > 0 => return Ok(got),
+                Err(_) if socket.connection() != connection => return Err(DISCONNECTED),
                 Err(errno) => {
                     if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
                         socket.said.reset.store(true, Ordering::Relaxed);
@@ -150,14 +154,19 @@ fn counted<'a>(
     if asks_for_some { Ok(got) } else { nothing(socket, fd, waits) }
 }
 
+/// The error of a call that waits while the program disconnects the socket.
+const DISCONNECTED: Errno = Errno(libc::EPIPE);
+
 /// Does what a call does that asks for no bytes: it waits for some, or for the end, and reports an error.
 fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize> {
     let mut deadline = Deadline::default();
+    let connection = socket.connection();
     loop {
         match some(socket, fd, &mut [0], How::Peek, waits) {
             Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
             Err(Errno(libc::EAGAIN)) if waits => {
-                fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd))?;
+                let waited = wait::for_data(socket, fd, &mut deadline);
+                fd = waited.and_then(|()| number_in(socket, connection, fd, DISCONNECTED))?;
             }
             Err(errno) => {
                 if errno == Errno(libc::ECONNRESET) {
@@ -215,6 +224,10 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
     loop {
         let mut rings = socket.receiving.lock();
         if !socket.receiving.uses() {
+            drop(rings);
+            if disconnecting::follow(socket) {
+                continue;
+            }
             return Err(Errno(libc::ECONNRESET));
         }
         match socket.receiving.carrier() {

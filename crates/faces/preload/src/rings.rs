@@ -116,6 +116,11 @@ impl<R> Rings<R> {
         self.rings.iter().flatten()
     }
 
+    /// Returns all rings.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut R> {
+        self.rings.iter_mut().flatten()
+    }
+
     /// Takes all rings; the one that carries comes first.
     pub fn take(&mut self) -> impl Iterator<Item = R> + use<R> {
         let Self { mut rings, state, .. } = std::mem::replace(self, Self::new());

@@ -6,9 +6,9 @@ use crate::doorbell::{self, Wake};
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::rings::Rings;
 use crate::socket::{End, Socket};
-use crate::table::{Using, number};
+use crate::table::{Using, number_in};
 use crate::wait::{self, Deadline};
-use crate::{change, daemon, grow, kernel, receive, returning};
+use crate::{change, daemon, disconnecting, grow, kernel, receive, returning};
 use ginnel::SocketSender;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{SendError, carrier};
@@ -135,6 +135,8 @@ fn into_ring<'a>(
     }
     let (mut sent, mut in_vain, mut has_some) = (0, false, false);
     let mut deadline = Deadline::default();
+    let connection = socket.connection();
+    let number = |fd| number_in(socket, connection, fd, Errno(libc::ECONNRESET));
     let mut pieces = pieces.peekable();
     let mut room = None;
     while let Some(piece) = pieces.next() {
@@ -143,7 +145,7 @@ fn into_ring<'a>(
         while !rest.is_empty() {
             let Some(result) = some_into_ring(socket, fd, rest) else {
                 let sent_now = natively(socket, fd, rest, flags, &mut deadline);
-                match sent_now.and_then(|n| number(socket, fd).map(|number| (n, number))) {
+                match sent_now.and_then(|n| number(fd).map(|number| (n, number))) {
                     Ok((n, number)) => {
                         fd = number;
                         rest = &rest[n..];
@@ -172,7 +174,7 @@ fn into_ring<'a>(
                     } else {
                         wait::for_space(socket, fd, &mut deadline)
                     };
-                    match result.and_then(|()| number(socket, fd)) {
+                    match result.and_then(|()| number(fd)) {
                         Ok(number) => fd = number,
                         Err(_) if sent > 0 => return Ok(sent),
                         Err(errno) => return Err(socket.tell().unwrap_or(errno)),
@@ -257,6 +259,11 @@ fn some_into_ring(
     if socket.sending.carrier() != Carrier::Ring {
         return None;
     }
+    if !socket.sending.uses() {
+        drop(ring);
+        let has_followed = disconnecting::follow(socket);
+        return if has_followed { None } else { Some(Err(SendError::Aborted)) };
+    }
     let mut has_woken = false;
     let written = write(socket, fd, &mut ring, bytes, &mut has_woken);
     drop(ring);
@@ -275,9 +282,6 @@ fn write(
     bytes: &[u8],
     has_woken: &mut bool,
 ) -> std::result::Result<usize, SendError> {
-    if !socket.sending.uses() {
-        return Err(SendError::Aborted);
-    }
     if ring.is_ahead() {
         grow::step_sending(socket, fd, ring);
     }
@@ -382,6 +386,7 @@ pub fn room_again(socket: &'static Socket, seen: u32) -> u32 {
 
 /// Handles the program's request to shut down sending. Returns false if the kernel must do that.
 pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
+    disconnecting::follow_if_due(socket);
     let mut ring = socket.sending.lock();
     if socket.sending.carrier() != Carrier::Ring {
         return false;

@@ -32,11 +32,12 @@ pub fn wait(socket: &'static Socket) {
     }
 }
 
-/// Returns whether both directions have reached their final carrier. Bytes that were sent over TCP before the change may still
-/// be unreceived.
+/// Returns whether both directions have reached their final carrier, or cannot reach it as long as another process has the socket.
+/// Bytes that were sent over TCP before the change may still be unreceived.
 fn is_settled(socket: &'static Socket) -> bool {
     let changed = || socket.sending.carrier() == Carrier::Ring && crate::receive::is_named(socket);
-    !socket.needs_attention() || socket.is_passed() || (socket.is_joined() && changed())
+    let stays_for_now = || socket.is_passed() || crate::family::is_shared(socket);
+    !socket.needs_attention() || stays_for_now() || (socket.is_joined() && changed())
 }
 
 /// Advances the change of a socket, unless it is still connecting.

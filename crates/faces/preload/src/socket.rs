@@ -126,6 +126,8 @@ pub struct Socket {
     pub using: AtomicU32,
     /// Counts the sockets that have had this memory.
     pub life: AtomicU64,
+    /// Counts the connections of the sockets that have had this memory: a socket can be connected anew.
+    pub connection: AtomicU64,
     /// The number of descriptors of this process that refer to the socket.
     pub fds: AtomicU32,
     stage: AtomicU8,
@@ -214,6 +216,7 @@ impl Socket {
             calls: AtomicU32::new(0),
             using: AtomicU32::new(0),
             life: AtomicU64::new(0),
+            connection: AtomicU64::new(0),
             fds: AtomicU32::new(0),
             stage: AtomicU8::new(Stage::New as u8),
             attention: AtomicBool::new(false),
@@ -261,6 +264,25 @@ impl Socket {
     /// Resets the socket for another descriptor.
     pub fn begin(&self, fd: c_int) {
         self.life.fetch_add(1, Ordering::Relaxed);
+        self.connection.fetch_add(1, Ordering::Relaxed);
+        self.sending.reset();
+        self.receiving.reset();
+        self.sleepers.store(0, Ordering::Relaxed);
+        self.taker.store(0, Ordering::Relaxed);
+        self.family.store(crate::family::ALONE, Ordering::Relaxed);
+        self.fork.store(0, Ordering::Relaxed);
+        self.watchers.clear();
+        self.nonblocking.store(0, Ordering::Relaxed);
+        self.cache.reset();
+        self.renew();
+        self.set_stage(Stage::New);
+        self.fd.store(fd, Ordering::Relaxed);
+        self.fds.store(1, Ordering::Relaxed);
+    }
+
+    /// Resets what is known of a connection, so that the socket can get another one. The directions are reset by the caller. What
+    /// belongs to the socket, or to threads in calls on it, stays.
+    pub fn renew(&self) {
         *self.facts.lock() = NO_FACTS;
         *self.loan.lock() = None;
         self.set_growth(Growth::None);
@@ -269,24 +291,16 @@ impl Socket {
         }
         self.sends.store(0, Ordering::Relaxed);
         self.rings.store(0, Ordering::Relaxed);
-        self.sending.reset();
-        self.receiving.reset();
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
         self.gives_up.store(false, Ordering::Relaxed);
         self.dead_since.store(0, Ordering::Relaxed);
-        self.sleepers.store(0, Ordering::Relaxed);
-        self.taker.store(0, Ordering::Relaxed);
         self.without_room.store(0, Ordering::Relaxed);
         self.said.closed.store(false, Ordering::Relaxed);
         self.said.reset.store(false, Ordering::Relaxed);
         self.shut_down.sending.store(false, Ordering::Relaxed);
         self.shut_down.receiving.store(false, Ordering::Relaxed);
         self.has_settled.store(false, Ordering::Relaxed);
-        self.family.store(crate::family::ALONE, Ordering::Relaxed);
-        self.fork.store(0, Ordering::Relaxed);
-        self.watchers.clear();
-        self.nonblocking.store(0, Ordering::Relaxed);
         self.patience.store(0, Ordering::Relaxed);
         self.ring_bytes.store(0, Ordering::Relaxed);
         self.fulls.store(0, Ordering::Relaxed);
@@ -295,10 +309,12 @@ impl Socket {
         self.again_at.store(0, Ordering::Relaxed);
         self.put_offs.store(0, Ordering::Relaxed);
         self.stash.lock().clear();
-        self.cache.reset();
-        self.set_stage(Stage::New);
-        self.fd.store(fd, Ordering::Relaxed);
-        self.fds.store(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the connection that the socket has now. A call remembers it, and ends when the number has changed.
+    #[inline]
+    pub fn connection(&self) -> u64 {
+        self.connection.load(Ordering::Relaxed)
     }
 
     #[inline]

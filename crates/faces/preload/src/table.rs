@@ -356,6 +356,12 @@ pub fn number(socket: &'static Socket, fd: c_int) -> Result<c_int> {
     if SOCKETS.is(fd, socket) { Ok(fd) } else { other().ok_or(Errno(libc::EBADF)) }
 }
 
+/// Does the same for a call that has begun with this connection of the socket. Fails with `error` if the program has disconnected the
+/// socket meanwhile.
+pub fn number_in(socket: &'static Socket, connection: u64, fd: c_int, error: Errno) -> Result<c_int> {
+    if socket.connection() == connection { number(socket, fd) } else { Err(error) }
+}
+
 /// Resets the counters in the child of a fork, because the threads that were in calls are the parent's.
 pub fn in_child() {
     SOCKETS.free_in_child();

@@ -4,7 +4,7 @@ use crate::direction::Carrier;
 use crate::errno::{Errno, Kept};
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
-use crate::{daemon, epoll, kernel, real, receive, send, settings};
+use crate::{daemon, disconnecting, epoll, kernel, real, receive, send, settings};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 use std::ffi::c_void;
@@ -33,14 +33,42 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::connect(fd, address, len) };
-    let Some(call) = SOCKETS.call(fd).filter(|call| call.what().stage() == Stage::New) else {
-        return native();
-    };
+    let Some(call) = SOCKETS.call(fd) else { return native() };
     let socket = call.what();
+    // SAFETY: the program says that there is an address of this length.
+    let disconnects = unsafe { is_unspecified(address, len) };
+    match socket.stage() {
+        Stage::New if disconnects => return native(),
+        Stage::New => {}
+        Stage::Listening => {
+            let result = native();
+            if result == 0 && disconnects {
+                socket.set_stage(Stage::New);
+            }
+            return result;
+        }
+        Stage::Stays => {
+            let result = native();
+            if result == 0 && disconnects {
+                let _errno = Kept::new();
+                socket.cache.renew();
+            }
+            return result;
+        }
+        _ if disconnects => return disconnecting::disconnect(socket, fd, native),
+        _ => {}
+    }
     // The kernel sends the SYN within the call, even if the call does not wait for the answer.
     let before = ginnel_clock::monotonic();
     let result = native();
     let errno = Errno::last();
+    if socket.stage() != Stage::New {
+        // The kernel begins another connection if an earlier call could not make one. Otherwise it only says what has become of that.
+        if result == 0 || errno != Errno(libc::EINPROGRESS) {
+            return result;
+        }
+        disconnecting::disconnect(socket, fd, || 0);
+    }
     if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
         socket.connected(Role::Connector, Connecting { before, after: ginnel_clock::monotonic() });
         // SAFETY: the kernel has just read an address from there.
@@ -50,6 +78,14 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     }
     errno.set();
     result
+}
+
+/// Returns whether an address names no peer, so that `connect` ends the connection that there is.
+unsafe fn is_unspecified(address: *const sockaddr, len: socklen_t) -> bool {
+    // SAFETY: the caller guarantees an address of this length, which begins with its family.
+    !address.is_null()
+        && len as usize >= size_of::<libc::sa_family_t>()
+        && unsafe { address.cast::<libc::sa_family_t>().read_unaligned() } == libc::AF_UNSPEC as u16
 }
 
 /// Returns the port of an address, and those bytes of the address that identify the destination.
@@ -269,6 +305,10 @@ fn delay(socket: &'static Socket, level: c_int, name: c_int) -> Option<&'static 
     if level != libc::IPPROTO_TCP || socket.sending.carrier() != Carrier::Ring {
         return None;
     }
+    if socket.sending.is_superseded() {
+        disconnecting::follow(socket);
+        return None;
+    }
     let i = crate::change::DELAYS.iter().position(|(option, _)| *option == name)?;
     Some(&socket.delays[i])
 }
@@ -294,6 +334,7 @@ fn is_unusual(level: c_int, name: c_int) -> bool {
 /// kernel must answer the request.
 pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     let socket = SOCKETS.get(fd).filter(|socket| socket.is_joined())?;
+    disconnecting::follow_if_due(socket);
     match request {
         libc::FIONREAD => crate::receive::available(socket),
         libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
