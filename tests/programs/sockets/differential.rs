@@ -4,11 +4,12 @@
 use programs::stage::{Stage, changed};
 use std::process::{Command, Stdio};
 
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 9] = [
     ("case.h", include_str!("differential/case.h")),
     ("main.c", include_str!("differential/main.c")),
     ("socket.c", include_str!("differential/socket.c")),
     ("connecting.c", include_str!("differential/connecting.c")),
+    ("relatives.c", include_str!("differential/relatives.c")),
     ("tcp.c", include_str!("differential/tcp.c")),
     ("poll.c", include_str!("differential/poll.c")),
     ("epoll.c", include_str!("differential/epoll.c")),

@@ -425,6 +425,8 @@ fn is_still_shared(socket: &Socket) -> bool {
     if socket.sending.is_superseded() || socket.receiving.is_superseded() || !entry.is_left_to(me) {
         return true;
     }
+    // What relatives have changed belongs to this process alone from now on, and this process may not know it yet.
+    socket.set_nonblocking(None);
     socket.sending.detach();
     socket.receiving.detach();
     if socket.family.compare_exchange(number, ALONE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {

@@ -91,7 +91,10 @@ fn counted<'a>(
     crate::family::attend(socket);
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let (mut got, mut asks_for_some) = (0, false);
-    let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
+    let may_wait = flags & libc::MSG_DONTWAIT == 0;
+    let mut waits = may_wait && !socket.seems_nonblocking(fd);
+    // Relatives may have changed that. A call asks once, as the kernel does, and only if there is nothing for it.
+    let mut is_certain = !(may_wait && socket.may_be_shared());
     let mut deadline = Deadline::default();
     let connection = socket.connection();
     let number = |fd| number_in(socket, connection, fd, DISCONNECTED);
@@ -132,6 +135,9 @@ fn counted<'a>(
                 Err(Errno(libc::EAGAIN)) if got > 0 && !all || socket.has_shut_down_receiving() => {
                     return Ok(got);
                 }
+                Err(Errno(libc::EAGAIN)) if !is_certain => {
+                    (waits, is_certain) = (!socket.is_nonblocking(fd), true);
+                }
                 Err(Errno(libc::EAGAIN)) if waits => {
                     let waited = wait::for_data(socket, fd, &mut deadline);
                     match waited.and_then(|()| number(fd)) {
@@ -151,7 +157,7 @@ fn counted<'a>(
             }
         }
     }
-    if asks_for_some { Ok(got) } else { nothing(socket, fd, waits) }
+    if asks_for_some { Ok(got) } else { nothing(socket, fd, may_wait && !socket.is_nonblocking(fd)) }
 }
 
 /// The error of a call that waits while the program disconnects the socket.

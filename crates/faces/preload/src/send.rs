@@ -138,7 +138,10 @@ fn into_ring<'a>(
     let connection = socket.connection();
     let number = |fd| number_in(socket, connection, fd, Errno(libc::ECONNRESET));
     let mut pieces = pieces.peekable();
-    let mut room = None;
+    let (mut room, mut nonblocking) = (None, None);
+    // A call asks once, as the kernel does.
+    let mut is_nonblocking =
+        |fd| *nonblocking.get_or_insert_with(|| flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd));
     while let Some(piece) = pieces.next() {
         has_some |= !piece.is_empty();
         let mut rest = gather(piece, &mut pieces, &mut room);
@@ -162,7 +165,7 @@ fn into_ring<'a>(
                     sent += n;
                 }
                 Err(SendError::Full) => {
-                    let result = if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd) {
+                    let result = if is_nonblocking(fd) {
                         note_no_room(socket);
                         let is_small = sent + rest.len() <= returning::TCP_TAKES;
                         match returning::is_full(socket, fd)

@@ -444,7 +444,13 @@ impl Socket {
     /// forgotten, it is simply a connection over TCP that the library does not know.
     pub fn is_plain(&self) -> bool {
         let is_unknown = matches!(self.stage(), Stage::New | Stage::Listening | Stage::Native | Stage::Stays);
-        is_unknown && self.family.load(Ordering::Relaxed) == crate::family::ALONE
+        is_unknown && !self.may_be_shared()
+    }
+
+    /// Returns whether relatives may have the socket too.
+    #[inline]
+    pub fn may_be_shared(&self) -> bool {
+        self.family.load(Ordering::Relaxed) != crate::family::ALONE
     }
 
     /// Returns whether the program has shut down receiving.
@@ -523,8 +529,18 @@ impl Socket {
         self.nonblocking.store(nonblocking.map_or(0, |on| 1 + u8::from(on)), Ordering::Relaxed);
     }
 
-    /// Returns whether calls do not wait.
+    /// Returns whether calls do not wait. That belongs to the open file description, so a relative may have changed it; then the kernel
+    /// is asked.
     pub fn is_nonblocking(&self, fd: c_int) -> bool {
+        if self.may_be_shared() && !crate::confined::is_confined() {
+            self.set_nonblocking(None);
+        }
+        self.seems_nonblocking(fd)
+    }
+
+    /// Returns whether calls do not wait, as far as this process knows.
+    #[inline]
+    pub fn seems_nonblocking(&self, fd: c_int) -> bool {
         match self.nonblocking.load(Ordering::Relaxed) {
             0 => {
                 let on = crate::kernel::is_nonblocking(fd);
