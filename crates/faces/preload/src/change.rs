@@ -15,7 +15,7 @@ use crate::direction::{Carrier, Direction};
 use crate::kernel;
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
-use crate::table::Using;
+use crate::table::{self, Using};
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::wait::Waitable;
@@ -169,9 +169,10 @@ fn note_options(socket: &Socket, fd: c_int) {
 }
 
 /// Restores the options that the program has set.
-pub fn relax(socket: &Socket, fd: c_int) {
+pub fn relax(socket: &'static Socket, fd: c_int) {
+    let delays = crate::family::delays(socket);
     for (i, (option, at_once)) in DELAYS.into_iter().enumerate() {
-        let set = socket.delays[i].load(Ordering::Relaxed);
+        let set = delays[i].load(Ordering::Relaxed);
         if set != at_once {
             kernel::set_tcp_flag(fd, option, set);
         }
@@ -254,12 +255,14 @@ fn end(socket: &'static Socket, fd: c_int) {
     let mut receivers: Vec<_> = receivers.collect();
     let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
     let is_broken = unread || !is_confined() && kernel::lingers_not(fd);
-    for mut receiver in receivers.into_iter().filter(SocketReceiver::is_ours) {
+    // The process that has opened the rings may live on without the connection.
+    let may_mark = |is_ours: bool| is_ours || table::owns_tables();
+    for mut receiver in receivers.into_iter().filter(|receiver| may_mark(receiver.is_ours())) {
         mark_received(&mut receiver, is_broken);
         keep_if_confined(receiver);
     }
     let carries = socket.sending.carrier() == Carrier::Ring;
-    for mut sender in senders.filter(|sender| carries && sender.is_ours()) {
+    for mut sender in senders.filter(|sender| carries && may_mark(sender.is_ours())) {
         let _ = sender.ring.finish();
         keep_if_confined(sender);
     }

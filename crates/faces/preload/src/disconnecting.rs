@@ -80,7 +80,7 @@ pub fn disconnect(socket: &'static Socket, fd: c_int, native: impl FnOnce() -> c
 
 /// Tells the peer in the rings that the connection is broken, unless it is over: then TCP breaks nothing.
 fn mark_broken(
-    socket: &Socket,
+    socket: &'static Socket,
     fd: c_int,
     receiving: &mut Held<'_, SocketReceiver>,
     sending: &mut Held<'_, SocketSender>,

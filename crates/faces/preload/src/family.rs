@@ -57,6 +57,8 @@ pub struct Common {
     carrier: AtomicU8,
     /// Nobody knows the position any more.
     is_lost: AtomicBool,
+    /// For receiving: a process has shut down receiving. (For sending, the ring says that.)
+    pub is_shut_down: AtomicBool,
     token: AtomicU32,
     rung: AtomicU32,
     position: AtomicU64,
@@ -142,6 +144,7 @@ impl Common {
     pub fn renew(&self) {
         self.kernels.store(0, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
+        self.is_shut_down.store(false, Ordering::Relaxed);
         self.connection.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -180,6 +183,8 @@ impl Common {
 struct Entry {
     sending: Common,
     receiving: Common,
+    /// What `Socket::delays` is for a socket of one process.
+    delays: [AtomicBool; 2],
     /// Counts how often the entry was taken and freed. It is even while the entry is free.
     life: AtomicU32,
     /// More processes than [`HOLDERS`] have had the socket.
@@ -356,9 +361,22 @@ fn share(socket: &Socket) {
     let Some((number, entry)) = take_entry().and_then(|number| Some((number, entry(number)?))) else {
         return socket.family.store(NONE_FREE, Ordering::Relaxed);
     };
+    copy(&socket.delays, &entry.delays);
+    entry.receiving.is_shut_down.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
     socket.family.store(number, Ordering::Relaxed);
     socket.sending.share(&entry.sending);
     socket.receiving.share(&entry.receiving);
+}
+
+fn copy(from: &[AtomicBool; 2], to: &[AtomicBool; 2]) {
+    for (from, to) in from.iter().zip(to) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Returns the values of `change::DELAYS` that the program has set, in this process or a relative.
+pub fn delays(socket: &'static Socket) -> &'static [AtomicBool; 2] {
+    entry(socket.family.load(Ordering::Relaxed)).map_or(&socket.delays, |entry| &entry.delays)
 }
 
 /// Continues in the child of `fork`, which has one thread.
@@ -426,10 +444,12 @@ fn is_still_shared(socket: &Socket) -> bool {
         return true;
     }
     // What relatives have changed belongs to this process alone from now on, and this process may not know it yet.
+    socket.shut_down.receiving.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
     socket.set_nonblocking(None);
     socket.sending.detach();
     socket.receiving.detach();
     if socket.family.compare_exchange(number, ALONE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        copy(&entry.delays, &socket.delays);
         entry.remove(me);
     }
     false

@@ -153,7 +153,7 @@ pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
     // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
     let is_peers = result != 0 || matches!(state, 6..=9 | 11);
     if !is_peers {
-        socket.shut_down.receiving.store(true, Ordering::Relaxed);
+        socket.set_shut_down_receiving(true);
     }
     is_peers
 }

@@ -453,10 +453,19 @@ impl Socket {
         self.family.load(Ordering::Relaxed) != crate::family::ALONE
     }
 
-    /// Returns whether the program has shut down receiving.
+    /// Returns whether the program has shut down receiving, in this process or a relative.
     #[inline]
     pub fn has_shut_down_receiving(&self) -> bool {
         self.shut_down.receiving.load(Ordering::Relaxed)
+            || self.receiving.common().is_some_and(|common| common.is_shut_down.load(Ordering::Relaxed))
+    }
+
+    /// Records whether the program has shut down receiving.
+    pub fn set_shut_down_receiving(&self, is_shut_down: bool) {
+        self.shut_down.receiving.store(is_shut_down, Ordering::Relaxed);
+        if let Some(common) = self.receiving.common() {
+            common.is_shut_down.store(is_shut_down, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether the socket has rings, so that the kernel may not be the only carrier of its directions.

@@ -335,11 +335,16 @@ impl Using {
 /// Returns whether the tables belong to another process, so that they do not contain the numbers in use now.
 #[cold]
 fn is_child_of_vfork() -> bool {
+    !owns_tables()
+}
+
+/// Returns whether the tables are this process's own: it is no child of `vfork`, and none that was made without the library's notice.
+pub fn owns_tables() -> bool {
     #[cfg(not(test))]
     let owns_tables = crate::exports::owns_tables();
     #[cfg(test)]
     let owns_tables = true;
-    !owns_tables
+    owns_tables
 }
 
 impl Drop for Using {

@@ -167,3 +167,275 @@ CASE(relatives_of_a_parent_that_sets_nonblocking)
     }
     meet();
 }
+
+static void set_timeouts(int fd)
+{
+    struct timeval limit = { 0, 20000 };
+    check(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0, "SO_RCVTIMEO");
+    check(setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0, "SO_SNDTIMEO");
+}
+
+CASE(relatives_set_timeouts)
+{
+    char byte;
+    if (me == CONNECTOR) {
+        struct relative relative = begin_relative(fd);
+        let(&relative, set_timeouts);
+        say("recv", recv(fd, &byte, 1, 0));
+        fill(fd);
+        end_relative(&relative);
+        say("recv", recv(fd, &byte, 1, 0));
+    }
+    meet();
+}
+
+static void linger_not(int fd)
+{
+    struct linger none = { 1, 0 };
+    check(setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none) == 0, "SO_LINGER");
+}
+
+static void linger_not_and_close(int fd)
+{
+    linger_not(fd);
+    close(fd);
+}
+
+static void close_it(int fd)
+{
+    close(fd);
+}
+
+static void relatives_linger(int me, int fd, work *first, int parent_is_last)
+{
+    if (me == CONNECTOR) {
+        struct relative relative = begin_relative(fd);
+        let(&relative, first);
+        if (parent_is_last)
+            end_relative(&relative);
+        close(fd);
+        meet();
+        meet();
+        if (!parent_is_last) {
+            let(&relative, linger_not_and_close);
+            end_relative(&relative);
+        }
+        meet();
+    } else {
+        char byte;
+        meet();
+        say_events("events", events_of(fd, POLLIN | POLLRDHUP, parent_is_last ? PATIENCE : 20));
+        meet();
+        meet();
+        say_events("events", events_of(fd, POLLIN | POLLRDHUP, PATIENCE));
+        say("recv", recv(fd, &byte, 1, 0));
+        say("recv", recv(fd, &byte, 1, 0));
+    }
+    meet();
+}
+
+CASE(relatives_set_linger)
+{
+    relatives_linger(me, fd, linger_not, 1);
+}
+
+CASE(relatives_set_linger_and_close)
+{
+    relatives_linger(me, fd, linger_not_and_close, 1);
+}
+
+CASE(relatives_set_linger_and_close_last)
+{
+    relatives_linger(me, fd, nothing, 0);
+}
+
+/* The last one that closes the connection leaves bytes unread. */
+static void relatives_leave_bytes(int me, int fd, int parent_is_last)
+{
+    if (me == CONNECTOR) {
+        struct relative relative = begin_relative(fd);
+        let(&relative, nothing);
+        meet();
+        say_events("there is something", events_of(fd, POLLIN, PATIENCE));
+        if (parent_is_last)
+            end_relative(&relative);
+        close(fd);
+        if (!parent_is_last) {
+            let(&relative, close_it);
+            end_relative(&relative);
+        }
+        meet();
+    } else {
+        char byte;
+        send_all(fd, "abc", 3);
+        meet();
+        meet();
+        say_events("events", events_of(fd, POLLIN | POLLRDHUP, PATIENCE));
+        say("recv", recv(fd, &byte, 1, 0));
+        say("recv", recv(fd, &byte, 1, 0));
+    }
+    meet();
+}
+
+CASE(relatives_leave_bytes_to_the_parent)
+{
+    relatives_leave_bytes(me, fd, 1);
+}
+
+CASE(relatives_leave_bytes_to_the_child)
+{
+    relatives_leave_bytes(me, fd, 0);
+}
+
+static int tcp_flag(int fd, int option)
+{
+    int on = -1;
+    socklen_t size = sizeof on;
+    check(getsockopt(fd, IPPROTO_TCP, option, &on, &size) == 0, "getsockopt");
+    return on;
+}
+
+static void set_delays(int fd)
+{
+    int on = 1;
+    check(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0, "TCP_NODELAY");
+    check(setsockopt(fd, IPPROTO_TCP, TCP_CORK, &on, sizeof on) == 0, "TCP_CORK");
+}
+
+static void set_no_cork(int fd)
+{
+    int off = 0;
+    check(setsockopt(fd, IPPROTO_TCP, TCP_CORK, &off, sizeof off) == 0, "TCP_CORK");
+}
+
+static void say_delays(int fd)
+{
+    say("TCP_NODELAY", tcp_flag(fd, TCP_NODELAY));
+    say("TCP_CORK", tcp_flag(fd, TCP_CORK));
+}
+
+CASE(relatives_set_delays)
+{
+    if (me == CONNECTOR) {
+        say_delays(fd);
+        struct relative relative = begin_relative(fd);
+        let(&relative, set_delays);
+        say_delays(fd);
+        set_no_cork(fd);
+        let(&relative, say_delays);
+        end_relative(&relative);
+        say_delays(fd);
+        struct relative another = begin_relative(fd);
+        let(&another, say_delays);
+        end_relative(&another);
+    }
+    meet();
+}
+
+static void shut_down_receiving(int fd)
+{
+    say("shutdown", shutdown(fd, SHUT_RD));
+}
+
+static void shut_down_sending(int fd)
+{
+    say("shutdown", shutdown(fd, SHUT_WR));
+}
+
+static void shut_down_both(int fd)
+{
+    say("shutdown", shutdown(fd, SHUT_RDWR));
+}
+
+static void say_all(const char *who, int fd)
+{
+    char byte, text[64];
+    sprintf(text, "events of %s", who);
+    say_events(text, events_of(fd, POLLIN | POLLOUT | POLLRDHUP, 0));
+    sprintf(text, "recv of %s", who);
+    say(text, recv(fd, &byte, 1, MSG_DONTWAIT));
+    sprintf(text, "send of %s", who);
+    say(text, send(fd, "a", 1, MSG_NOSIGNAL));
+}
+
+static void say_all_of_child(int fd)
+{
+    say_all("the child", fd);
+}
+
+static void relatives_shut_down(int me, int fd, work *order)
+{
+    if (me == CONNECTOR) {
+        struct relative relative = begin_relative(fd);
+        let(&relative, order);
+        say_all("the parent", fd);
+        let(&relative, say_all_of_child);
+        meet();
+        meet();
+        end_relative(&relative);
+        say_all("the parent", fd);
+        struct relative another = begin_relative(fd);
+        let(&another, say_all_of_child);
+        end_relative(&another);
+        meet();
+    } else {
+        char bytes[4];
+        meet();
+        if (order != shut_down_sending && order != shut_down_both)
+            receive_all(fd, bytes, 2);
+        say_events("events of the peer", events_of(fd, POLLIN | POLLOUT | POLLRDHUP, 0));
+        say("recv of the peer", recv(fd, bytes, 1, MSG_DONTWAIT));
+        meet();
+        meet();
+    }
+}
+
+CASE(relatives_shut_down_receiving)
+{
+    relatives_shut_down(me, fd, shut_down_receiving);
+}
+
+CASE(relatives_shut_down_sending)
+{
+    relatives_shut_down(me, fd, shut_down_sending);
+}
+
+CASE(relatives_shut_down_both)
+{
+    relatives_shut_down(me, fd, shut_down_both);
+}
+
+static void shut_down_receiving_later(int fd)
+{
+    usleep(20000);
+    shutdown(fd, SHUT_RD);
+}
+
+static void shut_down_both_later(int fd)
+{
+    usleep(20000);
+    shutdown(fd, SHUT_RDWR);
+}
+
+static void relatives_wake(int me, int fd, work *order)
+{
+    if (me == CONNECTOR) {
+        char byte;
+        struct relative relative = begin_relative(fd);
+        check(write(relative.orders, &order, sizeof order) == sizeof order, "an order");
+        say("recv", recv(fd, &byte, 1, 0));
+        check(read(relative.answers, &byte, 1) == 1, "an answer");
+        end_relative(&relative);
+    }
+    meet();
+}
+
+CASE(relatives_shut_down_receiving_while_one_receives)
+{
+    relatives_wake(me, fd, shut_down_receiving_later);
+}
+
+CASE(relatives_shut_down_both_while_one_receives)
+{
+    relatives_wake(me, fd, shut_down_both_later);
+}

@@ -191,7 +191,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // Before the call, which wakes threads that sleep in the kernel to receive.
     let before = socket.has_shut_down_receiving();
     let now = before || matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
-    socket.shut_down.receiving.store(now, Ordering::Relaxed);
+    socket.set_shut_down_receiving(now);
     let result = match how {
         // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
         libc::SHUT_WR if send::finish(socket, fd) => 0,
@@ -202,7 +202,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         _ => native(),
     };
     if result != 0 {
-        socket.shut_down.receiving.store(before, Ordering::Relaxed);
+        socket.set_shut_down_receiving(before);
         return result;
     }
     if how != libc::SHUT_RD {
@@ -310,7 +310,7 @@ fn delay(socket: &'static Socket, level: c_int, name: c_int) -> Option<&'static 
         return None;
     }
     let i = crate::change::DELAYS.iter().position(|(option, _)| *option == name)?;
-    Some(&socket.delays[i])
+    Some(&crate::family::delays(socket)[i])
 }
 
 /// Returns whether an option makes the kernel change or inspect the bytes.
