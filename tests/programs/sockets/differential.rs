@@ -1,10 +1,11 @@
 //! The same program over TCP and under `ginnel run`. Each case has two executed processes that print what their calls return, and the
 //! output must be the same. So TCP, and not a list of ours, says what is right.
 
-use programs::stage::{Stage, changed};
+use kit::wait::retry;
+use programs::stage::{MODES, Stage, changed};
 use std::process::{Command, Stdio};
 
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: &[(&str, &str)] = &[
     ("case.h", include_str!("differential/case.h")),
     ("main.c", include_str!("differential/main.c")),
     ("socket.c", include_str!("differential/socket.c")),
@@ -14,6 +15,7 @@ const SOURCES: [(&str, &str); 9] = [
     ("poll.c", include_str!("differential/poll.c")),
     ("epoll.c", include_str!("differential/epoll.c")),
     ("select.c", include_str!("differential/select.c")),
+    ("splice.c", include_str!("differential/splice.c")),
 ];
 
 /// The cases whose output differs. docs/sockets.md says why.
@@ -24,15 +26,15 @@ fn cases(output: &str) -> Vec<(&str, &str)> {
     output.split("== ").skip(1).map(|case| case.split_once('\n').unwrap()).collect()
 }
 
-/// Runs all cases over TCP and on the stage. Returns how many there are.
-fn compare(stage: &Stage) -> usize {
+/// Runs cases over TCP and on the stage. Returns how many there are.
+fn compare(stage: &Stage, names: &[&str]) -> usize {
     // The cases pass lengths that no program should pass.
     let arguments = ["-O1", "-Wall", "-Werror", "-Wno-stringop-overflow", "-pthread"];
-    let program = stage.compile("differential", &SOURCES, &arguments);
-    let over_tcp = Command::new(&program).arg("all").stdin(Stdio::null()).output().unwrap();
+    let program = stage.compile("differential", SOURCES, &arguments);
+    let over_tcp = Command::new(&program).args(names).stdin(Stdio::null()).output().unwrap();
     assert!(over_tcp.status.success(), "{over_tcp:?}");
     let over_tcp = String::from_utf8(over_tcp.stdout).unwrap();
-    let over_rings = stage.client(&[program.to_str().unwrap(), "all"]);
+    let over_rings = stage.client(&[&[program.to_str().unwrap()], names].concat());
     let (expected, found) = (cases(&over_tcp), cases(&over_rings));
     assert_eq!(expected.len(), found.len());
     let differ = expected.iter().zip(&found).filter(|(expected, found)| expected != found);
@@ -50,10 +52,32 @@ fn compare(stage: &Stage) -> usize {
 fn results_are_those_of_tcp_after_the_change() {
     kit::require_programs!(&["cc"]);
     let stage = Stage::new("eager").settling();
-    let cases = compare(&stage);
+    let cases = compare(&stage, &["all"]);
     // Some cases make further connections.
     let mut connections = stage.all_connections();
     connections.retain(|record| record.connection == 1);
     let changed = changed(&connections, "differential").len();
     assert!(changed >= cases * 2, "not all connections have changed over");
+}
+
+/// Bytes go to and from pipes while the connections change over, and while they go back to TCP and change over again.
+#[test]
+fn pipes_get_the_same_bytes_during_the_change() {
+    kit::require_programs!(&["cc"]);
+    let names = [
+        "splice_much",
+        "splice_much_without_waiting",
+        "splice_among_other_calls",
+        "splice_by_two_threads",
+        "splice_one_pipe_by_two_threads",
+    ];
+    for mode in MODES {
+        let stage = Stage::new(mode);
+        retry(|| {
+            compare(&stage, &names);
+            let connections = stage.last_connections();
+            let moved: u64 = connections.iter().map(|record| record.shared_received).sum();
+            if moved > 1 << 20 { Ok(()) } else { Err(format!("{mode}: {connections:#?}")) }
+        });
+    }
 }

@@ -4,6 +4,7 @@
 mod asyncio;
 mod fork;
 mod go;
+mod haproxy;
 mod java;
 mod memcached;
 mod netpipe;

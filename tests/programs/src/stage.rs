@@ -46,7 +46,7 @@ pub struct Stage {
     is_open: bool,
     /// Connections wait until they have changed over.
     settles: bool,
-    server: Option<Child>,
+    servers: Vec<Child>,
     /// Further environment variables of the programs.
     variables: Vec<(&'static str, String)>,
     /// Each run writes a report of its own.
@@ -62,8 +62,8 @@ impl Stage {
     /// Makes a stage in this world.
     pub fn in_world(mode: &'static str, world: World) -> Self {
         let library = build::library("libginnel_preload.so");
-        let (is_open, settles, variables) = (false, false, Vec::new());
-        Self { world, mode, library, is_open, settles, server: None, variables, runs: Cell::new(0) }
+        let (is_open, settles, servers, variables) = (false, false, Vec::new(), Vec::new());
+        Self { world, mode, library, is_open, settles, servers, variables, runs: Cell::new(0) }
     }
 
     /// Makes a stage for programs that drop root's privileges and continue as this user.
@@ -132,13 +132,13 @@ impl Stage {
         program
     }
 
-    /// Starts the server, and waits until it listens at this port.
+    /// Starts a server, and waits until it listens at this port.
     pub fn serve(&mut self, port: u16, program: &[&str]) {
         let mut command = self.command(program);
-        // The output of a server is discarded.
-        let log = fs::File::create(self.world.files().join("server.log")).unwrap();
+        let log = self.world.files().join("server.log");
+        let log = fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
-        self.server = Some(command.spawn().unwrap());
+        self.servers.push(command.spawn().unwrap());
         wait_until("that the server listens", || listens(port));
     }
 
@@ -187,14 +187,14 @@ impl Stage {
         (status.success(), out, err)
     }
 
-    /// Returns the output of the server so far.
+    /// Returns the output of the servers so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.world.files().join("server.log")).unwrap_or_default()
     }
 
-    /// Ends the server, and returns the outcome of the connections.
+    /// Ends the servers, and returns the outcome of the connections.
     pub fn end(mut self) -> Vec<Record<'static>> {
-        if let Some(mut server) = self.server.take() {
+        for mut server in std::mem::take(&mut self.servers) {
             if server.try_wait().unwrap().is_none() {
                 signal(&server, Signal::TERM);
             }
@@ -216,7 +216,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        if let Some(server) = &mut self.server {
+        for server in &mut self.servers {
             let _ = server.kill();
             let _ = server.wait();
         }

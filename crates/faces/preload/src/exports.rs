@@ -15,6 +15,7 @@ mod io;
 mod polling;
 mod process;
 mod sockets;
+mod splice;
 mod streams;
 #[cfg(target_arch = "x86_64")]
 mod system_calls;

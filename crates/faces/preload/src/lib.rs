@@ -10,6 +10,7 @@
 //! ```text
 //! exports    the C functions: arguments, errno
 //! poll, epoll, wait     sleeping until something is ready
+//! splice                copies between connections and pipes
 //! send, receive         the two directions of a socket
 //! change                from the kernel to a ring
 //! disconnecting         the end of a connection whose socket remains
@@ -56,5 +57,6 @@ mod settings;
 mod settle;
 mod signals;
 mod socket;
+mod splice;
 mod table;
 mod wait;

@@ -149,9 +149,7 @@ fn counted<'a>(
                 Err(_) if got > 0 => return Ok(got),
                 Err(_) if socket.connection() != connection => return Err(DISCONNECTED),
                 Err(errno) => {
-                    if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
-                        socket.said.reset.store(true, Ordering::Relaxed);
-                    }
+                    note_told(socket, errno);
                     return Err(errno);
                 }
             }
@@ -236,33 +234,103 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
             }
             return Err(Errno(libc::ECONNRESET));
         }
-        match socket.receiving.carrier() {
-            Carrier::Kernel | Carrier::Changing => {
-                drop(rings);
-                if let Some(got) = natively(socket, fd, into, how) {
-                    return got;
-                }
+        if is_kernels(socket) {
+            drop(rings);
+            if let Some(got) = natively(socket, fd, into, how) {
+                return got;
             }
-            Carrier::Counted => match from_kernel(socket, fd, &rings, into, how)? {
-                Some(n) => return Ok(n),
-                None => begin_ring(socket),
-            },
-            Carrier::Ring => {
-                if let Some(n) = from_ring(socket, fd, &mut rings, into, how, waits)? {
-                    return Ok(n);
-                }
+        } else if let Some(n) = carried(socket, fd, &mut rings, into, how, waits)? {
+            return Ok(n);
+        }
+    }
+}
+
+/// Returns whether the kernel alone carries.
+#[inline]
+fn is_kernels(socket: &Socket) -> bool {
+    matches!(socket.receiving.carrier(), Carrier::Kernel | Carrier::Changing)
+}
+
+/// Does the same while the kernel does not carry alone. Returns `None` if the carrier has changed.
+#[inline]
+fn carried(
+    socket: &'static Socket,
+    fd: c_int,
+    rings: &mut Rings<SocketReceiver>,
+    into: &mut [u8],
+    how: How,
+    waits: bool,
+) -> Result<Option<usize>> {
+    match socket.receiving.carrier() {
+        Carrier::Kernel | Carrier::Changing => Ok(None),
+        Carrier::Counted => {
+            let got = from_kernel(socket, fd, rings, into, how)?;
+            if got.is_none() {
+                begin_ring(socket);
             }
-            Carrier::Returning => {
-                if returning::settle(socket, fd, &mut rings) {
-                    continue;
-                }
-                if let Some(n) = returning::from_stash(socket, into, how.copies(), how.stays()) {
-                    return Ok(n);
-                }
-                let is_over = socket.receiving.kernels() < socket.resume.load(Ordering::Relaxed);
-                return how_ended(socket).filter(|_| is_over).unwrap_or(Err(Errno(libc::EAGAIN)));
+            Ok(got)
+        }
+        Carrier::Ring => from_ring(socket, fd, rings, into, how, waits),
+        Carrier::Returning => {
+            if returning::settle(socket, fd, rings) {
+                return Ok(None);
+            }
+            if let Some(n) = returning::from_stash(socket, into, how.copies(), how.stays()) {
+                return Ok(Some(n));
+            }
+            let is_over = socket.receiving.kernels() < socket.resume.load(Ordering::Relaxed);
+            how_ended(socket).filter(|_| is_over).unwrap_or(Err(Errno(libc::EAGAIN))).map(Some)
+        }
+    }
+}
+
+/// Shows bytes of what is there to `take`, which does not wait and returns how many of them it has taken, and receives just those.
+/// Returns their number, as [`some`] does, or `None` if the kernel alone carries. The bytes are copied into `buffer` first.
+pub fn some_to(
+    socket: &'static Socket,
+    fd: c_int,
+    buffer: &mut [u8],
+    waits: bool,
+    take: impl FnOnce(&[u8]) -> Result<usize>,
+) -> Option<Result<usize>> {
+    let mut rings = socket.receiving.lock();
+    if !socket.receiving.uses() {
+        return Some(Err(Errno(libc::ECONNRESET)));
+    }
+    let there = loop {
+        if is_kernels(socket) {
+            return None;
+        }
+        match carried(socket, fd, &mut rings, buffer, How::Peek, waits) {
+            Ok(None) => {}
+            Ok(Some(0)) => return Some(Ok(0)),
+            Ok(Some(n)) => break n,
+            Err(errno) => {
+                note_told(socket, errno);
+                return Some(Err(errno));
             }
         }
+    };
+    let taken = match take(&buffer[..there]) {
+        Ok(taken) => taken,
+        Err(errno) => return Some(Err(errno)),
+    };
+    let mut received = 0;
+    while received < taken && !is_kernels(socket) {
+        match carried(socket, fd, &mut rings, &mut buffer[..taken - received], How::Take, waits) {
+            Ok(None) => {}
+            Ok(Some(n)) if n > 0 => received += n,
+            // The connection has broken meanwhile. The next call reports that.
+            _ => break,
+        }
+    }
+    Some(Ok(taken))
+}
+
+/// Records that the program is told of an error that ends the connection.
+fn note_told(socket: &Socket, errno: Errno) {
+    if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
+        socket.said.reset.store(true, Ordering::Relaxed);
     }
 }
 

@@ -165,18 +165,8 @@ fn into_ring<'a>(
                     sent += n;
                 }
                 Err(SendError::Full) => {
-                    let result = if is_nonblocking(fd) {
-                        note_no_room(socket);
-                        let is_small = sent + rest.len() <= returning::TCP_TAKES;
-                        match returning::is_full(socket, fd)
-                            && !(is_small && returning::leave_if_small(socket, fd))
-                        {
-                            true => Err(Errno(libc::EAGAIN)),
-                            false => Ok(()),
-                        }
-                    } else {
-                        wait::for_space(socket, fd, &mut deadline)
-                    };
+                    let is_small = sent + rest.len() <= returning::TCP_TAKES;
+                    let result = wait_for_room(socket, fd, !is_nonblocking(fd), is_small, &mut deadline);
                     match result.and_then(|()| number(fd)) {
                         Ok(number) => fd = number,
                         Err(_) if sent > 0 => return Ok(sent),
@@ -199,6 +189,25 @@ fn into_ring<'a>(
         return Err(broken(socket, fd, SendError::AfterFinish, flags));
     }
     Ok(sent)
+}
+
+/// Waits until another attempt to put bytes into the ring is worthwhile. If the call does not wait, fails with EAGAIN, unless the
+/// kernel carries now. It does if the message is small and the ring is one of the smallest.
+pub fn wait_for_room(
+    socket: &'static Socket,
+    fd: c_int,
+    waits: bool,
+    is_small: bool,
+    deadline: &mut Deadline,
+) -> Result<()> {
+    if waits {
+        return wait::for_space(socket, fd, deadline);
+    }
+    note_no_room(socket);
+    match returning::is_full(socket, fd) && !(is_small && returning::leave_if_small(socket, fd)) {
+        true => Err(Errno(libc::EAGAIN)),
+        false => Ok(()),
+    }
 }
 
 /// Returns whether the program has shut down sending, in this process or another one that has the socket.
@@ -294,12 +303,7 @@ fn write(
         doorbell::wake(socket, fd, &sender.waker);
     });
     if written == Err(SendError::Full) {
-        // A call that a signal handler has left (`longjmp`) may still owe the peer a wake-up.
-        if sender.ring.take_owed() {
-            doorbell::wake(socket, fd, &sender.waker);
-        }
-        grow::note_full(socket, fd, sender);
-        returning::note_full(socket);
+        found_full(socket, fd, sender);
     }
     let n = written?;
     returning::note_room(socket);
@@ -312,6 +316,86 @@ fn write(
         kernel::wake(socket, fd);
     }
     Ok(n)
+}
+
+/// Does what is due when a ring has no room.
+#[cold]
+fn found_full(socket: &'static Socket, fd: c_int, sender: &mut SocketSender) {
+    // A call that a signal handler has left (`longjmp`) may still owe the peer a wake-up.
+    if sender.ring.take_owed() {
+        doorbell::wake(socket, fd, &sender.waker);
+    }
+    grow::note_full(socket, fd, sender);
+    returning::note_full(socket);
+}
+
+/// Why nothing was moved into a ring.
+pub enum Stop {
+    /// The source has failed.
+    Source(Errno),
+    /// The ring has no room.
+    Full,
+    /// Nothing can be sent any more.
+    Ended(SendError),
+}
+
+/// Moves bytes from a source into the ring: at most as many as the buffer and the ring have room for. `read` fills the front of
+/// a buffer from the source, does not wait, and returns the number of bytes. Returns that number, or `None` if no ring carries
+/// this direction.
+pub fn some_from(
+    socket: &'static Socket,
+    fd: c_int,
+    buffer: &mut [u8],
+    read: impl FnOnce(&mut [u8]) -> Result<usize>,
+) -> Option<std::result::Result<usize, Stop>> {
+    let mut ring = socket.sending.lock();
+    if socket.sending.carrier() != Carrier::Ring {
+        return None;
+    }
+    let room = match room(socket, fd, &mut ring, buffer.len()) {
+        Ok(room) => room,
+        Err(SendError::Full) => return Some(Err(Stop::Full)),
+        // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
+        Err(SendError::Closed) if !socket.said.closed.load(Ordering::Relaxed) => {
+            let read = read(buffer);
+            socket.said.closed.store(read.is_ok_and(|n| n > 0), Ordering::Relaxed);
+            return Some(read.map_err(Stop::Source));
+        }
+        Err(error) => return Some(Err(Stop::Ended(error))),
+    };
+    let read = match read(&mut buffer[..room]) {
+        Ok(n) => n,
+        Err(errno) => return Some(Err(Stop::Source(errno))),
+    };
+    let mut has_woken = false;
+    // The room cannot have become less. If the peer has ended meanwhile, the bytes are lost, as over TCP.
+    let _ = write(socket, fd, &mut ring, &buffer[..read], &mut has_woken);
+    drop(ring);
+    if has_woken {
+        returning::leave_if_recalled(socket, fd);
+    }
+    Some(Ok(read))
+}
+
+/// Returns how much room the ring has, which is at most `most`, or why it has none.
+fn room(
+    socket: &'static Socket,
+    fd: c_int,
+    ring: &mut Rings<SocketSender>,
+    most: usize,
+) -> std::result::Result<usize, SendError> {
+    if !socket.sending.uses() {
+        return Err(SendError::Aborted);
+    }
+    if ring.is_ahead() {
+        grow::step_sending(socket, fd, ring);
+    }
+    let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
+    let room = sender.ring.claim(most).map(|room| room.slice().len());
+    if room == Err(SendError::Full) {
+        found_full(socket, fd, sender);
+    }
+    room
 }
 
 /// Returns how many bytes in the ring the peer's program has not received. The peer may not have released the room of received
@@ -409,7 +493,7 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
 
 /// Returns the error that the kernel would report to a program that sends over a broken connection.
 #[cold]
-fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) -> Errno {
+pub fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) -> Errno {
     if error == SendError::PeerDead && socket.end() == End::None {
         kernel::look_for_end(socket, fd);
     }
@@ -437,7 +521,7 @@ fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) ->
 
 /// Sends SIGPIPE to this thread, as the kernel does.
 #[expect(unsafe_code, reason = "a signal to this very thread")]
-fn raise_sigpipe() {
+pub fn raise_sigpipe() {
     // SAFETY: the numbers are those of this process and of this thread.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGPIPE) };
 }

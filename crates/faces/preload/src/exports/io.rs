@@ -1,6 +1,6 @@
 //! `read`, `write` and their variants.
 
-use crate::errno::{Errno, check, tell, tell_int};
+use crate::errno::{Errno, tell, tell_int};
 use crate::socket::{Socket, Stage};
 use crate::table::{Call, SOCKETS};
 use crate::{passing, real, receive, send};
@@ -511,118 +511,6 @@ pub unsafe extern "C-unwind" fn pwritev2(
 ) -> ssize_t {
     // SAFETY: where an offset has 64 bits, the two functions are the same.
     unsafe { pwritev64v2(fd, iov, count, offset, flags) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendfile(
-    out: c_int,
-    from: c_int,
-    offset: *mut off_t,
-    count: size_t,
-) -> ssize_t {
-    // SAFETY: the program obeys the rules of the function. Where an offset has 64 bits, the two functions are the same.
-    unsafe { sendfile64(out, from, offset, count) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendfile64(
-    out: c_int,
-    from: c_int,
-    offset: *mut off64_t,
-    count: size_t,
-) -> ssize_t {
-    // SAFETY: the program obeys the rules of the function.
-    let native = || unsafe { real::sendfile64(out, from, offset, count) };
-    let Some(call) = connection(out) else { return native() };
-    let socket = call.what();
-    crate::cache::leave(socket);
-    if let Some(sent) = send::through_kernel(socket, out, native) {
-        return sent;
-    }
-    // SAFETY: the pointer is null, or the program passes a valid one.
-    let mut position = unsafe { offset.as_ref() }.copied();
-    let sent = copy_file(socket, out, from, &mut position, count);
-    if let (Some(position), false) = (position, offset.is_null()) {
-        // SAFETY: as above.
-        unsafe { *offset = position };
-    }
-    tell(sent)
-}
-
-/// The number of bytes of a file that are read at a time.
-const PIECE: usize = 64 << 10;
-
-/// Reads bytes of a file and sends them. If there is a `position`, this function advances it and leaves the file's own position
-/// unchanged.
-fn copy_file(
-    socket: &'static Socket,
-    out: c_int,
-    from: c_int,
-    position: &mut Option<off64_t>,
-    count: usize,
-) -> crate::errno::Result<usize> {
-    let mut buffer = [0u8; PIECE];
-    let mut sent = 0;
-    while sent < count {
-        let len = (count - sent).min(PIECE);
-        // The position advances by the number of bytes that were sent, which may be less than the number that was read.
-        let at = match *position {
-            Some(at) => at,
-            // SAFETY: the call only asks for the position.
-            None => match unsafe { libc::lseek64(from, 0, libc::SEEK_CUR) } {
-                -1 => return Err(Errno::last()),
-                at => at,
-            },
-        };
-        // SAFETY: the buffer has room for `len` bytes.
-        let got = check(unsafe { libc::pread64(from, buffer.as_mut_ptr().cast(), len, at) });
-        let got = match got {
-            Ok(0) => break,
-            Ok(got) => got,
-            Err(_) if sent > 0 => break,
-            Err(errno) => return Err(errno),
-        };
-        let n = send::go_on(socket, out, 0, std::iter::once(&buffer[..got]));
-        let n = match check(n) {
-            Ok(n) => n,
-            Err(_) if sent > 0 => break,
-            Err(errno) => return Err(errno),
-        };
-        sent += n;
-        match position {
-            Some(at) => *at += n as off64_t,
-            // SAFETY: the call only sets the position.
-            None => drop(unsafe { libc::lseek64(from, at + n as off64_t, libc::SEEK_SET) }),
-        }
-        if n < got {
-            break;
-        }
-    }
-    Ok(sent)
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn splice(
-    from: c_int,
-    from_offset: *mut off64_t,
-    to: c_int,
-    to_offset: *mut off64_t,
-    len: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    for fd in [from, to] {
-        if let Some(call) = connection(fd) {
-            let socket = call.what();
-            crate::daemon::stays(socket, "splice moves its bytes");
-            if socket.is_joined() || socket.cache.has_answers() {
-                // This is the error for a descriptor that does not support `splice`. Programs then use `read` and `write`.
-                Errno(libc::EINVAL).set();
-                return -1;
-            }
-        }
-    }
-    // SAFETY: the program obeys the rules of the function.
-    unsafe { real::splice(from, from_offset, to, to_offset, len, flags) }
 }
 
 /// Aborts the program if a buffer is too small, as the C library does for a program that was compiled with these checks.

@@ -6,7 +6,7 @@
 //! The C function has variable arguments. On x86-64, the integers and addresses of such a call lie where those of a function
 //! with seven arguments lie. The system call does not use the arguments that its caller has not passed.
 
-use super::{births, descriptors, io, polling, process, sockets};
+use super::{births, descriptors, io, polling, process, sockets, splice};
 use crate::errno::Errno;
 use crate::real::{self, told};
 use crate::settings;
@@ -86,8 +86,8 @@ extern "C-unwind" fn call(
         // The kernel takes an offset as two words. The second word is the upper half on systems with 32-bit words.
         libc::SYS_preadv2 => to!(words, io::preadv64v2(0: _, 1: *const _, 2: _, 3: _, 5: _)),
         libc::SYS_pwritev2 => to!(words, io::pwritev64v2(0: _, 1: *const _, 2: _, 3: _, 5: _)),
-        libc::SYS_sendfile => to!(words, io::sendfile64(0: _, 1: _, 2: *mut _, 3: _)),
-        libc::SYS_splice => to!(words, io::splice(0: _, 1: *mut _, 2: _, 3: *mut _, 4: _, 5: _)),
+        libc::SYS_sendfile => to!(words, splice::sendfile64(0: _, 1: _, 2: *mut _, 3: _)),
+        libc::SYS_splice => to!(words, splice::splice(0: _, 1: *mut _, 2: _, 3: *mut _, 4: _, 5: _)),
         libc::SYS_socket => to!(words, sockets::socket(0: _, 1: _, 2: _)),
         libc::SYS_connect => to!(words, sockets::connect(0: _, 1: *const _, 2: _)),
         libc::SYS_listen => to!(words, sockets::listen(0: _, 1: _)),
