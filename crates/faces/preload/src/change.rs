@@ -166,6 +166,7 @@ fn hurry(socket: &Socket, fd: c_int) {
 /// Notes the program's socket options that also apply to bytes in a ring. A connection may have inherited them from its listener.
 fn note_options(socket: &Socket, fd: c_int) {
     socket.gives_up.store(kernel::tcp_flag(fd, libc::TCP_USER_TIMEOUT), Ordering::Relaxed);
+    socket.tells_inq.store(kernel::tcp_flag(fd, libc::TCP_INQ), Ordering::Relaxed);
 }
 
 /// Restores the options that the program has set.

@@ -386,10 +386,19 @@ pub fn switches() -> i64 {
 
 /// Returns how many sent bytes the peer's kernel has not acknowledged.
 pub fn unacknowledged(fd: c_int) -> usize {
+    queue(fd, libc::TIOCOUTQ)
+}
+
+/// Returns how many bytes the kernel has received that nobody has taken.
+pub fn unread(fd: c_int) -> usize {
+    queue(fd, libc::FIONREAD)
+}
+
+fn queue(fd: c_int, request: libc::c_ulong) -> usize {
     let _errno = Kept::new();
     let mut bytes: c_int = 0;
     // SAFETY: `bytes` has room for an int.
-    let result = unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) };
+    let result = unsafe { real::ioctl(fd, request, (&raw mut bytes).cast()) };
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 

@@ -831,6 +831,11 @@ pub fn progress(socket: &'static Socket) -> Progress {
     Progress { position, is_ending, is_left: carrier::given_back(receiver.ring.memory()).is_some() }
 }
 
+/// Returns whether a ring carries and the peer sends nothing more after what is there.
+pub fn has_peer_finished(socket: &'static Socket) -> bool {
+    is_ending(socket, &socket.receiving.lock())
+}
+
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.
 pub fn available(socket: &'static Socket) -> Option<usize> {
     match socket.receiving.carrier() {

@@ -154,6 +154,8 @@ pub struct Socket {
     error: AtomicI32,
     /// True if the kernel gives the connection up when sent bytes are not acknowledged in time (TCP_USER_TIMEOUT).
     pub gives_up: AtomicBool,
+    /// True if the program wants to know with each message how many bytes are left (TCP_INQ).
+    pub tells_inq: AtomicBool,
     /// The time since which the peer is known to be dead although the connection's end has not come, in milliseconds; 0 if it is
     /// not known to be dead. See `kernel::may_end_still`.
     pub dead_since: AtomicU64,
@@ -233,6 +235,7 @@ impl Socket {
             end: AtomicU8::new(End::None as u8),
             error: AtomicI32::new(0),
             gives_up: AtomicBool::new(false),
+            tells_inq: AtomicBool::new(false),
             dead_since: AtomicU64::new(0),
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
@@ -294,6 +297,7 @@ impl Socket {
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
         self.gives_up.store(false, Ordering::Relaxed);
+        self.tells_inq.store(false, Ordering::Relaxed);
         self.dead_since.store(0, Ordering::Relaxed);
         self.without_room.store(0, Ordering::Relaxed);
         self.said.closed.store(false, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! `read`, `write` and their variants.
 
+use super::inq;
 use crate::errno::{Errno, tell, tell_int};
 use crate::socket::{Socket, Stage};
 use crate::table::{Call, SOCKETS};
@@ -194,8 +195,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     });
     if got >= 0 && !was_native {
         // SAFETY: as above.
-        let head = unsafe { &mut *message };
-        (head.msg_namelen, head.msg_controllen, head.msg_flags) = (0, 0, 0);
+        inq::complete(socket, fd, unsafe { &mut *message });
     }
     got
 }
@@ -259,7 +259,7 @@ unsafe fn receive_further(socket: &'static Socket, fd: c_int, message: &mut msgh
     // SAFETY: the program says that nothing else uses the memory of the vectors during the call.
     let got = receive::go_on(socket, fd, flags, unsafe { rooms(vectors) });
     if got >= 0 {
-        (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
+        inq::complete(socket, fd, message);
     }
     got
 }

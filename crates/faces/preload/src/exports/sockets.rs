@@ -240,10 +240,14 @@ pub unsafe extern "C-unwind" fn setsockopt(
         }
     }
     let result = native();
-    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) {
+    let noted = match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => &socket.gives_up,
+        (libc::IPPROTO_TCP, libc::TCP_INQ) => &socket.tells_inq,
+        _ => return result,
+    };
+    if result == 0 {
         // SAFETY: the kernel has just read an int from there.
-        let is_set = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
-        socket.gives_up.store(is_set, Ordering::Relaxed);
+        noted.store(unsafe { value.cast::<c_int>().read_unaligned() } != 0, Ordering::Relaxed);
     }
     result
 }
@@ -269,6 +273,18 @@ pub unsafe extern "C-unwind" fn getsockopt(
         }
     }
     if result == 0
+        && (level, name) == (libc::IPPROTO_TCP, libc::TCP_INFO)
+        && let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined())
+    {
+        // SAFETY: the call has succeeded, so there is a length, and the kernel has filled that many bytes.
+        unsafe {
+            if *len > 0 {
+                let state = value.cast::<u8>();
+                state.write(state_for_program(socket, state.read()));
+            }
+        }
+    }
+    if result == 0
         && (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
         && let Some(socket) = SOCKETS.get(fd)
     {
@@ -281,6 +297,26 @@ pub unsafe extern "C-unwind" fn getsockopt(
         }
     }
     result
+}
+
+/// The states of a TCP connection that its ends decide (`enum tcp_state`).
+const ESTABLISHED: u8 = 1;
+const FIN_WAIT2: u8 = 5;
+const CLOSE: u8 = 7;
+const CLOSE_WAIT: u8 = 8;
+
+/// Returns the state of a connection that TCP_INFO is to say, where the kernel has said `kernels`. The kernel does not know of ends
+/// that are in a ring.
+fn state_for_program(socket: &'static Socket, kernels: u8) -> u8 {
+    if kernels != ESTABLISHED {
+        return kernels;
+    }
+    match (send::has_shut_down(socket), receive::has_peer_finished(socket)) {
+        (false, false) => ESTABLISHED,
+        (false, true) => CLOSE_WAIT,
+        (true, false) => FIN_WAIT2,
+        (true, true) => CLOSE,
+    }
 }
 
 /// Returns what SO_ERROR is to say, where the kernel has said `kernels`.
@@ -325,6 +361,7 @@ fn is_unusual(level: c_int, name: c_int) -> bool {
                 | libc::SO_TIMESTAMPNS
                 | libc::SO_ATTACH_FILTER
                 | libc::SO_ATTACH_BPF
+                | libc::SO_PEEK_OFF
         ),
         _ => false,
     }
