@@ -45,6 +45,7 @@ mod grow;
 mod hidden;
 mod kernel;
 mod lock;
+mod memory;
 mod passing;
 mod poll;
 mod real;

@@ -4,6 +4,7 @@ use crate::cache::{self, Rooms};
 use crate::direction::Carrier;
 use crate::doorbell::{self, Wake};
 use crate::errno::{Errno, Result, check, tell};
+use crate::memory::is_low;
 use crate::rings::Rings;
 use crate::send::{self, attend_or_wait};
 use crate::socket::{End, Socket};
@@ -30,6 +31,10 @@ pub fn receive<'a>(
 ) -> isize {
     if socket.cache.is_there() {
         let mut pieces: Rooms<'a> = pieces.collect();
+        let is_bad = |piece: &&'a mut [u8]| !piece.is_empty() && is_low(piece.as_ptr());
+        if flags & libc::MSG_TRUNC == 0 && socket.cache.has_answers() && pieces.iter().any(is_bad) {
+            return tell(Err(Errno(libc::EFAULT)));
+        }
         return cache::receive(socket, fd, flags, &mut pieces, native)
             .unwrap_or_else(|native| receive_on(socket, fd, flags, pieces.into_iter(), native));
     }
@@ -111,11 +116,15 @@ fn counted<'a>(
             } else {
                 How::Take
             };
+            let is_bad = how.copies() && is_low(piece.as_ptr());
+            let how = if is_bad { How::Count } else { how };
             // The kernel may carry again meanwhile, so its call must not wait for more than there is.
             let waits_now = waits && (got == 0 || all);
             match some(socket, fd, &mut piece[at..], how, waits_now) {
                 // The end of the stream.
                 Ok(0) => return Ok(got),
+                // There are bytes, and they stay.
+                Ok(_) if is_bad => return if got > 0 { Ok(got) } else { Err(Errno(libc::EFAULT)) },
                 Ok(n) => {
                     at += n;
                     got += n;

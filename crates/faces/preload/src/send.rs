@@ -4,6 +4,7 @@ use crate::cache::{self, Pieces};
 use crate::direction::Carrier;
 use crate::doorbell::{self, Wake};
 use crate::errno::{Errno, Kept, Result, check, tell};
+use crate::memory::is_low;
 use crate::rings::Rings;
 use crate::socket::{End, Socket};
 use crate::table::{Using, number_in};
@@ -31,6 +32,10 @@ pub fn send<'a>(
 ) -> isize {
     if socket.cache.is_there() {
         let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
+        if pieces.iter().any(|piece| is_low(piece.as_ptr())) {
+            cache::leave(socket);
+            return send_on(socket, fd, flags, pieces.iter().copied(), native);
+        }
         return cache::send(socket, fd, flags, &pieces)
             .unwrap_or_else(|| send_on(socket, fd, flags, pieces.iter().copied(), native));
     }
@@ -106,9 +111,10 @@ fn gather<'p: 'r, 'r>(
     rest: &mut Peekable<impl Iterator<Item = &'p [u8]>>,
     room: &'r mut Option<[u8; TOGETHER]>,
 ) -> &'r [u8] {
-    let fits = |at: usize, next: &[u8]| at.saturating_add(next.len()) <= TOGETHER;
+    let is_there = |next: &[u8]| next.is_empty() || !is_low(next.as_ptr());
+    let fits = |at: usize, next: &[u8]| at.saturating_add(next.len()) <= TOGETHER && is_there(next);
     let mut at = piece.len();
-    if rest.peek().is_none_or(|next| !fits(at, next)) {
+    if !is_there(piece) || rest.peek().is_none_or(|next| !fits(at, next)) {
         return piece;
     }
     let room = room.get_or_insert([0; TOGETHER]);
@@ -146,7 +152,17 @@ fn into_ring<'a>(
         has_some |= !piece.is_empty();
         let mut rest = gather(piece, &mut pieces, &mut room);
         while !rest.is_empty() {
-            let Some(result) = some_into_ring(socket, fd, rest) else {
+            let result = match is_low(rest.as_ptr()) {
+                false => some_into_ring(socket, fd, rest),
+                true => match some_from(socket, fd, &mut [0], |_| Err(Errno(libc::EFAULT))) {
+                    Some(Err(Stop::Full)) => Some(Err(SendError::Full)),
+                    Some(Err(Stop::Ended(error))) => Some(Err(error)),
+                    Some(_) if sent > 0 => return Ok(sent),
+                    Some(_) => return Err(Errno(libc::EFAULT)),
+                    None => None,
+                },
+            };
+            let Some(result) = result else {
                 let sent_now = natively(socket, fd, rest, flags, &mut deadline);
                 match sent_now.and_then(|n| number(fd).map(|number| (n, number))) {
                     Ok((n, number)) => {

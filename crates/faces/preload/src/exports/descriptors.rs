@@ -1,6 +1,7 @@
 //! `close`, `dup`, `fcntl`, `ioctl` and their variants.
 
 use super::births;
+use crate::memory::is_nowhere;
 use crate::table::{self, EPOLLS, SOCKETS};
 use crate::{errno, hidden, kernel, passing, real};
 use libc::{c_int, c_uint, c_ulong};
@@ -200,6 +201,9 @@ const FIOASYNC: c_ulong = 0x5452;
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if let Some(queued) = super::sockets::queued(fd, request) {
+        if is_nowhere(argument.cast::<c_int>()) {
+            return errno::fail(libc::EFAULT);
+        }
         // SAFETY: these requests fill an int, and the kernel accepts any address for it.
         unsafe { argument.cast::<c_int>().write_unaligned(c_int::try_from(queued).unwrap_or(c_int::MAX)) };
         return 0;

@@ -2,6 +2,7 @@
 
 use super::inq;
 use crate::errno::{Errno, tell, tell_int};
+use crate::memory::{is_beyond, is_nowhere};
 use crate::socket::{Socket, Stage};
 use crate::table::{Call, SOCKETS};
 use crate::{passing, real, receive, send};
@@ -24,6 +25,8 @@ unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
     if len == 0 {
         return &[];
     }
+    // A null pointer is reported when the bytes are copied.
+    let at = if at.is_null() { NonNull::<u8>::dangling().as_ptr().cast_const().cast() } else { at };
     // SAFETY: the program says that there are `len` bytes.
     unsafe { slice::from_raw_parts(at.cast(), len.min(isize::MAX as usize)) }
 }
@@ -39,17 +42,19 @@ unsafe fn room<'a>(at: *mut c_void, len: usize) -> &'a mut [u8] {
 }
 
 /// Returns the vectors of a call, or `None` if the kernel refuses them: too many, none where there should be some, or one with a
-/// length that is negative as a signed number.
+/// length that is negative as a signed number, or with memory that no program has.
 unsafe fn vectors<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
     if count == 0 {
         return Some(&[]);
     }
-    if count > libc::UIO_MAXIOV as usize || iov.is_null() {
+    if count > libc::UIO_MAXIOV as usize || is_nowhere(iov) {
         return None;
     }
     // SAFETY: the program says that there are `count` vectors.
     let vectors = unsafe { slice::from_raw_parts(iov, count) };
-    vectors.iter().all(|piece| isize::try_from(piece.iov_len).is_ok()).then_some(vectors)
+    let is_valid =
+        |piece: &iovec| isize::try_from(piece.iov_len).is_ok() && !is_beyond(piece.iov_base, piece.iov_len);
+    vectors.iter().all(is_valid).then_some(vectors)
 }
 
 /// Does the same for a call whose number of vectors is an `int`.
@@ -80,7 +85,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: size_t
     // SAFETY: here and below, the program obeys the rules of the function that it calls.
     let native = || unsafe { real::read(fd, buffer, len) };
     // The kernel refuses a length that is negative as a signed number, and does nothing for a length of zero.
-    if len == 0 || isize::try_from(len).is_err() {
+    if len == 0 || isize::try_from(len).is_err() || is_beyond(buffer, len) {
         return native();
     }
     let Some(call) = connection(fd) else { return native() };
@@ -119,7 +124,7 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::recv(fd, buffer, len, flags) };
-    let Some(call) = connection(fd) else { return native() };
+    let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
     receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native)
@@ -149,15 +154,23 @@ pub unsafe extern "C-unwind" fn recvfrom(
 ) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
-    let Some(call) = connection(fd) else { return native() };
+    let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
     let got = receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native);
-    // A stream socket reports no sender's address.
-    if got >= 0 && !address.is_null() && !address_len.is_null() {
-        // SAFETY: the program passes a length together with an address.
-        unsafe { *address_len = 0 };
+    if got < 0 || address.is_null() {
+        return got;
     }
+    if is_nowhere(address_len) {
+        return tell(Err(Errno(libc::EFAULT)));
+    }
+    // SAFETY: the program passes a length together with an address.
+    let room = unsafe { &mut *address_len };
+    if (*room).cast_signed() < 0 {
+        return tell(Err(Errno(libc::EINVAL)));
+    }
+    // A stream socket reports no sender's address.
+    *room = 0;
     got
 }
 
@@ -180,7 +193,7 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::recvmsg(fd, message, flags) };
-    let Some(call) = connection(fd) else { return native() };
+    let Some(call) = connection(fd).filter(|_| !is_nowhere(message)) else { return native() };
     let socket = call.what();
     // SAFETY: the program says that there are so many vectors.
     let Some(vectors) = (unsafe { vectors((*message).msg_iov, (*message).msg_iovlen) }) else {
@@ -208,7 +221,8 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    let Some(call) = connection(fd) else {
+    let is_time_nowhere = !timeout.is_null() && is_nowhere(timeout);
+    let Some(call) = connection(fd).filter(|_| !is_nowhere(messages) && !is_time_nowhere) else {
         // SAFETY: the program obeys the rules of the function.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
@@ -274,7 +288,7 @@ fn refusal(message: &msghdr) -> Errno {
 pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::write(fd, buffer, len) };
-    if isize::try_from(len).is_err() {
+    if isize::try_from(len).is_err() || is_beyond(buffer, len) {
         return native();
     }
     let Some(call) = connection(fd) else { return native() };
@@ -301,7 +315,7 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
 pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::send(fd, buffer, len, flags) };
-    let Some(call) = connection(fd) else { return native() };
+    let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
     send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
@@ -318,7 +332,7 @@ pub unsafe extern "C-unwind" fn sendto(
 ) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
-    let Some(call) = connection(fd) else { return native() };
+    let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
     send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
@@ -334,10 +348,13 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     }
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::sendmsg(fd, message, flags) };
-    let Some(call) = connection(fd) else { return native() };
+    let Some(call) = connection(fd).filter(|_| !is_nowhere(message)) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
     let head = unsafe { &*message };
+    if head.msg_controllen > 0 && is_nowhere(head.msg_control.cast::<libc::cmsghdr>()) {
+        return native();
+    }
     // SAFETY: the program says that there are so many vectors.
     let Some(vectors) = (unsafe { vectors(head.msg_iov, head.msg_iovlen) }) else { return native() };
     // SAFETY: the program says that each vector has as many bytes as its length says.
@@ -350,7 +367,10 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
     let mut joined = Vec::new();
     // SAFETY: the program passes a message, and its control messages are complete.
     unsafe {
-        if message.is_null() || (*message).msg_controllen == 0 {
+        if is_nowhere(message)
+            || (*message).msg_controllen == 0
+            || is_nowhere((*message).msg_control.cast::<libc::cmsghdr>())
+        {
             return true;
         }
         let mut control = libc::CMSG_FIRSTHDR(message);
@@ -380,6 +400,10 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let count = count.min(libc::UIO_MAXIOV as c_uint);
+    if is_nowhere(messages) {
+        // SAFETY: the kernel refuses the call.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
     let Some(call) = connection(fd) else {
         // SAFETY: the program passes `count` messages.
         let passes = |i| unsafe { passes_connections(&raw const (*messages.add(i as usize)).msg_hdr) };

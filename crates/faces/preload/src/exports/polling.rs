@@ -1,6 +1,7 @@
 //! `poll`, `select`, `epoll` and their variants.
 
 use crate::errno::{Errno, Result, check, tell_int};
+use crate::memory::{is_beyond, is_low, is_nowhere};
 use crate::table::{self, EPOLLS};
 use crate::wait::Limit;
 use crate::{epoll, poll as polling, real, settings};
@@ -34,7 +35,7 @@ fn spec(time: Duration) -> timespec {
 const MOST: nfds_t = 1 << 30;
 
 unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    if count == 0 || count > MOST || fds.is_null() {
+    if count == 0 || count > MOST || is_nowhere(fds) {
         return &mut [];
     }
     // SAFETY: the program says that the array has `count` entries.
@@ -183,7 +184,8 @@ unsafe fn selected(
     write: *mut fd_set,
     except: *mut fd_set,
 ) -> Option<polling::List> {
-    if !settings::is_on() || count <= 0 {
+    let is_bad = |set: *mut fd_set| !set.is_null() && is_nowhere(set.cast::<u64>());
+    if !settings::is_on() || count <= 0 || [read, write, except].into_iter().any(is_bad) {
         return None;
     }
     let has = |set: *mut fd_set, fd: c_int| {
@@ -274,8 +276,8 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     let native = || unsafe { real::epoll_ctl(epoll, operation, fd, event) };
     let Some(call) = EPOLLS.call(epoll) else { return native() };
     let instance = call.what();
-    // SAFETY: the pointer is null, or the program passes a valid one.
-    let event = unsafe { event.as_ref() }.copied();
+    // SAFETY: the program passes a valid pointer, unless the operation needs none.
+    let event = if is_nowhere(event) { None } else { Some(unsafe { *event }) };
     instance.control(epoll, operation, fd, event, native)
 }
 
@@ -288,8 +290,13 @@ unsafe fn wait(
     mask: *const sigset_t,
     native: impl FnOnce() -> c_int,
 ) -> c_int {
-    let Some(call) = EPOLLS.call(epoll).filter(|_| count > 0) else { return native() };
+    let Some(call) = EPOLLS.call(epoll).filter(|_| count > 0 && !is_beyond(events, 1)) else {
+        return native();
+    };
     let instance = call.what();
+    if is_low(events) {
+        return tell_int(Err(Errno(libc::EFAULT)));
+    }
     // SAFETY: the program says that there is room for `count` events.
     let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
     let native = |events: &mut [epoll_event], timeout| match EPOLLS.is(epoll, instance) {

@@ -2,6 +2,7 @@
 
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept};
+use crate::memory::is_nowhere;
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
 use crate::{daemon, disconnecting, epoll, kernel, real, receive, send, settings};
@@ -227,6 +228,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let socket = call.what();
     if let Some(delay) = delay(socket, level, name)
         && len as usize >= size_of::<c_int>()
+        && !is_nowhere(value.cast::<c_int>())
     {
         // SAFETY: the program passes `len` bytes.
         delay.store(unsafe { value.cast::<c_int>().read_unaligned() } != 0, Ordering::Relaxed);

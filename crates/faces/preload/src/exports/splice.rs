@@ -2,6 +2,7 @@
 
 use super::io::connection;
 use crate::errno::{Errno, Result, check, tell};
+use crate::memory::is_nowhere;
 use crate::socket::Socket;
 use crate::splice::{self, Pipe};
 use crate::{real, send};
@@ -82,6 +83,9 @@ pub unsafe extern "C-unwind" fn sendfile64(
         crate::cache::leave(socket);
         if let Some(sent) = send::through_kernel(socket, out, || native(out, from)) {
             return sent;
+        }
+        if !offset.is_null() && is_nowhere(offset) {
+            return tell(Err(Errno(libc::EFAULT)));
         }
         // SAFETY: the pointer is null, or the program passes a valid one.
         let mut position = unsafe { offset.as_ref() }.copied();

@@ -1,0 +1,184 @@
+/* Addresses at which there is no memory: the kernel says EFAULT. */
+#include "case.h"
+
+static void *const nowhere[] = { NULL, (void *)8, (void *)-1, (void *)-4096, (void *)(1ul << 60) };
+enum { NOWHERE = sizeof nowhere / sizeof nowhere[0] };
+
+static void wait_for_bytes(int fd, int size)
+{
+    int there;
+    check(WAIT_UNTIL(ioctl(fd, FIONREAD, &there) == 0 && there >= size), "the bytes do not come");
+}
+
+CASE(pointers_receive)
+{
+    char text[7] = "";
+    if (me == ACCEPTOR) {
+        for (int i = 0; i < NOWHERE; i++) {
+            say("recv without data", recv(fd, nowhere[i], 3, MSG_DONTWAIT));
+            say("read of nothing", read(fd, nowhere[i], 0));
+        }
+    }
+    meet();
+    if (me == CONNECTOR)
+        send_all(fd, "abcdef", 6);
+    meet();
+    if (me == ACCEPTOR) {
+        wait_for_bytes(fd, 6);
+        for (int i = 0; i < NOWHERE; i++) {
+            void *bad = nowhere[i];
+            struct iovec piece = { bad, 3 };
+            struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1 };
+            struct mmsghdr messages = { message, 0 };
+            say("read", read(fd, bad, 3));
+            say("recv", recv(fd, bad, 3, 0));
+            say("recv, peeking", recv(fd, bad, 3, MSG_PEEK));
+            say("recv of all", recv(fd, bad, 3, MSG_WAITALL));
+            say("recv, counting", recv(fd, bad, 3, MSG_PEEK | MSG_TRUNC));
+            say("readv", readv(fd, &piece, 1));
+            say("preadv2", preadv2(fd, &piece, 1, -1, 0));
+            say("recvmsg", recvmsg(fd, &message, 0));
+            say("recvmmsg", recvmmsg(fd, &messages, 1, 0, NULL));
+            say("recvfrom", recvfrom(fd, bad, 3, 0, NULL, NULL));
+            say("readv of bad vectors", readv(fd, bad, 1));
+            say("preadv2 of bad vectors", preadv2(fd, bad, 1, -1, 0));
+            say("recvmsg of a bad message", recvmsg(fd, bad, 0));
+            say("recvmmsg of bad messages", recvmmsg(fd, bad, 1, 0, NULL));
+            message.msg_iov = bad;
+            say("recvmsg of bad vectors", recvmsg(fd, &message, 0));
+            if (bad) {
+                say("recvmmsg for a bad time", recvmmsg(fd, &messages, 1, 0, bad));
+            }
+        }
+        say("recv", recv(fd, text, 6, 0));
+        printf("%s\n", text);
+    }
+    meet();
+    if (me == CONNECTOR)
+        shutdown(fd, SHUT_WR);
+    meet();
+    if (me == ACCEPTOR) {
+        say_events("end", events_of(fd, POLLRDHUP, PATIENCE));
+        say("recv at the end", recv(fd, nowhere[0], 3, 0));
+    }
+    meet();
+}
+
+CASE(pointers_receive_address)
+{
+    char text[3];
+    struct sockaddr_in address;
+    socklen_t negative = -1, size = sizeof address;
+    if (me == CONNECTOR)
+        send_all(fd, "abc", 3);
+    meet();
+    if (me == ACCEPTOR) {
+        wait_for_bytes(fd, 3);
+        say("recvfrom", recvfrom(fd, text, 1, 0, (struct sockaddr *)&address, &size));
+        say("size", size);
+        say("recvfrom without a size", recvfrom(fd, text, 1, 0, (struct sockaddr *)&address, NULL));
+        say("recvfrom with a negative size", recvfrom(fd, text, 1, 0, (struct sockaddr *)&address, &negative));
+        say("recv", recv(fd, text, 1, MSG_DONTWAIT));
+    }
+    meet();
+}
+
+CASE(pointers_send)
+{
+    signal(SIGPIPE, SIG_IGN);
+    if (me == CONNECTOR) {
+        for (int turn = 0; turn < 2; turn++) {
+            for (int i = 0; i < NOWHERE; i++) {
+                void *bad = nowhere[i];
+                struct iovec piece = { bad, 3 };
+                struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1 };
+                struct mmsghdr messages = { message, 0 };
+                say("write", write(fd, bad, 3));
+                say("write of much", write(fd, bad, 300000));
+                say("send", send(fd, bad, 3, 0));
+                say("send without waiting", send(fd, bad, 3, MSG_DONTWAIT));
+                say("sendto", sendto(fd, bad, 3, 0, NULL, 0));
+                say("writev", writev(fd, &piece, 1));
+                say("pwritev2", pwritev2(fd, &piece, 1, -1, 0));
+                say("sendmsg", sendmsg(fd, &message, 0));
+                say("sendmmsg", sendmmsg(fd, &messages, 1, 0));
+                say("writev of bad vectors", writev(fd, bad, 1));
+                say("pwritev2 of bad vectors", pwritev2(fd, bad, 1, -1, 0));
+                say("sendmsg of a bad message", sendmsg(fd, bad, 0));
+                say("sendmmsg of bad messages", sendmmsg(fd, bad, 1, 0));
+                message.msg_iov = bad;
+                say("sendmsg of bad vectors", sendmsg(fd, &message, 0));
+                piece.iov_base = "abc";
+                message.msg_iov = &piece;
+                message.msg_control = bad;
+                message.msg_controllen = 32;
+                say("sendmsg with bad control messages", sendmsg(fd, &message, 0));
+            }
+            if (turn == 0)
+                say("shutdown", shutdown(fd, SHUT_WR));
+        }
+    } else {
+        char text[100];
+        int n = 0, more;
+        while ((more = recv(fd, text + n, sizeof text - n, 0)) > 0)
+            n += more;
+        printf("%.*s\n", n, text);
+    }
+    meet();
+}
+
+CASE(pointers_poll)
+{
+    if (me == CONNECTOR)
+        send_all(fd, "abc", 3);
+    meet();
+    if (me == ACCEPTOR) {
+        wait_for_bytes(fd, 3);
+        int epoll = epoll_create1(EPOLL_CLOEXEC);
+        struct epoll_event event = { EPOLLIN };
+        for (int i = 0; i < NOWHERE; i++) {
+            void *bad = nowhere[i];
+            fd_set set;
+            FD_ZERO(&set);
+            FD_SET(fd, &set);
+            say("poll", poll(bad, 1, 0));
+            say("ppoll", ppoll(bad, 1, NULL, NULL));
+            say("epoll_ctl", epoll_ctl(epoll, EPOLL_CTL_ADD, fd, bad));
+            if (bad) {
+                say("select of a bad set", select(fd + 1, bad, NULL, NULL, NULL));
+                say("select of a bad set", select(fd + 1, &set, bad, NULL, NULL));
+            }
+        }
+        say("epoll_ctl", epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+        for (int i = 0; i < NOWHERE; i++) {
+            say("epoll_wait", epoll_wait(epoll, nowhere[i], 1, 0));
+            say("epoll_pwait", epoll_pwait(epoll, nowhere[i], 1, 0, NULL));
+            say("epoll_ctl", epoll_ctl(epoll, EPOLL_CTL_MOD, fd, nowhere[i]));
+        }
+        say("epoll_wait", epoll_wait(epoll, &event, 1, 0));
+    }
+    meet();
+}
+
+CASE(pointers_requests)
+{
+    if (me == ACCEPTOR) {
+        for (int i = 0; i < NOWHERE; i++) {
+            void *bad = nowhere[i];
+            int value = 1;
+            socklen_t size = sizeof value;
+            say("FIONREAD", ioctl(fd, FIONREAD, bad));
+            say("TIOCOUTQ", ioctl(fd, TIOCOUTQ, bad));
+            say("FIONBIO", ioctl(fd, FIONBIO, bad));
+            say("TCP_NODELAY", setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, bad, sizeof value));
+            say("TCP_INQ", setsockopt(fd, IPPROTO_TCP, TCP_INQ, bad, sizeof value));
+            say("TCP_USER_TIMEOUT", setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, bad, sizeof value));
+            say("TCP_NODELAY", getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, bad, &size));
+            say("TCP_NODELAY", getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, bad));
+            say("TCP_INFO", getsockopt(fd, IPPROTO_TCP, TCP_INFO, bad, &size));
+            say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, bad, &size));
+            say("getpeername", getpeername(fd, bad, &size));
+        }
+    }
+    meet();
+}
