@@ -18,6 +18,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("pointers.c", include_str!("differential/pointers.c")),
     ("select.c", include_str!("differential/select.c")),
     ("splice.c", include_str!("differential/splice.c")),
+    ("vain.c", include_str!("differential/vain.c")),
 ];
 
 /// The cases whose output differs. docs/sockets.md says why.

@@ -75,7 +75,7 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
             _ => events |= kernel::poll_now(fd, output),
         }
     }
-    if is_ending && receive::is_reset(socket) {
+    if is_ending && (socket.said.closed.load(Ordering::Relaxed) || receive::is_reset(socket)) {
         events |= interest & (input | libc::POLLRDHUP | output) | libc::POLLHUP;
         if !socket.said.reset.load(Ordering::Relaxed) {
             events |= libc::POLLERR;

@@ -716,6 +716,8 @@ pub fn take_error(socket: &'static Socket) -> Errno {
     let is_told = || socket.said.reset.swap(true, Ordering::Relaxed);
     match socket.tell() {
         Some(errno) => errno,
+        // The peer has broken the connection after it had ended it.
+        None if socket.said.closed.load(Ordering::Relaxed) && !is_told() => Errno(libc::EPIPE),
         None if is_reset(socket) && !is_told() => Errno(libc::ECONNRESET),
         None => Errno(0),
     }

@@ -190,7 +190,7 @@ fn into_ring<'a>(
                     }
                 }
                 // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
-                Err(SendError::Closed) if in_vain || !socket.said.closed.swap(true, Ordering::Relaxed) => {
+                Err(SendError::Closed) if in_vain || begins_in_vain(socket) => {
                     in_vain = true;
                     sent += rest.len();
                     rest = &[];
@@ -224,6 +224,17 @@ pub fn wait_for_room(
         true => Err(Errno(libc::EAGAIN)),
         false => Ok(()),
     }
+}
+
+/// Records that bytes are sent to a peer that has closed its end. Over TCP it answers with a reset, which is an event. Returns false
+/// if that was recorded before.
+#[cold]
+fn begins_in_vain(socket: &'static Socket) -> bool {
+    let begins = !socket.said.closed.swap(true, Ordering::Relaxed);
+    if begins {
+        crate::epoll::changed(socket);
+    }
+    begins
 }
 
 /// Returns whether the program has shut down sending, in this process or another one that has the socket.
@@ -373,8 +384,11 @@ pub fn some_from(
         Err(SendError::Full) => return Some(Err(Stop::Full)),
         // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
         Err(SendError::Closed) if !socket.said.closed.load(Ordering::Relaxed) => {
+            drop(ring);
             let read = read(buffer);
-            socket.said.closed.store(read.is_ok_and(|n| n > 0), Ordering::Relaxed);
+            if read.is_ok_and(|n| n > 0) {
+                begins_in_vain(socket);
+            }
             return Some(read.map_err(Stop::Source));
         }
         Err(error) => return Some(Err(Stop::Ended(error))),
@@ -520,7 +534,11 @@ pub fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int
         // The peer's VM is gone: no kernel has reported an end.
         SendError::PeerDead if socket.end() == End::None => !socket.said.reset.swap(true, Ordering::Relaxed),
         SendError::PeerDead => receive::is_reset(socket) && !socket.said.reset.swap(true, Ordering::Relaxed),
-        SendError::Closed | SendError::AfterFinish => false,
+        SendError::Closed => {
+            socket.said.reset.store(true, Ordering::Relaxed);
+            false
+        }
+        SendError::AfterFinish => false,
         // The error is reported once, by the first call.
         _ => !socket.said.reset.swap(true, Ordering::Relaxed),
     };

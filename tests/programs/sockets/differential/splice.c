@@ -363,7 +363,7 @@ CASE(splice_to_a_peer_that_has_closed)
         make_pipe(0);
         check(write(in[1], "abcdef", 6) == 6, "write");
         say("splice", to_socket(fd, 3, 0));
-        /* Over loopback, the answer is a reset that comes within the call. */
+        say_events("hang-up", events_of(fd, 0, PATIENCE));
         say("splice", to_socket(fd, 3, 0));
         say_bytes("the pipe still has", in[0], 100);
     }
@@ -791,6 +791,99 @@ CASE(sendfile_after_sending_was_shut_down)
         say("sendfile of nothing", sendfile(fd, file, &at, 0));
         at = 100;
         say("sendfile behind the end", sendfile(fd, file, &at, 10));
+    }
+    meet();
+}
+
+/* Two processes have the connection, and move bytes in turn. */
+CASE(splice_after_fork)
+{
+    make_pipe(0);
+    for (int turn = 0; turn < 6; turn++) {
+        if (me == CONNECTOR) {
+            pid_t child = fork();
+            check(child >= 0, "fork");
+            if (child == 0) {
+                check(write(in[1], "of the child ", 13) == 13, "write");
+                _exit(to_socket(fd, 13, 0) != 13);
+            }
+            int status;
+            check(waitpid(child, &status, 0) == child, "waitpid");
+            say("the child", status);
+            check(write(in[1], "of the parent ", 14) == 14, "write");
+            say("splice", to_socket(fd, 14, 0));
+        } else {
+            for (int n = 0, more; n < 27; n += more) {
+                more = from_socket(fd, 27 - n, 0);
+                check(more > 0, "splice");
+            }
+            say_bytes("the pipe", in[0], 27);
+        }
+        meet();
+    }
+}
+
+/* The receiver's child takes the bytes, and then its parent does. */
+CASE(splice_in_a_child_that_receives)
+{
+    make_pipe(0);
+    if (me == CONNECTOR)
+        send_all(fd, "abcdef", 6);
+    meet();
+    if (me == ACCEPTOR) {
+        wait_for_bytes(fd, 6);
+        pid_t child = fork();
+        check(child >= 0, "fork");
+        if (child == 0)
+            _exit(from_socket(fd, 2, 0) != 2);
+        int status;
+        check(waitpid(child, &status, 0) == child, "waitpid");
+        say("the child", status);
+        say_bytes("the pipe", in[0], 100);
+        say("splice", from_socket(fd, 100, 0));
+        say_bytes("the pipe", in[0], 100);
+    }
+    meet();
+}
+
+/* A connection goes back to TCP while its bytes are moved, because another process gets its descriptor. */
+CASE(splice_and_pass_on)
+{
+    fill_with_pattern();
+    enum { SIZE = 300000 };
+    if (me == CONNECTOR) {
+        make_pipe(0);
+        int pair[2];
+        check(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+        for (int sent = 0; sent < SIZE; sent += 3000) {
+            check(write(in[1], bytes + sent, 3000) == 3000, "write");
+            for (int moved = 0, n; moved < 3000; moved += n) {
+                n = to_socket(fd, 3000 - moved, 0);
+                check(n > 0, "splice");
+            }
+            if (sent == SIZE / 2) {
+                char control[CMSG_SPACE(sizeof fd)] = "", byte = 0;
+                struct iovec piece = { &byte, 1 };
+                struct msghdr message = {
+                    .msg_iov = &piece, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control
+                };
+                struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+                *rights = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) };
+                memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+                check(WAIT_UNTIL(sendmsg(pair[0], &message, 0) == 1), "sendmsg");
+            }
+        }
+        check(shutdown(fd, SHUT_WR) == 0, "shutdown");
+    } else {
+        make_pipe(0);
+        int taken = 0, n;
+        while ((n = from_socket(fd, 5000, 0)) > 0) {
+            check(read(in[0], got + taken, n) == n, "read");
+            taken += n;
+        }
+        say("splice", n);
+        say("bytes", taken);
+        say("they are the same", memcmp(bytes, got, SIZE) == 0);
     }
     meet();
 }
