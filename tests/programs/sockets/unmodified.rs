@@ -2,6 +2,7 @@
 //! correct.
 
 mod asyncio;
+mod bash;
 mod fork;
 mod go;
 mod haproxy;

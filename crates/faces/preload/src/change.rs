@@ -40,14 +40,16 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     crate::returning::leave_if_recalled(socket, fd);
     if socket.is_passed() {
         crate::receive::begin_ring_if_due(socket);
-        if socket.facts.lock().reason == crate::passing::SIGNALLED {
+        let reason = socket.facts.lock().reason;
+        if crate::passing::LATER.contains(&reason) {
             crate::passing::go_on(socket, fd);
         }
         return crate::passing::rest(socket);
     }
-    let (receiving, sending) = match is_confined() || crate::family::is_shared(socket) {
-        // Another process may send or receive through the kernel. If this one changed over, the bytes of that process would be
-        // lost.
+    let is_used_otherwise = || crate::family::is_shared(socket) || crate::stdio::has(socket);
+    let (receiving, sending) = match is_confined() || is_used_otherwise() {
+        // Another process, or the C library, may send or receive through the kernel. If this side changed over, those bytes would
+        // be lost.
         true => (Change::No, Change::No),
         false => (receive_counted(socket, fd, role), change_sending(socket, fd, role)),
     };

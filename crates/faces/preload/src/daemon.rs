@@ -9,7 +9,7 @@ use crate::settings::{self, Mode};
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 use crate::table::{SOCKETS, Using};
-use crate::{family, grow, kernel, passing};
+use crate::{family, grow, kernel, passing, stdio};
 use ginnel::{
     Endpoint, ErrorCode, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent,
     SocketSession, StaysReason,
@@ -168,6 +168,12 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     }
     match socket.stage() {
         // If several processes have the socket, none of them knows whether it is the one that will continue with it.
+        Stage::Native if is_alive(socket) && stdio::has(socket) => {
+            let mut facts = socket.facts.lock();
+            if facts.reason.is_empty() {
+                facts.reason = passing::STANDARD;
+            }
+        }
         Stage::Native if is_alive(socket) && socket.is_report_due() && !family::is_shared(socket) => {
             let Some(_using) = Using::begin(socket, fd) else { return };
             let _ = with(|session| session.report(socket, fd));

@@ -26,6 +26,7 @@ pub use process::owns_tables;
 /// Prepares the modules of this library when it is loaded.
 pub fn load() {
     births::load();
+    streams::load();
     process::owns_tables();
     crate::wait::load();
     crate::epoll::load();

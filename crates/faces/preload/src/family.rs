@@ -487,6 +487,11 @@ pub fn may_drain(socket: &Socket) -> bool {
     socket.receiving.common().is_none_or(|common| [0, process()].contains(&common.user()))
 }
 
+/// Returns whether another process that has the socket too has used it since the fork.
+pub fn is_used_elsewhere(socket: &Socket) -> bool {
+    !may_drain(socket) && is_shared(socket)
+}
+
 /// Returns whether no other process consumes the wake bytes, so that a thread that waits for room is certain to be
 /// woken.
 #[inline]

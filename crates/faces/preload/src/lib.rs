@@ -15,6 +15,7 @@
 //! change                from the kernel to a ring
 //! disconnecting         the end of a connection whose socket remains
 //! returning, passing    from a ring to the kernel: for lack of room, or because another process gets the socket
+//! stdio                 descriptors of standard streams
 //! doorbell              doorbells, by which peers are woken
 //! settle                waiting in tests until connections have changed over
 //! daemon                the daemon: reports, matches, channels
@@ -59,5 +60,6 @@ mod settle;
 mod signals;
 mod socket;
 mod splice;
+mod stdio;
 mod table;
 mod wait;

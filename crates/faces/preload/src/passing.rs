@@ -46,6 +46,11 @@ const LOOKS: u32 = 20;
 pub const PASSED: &str = "its descriptor was passed on";
 /// and if the program wants a signal when something comes, which only the kernel can send.
 pub const SIGNALLED: &str = "the program asks for SIGIO (O_ASYNC)";
+/// and if a standard stream gets it.
+pub const STANDARD: &str = "it is standard input, output or error";
+
+/// The reasons for which a connection returns as soon as its peer takes part.
+pub const LATER: [&str; 2] = [SIGNALLED, STANDARD];
 
 /// Handles a program's request for a signal when a connection can be read or written. A connection that is still on
 /// TCP stays there, and any other one returns to TCP. Its peer may make no call for a while. The peer then returns
@@ -79,8 +84,15 @@ pub fn go_on(socket: &'static Socket, fd: c_int) {
 /// them. Waits for their peers, but no longer than [`PATIENCE`].
 #[cold]
 pub fn pass_on(sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bool {
+    return_within(PATIENCE, sockets, reason)
+}
+
+/// Does the same, and waits for so many microseconds at most. A connection that has not returned by then for one of [`LATER`]
+/// goes on with that during the program's calls.
+#[cold]
+pub fn return_within(patience: u64, sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bool {
     let _errno = Kept::new();
-    let deadline = now() + PATIENCE;
+    let deadline = now() + patience;
     for (socket, _) in sockets {
         socket.set_passed();
         socket.facts.lock().reason = reason;
@@ -110,12 +122,13 @@ fn is_back(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
     if !socket.is_joined() {
         return true;
     }
-    if is_confined() || is_used_elsewhere(socket) {
+    if is_confined() || crate::family::is_used_elsewhere(socket) {
         return false;
     }
     let is_back = receives_natively(socket, fd, wakes) && sends_natively(socket, fd);
     if is_back && !socket.is_back.swap(true, Ordering::Relaxed) {
         rest(socket);
+        leave_to_program(socket);
         report::changed(socket);
     }
     is_back
@@ -128,12 +141,6 @@ pub fn rest(socket: &Socket) {
         socket.set_growth(Growth::Over);
         socket.leave_alone();
     }
-}
-
-/// Returns whether another process that has the socket too has used it since the fork.
-fn is_used_elsewhere(socket: &Socket) -> bool {
-    let is_used = !crate::family::may_drain(socket);
-    is_used && crate::family::is_shared(socket)
 }
 
 fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
@@ -272,6 +279,14 @@ pub fn is_inherited(fd: c_int) -> bool {
     INHERITED.has(fd)
 }
 
+/// Notes a copy of a descriptor of a connection that has rings.
+pub fn copied(socket: &Socket, copy: c_int) {
+    match socket.is_back.load(Ordering::Relaxed) {
+        true => set_inherited(copy, !kernel::closes_on_exec(copy)),
+        false => withhold(copy),
+    }
+}
+
 /// Keeps executed programs from inheriting this descriptor, whatever the program wants: they would take wake bytes
 /// for the peer's data, and the peer would take their data for wake bytes.
 pub fn withhold(fd: c_int) {
@@ -279,11 +294,11 @@ pub fn withhold(fd: c_int) {
     kernel::close_on_exec(fd);
 }
 
-/// Lets executed programs inherit the descriptors of a socket as the program wants it, because the socket has no rings any more.
+/// Lets executed programs inherit the descriptors of a socket that has no rings any more, if the program wants that. The C library
+/// executes programs too (`system`, `popen`), and this library does not see that.
 pub fn leave_to_program(socket: &'static Socket) {
-    for fd in SOCKETS.used(0, u32::MAX).filter(|fd| SOCKETS.is(*fd, socket) && is_inherited(*fd)) {
-        set_inherited(fd, false);
-        kernel::set_close_on_exec(fd, false);
+    for fd in SOCKETS.used(0, u32::MAX).filter(|fd| SOCKETS.is(*fd, socket)) {
+        kernel::set_close_on_exec(fd, !is_inherited(fd));
     }
 }
 

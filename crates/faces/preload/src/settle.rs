@@ -36,8 +36,8 @@ pub fn wait(socket: &'static Socket) {
 /// Bytes that were sent over TCP before the change may still be unreceived.
 fn is_settled(socket: &'static Socket) -> bool {
     let changed = || socket.sending.carrier() == Carrier::Ring && crate::receive::is_named(socket);
-    let stays_for_now = || socket.is_passed() || crate::family::is_shared(socket);
-    !socket.needs_attention() || stays_for_now() || (socket.is_joined() && changed())
+    let stays = || socket.is_passed() || crate::family::is_shared(socket) || crate::stdio::has(socket);
+    !socket.needs_attention() || stays() || (socket.is_joined() && changed())
 }
 
 /// Advances the change of a socket, unless it is still connecting.

@@ -3,9 +3,10 @@
 use super::births;
 use crate::memory::is_nowhere;
 use crate::table::{self, EPOLLS, SOCKETS};
-use crate::{errno, hidden, kernel, passing, real};
+use crate::{errno, hidden, kernel, passing, real, stdio};
 use libc::{c_int, c_uint, c_ulong};
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
 /// Makes a system call that closes a descriptor or gives its number to another file, and removes the descriptor from the
 /// tables. A child of `vfork` uses its parent's tables, so this function does not change them there.
@@ -34,12 +35,44 @@ fn is_replaced(from: c_int, to: c_int, flags: c_int) -> bool {
 fn copied(fd: c_int, copy: c_int) -> c_int {
     // In a child of `vfork`, the library looks for the connections that the next program inherits when the child executes it.
     if copy >= 0 && super::process::owns_tables() {
-        if SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) {
-            passing::withhold(copy);
+        if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined()) {
+            passing::copied(socket, copy);
         }
         table::duplicate(fd, copy);
     }
     copy
+}
+
+/// Does the same for a copy with the lowest free number.
+fn copied_to_free(fd: c_int, copy: c_int) -> c_int {
+    let copy = copied(fd, copy);
+    if copy >= 0
+        && let Some(socket) = SOCKETS.get(copy)
+        && super::process::owns_tables()
+        && !stdio::prepare(socket, copy, copy)
+    {
+        // SAFETY: `close` takes only a number.
+        unsafe { close_for_program(copy) };
+        return errno::fail(libc::EBUSY);
+    }
+    copy
+}
+
+/// Copies a descriptor to a given number by `call`.
+fn copy_to(from: c_int, to: c_int, flags: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if hidden::is_hidden(to) {
+        return errno::fail(libc::EBUSY);
+    }
+    if from != to
+        && flags & !libc::O_CLOEXEC == 0
+        && let Some(socket) = SOCKETS.get(from)
+        && super::process::owns_tables()
+        && !stdio::prepare(socket, from, to)
+    {
+        return errno::fail(libc::EBUSY);
+    }
+    let call = || copied(from, call());
+    if is_replaced(from, to, flags) { closing(to, call) } else { call() }
 }
 
 /// Does what `close` does when the program calls it. Fails with EBADF for the library's own descriptors.
@@ -119,27 +152,19 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: the function takes only a number.
-    copied(fd, unsafe { real::dup(fd) })
+    copied_to_free(fd, unsafe { real::dup(fd) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
-    if hidden::is_hidden(to) {
-        return errno::fail(libc::EBUSY);
-    }
     // SAFETY: the function takes only numbers.
-    let call = || copied(from, unsafe { real::dup2(from, to) });
-    if is_replaced(from, to, 0) { closing(to, call) } else { call() }
+    copy_to(from, to, 0, || unsafe { real::dup2(from, to) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    if hidden::is_hidden(to) {
-        return errno::fail(libc::EBUSY);
-    }
     // SAFETY: the function takes only numbers.
-    let call = || copied(from, unsafe { real::dup3(from, to, flags) });
-    if is_replaced(from, to, flags) { closing(to, call) } else { call() }
+    copy_to(from, to, flags, || unsafe { real::dup3(from, to, flags) })
 }
 
 /// The C function has variable arguments. In the calling convention of this machine, a third one lies where that of this
@@ -168,7 +193,7 @@ fn leave_to_children(fd: c_int, inherited: bool) {
         && super::process::owns_tables()
     {
         passing::set_inherited(fd, inherited);
-        if !socket.is_back.load(std::sync::atomic::Ordering::Relaxed) {
+        if !socket.is_back.load(Ordering::Relaxed) {
             kernel::close_on_exec(fd);
         }
     }
@@ -176,7 +201,7 @@ fn leave_to_children(fd: c_int, inherited: bool) {
 
 fn after_fcntl(fd: c_int, command: c_int, argument: *mut c_void, result: c_int) -> c_int {
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied(fd, result),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied_to_free(fd, result),
         libc::F_SETFD if result >= 0 => {
             leave_to_children(fd, argument as usize & libc::FD_CLOEXEC as usize == 0);
         }

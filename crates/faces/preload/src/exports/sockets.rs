@@ -5,7 +5,7 @@ use crate::errno::{Errno, Kept};
 use crate::memory::is_nowhere;
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
-use crate::{daemon, disconnecting, epoll, kernel, real, receive, send, settings};
+use crate::{daemon, disconnecting, epoll, kernel, real, receive, send, settings, stdio};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 use std::ffi::c_void;
@@ -73,7 +73,7 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
         socket.connected(Role::Connector, Connecting { before, after: ginnel_clock::monotonic() });
         // SAFETY: the kernel has just read an address from there.
-        if let Some((port, address)) = unsafe { port(address, len) } {
+        if let Some((port, address)) = unsafe { port(address, len) }.filter(|_| !stdio::has(socket)) {
             crate::cache::connected(socket, port, address);
         }
     }
