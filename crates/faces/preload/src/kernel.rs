@@ -311,6 +311,7 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
             None
         });
     }
+    let _errno = Kept::new();
     // The call asks for one byte at most, because SO_RCVLOWAT could make it wait for more.
     let mut byte = [0];
     let got = check(receive(fd, &mut byte, if takes { 0 } else { libc::MSG_PEEK }));

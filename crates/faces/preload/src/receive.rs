@@ -3,7 +3,7 @@
 use crate::cache::{self, Rooms};
 use crate::direction::Carrier;
 use crate::doorbell::{self, Wake};
-use crate::errno::{Errno, Result, check, tell};
+use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::memory::is_low;
 use crate::rings::Rings;
 use crate::send::{self, attend_or_wait};
@@ -346,7 +346,8 @@ fn note_told(socket: &Socket, errno: Errno) {
 /// Receives by a call of the kernel that does not wait. Returns `None` if the kernel no longer carries.
 fn natively(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Option<Result<usize>> {
     // The call never waits here, because the descriptor's number may become another file's meanwhile. The caller
-    // waits.
+    // waits. A call of the program that succeeds in the end leaves errno as it was.
+    let _errno = Kept::new();
     let flags = how.flags() | libc::MSG_DONTWAIT;
     let moved = |got: &isize| if how.stays() { 0 } else { usize::try_from(*got).unwrap_or(0) };
     let receive = || match Using::begin(socket, fd) {
@@ -422,6 +423,7 @@ fn from_kernel(
         true => &mut into[..len],
     };
     let peeks = if how.stays() { libc::MSG_PEEK } else { 0 };
+    let _errno = Kept::new();
     let using = Using::begin(socket, fd).ok_or(Errno(libc::EBADF))?;
     let got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
     drop(using);

@@ -256,6 +256,7 @@ fn natively(
     flags: c_int,
     deadline: &mut Deadline,
 ) -> Result<usize> {
+    let _errno = Kept::new();
     let send = || match Using::begin(socket, fd) {
         Some(_using) => kernel::send(fd, bytes, flags | libc::MSG_DONTWAIT),
         None => tell(Err(Errno(libc::EBADF))),
