@@ -21,6 +21,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("splice.c", include_str!("differential/splice.c")),
     ("vain.c", include_str!("differential/vain.c")),
     ("stdio.c", include_str!("differential/stdio.c")),
+    ("fork.c", include_str!("differential/fork.c")),
 ];
 
 /// The cases whose output differs. docs/sockets.md says why.

@@ -48,9 +48,11 @@ pub const PASSED: &str = "its descriptor was passed on";
 pub const SIGNALLED: &str = "the program asks for SIGIO (O_ASYNC)";
 /// and if a standard stream gets it.
 pub const STANDARD: &str = "it is standard input, output or error";
+/// and if another process gets this process's memory or all of its descriptors.
+pub const SHARED: &str = "a process shares memory or descriptors with this one";
 
 /// The reasons for which a connection returns as soon as its peer takes part.
-pub const LATER: [&str; 2] = [SIGNALLED, STANDARD];
+pub const LATER: [&str; 3] = [SIGNALLED, STANDARD, SHARED];
 
 /// Handles a program's request for a signal when a connection can be read or written. A connection that is still on
 /// TCP stays there, and any other one returns to TCP. Its peer may make no call for a while. The peer then returns

@@ -98,6 +98,11 @@ pub fn mode() -> Mode {
     }
 }
 
+/// Makes this library handle no further connections.
+pub fn turn_off() {
+    MODE.store(Mode::Off as u8, Ordering::Relaxed);
+}
+
 /// Returns whether this library handles connections at all.
 #[inline]
 pub fn is_on() -> bool {

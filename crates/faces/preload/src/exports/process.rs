@@ -2,6 +2,7 @@
 
 use crate::errno::Kept;
 use crate::exec::Environment;
+use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 use crate::{confined, passing, real};
 use libc::{c_char, c_int, c_long, c_ulong};
@@ -43,6 +44,50 @@ extern "C" fn in_child() {
     crate::cache::in_child();
 }
 
+/// Makes a process that has memory and descriptors of its own, by a call for which the C library does not call these handlers.
+pub(super) fn birth(call: impl FnOnce() -> c_long) -> c_long {
+    if !owns_tables() {
+        return call();
+    }
+    before();
+    let child = call();
+    match child {
+        0 => in_child(),
+        _ => forked(child as libc::pid_t),
+    }
+    child
+}
+
+/// Repairs the state of a new child that does not return from the call of its parent.
+pub(super) fn born() {
+    in_child();
+}
+
+/// Leaves all connections to the kernel for good, because another process is about to share either the memory of this one or its
+/// descriptors. The tables would be wrong in one of them.
+#[cold]
+pub(super) fn leave_connections() {
+    if !owns_tables() || !crate::settings::is_on() {
+        return;
+    }
+    let _errno = Kept::new();
+    crate::settings::turn_off();
+    let mut joined: Vec<(&'static Socket, c_int)> = Vec::new();
+    for fd in SOCKETS.used(0, u32::MAX) {
+        let Some(socket) = SOCKETS.get(fd) else { continue };
+        crate::daemon::stays(socket, passing::SHARED);
+        if socket.is_joined() && !joined.iter().any(|(other, _)| std::ptr::eq(*other, socket)) {
+            joined.push((socket, fd));
+        }
+    }
+    passing::pass_on(&joined, passing::SHARED);
+    for (socket, _) in joined {
+        if socket.is_back.load(Ordering::Relaxed) {
+            socket.set_stage(Stage::Stays);
+        }
+    }
+}
+
 /// Records the child's number in the parent, because the child may be killed before it can record that itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
@@ -50,10 +95,14 @@ pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
     // SAFETY: `fork` takes no argument.
     let child = unsafe { real::fork() };
     if child != 0 {
-        let _errno = Kept::new();
-        crate::family::forked((child > 0).then_some(child));
+        forked(child);
     }
     child
+}
+
+fn forked(child: libc::pid_t) {
+    let _errno = Kept::new();
+    crate::family::forked((child > 0).then_some(child));
 }
 
 /// Records that this process is about to execute another program. From then on, those of its connections that the kernel closes

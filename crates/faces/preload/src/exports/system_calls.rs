@@ -14,7 +14,7 @@ use libc::c_long;
 
 /// Makes a system call. A call that makes another process or thread also returns in that one, possibly on a new stack without
 /// the frames of this library. So this function makes such calls directly, as the C library does, and passes all others to
-/// `call`.
+/// `call`. Those also are others that make a process with memory of its own, which includes the frames.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C-unwind" fn syscall() {
@@ -29,7 +29,23 @@ pub unsafe extern "C-unwind" fn syscall() {
         "je 2f",
         "jmp {call}",
         "2:",
-        "mov byte ptr [rip + {shared}], 1",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        "sub rsp, 8",
+        "call {is_like_fork}",
+        "add rsp, 8",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test al, al",
+        "jne {call}",
         "mov rax, rdi",
         "mov rdi, rsi",
         "mov rsi, rdx",
@@ -48,7 +64,7 @@ pub unsafe extern "C-unwind" fn syscall() {
         fork = const libc::SYS_fork,
         vfork = const libc::SYS_vfork,
         clone3 = const libc::SYS_clone3,
-        shared = sym births::SHARED,
+        is_like_fork = sym births::is_like_fork_by_number,
         call = sym call,
         told = sym told,
     )
@@ -128,6 +144,10 @@ extern "C-unwind" fn call(
         libc::SYS_execve => to!(words, process::execve(0: *const _, 1: *const _, 2: *const _)),
         libc::SYS_execveat => {
             to!(words, process::execveat(0: _, 1: *const _, 2: *const _, 3: *const _, 4: _))
+        }
+        libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3 => {
+            // SAFETY: the program obeys the rules of the system call.
+            process::birth(|| unsafe { real::system_call(number, words) })
         }
         // The library cannot follow what a program does through io_uring. Programs continue without it, as on older kernels.
         libc::SYS_io_uring_setup if settings::is_on() => {
