@@ -163,7 +163,7 @@ pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     }
     // A thread that waits for room in a full ring checks by the clock, because no event reports that the peer will make no
     // room. After a while, `returning::is_full` then returns the direction to the kernel.
-    send::is_ready(socket) && family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
+    send::has_room(socket, 1) && family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
 }
 
 /// A system call that waits for events of descriptors. With a timeout of `None` it waits without a limit.

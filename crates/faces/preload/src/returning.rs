@@ -74,35 +74,40 @@ pub fn note_room(socket: &Socket) {
 /// Returns whether the ring into which this side sends has no room. If it has had none for long, this function
 /// returns the direction to the kernel.
 pub fn is_full(socket: &'static Socket, fd: c_int) -> bool {
-    if socket.sending.carrier() != Carrier::Ring || send::is_ready(socket) {
+    is_full_for(socket, fd, 1)
+}
+
+/// Does the same for a call that waits for room for so many bytes.
+pub fn is_full_for(socket: &'static Socket, fd: c_int, least: usize) -> bool {
+    if socket.sending.carrier() != Carrier::Ring || send::has_room(socket, least) {
         note_room(socket);
         return false;
     }
     note_full(socket);
-    !leave_if_stuck(socket, fd)
+    !leave_if_stuck(socket, fd, least)
 }
 
 /// Returns to the kernel if the ring has had no room for long. Returns true if it has done so.
-pub fn leave_if_stuck(socket: &'static Socket, fd: c_int) -> bool {
+fn leave_if_stuck(socket: &'static Socket, fd: c_int, least: usize) -> bool {
     let since = socket.full_since.load(Ordering::Relaxed);
     let patience = match socket.ring_bytes.load(Ordering::Relaxed) < grow::LARGEST as u64 {
         true => STUCK,
         false => STUCK_LARGE,
     };
     let is_stuck = since != 0 && now().saturating_sub(since) >= patience;
-    is_stuck && !is_confined() && !family::is_shared(socket) && leave(socket, fd)
+    is_stuck && !is_confined() && !family::is_shared(socket) && leave(socket, fd, least)
 }
 
 /// Returns to the kernel at once if the ring is smaller than TCP's buffer would be: programs do not expect a
 /// non-blocking call to take only a part of a short message.
 pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
     let is_small = socket.ring_bytes.load(Ordering::Relaxed) < TCP_TAKES as u64;
-    is_small && !is_confined() && !family::is_shared(socket) && leave(socket, fd)
+    is_small && !is_confined() && !family::is_shared(socket) && leave(socket, fd, 1)
 }
 
 #[cold]
-fn leave(socket: &'static Socket, fd: c_int) -> bool {
-    leave_if(socket, fd, |sender| !sender.ring.ready())
+fn leave(socket: &'static Socket, fd: c_int, least: usize) -> bool {
+    leave_if(socket, fd, |sender| !send::has_room_in(sender, least))
 }
 
 /// Returns to the kernel at once, whatever room the ring has, because another process is to get the connection.

@@ -1,12 +1,13 @@
 //! Sending to the kernel and to rings.
 
 use crate::cache::{self, Pieces};
-use crate::direction::Carrier;
+use crate::direction::{Carrier, Held};
 use crate::doorbell::{self, Wake};
 use crate::errno::{Errno, Kept, Result, check, tell};
+use crate::lock::tid;
 use crate::memory::is_low;
 use crate::rings::Rings;
-use crate::socket::{End, Socket};
+use crate::socket::{End, Socket, now};
 use crate::table::{Using, number_in};
 use crate::wait::{self, Deadline};
 use crate::{change, daemon, disconnecting, grow, kernel, receive, returning};
@@ -27,7 +28,7 @@ pub fn send<'a>(
     socket: &'static Socket,
     fd: c_int,
     flags: c_int,
-    pieces: impl Iterator<Item = &'a [u8]>,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
     native: impl FnOnce() -> isize,
 ) -> isize {
     if socket.cache.is_there() {
@@ -48,7 +49,7 @@ fn send_on<'a>(
     socket: &'static Socket,
     fd: c_int,
     flags: c_int,
-    pieces: impl Iterator<Item = &'a [u8]>,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
     native: impl FnOnce() -> isize,
 ) -> isize {
     if flags & UNUSUAL != 0 && socket.sending.carrier() == Carrier::Kernel {
@@ -130,7 +131,7 @@ fn into_ring<'a>(
     socket: &'static Socket,
     mut fd: c_int,
     flags: c_int,
-    pieces: impl Iterator<Item = &'a [u8]>,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
 ) -> Result<usize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno(libc::EOPNOTSUPP));
@@ -143,7 +144,11 @@ fn into_ring<'a>(
     let mut deadline = Deadline::default();
     let connection = socket.connection();
     let number = |fd| number_in(socket, connection, fd, Errno(libc::ECONNRESET));
+    let mut whole = Whole::of(pieces.clone().map(<[u8]>::len).fold(0, usize::saturating_add));
     let mut pieces = pieces.peekable();
+    // The ring is held while the call goes on without waiting, so that nobody else's bytes come between its pieces.
+    let mut held = None;
+    let mut turn = None;
     let (mut room, mut nonblocking) = (None, None);
     // A call asks once, as the kernel does.
     let mut is_nonblocking =
@@ -153,14 +158,17 @@ fn into_ring<'a>(
         let mut rest = gather(piece, &mut pieces, &mut room);
         while !rest.is_empty() {
             let result = match is_low(rest.as_ptr()) {
-                false => some_into_ring(socket, fd, rest),
-                true => match some_from(socket, fd, &mut [0], |_| Err(Errno(libc::EFAULT))) {
-                    Some(Err(Stop::Full)) => Some(Err(SendError::Full)),
-                    Some(Err(Stop::Ended(error))) => Some(Err(error)),
-                    Some(_) if sent > 0 => return Ok(sent),
-                    Some(_) => return Err(Errno(libc::EFAULT)),
-                    None => None,
-                },
+                false => some_into_ring(socket, fd, rest, whole.least, &mut held),
+                true => {
+                    held = None;
+                    match some_from(socket, fd, &mut [0], |_| Err(Errno(libc::EFAULT))) {
+                        Some(Err(Stop::Full)) => Some(Err(SendError::Full)),
+                        Some(Err(Stop::Ended(error))) => Some(Err(error)),
+                        Some(_) if sent > 0 => return Ok(sent),
+                        Some(_) => return Err(Errno(libc::EFAULT)),
+                        None => None,
+                    }
+                }
             };
             let Some(result) = result else {
                 let sent_now = natively(socket, fd, rest, flags, &mut deadline);
@@ -169,6 +177,7 @@ fn into_ring<'a>(
                         fd = number;
                         rest = &rest[n..];
                         sent += n;
+                        whole.begun(n);
                         continue;
                     }
                     Err(_) if sent > 0 => return Ok(sent),
@@ -179,10 +188,22 @@ fn into_ring<'a>(
                 Ok(n) => {
                     rest = &rest[n..];
                     sent += n;
+                    whole.begun(n);
                 }
                 Err(SendError::Full) => {
+                    let waits = !is_nonblocking(fd);
+                    if whole.least > 0 && !(waits && whole.may_wait()) {
+                        whole.least = 0;
+                        continue;
+                    }
+                    if waits && sent > 0 {
+                        turn.get_or_insert_with(|| Turn::take(socket));
+                    }
                     let is_small = sent + rest.len() <= returning::TCP_TAKES;
-                    let result = wait_for_room(socket, fd, !is_nonblocking(fd), is_small, &mut deadline);
+                    let result = match waits && whole.least > 0 && Turn::is_others(socket) {
+                        true => wait::for_turn(fd, &mut deadline),
+                        false => wait_for_room(socket, fd, waits, whole.least, is_small, &mut deadline),
+                    };
                     match result.and_then(|()| number(fd)) {
                         Ok(number) => fd = number,
                         Err(_) if sent > 0 => return Ok(sent),
@@ -200,6 +221,7 @@ fn into_ring<'a>(
             }
         }
     }
+    drop(held);
     // A call that sends nothing still fails after a shutdown.
     if !has_some && has_shut_down(socket) {
         return Err(broken(socket, fd, SendError::AfterFinish, flags));
@@ -207,17 +229,18 @@ fn into_ring<'a>(
     Ok(sent)
 }
 
-/// Waits until another attempt to put bytes into the ring is worthwhile. If the call does not wait, fails with EAGAIN, unless the
+/// Waits until another attempt to put bytes into the ring is worthwhile, with room for `least` of them. If the call does not wait, fails with EAGAIN, unless the
 /// kernel carries now. It does if the message is small and the ring is one of the smallest.
 pub fn wait_for_room(
     socket: &'static Socket,
     fd: c_int,
     waits: bool,
+    least: usize,
     is_small: bool,
     deadline: &mut Deadline,
 ) -> Result<()> {
     if waits {
-        return wait::for_space(socket, fd, deadline);
+        return wait::for_space(socket, fd, least, deadline);
     }
     note_no_room(socket);
     match returning::is_full(socket, fd) && !(is_small && returning::leave_if_small(socket, fd)) {
@@ -276,7 +299,7 @@ pub fn go_on<'a>(
     socket: &'static Socket,
     fd: c_int,
     flags: c_int,
-    pieces: impl Iterator<Item = &'a [u8]>,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
 ) -> isize {
     if socket.cache.is_there() {
         let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
@@ -287,16 +310,79 @@ pub fn go_on<'a>(
     tell(into_ring(socket, fd, flags, pieces))
 }
 
-/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. Returns `None` if no ring carries
-/// this direction.
+/// How a call that waits for room keeps what it sends together.
+///
+/// Programs have several threads or processes send messages over one connection, without a lock of their own. TCP keeps each message
+/// together while it has room, and it has much. So a call begins when the ring has room for all that it sends. If that is much, or more
+/// than the ring ever has at once, the call has its [`Turn`] until it ends.
+struct Whole {
+    /// The number of bytes for which the call waits before it begins; 0 once it has begun, or does not wait for that any longer.
+    least: usize,
+    /// The time since which the call waits for that, in microseconds.
+    since: Option<u64>,
+}
+
+impl Whole {
+    fn of(bytes: usize) -> Self {
+        // A long message need not wait, because it has its turn. So the peer receives its beginning while the rest is copied.
+        Self { least: if bytes > returning::TCP_TAKES { 1 } else { bytes }, since: None }
+    }
+
+    /// Notes that some bytes are under way. The rest follows as there is room.
+    fn begun(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.least = 0;
+        }
+    }
+
+    /// Returns whether the call may go on waiting before it begins. A receiver may wait for more bytes than it has before it takes any,
+    /// and a signal handler may have made a thread leave its turn for good, so a call that has waited for long sends what it can.
+    fn may_wait(&mut self) -> bool {
+        let now = now();
+        now.saturating_sub(*self.since.get_or_insert(now)) < LONGEST_WHOLE
+    }
+}
+
+/// How long a call waits before it begins, in microseconds. A ring that is too small is left for TCP before that.
+const LONGEST_WHOLE: u64 = 40_000;
+
+/// A call that waits for room for the rest of what it sends. Other calls that may wait do not begin meanwhile.
+struct Turn(&'static Socket);
+
+impl Turn {
+    fn take(socket: &'static Socket) -> Self {
+        let _ = socket.turn.compare_exchange(0, tid(), Ordering::Relaxed, Ordering::Relaxed);
+        Self(socket)
+    }
+
+    /// Returns whether another thread has the turn.
+    #[inline]
+    fn is_others(socket: &Socket) -> bool {
+        let owner = socket.turn.load(Ordering::Relaxed);
+        owner != 0 && owner != tid()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let _ = self.0.turn.compare_exchange(tid(), 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. Returns `None` if no ring carries this direction. If `least`
+/// is not 0, the call has not begun, and begins only if there is room for so many bytes (or for some, if the ring never has room for so
+/// many at once). Leaves the ring held if some bytes were put in.
 #[inline]
-fn some_into_ring(
+fn some_into_ring<'s>(
     socket: &'static Socket,
     fd: c_int,
     bytes: &[u8],
+    least: usize,
+    held: &mut Option<Held<'s, SocketSender>>,
 ) -> Option<std::result::Result<usize, SendError>> {
-    let mut ring = socket.sending.lock();
+    let ring = held.get_or_insert_with(|| socket.sending.lock());
     if socket.sending.carrier() != Carrier::Ring {
+        *held = None;
         return None;
     }
     if !socket.sending.uses() {
@@ -305,10 +391,14 @@ fn some_into_ring(
         return if has_followed { None } else { Some(Err(SendError::Aborted)) };
     }
     let mut has_woken = false;
-    let written = write(socket, fd, &mut ring, bytes, &mut has_woken);
-    drop(ring);
-    if has_woken {
-        // The peer may have asked for the wake-up because it wants this side to return to the kernel.
+    let written = write(socket, fd, ring, bytes, least, &mut has_woken);
+    // The peer may have asked for the wake-up because it wants this side to return to the kernel.
+    let is_recalled = |sender: &SocketSender| carrier::is_recalled(sender.ring.memory());
+    let leaves = has_woken && ring.as_ref().is_some_and(is_recalled);
+    if leaves || written.is_err() {
+        *held = None;
+    }
+    if leaves {
         returning::leave_if_recalled(socket, fd);
     }
     Some(written)
@@ -320,16 +410,22 @@ fn write(
     fd: c_int,
     ring: &mut Rings<SocketSender>,
     bytes: &[u8],
+    least: usize,
     has_woken: &mut bool,
 ) -> std::result::Result<usize, SendError> {
     if ring.is_ahead() {
         grow::step_sending(socket, fd, ring);
     }
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
-    let written = sender.ring.write(bytes, || {
-        *has_woken = true;
-        doorbell::wake(socket, fd, &sender.waker);
-    });
+    let may_begin = least == 0
+        || !Turn::is_others(socket) && (least > sender.ring.at_once() || sender.ring.has_room(least));
+    let written = match may_begin {
+        true => sender.ring.write(bytes, || {
+            *has_woken = true;
+            doorbell::wake(socket, fd, &sender.waker);
+        }),
+        false => Err(SendError::Full),
+    };
     if written == Err(SendError::Full) {
         found_full(socket, fd, sender);
     }
@@ -400,7 +496,7 @@ pub fn some_from(
     };
     let mut has_woken = false;
     // The room cannot have become less. If the peer has ended meanwhile, the bytes are lost, as over TCP.
-    let _ = write(socket, fd, &mut ring, &buffer[..read], &mut has_woken);
+    let _ = write(socket, fd, &mut ring, &buffer[..read], 0, &mut has_woken);
     drop(ring);
     if has_woken {
         returning::leave_if_recalled(socket, fd);
@@ -446,10 +542,17 @@ pub fn probe(socket: &'static Socket) {
     }
 }
 
-/// Returns whether a sending call would end without waiting, with success or an error. A ring must carry the direction.
-pub fn is_ready(socket: &'static Socket) -> bool {
+/// Returns whether a call that sends so many bytes would end without waiting, with success or an error. A ring must carry the
+/// direction.
+pub fn has_room(socket: &'static Socket, least: usize) -> bool {
     let mut ring = socket.sending.lock();
-    ring.as_mut().is_none_or(|sender| sender.ring.ready())
+    ring.as_mut().is_none_or(|sender| has_room_in(sender, least))
+}
+
+/// Does the same for the ring that carries.
+pub fn has_room_in(sender: &mut SocketSender, least: usize) -> bool {
+    let is_possible = least <= sender.ring.at_once();
+    sender.ring.has_room(if is_possible { least.max(1) } else { 1 })
 }
 
 /// Asks the peer to wake one more sleeper when there is room. The caller checks once more before it sleeps, and calls

@@ -165,6 +165,8 @@ pub struct Socket {
     pub sleepers: AtomicU32,
     /// The thread that sleeps in a call which consumes a wake byte; 0 if there is none.
     pub taker: AtomicI32,
+    /// The thread that sends a message for which the ring has no room at once; 0 if there is none. See `send`.
+    pub turn: AtomicI32,
     /// The number of calls that do not wait and have found no room.
     pub without_room: AtomicU32,
     /// What the program was told about the connection's end.
@@ -240,6 +242,7 @@ impl Socket {
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             taker: AtomicI32::new(0),
+            turn: AtomicI32::new(0),
             without_room: AtomicU32::new(0),
             said: Said::default(),
             shut_down: ShutDown::default(),
@@ -272,6 +275,7 @@ impl Socket {
         self.receiving.reset();
         self.sleepers.store(0, Ordering::Relaxed);
         self.taker.store(0, Ordering::Relaxed);
+        self.turn.store(0, Ordering::Relaxed);
         self.family.store(crate::family::ALONE, Ordering::Relaxed);
         self.fork.store(0, Ordering::Relaxed);
         self.watchers.clear();

@@ -237,7 +237,7 @@ pub fn out_of_pipe(
             Some(Err(Stop::Source(Errno(libc::EAGAIN)))) if pipe.waits => {}
             Some(Err(Stop::Source(errno))) => return Err(errno),
             Some(Err(Stop::Full)) => {
-                let room = send::wait_for_room(socket, fd, waits, false, &mut deadline);
+                let room = send::wait_for_room(socket, fd, waits, 0, false, &mut deadline);
                 fd =
                     room.and_then(|()| number(socket, fd)).map_err(|errno| socket.tell().unwrap_or(errno))?;
             }

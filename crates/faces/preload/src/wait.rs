@@ -227,8 +227,8 @@ fn is_only_thread() -> bool {
     unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
 
-/// Waits until another attempt to send is worthwhile.
-pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
+/// Waits until another attempt to send so many bytes at once is worthwhile.
+pub fn for_space(socket: &'static Socket, fd: c_int, least: usize, deadline: &mut Deadline) -> Result<()> {
     let what = socket.sending.lock().as_ref().map(|sender| sender.ring.watch().look);
     if may_look()
         && let Some(what) = what
@@ -239,9 +239,9 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
     let sleeper = Sleeper::begin(socket);
     let point = wait_point(socket, sleeper.is_alone);
     send::arm(socket, point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket)));
-    let slept = match send::is_ready(socket) {
+    let slept = match send::has_room(socket, least) {
         true => Ok(()),
-        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone, point.as_ref()),
+        false => sleep_for_space(socket, fd, least, deadline, sleeper.is_alone, point.as_ref()),
     };
     send::rise(socket);
     slept
@@ -250,13 +250,14 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
 fn sleep_for_space(
     socket: &'static Socket,
     fd: c_int,
+    least: usize,
     deadline: &mut Deadline,
     alone: bool,
     point: Option<&WaitPoint>,
 ) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
     receive::begin_ring_if_due(socket);
-    if !returning::is_full(socket, fd) {
+    if !returning::is_full_for(socket, fd, least) {
         return Ok(());
     }
     // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
@@ -292,10 +293,16 @@ fn sleep_for_space(
         returning::drain(socket, fd);
     }
     // A peer that has ended may have released room before, or never will.
-    if socket.end() != End::None && !send::is_ready(socket) {
+    if socket.end() != End::None && !send::has_room(socket, 1) {
         return Err(Errno(libc::ECONNRESET));
     }
     result
+}
+
+/// Sleeps for a moment, for a call that sends when another one has ended.
+pub fn for_turn(fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
+    signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
 }
 
 /// Sleeps for a moment, for a call that receives and that nothing wakes.

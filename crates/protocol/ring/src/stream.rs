@@ -121,6 +121,22 @@ impl<M: SharedMemory> Producer<M> {
         }
     }
 
+    /// Returns how many bytes at most have room at once, sooner or later, whatever the consumer keeps.
+    #[inline]
+    pub fn at_once(&self) -> usize {
+        self.capacity - self.capacity / PIECES
+    }
+
+    /// Returns whether so many bytes have room at once, or nothing can be sent any more.
+    #[inline]
+    pub fn has_room(&mut self, least: usize) -> bool {
+        match self.room(least) {
+            Ok(free) => free >= least,
+            Err(SendError::Full) => self.memory.is_broken(),
+            Err(_) => true,
+        }
+    }
+
     /// Loads how much the consumer has released, and checks it.
     fn refresh_head(&mut self) -> Result<(), SendError> {
         // ORDER ring.release: the consumer is finished with these bytes before this side overwrites them.
@@ -255,7 +271,7 @@ impl<M: SharedMemory> Producer<M> {
 
 impl<M: SharedMemory> Waitable for Producer<M> {
     fn ready(&mut self) -> bool {
-        !matches!(self.room(1), Err(SendError::Full)) || self.memory.is_broken()
+        self.has_room(1)
     }
     #[inline]
     fn glance(&self) -> bool {

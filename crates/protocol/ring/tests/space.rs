@@ -100,3 +100,26 @@ fn the_longest_message_finds_room_whatever_is_kept_back() {
         assert_eq!(consumer.recv(&mut vec![0; CAPACITY]), Ok(longest.len()));
     }
 }
+
+/// A producer may wait until a whole message fits, of up to seven eighths of the ring, whatever the consumer holds back.
+#[test]
+fn what_fits_at_once_has_room_when_the_ring_is_drained() {
+    for kept in 0..EIGHTH as usize {
+        let memory = memory();
+        let (mut producer, mut consumer) = streams(&memory);
+        producer.write(&vec![1; kept], || {}).unwrap();
+        let _ = consumer.read(&mut vec![0; kept.max(1)], || {});
+        let most = producer.at_once();
+        assert_eq!(most, CAPACITY - EIGHTH as usize);
+        assert!(producer.has_room(most));
+        assert_eq!(producer.write(&vec![2; most], || {}), Ok(most));
+        let left = CAPACITY - most - kept;
+        assert!(producer.has_room(left) && !producer.has_room(left + 1));
+        assert_eq!(consumer.read(&mut vec![0; most], || {}), Ok(most));
+        assert!(producer.has_room(most));
+    }
+    let memory = memory();
+    let (mut producer, mut consumer) = streams(&memory);
+    let _ = consumer.finish();
+    assert!(producer.has_room(CAPACITY + 1), "a call would not wait, because it fails");
+}

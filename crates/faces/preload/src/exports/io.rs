@@ -69,7 +69,7 @@ fn are_empty(vectors: &[iovec]) -> bool {
 }
 
 /// Returns the pieces of memory that a call is to send.
-unsafe fn pieces(iov: &[iovec]) -> impl Iterator<Item = &[u8]> {
+unsafe fn pieces(iov: &[iovec]) -> impl Iterator<Item = &[u8]> + Clone {
     // SAFETY: the rules of `bytes` apply to each piece.
     iov.iter().map(|piece| unsafe { bytes(piece.iov_base, piece.iov_len) })
 }
