@@ -11,6 +11,7 @@ mod aliases;
 mod births;
 mod descriptors;
 mod formatted;
+mod handlers;
 mod inq;
 mod io;
 mod polling;

@@ -26,6 +26,7 @@
 
 use crate::confined::is_confined;
 use crate::direction::Carrier;
+use crate::section::Section;
 use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 use crate::{kernel, lock};
@@ -439,6 +440,8 @@ fn is_still_shared(socket: &Socket) -> bool {
     let number = socket.family.load(Ordering::Relaxed);
     let Some(entry) = entry(number).filter(|_| !is_confined()) else { return true };
     let me = process();
+    // A signal handler may fork, and its child would not share a direction that has been detached already.
+    let _section = Section::begin();
     // What this process knows of a connection that a relative has made is of no use.
     if socket.sending.is_superseded() || socket.receiving.is_superseded() || !entry.is_left_to(me) {
         return true;

@@ -20,6 +20,7 @@
 //! settle                waiting in tests until connections have changed over
 //! daemon                the daemon: reports, matches, channels
 //! table, socket         descriptors and their state
+//! lock, section, handlers     state on which one thread works at a time, and signal handlers not at all
 //! hidden                this library's own descriptors
 //! kernel, real          calls of the kernel and of the original C library
 //! ```
@@ -43,6 +44,7 @@ mod exec;
 mod exports;
 mod family;
 mod grow;
+mod handlers;
 mod hidden;
 mod kernel;
 mod lock;
@@ -54,6 +56,7 @@ mod receive;
 mod report;
 mod returning;
 mod rings;
+mod section;
 mod send;
 mod settings;
 mod settle;
@@ -62,4 +65,5 @@ mod socket;
 mod splice;
 mod stdio;
 mod table;
+mod thread;
 mod wait;

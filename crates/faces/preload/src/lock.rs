@@ -1,101 +1,18 @@
 //! The lock of a direction of a socket.
 //!
-//! A thread holds the lock while it copies bytes, and never while it sleeps. The lock's word names the thread that holds it. If
-//! a thread finds its own number there, it has left the call that took the lock without returning from it (`longjmp` out of a
-//! signal handler), or it is in a signal handler that interrupted that call. In both cases the thread continues as the owner.
-//! Each publish in a ring is one store, so the ring is consistent at every instruction.
+//! A thread holds the lock while it copies bytes, and never while it sleeps. Signal handlers of the program do not interrupt it
+//! meanwhile ([`crate::section`]).
+//!
+//! The lock's word names the thread that holds it. If a thread finds its own number there, a handler that interrupts sections
+//! nevertheless (for a fault, for example) is running, or has left the call that took the lock for good (`longjmp`). In both cases the
+//! thread continues as the owner. Each publish in a ring is one store, so the ring is consistent at every instruction.
 
 use crate::confined::is_confined;
+use crate::section::Section;
+pub use crate::thread::tid;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
-
-/// The number of each thread, or 0 until the thread first asks for it. Every lock operation needs the number. So it lies in
-/// static thread-local storage, among the variables of the libraries that were loaded at program start. A thread finds it there
-/// without a function call, which the thread-local variables of a library that may be loaded later would need.
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "a variable of a thread, in assembly")]
-mod own {
-    use std::arch::{asm, global_asm};
-
-    global_asm!(
-        ".pushsection .tbss.ginnel_preload_tid, \"awT\", @nobits",
-        ".globl ginnel_preload_tid",
-        ".hidden ginnel_preload_tid",
-        ".type ginnel_preload_tid, @tls_object",
-        ".size ginnel_preload_tid, 4",
-        ".balign 4",
-        "ginnel_preload_tid:",
-        ".zero 4",
-        ".popsection",
-    );
-
-    #[inline]
-    pub fn get() -> i32 {
-        let tid: i32;
-        // SAFETY: the code only reads this thread's own variable.
-        unsafe {
-            asm!(
-                "mov {at}, qword ptr [rip + ginnel_preload_tid@GOTTPOFF]",
-                "mov {tid:e}, dword ptr fs:[{at}]",
-                at = out(reg) _,
-                tid = lateout(reg) tid,
-                options(nostack, preserves_flags, readonly),
-            );
-        }
-        tid
-    }
-
-    pub fn set(tid: i32) {
-        // SAFETY: the code writes this thread's own variable, to which there are no references.
-        unsafe {
-            asm!(
-                "mov {at}, qword ptr [rip + ginnel_preload_tid@GOTTPOFF]",
-                "mov dword ptr fs:[{at}], {tid:e}",
-                at = out(reg) _,
-                tid = in(reg) tid,
-                options(nostack, preserves_flags),
-            );
-        }
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-mod own {
-    use std::cell::Cell;
-
-    thread_local! {
-        static TID: Cell<i32> = const { Cell::new(0) };
-    }
-
-    pub fn get() -> i32 {
-        TID.get()
-    }
-
-    pub fn set(tid: i32) {
-        TID.set(tid);
-    }
-}
-
-/// Returns this thread's number (`gettid`).
-#[inline]
-pub fn tid() -> i32 {
-    match own::get() {
-        0 => {
-            let tid = thread_number();
-            own::set(tid);
-            tid
-        }
-        tid => tid,
-    }
-}
-
-#[cold]
-#[expect(unsafe_code, reason = "gettid, which has no rules")]
-fn thread_number() -> i32 {
-    // SAFETY: `gettid` cannot fail.
-    unsafe { libc::gettid() }
-}
 
 /// Returns whether this process has a thread with this number.
 #[cold]
@@ -103,12 +20,6 @@ fn thread_number() -> i32 {
 pub fn is_alive(tid: i32) -> bool {
     // SAFETY: signal 0 only checks whether the thread exists.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) == 0 }
-}
-
-/// Forgets this thread's number. The only thread of a child process calls this, because its number differs from the parent
-/// thread's.
-pub fn forget_tid() {
-    own::set(0);
 }
 
 /// A value that only one thread at a time can access.
@@ -132,11 +43,13 @@ impl<T> Lock<T> {
     /// Waits for the lock. Threads hold it only briefly.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
+        let section = Section::begin();
         let me = tid();
         let mut looks = 0;
         // ORDER preload.lock: the new owner sees what the last owner did. Pairs with: `Guard::drop`.
         while let Err(owner) = self.owner.compare_exchange_weak(0, me, Ordering::Acquire, Ordering::Relaxed) {
             if owner == me {
+                section.replace_earlier();
                 break;
             }
             looks += 1;
@@ -150,7 +63,7 @@ impl<T> Lock<T> {
                 }
             }
         }
-        Guard(self)
+        Guard { lock: self, _section: section }
     }
 
     /// Frees the lock in the child of a fork. The child has one thread, so a thread that held the lock does not exist there.
@@ -159,14 +72,17 @@ impl<T> Lock<T> {
     }
 }
 
-/// Proof that this thread holds the lock. The lock is released when the guard is dropped.
-pub struct Guard<'a, T>(&'a Lock<T>);
+/// Proof that this thread holds the lock. The lock is released when the guard is dropped, and the section ends after that.
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    _section: Section,
+}
 
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // ORDER preload.lock: publishes what this thread did under the lock. Pairs with: `Lock::lock`.
-        self.0.owner.store(0, Ordering::Release);
+        self.lock.owner.store(0, Ordering::Release);
     }
 }
 
@@ -176,7 +92,7 @@ impl<T> Deref for Guard<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this thread holds the lock.
-        unsafe { &*self.0.value.get() }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
@@ -185,6 +101,6 @@ impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this thread holds the lock, and the guard is borrowed exclusively.
-        unsafe { &mut *self.0.value.get() }
+        unsafe { &mut *self.lock.value.get() }
     }
 }

@@ -10,7 +10,7 @@
 
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off64_t,
-    pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -87,6 +87,10 @@ real! {
     PREADV64V2: preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     PWRITEV64V2: pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     SENDFILE64: sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t = SYS_sendfile;
+    SIGACTION: sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    SIGNAL: signal(signal: c_int, function: sighandler_t) -> sighandler_t;
+    SYSV_SIGNAL: __sysv_signal(signal: c_int, function: sighandler_t) -> sighandler_t;
+    SIGSET: sigset(signal: c_int, function: sighandler_t) -> sighandler_t;
     PRCTL: prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int = SYS_prctl;
     FORK: fork() -> libc::pid_t;
     ADDDUP2: posix_spawn_file_actions_adddup2(actions: *mut libc::posix_spawn_file_actions_t, from: c_int, to: c_int) -> c_int;

@@ -386,7 +386,7 @@ fn some_into_ring<'s>(
         return None;
     }
     if !socket.sending.uses() {
-        drop(ring);
+        *held = None;
         let has_followed = disconnecting::follow(socket);
         return if has_followed { None } else { Some(Err(SendError::Aborted)) };
     }

@@ -5,9 +5,9 @@
 //! module decides whether the call would have been restarted. A program that has handlers of both kinds must expect EINTR, so
 //! its call fails with EINTR.
 //!
-//! A handler may leave the interrupted call without returning to it (`longjmp`), and then the locks of that call stay locked.
-//! The locks of directions handle this ([`crate::lock`]). Code that takes another lock or allocates runs with [`Blocked`]
-//! signals, and everything that is created only once is created when the library is loaded.
+//! A handler may leave the interrupted call without returning to it (`longjmp`). It does not run while the call holds a lock
+//! ([`crate::section`]). Code that takes a lock of the C library, or allocates, runs with [`Blocked`] signals, and everything that is
+//! created only once is created when the library is loaded.
 #![allow(unsafe_code)] // Asks the kernel which handlers are installed.
 
 use crate::confined::is_confined;
@@ -23,7 +23,7 @@ pub fn interrupted(has_timeout: bool) -> Result<()> {
 
 /// Signals for faults of the thread itself. They do not arrive while the thread waits. This library and language runtimes have
 /// handlers for them.
-const FAULTS: [libc::c_int; 6] =
+pub const FAULTS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
 /// Returns whether a signal has a handler without SA_RESTART that may have run while a call waited.
@@ -67,6 +67,45 @@ impl Drop for Blocked {
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
         }
     }
+}
+
+/// Returns the mask of all signals that may be blocked for a while. It leaves out those for faults, and the C library's own, which
+/// it uses to cancel threads and to change their rights.
+pub fn all() -> u64 {
+    let bit = |signal: libc::c_int| 1_u64 << (signal - 1);
+    let own = 32..libc::SIGRTMIN();
+    own.chain(FAULTS).fold(u64::MAX, |mask, signal| mask & !bit(signal))
+}
+
+/// Blocks these signals too, and returns the mask before that.
+pub fn block(mask: u64) -> u64 {
+    change_mask(libc::SIG_BLOCK, mask)
+}
+
+/// Sets the mask of blocked signals.
+pub fn set_mask(mask: u64) {
+    change_mask(libc::SIG_SETMASK, mask);
+}
+
+fn change_mask(how: libc::c_int, mask: u64) -> u64 {
+    let mut before = 0_u64;
+    let words = [how.into(), (&raw const mask).addr() as i64, (&raw mut before).addr() as i64, 8, 0, 0];
+    // SAFETY: the kernel reads one mask and writes the other, both of 8 bytes.
+    unsafe { real::system_call(libc::SYS_rt_sigprocmask, words) };
+    before
+}
+
+/// Sends this thread a signal, with this information. Returns 0 if that was possible.
+///
+/// # Safety
+///
+/// The information is valid.
+pub unsafe fn queue(signal: libc::c_int, info: *const libc::siginfo_t) -> libc::c_long {
+    // SAFETY: it cannot fail.
+    let process = unsafe { libc::getpid() };
+    let words = [process.into(), crate::lock::tid().into(), signal.into(), info.addr() as i64, 0, 0];
+    // SAFETY: the kernel reads the information, which the caller passes.
+    unsafe { real::system_call(libc::SYS_rt_tgsigqueueinfo, words) }
 }
 
 /// Sleeps for some milliseconds. Fails with EINTR if a signal handler runs.

@@ -14,6 +14,7 @@ use crate::epoll::Instance;
 use crate::errno::{Errno, Kept, Result};
 use crate::kernel;
 use crate::lock::{self, Lock};
+use crate::section::Section;
 use crate::socket::{Socket, now};
 use libc::c_int;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -308,7 +309,10 @@ pub fn replace<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
         }
     }
     let kept = Kept::new();
+    // A signal handler that used the number meanwhile would write past the rings.
+    let section = Section::begin();
     let mark = SOCKETS.swap(fd, own_mark()).map(|socket| (Mark(fd), socket));
+    let _section = mark.is_some().then_some(section);
     if let Some((_, socket)) = &mark {
         leave(socket, fd, fd);
     }

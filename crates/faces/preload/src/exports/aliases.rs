@@ -1,6 +1,8 @@
 //! Further names of the functions that this library interposes.
 
-use libc::{c_char, c_int, fd_set, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+use libc::{
+    c_char, c_int, fd_set, nfds_t, pollfd, sighandler_t, size_t, sockaddr, socklen_t, ssize_t, timeval,
+};
 use std::ffi::c_void;
 
 macro_rules! aliases {
@@ -26,6 +28,10 @@ aliases! {
     __libc_fcntl64 = descriptors::fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
     __poll = polling::poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     __select = polling::select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    __sigaction = handlers::sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    bsd_signal = handlers::signal(signal: c_int, function: sighandler_t) -> sighandler_t;
+    ssignal = handlers::signal(signal: c_int, function: sighandler_t) -> sighandler_t;
+    sysv_signal = handlers::__sysv_signal(signal: c_int, function: sighandler_t) -> sighandler_t;
     _IO_fdopen = streams::fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     __fork = process::fork() -> libc::pid_t;
     __libc_fork = process::fork() -> libc::pid_t;

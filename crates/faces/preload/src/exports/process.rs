@@ -36,7 +36,7 @@ extern "C" fn in_child() {
     // SAFETY: `getpid` cannot fail.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     super::births::in_child();
-    crate::lock::forget_tid();
+    crate::thread::in_child();
     crate::family::in_child();
     crate::passing::in_child();
     crate::doorbell::in_child();

@@ -1,0 +1,95 @@
+//! `sigaction`, `signal` and their variants: the program's signal handlers (see [`crate::handlers`]).
+
+use super::births;
+use super::process::owns_tables;
+use crate::handlers::{self, Handler, handle, handle_plainly, is_function};
+use crate::{real, settings};
+use libc::{c_int, sighandler_t};
+
+/// Returns the place of a signal's handler, unless that handler is the kernel's own.
+fn place(signal: c_int) -> Option<&'static Handler> {
+    // A child of `vfork` has its parent's memory, but not its parent's handlers.
+    let is_apart = births::may_be_child() && !owns_tables();
+    handlers::of(signal).filter(|_| settings::is_on() && !is_apart)
+}
+
+fn is_ours(function: usize) -> bool {
+    [handle as *const () as usize, handle_plainly as *const () as usize].contains(&function)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    let place = place(signal);
+    let (mut before, mut wrapped) = (place.map(Handler::now), None);
+    // SAFETY: here and below, the program obeys the rules of the function: the pointers are null or valid.
+    if let (Some(place), Some(new)) = (place, unsafe { new.as_ref() })
+        && is_function(new.sa_sigaction)
+        && !is_ours(new.sa_sigaction)
+    {
+        before = Some(place.replace(new.sa_sigaction, new.sa_flags & libc::SA_SIGINFO != 0));
+        let (sa_sigaction, sa_flags) = (handle as *const () as usize, new.sa_flags | libc::SA_SIGINFO);
+        wrapped = Some(libc::sigaction { sa_sigaction, sa_flags, ..*new });
+    }
+    let new = wrapped.as_ref().map_or(new, std::ptr::from_ref);
+    // SAFETY: as above.
+    let result = unsafe { real::sigaction(signal, new, old) };
+    // SAFETY: as above.
+    if let (0, Some((function, takes_info)), Some(old)) = (result, before, unsafe { old.as_mut() })
+        && is_ours(old.sa_sigaction)
+    {
+        old.sa_sigaction = function;
+        if !takes_info {
+            old.sa_flags &= !libc::SA_SIGINFO;
+        }
+    }
+    result
+}
+
+/// Installs a handler with a function of the C library, which determines the flags and the mask.
+unsafe fn install(
+    signal: c_int,
+    function: sighandler_t,
+    native: unsafe fn(c_int, sighandler_t) -> sighandler_t,
+) -> sighandler_t {
+    // SAFETY: here and below, the program obeys the rules of the function.
+    let Some(place) = place(signal) else { return unsafe { native(signal, function) } };
+    let is_handler = is_function(function) && !is_ours(function);
+    let (before, _) = if is_handler { place.replace(function, false) } else { place.now() };
+    let new = if is_handler { handle_plainly as *const () as usize } else { function };
+    // SAFETY: as above.
+    let old = unsafe { native(signal, new) };
+    if is_handler {
+        // SAFETY: zeros are a valid action, and both pointers are to actions.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            if real::sigaction(signal, std::ptr::null(), &raw mut now) == 0 && now.sa_sigaction == new {
+                now.sa_sigaction = handle as *const () as usize;
+                now.sa_flags |= libc::SA_SIGINFO;
+                real::sigaction(signal, &raw const now, std::ptr::null_mut());
+            }
+        }
+    }
+    if is_ours(old) { before } else { old }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn signal(signal: c_int, function: sighandler_t) -> sighandler_t {
+    // SAFETY: the program obeys the rules of the function.
+    unsafe { install(signal, function, real::signal) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __sysv_signal(signal: c_int, function: sighandler_t) -> sighandler_t {
+    // SAFETY: as above.
+    unsafe { install(signal, function, real::__sysv_signal) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sigset(signal: c_int, function: sighandler_t) -> sighandler_t {
+    // SAFETY: as above.
+    unsafe { install(signal, function, real::sigset) }
+}
