@@ -95,7 +95,8 @@ impl Model {
     /// Returns the events that `poll` must report, sooner or later.
     pub fn must(&self, end: usize) -> i16 {
         let own = &self.ends[end];
-        let is_broken = own.reset == Reset::Yes;
+        // The library looks for the end of the kernel's connection when the program has received what is there.
+        let is_broken = own.reset == Reset::Yes && self.available(end) == 0;
         let no_more = self.knows_end(end) || own.is_deaf;
         let mut events = 0;
         if self.is_readable(end) {
@@ -168,8 +169,8 @@ impl Model {
         if sending {
             self.ended(end);
         }
-        // Bytes for which there was no room may come later, and break the connection then.
-        if self.ends[end].is_deaf && self.ends[end].has_ended && self.available(end) > FEW {
+        // Bytes that are still on their way break the connection when they come.
+        if self.ends[end].is_deaf && self.ends[end].has_ended && self.available(end) > 0 {
             self.ends.iter_mut().for_each(|end| end.reset = end.reset.max(Reset::Perhaps));
         }
     }
