@@ -60,8 +60,11 @@ fn receive_on<'a>(
     if socket.receiving.carrier() == Carrier::Kernel {
         let takes = flags & libc::MSG_PEEK == 0;
         let moved = |got: &isize| if takes { usize::try_from(*got).unwrap_or(0) } else { 0 };
-        if let Some(got) = socket.receiving.through_kernel(call, moved) {
-            return got;
+        match socket.receiving.through_kernel(call, moved) {
+            // The kernel may have told this library why it is the end.
+            Some(0) if socket.end() != End::None => return tell(untold(socket).map_or(Ok(0), Err)),
+            Some(got) => return got,
+            None => {}
         }
     }
     tell(counted(socket, fd, flags, pieces))
@@ -155,7 +158,18 @@ fn counted<'a>(
                         Err(errno) => return Err(errno),
                     }
                 }
-                Err(_) if got > 0 => return Ok(got),
+                Err(errno) if got > 0 => {
+                    // The kernel tells how the connection has ended only once, and this call does not tell the program.
+                    let is_end =
+                        !matches!(errno, Errno(libc::EAGAIN | libc::EINTR | libc::EBADF | libc::EFAULT));
+                    if is_end
+                        && socket.receiving.carrier() == Carrier::Kernel
+                        && socket.connection() == connection
+                    {
+                        socket.set_error(errno);
+                    }
+                    return Ok(got);
+                }
                 Err(_) if socket.connection() != connection => return Err(DISCONNECTED),
                 Err(errno) => {
                     note_told(socket, errno);
@@ -551,11 +565,11 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
         End::None => None,
         End::Lost => Some(socket.untold().map_or(Ok(0), Err)),
         End::Fin | End::Reset => {
-            // Data that the peer had not read is lost, so the connection is broken, as TCP would break it. Otherwise this is an
+            // If the peer has broken the connection, or data that it had not read is lost, TCP breaks the connection. Otherwise this is an
             // ordinary end: a killed process leaves wake bytes unread, and the kernel resets the connection for these too.
             let ring = socket.sending.lock();
-            let is_unread = ring.as_ref().is_some_and(|sender| send::untaken(sender) > 0);
-            let is_lost = is_unread && !socket.said.reset.load(Ordering::Relaxed);
+            let is_unread = |sender: &SocketSender| sender.ring.is_aborted() || send::untaken(sender) > 0;
+            let is_lost = ring.as_ref().is_some_and(is_unread) && !socket.said.reset.load(Ordering::Relaxed);
             Some(if is_lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
     }

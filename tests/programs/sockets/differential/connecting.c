@@ -626,3 +626,103 @@ CASE(connecting_while_a_thread_is_in_epoll)
         close(fd);
     }
 }
+
+enum { MUCH = 600000 };
+
+static void fill(char *bytes, int size, int seed)
+{
+    for (int i = 0; i < size; i++)
+        bytes[i] = (char)(i * 31 + i / 251 + seed);
+}
+
+/* Receives from the old peer until the connection breaks, and much from the new one. */
+static void receive_much(int fd, int listener)
+{
+    static char bytes[MUCH], expected[MUCH];
+    int n;
+    while ((n = recv(fd, bytes, MUCH, 0)) > 0)
+        ;
+    say("recv of the old peer in the end", n);
+    int new = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    check(new >= 0, "accept4");
+    exchange("the new peer", ACCEPTOR, new);
+    receive_all(new, bytes, MUCH);
+    fill(expected, MUCH, 7);
+    say("the bytes", memcmp(bytes, expected, MUCH));
+    send_all(new, bytes, MUCH);
+    say("recv of the new peer", recv(new, bytes, 1, 0));
+    close(new);
+    close(listener);
+}
+
+/* Another thread sends meanwhile, because both ends send more than there is room for. */
+static void *send_much(void *argument)
+{
+    static char bytes[MUCH];
+    fill(bytes, MUCH, 7);
+    send_all(*(int *)argument, bytes, MUCH);
+    return NULL;
+}
+
+static void exchange_much(int fd)
+{
+    static char bytes[MUCH], expected[MUCH];
+    pthread_t thread;
+    check(pthread_create(&thread, NULL, send_much, &fd) == 0, "pthread_create");
+    receive_all(fd, bytes, MUCH);
+    pthread_join(thread, NULL);
+    fill(expected, MUCH, 7);
+    say("the bytes", memcmp(bytes, expected, MUCH));
+}
+
+CASE(connecting_with_much_under_way)
+{
+    if (me == ACCEPTOR) {
+        int listener = listen_for_another(fd);
+        meet();
+        receive_much(fd, listener);
+    } else {
+        static char bytes[MUCH];
+        struct sockaddr_in another = address_of_another(fd);
+        while (send(fd, bytes, 1000, MSG_DONTWAIT) > 0)
+            ;
+        say("disconnect", disconnect(fd));
+        meet();
+        say("connect", connect_to(fd, another));
+        exchange("the connector", me, fd);
+        exchange_much(fd);
+        close(fd);
+    }
+}
+
+static void *sleep_in_send(void *argument)
+{
+    static char bytes[MUCH];
+    struct sleeper *sleeper = argument;
+    __atomic_store_n(&sleeper->tid, gettid(), __ATOMIC_SEQ_CST);
+    while ((sleeper->result = send(sleeper->fd, bytes, MUCH, MSG_NOSIGNAL)) == MUCH)
+        ;
+    sleeper->error = errno;
+    return NULL;
+}
+
+CASE(connecting_while_a_thread_sends)
+{
+    if (me == ACCEPTOR) {
+        int listener = listen_for_another(fd);
+        meet();
+        receive_much(fd, listener);
+    } else {
+        struct sockaddr_in another = address_of_another(fd);
+        struct sleeper sleeper = { .fd = fd };
+        pthread_t thread = begin_sleeper(&sleeper, sleep_in_send);
+        say("disconnect", disconnect(fd));
+        pthread_join(thread, NULL);
+        say("the thread has not sent all", sleeper.result < MUCH);
+        meet();
+        say("connect", connect_to(fd, another));
+        exchange("the connector", me, fd);
+        exchange_much(fd);
+        close(fd);
+    }
+}
