@@ -439,3 +439,59 @@ CASE(relatives_shut_down_both_while_one_receives)
 {
     relatives_wake(me, fd, shut_down_both_later);
 }
+
+static void send_descriptor(int over, int fd)
+{
+    char byte = 0, control[CMSG_SPACE(sizeof fd)] = "";
+    struct iovec bytes = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    *head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) };
+    memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    check(WAIT_UNTIL(sendmsg(over, &message, 0) == 1 || errno != EAGAIN), "sendmsg");
+}
+
+static int receive_descriptor(int over)
+{
+    int fd;
+    char byte, control[CMSG_SPACE(sizeof fd)] = "";
+    struct iovec bytes = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+    check(recvmsg(over, &message, 0) == 1, "recvmsg");
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    return fd;
+}
+
+/* A process that gets the descriptor in a message sets the flag. */
+CASE(relatives_by_message_set_nonblocking)
+{
+    char byte;
+    if (me == CONNECTOR) {
+        int pair[2];
+        check(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+        fflush(stdout);
+        pid_t child = fork();
+        check(child >= 0, "fork");
+        if (child == 0) {
+            close(fd);
+            close(pair[0]);
+            check(write(pair[1], "", 1) == 1, "the parent");
+            set_nonblocking(receive_descriptor(pair[1]));
+            check(write(pair[1], "", 1) == 1 && read(pair[1], &byte, 1) == 0, "the parent");
+            _exit(0);
+        }
+        close(pair[1]);
+        check(read(pair[0], &byte, 1) == 1, "the child");
+        send_descriptor(pair[0], fd);
+        check(read(pair[0], &byte, 1) == 1, "the child");
+        say("recv", recv(fd, &byte, 1, 0));
+        say("F_GETFL", fcntl(fd, F_GETFL) & O_NONBLOCK);
+        say("send", send(fd, "a", 1, 0));
+        close(pair[0]);
+        int status;
+        check(waitpid(child, &status, 0) == child && status == 0, "the child");
+    } else {
+        say("recv", recv(fd, &byte, 1, 0));
+    }
+    meet();
+}
