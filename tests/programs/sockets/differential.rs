@@ -89,3 +89,9 @@ fn pipes_get_the_same_bytes_during_the_change() {
         });
     }
 }
+
+#[test]
+fn results_are_those_of_tcp_before_the_change() {
+    kit::require_programs!(&["cc", "bash"]);
+    compare(&Stage::new("eager"), &["early"]);
+}

@@ -358,6 +358,27 @@ pub fn before_fork() {
     }
 }
 
+/// Records that another process has the socket too, which no fork has made: a child of `vfork`, or of `posix_spawn`. If its number
+/// is not known yet (`None`), [`named`] follows.
+pub fn also_has(socket: &Socket, process: Option<i32>) {
+    if socket.family.load(Ordering::Relaxed) == ALONE {
+        share(socket);
+    }
+    if let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) {
+        entry.add(process.unwrap_or(UNBORN));
+    }
+}
+
+/// Records the number of that process, or that there is none.
+pub fn named(socket: &Socket, process: Option<i32>) {
+    if let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) {
+        match process {
+            Some(process) => entry.name(process),
+            None => entry.unname(),
+        }
+    }
+}
+
 fn share(socket: &Socket) {
     let Some((number, entry)) = take_entry().and_then(|number| Some((number, entry(number)?))) else {
         return socket.family.store(NONE_FREE, Ordering::Relaxed);
@@ -408,13 +429,7 @@ pub fn in_child() {
 /// Continues in the parent of `fork`, which has made this child, or none (`None`). The child may have been killed
 /// before it could record that it has the sockets.
 pub fn forked(child: Option<i32>) {
-    for socket in sockets() {
-        let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) else { continue };
-        match child {
-            Some(child) => entry.name(child),
-            None => entry.unname(),
-        }
-    }
+    sockets().for_each(|socket| named(socket, child));
 }
 
 /// Returns whether other processes may have the socket too. If no other process has it any more, the socket belongs

@@ -317,6 +317,21 @@ fn is_meant(fd: c_int) -> bool {
     INHERITED.has(fd) && (CHOSEN.has(fd) || is_own())
 }
 
+/// Returns the connections on TCP that a program which this process executes inherits.
+pub fn inherited_natively() -> Vec<&'static Socket> {
+    let mut sockets: Vec<&'static Socket> = Vec::new();
+    for fd in SOCKETS.used(0, u32::MAX) {
+        if let Some(socket) = SOCKETS.get(fd)
+            && matches!(socket.stage(), Stage::Native | Stage::Reported)
+            && kernel::is_left_on_exec(fd)
+            && !sockets.iter().any(|other| std::ptr::eq(*other, socket))
+        {
+            sockets.push(socket);
+        }
+    }
+    sockets
+}
+
 /// The most descriptors of a `vfork` child that are checked for copies of a connection of its parent. A process about
 /// to execute a program has few.
 const COPIES: c_int = 256;

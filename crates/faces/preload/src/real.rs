@@ -94,6 +94,10 @@ real! {
     PRCTL: prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int = SYS_prctl;
     FORK: fork() -> libc::pid_t;
     ADDDUP2: posix_spawn_file_actions_adddup2(actions: *mut libc::posix_spawn_file_actions_t, from: c_int, to: c_int) -> c_int;
+    SPAWN: posix_spawn(process: *mut libc::pid_t, path: *const c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    SPAWNP: posix_spawnp(process: *mut libc::pid_t, file: *const c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    SYSTEM: system(command: *const c_char) -> c_int;
+    POPEN: popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
     EXECVE: execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = SYS_execve;
     EXECVPE: execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     EXECVEAT: execveat(folder: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int = SYS_execveat;

@@ -312,3 +312,157 @@ CASE(fork_goes_on_after_two)
     }
     meet();
 }
+
+/* A child that sees its parent in no table of processes, and closes the connection. (Where nobody may make one, there is none.) */
+static void leaves_from_another_namespace(int me, int fd, birth *birth)
+{
+    char bytes[10];
+    if (me == ACCEPTOR) {
+        fflush(stdout);
+        pid_t child = birth();
+        if (child == 0) {
+            close(fd);
+            _exit(0);
+        }
+        if (child > 0)
+            say_end(child);
+    }
+    meet();
+    for (int turn = 0; turn < 4; turn++) {
+        if (me == ACCEPTOR)
+            send_all(fd, "question", 8);
+        receive_all(fd, bytes, 8);
+        if (me == CONNECTOR)
+            send_all(fd, "response", 8);
+    }
+    printf("went on: %.8s\n", bytes);
+    meet();
+}
+
+static pid_t into_a_namespace(void)
+{
+    return syscall(SYS_clone, SIGCHLD | CLONE_NEWUSER | CLONE_NEWPID, NULL, NULL, NULL, NULL);
+}
+
+static pid_t after_unshare(void)
+{
+    return unshare(CLONE_NEWUSER | CLONE_NEWPID) == 0 ? fork() : -1;
+}
+
+CASE(fork_into_a_namespace)
+{
+    leaves_from_another_namespace(me, fd, into_a_namespace);
+}
+
+CASE(fork_after_unshare)
+{
+    leaves_from_another_namespace(me, fd, after_unshare);
+}
+
+/* A connection that has not changed over when the child is made. */
+static void executes_first(int me, int fd, pid_t (*birth)(int))
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t size = sizeof address;
+    char bytes[100];
+    if (me == ACCEPTOR) {
+        int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        check(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 1) == 0, "listen");
+        check(getsockname(listener, (struct sockaddr *)&address, &size) == 0, "getsockname");
+        send_all(fd, &address, sizeof address);
+        int first = accept(listener, NULL, NULL);
+        receive_all(first, bytes, 4);
+        for (int turn = 0; turn < 3000; turn++) {
+            send_all(first, "question", 8);
+            receive_all(first, bytes, 8);
+        }
+        send_all(first, "a line\n", 7);
+        int got = recv(first, bytes, 11, MSG_WAITALL);
+        printf("%d bytes: %.*s", got, got, bytes);
+        say("end", recv(first, bytes, 1, 0));
+    } else {
+        receive_all(fd, &address, sizeof address);
+        int first = socket(AF_INET, SOCK_STREAM, 0);
+        check(connect(first, (struct sockaddr *)&address, size) == 0, "connect");
+        fflush(stdout);
+        int go[2];
+        check(pipe2(go, O_CLOEXEC) == 0 && dup2(go[0], 60) == 60 && dup2(first, 61) == 61, "dup2");
+        pid_t child = birth(61);
+        close(60);
+        close(61);
+        send_all(first, "here", 4);
+        for (int turn = 0; turn < 3000; turn++) {
+            receive_all(first, bytes, 8);
+            send_all(first, "response", 8);
+        }
+        check(write(go[1], "go\n", 3) == 3, "write");
+        if (child > 0)
+            say_end(child);
+        close(first);
+    }
+    meet();
+}
+
+static char *const waits[] = { "sh", "-c", "read go <&60; read line <&61; echo got $line >&61", NULL };
+
+static pid_t executed_by_vfork(int fd)
+{
+    (void)fd;
+    pid_t child = vfork();
+    if (child == 0) {
+        execv("/bin/bash", waits);
+        _exit(9);
+    }
+    return child;
+}
+
+static char *const waits_for_copy[] = { "sh", "-c", "read go <&60; read line <&62; echo got $line >&62", NULL };
+
+static pid_t copied_by_vfork(int fd)
+{
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    pid_t child = vfork();
+    if (child == 0) {
+        dup2(fd, 62);
+        execv("/bin/bash", waits_for_copy);
+        _exit(9);
+    }
+    return child;
+}
+
+CASE(early_executes_a_copy_after_vfork)
+{
+    executes_first(me, fd, copied_by_vfork);
+}
+
+static pid_t executed_by_posix_spawn(int fd)
+{
+    (void)fd;
+    extern char **environ;
+    pid_t child;
+    check(posix_spawn(&child, "/bin/bash", NULL, NULL, waits, environ) == 0, "posix_spawn");
+    return child;
+}
+
+static pid_t executed_by_popen(int fd)
+{
+    (void)fd;
+    FILE *command = popen("exec bash -c 'read go <&60; read line <&61; echo got $line >&61'", "r");
+    check(command != NULL, "popen");
+    return -1;
+}
+
+CASE(early_executes_by_popen)
+{
+    executes_first(me, fd, executed_by_popen);
+}
+
+CASE(early_executes_after_vfork)
+{
+    executes_first(me, fd, executed_by_vfork);
+}
+
+CASE(early_executes_by_posix_spawn)
+{
+    executes_first(me, fd, executed_by_posix_spawn);
+}

@@ -2,6 +2,7 @@
 
 use super::births;
 use crate::memory::is_nowhere;
+use crate::socket::Stage;
 use crate::table::{self, EPOLLS, SOCKETS};
 use crate::{errno, hidden, kernel, passing, real, stdio};
 use libc::{c_int, c_uint, c_ulong};
@@ -33,12 +34,19 @@ fn is_replaced(from: c_int, to: c_int, flags: c_int) -> bool {
 
 /// Records that the kernel has made `copy`, which is a copy of another descriptor. Returns `copy`.
 fn copied(fd: c_int, copy: c_int) -> c_int {
-    // In a child of `vfork`, the library looks for the connections that the next program inherits when the child executes it.
-    if copy >= 0 && super::process::owns_tables() {
+    if copy < 0 {
+        return copy;
+    }
+    if super::process::owns_tables() {
         if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined()) {
             passing::copied(socket, copy);
         }
         table::duplicate(fd, copy);
+    } else if let Some(socket) = SOCKETS.get(fd)
+        && matches!(socket.stage(), Stage::Native | Stage::Reported)
+    {
+        // If it has changed over, the library looks for it when this child of `vfork` executes a program.
+        super::process::also_has(socket);
     }
     copy
 }

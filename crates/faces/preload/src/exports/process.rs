@@ -118,6 +118,13 @@ fn executing() {
     }
 }
 
+/// Records that this process, which is a child of `vfork`, has a connection of its parent, and that the program that it executes has
+/// it too. While that program runs, the connection does not change over.
+pub(super) fn also_has(socket: &'static Socket) {
+    // SAFETY: `getpid` cannot fail.
+    crate::family::also_has(socket, Some(unsafe { libc::getpid() }));
+}
+
 type Strings = *const *const c_char;
 
 /// Executes another program. The environment tells that program what it needs to know about the connections that it inherits.
@@ -125,6 +132,9 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
     let is_child = !owns_tables();
     {
         let _errno = Kept::new();
+        if is_child {
+            passing::inherited_natively().into_iter().for_each(also_has);
+        }
         passing::before_exec(is_child);
     }
     executing();
@@ -274,6 +284,67 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     }
     // SAFETY: the program obeys the rules of the function.
     unsafe { real::posix_spawn_file_actions_adddup2(actions, from, to) }
+}
+
+/// Executes a program in a new process. The C library does that without functions that this library sees. `call` returns the number
+/// of the process, if there is one.
+fn spawn<R>(call: impl FnOnce() -> (R, Option<libc::pid_t>)) -> R {
+    if !owns_tables() {
+        return call().0;
+    }
+    let sockets = passing::inherited_natively();
+    sockets.iter().for_each(|socket| crate::family::also_has(socket, None));
+    let (result, child) = call();
+    let _errno = Kept::new();
+    sockets.iter().for_each(|socket| crate::family::named(socket, child));
+    result
+}
+
+macro_rules! spawns {
+    ($($name:ident),*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            process: *mut libc::pid_t,
+            file: *const c_char,
+            actions: *const libc::posix_spawn_file_actions_t,
+            attributes: *const libc::posix_spawnattr_t,
+            arguments: Strings,
+            environment: Strings,
+        ) -> c_int {
+            spawn(|| {
+                let mut child = 0;
+                // SAFETY: the program obeys the rules of the function.
+                let error =
+                    unsafe { real::$name(&raw mut child, file, actions, attributes, arguments, environment) };
+                if error == 0 && !process.is_null() {
+                    // SAFETY: the program passes an address for the number.
+                    unsafe { process.write(child) };
+                }
+                (error, (error == 0).then_some(child))
+            })
+        }
+    )*};
+}
+
+spawns!(posix_spawn, posix_spawnp);
+
+/// The command may use the connections until the call returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
+    // SAFETY: the program obeys the rules of the function.
+    spawn(|| (unsafe { real::system(command) }, None))
+}
+
+/// Nothing tells how long the command may use the connections.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    if owns_tables() {
+        passing::inherited_natively()
+            .into_iter()
+            .for_each(|socket| crate::daemon::stays(socket, passing::PASSED));
+    }
+    // SAFETY: the program obeys the rules of the function.
+    unsafe { real::popen(command, mode) }
 }
 
 /// Runs a call with which the program may confine itself. `confines` says whether the call asks for that.
