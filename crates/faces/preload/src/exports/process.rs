@@ -313,9 +313,9 @@ macro_rules! spawns {
         ) -> c_int {
             spawn(|| {
                 let mut child = 0;
+                let number = &raw mut child;
                 // SAFETY: the program obeys the rules of the function.
-                let error =
-                    unsafe { real::$name(&raw mut child, file, actions, attributes, arguments, environment) };
+                let error = unsafe { real::$name(number, file, actions, attributes, arguments, environment) };
                 if error == 0 && !process.is_null() {
                     // SAFETY: the program passes an address for the number.
                     unsafe { process.write(child) };
