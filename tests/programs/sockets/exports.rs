@@ -203,7 +203,7 @@ const OTHERS: [(&str, &[&str]); 6] = [
         "the C library's own",
         &["close_nocancel", "pread64_nocancel", "read_nocancel", "write_nocancel", "sendmmsg"],
     ),
-    ("a descriptor of another process, or a file", &["freopen", "pidfd_getfd"]),
+    ("a descriptor of another process", &["pidfd_getfd"]),
 ];
 
 #[test]

@@ -115,6 +115,8 @@ real! {
     FCNTL: fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
     FCNTL64: fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
     FDOPEN: fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    FREOPEN: freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
+    FREOPEN64: freopen64(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
     VDPRINTF: vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
     VDPRINTF_CHK: __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
     AIO_READ: aio_read(control: *mut libc::aiocb) -> c_int;

@@ -391,3 +391,71 @@ CASE(stdio_of_a_new_connection)
     }
     meet();
 }
+
+/* The number of a stream's connection becomes another file's. */
+static void say_zeros(int number)
+{
+    char bytes[4] = "abcd";
+    say("read", read(number, bytes, 4));
+    say("zeros", memcmp(bytes, "\0\0\0\0", 4) == 0);
+}
+
+CASE(stdio_number_of_a_closed_stream)
+{
+    if (me == ACCEPTOR) {
+        FILE *stream = fopen("/dev/null", "r+");
+        int number = fileno(stream);
+        check(dup2(fd, number) == number, "dup2");
+        fprintf(stream, "from a stream\n");
+        say("fclose", fclose(stream));
+        int zeros = open("/dev/zero", O_RDONLY);
+        say("the number", zeros == number);
+        say_zeros(zeros);
+        close(zeros);
+        send_text(fd, "end\n");
+    } else {
+        say_lines(fd);
+    }
+    meet();
+    go_on(me, fd);
+}
+
+CASE(stdio_number_of_a_reopened_stream)
+{
+    if (me == ACCEPTOR) {
+        FILE *stream = fopen("/dev/null", "r+");
+        int number = fileno(stream);
+        check(dup2(fd, number) == number, "dup2");
+        fprintf(stream, "from a stream\n");
+        stream = freopen("/dev/zero", "r", stream);
+        say("freopen", stream != NULL && fileno(stream) == number);
+        say_zeros(number);
+        say("getc", getc(stream));
+        fclose(stream);
+        send_text(fd, "end\n");
+    } else {
+        say_lines(fd);
+    }
+    meet();
+    go_on(me, fd);
+}
+
+/* The connection ends with its last descriptor, which a stream closes. */
+CASE(stdio_end_of_a_stream)
+{
+    char bytes[20];
+    if (me == CONNECTOR) {
+        FILE *stream = fopen("/dev/null", "r+");
+        check(dup2(fd, fileno(stream)) == fileno(stream), "dup2");
+        close(fd);
+        fprintf(stream, "from a stream");
+        stream = freopen("/dev/null", "r", stream);
+        check(stream != NULL, "freopen");
+        fclose(stream);
+    } else {
+        receive_all(fd, bytes, 13);
+        printf("%.13s\n", bytes);
+        say("end", recv(fd, bytes, 1, 0));
+    }
+    meet();
+}

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 /// Makes a system call that closes a descriptor or gives its number to another file, and removes the descriptor from the
 /// tables. A child of `vfork` uses its parent's tables, so this function does not change them there.
-fn closing<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
+pub(super) fn closing<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     let is_ours = match SOCKETS.get(fd) {
         // Most connections end here, and the system call of `owns_tables` would be a noticeable cost for them.
         Some(socket) if socket.is_plain() && !births::may_be_child() => true,

@@ -93,7 +93,7 @@ unsafe fn connection(stream: *mut FILE) -> Option<c_int> {
     let is_same = |socket: &Socket| kernel::cookie(fd) == Some(socket.cookie());
     match SOCKETS.get(fd) {
         Some(socket) if socket.is_joined() && !is_same(socket) => {
-            // The C library has given the number to another file (`freopen`).
+            // A call that this library does not see has given the number to another file.
             if super::process::owns_tables() {
                 let _errno = Kept::new();
                 table::forget(fd);
@@ -153,6 +153,41 @@ unsafe extern "C-unwind" fn file_close(stream: *mut FILE) -> c_int {
         }
     }
 }
+
+/// The flag of a stream over a file (`_IO_IS_FILEBUF`).
+const IS_FILE: c_int = 0x2000;
+
+/// Gives a stream another file by `call`. The C library closes the stream's file, and gives its number to the other one.
+unsafe fn reopen(stream: *mut FILE, call: impl FnOnce() -> *mut FILE) -> *mut FILE {
+    // SAFETY: the program passes a stream, whose structure has these members.
+    let (flags, fd) =
+        unsafe { (*stream.cast::<c_int>(), stream.cast::<u8>().add(FILENO).cast::<c_int>().read()) };
+    if flags & IS_FILE == 0 || SOCKETS.get(fd).is_none() {
+        return call();
+    }
+    // What the stream still has is the connection's. As in the C library, an error does not matter.
+    // SAFETY: the program passes a stream.
+    unsafe { libc::fflush(stream) };
+    super::descriptors::closing(fd, call)
+}
+
+macro_rules! reopens {
+    ($($name:ident),*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            path: *const c_char,
+            mode: *const c_char,
+            stream: *mut FILE,
+        ) -> *mut FILE {
+            // SAFETY: the program obeys the rules of the function.
+            let call = || unsafe { real::$name(path, mode, stream) };
+            // SAFETY: as above.
+            unsafe { reopen(stream, call) }
+        }
+    )*};
+}
+
+reopens!(freopen, freopen64);
 
 /// Puts this library's functions into the C library's tables of functions of streams. Runs when this library is loaded.
 pub fn load() {
