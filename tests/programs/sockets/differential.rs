@@ -22,6 +22,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("vain.c", include_str!("differential/vain.c")),
     ("stdio.c", include_str!("differential/stdio.c")),
     ("fork.c", include_str!("differential/fork.c")),
+    ("peek.c", include_str!("differential/peek.c")),
     ("signal.c", include_str!("differential/signal.c")),
     ("threads.c", include_str!("differential/threads.c")),
 ];

@@ -385,6 +385,40 @@ pub fn switches() -> i64 {
     usage.ru_nvcsw + usage.ru_nivcsw
 }
 
+/// Returns how many bytes the kernel's socket has received.
+pub fn queued(fd: c_int) -> usize {
+    let _errno = Kept::new();
+    let mut bytes: c_int = 0;
+    // SAFETY: `bytes` has room for an int.
+    let result = unsafe { real::ioctl(fd, libc::FIONREAD, (&raw mut bytes).cast()) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
+/// Copies what the kernel's socket has received behind so many bytes, and leaves it there. Returns how many bytes were copied; 0 if too
+/// many come before them.
+pub fn peek_behind(fd: c_int, skipped: usize, into: &mut [u8]) -> usize {
+    let _errno = Kept::new();
+    let (mut unused, mut left) = ([0_u8; 1024], skipped);
+    // All pieces before the last are the same memory.
+    let mut pieces = [libc::iovec { iov_base: unused.as_mut_ptr().cast(), iov_len: 0 }; 64];
+    let [before @ .., last] = &mut pieces;
+    for piece in before {
+        piece.iov_len = left.min(unused.len());
+        left -= piece.iov_len;
+    }
+    *last = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    if left > 0 || into.is_empty() {
+        return 0;
+    }
+    // SAFETY: zeros are a valid message, and each piece has room for as many bytes as it says.
+    let got = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (pieces.as_mut_ptr(), pieces.len() as _);
+        real::recvmsg(fd, &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT)
+    };
+    check(got).map_or(0, |got| got.saturating_sub(skipped))
+}
+
 /// Returns how many sent bytes the peer's kernel has not acknowledged.
 pub fn unacknowledged(fd: c_int) -> usize {
     queue(fd, libc::TIOCOUTQ)

@@ -50,6 +50,7 @@ mod kernel;
 mod lock;
 mod memory;
 mod passing;
+mod peek;
 mod poll;
 mod real;
 mod receive;

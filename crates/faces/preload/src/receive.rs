@@ -10,9 +10,8 @@ use crate::send::{self, attend_or_wait};
 use crate::socket::{End, Socket};
 use crate::table::{Using, number_in};
 use crate::wait::{self, Deadline};
-use crate::{disconnecting, grow, kernel, returning};
+use crate::{disconnecting, grow, kernel, peek, returning};
 use ginnel::{SocketReceiver, SocketSender};
-use ginnel_layout::ring::HEADER;
 use ginnel_ring::stream::Consumer;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, carrier};
@@ -263,7 +262,7 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
                 return got;
             }
         } else if let Some(n) = carried(socket, fd, &mut rings, into, how, waits)? {
-            return Ok(n);
+            return Ok(further(socket, fd, &mut rings, into, how, n));
         }
     }
 }
@@ -355,6 +354,23 @@ fn note_told(socket: &Socket, errno: Errno) {
     if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
         socket.said.reset.store(true, Ordering::Relaxed);
     }
+}
+
+/// Returns how many bytes there are for a call that leaves them where they are, if the carrier has `n`, and the next ones may have more.
+#[inline]
+fn further(
+    socket: &'static Socket,
+    fd: c_int,
+    rings: &mut Rings<SocketReceiver>,
+    into: &mut [u8],
+    how: How,
+    n: usize,
+) -> usize {
+    if !how.stays() || n == 0 || n >= into.len() {
+        return n;
+    }
+    let len = into.len();
+    peek::show(socket, fd, rings, how.copies().then_some(into)).clamp(n, len)
 }
 
 /// Receives by a call of the kernel that does not wait. Returns `None` if the kernel no longer carries.
@@ -497,7 +513,7 @@ fn from_ring(
         };
         let got = match how {
             How::Take => receiver.ring.read(into, wake),
-            How::Peek => peek(&mut receiver.ring, into),
+            How::Peek => peek_ring(&mut receiver.ring, into),
             How::Count => receiver.ring.poll_all().map(|n| n.min(into.len())),
             How::Discard => discard(&mut receiver.ring, into.len(), wake),
         };
@@ -602,14 +618,9 @@ fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
 }
 
 /// Copies bytes from the ring and leaves them there.
-fn peek(ring: &mut Consumer<Mapping>, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
+fn peek_ring(ring: &mut Consumer<Mapping>, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
     let n = ring.poll_all()?.min(into.len());
-    let memory = ring.memory();
-    let capacity = memory.len() - HEADER;
-    let start = ring.cursor().position as usize & (capacity - 1);
-    let first = n.min(capacity - start);
-    memory.read(HEADER + start, &mut into[..first]);
-    memory.read(HEADER, &mut into[first..n]);
+    peek::copy(ring, &mut into[..n]);
     Ok(n)
 }
 
@@ -864,10 +875,18 @@ pub fn has_peer_finished(socket: &'static Socket) -> bool {
 }
 
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.
-pub fn available(socket: &'static Socket) -> Option<usize> {
+pub fn available(socket: &'static Socket, fd: c_int) -> Option<usize> {
+    let mut rings = socket.receiving.lock();
     match socket.receiving.carrier() {
-        Carrier::Ring => Some(poll_all(socket, &mut socket.receiving.lock()).unwrap_or(0)),
-        Carrier::Returning => Some(socket.stash.lock().len()),
-        _ => None,
+        Carrier::Kernel | Carrier::Changing => return None,
+        Carrier::Counted => {}
+        // This also notices that the sender asks for a larger ring, or has left.
+        Carrier::Ring | Carrier::Returning => {
+            look_at(socket, &mut rings, || true);
+        }
+    }
+    match socket.receiving.carrier() {
+        Carrier::Kernel => None,
+        _ => Some(peek::show(socket, fd, &mut rings, None)),
     }
 }

@@ -344,7 +344,7 @@ fn has_taken(socket: &'static Socket, fd: c_int) -> bool {
 
 /// Returns whether another thread sleeps in a call that takes a byte. (A thread that has left such a call without
 /// returning from it, by `longjmp`, or that was cancelled in it, does not count.)
-fn is_taken(socket: &Socket) -> bool {
+pub fn is_taken(socket: &Socket) -> bool {
     // ORDER preload.taker: see `Taker::begin`.
     let taker = socket.taker.load(Ordering::SeqCst);
     taker != 0 && taker != lock::tid() && lock::is_alive(taker)

@@ -62,6 +62,11 @@ impl<R> Rings<R> {
         self.rings[!self.state & 1].as_ref().filter(|_| self.is_ahead())
     }
 
+    /// Returns the ring that is to take over.
+    pub fn next_mut(&mut self) -> Option<&mut R> {
+        if self.is_ahead() { self.rings[!self.state & 1].as_mut() } else { None }
+    }
+
     /// Lets the next ring take over. `carried` is the number of bytes that the ring before it has carried.
     pub fn step(&mut self, carried: u64) {
         if self.is_ahead() {

@@ -20,7 +20,7 @@ pub fn complete(socket: &'static Socket, fd: c_int, head: &mut msghdr) {
 /// Returns how many bytes can be received. As in the kernel, this is 1 if there are none but the end, so that the program goes on
 /// receiving. It must not be 0 if there is something, because the program may then wait for an event that is over.
 fn left(socket: &'static Socket, fd: c_int) -> c_int {
-    let left = match receive::available(socket) {
+    let left = match receive::available(socket, fd) {
         Some(0) => usize::from(receive::has_peer_finished(socket)),
         Some(left) => left,
         None if is_confined() => 1,

@@ -375,7 +375,7 @@ pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     let socket = SOCKETS.get(fd).filter(|socket| socket.is_joined())?;
     disconnecting::follow_if_due(socket);
     match request {
-        libc::FIONREAD => crate::receive::available(socket),
+        libc::FIONREAD => crate::receive::available(socket, fd),
         libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
             Some(socket.sending.lock().as_ref().map_or(0, send::untaken))
         }
