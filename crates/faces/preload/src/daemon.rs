@@ -347,6 +347,7 @@ impl DaemonSession {
         self.last += 1;
         let key = self.last;
         let end = end_of(socket);
+        let pending = Pending::new(socket, Stage::Reported);
         // The lock is held until the loan is stored: a thread that closes the socket takes the loan from there.
         let mut loan = socket.loan.lock();
         let reported = daemon.report(kernel::borrow(fd), end, key).map(|lent| *loan = Some(lent));
@@ -354,16 +355,16 @@ impl DaemonSession {
         match reported {
             Ok(()) => {
                 self.lent.push(socket);
-                self.reports.insert(key, Pending::new(socket, Stage::Reported));
+                self.reports.insert(key, pending);
                 let mut facts = socket.facts.lock();
-                let is_native = socket.stage() == Stage::Native;
+                let is_native = socket.stage() == Stage::Native && socket.connection() == pending.connection;
                 if is_native {
                     facts.report = key;
                     socket.set_stage(Stage::Reported);
                 }
                 drop(facts);
                 if !is_native {
-                    // Another thread has left it on TCP meanwhile.
+                    // Another thread has left it on TCP meanwhile, or has disconnected it.
                     self.withdraw(key);
                 }
                 self.look_at = None;

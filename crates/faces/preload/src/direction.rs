@@ -42,6 +42,8 @@ impl Carrier {
 pub struct Direction<R> {
     /// The number of threads in a system call that moves bytes in this direction.
     inside: AtomicU32,
+    /// Counts the connections that the direction has had.
+    epoch: AtomicU32,
     /// The number of bytes that the program has moved over TCP.
     pub native: AtomicU64,
     /// The number of bytes that the program has moved over the ring.
@@ -75,6 +77,7 @@ impl<R> Direction<R> {
     pub const fn new() -> Self {
         Self {
             inside: AtomicU32::new(0),
+            epoch: AtomicU32::new(0),
             native: AtomicU64::new(0),
             shared: AtomicU64::new(0),
             wakes: AtomicU64::new(0),
@@ -100,6 +103,7 @@ impl<R> Direction<R> {
 
     /// Resets what belongs to a connection. Threads in calls, and relatives, stay.
     fn renew(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
         for count in [&self.native, &self.shared, &self.wakes, &self.changed_after, &self.others] {
             count.store(0, Ordering::Relaxed);
         }
@@ -225,9 +229,11 @@ impl<R> Direction<R> {
             self.inside.fetch_sub(1, Ordering::SeqCst);
             return None;
         }
+        let epoch = self.epoch.load(Ordering::Relaxed);
         let result = call();
         let moved = moved(&result) as u64;
-        if moved > 0 {
+        // A call that has waited may have moved bytes of a connection that the program has ended meanwhile.
+        if moved > 0 && epoch == self.epoch.load(Ordering::Relaxed) {
             self.count_native(moved);
         }
         // ORDER preload.counted: the count is written before this thread is outside. Pairs with: `Direction::begin_change`.

@@ -20,6 +20,7 @@
 //! |---|---|
 //! | a process is killed in a call | the others continue where the call began; if the call had moved the ring further, they get ECONNRESET, or EPIPE |
 //! | a process takes TCP's bytes for wake bytes, because the peer returns to TCP | only that process has them: the others get ECONNRESET |
+//! | a process disconnects the socket (`disconnecting`) | the others leave it to the kernel from then on |
 //! | there are too many such sockets, or processes that have one | the child gets ECONNRESET; the socket stays as it is |
 //! | a relative writes wrong values there | it breaks its relatives' connections, and nothing else: a position is checked as a peer's words are |
 #![allow(unsafe_code)] // Memory that is shared over fork.

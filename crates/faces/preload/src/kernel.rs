@@ -485,6 +485,40 @@ pub fn linger_not(fd: c_int) {
     unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const value).cast(), len) };
 }
 
+/// Returns whether `connect` with this address of the program ends the connection that there is (AF_UNSPEC). The kernel refuses an
+/// address that is not there, so this function must not fault.
+pub fn names_nobody(address: *const libc::sockaddr, len: libc::socklen_t) -> bool {
+    const LEN: usize = size_of::<libc::sa_family_t>();
+    if address.is_null() || !(LEN..=size_of::<libc::sockaddr_storage>()).contains(&(len as usize)) {
+        return false;
+    }
+    let _errno = Kept::new();
+    if !is_confined() {
+        let mut family: libc::sa_family_t = 0;
+        let to = libc::iovec { iov_base: (&raw mut family).cast(), iov_len: LEN };
+        let from = libc::iovec { iov_base: address.cast_mut().cast(), iov_len: LEN };
+        // SAFETY: `family` has room for a family. The call fails if there is none at the address.
+        let got = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+        // Some systems do not allow the call.
+        if got >= 0 || Errno::last() == Errno(libc::EFAULT) {
+            return got == LEN as isize && c_int::from(family) == libc::AF_UNSPEC;
+        }
+    }
+    // SAFETY: the program says that there is an address of this length.
+    unsafe { is_unspecified(address) }
+}
+
+/// Returns whether an address has the family AF_UNSPEC.
+///
+/// # Safety
+///
+/// A family can be read there.
+pub unsafe fn is_unspecified(address: *const libc::sockaddr) -> bool {
+    // SAFETY: the caller guarantees it.
+    let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
+    c_int::from(family) == libc::AF_UNSPEC
+}
+
 /// Returns whether a socket that was created elsewhere is a TCP socket.
 pub fn is_tcp(fd: c_int) -> bool {
     let _errno = Kept::new();

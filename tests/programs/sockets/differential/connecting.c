@@ -117,6 +117,13 @@ CASE(connecting_without_disconnecting)
         struct sockaddr none = { .sa_family = AF_UNSPEC };
         say("connect with a short address", connect(fd, &none, 1));
         say("connect without an address", connect(fd, NULL, 0));
+        say("connect with a bad address", connect(fd, (struct sockaddr *)8, sizeof none));
+        int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        say("connect with a bad address", connect(other, (struct sockaddr *)8, sizeof none));
+        say("disconnect what is not connected", connect(other, &none, 2));
+        say("connect", connect_to(other, another));
+        close(other);
+        say("connect with a long address", connect(fd, (struct sockaddr *)(char[200]){ 0 }, 200));
         say_events("events", events_of(fd, ALL, 0));
         meet();
         exchange("the connector", me, fd);

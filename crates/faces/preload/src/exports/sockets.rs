@@ -36,39 +36,36 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     let native = || unsafe { real::connect(fd, address, len) };
     let Some(call) = SOCKETS.call(fd) else { return native() };
     let socket = call.what();
-    // SAFETY: the program says that there is an address of this length.
-    let disconnects = unsafe { is_unspecified(address, len) };
-    match socket.stage() {
-        Stage::New if disconnects => return native(),
-        Stage::New => {}
-        Stage::Listening => {
-            let result = native();
-            if result == 0 && disconnects {
-                socket.set_stage(Stage::New);
-            }
-            return result;
-        }
-        Stage::Stays => {
-            let result = native();
-            if result == 0 && disconnects {
-                let _errno = Kept::new();
-                socket.cache.renew();
-            }
-            return result;
-        }
-        _ if disconnects => return disconnecting::disconnect(socket, fd, native),
-        _ => {}
+    let stage = socket.stage();
+    let may_have_rings = matches!(stage, Stage::Native | Stage::Reported | Stage::Joined);
+    if may_have_rings && kernel::names_nobody(address, len) {
+        return disconnecting::disconnect(socket, fd, native);
     }
     // The kernel sends the SYN within the call, even if the call does not wait for the answer.
     let before = ginnel_clock::monotonic();
     let result = native();
     let errno = Errno::last();
-    if socket.stage() != Stage::New {
-        // The kernel begins another connection if an earlier call could not make one. Otherwise it only says what has become of that.
-        if result == 0 || errno != Errno(libc::EINPROGRESS) {
+    // SAFETY: the kernel has just read an address from there, which begins with its family.
+    let disconnects = result == 0 && unsafe { kernel::is_unspecified(address) };
+    match stage {
+        Stage::New if !disconnects => {}
+        Stage::Listening if disconnects => {
+            socket.set_stage(Stage::New);
             return result;
         }
-        disconnecting::disconnect(socket, fd, || 0);
+        // The kernel begins another connection if an earlier call could not make one. Otherwise it only says what has become of that.
+        Stage::Native | Stage::Reported | Stage::Joined
+            if result != 0 && errno == Errno(libc::EINPROGRESS) =>
+        {
+            disconnecting::disconnect(socket, fd, || 0);
+        }
+        _ => {
+            if disconnects {
+                socket.cache.renew();
+            }
+            errno.set();
+            return result;
+        }
     }
     if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
         socket.connected(Role::Connector, Connecting { before, after: ginnel_clock::monotonic() });
@@ -79,14 +76,6 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     }
     errno.set();
     result
-}
-
-/// Returns whether an address names no peer, so that `connect` ends the connection that there is.
-unsafe fn is_unspecified(address: *const sockaddr, len: socklen_t) -> bool {
-    // SAFETY: the caller guarantees an address of this length, which begins with its family.
-    !address.is_null()
-        && len as usize >= size_of::<libc::sa_family_t>()
-        && unsafe { address.cast::<libc::sa_family_t>().read_unaligned() } == libc::AF_UNSPEC as u16
 }
 
 /// Returns the port of an address, and those bytes of the address that identify the destination.
