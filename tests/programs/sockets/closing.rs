@@ -43,9 +43,9 @@ fn both_ends_are_told_the_same_as_over_tcp() {
     }
 }
 
-/// A server whose child is the only owner of the connection, and ends it while the byte that woke it is still in the
-/// kernel's socket: the byte stays there while an epoll instance watches the connection. (A child has no doorbell that
-/// could wake it.) The child has received everything, so the connection ends in order, whether the child closes it or
+/// A server whose child is the only owner of the connection, and ends it while a wake byte is still in the kernel's
+/// socket: an epoll instance has asked for the byte, and no thread waits there. (A child has no doorbell that could wake
+/// it.) The child has received everything, so the connection ends in order, whether the child closes it or
 /// is killed.
 const UNREAD: &str = include_str!("closing/unread.py");
 

@@ -25,6 +25,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("peek.c", include_str!("differential/peek.c")),
     ("signal.c", include_str!("differential/signal.c")),
     ("threads.c", include_str!("differential/threads.c")),
+    ("waiting.c", include_str!("differential/waiting.c")),
 ];
 
 /// The cases whose output differs. docs/sockets.md says why.
@@ -95,4 +96,16 @@ fn pipes_get_the_same_bytes_during_the_change() {
 fn results_are_those_of_tcp_before_the_change() {
     kit::require_programs!(&["cc", "bash"]);
     compare(&Stage::new("eager"), &["early"]);
+}
+
+/// Threads that find no wait point at the doorbell are woken by bytes on the connection.
+#[test]
+fn results_are_those_of_tcp_with_all_wait_points_taken() {
+    kit::require_programs!(&["cc"]);
+    let stage = Stage::new("eager").settling();
+    let cases = compare(&stage, &["crowded", "all"]);
+    let connections = stage.all_connections();
+    let ends: HashSet<_> =
+        changed(&connections, "differential").iter().map(|end| (end.local, end.remote)).collect();
+    assert!(ends.len() >= cases * 4, "not all connections have changed over");
 }

@@ -112,6 +112,22 @@ impl<R> Direction<R> {
         self.is_lost.store(false, Ordering::Relaxed);
     }
 
+    /// Forgets the threads of the parent in the child of a fork.
+    pub fn in_child(&self) {
+        self.inside.store(0, Ordering::Relaxed);
+        self.waiting.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes one more sleeper that the peer has to wake. Returns whether it is the only one. The caller holds the ring's lock.
+    pub fn add_sleeper(&self) -> bool {
+        self.waiting.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// Notes that a sleeper is awake. Returns whether it was the only one. The caller holds the ring's lock.
+    pub fn remove_sleeper(&self) -> bool {
+        leave(&self.waiting)
+    }
+
     /// Returns the carrier.
     #[inline]
     pub fn carrier(&self) -> Carrier {
@@ -226,7 +242,7 @@ impl<R> Direction<R> {
         // `Direction::begin_change`.
         self.inside.fetch_add(1, Ordering::SeqCst);
         if self.carrier.load(Ordering::SeqCst) != Carrier::Kernel as u8 {
-            self.inside.fetch_sub(1, Ordering::SeqCst);
+            leave(&self.inside);
             return None;
         }
         let epoch = self.epoch.load(Ordering::Relaxed);
@@ -237,7 +253,7 @@ impl<R> Direction<R> {
             self.count_native(moved);
         }
         // ORDER preload.counted: the count is written before this thread is outside. Pairs with: `Direction::begin_change`.
-        self.inside.fetch_sub(1, Ordering::SeqCst);
+        leave(&self.inside);
         Some(result)
     }
 
@@ -248,7 +264,7 @@ impl<R> Direction<R> {
         if self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8 && !self.is_superseded() && send() {
             self.count_wakes(1);
         }
-        self.inside.fetch_sub(1, Ordering::SeqCst);
+        leave(&self.inside);
     }
 
     /// Keeps other threads out of the kernel, and returns how many bytes have gone through it. Returns `None` if a thread is
@@ -265,6 +281,14 @@ impl<R> Direction<R> {
         }
         Some(self.kernels())
     }
+}
+
+/// Counts a thread less. If a signal handler has forked, the child has reset the counter, and it must not go below zero. Returns whether
+/// it was the last.
+#[inline]
+fn leave(counter: &AtomicU32) -> bool {
+    let before = counter.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |n| n.checked_sub(1));
+    before == Ok(1)
 }
 
 /// An end of a ring, which another process can continue to use.

@@ -8,7 +8,8 @@
 //! The doorbell belongs to the endpoint, so a ring wakes every thread that sleeps at it. Therefore at most [`MOST`]
 //! threads of a process sleep at doorbells, and the others are woken by bytes. A sleeper never reads the eventfd,
 //! because other threads sleep on it too. It sleeps in an epoll instance that has the eventfd as an edge-triggered
-//! entry: the one of a [`WaitPoint`], or the program's own ([`watch`]).
+//! entry: the one of a [`WaitPoint`], or the program's own ([`watch`]). Threads that are not alone at a socket sleep at a
+//! wait point too, at its doorbell or not ([`crate::wakes`]).
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
 use crate::confined::is_confined;
@@ -55,6 +56,8 @@ pub fn wake(socket: &'static Socket, fd: c_int, waker: &SocketWaker) {
 
 /// The most threads of a process that sleep at its doorbells.
 const MOST: usize = 4;
+/// The wait points of other threads, which only sleep at sockets.
+const OTHERS: usize = 28;
 /// The most doorbells that one epoll instance watches. Each segment has one.
 const EVENTS: usize = 8;
 
@@ -118,33 +121,44 @@ struct Shared {
     events: Lock<Events>,
 }
 
-static WAIT_POINTS: [Shared; MOST] = [const {
+/// The wait points at the doorbells come first.
+static WAIT_POINTS: [Shared; MOST + OTHERS] = [const {
     Shared { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
-}; MOST];
+}; MOST + OTHERS];
 
-/// A wait point that one thread uses to sleep at the doorbells. Dropping it frees the wait point.
+/// A wait point that one thread uses to sleep at the doorbells, or at sockets. Dropping it frees the wait point.
 pub struct WaitPoint {
     shared: &'static Shared,
+    has_doorbell: bool,
     /// This thread already uses the wait point, in a call that a signal handler has interrupted for a while or for
     /// good. The thread keeps it: if another thread used it too, a ring would wake only one of them.
     is_borrowed: bool,
 }
 
 impl WaitPoint {
-    /// Takes a free wait point. Returns `None` if all are in use.
+    /// Takes a free wait point at the doorbells. Returns `None` if all are in use.
     pub fn take() -> Option<Self> {
+        Self::take_of(&WAIT_POINTS[..MOST], true)
+    }
+
+    /// Takes a free wait point where no doorbell wakes the thread. Returns `None` if all are in use.
+    pub fn take_without_doorbell() -> Option<Self> {
+        Self::take_of(&WAIT_POINTS[MOST..], false)
+    }
+
+    fn take_of(points: &'static [Shared], has_doorbell: bool) -> Option<Self> {
         let _errno = Kept::new();
         let me = lock::tid();
         // The interrupted call checks its condition again before it sleeps again.
-        let own = WAIT_POINTS.iter().find(|shared| shared.owner.load(Ordering::Relaxed) == me);
+        let own = points.iter().find(|shared| shared.owner.load(Ordering::Relaxed) == me);
         let shared = own.or_else(|| {
-            WAIT_POINTS.iter().find(|shared| {
+            points.iter().find(|shared| {
                 // ORDER preload.wait_point: the eventfds that the previous user has added. Pairs with:
                 // `WaitPoint::drop`.
                 shared.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             })
         })?;
-        let point = Self { shared, is_borrowed: own.is_some() };
+        let point = Self { shared, has_doorbell, is_borrowed: own.is_some() };
         if point.shared.epoll.load(Ordering::Relaxed) < 0 {
             // SAFETY: it takes a number.
             let epoll = unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -161,7 +175,7 @@ impl WaitPoint {
     /// Returns how the peer of a socket is to wake the thread that sleeps here, and watches that peer's doorbell if
     /// it can.
     pub fn wake_for(&self, socket: &Socket) -> Wake {
-        match event_of(socket) {
+        match event_of(socket).filter(|_| self.has_doorbell) {
             Some(event) if self.shared.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
             _ => Wake::Byte,
         }
@@ -173,25 +187,62 @@ impl WaitPoint {
         self.shared.epoll.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until the doorbell rings, `fd` has bytes or has ended, or the time has passed. A negative time means
-    /// for ever. Returns true if `fd` ended the sleep.
-    pub fn sleep(&self, fd: c_int, milliseconds: c_int) -> Result<bool> {
+    /// Adds a socket, whose wake bytes wake the thread that sleeps here even if another thread takes them; see `wakes`.
+    pub fn register(&self, fd: c_int) -> Option<Registration> {
+        let _errno = Kept::new();
+        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let mut what = epoll_event { events: events as u32, u64: 0 };
+        // SAFETY: one event.
+        let result = unsafe { real::epoll_ctl(self.epoll(), libc::EPOLL_CTL_ADD, fd, &raw mut what) };
+        // A call that a signal handler has interrupted, for a while or for good, may have added it already.
+        let is_added = result == 0 || Errno::last() == Errno(libc::EEXIST);
+        is_added.then_some(Registration { shared: self.shared, fd })
+    }
+
+    /// Sleeps until the doorbell rings, a registered socket has news, `fd` has ended, or has bytes if this thread is their keeper
+    /// ([`crate::wakes`]), or the time has passed. A negative time means for ever. Returns true if there may be wake bytes.
+    pub fn sleep(&self, fd: c_int, is_keeper: bool, milliseconds: c_int) -> Result<bool> {
         let entry = |fd, events| pollfd { fd, events, revents: 0 };
-        let mut polls = [entry(fd, libc::POLLIN | libc::POLLRDHUP), entry(self.epoll(), libc::POLLIN)];
+        let bytes = if is_keeper { libc::POLLIN } else { 0 };
+        let mut polls = [entry(fd, bytes | libc::POLLRDHUP), entry(self.epoll(), libc::POLLIN)];
         // SAFETY: two descriptors.
         check(unsafe { real::poll(polls.as_mut_ptr(), 2, milliseconds) } as isize)?;
         if polls[1].revents != 0 {
             self.drain();
         }
-        Ok(polls[0].revents != 0)
+        Ok(polls[0].revents != 0 || !is_keeper)
     }
 
-    /// Consumes the rings that have come so far.
+    /// Consumes the rings and the news of sockets that have come so far.
     pub fn drain(&self) {
+        if is_confined() {
+            return;
+        }
         let _errno = Kept::new();
         let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
         // SAFETY: room for as many events.
-        unsafe { real::epoll_wait(self.epoll(), events.as_mut_ptr(), EVENTS as c_int, 0) };
+        while unsafe { real::epoll_wait(self.epoll(), events.as_mut_ptr(), EVENTS as c_int, 0) }
+            == EVENTS as c_int
+        {}
+    }
+}
+
+/// A socket at a wait point. Dropping it removes the socket.
+pub struct Registration {
+    shared: &'static Shared,
+    fd: c_int,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if is_confined() {
+            return;
+        }
+        let _errno = Kept::new();
+        // In the child of a fork, there is no instance any more.
+        let epoll = self.shared.epoll.load(Ordering::Relaxed);
+        // SAFETY: the operation takes no event.
+        unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, self.fd, std::ptr::null_mut()) };
     }
 }
 

@@ -21,7 +21,7 @@ use crate::poll::{self, Armed};
 use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
-use crate::{real, receive, returning, send, wait};
+use crate::{real, receive, send, wait, wakes};
 use edge::Edge;
 use libc::{c_int, c_short, epoll_event};
 use smallvec::SmallVec;
@@ -585,16 +585,13 @@ impl Instance {
                 self.sleeping.fetch_add(1, Ordering::Relaxed);
                 can_be_woken
             };
+            let sleeping = Sleeping(self);
             let left = match (left, can_be_woken) {
                 (left, true) => left,
                 (left, false) => Some(left.map_or(STEP, |left| left.min(STEP))),
             };
             let slept = native(events, left);
-            {
-                let mut state = self.state.lock();
-                self.sleeping.fetch_sub(1, Ordering::Relaxed);
-                self.rise(&mut state);
-            }
+            drop(sleeping);
             let n = slept?;
             let told = self.translate(&mut events[..n]);
             if told > 0 {
@@ -658,22 +655,21 @@ impl Instance {
                 }
                 // A doorbell has rung. The caller looks at the hot sockets next.
                 Some(fd) if fd as u64 == RUNG => {}
-                Some(fd) => self.woken(fd),
+                Some(fd) => self.woken(fd, { event.events } & libc::EPOLLOUT as u32 != 0),
             }
         }
         kept
     }
 
-    /// Handles an event of the kernel's socket: a wake byte, bytes of the program, or the connection's end.
-    fn woken(&self, fd: c_int) {
+    /// Handles an event of the kernel's socket: a wake byte, bytes of the program, or the connection's end. `has_room` says whether the
+    /// kernel has room.
+    fn woken(&self, fd: c_int, has_room: bool) {
         let _errno = Kept::new();
         let mut state = self.state.lock();
         let Some(watch) = state.watches.get_mut(&fd) else { return };
         let socket = watch.socket;
         let carriers = (socket.sending.carrier(), socket.receiving.carrier());
-        if carriers.1 == Carrier::Ring && socket.end() == End::None {
-            returning::drain(socket, fd);
-        }
+        wakes::take_knowing(socket, fd, has_room);
         // A wake byte alone is no new edge: what has arrived is in the ring. The conditions cover all other events.
         if carriers != (Carrier::Ring, Carrier::Ring)
             || socket.end() != End::None
@@ -684,6 +680,17 @@ impl Instance {
         if !watch.is_absent {
             state.heat(fd);
         }
+    }
+}
+
+/// A thread that sleeps in the kernel, until it is awake or cancelled.
+struct Sleeping<'a>(&'a Instance);
+
+impl Drop for Sleeping<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        self.0.sleeping.fetch_sub(1, Ordering::Relaxed);
+        self.0.rise(&mut state);
     }
 }
 

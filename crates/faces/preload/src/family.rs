@@ -10,9 +10,8 @@
 //! closed the socket, have executed another program, or have ended. From then on the socket behaves as if there had
 //! been no fork.
 //!
-//! Wake bytes are for the process that was the last to receive, or to wait for something to receive. Other processes
-//! leave the bytes alone, and poll for room at intervals. A process that closes the socket does not end a ring; the
-//! kernel tells the peer when the last process has closed it.
+//! A wake byte wakes all processes that sleep for the socket (module `wakes`). A process that closes the socket does not
+//! end a ring; the kernel tells the peer when the last process has closed it.
 //!
 //! What can go wrong:
 //!
@@ -54,6 +53,8 @@ pub struct Common {
     owner: AtomicI32,
     /// The process that was the last to use the direction; 0 if none has since the fork.
     user: AtomicI32,
+    /// The thread that may take the last wake byte, or 0; see `wakes`.
+    keeper: AtomicI32,
     /// Counts the updates of this state.
     version: AtomicU32,
     carrier: AtomicU8,
@@ -171,9 +172,26 @@ impl Common {
         self.user.load(Ordering::Relaxed)
     }
 
+    /// Replaces the keeper `from` by another one. Returns whether the other one is the keeper now.
+    pub fn replace_keeper(&self, from: i32, to: i32) -> bool {
+        match self.keeper.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => true,
+            Err(keeper) => keeper == to,
+        }
+    }
+
+    /// Removes a keeper that does not exist any more.
+    pub fn bury_keeper(&self) {
+        let keeper = self.keeper.load(Ordering::Relaxed);
+        if keeper != 0 && !exists(keeper) {
+            self.replace_keeper(keeper, 0);
+        }
+    }
+
     /// Resets the state for a new socket.
     pub fn begin(&self, kernels: u64) {
         self.owner.store(0, Ordering::Relaxed);
+        self.keeper.store(0, Ordering::Relaxed);
         self.user.store(0, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
         self.kernels.store(kernels, Ordering::Relaxed);
@@ -389,6 +407,7 @@ fn share(socket: &Socket) {
     socket.family.store(number, Ordering::Relaxed);
     socket.sending.share(&entry.sending);
     socket.receiving.share(&entry.receiving);
+    socket.asleep.share_keeper(&entry.receiving);
 }
 
 fn copy(from: &[AtomicBool; 2], to: &[AtomicBool; 2]) {
@@ -500,7 +519,7 @@ pub fn execute(fd: c_int, socket: &Socket) {
     }
 }
 
-/// Returns whether this process may consume wake bytes. It may not if another process receives.
+/// Returns whether no other process has used the receiving direction since the fork, or since this one did.
 #[inline]
 pub fn may_drain(socket: &Socket) -> bool {
     socket.receiving.common().is_none_or(|common| [0, process()].contains(&common.user()))
@@ -509,13 +528,6 @@ pub fn may_drain(socket: &Socket) -> bool {
 /// Returns whether another process that has the socket too has used it since the fork.
 pub fn is_used_elsewhere(socket: &Socket) -> bool {
     !may_drain(socket) && is_shared(socket)
-}
-
-/// Returns whether no other process consumes the wake bytes, so that a thread that waits for room is certain to be
-/// woken.
-#[inline]
-pub fn is_woken(socket: &Socket) -> bool {
-    socket.receiving.common().is_none_or(|common| common.user() == process())
 }
 
 #[cfg(test)]

@@ -68,3 +68,4 @@ mod stdio;
 mod table;
 mod thread;
 mod wait;
+mod wakes;

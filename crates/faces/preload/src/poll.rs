@@ -1,15 +1,15 @@
 //! `poll` and `select`, in all their variants.
 
-use crate::confined::is_confined;
 use crate::direction::Carrier;
-use crate::doorbell::{WaitPoint, Wake};
+use crate::doorbell::Wake;
 use crate::errno::{Kept, Result};
 use crate::receive::{self, Found};
 use crate::send::{self, attend_if_needed};
 use crate::socket::{End, Socket};
-use crate::table::{EPOLLS, SOCKETS};
+use crate::table::{Call, EPOLLS, SOCKETS};
 use crate::wait::Limit;
-use crate::{cache, disconnecting, family, kernel, returning, wait};
+use crate::wakes::{self, Point, Sleep};
+use crate::{cache, disconnecting, kernel, returning, wait};
 use libc::{c_int, c_short, pollfd};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
@@ -111,14 +111,8 @@ pub struct Armed {
     space: bool,
 }
 
-/// Makes the peer wake a sleeper for the events of interest. The caller must check once more before it sleeps.
-pub fn arm(socket: &'static Socket, interest: c_short, how: Wake) -> Armed {
-    let mut armed = Armed::default();
-    arm_more(socket, interest, how, &mut armed);
-    armed
-}
-
-/// Does the same for a sleeper that may wait already.
+/// Makes the peer wake a sleeper for the events of interest. The sleeper may wait already. The caller must check once more before it
+/// sleeps.
 pub fn arm_more(socket: &'static Socket, interest: c_short, how: Wake, armed: &mut Armed) {
     let interest = needs(socket, interest);
     if interest & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0 {
@@ -150,20 +144,17 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
     // The daemon wakes no sleeper. The kernel's socket always is readable once the program has shut down receiving.
-    if socket.has_shut_down_receiving()
-        || crate::grow::attend_waiting(socket)
-        || wait::is_readable_for_others(socket)
-        || kernel::is_undecided(socket)
+    if socket.has_shut_down_receiving() || crate::grow::attend_waiting(socket) || kernel::is_undecided(socket)
     {
         return false;
     }
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;
     if !output || socket.sending.carrier() != Carrier::Ring {
-        return family::may_drain(socket);
+        return true;
     }
     // A thread that waits for room in a full ring checks by the clock, because no event reports that the peer will make no
     // room. After a while, `returning::is_full` then returns the direction to the kernel.
-    send::has_room(socket, 1) && family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
+    send::has_room(socket, 1) && socket.receiving.carrier() == Carrier::Ring
 }
 
 /// A system call that waits for events of descriptors. With a timeout of `None` it waits without a limit.
@@ -193,6 +184,23 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
         }
     }
     any
+}
+
+/// A socket for which a thread sleeps, until it is awake or cancelled.
+struct Asleep {
+    /// The index of its descriptor in the list.
+    index: usize,
+    armed: Armed,
+    /// How the thread is woken, if it waits for something.
+    sleep: Option<Sleep>,
+    /// Keeps the socket's memory from being reused for another socket.
+    call: Call<Socket>,
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        rise(self.call.what(), &mut self.armed);
+    }
 }
 
 /// Does what `poll` does, for descriptors of which some are not carried by the kernel alone.
@@ -232,19 +240,16 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             }
             left = limit.left();
         }
-        let mut sleepers = SmallVec::<[_; FEW]>::new();
-        let mut asleep = SmallVec::<[_; 8]>::new();
         // The kernel takes no more entries than the program may have descriptors.
-        let point = if is_confined() || own >= MANY { None } else { WaitPoint::take() };
-        for poll in fds.iter() {
-            // While this thread sleeps, the call keeps the socket's memory from being reused for another socket.
+        let mut point = if own >= MANY { Point::none() } else { Point::at_doorbell() };
+        let mut sleepers = SmallVec::<[Asleep; FEW]>::new();
+        let mut asleep = SmallVec::<[_; 8]>::new();
+        for (index, poll) in fds.iter().enumerate() {
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
                 let socket = call.what();
-                let how = point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket));
-                sleepers.push((call, arm(socket, poll.events, how)));
-                if !can_be_woken(socket, poll.events) {
-                    left = Some(left.map_or(STEP, |left| left.min(STEP)));
-                }
+                let sleeps = needs(socket, poll.events) != 0;
+                let sleep = sleeps.then(|| Sleep::begin(socket, poll.fd, &mut point));
+                sleepers.push(Asleep { index, armed: Armed::default(), sleep, call });
             } else if let Some(call) = SOCKETS.call(poll.fd).filter(|call| cache::concerns(call.what())) {
                 // Queued events are found below.
                 asleep.extend(cache::Asleep::begin(call.what()).map(|asleep| (call, asleep)));
@@ -252,47 +257,40 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                 instance.arm();
             }
         }
-        if let (Some(point), Some(last)) = (&point, asked.last_mut()) {
+        wakes::settle(&point, sleepers.iter().filter_map(|asleep| asleep.sleep.as_ref()));
+        for asleep in &mut sleepers {
+            let (socket, interest) = (asleep.call.what(), fds[asleep.index].events);
+            arm_more(socket, interest, point.wake_for(socket), &mut asleep.armed);
+            let sleep = asleep.sleep.as_ref();
+            if sleep.is_none_or(|sleep| sleep.keeper().is_none()) {
+                asked[asleep.index].events &= !libc::POLLIN;
+            }
+            if !can_be_woken(socket, interest) || sleep.is_some_and(|sleep| !sleep.is_woken()) {
+                left = Some(left.map_or(STEP, |left| left.min(STEP)));
+            }
+        }
+        if let (Some(point), Some(last)) = (point.taken(), asked.last_mut()) {
             last.fd = point.epoll();
         }
         let slept = if any_ready(fds) {
             None
         } else {
-            Some(native.poll(&mut asked[..own + usize::from(point.is_some())], left))
+            Some(native.poll(&mut asked[..own + usize::from(point.taken().is_some())], left))
         };
-        if let (Some(point), Some(last)) = (&point, asked.last_mut()) {
+        if let (Some(point), Some(last)) = (point.taken(), asked.last_mut()) {
             if slept.is_some() && last.revents != 0 {
                 point.drain();
             }
             *last = nothing;
         }
-        sleepers.iter_mut().for_each(|(call, armed)| rise(call.what(), armed));
+        drop(sleepers);
         asleep.drain(..).for_each(|(_call, asleep)| drop(asleep));
         let Some(slept) = slept else { continue };
-        for (poll, asked) in fds.iter().zip(&asked) {
-            if let Some(socket) = joined(poll.fd) {
-                take_wakes(socket, poll.fd, asked.revents);
-            }
-        }
         slept?;
         if limit.left() == Some(Duration::ZERO) {
             let ready = answer(fds, &asked);
             return Ok(ready);
         }
-    }
-}
-
-/// Consumes the wake bytes after a sleep.
-fn take_wakes(socket: &'static Socket, fd: c_int, revents: c_short) {
-    let _errno = Kept::new();
-    let sleeper = wait::Sleeper::begin(socket);
-    if revents != 0
-        && socket.receiving.carrier() == Carrier::Ring
-        && socket.end() == End::None
-        && socket.watchers.is_empty()
-        && sleeper.is_alone
-    {
-        returning::drain(socket, fd);
     }
 }
 
@@ -303,11 +301,10 @@ fn question(poll: &pollfd) -> pollfd {
     let mut events = 0;
     let interest = needs(socket, poll.events);
     if socket.end() == End::None && interest != 0 {
-        // Bytes that another process takes, or will take, are not for this one.
-        let receives = interest & (libc::POLLIN | libc::POLLRDNORM) != 0 && family::may_drain(socket);
-        let is_woken = (receives || family::is_woken(socket)) && !wait::is_readable_for_others(socket);
-        let input = if is_woken { libc::POLLIN } else { 0 };
-        events |= input | libc::POLLRDHUP;
+        events |= libc::POLLIN | libc::POLLRDHUP;
+    } else if socket.end() == End::None && socket.receiving.carrier() == Carrier::Ring {
+        // A broken connection is an event for every interest, and the kernel may report it as an end in order.
+        events |= libc::POLLRDHUP;
     }
     if socket.sending.carrier() != Carrier::Ring {
         events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);
@@ -322,7 +319,10 @@ fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
     for (poll, asked) in fds.iter_mut().zip(asked) {
         poll.revents = match joined(poll.fd) {
             Some(socket) => {
-                take_wakes(socket, poll.fd, asked.revents);
+                if asked.revents != 0 {
+                    let _errno = Kept::new();
+                    wakes::take(socket, poll.fd);
+                }
                 readiness(socket, poll.fd, poll.events)
             }
             None if EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()) => {

@@ -10,6 +10,7 @@ use crate::send::{self, attend_or_wait};
 use crate::socket::{End, Socket};
 use crate::table::{Using, number_in};
 use crate::wait::{self, Deadline};
+use crate::wakes::{self, Keeper};
 use crate::{disconnecting, grow, kernel, peek, returning};
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::stream::Consumer;
@@ -442,20 +443,29 @@ fn from_kernel(
     // Another thread has closed the socket.
     let receiver = rings.as_ref().ok_or(Errno(libc::EBADF))?;
     let received = socket.receiving.kernels();
-    let len = match left(receiver, received)? {
-        Some(0) => return Ok(None),
-        left => within(into.len(), left),
-    };
+    let known = left(receiver, received)?;
+    if known == Some(0) {
+        return Ok(None);
+    }
+    let len = within(into.len(), known);
     // Bytes that are to be discarded are checked too, because there may be more of them than should be discarded.
     let mut dropped = [0; 4096];
     let bytes = match how.copies() {
         false => &mut dropped[..len.min(4096)],
         true => &mut into[..len],
     };
-    let peeks = if how.stays() { libc::MSG_PEEK } else { 0 };
+    // Wake bytes behind the program's bytes are for others that sleep.
+    let is_careful = !how.stays() && known.is_none() && wakes::has_sleepers(socket);
+    let peeks = if how.stays() || is_careful { libc::MSG_PEEK } else { 0 };
     let _errno = Kept::new();
     let using = Using::begin(socket, fd).ok_or(Errno(libc::EBADF))?;
-    let got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
+    let mut got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
+    if is_careful && let Ok(n @ 1..) = got {
+        got = match within(n, left(receiver, received)?) {
+            0 => Err(Errno(libc::EAGAIN)),
+            ours => check(kernel::receive(fd, &mut bytes[..ours], libc::MSG_DONTWAIT)),
+        };
+    }
     drop(using);
     // The sender may have named the byte meanwhile. Bytes behind it are wake bytes, and the end of the kernel's
     // stream is not the end of the connection's.
@@ -607,11 +617,10 @@ fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
 
 /// Checks the kernel's socket. Returns true if the connection has ended.
 fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> bool {
-    // A thread that sleeps in epoll_wait for this socket must find the wake bytes.
-    let sleeper = wait::Sleeper::begin(socket);
-    if socket.end() == End::None && socket.watchers.is_empty() && sleeper.is_alone {
-        returning::drain_ring(socket, fd, rings);
+    if socket.end() == End::None && socket.watchers.is_empty() {
+        returning::drain_ring(socket, fd, rings, Keeper::begin(socket).as_ref());
     } else if socket.end() == End::None {
+        // The instance that the bytes wake takes them.
         kernel::look_for_end(socket, fd);
     }
     socket.end() != End::None
@@ -791,7 +800,7 @@ fn poll_by(
 pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.receiving.lock();
     socket.receiving.uses();
-    let is_first = socket.receiving.waiting.fetch_add(1, Ordering::Relaxed) == 0;
+    let is_first = socket.receiving.add_sleeper();
     if let Some(receiver) = ring.as_mut() {
         doorbell::announce(&mut receiver.ring, how, is_first);
         receiver.ring.arm();
@@ -816,7 +825,7 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
 /// more.
 pub fn rise(socket: &'static Socket) {
     let mut ring = socket.receiving.lock();
-    if socket.receiving.waiting.fetch_sub(1, Ordering::Relaxed) == 1
+    if socket.receiving.remove_sleeper()
         && socket.receiving.common().is_none()
         // A peer that is to return to the kernel learns of that when it wakes this side.
         && !socket.is_passed()

@@ -37,6 +37,7 @@ use crate::rings::Rings;
 use crate::signals::Blocked;
 use crate::socket::{Socket, now};
 use crate::table::Using;
+use crate::wakes::{self, Keeper};
 use crate::{change, family, grow, kernel, lock, report, send};
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::carrier::{self, Place};
@@ -194,11 +195,11 @@ fn wakes_end(rings: &Rings<SocketReceiver>) -> Option<u64> {
     rings.all().find_map(|receiver| carrier::wakes_end(receiver.ring.memory()))
 }
 
-/// Consumes the wake bytes, and records whether the connection has ended.
-pub fn drain(socket: &'static Socket, fd: c_int) {
+/// Consumes the wake bytes that the thread may take, and records whether the connection has ended.
+pub fn drain(socket: &'static Socket, fd: c_int, keeper: Option<&Keeper>) {
     let rings = socket.receiving.lock();
     if socket.receiving.carrier() == Carrier::Ring {
-        drain_ring(socket, fd, &rings);
+        drain_ring(socket, fd, &rings, keeper);
     }
     drop(rings);
     if socket.needs_attention() {
@@ -207,7 +208,12 @@ pub fn drain(socket: &'static Socket, fd: c_int) {
 }
 
 /// Does the same with the lock held, while the ring carries.
-pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) {
+pub fn drain_ring(
+    socket: &'static Socket,
+    fd: c_int,
+    rings: &Rings<SocketReceiver>,
+    keeper: Option<&Keeper>,
+) {
     // Bytes beyond what one call can take are left for the next call. Bytes behind a known end of the wake bytes are
     // not touched.
     let mut bytes = [0; 256];
@@ -215,11 +221,18 @@ pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
         usize::try_from(end.saturating_sub(socket.receiving.kernels()))
             .map_or(bytes.len(), |left| left.min(bytes.len()))
     });
-    if most == 0 || !family::may_drain(socket) {
-        if most == 0 && place(rings).is_none() {
+    if most == 0 {
+        if place(rings).is_none() {
             // The sender is about to name the position. What it has sent meanwhile wakes any sleeper.
             std::thread::yield_now();
         }
+        return kernel::look_for_end(socket, fd);
+    }
+    let most = match wakes::is_last_kept(socket, fd, keeper) {
+        true => most.min(wakes::without_last(socket, fd)),
+        false => most,
+    };
+    if most == 0 {
         return kernel::look_for_end(socket, fd);
     }
     let n = kernel::take(socket, fd, &mut bytes[..most]);

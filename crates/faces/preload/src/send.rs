@@ -137,7 +137,8 @@ fn into_ring<'a>(
         return Err(Errno(libc::EOPNOTSUPP));
     }
     crate::family::attend(socket);
-    if socket.end() == End::Lost {
+    // The daemon may not have seen yet that the peer is dead.
+    if socket.end() == End::Lost || socket.end() != End::None && receive::is_reset(socket) {
         return Err(broken(socket, fd, SendError::PeerDead, flags));
     }
     let (mut sent, mut in_vain, mut has_some) = (0, false, false);
@@ -559,7 +560,7 @@ pub fn has_room_in(sender: &mut SocketSender, least: usize) -> bool {
 /// [`rise`] when it is awake.
 pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
-    let is_first = socket.sending.waiting.fetch_add(1, Ordering::Relaxed) == 0;
+    let is_first = socket.sending.add_sleeper();
     if let Some(sender) = ring.as_mut() {
         doorbell::announce(&mut sender.ring, how, is_first);
         sender.ring.arm();
@@ -580,7 +581,7 @@ pub fn arm_again(socket: &'static Socket, how: Wake) {
 /// more.
 pub fn rise(socket: &'static Socket) {
     let mut ring = socket.sending.lock();
-    if socket.sending.waiting.fetch_sub(1, Ordering::Relaxed) == 1
+    if socket.sending.remove_sleeper()
         && socket.sending.common().is_none()
         && let Some(sender) = ring.as_mut()
     {

@@ -5,6 +5,7 @@ use crate::direction::Direction;
 use crate::epoll::Watchers;
 use crate::errno::Errno;
 use crate::lock::Lock;
+use crate::wakes::Sleepers;
 use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
@@ -161,8 +162,8 @@ pub struct Socket {
     pub dead_since: AtomicU64,
     /// The time at which the kernel was asked last whether the connection has ended, in microseconds.
     looked: AtomicU64,
-    /// The number of threads that sleep at the kernel's socket, or consume its wake bytes.
-    pub sleepers: AtomicU32,
+    /// Who sleeps at the kernel's socket, or takes its wake bytes.
+    pub asleep: Sleepers,
     /// The thread that sleeps in a call which consumes a wake byte; 0 if there is none.
     pub taker: AtomicI32,
     /// The thread that sends a message for which the ring has no room at once; 0 if there is none. See `send`.
@@ -240,7 +241,7 @@ impl Socket {
             tells_inq: AtomicBool::new(false),
             dead_since: AtomicU64::new(0),
             looked: AtomicU64::new(0),
-            sleepers: AtomicU32::new(0),
+            asleep: Sleepers::new(),
             taker: AtomicI32::new(0),
             turn: AtomicI32::new(0),
             without_room: AtomicU32::new(0),
@@ -273,7 +274,7 @@ impl Socket {
         self.connection.fetch_add(1, Ordering::Relaxed);
         self.sending.reset();
         self.receiving.reset();
-        self.sleepers.store(0, Ordering::Relaxed);
+        self.asleep.clear();
         self.taker.store(0, Ordering::Relaxed);
         self.turn.store(0, Ordering::Relaxed);
         self.family.store(crate::family::ALONE, Ordering::Relaxed);

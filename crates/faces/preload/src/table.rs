@@ -379,6 +379,9 @@ pub fn in_child() {
         if let Some(socket) = SOCKETS.get(fd) {
             socket.calls.store(0, Ordering::Relaxed);
             socket.using.store(0, Ordering::Relaxed);
+            socket.asleep.clear();
+            socket.sending.in_child();
+            socket.receiving.in_child();
         }
     }
 }

@@ -6,10 +6,10 @@
 
 use crate::confined::is_confined;
 use crate::direction::Carrier;
-use crate::doorbell::{WaitPoint, Wake};
 use crate::errno::{Errno, Result};
 use crate::returning::{self, Taker};
 use crate::socket::{End, Socket};
+use crate::wakes::{self, Point, Sleep};
 use crate::{kernel, receive, send, signals};
 use ginnel_ring::wait::Watchable;
 use libc::c_int;
@@ -73,40 +73,13 @@ impl Limit {
     }
 }
 
-/// A thread that may sleep for a socket, or takes its wake bytes.
-///
-/// The first such thread sleeps in the kernel, and takes the bytes that wake it. Threads that come meanwhile sleep by
-/// the clock, because the first thread may take the bytes that were to wake them. So each thread is counted before it
-/// announces in a ring that it sleeps, and until it has taken the bytes: then no byte that is meant for a later
-/// thread is among them.
-pub struct Sleeper {
-    socket: &'static Socket,
-    pub is_alone: bool,
-}
+/// A thread that the peer wakes, until it is awake or cancelled.
+struct Armed(&'static Socket, fn(&'static Socket));
 
-impl Sleeper {
-    pub fn begin(socket: &'static Socket) -> Self {
-        Self { socket, is_alone: socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0 }
-    }
-}
-
-impl Drop for Sleeper {
+impl Drop for Armed {
     fn drop(&mut self) {
-        self.socket.sleepers.fetch_sub(1, Ordering::AcqRel);
+        self.1(self.0);
     }
-}
-
-/// Returns whether the kernel's socket has wake bytes that this thread leaves to an epoll instance of the program.
-/// The thread cannot sleep at that socket then, and sleeps by the clock.
-#[inline]
-pub fn is_readable_for_others(socket: &'static Socket) -> bool {
-    !socket.watchers.is_empty() && is_left_readable(socket)
-}
-
-#[cold]
-fn is_left_readable(socket: &Socket) -> bool {
-    let fd = socket.fd.load(Ordering::Relaxed);
-    socket.receiving.carrier() == Carrier::Ring && kernel::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0
 }
 
 /// Waits until another attempt to receive is worthwhile.
@@ -121,48 +94,23 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
             }
         }
     }
-    let sleeper = Sleeper::begin(socket);
-    let point = wait_point(socket, sleeper.is_alone);
-    receive::arm(socket, point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket)));
-    let slept = match receive::is_ready(socket) {
-        true => Ok(()),
-        false => match &point {
-            Some(point) => sleep_at_doorbell(socket, fd, deadline, point),
-            None => sleep_for_data(socket, fd, deadline, sleeper.is_alone),
-        },
-    };
-    receive::rise(socket);
-    slept
+    let mut point = point(socket);
+    let sleep = Sleep::begin(socket, fd, &mut point);
+    wakes::settle(&point, std::iter::once(&sleep));
+    receive::arm(socket, point.wake_for(socket));
+    let _armed = Armed(socket, receive::rise);
+    if receive::is_ready(socket) {
+        return Ok(());
+    }
+    sleep_for_data(socket, fd, deadline, &sleep, &point)
 }
 
 /// Takes a wait point at the doorbell for a thread that waits for what a ring carries.
-fn wait_point(socket: &'static Socket, is_alone: bool) -> Option<WaitPoint> {
-    let may_have_it = is_alone
-        && socket.receiving.carrier() == Carrier::Ring
+fn point(socket: &'static Socket) -> Point {
+    let is_rung = socket.receiving.carrier() == Carrier::Ring
         && socket.end() == End::None
-        && !is_readable_for_others(socket);
-    if may_have_it && socket.receiving.common().is_none() && !is_confined() {
-        WaitPoint::take()
-    } else {
-        None
-    }
-}
-
-fn sleep_at_doorbell(
-    socket: &'static Socket,
-    fd: c_int,
-    deadline: &mut Deadline,
-    point: &WaitPoint,
-) -> Result<()> {
-    let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-    match point.sleep(fd, milliseconds(left)) {
-        Ok(true) if socket.end() == End::None && socket.watchers.is_empty() => {
-            returning::drain(socket, fd);
-            Ok(())
-        }
-        Err(Errno(libc::EINTR)) => signals::interrupted(left.is_some()),
-        result => result.map(drop),
-    }
+        && socket.receiving.common().is_none();
+    if is_rung { Point::at_doorbell() } else { Point::later() }
 }
 
 /// Converts a timeout for `poll`, rounded up so that the call does not end too early. A negative result means for
@@ -174,47 +122,59 @@ pub fn milliseconds(left: Option<Duration>) -> c_int {
     })
 }
 
-fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
+fn sleep_for_data(
+    socket: &'static Socket,
+    fd: c_int,
+    deadline: &mut Deadline,
+    sleep: &Sleep,
+    point: &Point,
+) -> Result<()> {
     // If the kernel carries the direction, it may have bytes of the program. They end the sleep, and stay where they
     // are.
     let wakes_only = socket.receiving.carrier() == Carrier::Ring;
+    if !sleep.is_woken() {
+        return a_moment(fd, deadline);
+    }
+    if let Some(point) = point.taken() {
+        if sleep.keeper().is_none() && !wakes_only && kernel::poll_now(fd, READABLE) != 0 {
+            return Ok(());
+        }
+        let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
+        match point.sleep(fd, sleep.keeper().is_some(), milliseconds(left)) {
+            Err(Errno(libc::EINTR)) => signals::interrupted(left.is_some())?,
+            result => {
+                if !result? {
+                    return Ok(());
+                }
+            }
+        }
+    } else if sleep_at_socket(socket, fd, wakes_only)? {
+        return Ok(());
+    }
+    if wakes_only {
+        sleep.take(socket, fd);
+    }
+    Ok(())
+}
+
+const READABLE: libc::c_short = libc::POLLIN | libc::POLLRDHUP;
+
+/// Sleeps as the keeper. Returns whether the call that has slept has taken the byte that has woken it.
+fn sleep_at_socket(socket: &'static Socket, fd: c_int, wakes_only: bool) -> Result<bool> {
     // The byte that wakes this thread is for no other thread, so the call that sleeps also takes it. If there are
     // other threads, one may give the descriptor's number to another file, whose bytes must not be taken.
-    let may_take = alone
-        && is_only_thread()
+    let may_take = is_only_thread()
         && wakes_only
         && socket.receiving.common().is_none()
         && socket.end() == End::None
         && socket.watchers.is_empty()
         && socket.receiving.waiting.load(Ordering::Relaxed) == 1;
     let taker = may_take.then(|| Taker::begin(socket)).flatten();
-    let takes = taker.is_some();
-    let result = if wakes_only && socket.receiving.common().is_some() {
-        // Another process may take the bytes that were to wake this one.
-        let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-        let most = returning::STEP;
-        let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
-        kernel::poll_readable(fd, milliseconds).map(drop).or_else(|errno| match errno {
-            Errno(libc::EINTR) => signals::interrupted(left.is_some()),
-            errno => Err(errno),
-        })
-    } else if (alone && !is_readable_for_others(socket)) || !wakes_only {
-        kernel::sleep_as_recv(socket, fd, takes).map(|byte| {
-            if let (Some(taker), Some(byte)) = (&taker, byte) {
-                taker.took(fd, byte);
-            }
-        })
-    } else {
-        // Another thread sleeps, here or in an epoll instance, and a wake byte may be for either thread. Neither
-        // takes it away then, so this thread sleeps by the clock.
-        let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-        signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
-    };
-    let is_there = !takes && alone && wakes_only && result.is_ok();
-    if is_there && socket.end() == End::None && socket.watchers.is_empty() {
-        returning::drain(socket, fd);
+    let byte = kernel::sleep_as_recv(socket, fd, taker.is_some())?;
+    if let (Some(taker), Some(byte)) = (&taker, byte) {
+        taker.took(fd, byte);
     }
-    result
+    Ok(taker.is_some())
 }
 
 /// Returns whether this process has no other thread.
@@ -236,15 +196,15 @@ pub fn for_space(socket: &'static Socket, fd: c_int, least: usize, deadline: &mu
     {
         return Ok(());
     }
-    let sleeper = Sleeper::begin(socket);
-    let point = wait_point(socket, sleeper.is_alone);
-    send::arm(socket, point.as_ref().map_or(Wake::Byte, |point| point.wake_for(socket)));
-    let slept = match send::has_room(socket, least) {
-        true => Ok(()),
-        false => sleep_for_space(socket, fd, least, deadline, sleeper.is_alone, point.as_ref()),
-    };
-    send::rise(socket);
-    slept
+    let mut point = point(socket);
+    let sleep = Sleep::begin(socket, fd, &mut point);
+    wakes::settle(&point, std::iter::once(&sleep));
+    send::arm(socket, point.wake_for(socket));
+    let _armed = Armed(socket, send::rise);
+    if send::has_room(socket, least) {
+        return Ok(());
+    }
+    sleep_for_space(socket, fd, least, deadline, &sleep, &point)
 }
 
 fn sleep_for_space(
@@ -252,8 +212,8 @@ fn sleep_for_space(
     fd: c_int,
     least: usize,
     deadline: &mut Deadline,
-    alone: bool,
-    point: Option<&WaitPoint>,
+    sleep: &Sleep,
+    point: &Point,
 ) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
     receive::begin_ring_if_due(socket);
@@ -262,11 +222,8 @@ fn sleep_for_space(
     }
     // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
     // a wake byte is not seen behind them.
-    let is_woken = crate::family::is_woken(socket);
     let can_be_woken = !crate::grow::attend_waiting(socket)
-        && alone
-        && is_woken
-        && !is_readable_for_others(socket)
+        && sleep.is_woken()
         && socket.receiving.carrier() == Carrier::Ring
         && !socket.has_shut_down_receiving()
         && socket.end() == End::None;
@@ -274,23 +231,23 @@ fn sleep_for_space(
         // Nothing reports that there will be no room.
         let most = returning::STEP;
         let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
-        match point {
-            Some(point) => point.sleep(fd, milliseconds),
+        match point.taken() {
+            Some(point) => point.sleep(fd, sleep.keeper().is_some(), milliseconds),
             None => kernel::poll_readable(fd, milliseconds),
         }
     } else {
         signals::sleep(STEP).map(|()| false)
     };
     // Without a wait point, a byte has woken this thread.
-    let has_bytes = result != Ok(false) || point.is_none();
+    let has_bytes = result != Ok(false) || point.taken().is_none();
     let result = result.map(drop).or_else(|errno| match errno {
         Errno(libc::EINTR) => signals::interrupted(left.is_some()),
         errno => Err(errno),
     });
-    if !is_woken {
+    if !sleep.is_woken() {
         kernel::look_for_end(socket, fd);
-    } else if can_be_woken && has_bytes && socket.watchers.is_empty() {
-        returning::drain(socket, fd);
+    } else if can_be_woken && has_bytes {
+        sleep.take(socket, fd);
     }
     // A peer that has ended may have released room before, or never will.
     if socket.end() != End::None && !send::has_room(socket, 1) {

@@ -4,6 +4,7 @@ import select
 import signal
 import socket
 import sys
+import time
 
 port, how = int(sys.argv[2]), sys.argv[3]
 
@@ -37,11 +38,19 @@ def unread(c):
 def wake(c):
     epoll = select.epoll()
     epoll.register(c, select.EPOLLIN)
-    # When the client looked, it may have been asleep for another reason.
     while unread(c) == 0:
+        # After so many looks, the instance relies on the peer's byte. No thread waits in it, so the byte stays where it is.
+        for _ in range(200):
+            epoll.poll(0)
         c.sendall(b'%8d' % os.getpid())
-        select.select([c], [], [])
-        receive(c, 100)
+        data = b''
+        while len(data) < 100:
+            try:
+                more = c.recv(100 - len(data), socket.MSG_DONTWAIT)
+                assert more, 'the end came too early'
+                data += more
+            except BlockingIOError:
+                time.sleep(0.001)
 
 
 if sys.argv[1] == 'serve':

@@ -73,6 +73,10 @@ void send_all(int fd, const void *bytes, int size);
 int events_of(int fd, int interest, int milliseconds);
 /* Closes a connection so that the peer gets a reset. */
 void abort_connection(int fd);
+/* Returns whether a thread or a process with this number sleeps. */
+int is_asleep(int number);
+/* Begins a thread that executes `sleep`. Returns when the thread sleeps. */
+pthread_t begin_sleep(void *(*sleep)(void *), void *argument);
 /* How long an end waits for what must happen, in milliseconds. It is far longer than anything takes, also on a busy machine. */
 enum { PATIENCE = 40000 };
 /* Waits until `condition` holds, for at most that long. Returns whether it does. */

@@ -1,11 +1,19 @@
-/* differential all | early | CASE...: runs cases, each with two executed processes that have a connection, and prints what their calls returned.
- * The output must be the same over TCP and over Ginnel. */
+/* differential [crowded] all | early | CASE...: runs cases, each with two executed processes that have a connection, and prints what their calls
+ * returned. The output must be the same over TCP and over Ginnel.
+ *
+ * `crowded`: in each process, other threads sleep on a second connection, in all ways in which a thread can sleep at the doorbell. They
+ * take its few wait points, so the threads of the cases are woken by bytes on the connection. */
 #include "case.h"
 
 struct one_case cases[CASES_AT_MOST];
 int case_count;
 
 static int other_end = -1;
+/* Whether the processes have a crowd. */
+static int is_crowded;
+
+/* How many threads of a process, and as many epoll instances, sleep at the doorbell at most. */
+enum { WAIT_POINTS = 4 };
 
 long say(const char *what, long result)
 {
@@ -81,11 +89,9 @@ static struct one_case *find(const char *name)
 }
 
 /* Both ends exchange some bytes first, so that a connection that is to change over does. */
-static void play(struct one_case *one, int me, int fd)
+static void exchange(int me, int fd)
 {
     char byte = '.';
-    /* A case waits a few times at most. */
-    alarm(4 * PATIENCE / 1000);
     for (int turn = 0; turn < 8; turn++) {
         if (me == CONNECTOR)
             send_all(fd, &byte, 1);
@@ -93,23 +99,112 @@ static void play(struct one_case *one, int me, int fd)
         if (me == ACCEPTOR)
             send_all(fd, &byte, 1);
     }
+}
+
+static void *sleep_in_poll(void *fd)
+{
+    events_of(*(int *)fd, POLLIN, -1);
+    return NULL;
+}
+
+static void *sleep_in_epoll(void *fd)
+{
+    struct epoll_event event = { .events = EPOLLIN };
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    check(epoll_ctl(epoll, EPOLL_CTL_ADD, *(int *)fd, &event) == 0, "epoll_ctl");
+    epoll_wait(epoll, &event, 1, -1);
+    return NULL;
+}
+
+/* Begins the threads that sleep until the process ends. Signals are for the threads of the case. */
+static void crowd(int me, int fd)
+{
+    static int crowded_fd;
+    sigset_t all, before;
+    exchange(me, crowded_fd = fd);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int i = 0; i < WAIT_POINTS; i++) {
+        begin_sleep(sleep_in_poll, &crowded_fd);
+        begin_sleep(sleep_in_epoll, &crowded_fd);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+struct sleeper {
+    void *(*sleep)(void *);
+    void *argument;
+    int number;
+};
+
+static void *sleep_now(void *argument)
+{
+    struct sleeper *sleeper = argument;
+    void *(*sleep)(void *) = sleeper->sleep;
+    argument = sleeper->argument;
+    __atomic_store_n(&sleeper->number, gettid(), __ATOMIC_RELEASE);
+    return sleep(argument);
+}
+
+int is_asleep(int number)
+{
+    char name[64], line[256] = "";
+    sprintf(name, "/proc/%d/stat", number);
+    int file = open(name, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || read(file, line, sizeof line - 1) <= 0)
+        line[0] = 0;
+    close(file);
+    char *end = strrchr(line, ')');
+    return end != NULL && end[1] == ' ' && end[2] == 'S';
+}
+
+pthread_t begin_sleep(void *(*sleep)(void *), void *argument)
+{
+    struct sleeper sleeper = { sleep, argument, 0 };
+    pthread_t thread;
+    check(pthread_create(&thread, NULL, sleep_now, &sleeper) == 0, "pthread_create");
+    check(WAIT_UNTIL(__atomic_load_n(&sleeper.number, __ATOMIC_ACQUIRE) != 0), "a thread that begins");
+    check(WAIT_UNTIL(is_asleep(sleeper.number)), "a thread that sleeps");
+    return thread;
+}
+
+static void play(struct one_case *one, int me, int fd)
+{
     meet();
     one->function(me, fd);
     exit(0);
 }
 
-static void connector(struct one_case *one, int port)
+static int connected(int port)
 {
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = port };
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     check(connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    return fd;
+}
+
+static void connector(struct one_case *one, int port)
+{
+    int fd = connected(port);
+    exchange(CONNECTOR, fd);
+    if (is_crowded)
+        crowd(CONNECTOR, connected(port));
     play(one, CONNECTOR, fd);
+}
+
+static int accepted(int listener)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    check(fd >= 0, "accept");
+    return fd;
 }
 
 static void acceptor(struct one_case *one, int listener)
 {
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    check(fd >= 0, "accept");
+    int fd = accepted(listener);
+    exchange(ACCEPTOR, fd);
+    if (is_crowded)
+        crowd(ACCEPTOR, accepted(listener));
     close(listener);
     play(one, ACCEPTOR, fd);
 }
@@ -127,7 +222,7 @@ static pid_t begin(const char *name, const char *role, int number, int control, 
         fcntl(control, F_SETFD, 0);
         if (strcmp(role, "acceptor") == 0)
             fcntl(number, F_SETFD, 0);
-        execl("/proc/self/exe", "differential", role, name, text[0], text[1], NULL);
+        execl("/proc/self/exe", "differential", role, name, text[0], text[1], is_crowded ? "crowded" : NULL, NULL);
         _exit(3);
     }
     return child;
@@ -181,14 +276,22 @@ static int by_name(const void *a, const void *b)
 int main(int argc, char **argv)
 {
     qsort(cases, case_count, sizeof cases[0], by_name);
-    if (argc == 5) {
+    is_crowded = strcmp(argv[argc - 1], "crowded") == 0;
+    if (argc >= 5 && (strcmp(argv[1], "acceptor") == 0 || strcmp(argv[1], "connector") == 0)) {
         other_end = atoi(argv[4]);
+        /* A case waits a few times at most. */
+        alarm(4 * PATIENCE / 1000);
         fcntl(other_end, F_SETFD, FD_CLOEXEC);
         if (strcmp(argv[1], "acceptor") == 0)
             acceptor(find(argv[2]), atoi(argv[3]));
         connector(find(argv[2]), atoi(argv[3]));
     }
-    check(argc > 1, "usage: differential all | early | CASE...");
+    if (argc > 1 && strcmp(argv[1], "crowded") == 0) {
+        is_crowded = 1;
+        argc--;
+        argv++;
+    }
+    check(argc > 1, "usage: differential [crowded] all | early | CASE...");
     /* Early cases are those whose connections must not change over before they begin. */
     int is_early = strcmp(argv[1], "early") == 0;
     if (is_early || strcmp(argv[1], "all") == 0) {
