@@ -20,17 +20,41 @@ use std::time::{Duration, Instant};
 /// The interval, in milliseconds, at which a thread that cannot be woken checks again.
 const STEP: c_int = 1;
 
-/// The time at which a call ends at the latest. It is determined by the call's first wait.
+/// The time at which a call of the program ends at the latest. It is fixed when the call begins to wait, however often the call is woken.
+///
+/// Most calls wait at most once, and then most of them only look at the ring, or sleep in a call of the kernel that knows the time. So
+/// neither the clock is read nor the kernel asked before this is needed.
 #[derive(Default)]
-pub struct Deadline(Option<Option<Instant>>);
+pub struct Deadline {
+    has_waited: bool,
+    begun: Option<Instant>,
+    end: Option<Option<Instant>>,
+}
 
 impl Deadline {
+    /// Notes that the call waits now. Fails if it has waited before and the deadline has passed.
+    fn waits(&mut self, fd: c_int, option: c_int) -> Result<()> {
+        match std::mem::replace(&mut self.has_waited, true) {
+            true => self.left(fd, option).map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// Notes that the call sleeps now. Returns whether this is the first time, so that all of the time is left.
+    fn sleeps(&mut self) -> bool {
+        let is_first = self.begun.is_none();
+        self.begun.get_or_insert_with(Instant::now);
+        is_first
+    }
+
     /// Returns the time that is left, or an error if the deadline has passed.
     fn left(&mut self, fd: c_int, option: c_int) -> Result<Option<Duration>> {
-        let deadline =
-            *self.0.get_or_insert_with(|| kernel::timeout(fd, option).map(|after| Instant::now() + after));
-        let Some(deadline) = deadline else { return Ok(None) };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let begun = *self.begun.get_or_insert_with(Instant::now);
+        let end = *self
+            .end
+            .get_or_insert_with(|| kernel::timeout(fd, option).and_then(|time| begun.checked_add(time)));
+        let Some(end) = end else { return Ok(None) };
+        let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(Errno(libc::EAGAIN)) } else { Ok(Some(left)) }
     }
 }
@@ -84,6 +108,7 @@ impl Drop for Armed {
 
 /// Waits until another attempt to receive is worthwhile.
 pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    deadline.waits(fd, libc::SO_RCVTIMEO)?;
     if socket.receiving.carrier() != Carrier::Kernel && looks_pay(socket) {
         let what = socket.receiving.lock().as_ref().map(|receiver| receiver.ring.watch().look);
         if let Some(what) = what {
@@ -148,7 +173,7 @@ fn sleep_for_data(
                 }
             }
         }
-    } else if sleep_at_socket(socket, fd, wakes_only)? {
+    } else if sleep_at_socket(socket, fd, deadline, wakes_only)? {
         return Ok(());
     }
     if wakes_only {
@@ -160,7 +185,21 @@ fn sleep_for_data(
 const READABLE: libc::c_short = libc::POLLIN | libc::POLLRDHUP;
 
 /// Sleeps as the keeper. Returns whether the call that has slept has taken the byte that has woken it.
-fn sleep_at_socket(socket: &'static Socket, fd: c_int, wakes_only: bool) -> Result<bool> {
+fn sleep_at_socket(
+    socket: &'static Socket,
+    fd: c_int,
+    deadline: &mut Deadline,
+    wakes_only: bool,
+) -> Result<bool> {
+    if !deadline.sleeps()
+        && let Some(left) = deadline.left(fd, libc::SO_RCVTIMEO)?
+    {
+        // The call of the kernel would begin the time anew.
+        return match kernel::poll_readable(fd, milliseconds(Some(left))) {
+            Err(Errno(libc::EINTR)) => signals::interrupted(true).map(|()| false),
+            result => result.map(|_| false),
+        };
+    }
     // The byte that wakes this thread is for no other thread, so the call that sleeps also takes it. If there are
     // other threads, one may give the descriptor's number to another file, whose bytes must not be taken.
     let may_take = is_only_thread()
@@ -189,6 +228,7 @@ fn is_only_thread() -> bool {
 
 /// Waits until another attempt to send so many bytes at once is worthwhile.
 pub fn for_space(socket: &'static Socket, fd: c_int, least: usize, deadline: &mut Deadline) -> Result<()> {
+    deadline.waits(fd, libc::SO_SNDTIMEO)?;
     let what = socket.sending.lock().as_ref().map(|sender| sender.ring.watch().look);
     if may_look()
         && let Some(what) = what

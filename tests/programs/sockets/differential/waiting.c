@@ -263,3 +263,60 @@ CASE(waiting_processes_take_a_byte_each)
     static way *const take[] = { take_one };
     wait_in_processes(me, fd, take, 1, 1);
 }
+
+static long milliseconds_since(const struct timespec *begun)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (now.tv_sec - begun->tv_sec) * 1000 + (now.tv_nsec - begun->tv_nsec) / 1000000;
+}
+
+/* While one end is in a call with a timeout, the other one moves a few bytes again and again, and would do so for much longer. */
+enum { TIMEOUT = 300, LONGER = 6000 };
+
+static void set_timeout(int fd, int option)
+{
+    struct timeval timeout = { 0, TIMEOUT * 1000 };
+    check(setsockopt(fd, SOL_SOCKET, option, &timeout, sizeof timeout) == 0, "a timeout");
+}
+
+CASE(waiting_timeout_of_a_call_that_receives)
+{
+    static char bytes[LONGER];
+    struct timespec begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    if (me == CONNECTOR) {
+        set_timeout(fd, SO_RCVTIMEO);
+        long got = recv(fd, bytes, sizeof bytes, MSG_WAITALL);
+        say("some, in time", got > 0 && got < LONGER && milliseconds_since(&begun) < LONGER / 2);
+        send_all(fd, "s", 1);
+    } else {
+        char byte;
+        while (milliseconds_since(&begun) < LONGER && recv(fd, &byte, 1, MSG_DONTWAIT) != 1) {
+            send_all(fd, "a", 1);
+            usleep(5000);
+        }
+    }
+    meet();
+}
+
+CASE(waiting_timeout_of_a_call_that_sends)
+{
+    enum { MUCH = 64 << 20 };
+    struct timespec begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    if (me == CONNECTOR) {
+        char *much = calloc(1, MUCH);
+        set_timeout(fd, SO_SNDTIMEO);
+        long sent = send(fd, much, MUCH, 0);
+        say("some, in time", sent > 0 && sent < MUCH && milliseconds_since(&begun) < LONGER / 2);
+        shutdown(fd, SHUT_WR);
+    } else {
+        static char bytes[1 << 16];
+        while (milliseconds_since(&begun) < LONGER && recv(fd, bytes, 1000, 0) > 0 && events_of(fd, POLLRDHUP, 5) == 0)
+            ;
+        while (recv(fd, bytes, sizeof bytes, 0) > 0)
+            ;
+    }
+    meet();
+}
