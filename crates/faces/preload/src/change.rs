@@ -96,6 +96,7 @@ fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let Some(received) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.received == received => {
+            crate::lowat::keep(socket, fd);
             carrier::count(receiver.ring.memory(), Earlier::Kernel);
             direction.set_returned(false);
             direction.set_carrier(Carrier::Counted);

@@ -385,6 +385,26 @@ pub fn switches() -> i64 {
     usage.ru_nvcsw + usage.ru_nivcsw
 }
 
+/// Returns SO_RCVLOWAT.
+pub fn lowat(fd: c_int) -> u32 {
+    let _errno = Kept::new();
+    let (mut value, mut len) = (1 as c_int, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: `value` has room for an int, and `len` is its length.
+    unsafe {
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw mut value).cast(), &raw mut len)
+    };
+    u32::try_from(value).unwrap_or(1)
+}
+
+/// Sets SO_RCVLOWAT.
+pub fn set_lowat(fd: c_int, bytes: u32) {
+    let _errno = Kept::new();
+    let value = bytes as c_int;
+    let len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: `value` is an int, and `len` is its length.
+    unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw const value).cast(), len) };
+}
+
 /// Returns how many bytes the kernel's socket has received.
 pub fn queued(fd: c_int) -> usize {
     let _errno = Kept::new();

@@ -48,6 +48,7 @@ mod handlers;
 mod hidden;
 mod kernel;
 mod lock;
+mod lowat;
 mod memory;
 mod passing;
 mod peek;

@@ -175,6 +175,7 @@ fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
             }
             drop(rings.give_back(0));
             direction.set_returned(true);
+            crate::lowat::give_back(socket, fd);
             direction.set_carrier(Carrier::Kernel);
         }
         Carrier::Ring => {

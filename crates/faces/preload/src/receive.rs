@@ -11,7 +11,7 @@ use crate::socket::{End, Socket};
 use crate::table::{Using, number_in};
 use crate::wait::{self, Deadline};
 use crate::wakes::{self, Keeper};
-use crate::{disconnecting, grow, kernel, peek, returning};
+use crate::{disconnecting, grow, kernel, lowat, peek, returning};
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::stream::Consumer;
 use ginnel_ring::wait::Waitable;
@@ -99,6 +99,7 @@ fn counted<'a>(
     crate::family::attend(socket);
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let (mut got, mut asks_for_some) = (0, false);
+    let least = socket.lowat.bytes();
     let may_wait = flags & libc::MSG_DONTWAIT == 0;
     let mut waits = may_wait && !socket.seems_nonblocking(fd);
     // Relatives may have changed that. A call asks once, as the kernel does, and only if there is nothing for it.
@@ -122,7 +123,7 @@ fn counted<'a>(
             let is_bad = how.copies() && is_low(piece.as_ptr());
             let how = if is_bad { How::Count } else { how };
             // The kernel may carry again meanwhile, so its call must not wait for more than there is.
-            let waits_now = waits && (got == 0 || all);
+            let waits_now = waits && (got < least || all);
             match some(socket, fd, &mut piece[at..], how, waits_now) {
                 // The end of the stream.
                 Ok(0) => return Ok(got),
@@ -132,7 +133,8 @@ fn counted<'a>(
                     at += n;
                     got += n;
                     // The peeked bytes are still there, so another look would find them again.
-                    if peek && (!all || got >= piece.len() || !waits || is_all(socket)) {
+                    let is_enough = !all && got >= least;
+                    if peek && (is_enough || got >= piece.len() || !waits || is_all(socket)) {
                         return Ok(got);
                     }
                     if peek {
@@ -144,7 +146,9 @@ fn counted<'a>(
                         (at, got) = (at - n, got - n);
                     }
                 }
-                Err(Errno(libc::EAGAIN)) if got > 0 && !all || socket.has_shut_down_receiving() => {
+                Err(Errno(libc::EAGAIN))
+                    if got > 0 && got >= least && !all || socket.has_shut_down_receiving() =>
+                {
                     return Ok(got);
                 }
                 Err(Errno(libc::EAGAIN)) if !is_certain => {
@@ -660,14 +664,16 @@ pub enum Found {
 
 /// Returns what a receiving call would find, unless the kernel alone carries this direction. `kernel` returns whether
 /// the kernel's socket is readable; it is called only where that matters.
-pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
-    look_at(socket, &mut socket.receiving.lock(), kernel)
+fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
+    look_at(socket, &mut socket.receiving.lock(), kernel, 1)
 }
 
+/// Looks with the lock held. `least` is how many bytes are something.
 fn look_at(
     socket: &'static Socket,
     rings: &mut Rings<SocketReceiver>,
     kernel: impl FnOnce() -> bool,
+    least: usize,
 ) -> Found {
     let readable = |kernel: bool| if kernel { Found::Something } else { Found::Nothing };
     let fd = socket.fd.load(Ordering::Relaxed);
@@ -678,13 +684,14 @@ fn look_at(
             match left(receiver, socket.receiving.kernels()) {
                 Ok(Some(0)) => {}
                 Err(_) => return Found::Something,
-                Ok(_) => return readable(kernel()),
+                Ok(_) => return readable(kernel() && (least <= 1 || has_enough(socket, rings))),
             }
         }
         Carrier::Ring | Carrier::Returning => {}
     }
     if socket.receiving.carrier() != Carrier::Returning {
         let found = match poll(socket, rings) {
+            Ok(_) if least > 1 && !has_enough(socket, rings) => return Found::Nothing,
             Ok(_) => return Found::Something,
             Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
             Err(RecvError::PeerDead) if kernel::may_end_still(socket, fd) => Found::Nothing,
@@ -704,12 +711,27 @@ fn look_at(
     readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
 }
 
-/// Does the same, and returns whether the peer sends nothing more, although there may be bytes before that end. Where the kernel
-/// carries, the caller asks the kernel for that.
+/// Does the same for a program that is to be told of input. Also returns whether the peer sends nothing more, although there may be bytes
+/// before that end. Where the kernel carries, the caller asks the kernel for that.
 pub fn look_ahead(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> (Found, bool) {
     let mut rings = socket.receiving.lock();
-    let found = look_at(socket, &mut rings, kernel);
+    let found = look_at(socket, &mut rings, kernel, socket.lowat.bytes());
     (found, is_ending(socket, &rings))
+}
+
+/// Returns whether as much is there as the program wants to be told of.
+#[cold]
+fn has_enough(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> bool {
+    // The kernel has some of it, up to the byte that the sender has named.
+    let (kernels, named) = match (socket.receiving.carrier(), rings.as_ref()) {
+        (Carrier::Counted, Some(receiver)) => match left(receiver, socket.receiving.kernels()) {
+            Ok(left) => (within(kernel::readable(socket.fd.load(Ordering::Relaxed)), left), left.is_some()),
+            Err(_) => return true,
+        },
+        _ => (0, true),
+    };
+    let there = if named { poll_all(socket, rings).unwrap_or(0) } else { 0 };
+    lowat::is_reached(socket, rings, kernels, there)
 }
 
 /// Returns whether a ring carries and the peer sends nothing more.

@@ -391,6 +391,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
         return false;
     }
     let received = rings.as_ref().map_or(0, |receiver| receiver.ring.cursor().position);
+    crate::lowat::give_back(socket, fd);
     drop(rings.give_back(received));
     direction.set_returned(true);
     direction.set_carrier(Carrier::Kernel);

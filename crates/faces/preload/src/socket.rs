@@ -5,6 +5,7 @@ use crate::direction::Direction;
 use crate::epoll::Watchers;
 use crate::errno::Errno;
 use crate::lock::Lock;
+use crate::lowat::Lowat;
 use crate::wakes::Sleepers;
 use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
 use ginnel_tcp::{Connecting, Role};
@@ -180,6 +181,8 @@ pub struct Socket {
     /// The number under which relatives also have the socket after a fork, and the number of that fork; see `family`.
     pub family: AtomicU32,
     pub fork: AtomicU32,
+    /// SO_RCVLOWAT.
+    pub lowat: Lowat,
     /// The epoll instances that watch the socket.
     pub watchers: Watchers,
     /// 0: not known; 1: calls wait; 2: calls do not wait.
@@ -251,6 +254,7 @@ impl Socket {
             delays: [const { AtomicBool::new(false) }; 2],
             family: AtomicU32::new(crate::family::ALONE),
             fork: AtomicU32::new(0),
+            lowat: Lowat::new(),
             watchers: Watchers::new(),
             nonblocking: AtomicU8::new(0),
             patience: AtomicU32::new(0),
@@ -281,6 +285,7 @@ impl Socket {
         self.fork.store(0, Ordering::Relaxed);
         self.watchers.clear();
         self.nonblocking.store(0, Ordering::Relaxed);
+        self.lowat.reset();
         self.cache.reset();
         self.renew();
         self.set_stage(Stage::New);

@@ -264,6 +264,209 @@ CASE(waiting_processes_take_a_byte_each)
     wait_in_processes(me, fd, take, 1, 1);
 }
 
+/* Returns the events of one descriptor that poll, select and epoll report now, and checks that they agree. */
+static void say_readable(const char *what, int fd)
+{
+    struct epoll_event event = { .events = EPOLLIN };
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    struct timeval none = { 0, 0 };
+    printf("%s: poll %#x, select %d, epoll %d\n", what, events_of(fd, POLLIN, 0), select(fd + 1, &set, NULL, NULL, &none),
+           epoll_wait(epoll, &event, 1, 0));
+    close(epoll);
+}
+
+static void set_lowat(int fd, int bytes)
+{
+    say("SO_RCVLOWAT", setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes));
+    socklen_t size = sizeof bytes;
+    bytes = -2;
+    getsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, &size);
+    say("it is", bytes);
+}
+
+/* Waits until so many bytes can be received. */
+static void wait_for_bytes(int fd, int bytes)
+{
+    check(WAIT_UNTIL(({ int n = 0; ioctl(fd, FIONREAD, &n); n == bytes; })), "bytes");
+}
+
+CASE(waiting_lowat_values)
+{
+    if (me == CONNECTOR) {
+        set_lowat(fd, 10);
+        set_lowat(fd, 0);
+        set_lowat(fd, 1000);
+        set_lowat(fd, 1);
+    }
+    meet();
+}
+
+CASE(waiting_lowat_in_poll)
+{
+    if (me == CONNECTOR)
+        set_lowat(fd, 10);
+    meet();
+    if (me == ACCEPTOR)
+        send_all(fd, "12345", 5);
+    else {
+        wait_for_bytes(fd, 5);
+        say_readable("5 of 10", fd);
+    }
+    meet();
+    if (me == ACCEPTOR)
+        send_all(fd, "67890", 5);
+    else {
+        say_events("10 of 10", events_of(fd, POLLIN, PATIENCE));
+        say_readable("10 of 10", fd);
+        set_lowat(fd, 11);
+        say_readable("10 of 11", fd);
+        set_lowat(fd, 3);
+        say_readable("10 of 3", fd);
+        char bytes[20];
+        say("recv", recv(fd, bytes, 8, 0));
+        say_readable("2 of 3", fd);
+        say("recv without waiting", recv(fd, bytes, 20, MSG_DONTWAIT));
+        say_readable("0 of 3", fd);
+    }
+    meet();
+}
+
+CASE(waiting_lowat_at_the_end)
+{
+    if (me == CONNECTOR)
+        set_lowat(fd, 10);
+    meet();
+    if (me == ACCEPTOR) {
+        send_all(fd, "12345", 5);
+        shutdown(fd, SHUT_WR);
+    } else {
+        say_events("the end behind 5 of 10", events_of(fd, POLLIN, PATIENCE));
+        say_readable("the end behind 5 of 10", fd);
+        char bytes[20];
+        say("recv", recv(fd, bytes, 20, 0));
+        say("recv", recv(fd, bytes, 20, 0));
+    }
+    meet();
+}
+
+static int receive_20(int fd)
+{
+    char bytes[20];
+    return recv(fd, bytes, 20, 0) == 10;
+}
+
+static int peek_20(int fd)
+{
+    char bytes[20];
+    return recv(fd, bytes, 20, MSG_PEEK) == 10;
+}
+
+/* Threads that sleep are woken when enough has come. */
+static void wait_for_enough(int me, int fd, way *way, int is_taken)
+{
+    for (int round = 0; round < 5; round++) {
+        struct waiter waiter = { .way = way, .fd = fd };
+        int bytes = 10;
+        if (me == CONNECTOR) {
+            check(setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes) == 0, "SO_RCVLOWAT");
+            waiter.thread = begin_sleep(wait_for_it, &waiter);
+        }
+        meet();
+        for (int part = 0; part < 2; part++) {
+            if (me == ACCEPTOR)
+                send_all(fd, "12345", 5);
+            else if (part == 0 && !is_taken) {
+                wait_for_bytes(fd, 5);
+                say("woken by 5 of 10", waiter.woken);
+            }
+            meet();
+        }
+        if (me == CONNECTOR) {
+            pthread_join(waiter.thread, NULL);
+            say("woken by 10 of 10", waiter.woken);
+            char all[10];
+            if (!is_taken)
+                receive_all(fd, all, 10);
+        }
+        meet();
+    }
+}
+
+CASE(waiting_lowat_sleep_in_poll)
+{
+    wait_for_enough(me, fd, wait_in_poll, 0);
+}
+
+CASE(waiting_lowat_sleep_in_select)
+{
+    wait_for_enough(me, fd, wait_in_select, 0);
+}
+
+CASE(waiting_lowat_sleep_in_epoll)
+{
+    wait_for_enough(me, fd, wait_in_epoll, 0);
+}
+
+CASE(waiting_lowat_sleep_in_epoll_for_edges)
+{
+    wait_for_enough(me, fd, wait_in_epoll_for_edges, 0);
+}
+
+CASE(waiting_lowat_sleep_in_recv)
+{
+    wait_for_enough(me, fd, receive_20, 1);
+}
+
+CASE(waiting_lowat_sleep_in_peek)
+{
+    wait_for_enough(me, fd, peek_20, 0);
+}
+
+/* A call that has room for fewer bytes waits only for these. */
+CASE(waiting_lowat_with_less_room)
+{
+    if (me == CONNECTOR)
+        set_lowat(fd, 10);
+    meet();
+    if (me == ACCEPTOR)
+        send_all(fd, "12345", 5);
+    else {
+        wait_for_bytes(fd, 5);
+        char bytes[10];
+        say("recv of 3", recv(fd, bytes, 3, 0));
+        say("recv of 2", recv(fd, bytes, 2, 0));
+    }
+    meet();
+}
+
+/* More than the smallest ring holds. */
+CASE(waiting_lowat_is_large)
+{
+    enum { LARGE = 20000 };
+    static char bytes[LARGE];
+    if (me == CONNECTOR)
+        set_lowat(fd, LARGE);
+    meet();
+    if (me == ACCEPTOR)
+        send_all(fd, bytes, LARGE);
+    else {
+        say("recv", recv(fd, bytes, LARGE, 0));
+        set_lowat(fd, 1);
+    }
+    meet();
+    if (me == ACCEPTOR)
+        send_all(fd, "a", 1);
+    else {
+        say_events("data", events_of(fd, POLLIN, PATIENCE));
+        say("recv", recv(fd, bytes, LARGE, 0));
+    }
+    meet();
+}
+
 static long milliseconds_since(const struct timespec *begun)
 {
     struct timespec now;

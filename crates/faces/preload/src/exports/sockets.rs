@@ -5,7 +5,7 @@ use crate::errno::{Errno, Kept};
 use crate::memory::is_nowhere;
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
-use crate::{daemon, disconnecting, epoll, kernel, real, receive, send, settings, stdio};
+use crate::{daemon, disconnecting, epoll, kernel, lowat, real, receive, send, settings, stdio};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 use std::ffi::c_void;
@@ -230,6 +230,9 @@ pub unsafe extern "C-unwind" fn setsockopt(
             return -1;
         }
     }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        return lowat::set(socket, fd, native);
+    }
     let result = native();
     let noted = match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => &socket.gives_up,
@@ -254,12 +257,12 @@ pub unsafe extern "C-unwind" fn getsockopt(
     // SAFETY: the program obeys the rules of the function.
     let result = unsafe { real::getsockopt(fd, level, name, value, len) };
     if result == 0
-        && let Some(delay) = SOCKETS.get(fd).and_then(|socket| delay(socket, level, name))
+        && let Some(set) = SOCKETS.get(fd).and_then(|socket| set_by_program(socket, level, name))
     {
         // SAFETY: the kernel has just filled `*len` bytes, which the code checks to be an int.
         unsafe {
             if *len as usize == size_of::<c_int>() {
-                value.cast::<c_int>().write_unaligned(c_int::from(delay.load(Ordering::Relaxed)));
+                value.cast::<c_int>().write_unaligned(set);
             }
         }
     }
@@ -325,6 +328,14 @@ fn error_for_program(socket: &'static Socket, fd: c_int, kernels: c_int) -> c_in
     // The kernel's connection may break where TCP's would not, because of wake bytes that nobody has read.
     socket.set_error(Errno(kernels));
     receive::take_error(socket).0
+}
+
+/// Returns the program's value of an option, if this library has set its own value in the kernel.
+fn set_by_program(socket: &'static Socket, level: c_int, name: c_int) -> Option<c_int> {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        return lowat::of_program(socket);
+    }
+    delay(socket, level, name).map(|delay| c_int::from(delay.load(Ordering::Relaxed)))
 }
 
 /// Returns the place where the program's value of an option is stored, if this library has set its own value in the kernel.
