@@ -1,6 +1,7 @@
 //! TCP connections under `ginnel run`: of unmodified programs, and of programs that do what is easily forgotten. Each test has a daemon
 //! of its own.
 
+mod cancelled;
 mod closing;
 mod cpython;
 mod daemons;

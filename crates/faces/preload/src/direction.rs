@@ -237,12 +237,8 @@ impl<R> Direction<R> {
     /// program's bytes that a result stands for.
     #[inline]
     pub fn through_kernel<T>(&self, call: impl FnOnce() -> T, moved: impl FnOnce(&T) -> usize) -> Option<T> {
-        // ORDER preload.inside: either this thread sees that the carrier changes, or the thread that changes it sees this thread,
-        // because both write before they read and all four accesses are sequentially consistent. Pairs with:
-        // `Direction::begin_change`.
-        self.inside.fetch_add(1, Ordering::SeqCst);
+        let _inside = Inside::begin(&self.inside);
         if self.carrier.load(Ordering::SeqCst) != Carrier::Kernel as u8 {
-            leave(&self.inside);
             return None;
         }
         let epoch = self.epoch.load(Ordering::Relaxed);
@@ -252,34 +248,52 @@ impl<R> Direction<R> {
         if moved > 0 && epoch == self.epoch.load(Ordering::Relaxed) {
             self.count_native(moved);
         }
-        // ORDER preload.counted: the count is written before this thread is outside. Pairs with: `Direction::begin_change`.
-        leave(&self.inside);
         Some(result)
     }
 
     /// Sends a wake byte if the ring carries this direction. Otherwise the peer would take the byte for the program's.
     pub fn wake(&self, send: impl FnOnce() -> bool) {
-        // ORDER preload.inside: see `Direction::through_kernel`.
-        self.inside.fetch_add(1, Ordering::SeqCst);
+        let _inside = Inside::begin(&self.inside);
         if self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8 && !self.is_superseded() && send() {
             self.count_wakes(1);
         }
-        leave(&self.inside);
     }
 
     /// Keeps other threads out of the kernel, and returns how many bytes have gone through it. Returns `None` if a thread is
     /// inside. The caller holds the ring's lock, and calls [`Direction::set_carrier`] afterwards.
     pub fn begin_change(&self) -> Option<u64> {
         let before = self.carrier();
-        // ORDER preload.inside: see `Direction::through_kernel`.
+        // ORDER preload.inside: see `Inside::begin`.
         self.carrier.store(Carrier::Changing as u8, Ordering::SeqCst);
         // ORDER preload.counted: if no thread is inside, this one sees everything that others have counted. Pairs with:
-        // `Direction::through_kernel`.
+        // `Inside::drop`.
         if self.inside.load(Ordering::SeqCst) != 0 {
             self.set_carrier(before);
             return None;
         }
         Some(self.kernels())
+    }
+}
+
+/// A thread in a system call that moves bytes, until it has counted them or is cancelled.
+struct Inside<'a>(&'a AtomicU32);
+
+impl<'a> Inside<'a> {
+    #[inline]
+    fn begin(inside: &'a AtomicU32) -> Self {
+        // ORDER preload.inside: either this thread sees that the carrier changes, or the thread that changes it sees this thread,
+        // because both write before they read and all four accesses are sequentially consistent. Pairs with:
+        // `Direction::begin_change`.
+        inside.fetch_add(1, Ordering::SeqCst);
+        Self(inside)
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // ORDER preload.counted: the count is written before this thread is outside. Pairs with: `Direction::begin_change`.
+        leave(self.0);
     }
 }
 

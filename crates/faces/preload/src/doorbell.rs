@@ -12,6 +12,7 @@
 //! wait point too, at its doorbell or not ([`crate::wakes`]).
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
+use crate::cancel;
 use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, Result, check};
 use crate::lock::{self, Lock};
@@ -220,10 +221,7 @@ impl WaitPoint {
         }
         let _errno = Kept::new();
         let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
-        // SAFETY: room for as many events.
-        while unsafe { real::epoll_wait(self.epoll(), events.as_mut_ptr(), EVENTS as c_int, 0) }
-            == EVENTS as c_int
-        {}
+        while cancel::epoll(self.epoll(), &mut events) == EVENTS as c_int {}
     }
 }
 

@@ -13,6 +13,7 @@
 
 mod edge;
 
+use crate::cancel;
 use crate::direction::Carrier;
 use crate::doorbell::{self, Wake};
 use crate::errno::{self, Errno, Kept, Result, check};
@@ -498,6 +499,7 @@ impl Instance {
         timeout: Option<Duration>,
         mut native: impl FnMut(&mut [epoll_event], Option<Duration>) -> Result<usize>,
     ) -> Result<usize> {
+        cancel::point();
         let mut limit = Limit::new(timeout);
         let mut may_look = true;
         loop {
@@ -1085,6 +1087,10 @@ pub fn native(
 ) -> Result<usize> {
     let milliseconds = wait::milliseconds(timeout);
     let count = c_int::try_from(events.len().min(1 << 20)).unwrap_or(EVENTS as c_int);
+    // The caller may have collected events already, which must not get lost.
+    if milliseconds == 0 && mask.is_null() {
+        return check(cancel::epoll(epoll, &mut events[..count as usize]) as isize);
+    }
     #[expect(unsafe_code, reason = "a call of the kernel")]
     // SAFETY: `events` has room for `count` events; the mask is the program's, or null.
     let n = unsafe {

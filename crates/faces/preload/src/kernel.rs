@@ -1,6 +1,7 @@
 //! System calls that this library makes on the kernel's socket without the program's knowledge.
 #![allow(unsafe_code)] // System calls on descriptors of the program.
 
+use crate::cancel;
 use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, check};
@@ -36,8 +37,10 @@ pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
             Errno(libc::EAGAIN).set();
             return -1;
         }
-        // SAFETY: `bytes` has that many bytes to read.
-        return unsafe { real::write(fd, bytes.as_ptr().cast(), bytes.len()) };
+        return cancel::write(fd, bytes);
+    }
+    if flags & libc::MSG_DONTWAIT != 0 {
+        return cancel::send(fd, bytes, flags);
     }
     // SAFETY: `bytes` has that many bytes to read.
     unsafe { real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, std::ptr::null(), 0) }
@@ -87,8 +90,14 @@ pub fn receive(fd: c_int, into: &mut [u8], flags: c_int) -> isize {
             Errno(libc::EAGAIN).set();
             return -1;
         }
+        if flags & libc::MSG_DONTWAIT != 0 {
+            return cancel::read(fd, into);
+        }
         // SAFETY: `into` has room for that many bytes.
         return unsafe { real::read(fd, into.as_mut_ptr().cast(), into.len()) };
+    }
+    if flags & libc::MSG_DONTWAIT != 0 {
+        return cancel::receive(fd, into, flags);
     }
     let (none, len) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: `into` has room for that many bytes.
@@ -461,9 +470,7 @@ fn queue(fd: c_int, request: libc::c_ulong) -> usize {
 pub fn poll_now(fd: c_int, events: i16) -> i16 {
     let _errno = Kept::new();
     let mut poll = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: `poll` is one pollfd, and the count is 1.
-    let ready = unsafe { real::poll(&raw mut poll, 1, 0) };
-    if ready > 0 { poll.revents } else { 0 }
+    if cancel::poll(&mut poll) > 0 { poll.revents } else { 0 }
 }
 
 /// Returns a socket option that is a `struct timeval`; `None` means that there is no limit. Does not ask the kernel if the program

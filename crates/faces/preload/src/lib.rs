@@ -31,6 +31,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
 mod cache;
+mod cancel;
 mod change;
 mod confined;
 mod daemon;

@@ -96,6 +96,7 @@ fn counted<'a>(
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno(libc::EINVAL));
     }
+    crate::cancel::point();
     crate::family::attend(socket);
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let (mut got, mut asks_for_some) = (0, false);
@@ -725,7 +726,7 @@ fn has_enough(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> boo
     // The kernel has some of it, up to the byte that the sender has named.
     let (kernels, named) = match (socket.receiving.carrier(), rings.as_ref()) {
         (Carrier::Counted, Some(receiver)) => match left(receiver, socket.receiving.kernels()) {
-            Ok(left) => (within(kernel::readable(socket.fd.load(Ordering::Relaxed)), left), left.is_some()),
+            Ok(left) => (within(kernel::unread(socket.fd.load(Ordering::Relaxed)), left), left.is_some()),
             Err(_) => return true,
         },
         _ => (0, true),
@@ -913,7 +914,7 @@ pub fn available(socket: &'static Socket, fd: c_int) -> Option<usize> {
         Carrier::Counted => {}
         // This also notices that the sender asks for a larger ring, or has left.
         Carrier::Ring | Carrier::Returning => {
-            look_at(socket, &mut rings, || true);
+            look_at(socket, &mut rings, || true, 1);
         }
     }
     match socket.receiving.carrier() {

@@ -136,6 +136,7 @@ fn into_ring<'a>(
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno(libc::EOPNOTSUPP));
     }
+    crate::cancel::point();
     crate::family::attend(socket);
     // The daemon may not have seen yet that the peer is dead.
     if socket.end() == End::Lost || socket.end() != End::None && receive::is_reset(socket) {

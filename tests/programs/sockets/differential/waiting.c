@@ -523,3 +523,216 @@ CASE(waiting_timeout_of_a_call_that_sends)
     }
     meet();
 }
+
+/* Ways of waiting in a call that does not come back by itself. */
+static int send_much(int fd)
+{
+    static char bytes[1 << 16];
+    while (send(fd, bytes, sizeof bytes, 0) > 0)
+        ;
+    return 0;
+}
+
+static int receive_all_of_it(int fd)
+{
+    static char bytes[100];
+    return recv(fd, bytes, sizeof bytes, MSG_WAITALL);
+}
+
+static int wait_in_accept(int fd)
+{
+    return accept(fd, NULL, NULL);
+}
+
+static int receive_message(int fd)
+{
+    char byte;
+    struct iovec piece = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1 };
+    return recvmsg(fd, &message, 0);
+}
+
+static void cancel(pthread_t thread)
+{
+    void *result;
+    check(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0, "pthread_cancel");
+    say("cancelled", result == PTHREAD_CANCELED);
+}
+
+/* Threads are cancelled while others wait. The others and those that come later are woken. */
+static void cancel_some(int me, int fd, way *way)
+{
+    for (int round = 0; round < 4; round++) {
+        struct waiter cancelled[2], waiters[3];
+        if (me == CONNECTOR) {
+            for (int i = 0; i < 3; i++) {
+                if (i < 2) {
+                    cancelled[i] = (struct waiter){ .way = way, .fd = fd };
+                    cancelled[i].thread = begin_sleep(wait_for_it, &cancelled[i]);
+                }
+                waiters[i] = (struct waiter){ .way = WAYS[(round + i) % 3], .fd = fd };
+                if (round % 2)
+                    waiters[i].thread = begin_sleep(wait_for_it, &waiters[i]);
+            }
+            cancel(cancelled[0].thread);
+            cancel(cancelled[1].thread);
+            for (int i = 0; i < 3; i++)
+                if (round % 2 == 0)
+                    waiters[i].thread = begin_sleep(wait_for_it, &waiters[i]);
+        }
+        meet();
+        if (me == ACCEPTOR)
+            send_all(fd, "a", 1);
+        else {
+            for (int i = 0; i < 3; i++)
+                pthread_join(waiters[i].thread, NULL);
+            say("woken", count_woken(waiters, 3));
+            char byte;
+            receive_all(fd, &byte, 1);
+            send_all(fd, &byte, 1);
+        }
+        if (me == ACCEPTOR) {
+            char byte;
+            receive_all(fd, &byte, 1);
+        }
+        meet();
+    }
+}
+
+CASE(waiting_cancelled_in_recv)
+{
+    cancel_some(me, fd, take_one);
+}
+
+CASE(waiting_cancelled_in_recvmsg)
+{
+    cancel_some(me, fd, receive_message);
+}
+
+CASE(waiting_cancelled_in_recv_of_all)
+{
+    cancel_some(me, fd, receive_all_of_it);
+}
+
+CASE(waiting_cancelled_in_poll)
+{
+    cancel_some(me, fd, wait_in_poll);
+}
+
+CASE(waiting_cancelled_in_select)
+{
+    cancel_some(me, fd, wait_in_select);
+}
+
+CASE(waiting_cancelled_in_epoll)
+{
+    cancel_some(me, fd, wait_in_epoll);
+}
+
+/* The other end receives what was sent before, and goes on. */
+CASE(waiting_cancelled_in_send)
+{
+    struct waiter sender = { .way = send_much, .fd = fd };
+    if (me == CONNECTOR) {
+        sender.thread = begin_sleep(wait_for_it, &sender);
+        cancel(sender.thread);
+        say("shutdown", shutdown(fd, SHUT_WR));
+    }
+    meet();
+    if (me == ACCEPTOR) {
+        static char bytes[1 << 16];
+        long got, all = 0;
+        while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0)
+            all += got;
+        say("the end", got);
+        say("some", all > 0);
+        send_all(fd, "a", 1);
+    } else {
+        char byte;
+        receive_all(fd, &byte, 1);
+    }
+    meet();
+}
+
+CASE(waiting_cancelled_in_accept)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t size = sizeof address;
+    if (me == CONNECTOR) {
+        int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        check(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 1) == 0, "listen");
+        check(getsockname(listener, (struct sockaddr *)&address, &size) == 0, "getsockname");
+        struct waiter waiter = { .way = wait_in_accept, .fd = listener };
+        waiter.thread = begin_sleep(wait_for_it, &waiter);
+        cancel(waiter.thread);
+        send_all(fd, &address.sin_port, sizeof address.sin_port);
+        say_events("a connection", events_of(listener, POLLIN, PATIENCE));
+    } else {
+        receive_all(fd, &address.sin_port, sizeof address.sin_port);
+        int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        check(connect(other, (struct sockaddr *)&address, size) == 0, "connect");
+    }
+    meet();
+}
+
+/* A thread that is cancelled before it calls: the call does nothing. */
+static void *call_when_cancelled(void *argument)
+{
+    struct waiter *waiter = argument;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    __atomic_store_n(&waiter->woken, 2, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&waiter->woken, __ATOMIC_ACQUIRE) == 2)
+        ;
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    waiter->way(waiter->fd);
+    return NULL;
+}
+
+static int send_one(int fd)
+{
+    return send(fd, "x", 1, 0);
+}
+
+static int write_one(int fd)
+{
+    return write(fd, "x", 1);
+}
+
+static int read_one(int fd)
+{
+    char byte;
+    return read(fd, &byte, 1);
+}
+
+CASE(waiting_cancelled_before_the_call)
+{
+    static way *const ways[] = {
+        take_one, receive_message, read_one, send_one, write_one, wait_in_poll, wait_in_select, wait_in_epoll,
+    };
+    if (me == ACCEPTOR)
+        send_all(fd, "abc", 3);
+    else {
+        wait_for_bytes(fd, 3);
+        for (unsigned i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+            struct waiter waiter = { .way = ways[i], .fd = fd };
+            check(pthread_create(&waiter.thread, NULL, call_when_cancelled, &waiter) == 0, "pthread_create");
+            check(WAIT_UNTIL(__atomic_load_n(&waiter.woken, __ATOMIC_ACQUIRE) == 2), "a thread that begins");
+            pthread_cancel(waiter.thread);
+            __atomic_store_n(&waiter.woken, 0, __ATOMIC_RELEASE);
+            void *result;
+            pthread_join(waiter.thread, &result);
+            say("cancelled", result == PTHREAD_CANCELED);
+            int bytes = 0;
+            ioctl(fd, FIONREAD, &bytes);
+            say("bytes", bytes);
+        }
+        shutdown(fd, SHUT_WR);
+    }
+    meet();
+    char bytes[10];
+    if (me == ACCEPTOR)
+        say("recv", recv(fd, bytes, 10, 0));
+    else
+        say("recv", recv(fd, bytes, 10, 0));
+    meet();
+}
