@@ -8,6 +8,7 @@
 //! If the C library has other tables than expected, `fdopen` makes a stream with functions of this library if a connection has
 //! changed over, and other streams are not followed.
 
+use crate::confined::is_confined;
 use crate::errno::Kept;
 use crate::socket::Socket;
 use crate::table::{self, SOCKETS};
@@ -92,7 +93,8 @@ unsafe fn connection(stream: *mut FILE) -> Option<c_int> {
     let fd = unsafe { stream.cast::<u8>().add(FILENO).cast::<c_int>().read() };
     let is_same = |socket: &Socket| kernel::cookie(fd) == Some(socket.cookie());
     match SOCKETS.get(fd) {
-        Some(socket) if socket.is_joined() && !is_same(socket) => {
+        // A program that has confined itself cannot ask the kernel.
+        Some(socket) if socket.is_joined() && !is_confined() && !is_same(socket) => {
             // A call that this library does not see has given the number to another file.
             if super::process::owns_tables() {
                 let _errno = Kept::new();
@@ -104,7 +106,7 @@ unsafe fn connection(stream: *mut FILE) -> Option<c_int> {
         // `perror` makes a stream over a copy of standard error.
         None => SOCKETS
             .get(libc::STDERR_FILENO)
-            .filter(|socket| socket.is_joined() && is_same(socket))
+            .filter(|socket| socket.is_joined() && !is_confined() && is_same(socket))
             .map(|_| libc::STDERR_FILENO),
     }
 }
