@@ -429,6 +429,10 @@ impl<R: Side> Held<'_, R> {
 
     /// Records this process's position for its relatives.
     fn record(&mut self, common: &Common) {
+        // What this process knows is of an earlier connection.
+        if self.direction.is_superseded() {
+            return;
+        }
         let carrier = match self.direction.carrier() {
             // A relative that takes over finds out by itself that the ring is over.
             Carrier::Returning => Carrier::Ring,

@@ -365,10 +365,11 @@ pub fn number(socket: &'static Socket, fd: c_int) -> Result<c_int> {
     if SOCKETS.is(fd, socket) { Ok(fd) } else { other().ok_or(Errno(libc::EBADF)) }
 }
 
-/// Does the same for a call that has begun with this connection of the socket. Fails with `error` if the program has disconnected the
-/// socket meanwhile.
+/// Does the same for a call that has begun with this connection of the socket. Fails with `error` if the program, in this process or
+/// in a relative, has disconnected the socket meanwhile.
 pub fn number_in(socket: &'static Socket, connection: u64, fd: c_int, error: Errno) -> Result<c_int> {
-    if socket.connection() == connection { number(socket, fd) } else { Err(error) }
+    let is_same = socket.connection() == connection && !socket.receiving.is_superseded();
+    if is_same { number(socket, fd) } else { Err(error) }
 }
 
 /// Resets the counters in the child of a fork, because the threads that were in calls are the parent's.

@@ -733,3 +733,49 @@ CASE(connecting_while_a_thread_sends)
         close(fd);
     }
 }
+
+/* Tells in a child what a call returns during which the parent disconnects the socket. */
+static void connecting_while_a_relative_waits(int me, int fd, void *(*function)(void *), int in_epoll)
+{
+    if (me == ACCEPTOR) {
+        accept_another(listen_for_another(fd));
+        return;
+    }
+    struct sockaddr_in another = address_of_another(fd);
+    int begun[2];
+    check(pipe(begun) == 0, "pipe");
+    fflush(stdout);
+    pid_t child = fork();
+    check(child >= 0, "fork");
+    char byte = 0;
+    if (child == 0) {
+        struct sleeper sleeper = { .fd = in_epoll ? epoll_of(fd, EPOLLIN | EPOLLRDHUP) : fd };
+        pthread_t thread = begin_sleeper(&sleeper, function);
+        check(write(begun[1], &byte, 1) == 1, "the parent");
+        pthread_join(thread, NULL);
+        errno = sleeper.error;
+        say("result of the child", sleeper.result);
+        _exit(0);
+    }
+    check(read(begun[0], &byte, 1) == 1, "the child");
+    check(disconnect(fd) == 0, "disconnect");
+    check_child(child);
+    say("connect", connect_to(fd, another));
+    exchange("the connector", me, fd);
+    close(fd);
+}
+
+CASE(connecting_while_a_relative_receives)
+{
+    connecting_while_a_relative_waits(me, fd, sleep_in_recv, 0);
+}
+
+CASE(connecting_while_a_relative_polls)
+{
+    connecting_while_a_relative_waits(me, fd, sleep_in_poll, 0);
+}
+
+CASE(connecting_while_a_relative_is_in_epoll)
+{
+    connecting_while_a_relative_waits(me, fd, sleep_in_epoll, 1);
+}
