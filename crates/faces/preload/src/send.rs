@@ -196,6 +196,9 @@ fn into_ring<'a>(
                     let waits = !is_nonblocking(fd);
                     if whole.least > 0 && !(waits && whole.may_wait()) {
                         whole.least = 0;
+                        if waits {
+                            Turn::forget(socket);
+                        }
                         continue;
                     }
                     if waits && sent > 0 {
@@ -345,8 +348,9 @@ impl Whole {
     }
 }
 
-/// How long a call waits before it begins, in microseconds. A ring that is too small is left for TCP before that.
-const LONGEST_WHOLE: u64 = 40_000;
+/// How long a call waits before it begins, in microseconds. A ring that has no room for so long has been left for TCP before, if that is
+/// possible.
+const LONGEST_WHOLE: u64 = 2_000_000;
 
 /// A call that waits for room for the rest of what it sends. Other calls that may wait do not begin meanwhile.
 struct Turn(&'static Socket);
@@ -355,6 +359,12 @@ impl Turn {
     fn take(socket: &'static Socket) -> Self {
         let _ = socket.turn.compare_exchange(0, tid(), Ordering::Relaxed, Ordering::Relaxed);
         Self(socket)
+    }
+
+    /// Forgets a turn that has lasted for too long.
+    #[cold]
+    fn forget(socket: &Socket) {
+        socket.turn.store(0, Ordering::Relaxed);
     }
 
     /// Returns whether another thread has the turn.
