@@ -15,7 +15,7 @@ use crate::errno::{Errno, Kept};
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 use crate::table::Using;
-use crate::{change, daemon, family, kernel, passing};
+use crate::{change, daemon, family, kernel, lowat, passing};
 use ginnel::{SocketReceiver, SocketSender};
 use libc::c_int;
 use std::sync::atomic::Ordering;
@@ -89,6 +89,9 @@ fn mark_broken(
     let is_over = receiving.as_ref().is_some_and(|receiver| receiver.ring.is_ending())
         && sending.as_ref().is_some_and(|sender| sender.ring.is_finished());
     receiving.all_mut().for_each(|receiver| change::mark_received(receiver, !is_over));
+    if !matches!(socket.receiving.carrier(), Carrier::Kernel | Carrier::Changing) && !is_confined() {
+        lowat::give_back(socket, fd);
+    }
     if carries {
         for sender in sending.all_mut() {
             let _ = sender.ring.finish();
