@@ -346,9 +346,15 @@ pub fn process() -> i32 {
     }
 }
 
-/// Returns whether a process or a thread of this number exists.
+/// True in a child in another PID namespace than its parent, and in its children. The numbers of relatives mean nothing there.
+static IS_ABROAD: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether a process or a thread of this number may exist.
 #[cold]
 fn exists(number: i32) -> bool {
+    if IS_ABROAD.load(Ordering::Relaxed) {
+        return true;
+    }
     let _errno = crate::errno::Kept::new();
     // SAFETY: signal 0 does nothing.
     unsafe { libc::kill(number, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
@@ -425,6 +431,10 @@ pub fn delays(socket: &'static Socket) -> &'static [AtomicBool; 2] {
 pub fn in_child() {
     // SAFETY: it cannot fail.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    // SAFETY: it cannot fail.
+    if unsafe { libc::getppid() } == 0 {
+        IS_ABROAD.store(true, Ordering::Relaxed);
+    }
     let fork = FORKS.fetch_add(1, Ordering::Relaxed);
     for socket in sockets() {
         let before = socket.fork.swap(fork + 1, Ordering::Relaxed);

@@ -6,6 +6,7 @@ use crate::doorbell::{self, Wake};
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::memory::is_low;
 use crate::rings::Rings;
+use crate::section::Section;
 use crate::send::{self, attend_or_wait};
 use crate::socket::{End, Socket};
 use crate::table::{Using, number_in};
@@ -108,6 +109,8 @@ fn counted<'a>(
     let mut deadline = Deadline::default();
     let connection = socket.connection();
     let number = |fd| number_in(socket, connection, fd, DISCONNECTED);
+    // What the call receives may come from two carriers, and a signal handler must not receive in between.
+    let mut section = Some(Section::begin());
     for piece in pieces {
         asks_for_some |= !piece.is_empty();
         let mut at = 0;
@@ -140,7 +143,9 @@ fn counted<'a>(
                     }
                     if peek {
                         // They keep the socket readable, so the thread sleeps by the clock.
-                        match wait::a_moment(fd, &mut deadline).and_then(|()| number(fd)) {
+                        match outside(&mut section, || wait::a_moment(fd, &mut deadline))
+                            .and_then(|()| number(fd))
+                        {
                             Ok(number) => fd = number,
                             Err(_) => return Ok(got),
                         }
@@ -156,7 +161,7 @@ fn counted<'a>(
                     (waits, is_certain) = (!socket.is_nonblocking(fd), true);
                 }
                 Err(Errno(libc::EAGAIN)) if waits => {
-                    let waited = wait::for_data(socket, fd, &mut deadline);
+                    let waited = outside(&mut section, || wait::for_data(socket, fd, &mut deadline));
                     match waited.and_then(|()| number(fd)) {
                         Ok(number) => fd = number,
                         Err(_) if got > 0 => return Ok(got),
@@ -183,11 +188,20 @@ fn counted<'a>(
             }
         }
     }
+    drop(section);
     if asks_for_some { Ok(got) } else { nothing(socket, fd, may_wait && !socket.is_nonblocking(fd)) }
 }
 
 /// The error of a call that waits while the program disconnects the socket.
 const DISCONNECTED: Errno = Errno(libc::EPIPE);
+
+/// Waits without being in a section.
+fn outside<R>(section: &mut Option<Section>, wait: impl FnOnce() -> R) -> R {
+    *section = None;
+    let result = wait();
+    *section = Some(Section::begin());
+    result
+}
 
 /// Does what a call does that asks for no bytes: it waits for some, or for the end, and reports an error.
 fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize> {
