@@ -314,9 +314,13 @@ pub fn sends_signals(fd: c_int) -> bool {
 /// Sleeps until the kernel's socket has bytes or has ended, or the socket's own timeout for receiving has passed. The rules for
 /// signals and cancellation are those of `recv`. If it `takes`, consumes the first byte and returns it.
 pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<Option<u8>, Errno> {
+    let connection = socket.connection();
+    let is_same = || SOCKETS.is(fd, socket) && socket.connection() == connection;
     if is_confined() && !takes {
         return poll_readable(fd, -1).map(|_| {
-            look_for_end(socket, fd);
+            if is_same() {
+                look_for_end(socket, fd);
+            }
             None
         });
     }
@@ -324,9 +328,9 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
     // The call asks for one byte at most, because SO_RCVLOWAT could make it wait for more.
     let mut byte = [0];
     let got = check(receive(fd, &mut byte, if takes { 0 } else { libc::MSG_PEEK }));
-    if !SOCKETS.is(fd, socket) {
+    if !is_same() {
         // The thread has slept at another file, to which another thread has given the number, and has consumed nothing there. Or it
-        // has slept at the connection, which now has no number, or another one.
+        // has slept at the connection, which now has no number, or another one, or which the program has ended.
         return match got {
             Err(errno @ Errno(libc::EINTR)) => Err(errno),
             _ => number(socket, fd).map(|_| None),
