@@ -12,12 +12,11 @@
 //! wait point too, at its doorbell or not ([`crate::wakes`]).
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
-use crate::cancel;
 use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, Result, check};
 use crate::lock::{self, Lock};
 use crate::socket::Socket;
-use crate::{hidden, kernel, real};
+use crate::{cancel, hidden, kernel, real};
 use ginnel::{SocketReceiver, SocketWaker};
 use ginnel_layout::board;
 use ginnel_ring::wait::Watchable;

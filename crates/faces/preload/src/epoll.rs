@@ -13,7 +13,6 @@
 
 mod edge;
 
-use crate::cancel;
 use crate::direction::Carrier;
 use crate::doorbell::{self, Wake};
 use crate::errno::{self, Errno, Kept, Result, check};
@@ -22,7 +21,7 @@ use crate::poll::{self, Armed};
 use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
-use crate::{real, receive, send, wait, wakes};
+use crate::{cancel, real, receive, send, wait, wakes};
 use edge::Edge;
 use libc::{c_int, c_short, epoll_event};
 use smallvec::SmallVec;

@@ -1,13 +1,12 @@
 //! System calls that this library makes on the kernel's socket without the program's knowledge.
 #![allow(unsafe_code)] // System calls on descriptors of the program.
 
-use crate::cancel;
 use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, check};
-use crate::real;
 use crate::socket::{End, Socket};
 use crate::table::{SOCKETS, Using, number};
+use crate::{cancel, real};
 use libc::c_int;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -234,8 +234,8 @@ fn into_ring<'a>(
     Ok(sent)
 }
 
-/// Waits until another attempt to put bytes into the ring is worthwhile, with room for `least` of them. If the call does not wait, fails with EAGAIN, unless the
-/// kernel carries now. It does if the message is small and the ring is one of the smallest.
+/// Waits until another attempt to put bytes into the ring is worthwhile, with room for `least` of them. If the call does not wait, fails
+/// with EAGAIN, unless the kernel carries now. It does if the message is small and the ring is one of the smallest.
 pub fn wait_for_room(
     socket: &'static Socket,
     fd: c_int,
