@@ -664,7 +664,7 @@ impl Run<'_> {
     fn set(&mut self, process: u32, place: i64, end: usize, step: &Step) -> Outcome {
         let (what, value) = (i64::from(step.how % 6), i64::from(step.size % 2));
         // A call that waits would not end, or would change the way in which it waits.
-        if what < 2 && self.someone_receives(end) || what == 3 && step.size % 4 != 0 {
+        if what < 2 && self.someone_receives(end) || what == 3 && !step.size.is_multiple_of(4) {
             return Ok(());
         }
         let answer = self.ask(process, "set", &[place, what, value])?;
@@ -681,7 +681,7 @@ impl Run<'_> {
     }
 
     fn count(&mut self, process: u32, place: i64, end: usize, step: &Step) -> Outcome {
-        let asks_input = step.how % 2 == 0;
+        let asks_input = step.how.is_multiple_of(2);
         let request = if asks_input { libc::FIONREAD } else { libc::TIOCOUTQ };
         let begun = Instant::now();
         let mut answer = self.ask(process, "count", &[place, request as i64])?;
@@ -697,7 +697,7 @@ impl Run<'_> {
             true => self.model.available(end),
             false => self.model.ends[end].sent + 13,
         };
-        if answer.result < 0 && reset == Reset::No || answer.result > most as i64 && reset == Reset::No {
+        if reset == Reset::No && (answer.result < 0 || answer.result > most as i64) {
             return fail(format!("ioctl: {answer:?} of {most}"));
         }
         if asks_input && self.is_settled && reset == Reset::No && most > 0 && answer.result == 0 {
