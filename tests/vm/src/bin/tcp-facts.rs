@@ -2,7 +2,7 @@
 //! reports about each connection as JSON, compares the kernel's counts with its own after each call, and then stays.
 
 use anyhow::{Context, Result, bail, ensure};
-use ginnel_tcp::{Clock, Connecting, Counts, Identity, Role, SynTime, save_syn};
+use ginnel_tcp::{Clock, Counts, Identity, Role, SynTime, save_syn};
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -32,9 +32,9 @@ fn main() -> Result<()> {
         }
         "connect" => {
             for _ in 0..connections {
-                let before = Connecting::now();
+                let before = ginnel_clock::monotonic();
                 let socket = TcpStream::connect(address)?;
-                let after = Connecting::now();
+                let after = ginnel_clock::monotonic();
                 // Long enough after the SYN that the timestamp clock has moved on.
                 std::thread::sleep(Duration::from_millis(50));
                 let clock = Clock::of(&socket)?.context("no timestamps")?;
