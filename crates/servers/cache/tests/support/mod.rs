@@ -50,7 +50,8 @@ impl World {
         command
     }
 
-    /// Starts a server that listens for TCP at a free port, and waits until it accepts a connection.
+    /// Starts a server that listens for TCP at a free port, and waits until it answers. A connection alone does not show
+    /// that it is ready: the kernel accepts it before the server has bound its Unix socket.
     pub fn serve(&self, flags: &str) -> Served {
         let port = free_port();
         let log = fs::OpenOptions::new().create(true).append(true).open(self.file("cache.log")).unwrap();
@@ -60,10 +61,17 @@ impl World {
         wait_until("a server", || {
             let ended = process.try_wait().unwrap();
             assert!(ended.is_none(), "{ended:?}: {}", fs::read_to_string(self.file("cache.log")).unwrap());
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
+            TcpStream::connect(("127.0.0.1", port)).is_ok_and(answers)
         });
         Served { process, port }
     }
+}
+
+/// Asks a server for its version, and waits for the answer. A server that ends instead closes the connection.
+fn answers(mut stream: TcpStream) -> bool {
+    let mut answer = [0; 8];
+    let asked = stream.set_read_timeout(Some(WATCHDOG)).and_then(|()| stream.write_all(b"version\r\n"));
+    asked.is_ok() && stream.read_exact(&mut answer).is_ok() && &answer == b"VERSION "
 }
 
 /// A running server that listens at a TCP port of 127.0.0.1.
