@@ -172,7 +172,8 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let native = || unsafe { real::shutdown(fd, how) };
     let Some(call) = SOCKETS.call(fd) else { return native() };
     let socket = call.what();
-    if socket.stage() != Stage::Listening {
+    // There is no connection yet that could stay on TCP, and the kernel refuses the call.
+    if !matches!(socket.stage(), Stage::New | Stage::Listening) {
         daemon::stays(socket, "it was shut down");
     }
     if !socket.is_joined() {
