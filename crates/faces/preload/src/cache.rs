@@ -2,7 +2,7 @@
 //! keeps its items.
 //!
 //! A connection to a port of caches begins like any other. Before its first request, the library asks the server whether it is a
-//! `ginnel-cache`, and which one (`begin`). If this process can read that cache's memory (`find`), the connection is *served*
+//! `ginnel-cache`, and which one ([`crate::served`]). If this process can read that cache's memory (`find`), the connection is *served*
 //! from then on: the library follows the requests that the program sends, and answers those that only ask for items (`serve`),
 //! provided that the server has answered everything that was sent before. All other requests go to the server, in order. The
 //! library follows the server's answers, so it knows when the server has answered all of them. The library queues its own answers
@@ -19,45 +19,29 @@
 //! A served connection stays on TCP.
 //!
 //! ```text
-//! begin    asks the server whether it is a cache
+//! asked    the question to the server, whether it is a cache
 //! find     finds the memory of a cache by its name
-//! filter   follows what a served connection sends and receives
+//! filter   what is under way on a served connection
 //! serve    answers one request from the cache's memory
 //! queue    holds answers that the program has not received yet
-//! waiting  implements poll and select
-//! hits     tells the server which items were found
+//! hits     the items that were found, of which the server is told
 //! ```
 
-mod begin;
-mod filter;
-mod find;
-mod hits;
-mod queue;
-mod serve;
-#[cfg(test)]
-mod tests;
-mod waiting;
+pub mod asked;
+pub mod filter;
+pub mod find;
+pub mod hits;
+pub mod queue;
+pub mod serve;
 
-use crate::lock::Lock;
-use crate::socket::Socket;
-use crate::table::SOCKETS;
-#[cfg(not(test))]
-pub use begin::connected;
+use crate::process::lock::Lock;
 use filter::Filter;
-pub use filter::{leave, receive, receive_further, send};
-use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-pub use waiting::{concerns, poll, readiness};
-
-/// The pieces that a call sends. None of them is empty.
-pub type Pieces<'a> = SmallVec<[&'a [u8]; 8]>;
-/// The pieces of memory into which a call receives.
-pub type Rooms<'a> = SmallVec<[&'a mut [u8]; 8]>;
 
 /// The state of a socket with regard to caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum State {
+pub enum State {
     /// The socket has nothing to do with caches.
     None,
     /// The socket is connected to a port of caches, and nothing has been sent.
@@ -76,22 +60,22 @@ enum State {
 pub struct Cache {
     state: AtomicU8,
     /// The number of bytes of answers that the program has not received. Written with the filter's lock held.
-    queued: AtomicUsize,
+    pub queued: AtomicUsize,
     /// The number of threads that sleep in the kernel until something comes, or are about to. Raised with the filter's lock held.
-    asleep: AtomicU32,
+    pub asleep: AtomicU32,
     /// The number of calls of `is_look_due`. One in [`CALLS`] looks at the kernel's socket.
     looks: AtomicU32,
     /// The value of [`ginnel_clock::tick`] at the last of these calls, in nanoseconds.
     looked: AtomicU64,
     /// A hash of the address of the server to which the socket is connected.
-    server: AtomicU64,
+    pub server: AtomicU64,
     /// The number of gets that the library answered.
     pub answered: AtomicU64,
     /// The number of gets that the library passed to the server.
     pub passed: AtomicU64,
     /// The name of the cache, `SEGMENT/NAME`, or empty.
     pub name: Lock<&'static str>,
-    filter: Lock<Option<Box<Filter>>>,
+    pub filter: Lock<Option<Box<Filter>>>,
 }
 
 /// How often the library looks at the kernel's socket if calls follow each other closely: once in this number of calls. The
@@ -154,7 +138,7 @@ impl Cache {
         self.state.load(Ordering::Relaxed) != State::None as u8
     }
 
-    fn state(&self) -> State {
+    pub fn state(&self) -> State {
         // ORDER preload.cache: the caller sees everything that was prepared for this state. Pairs with: `Cache::set`.
         match self.state.load(Ordering::Acquire) {
             0 => State::None,
@@ -166,20 +150,20 @@ impl Cache {
         }
     }
 
-    fn set(&self, state: State) {
+    pub fn set(&self, state: State) {
         // ORDER preload.cache: publishes what a thread that sees this state uses. Pairs with: `Cache::state`.
         self.state.store(state as u8, Ordering::Release);
     }
 
     /// Changes the state from `from` to `to`. Returns false if the state was not `from`.
-    fn change(&self, from: State, to: State) -> bool {
+    pub fn change(&self, from: State, to: State) -> bool {
         // ORDER preload.asking: see `Cache::is_fresh`.
         self.state.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
     /// Returns whether the state is [`State::Fresh`]. If so, a thread that asks the server later will see that the calling thread
     /// sleeps.
-    fn is_fresh(&self) -> bool {
+    pub fn is_fresh(&self) -> bool {
         // ORDER preload.asking: either a thread that is about to receive sees that the server is asked, or the thread that asks
         // the server sees the receiving thread, because both write before they read and all four accesses are sequentially
         // consistent. Pairs with: `Cache::is_asleep`.
@@ -187,7 +171,7 @@ impl Cache {
     }
 
     /// Returns whether a thread sleeps, or is about to, that would receive the server's answer to a question asked now.
-    fn is_asleep(&self) -> bool {
+    pub fn is_asleep(&self) -> bool {
         // ORDER preload.asking: see `Cache::is_fresh`.
         self.asleep.load(Ordering::SeqCst) != 0
     }
@@ -205,7 +189,7 @@ impl Cache {
     }
 
     /// Counts a call, and returns whether it is time to look at the kernel's socket.
-    fn is_look_due(&self) -> bool {
+    pub fn is_look_due(&self) -> bool {
         let tick = ginnel_clock::tick().as_nanos() as u64;
         let is_later = self.looked.load(Ordering::Relaxed) != tick;
         if is_later {
@@ -213,49 +197,4 @@ impl Cache {
         }
         self.looks.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1 || is_later
     }
-}
-
-/// Marks that a thread sleeps in the kernel until something comes on a connection. Meanwhile, all gets go to the server, because
-/// an answer of the library would not wake this thread.
-pub struct Asleep(&'static Socket);
-
-impl Asleep {
-    /// Marks the calling thread as asleep. Returns `None` if an answer is queued, so that the thread need not sleep.
-    pub fn begin(socket: &'static Socket) -> Option<Self> {
-        let _filter = socket.cache.filter.lock();
-        (!socket.cache.has_answers()).then(|| Self::anyway(socket))
-    }
-
-    /// Marks the calling thread as asleep, whether or not an answer is queued.
-    fn anyway(socket: &'static Socket) -> Self {
-        // ORDER preload.asking: see `Cache::is_fresh`.
-        socket.cache.asleep.fetch_add(1, Ordering::SeqCst);
-        Self(socket)
-    }
-}
-
-impl Drop for Asleep {
-    fn drop(&mut self) {
-        // If another socket uses this memory by now, its count has begun at zero again.
-        let count = |n: u32| n.checked_sub(1);
-        let _ = self.0.cache.asleep.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
-    }
-}
-
-/// Prepares the child of a fork. The parent goes on answering gets, and the child does not. Queued answers exist in both
-/// processes, for the one that receives them.
-pub fn in_child() {
-    for fd in SOCKETS.used(0, u32::MAX) {
-        let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.cache.is_there()) else { continue };
-        socket.cache.filter.free_in_child();
-        socket.cache.name.free_in_child();
-        socket.cache.asleep.store(0, Ordering::Relaxed);
-        match socket.cache.state() {
-            // Either the server has not been asked, or its answer must still be removed from what the program receives.
-            State::Fresh | State::Late => {}
-            _ if socket.cache.has_answers() => socket.cache.set(State::Left),
-            _ => socket.cache.set(State::None),
-        }
-    }
-    find::in_child();
 }

@@ -22,17 +22,9 @@ mod streams;
 #[cfg(target_arch = "x86_64")]
 mod system_calls;
 
-pub use process::owns_tables;
-
-/// Prepares the modules of this library when it is loaded.
+/// Prepares the functions that need it when the library is loaded.
 pub fn load() {
     births::load();
     streams::load();
-    process::owns_tables();
-    crate::wait::load();
-    crate::epoll::load();
-    crate::hidden::load();
-    ginnel::keep_descriptors(crate::hidden::hide);
-    crate::family::load();
-    crate::exec::load();
+    process::load();
 }

@@ -2,72 +2,42 @@
 //!
 //! The library is loaded before the C library (`LD_PRELOAD`, which `ginnel run` sets), so its socket functions
 //! replace those of the C library. A connection begins on TCP, as without the library. Once it has carried some data,
-//! the library reports the socket to the daemon of this host or VM (`daemon`). If the program at the other end uses
+//! the library reports the socket to the daemon of this host or VM (`daemon::session`). If the program at the other end uses
 //! this library too, and both daemons agree that it is the same connection, both ends get a pair of rings. Each
-//! direction then changes over to its ring at a byte that both sides have counted (`change`). The kernel's socket
+//! direction then changes over to its ring at a byte that both sides have counted (`carrying::change`). The kernel's socket
 //! stays open: it reports the peer's end, and a byte on it wakes a sleeping peer.
 //!
+//! The modules are floors: each uses only those below it, and `tests/architecture` checks that.
+//!
 //! ```text
+//! load       what happens when the library is loaded
 //! exports    the C functions: arguments, errno
-//! poll, epoll, wait     sleeping until something is ready
-//! splice                copies between connections and pipes
-//! send, receive         the two directions of a socket
-//! change                from the kernel to a ring
-//! disconnecting         the end of a connection whose socket remains
-//! returning, passing    from a ring to the kernel: for lack of room, or because another process gets the socket
-//! stdio                 descriptors of standard streams
-//! doorbell              doorbells, by which peers are woken
-//! settle                waiting in tests until connections have changed over
-//! daemon                the daemon: reports, matches, channels
-//! table, socket         descriptors and their state
-//! lock, section, handlers     state on which one thread works at a time, and signal handlers not at all
-//! hidden                this library's own descriptors
-//! kernel, real          calls of the kernel and of the original C library
+//! calls      what they do: send and receive, poll, splice, descriptors that come and go, exec
+//! served     sending and receiving over connections to caches
+//! epoll      the program's epoll instances
+//! waiting    sleeping until something is ready, and being woken
+//! carrying   moving bytes without sleeping, and the change of the carrier: to a ring, to a larger ring, back to the kernel
+//! daemon     the session with the daemon (reports, matches, rings), and the user's report
+//! state      descriptors, sockets, directions, and the processes that share them
+//! cache      what this process reads of caches' memory
+//! process    settings, locks, signal handlers, this library's own descriptors
+//! system     calls of the kernel and of the original C library
 //! ```
 //!
 //! Rust programs do not call this library. No path that carries data allocates, takes a lock that another process can
 //! hold, or waits for a daemon.
-
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
 mod cache;
-mod cancel;
-mod change;
-mod confined;
+mod calls;
+mod carrying;
 mod daemon;
-mod direction;
-mod disconnecting;
-mod doorbell;
 mod epoll;
-mod errno;
-mod exec;
 #[cfg(not(test))]
 mod exports;
-mod family;
-mod grow;
-mod handlers;
-mod hidden;
-mod kernel;
-mod lock;
-mod lowat;
-mod memory;
-mod passing;
-mod peek;
-mod poll;
-mod real;
-mod receive;
-mod report;
-mod returning;
-mod rings;
-mod section;
-mod send;
-mod settings;
-mod settle;
-mod signals;
-mod socket;
-mod splice;
-mod stdio;
-mod table;
-mod thread;
-mod wait;
-mod wakes;
+mod load;
+mod process;
+mod served;
+mod state;
+mod system;
+mod waiting;

@@ -3,10 +3,10 @@
 //! A process has one mapping of each cache, which stays for as long as the process runs. A thread that asks the daemon for a
 //! cache holds no lock meanwhile. Other threads that want the same cache wait for its result.
 
-use super::hits::Hits;
-use crate::lock::Lock;
-use crate::settings;
-use crate::socket::now;
+use crate::cache::hits::Hits;
+use crate::process::lock::Lock;
+use crate::process::settings;
+use crate::system::clock::now;
 use ginnel::{Block, Endpoint, Mapping, Rights};
 use ginnel_cache_store::reader::Reader;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,7 +62,7 @@ static OPENED: AtomicU64 = AtomicU64::new(0);
 /// bounded time.
 pub fn find(segment: &str, name: &str, id: [u64; 2]) -> Option<&'static Cache> {
     let full = format!("{segment}/{name}");
-    let key = super::begin::hash(full.as_bytes()) ^ id[0] ^ id[1].rotate_left(32);
+    let key = crate::cache::find::hash(full.as_bytes()) ^ id[0] ^ id[1].rotate_left(32);
     let end = Instant::now() + PATIENCE * 2;
     loop {
         let mut entries = ENTRIES.lock();
@@ -108,7 +108,7 @@ fn open(segment: &str, name: &str, full: String, id: [u64; 2]) -> Option<&'stati
             return None;
         }
         let fd = std::os::fd::AsRawFd::as_raw_fd(&opening.poll_fd().ok()?);
-        let _ = crate::kernel::poll_readable(fd, (left().as_millis() as libc::c_int).max(1));
+        let _ = crate::system::kernel::poll_readable(fd, (left().as_millis() as libc::c_int).max(1));
     };
     let block = endpoint.open_block_soon(&format!("cache.{name}"), Rights::READ, left()).ok()?;
     let reader = Reader::new(block.memory().ok()?).ok()?;
@@ -124,4 +124,11 @@ fn open(segment: &str, name: &str, full: String, id: [u64; 2]) -> Option<&'stati
 pub fn in_child() {
     ENTRIES.free_in_child();
     std::mem::forget(std::mem::take(&mut *ENTRIES.lock()));
+}
+
+/// Returns the FNV-1a hash of these bytes.
+pub fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }

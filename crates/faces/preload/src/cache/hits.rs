@@ -1,8 +1,8 @@
 //! Tells the server which items were found (hits), so that it keeps items that are used. This happens only while the server is
 //! short of memory.
 
-use crate::lock::Lock;
-use crate::socket::now;
+use crate::process::lock::Lock;
+use crate::system::clock::now;
 use ginnel_cache_protocol::Protocol;
 use ginnel_cache_protocol::binary::{Header, REQUEST, opcode};
 use std::io::Write;

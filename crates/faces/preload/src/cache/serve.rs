@@ -1,10 +1,10 @@
 //! Answers one request from the cache's memory, with the bytes that the server would send.
 
-use ginnel_cache_protocol::Protocol;
-use ginnel_cache_protocol::binary::{self, Header, opcode, status};
+use ginnel_cache_protocol::binary::{Header, opcode, status};
 use ginnel_cache_protocol::number::append;
 use ginnel_cache_protocol::returned::{append_key, append_number, append_word};
-use ginnel_cache_protocol::text::{self, Get, Meta as MetaRequest, Request};
+use ginnel_cache_protocol::text::{Get, Meta as MetaRequest, Request};
+use ginnel_cache_protocol::{Protocol, binary, text};
 use ginnel_cache_store::reader::{Found, Place, Reader};
 use ginnel_cache_store::store::Meta;
 use ginnel_layout::cache::marks;

@@ -3,16 +3,16 @@
 //! The C library performs it in its own threads, which call the kernel. A connection that has not changed over stays on TCP. On
 //! a connection that has changed over, asynchronous I/O fails with ENOSYS.
 
-use super::io::connection;
-use crate::errno::fail;
-use crate::real;
+use crate::exports::io::connection;
+use crate::system::errno::fail;
+use crate::system::real;
 use libc::{aiocb, c_int, sigevent};
 
 /// Returns whether the kernel may read from the descriptor or write to it.
 fn is_the_kernels(fd: c_int) -> bool {
     connection(fd).is_none_or(|call| {
         let socket = call.what();
-        crate::daemon::stays(socket, "asynchronous I/O (aio_read, aio_write)");
+        crate::daemon::session::stays(socket, "asynchronous I/O (aio_read, aio_write)");
         !socket.is_joined() && !socket.cache.has_answers()
     })
 }

@@ -11,30 +11,15 @@
 //! make such a child. So this module records that a program has made one, and the library asks for the number only then.
 //!
 //! This module does not see a process that the program makes with a system call instruction of its own. So that record is used
-//! only where a mistake costs little ([`crate::socket::Socket::is_plain`]).
+//! only where a mistake costs little ([`crate::state::socket::Socket::is_plain`]).
 
-use super::process;
-use crate::real;
+use crate::exports::process;
+use crate::process::owner::SHARES_MEMORY;
+use crate::system::real;
 use libc::{c_int, c_long};
 use std::ffi::c_void;
 use std::mem::transmute;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-
-/// True if the program has made a process that shares this one's memory, or one for which no fork handler runs. On processors
-/// other than x86-64 the library does not see these calls, so it is always true there.
-pub(super) static SHARED: AtomicBool = AtomicBool::new(!cfg!(target_arch = "x86_64"));
-
-/// Returns whether this process may be a child that shares the memory of its parent.
-#[inline]
-pub fn may_be_child() -> bool {
-    // Relaxed is enough: the parent stores the value before it makes the child, so the child reads it.
-    SHARED.load(Ordering::Relaxed)
-}
-
-/// Resets the record in the child of a fork, which has memory of its own.
-pub fn in_child() {
-    SHARED.store(!cfg!(target_arch = "x86_64"), Ordering::Relaxed);
-}
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 static VFORK: AtomicPtr<c_void> = AtomicPtr::new(real::missing as *mut c_void);
 static CLONE: AtomicPtr<c_void> = AtomicPtr::new(real::missing as *mut c_void);
@@ -58,7 +43,7 @@ macro_rules! vforks {
             std::arch::naked_asm!(
                 "mov byte ptr [rip + {shared}], 1",
                 "jmp qword ptr [rip + {real}]",
-                shared = sym SHARED,
+                shared = sym SHARES_MEMORY,
                 real = sym VFORK,
             )
         }
@@ -87,7 +72,7 @@ fn is_like_fork(flags: c_int) -> bool {
         (libc::CLONE_VM, true) => {}
         _ => process::leave_connections(),
     }
-    SHARED.store(true, Ordering::Relaxed);
+    SHARES_MEMORY.store(true, Ordering::Relaxed);
     false
 }
 
@@ -109,7 +94,7 @@ pub(super) extern "C" fn is_like_fork_by_number(number: c_long, a: c_long, b: c_
     };
     if stack != 0 && flags & (libc::CLONE_VM | libc::CLONE_FILES) == 0 {
         process::leave_connections();
-        SHARED.store(true, Ordering::Relaxed);
+        SHARES_MEMORY.store(true, Ordering::Relaxed);
         return false;
     }
     is_like_fork(flags)

@@ -1,10 +1,14 @@
 //! `close`, `dup`, `fcntl`, `ioctl` and their variants.
 
-use super::births;
-use crate::memory::is_nowhere;
-use crate::socket::Stage;
-use crate::table::{self, EPOLLS, SOCKETS};
-use crate::{errno, hidden, kernel, passing, real, stdio};
+use crate::calls::descriptors;
+use crate::carrying::{passing, stdio};
+use crate::epoll::EPOLLS;
+use crate::process::{hidden, owner};
+use crate::state::inherited;
+use crate::state::socket::Stage;
+use crate::state::sockets::SOCKETS;
+use crate::system::memory::is_nowhere;
+use crate::system::{errno, kernel, real};
 use libc::{c_int, c_uint, c_ulong};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -14,12 +18,12 @@ use std::sync::atomic::Ordering;
 pub(super) fn closing<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     let is_ours = match SOCKETS.get(fd) {
         // Most connections end here, and the system call of `owns_tables` would be a noticeable cost for them.
-        Some(socket) if socket.is_plain() && !births::may_be_child() => true,
+        Some(socket) if socket.is_plain() && !owner::may_be_child() => true,
         None if EPOLLS.get(fd).is_none() => false,
-        _ => super::process::owns_tables(),
+        _ => crate::process::owner::owns_tables(),
     };
     if is_ours {
-        return table::replace(fd, call);
+        return descriptors::replace(fd, call);
     }
     call()
 }
@@ -37,16 +41,16 @@ fn copied(fd: c_int, copy: c_int) -> c_int {
     if copy < 0 {
         return copy;
     }
-    if super::process::owns_tables() {
+    if crate::process::owner::owns_tables() {
         if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined()) {
-            passing::copied(socket, copy);
+            inherited::copied(socket, copy);
         }
-        table::duplicate(fd, copy);
+        descriptors::duplicate(fd, copy);
     } else if let Some(socket) = SOCKETS.get(fd)
         && matches!(socket.stage(), Stage::Native | Stage::Reported)
     {
         // If it has changed over, the library looks for it when this child of `vfork` executes a program.
-        super::process::also_has(socket);
+        crate::exports::process::also_has(socket);
     }
     copy
 }
@@ -56,7 +60,7 @@ fn copied_to_free(fd: c_int, copy: c_int) -> c_int {
     let copy = copied(fd, copy);
     if copy >= 0
         && let Some(socket) = SOCKETS.get(copy)
-        && super::process::owns_tables()
+        && crate::process::owner::owns_tables()
         && !stdio::prepare(socket, copy, copy)
     {
         // SAFETY: `close` takes only a number.
@@ -74,7 +78,7 @@ fn copy_to(from: c_int, to: c_int, flags: c_int, call: impl FnOnce() -> c_int) -
     if from != to
         && flags & !libc::O_CLOEXEC == 0
         && let Some(socket) = SOCKETS.get(from)
-        && super::process::owns_tables()
+        && crate::process::owner::owns_tables()
         && !stdio::prepare(socket, from, to)
     {
         return errno::fail(libc::EBUSY);
@@ -126,7 +130,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
     }
     // With CLOSE_RANGE_CLOEXEC, the call closes nothing now.
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
-        SOCKETS.used(first, last).for_each(|fd| passing::set_inherited(fd, false));
+        SOCKETS.used(first, last).for_each(|fd| inherited::set_inherited(fd, false));
     } else if first <= last {
         for fd in SOCKETS.used(first, last).chain(EPOLLS.used(first, last)) {
             closing(fd, || {
@@ -191,16 +195,16 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: *mu
 
 /// Returns whether the kernel will close a descriptor at `exec` although the program wants executed programs to inherit it.
 fn is_withheld(fd: c_int) -> bool {
-    SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) && passing::is_inherited(fd)
+    SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) && inherited::is_inherited(fd)
 }
 
 /// Records whether the program wants executed programs to inherit a descriptor. They inherit a connection that has changed over
 /// only after it has returned to TCP.
 fn leave_to_children(fd: c_int, inherited: bool) {
     if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined())
-        && super::process::owns_tables()
+        && crate::process::owner::owns_tables()
     {
-        passing::set_inherited(fd, inherited);
+        inherited::set_inherited(fd, inherited);
         if !socket.is_back.load(Ordering::Relaxed) {
             kernel::close_on_exec(fd);
         }
@@ -233,7 +237,7 @@ const FIOASYNC: c_ulong = 0x5452;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    if let Some(queued) = super::sockets::queued(fd, request) {
+    if let Some(queued) = crate::exports::sockets::queued(fd, request) {
         if is_nowhere(argument.cast::<c_int>()) {
             return errno::fail(libc::EFAULT);
         }

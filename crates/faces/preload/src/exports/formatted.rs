@@ -3,9 +3,9 @@
 //! A `va_list` is passed as an address. On x86-64 (psABI, 3.5.7) the reason is that it is an array. Elsewhere the reason is
 //! that it is too large for registers.
 
-use crate::errno::Errno;
-use crate::real;
-use crate::table::SOCKETS;
+use crate::state::sockets::SOCKETS;
+use crate::system::errno::Errno;
+use crate::system::real;
 use libc::{c_char, c_int};
 use std::ffi::c_void;
 
@@ -29,7 +29,7 @@ fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) ->
     let mut result = len;
     while written < all {
         // SAFETY: the text has `all` bytes.
-        let n = unsafe { super::io::write(fd, text.add(written).cast(), all - written) };
+        let n = unsafe { crate::exports::io::write(fd, text.add(written).cast(), all - written) };
         match usize::try_from(n) {
             Ok(n) => written += n,
             Err(_) if Errno::last() == Errno(libc::EINTR) => {}

@@ -1,15 +1,15 @@
-//! `sigaction`, `signal` and their variants: the program's signal handlers (see [`crate::handlers`]).
+//! `sigaction`, `signal` and their variants: the program's signal handlers (see [`crate::process::handlers`]).
 
-use super::births;
-use super::process::owns_tables;
-use crate::handlers::{self, Handler, handle, handle_plainly, is_function};
-use crate::{real, settings};
+use crate::process::handlers::{Handler, handle, handle_plainly, is_function};
+use crate::process::owner::owns_tables;
+use crate::process::{handlers, owner, settings};
+use crate::system::real;
 use libc::{c_int, sighandler_t};
 
 /// Returns the place of a signal's handler, unless that handler is the kernel's own.
 fn place(signal: c_int) -> Option<&'static Handler> {
     // A child of `vfork` has its parent's memory, but not its parent's handlers.
-    let is_apart = births::may_be_child() && !owns_tables();
+    let is_apart = owner::may_be_child() && !owns_tables();
     handlers::of(signal).filter(|_| settings::is_on() && !is_apart)
 }
 

@@ -1,9 +1,10 @@
 //! TCP_INQ: a control message with each message, which says how many bytes are left.
 
-use crate::confined::is_confined;
-use crate::direction::Carrier;
-use crate::socket::Socket;
-use crate::{kernel, receive};
+use crate::carrying::look;
+use crate::state::carrier::Carrier;
+use crate::state::socket::Socket;
+use crate::system::confined::is_confined;
+use crate::system::kernel;
 use libc::{c_int, msghdr};
 use std::sync::atomic::Ordering;
 
@@ -20,8 +21,8 @@ pub fn complete(socket: &'static Socket, fd: c_int, head: &mut msghdr) {
 /// Returns how many bytes can be received. As in the kernel, this is 1 if there are none but the end, so that the program goes on
 /// receiving. It must not be 0 if there is something, because the program may then wait for an event that is over.
 fn left(socket: &'static Socket, fd: c_int) -> c_int {
-    let left = match receive::available(socket, fd) {
-        Some(0) => usize::from(receive::has_peer_finished(socket)),
+    let left = match look::available(socket, fd) {
+        Some(0) => usize::from(look::has_peer_finished(socket)),
         Some(left) => left,
         None if is_confined() => 1,
         None if socket.receiving.carrier() == Carrier::Kernel => kernel::unread(fd),

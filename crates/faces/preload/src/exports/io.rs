@@ -1,11 +1,15 @@
 //! `read`, `write` and their variants.
 
-use super::inq;
-use crate::errno::{Errno, tell, tell_int};
-use crate::memory::{is_beyond, is_nowhere};
-use crate::socket::{Socket, Stage};
-use crate::table::{Call, SOCKETS};
-use crate::{passing, real, receive, send};
+use crate::calls::{receive, send};
+use crate::carrying::passing;
+use crate::exports::inq;
+use crate::state::reasons;
+use crate::state::socket::{Socket, Stage};
+use crate::state::sockets::SOCKETS;
+use crate::state::table::Call;
+use crate::system::errno::{Errno, tell, tell_int};
+use crate::system::memory::{is_beyond, is_nowhere};
+use crate::system::real;
 use libc::{
     c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
@@ -35,7 +39,7 @@ unsafe fn room<'a>(at: *mut c_void, len: usize) -> &'a mut [u8] {
     if len == 0 {
         return &mut [];
     }
-    // A call that discards or counts what it receives needs no room (`receive::How::copies`): only the length is used then.
+    // A call that discards or counts what it receives needs no room (`input::How::copies`): only the length is used then.
     let at = if at.is_null() { NonNull::<u8>::dangling().as_ptr().cast() } else { at };
     // SAFETY: the program says that there is room for `len` bytes, and that nothing else uses it during the call.
     unsafe { slice::from_raw_parts_mut(at.cast(), len.min(isize::MAX as usize)) }
@@ -227,7 +231,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
     // SAFETY: the pointer is null, or the program passes a valid one.
-    let end = match unsafe { super::polling::time(timeout) } {
+    let end = match unsafe { crate::exports::polling::time(timeout) } {
         Ok(time) => time.and_then(|time| Instant::now().checked_add(time)),
         Err(errno) => return tell_int(Err(errno)),
     };
@@ -381,7 +385,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
                 for i in 0..len / size_of::<c_int>() {
                     let fd = fds.add(i).read_unaligned();
                     if let Some(socket) = connection(fd).map(|call| call.what()) {
-                        crate::daemon::stays(socket, passing::PASSED);
+                        crate::daemon::session::stays(socket, reasons::PASSED);
                         joined.extend(socket.is_joined().then_some((socket, fd)));
                     }
                 }
@@ -389,7 +393,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
             control = libc::CMSG_NXTHDR(message, control);
         }
     }
-    joined.is_empty() || passing::pass_on(&joined, passing::PASSED)
+    joined.is_empty() || passing::pass_on(&joined, reasons::PASSED)
 }
 
 #[unsafe(no_mangle)]

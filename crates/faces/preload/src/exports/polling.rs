@@ -1,10 +1,12 @@
 //! `poll`, `select`, `epoll` and their variants.
 
-use crate::errno::{Errno, Result, check, tell_int};
-use crate::memory::{is_beyond, is_low, is_nowhere};
-use crate::table::{self, EPOLLS};
-use crate::wait::Limit;
-use crate::{epoll, poll as polling, real, settings};
+use crate::calls::{descriptors, poll};
+use crate::epoll::{EPOLLS, native};
+use crate::process::settings;
+use crate::system::errno::{Errno, Result, check, tell_int};
+use crate::system::memory::{is_beyond, is_low, is_nowhere};
+use crate::system::real;
+use crate::waiting::limit::Limit;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::time::Duration;
 
@@ -56,12 +58,12 @@ fn native(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<Duration>) 
 pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: here and below, the program obeys the rules of the function.
     let list = unsafe { list(fds, count) };
-    if !settings::is_on() || !polling::concerns_us(list) {
+    if !settings::is_on() || !poll::concerns_us(list) {
         // SAFETY: as above.
         return unsafe { real::poll(fds, count, timeout) };
     }
     tell_int(
-        polling::poll(list, &mut Limit::new(milliseconds(timeout)), native(std::ptr::null()))
+        poll::poll(list, &mut Limit::new(milliseconds(timeout)), native(std::ptr::null()))
             .map(|n| n as c_int),
     )
 }
@@ -90,15 +92,13 @@ pub unsafe extern "C-unwind" fn ppoll(
 ) -> c_int {
     // SAFETY: the program obeys the rules of the function.
     let list = unsafe { list(fds, count) };
-    if !settings::is_on() || !polling::concerns_us(list) {
+    if !settings::is_on() || !poll::concerns_us(list) {
         // SAFETY: as above.
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     // SAFETY: as above.
     let time = unsafe { time(timeout) };
-    tell_int(
-        time.and_then(|time| polling::poll(list, &mut Limit::new(time), native(mask))).map(|n| n as c_int),
-    )
+    tell_int(time.and_then(|time| poll::poll(list, &mut Limit::new(time), native(mask))).map(|n| n as c_int))
 }
 
 #[unsafe(no_mangle)]
@@ -142,7 +142,7 @@ pub unsafe extern "C-unwind" fn select(
         },
     };
     let mut limit = Limit::new(time);
-    let ready = polling::poll(&mut list, &mut limit, native(std::ptr::null()));
+    let ready = poll::poll(&mut list, &mut limit, native(std::ptr::null()));
     if let (Some(left), false) = (limit.rest(), timeout.is_null()) {
         // SAFETY: as above. Linux stores the remaining time.
         unsafe {
@@ -169,7 +169,7 @@ pub unsafe extern "C-unwind" fn pselect(
     };
     // SAFETY: as above.
     let time = unsafe { time(timeout) };
-    let ready = time.and_then(|time| polling::poll(&mut list, &mut Limit::new(time), native(mask)));
+    let ready = time.and_then(|time| poll::poll(&mut list, &mut Limit::new(time), native(mask)));
     // SAFETY: as above.
     tell_int(ready.and_then(|_| unsafe { select_result(&list, count, read, write, except) }))
 }
@@ -183,7 +183,7 @@ unsafe fn selected(
     read: *mut fd_set,
     write: *mut fd_set,
     except: *mut fd_set,
-) -> Option<polling::List> {
+) -> Option<poll::List> {
     let is_bad = |set: *mut fd_set| !set.is_null() && is_nowhere(set.cast::<u64>());
     if !settings::is_on() || count <= 0 || [read, write, except].into_iter().any(is_bad) {
         return None;
@@ -192,7 +192,7 @@ unsafe fn selected(
         // SAFETY: the pointer is null, or the program passes a set with room for all numbers below `count`.
         !set.is_null() && unsafe { word(set, fd).read() } >> (fd % 64) & 1 != 0
     };
-    let list: polling::List = (0..count)
+    let list: poll::List = (0..count)
         .filter_map(|fd| {
             let mut events = 0;
             for (set, event) in [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)] {
@@ -203,7 +203,7 @@ unsafe fn selected(
             (events != 0).then_some(pollfd { fd, events, revents: 0 })
         })
         .collect();
-    polling::concerns_us(&list).then_some(list)
+    poll::concerns_us(&list).then_some(list)
 }
 
 /// Returns the address of the word that has a descriptor's bit in a set.
@@ -260,7 +260,7 @@ pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
 
 fn created(fd: c_int) -> c_int {
     if fd >= 0 && settings::is_on() {
-        table::add_epoll(fd);
+        descriptors::add_epoll(fd);
     }
     fd
 }
@@ -300,7 +300,7 @@ unsafe fn wait(
     // SAFETY: the program says that there is room for `count` events.
     let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
     let native = |events: &mut [epoll_event], timeout| match EPOLLS.is(epoll, instance) {
-        true => epoll::native(epoll, events, timeout, mask),
+        true => native::native(epoll, events, timeout, mask),
         // Another thread has closed the instance, so its number may now belong to another one.
         false => Err(Errno(libc::EBADF)),
     };

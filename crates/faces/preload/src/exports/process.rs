@@ -1,52 +1,47 @@
 //! `fork`, `exec` and related functions.
 
-use crate::errno::Kept;
-use crate::exec::Environment;
-use crate::socket::{Socket, Stage};
-use crate::table::SOCKETS;
-use crate::{confined, passing, real};
+use crate::calls::exec::Environment;
+use crate::carrying::passing;
+use crate::process::owner;
+use crate::state::reasons;
+use crate::state::socket::{Socket, Stage};
+use crate::state::sockets::SOCKETS;
+use crate::system::errno::Kept;
+use crate::system::{confined, real};
 use libc::{c_char, c_int, c_long, c_ulong};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The number of the process that owns the tables, or 0 before the library is loaded.
-static OWNER: AtomicI32 = AtomicI32::new(0);
-
-/// Returns whether this process owns the tables. A child of `vfork` does not, because it uses its parent's memory.
-pub fn owns_tables() -> bool {
-    // SAFETY: `getpid` cannot fail.
-    let process = unsafe { libc::getpid() };
-    match OWNER.load(Ordering::Relaxed) {
-        0 => {
-            // SAFETY: the handlers are functions of this library, and they call nothing that is forbidden in a fork's child.
-            unsafe { libc::pthread_atfork(Some(before), None, Some(in_child)) };
-            OWNER.store(process, Ordering::Relaxed);
-            true
-        }
-        owner => owner == process,
+/// Makes this process the owner of the tables, and asks the C library to tell of forks.
+pub(super) fn load() {
+    static IS_LOADED: AtomicBool = AtomicBool::new(false);
+    if !IS_LOADED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handlers are functions of this library, and they call nothing that is forbidden in a fork's child.
+        unsafe { libc::pthread_atfork(Some(before), None, Some(in_child)) };
+        owner::own_tables();
     }
 }
 
 /// Prepares for a fork. `fork` calls this function in the parent before it makes the child.
 extern "C" fn before() {
-    crate::family::before_fork();
+    crate::state::family::before_fork();
 }
 
 /// Repairs the state of a new child, which has one thread and copies of the tables. `fork` calls this function in the child.
 extern "C" fn in_child() {
-    // SAFETY: `getpid` cannot fail.
-    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-    super::births::in_child();
-    crate::thread::in_child();
-    crate::family::in_child();
-    crate::passing::in_child();
-    crate::doorbell::in_child();
-    crate::table::in_child();
-    crate::cache::in_child();
+    owner::own_tables();
+    crate::process::thread::in_child();
+    crate::daemon::session::in_child();
+    crate::state::family::in_child();
+    crate::state::inherited::in_child();
+    crate::waiting::points::in_child();
+    crate::state::sockets::in_child();
+    crate::epoll::in_child();
+    crate::served::in_child();
 }
 
 /// Makes a process that has memory and descriptors of its own, by a call for which the C library does not call these handlers.
 pub(super) fn birth(call: impl FnOnce() -> c_long) -> c_long {
-    if !owns_tables() {
+    if !owner::owns_tables() {
         return call();
     }
     before();
@@ -67,20 +62,20 @@ pub(super) fn born() {
 /// descriptors. The tables would be wrong in one of them.
 #[cold]
 pub(super) fn leave_connections() {
-    if !owns_tables() || !crate::settings::is_on() {
+    if !owner::owns_tables() || !crate::process::settings::is_on() {
         return;
     }
     let _errno = Kept::new();
-    crate::settings::turn_off();
+    crate::process::settings::turn_off();
     let mut joined: Vec<(&'static Socket, c_int)> = Vec::new();
     for fd in SOCKETS.used(0, u32::MAX) {
         let Some(socket) = SOCKETS.get(fd) else { continue };
-        crate::daemon::stays(socket, passing::SHARED);
+        crate::daemon::session::stays(socket, reasons::SHARED);
         if socket.is_joined() && !joined.iter().any(|(other, _)| std::ptr::eq(*other, socket)) {
             joined.push((socket, fd));
         }
     }
-    passing::pass_on(&joined, passing::SHARED);
+    passing::pass_on(&joined, reasons::SHARED);
     for (socket, _) in joined {
         if socket.is_back.load(Ordering::Relaxed) {
             socket.set_stage(Stage::Stays);
@@ -91,7 +86,7 @@ pub(super) fn leave_connections() {
 /// Records the child's number in the parent, because the child may be killed before it can record that itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
-    owns_tables();
+    load();
     // SAFETY: `fork` takes no argument.
     let child = unsafe { real::fork() };
     if child != 0 {
@@ -102,17 +97,17 @@ pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
 
 fn forked(child: libc::pid_t) {
     let _errno = Kept::new();
-    crate::family::forked((child > 0).then_some(child));
+    crate::state::family::forked((child > 0).then_some(child));
 }
 
 /// Records that this process is about to execute another program. From then on, those of its connections that the kernel closes
 /// belong to its relatives alone.
 fn executing() {
-    if owns_tables() {
+    if owner::owns_tables() {
         let _errno = Kept::new();
         for fd in SOCKETS.used(0, u32::MAX) {
             if let Some(socket) = SOCKETS.get(fd) {
-                crate::family::execute(fd, socket);
+                crate::state::family::execute(fd, socket);
             }
         }
     }
@@ -122,14 +117,14 @@ fn executing() {
 /// it too. While that program runs, the connection does not change over.
 pub(super) fn also_has(socket: &'static Socket) {
     // SAFETY: `getpid` cannot fail.
-    crate::family::also_has(socket, Some(unsafe { libc::getpid() }));
+    crate::state::family::also_has(socket, Some(unsafe { libc::getpid() }));
 }
 
 type Strings = *const *const c_char;
 
 /// Executes another program. The environment tells that program what it needs to know about the connections that it inherits.
 unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
-    let is_child = !owns_tables();
+    let is_child = !owner::owns_tables();
     {
         let _errno = Kept::new();
         if is_child {
@@ -139,8 +134,11 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
     }
     executing();
     // A child of `vfork` has the tables and the memory of its parent, so it leaves both unchanged.
-    // SAFETY: the program obeys the rules of the functions below.
-    let with = if owns_tables() { unsafe { Environment::with_connections(environment) } } else { None };
+    let with = match owner::owns_tables() {
+        // SAFETY: the program obeys the rules of the functions below.
+        true => unsafe { Environment::with_connections(environment) },
+        false => None,
+    };
     call(with.as_ref().map_or(environment, Environment::as_ptr))
 }
 
@@ -275,10 +273,10 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     from: c_int,
     to: c_int,
 ) -> c_int {
-    if let Some(call) = super::io::connection(from) {
+    if let Some(call) = crate::exports::io::connection(from) {
         let socket = call.what();
-        crate::daemon::stays(socket, passing::PASSED);
-        if socket.is_joined() && !passing::pass_on(&[(socket, from)], passing::PASSED) {
+        crate::daemon::session::stays(socket, reasons::PASSED);
+        if socket.is_joined() && !passing::pass_on(&[(socket, from)], reasons::PASSED) {
             return libc::EAGAIN;
         }
     }
@@ -289,14 +287,14 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 /// Executes a program in a new process. The C library does that without functions that this library sees. `call` returns the number
 /// of the process, if there is one.
 fn spawn<R>(call: impl FnOnce() -> (R, Option<libc::pid_t>)) -> R {
-    if !owns_tables() {
+    if !owner::owns_tables() {
         return call().0;
     }
     let sockets = passing::inherited_natively();
-    sockets.iter().for_each(|socket| crate::family::also_has(socket, None));
+    sockets.iter().for_each(|socket| crate::state::family::also_has(socket, None));
     let (result, child) = call();
     let _errno = Kept::new();
-    sockets.iter().for_each(|socket| crate::family::named(socket, child));
+    sockets.iter().for_each(|socket| crate::state::family::named(socket, child));
     result
 }
 
@@ -338,10 +336,10 @@ pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
 /// Nothing tells how long the command may use the connections.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-    if owns_tables() {
+    if owner::owns_tables() {
         passing::inherited_natively()
             .into_iter()
-            .for_each(|socket| crate::daemon::stays(socket, passing::PASSED));
+            .for_each(|socket| crate::daemon::session::stays(socket, reasons::PASSED));
     }
     // SAFETY: the program obeys the rules of the function.
     unsafe { real::popen(command, mode) }

@@ -1,11 +1,16 @@
 //! `socket`, `connect`, `listen`, `accept`, `shutdown` and socket options.
 
-use crate::direction::Carrier;
-use crate::errno::{Errno, Kept};
-use crate::memory::is_nowhere;
-use crate::socket::{Socket, Stage};
-use crate::table::{self, SOCKETS};
-use crate::{daemon, disconnecting, epoll, kernel, lowat, real, receive, send, settings, stdio};
+use crate::calls::descriptors;
+use crate::carrying::{disconnecting, look, lowat, output, room};
+use crate::daemon::session;
+use crate::process::settings;
+use crate::state::carrier::Carrier;
+use crate::state::socket::{Socket, Stage};
+use crate::state::sockets;
+use crate::state::sockets::SOCKETS;
+use crate::system::errno::{Errno, Kept};
+use crate::system::memory::is_nowhere;
+use crate::system::{kernel, real};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 use std::ffi::c_void;
@@ -21,10 +26,10 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
             && kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM
             && matches!(protocol, 0 | libc::IPPROTO_TCP);
         if is_tcp {
-            let socket = table::add_socket(fd);
+            let socket = descriptors::add_socket(fd);
             socket.set_nonblocking(Some(kind & libc::SOCK_NONBLOCK != 0));
         } else {
-            table::forget(fd);
+            descriptors::forget(fd);
         }
     }
     fd
@@ -70,8 +75,9 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
         socket.connected(Role::Connector, Connecting { before, after: ginnel_clock::monotonic() });
         // SAFETY: the kernel has just read an address from there.
-        if let Some((port, address)) = unsafe { port(address, len) }.filter(|_| !stdio::has(socket)) {
-            crate::cache::connected(socket, port, address);
+        let found = unsafe { port(address, len) };
+        if let Some((port, address)) = found.filter(|_| !sockets::has_standard_stream(socket)) {
+            crate::served::begin::connected(socket, port, address);
         }
     }
     errno.set();
@@ -116,7 +122,7 @@ fn listener(fd: c_int) -> Option<&'static Socket> {
     }
     match SOCKETS.get(fd) {
         Some(socket) => Some(socket).filter(|socket| matches!(socket.stage(), Stage::New | Stage::Listening)),
-        None => kernel::is_tcp(fd).then(|| table::add_socket(fd)),
+        None => kernel::is_tcp(fd).then(|| descriptors::add_socket(fd)),
     }
 }
 
@@ -149,19 +155,19 @@ fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
         Some(_) => true,
         None => {
             kernel::is_tcp(listener) && {
-                table::add_socket(listener).set_stage(Stage::Listening);
+                descriptors::add_socket(listener).set_stage(Stage::Listening);
                 true
             }
         }
     };
     if is_tcp {
-        let socket = table::add_socket(fd);
+        let socket = descriptors::add_socket(fd);
         socket.set_nonblocking(Some(flags & libc::SOCK_NONBLOCK != 0));
         let now = ginnel_clock::monotonic();
         socket.connected(Role::Acceptor, Connecting { before: now, after: now });
-        crate::settle::wait(socket);
+        crate::carrying::settle::wait(socket);
     } else {
-        table::forget(fd);
+        descriptors::forget(fd);
     }
     fd
 }
@@ -174,7 +180,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let socket = call.what();
     // There is no connection yet that could stay on TCP, and the kernel refuses the call.
     if !matches!(socket.stage(), Stage::New | Stage::Listening) {
-        daemon::stays(socket, "it was shut down");
+        session::stays(socket, "it was shut down");
     }
     if !socket.is_joined() {
         return native();
@@ -185,9 +191,9 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     socket.set_shut_down_receiving(now);
     let result = match how {
         // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
-        libc::SHUT_WR if send::finish(socket, fd) => 0,
+        libc::SHUT_WR if output::finish(socket, fd) => 0,
         libc::SHUT_RDWR => {
-            send::finish(socket, fd);
+            output::finish(socket, fd);
             native()
         }
         _ => native(),
@@ -200,7 +206,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         socket.shut_down.sending.store(true, Ordering::Relaxed);
     }
     // As in the kernel, this is an event.
-    epoll::changed(socket);
+    socket.watchers.changed(socket);
     0
 }
 
@@ -225,7 +231,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
         return 0;
     }
     if is_unusual(level, name) {
-        daemon::stays(socket, "a socket option that works on the kernel's bytes");
+        session::stays(socket, "a socket option that works on the kernel's bytes");
         if socket.is_joined() {
             Errno(libc::ENOPROTOOPT).set();
             return -1;
@@ -306,7 +312,7 @@ fn state_for_program(socket: &'static Socket, kernels: u8) -> u8 {
     if kernels != ESTABLISHED {
         return kernels;
     }
-    match (send::has_shut_down(socket), receive::has_peer_finished(socket)) {
+    match (room::has_shut_down(socket), look::has_peer_finished(socket)) {
         (false, false) => ESTABLISHED,
         (false, true) => CLOSE_WAIT,
         (true, false) => FIN_WAIT2,
@@ -318,7 +324,7 @@ fn state_for_program(socket: &'static Socket, kernels: u8) -> u8 {
 fn error_for_program(socket: &'static Socket, fd: c_int, kernels: c_int) -> c_int {
     let has_rings = socket.receiving.is_ring() && socket.sending.is_ring();
     if kernels == 0 {
-        let untold = if has_rings { Some(receive::take_error(socket)) } else { socket.take_error() };
+        let untold = if has_rings { Some(look::take_error(socket)) } else { socket.take_error() };
         return untold.map_or(0, |Errno(errno)| errno);
     }
     // An error that passes leaves the connection as it is.
@@ -328,7 +334,7 @@ fn error_for_program(socket: &'static Socket, fd: c_int, kernels: c_int) -> c_in
     }
     // The kernel's connection may break where TCP's would not, because of wake bytes that nobody has read.
     socket.set_error(Errno(kernels));
-    receive::take_error(socket).0
+    look::take_error(socket).0
 }
 
 /// Returns the program's value of an option, if this library has set its own value in the kernel.
@@ -348,8 +354,8 @@ fn delay(socket: &'static Socket, level: c_int, name: c_int) -> Option<&'static 
         disconnecting::follow(socket);
         return None;
     }
-    let i = crate::change::DELAYS.iter().position(|(option, _)| *option == name)?;
-    Some(&crate::family::delays(socket)[i])
+    let i = crate::carrying::delays::DELAYS.iter().position(|(option, _)| *option == name)?;
+    Some(&crate::state::family::delays(socket)[i])
 }
 
 /// Returns whether an option makes the kernel change or inspect the bytes.
@@ -376,9 +382,9 @@ pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     let socket = SOCKETS.get(fd).filter(|socket| socket.is_joined())?;
     disconnecting::follow_if_due(socket);
     match request {
-        libc::FIONREAD => crate::receive::available(socket, fd),
+        libc::FIONREAD => crate::carrying::look::available(socket, fd),
         libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
-            Some(socket.sending.lock().as_ref().map_or(0, send::untaken))
+            Some(socket.sending.lock().as_ref().map_or(0, room::untaken))
         }
         _ => None,
     }

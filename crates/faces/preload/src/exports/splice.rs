@@ -1,11 +1,13 @@
 //! `splice` and `sendfile`.
 
-use super::io::connection;
-use crate::errno::{Errno, Result, check, tell};
-use crate::memory::is_nowhere;
-use crate::socket::Socket;
-use crate::splice::{self, Pipe};
-use crate::{real, send};
+use crate::calls::splice::Pipe;
+use crate::calls::{send, splice};
+use crate::carrying::output;
+use crate::exports::io::connection;
+use crate::state::socket::Socket;
+use crate::system::errno::{Errno, Result, check, tell};
+use crate::system::memory::is_nowhere;
+use crate::system::real;
 use libc::{c_int, c_uint, off_t, off64_t, size_t, ssize_t};
 
 /// The flags that the kernel knows.
@@ -80,8 +82,8 @@ pub unsafe extern "C-unwind" fn sendfile64(
     let native = |out, from| unsafe { real::sendfile64(out, from, offset, count) };
     if let Some(call) = connection(out) {
         let socket = call.what();
-        crate::cache::leave(socket);
-        if let Some(sent) = send::through_kernel(socket, out, || native(out, from)) {
+        socket.cache.leave();
+        if let Some(sent) = output::through_kernel(socket, out, || native(out, from)) {
             return sent;
         }
         if !offset.is_null() && is_nowhere(offset) {

@@ -8,11 +8,15 @@
 //! If the C library has other tables than expected, `fdopen` makes a stream with functions of this library if a connection has
 //! changed over, and other streams are not followed.
 
-use crate::confined::is_confined;
-use crate::errno::Kept;
-use crate::socket::Socket;
-use crate::table::{self, SOCKETS};
-use crate::{daemon, kernel, real, settings, stdio};
+use crate::calls::descriptors;
+use crate::carrying::stdio;
+use crate::daemon::session;
+use crate::process::settings;
+use crate::state::socket::Socket;
+use crate::state::sockets::SOCKETS;
+use crate::system::confined::is_confined;
+use crate::system::errno::Kept;
+use crate::system::{kernel, real};
 use libc::{FILE, c_char, c_int, dl_phdr_info, size_t, ssize_t};
 use std::ffi::c_void;
 use std::mem::transmute;
@@ -42,7 +46,7 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if let Some(socket) = SOCKETS.get(fd) {
-        daemon::stays(socket, "a stream of the C library has its descriptor");
+        session::stays(socket, "a stream of the C library has its descriptor");
         if socket.is_joined() || socket.cache.has_answers() {
             let functions = Functions {
                 read: stream_read,
@@ -65,17 +69,17 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
 
 extern "C-unwind" fn stream_read(cookie: *mut c_void, buffer: *mut c_char, len: usize) -> ssize_t {
     // SAFETY: the C library passes a buffer with room for `len` bytes.
-    unsafe { super::io::read(cookie as usize as c_int, buffer.cast(), len) }
+    unsafe { crate::exports::io::read(cookie as usize as c_int, buffer.cast(), len) }
 }
 
 extern "C-unwind" fn stream_write(cookie: *mut c_void, bytes: *const c_char, len: usize) -> ssize_t {
     // SAFETY: the C library passes `len` bytes. Its streams treat the result 0 as an error.
-    unsafe { super::io::write(cookie as usize as c_int, bytes.cast(), len) }.max(0)
+    unsafe { crate::exports::io::write(cookie as usize as c_int, bytes.cast(), len) }.max(0)
 }
 
 extern "C-unwind" fn stream_close(cookie: *mut c_void) -> c_int {
     // SAFETY: `close` takes only a number.
-    unsafe { super::descriptors::close_for_program(cookie as usize as c_int) }
+    unsafe { crate::exports::descriptors::close_for_program(cookie as usize as c_int) }
 }
 
 /// The C library's functions for streams over files.
@@ -96,9 +100,9 @@ unsafe fn connection(stream: *mut FILE) -> Option<c_int> {
         // A program that has confined itself cannot ask the kernel.
         Some(socket) if socket.is_joined() && !is_confined() && !is_same(socket) => {
             // A call that this library does not see has given the number to another file.
-            if super::process::owns_tables() {
+            if crate::process::owner::owns_tables() {
                 let _errno = Kept::new();
-                table::forget(fd);
+                descriptors::forget(fd);
             }
             None
         }
@@ -115,7 +119,7 @@ unsafe extern "C-unwind" fn file_read(stream: *mut FILE, buffer: *mut c_void, le
     // SAFETY: the C library passes a stream, and a buffer with room for `len` bytes.
     unsafe {
         match connection(stream) {
-            Some(fd) => super::io::read(fd, buffer, len as size_t),
+            Some(fd) => crate::exports::io::read(fd, buffer, len as size_t),
             None => transmute::<*mut c_void, Read>(READ.load(Ordering::Relaxed))(stream, buffer, len),
         }
     }
@@ -130,7 +134,7 @@ unsafe extern "C-unwind" fn file_write(stream: *mut FILE, bytes: *const c_void, 
         };
         let mut written = 0;
         while written < len {
-            let n = super::io::write(fd, bytes.byte_offset(written), (len - written) as size_t);
+            let n = crate::exports::io::write(fd, bytes.byte_offset(written), (len - written) as size_t);
             if n < 0 {
                 *stream.cast::<c_int>() |= ERROR_SEEN;
                 break;
@@ -150,7 +154,7 @@ unsafe extern "C-unwind" fn file_close(stream: *mut FILE) -> c_int {
     unsafe {
         let fd = stream.cast::<u8>().add(FILENO).cast::<c_int>().read();
         match SOCKETS.get(fd) {
-            Some(_) => super::descriptors::close_for_program(fd),
+            Some(_) => crate::exports::descriptors::close_for_program(fd),
             None => transmute::<*mut c_void, Close>(CLOSE.load(Ordering::Relaxed))(stream),
         }
     }
@@ -170,7 +174,7 @@ unsafe fn reopen(stream: *mut FILE, call: impl FnOnce() -> *mut FILE) -> *mut FI
     // What the stream still has is the connection's. As in the C library, an error does not matter.
     // SAFETY: the program passes a stream.
     unsafe { libc::fflush(stream) };
-    super::descriptors::closing(fd, call)
+    crate::exports::descriptors::closing(fd, call)
 }
 
 macro_rules! reopens {

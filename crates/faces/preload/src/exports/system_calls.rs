@@ -6,10 +6,11 @@
 //! The C function has variable arguments. On x86-64, the integers and addresses of such a call lie where those of a function
 //! with seven arguments lie. The system call does not use the arguments that its caller has not passed.
 
-use super::{births, descriptors, io, polling, process, sockets, splice};
-use crate::errno::Errno;
-use crate::real::{self, told};
-use crate::settings;
+use crate::exports::{births, descriptors, io, polling, process, sockets, splice};
+use crate::process::settings;
+use crate::system::errno::Errno;
+use crate::system::real;
+use crate::system::real::told;
 use libc::c_long;
 
 /// Makes a system call. A call that makes another process or thread also returns in that one, possibly on a new stack without

@@ -1,0 +1,8 @@
+//! The program's calls: what they do, in the order in which the kernel would do it.
+
+pub mod descriptors;
+pub mod exec;
+pub mod poll;
+pub mod receive;
+pub mod send;
+pub mod splice;

@@ -1,0 +1,213 @@
+//! `poll` and `select`, in all their variants.
+
+use crate::carrying::attend::attend_if_needed;
+use crate::epoll::EPOLLS;
+use crate::process::spin;
+use crate::served;
+use crate::served::waiting;
+use crate::state::carrier::Carrier;
+use crate::state::socket::{End, Socket};
+use crate::state::sockets::SOCKETS;
+use crate::state::table::Call;
+use crate::system::errno::{Kept, Result};
+use crate::waiting::limit::{Limit, Native};
+use crate::waiting::readiness::Armed;
+use crate::waiting::sleep::{Point, Sleep};
+use crate::waiting::{readiness, sleep};
+use libc::{c_int, c_short, pollfd};
+use smallvec::SmallVec;
+use std::time::Duration;
+
+/// The interval at which a thread that cannot be woken checks again.
+const STEP: Duration = Duration::from_millis(1);
+
+/// The descriptors of a call. A few of them need no allocation: a signal handler may jump out of `poll`, but not out
+/// of an allocator.
+pub type List = SmallVec<[pollfd; FEW]>;
+const FEW: usize = 32;
+/// With this many descriptors, the call may already contain all that the program is allowed to have.
+const MANY: usize = 256;
+
+/// The events that are reported whatever the program is interested in.
+const ALWAYS: c_short = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
+
+fn joined(fd: c_int) -> Option<&'static Socket> {
+    SOCKETS.get(fd).filter(|socket| socket.is_joined())
+}
+
+/// Returns whether the call must handle at least one descriptor itself, because the kernel alone does not carry it.
+pub fn concerns_us(fds: &[pollfd]) -> bool {
+    let mut any = false;
+    for poll in fds {
+        if let Some(socket) = SOCKETS.get(poll.fd) {
+            attend_if_needed(socket, poll.fd);
+            any |= socket.is_joined() || waiting::concerns(socket);
+        } else if let Some(instance) = EPOLLS.get(poll.fd) {
+            any |= instance.is_polled();
+        }
+    }
+    any
+}
+
+/// A socket for which a thread sleeps, until it is awake or cancelled.
+struct Asleep {
+    /// The index of its descriptor in the list.
+    index: usize,
+    armed: Armed,
+    /// How the thread is woken, if it waits for something.
+    sleep: Option<Sleep>,
+    /// Keeps the socket's memory from being reused for another socket.
+    call: Call<Socket>,
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        readiness::rise(self.call.what(), &mut self.armed);
+    }
+}
+
+/// Does what `poll` does, for descriptors of which some are not carried by the kernel alone.
+pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
+    if !fds.iter().any(|poll| joined(poll.fd).is_some()) {
+        return waiting::poll(fds, limit, native);
+    }
+    // The entries for the kernel. While this thread sleeps, the last one is its wait point at the doorbell.
+    let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+    let mut asked: List = fds.iter().copied().chain([nothing]).collect();
+    let own = fds.len();
+    let mut may_look = spin::may_look();
+    loop {
+        for (asked, poll) in asked.iter_mut().zip(fds.iter()) {
+            *asked = question(poll);
+        }
+        // The kernel is always asked too, because the call must report everything that is ready.
+        native.poll(&mut asked[..own], Some(Duration::ZERO))?;
+        let ready = answer(fds, &asked);
+        if ready > 0 || limit.is_zero() {
+            return Ok(ready);
+        }
+        let mut left = limit.left();
+        if std::mem::take(&mut may_look) {
+            let mut kernel = Ok(0);
+            let found = spin::spin_between(
+                || any_ready(fds),
+                || {
+                    kernel = native.poll(&mut asked[..own], Some(Duration::ZERO));
+                    kernel != Ok(0)
+                },
+            );
+            // A signal handler has run: a second call would sleep as if none had.
+            kernel?;
+            if found {
+                continue;
+            }
+            left = limit.left();
+        }
+        // The kernel takes no more entries than the program may have descriptors.
+        let mut point = if own >= MANY { Point::none() } else { Point::at_doorbell() };
+        let mut sleepers = SmallVec::<[Asleep; FEW]>::new();
+        let mut asleep = SmallVec::<[_; 8]>::new();
+        for (index, poll) in fds.iter().enumerate() {
+            if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
+                let socket = call.what();
+                let sleeps = readiness::needs(socket, poll.events) != 0;
+                let sleep = sleeps.then(|| Sleep::begin(socket, poll.fd, &mut point));
+                sleepers.push(Asleep { index, armed: Armed::default(), sleep, call });
+            } else if let Some(call) = SOCKETS.call(poll.fd).filter(|call| waiting::concerns(call.what())) {
+                // Queued events are found below.
+                asleep.extend(served::Asleep::begin(call.what()).map(|asleep| (call, asleep)));
+            } else if let Some(instance) = EPOLLS.get(poll.fd) {
+                instance.arm();
+            }
+        }
+        sleep::settle(&point, sleepers.iter().filter_map(|asleep| asleep.sleep.as_ref()));
+        for asleep in &mut sleepers {
+            let (socket, interest) = (asleep.call.what(), fds[asleep.index].events);
+            readiness::arm_more(socket, interest, point.wake_for(socket), &mut asleep.armed);
+            let sleep = asleep.sleep.as_ref();
+            if sleep.is_none_or(|sleep| sleep.keeper().is_none()) {
+                asked[asleep.index].events &= !libc::POLLIN;
+            }
+            if !readiness::can_be_woken(socket, interest) || sleep.is_some_and(|sleep| !sleep.is_woken()) {
+                left = Some(left.map_or(STEP, |left| left.min(STEP)));
+            }
+        }
+        if let (Some(point), Some(last)) = (point.taken(), asked.last_mut()) {
+            last.fd = point.epoll();
+        }
+        let slept = if any_ready(fds) {
+            None
+        } else {
+            Some(native.poll(&mut asked[..own + usize::from(point.taken().is_some())], left))
+        };
+        if let (Some(point), Some(last)) = (point.taken(), asked.last_mut()) {
+            if slept.is_some() && last.revents != 0 {
+                point.drain();
+            }
+            *last = nothing;
+        }
+        drop(sleepers);
+        asleep.drain(..).for_each(|(_call, asleep)| drop(asleep));
+        let Some(slept) = slept else { continue };
+        slept?;
+        if limit.left() == Some(Duration::ZERO) {
+            let ready = answer(fds, &asked);
+            return Ok(ready);
+        }
+    }
+}
+
+/// Returns the events for which the kernel is asked about a descriptor.
+fn question(poll: &pollfd) -> pollfd {
+    let Some(socket) = joined(poll.fd) else { return pollfd { revents: 0, ..*poll } };
+    // Bytes and ends wake the thread. A socket that has ended would wake it again and again.
+    let mut events = 0;
+    let interest = readiness::needs(socket, poll.events);
+    if socket.end() == End::None && interest != 0 {
+        events |= libc::POLLIN | libc::POLLRDHUP;
+    } else if socket.end() == End::None && socket.receiving.carrier() == Carrier::Ring {
+        // A broken connection is an event for every interest, and the kernel may report it as an end in order.
+        events |= libc::POLLRDHUP;
+    }
+    if socket.sending.carrier() != Carrier::Ring {
+        events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);
+    }
+    let fd = if socket.end() == End::None && !socket.has_shut_down_receiving() { poll.fd } else { -1 };
+    pollfd { fd, events, revents: 0 }
+}
+
+/// Writes the results for the program. Returns how many descriptors have an event.
+fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
+    let mut ready = 0;
+    for (poll, asked) in fds.iter_mut().zip(asked) {
+        poll.revents = match joined(poll.fd) {
+            Some(socket) => {
+                if asked.revents != 0 {
+                    let _errno = Kept::new();
+                    sleep::take(socket, poll.fd);
+                }
+                readiness::readiness(socket, poll.fd, poll.events)
+            }
+            None if EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()) => {
+                asked.revents | poll.events & libc::POLLIN
+            }
+            // It may have had rings when the kernel was asked, which was then asked for other events than the program's.
+            None => asked.revents & (poll.events | ALWAYS) | answered(poll),
+        };
+        ready += usize::from(poll.revents != 0);
+    }
+    ready
+}
+
+fn any_ready(fds: &[pollfd]) -> bool {
+    fds.iter().any(|poll| match joined(poll.fd) {
+        Some(socket) => readiness::readiness(socket, poll.fd, poll.events) != 0,
+        None if answered(poll) != 0 => true,
+        None => EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()),
+    })
+}
+
+/// Returns the events for what the cache has queued for a socket that has not changed over.
+fn answered(poll: &pollfd) -> c_short {
+    SOCKETS.get(poll.fd).map_or(0, |socket| waiting::readiness(socket, poll.events))
+}

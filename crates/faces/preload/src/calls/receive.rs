@@ -1,0 +1,227 @@
+//! Receiving from the kernel and from rings.
+
+use crate::carrying::attend::attend_or_wait;
+use crate::carrying::input::How;
+use crate::carrying::{input, look};
+use crate::process::section::Section;
+use crate::served::{Rooms, transfer};
+use crate::state::carrier::Carrier;
+use crate::state::socket::{End, Socket};
+use crate::state::sockets::number_in;
+use crate::system::errno::{Errno, Result, tell};
+use crate::system::memory::is_low;
+use crate::waiting::deadline::Deadline;
+use crate::waiting::wait;
+use libc::c_int;
+use std::sync::atomic::Ordering;
+
+/// Receives into the pieces one after the other, as a system call with these flags would. `native` is that call.
+#[inline]
+pub fn receive<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    if socket.cache.is_there() {
+        let mut pieces: Rooms<'a> = pieces.collect();
+        let is_bad = |piece: &&'a mut [u8]| !piece.is_empty() && is_low(piece.as_ptr());
+        if flags & libc::MSG_TRUNC == 0 && socket.cache.has_answers() && pieces.iter().any(is_bad) {
+            return tell(Err(Errno(libc::EFAULT)));
+        }
+        return transfer::receive(socket, fd, flags, &mut pieces, native)
+            .unwrap_or_else(|native| receive_on(socket, fd, flags, pieces.into_iter(), native));
+    }
+    receive_on(socket, fd, flags, pieces, native)
+}
+
+/// Does the same, without the handling of cache requests.
+#[inline]
+fn receive_on<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    attend_or_wait(socket, fd);
+    let mut native = Some(native);
+    let mut call = || native.take().map_or(-1, |native| native());
+    // Errors of earlier sends are not in the stream.
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return call();
+    }
+    if socket.receiving.carrier() == Carrier::Kernel {
+        let takes = flags & libc::MSG_PEEK == 0;
+        let moved = |got: &isize| if takes { usize::try_from(*got).unwrap_or(0) } else { 0 };
+        match socket.receiving.through_kernel(call, moved) {
+            // The kernel may have told this library why it is the end.
+            Some(0) if socket.end() != End::None => return tell(input::untold(socket).map_or(Ok(0), Err)),
+            Some(got) => return got,
+            None => {}
+        }
+    }
+    tell(counted(socket, fd, flags, pieces))
+}
+
+/// The same for a call that goes on after it has received something, as the first of its calls of the kernel would.
+pub fn go_on<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+) -> isize {
+    if socket.cache.is_there() {
+        let mut pieces: Rooms<'a> = pieces.collect();
+        return transfer::receive_further(socket, flags, &mut pieces)
+            .unwrap_or_else(|| tell(counted(socket, fd, flags, pieces.into_iter())));
+    }
+    attend_or_wait(socket, fd);
+    tell(counted(socket, fd, flags, pieces))
+}
+
+/// Receives while the kernel carries the direction only up to a byte that the sender names, or not at all.
+fn counted<'a>(
+    socket: &'static Socket,
+    mut fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+) -> Result<usize> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    crate::system::cancel::point();
+    crate::state::family::attend(socket);
+    let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+    let (mut got, mut asks_for_some) = (0, false);
+    let least = socket.lowat.bytes();
+    let may_wait = flags & libc::MSG_DONTWAIT == 0;
+    let mut waits = may_wait && !socket.seems_nonblocking(fd);
+    // Relatives may have changed that. A call asks once, as the kernel does, and only if there is nothing for it.
+    let mut is_certain = !(may_wait && socket.may_be_shared());
+    let mut deadline = Deadline::default();
+    let connection = socket.connection();
+    let number = |fd| number_in(socket, connection, fd, DISCONNECTED);
+    // What the call receives may come from two carriers, and a signal handler must not receive in between.
+    let mut section = Some(Section::begin());
+    for piece in pieces {
+        asks_for_some |= !piece.is_empty();
+        let mut at = 0;
+        while at < piece.len() {
+            let how = if peek && flags & libc::MSG_TRUNC != 0 {
+                How::Count
+            } else if peek {
+                How::Peek
+            } else if flags & libc::MSG_TRUNC != 0 {
+                How::Discard
+            } else {
+                How::Take
+            };
+            let is_bad = how.copies() && is_low(piece.as_ptr());
+            let how = if is_bad { How::Count } else { how };
+            // The kernel may carry again meanwhile, so its call must not wait for more than there is.
+            let waits_now = waits && (got < least || all);
+            match input::some(socket, fd, &mut piece[at..], how, waits_now) {
+                // The end of the stream.
+                Ok(0) => return Ok(got),
+                // There are bytes, and they stay.
+                Ok(_) if is_bad => return if got > 0 { Ok(got) } else { Err(Errno(libc::EFAULT)) },
+                Ok(n) => {
+                    at += n;
+                    got += n;
+                    // The peeked bytes are still there, so another look would find them again.
+                    let is_enough = !all && got >= least;
+                    if peek && (is_enough || got >= piece.len() || !waits || is_all(socket)) {
+                        return Ok(got);
+                    }
+                    if peek {
+                        // They keep the socket readable, so the thread sleeps by the clock.
+                        match outside(&mut section, || wait::a_moment(fd, &mut deadline))
+                            .and_then(|()| number(fd))
+                        {
+                            Ok(number) => fd = number,
+                            Err(_) => return Ok(got),
+                        }
+                        (at, got) = (at - n, got - n);
+                    }
+                }
+                Err(Errno(libc::EAGAIN))
+                    if got > 0 && got >= least && !all || socket.has_shut_down_receiving() =>
+                {
+                    return Ok(got);
+                }
+                Err(Errno(libc::EAGAIN)) if !is_certain => {
+                    (waits, is_certain) = (!socket.is_nonblocking(fd), true);
+                }
+                Err(Errno(libc::EAGAIN)) if waits => {
+                    let waited = outside(&mut section, || wait::for_data(socket, fd, &mut deadline));
+                    match waited.and_then(|()| number(fd)) {
+                        Ok(number) => fd = number,
+                        Err(_) if got > 0 => return Ok(got),
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                Err(errno) if got > 0 => {
+                    // The kernel tells how the connection has ended only once, and this call does not tell the program.
+                    let is_end =
+                        !matches!(errno, Errno(libc::EAGAIN | libc::EINTR | libc::EBADF | libc::EFAULT));
+                    if is_end
+                        && socket.receiving.carrier() == Carrier::Kernel
+                        && socket.connection() == connection
+                    {
+                        socket.set_error(errno);
+                    }
+                    return Ok(got);
+                }
+                Err(_) if socket.connection() != connection => return Err(DISCONNECTED),
+                Err(errno) => {
+                    input::note_told(socket, errno);
+                    return Err(errno);
+                }
+            }
+        }
+    }
+    drop(section);
+    if asks_for_some { Ok(got) } else { nothing(socket, fd, may_wait && !socket.is_nonblocking(fd)) }
+}
+
+/// The error of a call that waits while the program disconnects the socket.
+const DISCONNECTED: Errno = Errno(libc::EPIPE);
+
+/// Waits without being in a section.
+fn outside<R>(section: &mut Option<Section>, wait: impl FnOnce() -> R) -> R {
+    *section = None;
+    let result = wait();
+    *section = Some(Section::begin());
+    result
+}
+
+/// Does what a call does that asks for no bytes: it waits for some, or for the end, and reports an error.
+fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize> {
+    let mut deadline = Deadline::default();
+    let connection = socket.connection();
+    loop {
+        match input::some(socket, fd, &mut [0], How::Peek, waits) {
+            Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
+            Err(Errno(libc::EAGAIN)) if waits => {
+                let waited = wait::for_data(socket, fd, &mut deadline);
+                fd = waited.and_then(|()| number_in(socket, connection, fd, DISCONNECTED))?;
+            }
+            Err(errno) => {
+                if errno == Errno(libc::ECONNRESET) {
+                    socket.said.reset.store(true, Ordering::Relaxed);
+                }
+                return Err(errno);
+            }
+            Ok(_) => return Ok(0),
+        }
+    }
+}
+
+/// Returns whether no more bytes come than are there.
+fn is_all(socket: &'static Socket) -> bool {
+    socket.has_shut_down_receiving()
+        || socket.end() != End::None
+        || look::is_ending(socket, &socket.receiving.lock())
+}

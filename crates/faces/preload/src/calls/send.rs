@@ -1,0 +1,313 @@
+//! Sending to the kernel and to rings.
+
+use crate::carrying::output::{Stop, Turn, UNUSUAL};
+use crate::carrying::{attend, look, output, returning, room};
+use crate::daemon::session;
+use crate::served::{Pieces, transfer};
+use crate::state::carrier::Carrier;
+use crate::state::socket::{End, Socket};
+use crate::state::sockets::{Using, number_in};
+use crate::system::clock::now;
+use crate::system::errno::{Errno, Kept, Result, check, tell};
+use crate::system::kernel;
+use crate::system::memory::is_low;
+use crate::waiting::deadline::Deadline;
+use crate::waiting::wait;
+use ginnel_ring::SendError;
+use libc::c_int;
+use std::iter::Peekable;
+
+/// Sends the pieces one after the other, as a system call with these flags would. `native` is that call.
+#[inline]
+pub fn send<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    if socket.cache.is_there() {
+        let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
+        if pieces.iter().any(|piece| is_low(piece.as_ptr())) {
+            socket.cache.leave();
+            return send_on(socket, fd, flags, pieces.iter().copied(), native);
+        }
+        return transfer::send(socket, fd, flags, &pieces)
+            .unwrap_or_else(|| send_on(socket, fd, flags, pieces.iter().copied(), native));
+    }
+    send_on(socket, fd, flags, pieces, native)
+}
+
+/// Does the same, without the handling of cache requests.
+#[inline]
+fn send_on<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    if flags & UNUSUAL != 0 && socket.sending.carrier() == Carrier::Kernel {
+        session::stays(socket, "a flag that the kernel alone knows (MSG_OOB, MSG_ZEROCOPY, MSG_FASTOPEN)");
+    }
+    if let Some(sent) = output::through_kernel(socket, fd, native) {
+        return sent;
+    }
+    tell(into_ring(socket, fd, flags, pieces))
+}
+
+/// The number of bytes up to which the small pieces of a call are put into the ring together, so that the peer gets them
+/// together and is woken once.
+const TOGETHER: usize = 4096;
+
+/// Returns the piece, or a copy of it and of as many following pieces as there is room for.
+fn gather<'p: 'r, 'r>(
+    piece: &'p [u8],
+    rest: &mut Peekable<impl Iterator<Item = &'p [u8]>>,
+    room: &'r mut Option<[u8; TOGETHER]>,
+) -> &'r [u8] {
+    let is_there = |next: &[u8]| next.is_empty() || !is_low(next.as_ptr());
+    let fits = |at: usize, next: &[u8]| at.saturating_add(next.len()) <= TOGETHER && is_there(next);
+    let mut at = piece.len();
+    if !is_there(piece) || rest.peek().is_none_or(|next| !fits(at, next)) {
+        return piece;
+    }
+    let room = room.get_or_insert([0; TOGETHER]);
+    room[..at].copy_from_slice(piece);
+    while let Some(next) = rest.next_if(|next| fits(at, next)) {
+        room[at..at + next.len()].copy_from_slice(next);
+        at += next.len();
+    }
+    &room[..at]
+}
+
+fn into_ring<'a>(
+    socket: &'static Socket,
+    mut fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
+) -> Result<usize> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    crate::system::cancel::point();
+    crate::state::family::attend(socket);
+    // The daemon may not have seen yet that the peer is dead.
+    if socket.end() == End::Lost || socket.end() != End::None && look::is_reset(socket) {
+        return Err(output::broken(socket, fd, SendError::PeerDead, flags));
+    }
+    let (mut sent, mut in_vain, mut has_some) = (0, false, false);
+    let mut deadline = Deadline::default();
+    let connection = socket.connection();
+    let number = |fd| number_in(socket, connection, fd, Errno(libc::ECONNRESET));
+    let mut whole = Whole::of(pieces.clone().map(<[u8]>::len).fold(0, usize::saturating_add));
+    let mut pieces = pieces.peekable();
+    // The ring is held while the call goes on without waiting, so that nobody else's bytes come between its pieces.
+    let mut held = None;
+    let mut turn = None;
+    let (mut room, mut nonblocking) = (None, None);
+    // A call asks once, as the kernel does.
+    let mut is_nonblocking =
+        |fd| *nonblocking.get_or_insert_with(|| flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd));
+    while let Some(piece) = pieces.next() {
+        has_some |= !piece.is_empty();
+        let mut rest = gather(piece, &mut pieces, &mut room);
+        while !rest.is_empty() {
+            let result = match is_low(rest.as_ptr()) {
+                false => output::some_into_ring(socket, fd, rest, whole.least, &mut held),
+                true => {
+                    held = None;
+                    match output::some_from(socket, fd, &mut [0], |_| Err(Errno(libc::EFAULT))) {
+                        Some(Err(Stop::Full)) => Some(Err(SendError::Full)),
+                        Some(Err(Stop::Ended(error))) => Some(Err(error)),
+                        Some(_) if sent > 0 => return Ok(sent),
+                        Some(_) => return Err(Errno(libc::EFAULT)),
+                        None => None,
+                    }
+                }
+            };
+            let Some(result) = result else {
+                let sent_now = natively(socket, fd, rest, flags, &mut deadline);
+                match sent_now.and_then(|n| number(fd).map(|number| (n, number))) {
+                    Ok((n, number)) => {
+                        fd = number;
+                        rest = &rest[n..];
+                        sent += n;
+                        whole.begun(n);
+                        continue;
+                    }
+                    Err(_) if sent > 0 => return Ok(sent),
+                    Err(errno) => return Err(errno),
+                }
+            };
+            match result {
+                Ok(n) => {
+                    rest = &rest[n..];
+                    sent += n;
+                    whole.begun(n);
+                }
+                Err(SendError::Full) => {
+                    let waits = !is_nonblocking(fd);
+                    if whole.least > 0 && !(waits && whole.may_wait()) {
+                        whole.least = 0;
+                        if waits {
+                            Turn::forget(socket);
+                        }
+                        continue;
+                    }
+                    if waits && sent > 0 {
+                        turn.get_or_insert_with(|| Turn::take(socket));
+                    }
+                    let is_small = sent + rest.len() <= returning::TCP_TAKES;
+                    let result = match waits && whole.least > 0 && Turn::is_others(socket) {
+                        true => wait::for_turn(fd, &mut deadline),
+                        false => wait_for_room(socket, fd, waits, whole.least, is_small, &mut deadline),
+                    };
+                    match result.and_then(|()| number(fd)) {
+                        Ok(number) => fd = number,
+                        Err(_) if sent > 0 => return Ok(sent),
+                        Err(errno) => return Err(socket.tell().unwrap_or(errno)),
+                    }
+                }
+                // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
+                Err(SendError::Closed) if in_vain || output::begins_in_vain(socket) => {
+                    in_vain = true;
+                    sent += rest.len();
+                    rest = &[];
+                }
+                Err(_) if sent > 0 => return Ok(sent),
+                Err(error) => return Err(output::broken(socket, fd, error, flags)),
+            }
+        }
+    }
+    drop(held);
+    // A call that sends nothing still fails after a shutdown.
+    if !has_some && room::has_shut_down(socket) {
+        return Err(output::broken(socket, fd, SendError::AfterFinish, flags));
+    }
+    Ok(sent)
+}
+
+/// Waits until another attempt to put bytes into the ring is worthwhile, with room for `least` of them. If the call does not wait, fails
+/// with EAGAIN, unless the kernel carries now. It does if the message is small and the ring is one of the smallest.
+pub fn wait_for_room(
+    socket: &'static Socket,
+    fd: c_int,
+    waits: bool,
+    least: usize,
+    is_small: bool,
+    deadline: &mut Deadline,
+) -> Result<()> {
+    if waits {
+        return wait::for_space(socket, fd, least, deadline);
+    }
+    output::note_no_room(socket);
+    match returning::is_full(socket, fd) && !(is_small && returning::leave_if_small(socket, fd)) {
+        true => Err(Errno(libc::EAGAIN)),
+        false => Ok(()),
+    }
+}
+
+/// Sends some of the bytes with a system call, because the kernel carries again or still. That call does not wait, because
+/// the descriptor's number may become another file's meanwhile.
+#[cold]
+fn natively(
+    socket: &'static Socket,
+    fd: c_int,
+    bytes: &[u8],
+    flags: c_int,
+    deadline: &mut Deadline,
+) -> Result<usize> {
+    let _errno = Kept::new();
+    let send = || match Using::begin(socket, fd) {
+        Some(_using) => kernel::send(fd, bytes, flags | libc::MSG_DONTWAIT),
+        None => tell(Err(Errno(libc::EBADF))),
+    };
+    let sent = socket.sending.through_kernel(send, |sent: &isize| usize::try_from(*sent).unwrap_or(0));
+    // Without a result, a ring carries or is about to.
+    match sent.map_or(Ok(0), check) {
+        Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd) => {
+            wait::for_kernel(fd, deadline).map(|()| 0)
+        }
+        sent => sent,
+    }
+}
+
+/// Does the same as [`send`], for a call that continues after it has sent something.
+pub fn go_on<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]> + Clone,
+) -> isize {
+    if socket.cache.is_there() {
+        let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
+        return transfer::send(socket, fd, flags, &pieces)
+            .unwrap_or_else(|| tell(into_ring(socket, fd, flags, pieces.iter().copied())));
+    }
+    attend::attend_or_wait(socket, fd);
+    tell(into_ring(socket, fd, flags, pieces))
+}
+
+/// How a call that waits for room keeps what it sends together.
+///
+/// Programs have several threads or processes send messages over one connection, without a lock of their own. TCP keeps each message
+/// together while it has room, and it has much. So a call begins when the ring has room for all that it sends. If that is much, or more
+/// than the ring ever has at once, the call has its [`Turn`] until it ends.
+struct Whole {
+    /// The number of bytes for which the call waits before it begins; 0 once it has begun, or does not wait for that any longer.
+    least: usize,
+    /// The time since which the call waits for that, in microseconds.
+    since: Option<u64>,
+}
+
+impl Whole {
+    fn of(bytes: usize) -> Self {
+        // A long message need not wait, because it has its turn. So the peer receives its beginning while the rest is copied.
+        Self { least: if bytes > returning::TCP_TAKES { 1 } else { bytes }, since: None }
+    }
+
+    /// Notes that some bytes are under way. The rest follows as there is room.
+    fn begun(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.least = 0;
+        }
+    }
+
+    /// Returns whether the call may go on waiting before it begins. A receiver may wait for more bytes than it has before it takes any,
+    /// and a signal handler may have made a thread leave its turn for good, so a call that has waited for long sends what it can.
+    fn may_wait(&mut self) -> bool {
+        let now = now();
+        now.saturating_sub(*self.since.get_or_insert(now)) < LONGEST_WHOLE
+    }
+}
+
+/// How long a call waits before it begins, in microseconds. A ring that has no room for so long has been left for TCP before, if that is
+/// possible.
+const LONGEST_WHOLE: u64 = 2_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::{TOGETHER, gather};
+
+    #[test]
+    fn small_pieces_go_together() {
+        let (large, larger) = ([7; TOGETHER], [7; TOGETHER + 1]);
+        let pieces: [&[u8]; 10] = [b"a", b"bc", b"", &large, b"d", &large[1..], b"", &larger, b"", b"e"];
+        let (mut pieces, mut room) = (pieces.into_iter().peekable(), None);
+        let mut sent = Vec::new();
+        while let Some(piece) = pieces.next() {
+            sent.push(gather(piece, &mut pieces, &mut room).to_vec());
+        }
+        let second = [b"d", &large[1..]].concat();
+        assert_eq!(sent, [b"abc".to_vec(), large.to_vec(), second, larger.to_vec(), b"e".to_vec()]);
+    }
+
+    #[test]
+    fn one_piece_is_not_copied() {
+        let piece: &[u8] = b"one";
+        let mut room = None;
+        assert_eq!(gather(piece, &mut std::iter::empty().peekable(), &mut room).as_ptr(), piece.as_ptr());
+        assert!(room.is_none());
+    }
+}

@@ -1,0 +1,24 @@
+//! Bytes, and the change of their carrier between the kernel and rings. Nothing here sleeps for a peer.
+
+pub mod advance;
+pub mod attend;
+pub mod bell;
+pub mod change;
+pub mod closing;
+pub mod connection;
+pub mod counted;
+pub mod delays;
+pub mod disconnecting;
+pub mod grow;
+pub mod input;
+pub mod keeper;
+pub mod look;
+pub mod lowat;
+pub mod output;
+pub mod passing;
+pub mod peek;
+pub mod returning;
+pub mod room;
+pub mod settle;
+pub mod stdio;
+pub mod wakeups;

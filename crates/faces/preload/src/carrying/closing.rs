@@ -1,0 +1,101 @@
+//! The end of a socket's rings, when its last descriptor is about to be closed.
+
+use crate::carrying::connection;
+use crate::process::owner;
+use crate::state::carrier::Carrier;
+use crate::state::socket::{Growth, Socket, Stage};
+use crate::system::confined::is_confined;
+use crate::system::kernel;
+use ginnel::{SocketReceiver, SocketSender};
+use ginnel_ring::wait::Waitable;
+use libc::c_int;
+
+/// Ends the socket's rings, because its last descriptor is about to be closed. The kernel's close, which follows, wakes the peer.
+pub fn close(socket: &'static Socket, fd: c_int) {
+    let was_reported = crate::daemon::session::withdraw(socket);
+    socket.watchers.close(socket);
+    let was_joined = {
+        // A thread that brings rings takes the same lock first.
+        let _facts = socket.facts.lock();
+        let was_joined = socket.is_joined();
+        socket.set_stage(Stage::New);
+        was_joined
+    };
+    if was_joined {
+        end(socket, fd);
+    }
+    crate::state::family::leave(socket);
+    if was_reported || socket.growth() == Growth::Asked {
+        crate::daemon::session::tidy();
+    }
+    crate::daemon::report::ended(socket);
+    socket.cache.end();
+}
+
+/// Marks in a ring that this side receives nothing more, and whether it has broken the connection. The kernel wakes the peer.
+pub fn mark_received(receiver: &mut SocketReceiver, is_broken: bool) {
+    receiver.ring.disarm();
+    let _ = if is_broken { receiver.ring.abort() } else { receiver.ring.finish() };
+}
+
+/// Gives up the rings of a connection that has ended. If they are shared, another process may still look at them.
+pub fn give_up(
+    receivers: impl Iterator<Item = SocketReceiver>,
+    senders: impl Iterator<Item = SocketSender>,
+    are_shared: bool,
+) {
+    if are_shared {
+        receivers.for_each(std::mem::forget);
+        senders.for_each(std::mem::forget);
+    } else {
+        receivers.for_each(keep_if_confined);
+        senders.for_each(keep_if_confined);
+    }
+}
+
+/// Keeps the end of a ring open if the program may not talk to the daemon any more. Otherwise it is given back to the daemon here.
+fn keep_if_confined<R>(side: R) {
+    if is_confined() {
+        std::mem::forget(side);
+    }
+}
+
+fn end(socket: &'static Socket, fd: c_int) {
+    let is_shared = crate::state::family::is_shared(socket);
+    socket.sending.detach();
+    socket.receiving.detach();
+    let receivers = socket.receiving.lock().take();
+    let senders = socket.sending.lock().take();
+    if is_shared {
+        // Another process may go on with the rings. The kernel tells the peer when the last process has closed the socket.
+        std::mem::forget((receivers, senders));
+        return;
+    }
+    // As with TCP, a program that closes a socket with unread bytes breaks the connection, and so does one that asks for it
+    // (SO_LINGER). The peer learns this from the ring in which it sends, because it may still receive the bytes that it was sent
+    // before: TCP too delivers bytes that have come before the reset.
+    let mut receivers: Vec<_> = receivers.collect();
+    let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
+    let is_broken = unread || !is_confined() && kernel::lingers_not(fd);
+    // The process that has opened the rings may live on without the connection.
+    let may_mark = |is_ours: bool| is_ours || owner::owns_tables();
+    for mut receiver in receivers.into_iter().filter(|receiver| may_mark(receiver.is_ours())) {
+        mark_received(&mut receiver, is_broken);
+        keep_if_confined(receiver);
+    }
+    let carries = socket.sending.carrier() == Carrier::Ring;
+    for mut sender in senders.filter(|sender| carries && may_mark(sender.is_ours())) {
+        let _ = sender.ring.finish();
+        keep_if_confined(sender);
+    }
+    if !carries && unread {
+        // The kernel does not know that there are unread bytes.
+        kernel::linger_not(fd);
+    }
+    let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
+    if !carries && !unread && wakes_come && crate::state::family::may_drain(socket) {
+        // The kernel's stream still carries the sent bytes and its end. Wake bytes that nobody has read would make the kernel reset
+        // it.
+        connection::take_last(socket, fd, &mut [0; 256]);
+    }
+}

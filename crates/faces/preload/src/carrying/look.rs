@@ -1,0 +1,247 @@
+//! What a call that receives would find, without receiving it.
+
+use crate::carrying::{connection, counted, grow, lowat, peek, returning, room};
+use crate::state::carrier::Carrier;
+use crate::state::rings::Rings;
+use crate::state::socket::{End, Socket};
+use crate::system::errno::Errno;
+use crate::system::kernel;
+use ginnel::{SocketReceiver, SocketSender};
+use ginnel_ring::stream::Consumer;
+use ginnel_ring::{RecvError, carrier};
+use ginnel_shmem::Mapping;
+use libc::c_int;
+use std::sync::atomic::Ordering;
+
+/// What a call that receives would find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing now.
+    Nothing,
+    /// Bytes, or an error.
+    Something,
+    /// The end of the stream: no more bytes.
+    End,
+}
+
+/// Returns what a receiving call would find, unless the kernel alone carries this direction. `kernel` returns whether
+/// the kernel's socket is readable; it is called only where that matters.
+fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
+    look_at(socket, &mut socket.receiving.lock(), kernel, 1)
+}
+
+/// Looks with the lock held. `least` is how many bytes are something.
+fn look_at(
+    socket: &'static Socket,
+    rings: &mut Rings<SocketReceiver>,
+    kernel: impl FnOnce() -> bool,
+    least: usize,
+) -> Found {
+    let readable = |kernel: bool| if kernel { Found::Something } else { Found::Nothing };
+    let fd = socket.fd.load(Ordering::Relaxed);
+    match socket.receiving.carrier() {
+        Carrier::Kernel | Carrier::Changing => return readable(kernel()),
+        Carrier::Counted => {
+            let Some(receiver) = rings.as_ref() else { return Found::Something };
+            match counted::left(receiver, socket.receiving.kernels()) {
+                Ok(Some(0)) => {}
+                Err(_) => return Found::Something,
+                Ok(_) => return readable(kernel() && (least <= 1 || has_enough(socket, rings))),
+            }
+        }
+        Carrier::Ring | Carrier::Returning => {}
+    }
+    if socket.receiving.carrier() != Carrier::Returning {
+        let found = match poll(socket, rings) {
+            Ok(_) if least > 1 && !has_enough(socket, rings) => return Found::Nothing,
+            Ok(_) => return Found::Something,
+            Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
+            Err(RecvError::PeerDead) if connection::may_end_still(socket, fd) => Found::Nothing,
+            Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
+            Err(_) => return Found::Something,
+        };
+        match returning::begin_if_due(socket, fd, rings) {
+            Ok(false) => return found,
+            // The receiving call reports the error.
+            Err(_) => return Found::Something,
+            Ok(true) => {}
+        }
+    }
+    if returning::settle(socket, fd, rings) {
+        return readable(kernel());
+    }
+    readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
+}
+
+/// Does the same for a program that is to be told of input. Also returns whether the peer sends nothing more, although there may be bytes
+/// before that end. Where the kernel carries, the caller asks the kernel for that.
+pub fn look_ahead(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> (Found, bool) {
+    let mut rings = socket.receiving.lock();
+    let found = look_at(socket, &mut rings, kernel, socket.lowat.bytes());
+    (found, is_ending(socket, &rings))
+}
+
+/// Returns whether as much is there as the program wants to be told of.
+#[cold]
+fn has_enough(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> bool {
+    // The kernel has some of it, up to the byte that the sender has named.
+    let (kernels, named) = match (socket.receiving.carrier(), rings.as_ref()) {
+        (Carrier::Counted, Some(receiver)) => match counted::left(receiver, socket.receiving.kernels()) {
+            Ok(left) => {
+                (counted::within(kernel::unread(socket.fd.load(Ordering::Relaxed)), left), left.is_some())
+            }
+            Err(_) => return true,
+        },
+        _ => (0, true),
+    };
+    let there = if named { poll_all(socket, rings).unwrap_or(0) } else { 0 };
+    lowat::is_reached(socket, rings, kernels, there)
+}
+
+/// Returns whether a ring carries and the peer sends nothing more.
+pub fn is_ending(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
+    // A ring that the sender has left counts as finished too. It has named the byte at which the next ring begins before it left.
+    let goes_on = |next: &SocketReceiver| counted::left(next, 0) != Ok(None);
+    let is_last = |receiver: &SocketReceiver| {
+        !rings.next().is_some_and(goes_on) && carrier::given_back(receiver.ring.memory()).is_none()
+    };
+    match socket.receiving.carrier() {
+        Carrier::Ring => {
+            socket.end() != End::None
+                || rings.as_ref().is_some_and(|receiver| receiver.ring.is_ending() && is_last(receiver))
+        }
+        Carrier::Returning => socket.end() != End::None,
+        Carrier::Kernel | Carrier::Changing | Carrier::Counted => false,
+    }
+}
+
+/// Returns whether the peer has broken the connection: it has closed its end with bytes of ours unread, or has asked for it.
+pub fn is_reset(socket: &'static Socket) -> bool {
+    if socket.receiving.carrier() != Carrier::Ring || socket.sending.carrier() != Carrier::Ring {
+        return false;
+    }
+    // A peer that has marked its end in the ring has not died.
+    let has_finished = socket.receiving.lock().as_ref().is_some_and(|receiver| receiver.ring.is_ending());
+    let ring = socket.sending.lock();
+    // A process that has ended without a close has left bytes unread too.
+    let has_left = |sender: &SocketSender| {
+        matches!(socket.end(), End::Fin | End::Reset)
+            && !has_finished
+            && !sender.ring.is_closed()
+            && room::untaken(sender) > 0
+    };
+    ring.as_ref().is_some_and(|sender| sender.ring.is_aborted() || has_left(sender))
+}
+
+/// Returns the error that SO_ERROR gives the program, and records that the program is told now.
+pub fn take_error(socket: &'static Socket) -> Errno {
+    let is_told = || socket.said.reset.swap(true, Ordering::Relaxed);
+    match socket.tell() {
+        Some(errno) => errno,
+        // The peer has broken the connection after it had ended it.
+        None if socket.said.closed.load(Ordering::Relaxed) && !is_told() => Errno(libc::EPIPE),
+        None if is_reset(socket) && !is_told() => Errno(libc::ECONNRESET),
+        None => Errno(0),
+    }
+}
+
+/// Polls the ring that carries now, and returns how many bytes it offers.
+fn poll(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> std::result::Result<usize, RecvError> {
+    poll_by(socket, rings, Consumer::poll)
+}
+
+/// Returns how many bytes the ring that carries now has in total.
+fn poll_all(
+    socket: &'static Socket,
+    rings: &mut Rings<SocketReceiver>,
+) -> std::result::Result<usize, RecvError> {
+    poll_by(socket, rings, Consumer::poll_all)
+}
+
+fn poll_by(
+    socket: &'static Socket,
+    rings: &mut Rings<SocketReceiver>,
+    poll: impl Fn(&mut Consumer<Mapping>) -> std::result::Result<usize, RecvError>,
+) -> std::result::Result<usize, RecvError> {
+    loop {
+        if rings.is_ahead() && grow::step_receiving(socket, rings).is_err() {
+            // The receiving call reports the error.
+            return Err(RecvError::Aborted);
+        }
+        let Some(receiver) = rings.as_mut() else { return Err(RecvError::Aborted) };
+        if carrier::wants_more(receiver.ring.memory()) {
+            socket.grow();
+        }
+        let found = poll(&mut receiver.ring);
+        // A ring that the sender has left counts as finished too.
+        let is_over = matches!(found, Err(RecvError::Finished | RecvError::PeerDead));
+        if !(is_over && rings.is_ahead() && grow::step_receiving(socket, rings) == Ok(true)) {
+            return found;
+        }
+    }
+}
+
+/// Returns whether the ring has something, has ended, or no longer carries.
+pub fn is_ready(socket: &'static Socket) -> bool {
+    match socket.receiving.carrier() {
+        Carrier::Ring | Carrier::Returning => {
+            let fd = socket.fd.load(Ordering::Relaxed);
+            look(socket, || kernel::poll_now(fd, libc::POLLIN) != 0) != Found::Nothing
+        }
+        _ => poll(socket, &mut socket.receiving.lock()) != Err(RecvError::Empty),
+    }
+}
+
+/// How far a direction has come, as far as its rings say.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// The position up to which bytes have come.
+    pub position: u64,
+    /// Whether the peer sends nothing more.
+    pub is_ending: bool,
+    /// Whether the sender has left the ring for the kernel.
+    pub is_left: bool,
+}
+
+/// Returns how far the receiving direction has come.
+pub fn progress(socket: &'static Socket) -> Progress {
+    let mut ring = socket.receiving.lock();
+    let available = poll_all(socket, &mut ring);
+    let fd = socket.fd.load(Ordering::Relaxed);
+    let (is_ending, before) = (is_ending(socket, &ring), ring.before());
+    let Some(receiver) = ring.as_ref() else {
+        return Progress { position: before, is_ending, is_left: false };
+    };
+    let position = before + receiver.ring.cursor().position;
+    // The end is news too.
+    let position = match available {
+        Ok(n) => position + n as u64,
+        Err(RecvError::Empty) => position,
+        // Whoever asks lets the time pass in which a late end may come.
+        Err(RecvError::PeerDead) if connection::may_end_still(socket, fd) => position,
+        Err(_) => u64::MAX,
+    };
+    Progress { position, is_ending, is_left: carrier::given_back(receiver.ring.memory()).is_some() }
+}
+
+/// Returns whether a ring carries and the peer sends nothing more after what is there.
+pub fn has_peer_finished(socket: &'static Socket) -> bool {
+    is_ending(socket, &socket.receiving.lock())
+}
+
+/// Bytes that can be received without waiting; `None` if that is the kernel's to say.
+pub fn available(socket: &'static Socket, fd: c_int) -> Option<usize> {
+    let mut rings = socket.receiving.lock();
+    match socket.receiving.carrier() {
+        Carrier::Kernel | Carrier::Changing => return None,
+        Carrier::Counted => {}
+        // This also notices that the sender asks for a larger ring, or has left.
+        Carrier::Ring | Carrier::Returning => {
+            look_at(socket, &mut rings, || true, 1);
+        }
+    }
+    match socket.receiving.carrier() {
+        Carrier::Kernel => None,
+        _ => Some(peek::show(socket, fd, &mut rings, None)),
+    }
+}

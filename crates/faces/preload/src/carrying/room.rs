@@ -1,0 +1,36 @@
+//! How much room there is for what this side sends, and what the peer has not taken.
+
+use crate::state::carrier::Carrier;
+use crate::state::socket::Socket;
+use ginnel::SocketSender;
+use ginnel_ring::carrier;
+use std::sync::atomic::Ordering;
+
+/// Returns whether the program has shut down sending, in this process or another one that has the socket.
+pub fn has_shut_down(socket: &'static Socket) -> bool {
+    let is = |sender: &SocketSender| sender.ring.is_finished();
+    socket.shut_down.sending.load(Ordering::Relaxed)
+        || socket.sending.common().is_some()
+            && socket.sending.carrier() == Carrier::Ring
+            && socket.sending.lock().as_ref().is_some_and(is)
+}
+
+/// Returns how many bytes in the ring the peer's program has not received. The peer may not have released the room of received
+/// bytes yet. The result never exceeds the bytes in flight, whatever number the peer has stored.
+pub fn untaken(sender: &SocketSender) -> usize {
+    let untaken = sender.ring.cursor().position.saturating_sub(carrier::taken(sender.ring.memory()));
+    usize::try_from(untaken).unwrap_or(usize::MAX).min(sender.ring.in_flight())
+}
+
+/// Returns whether a call that sends so many bytes would end without waiting, with success or an error. A ring must carry the
+/// direction.
+pub fn has_room(socket: &'static Socket, least: usize) -> bool {
+    let mut ring = socket.sending.lock();
+    ring.as_mut().is_none_or(|sender| has_room_in(sender, least))
+}
+
+/// Does the same for the ring that carries.
+pub fn has_room_in(sender: &mut SocketSender, least: usize) -> bool {
+    let is_possible = least <= sender.ring.at_once();
+    sender.ring.has_room(if is_possible { least.max(1) } else { 1 })
+}

@@ -1,0 +1,90 @@
+//! Asking the peer to wake this side.
+
+use crate::carrying::bell::Wake;
+use crate::carrying::{bell, connection, room};
+use crate::state::socket::Socket;
+use ginnel_ring::wait::Waitable;
+use std::sync::atomic::Ordering;
+
+/// Asks the peer to wake one more sleeper. The caller checks once more before it sleeps, and calls [`rise_from_data`]
+/// when it is awake.
+pub fn arm_for_data(socket: &'static Socket, how: Wake) {
+    let mut ring = socket.receiving.lock();
+    socket.receiving.uses();
+    let is_first = socket.receiving.add_sleeper();
+    if let Some(receiver) = ring.as_mut() {
+        bell::announce(&mut receiver.ring, how, is_first);
+        receiver.ring.arm();
+    }
+    drop(ring);
+    if socket.gives_up.load(Ordering::Relaxed) {
+        probe(socket);
+    }
+}
+
+/// Asks again, for the same sleeper, because the peer may have woken it.
+pub fn arm_for_data_again(socket: &'static Socket, how: Wake) {
+    let mut ring = socket.receiving.lock();
+    let is_alone = socket.receiving.waiting.load(Ordering::Relaxed) == 1;
+    if let Some(receiver) = ring.as_mut() {
+        bell::announce(&mut receiver.ring, how, is_alone);
+        receiver.ring.arm();
+    }
+}
+
+/// Records that a sleeper is awake. If no other thread of any process sleeps, the peer need not wake this side any
+/// more.
+pub fn rise_from_data(socket: &'static Socket) {
+    let mut ring = socket.receiving.lock();
+    if socket.receiving.remove_sleeper()
+        && socket.receiving.common().is_none()
+        // A peer that is to return to the kernel learns of that when it wakes this side.
+        && !socket.is_passed()
+        && let Some(receiver) = ring.as_mut()
+    {
+        receiver.ring.disarm();
+    }
+}
+
+/// Sends a wake byte if the ring has bytes that the peer has not taken. It is for a thread that is about to sleep and relies on
+/// the kernel to notice that the peer acknowledges nothing (TCP_USER_TIMEOUT). The kernel does not know the bytes in the ring,
+/// so it needs a byte of its own.
+#[cold]
+pub fn probe(socket: &'static Socket) {
+    if socket.sending.lock().as_ref().is_some_and(|sender| room::untaken(sender) > 0) {
+        connection::wake(socket, socket.fd.load(Ordering::Relaxed));
+    }
+}
+
+/// Asks the peer to wake one more sleeper when there is room. The caller checks once more before it sleeps, and calls
+/// [`rise_from_room`] when it is awake.
+pub fn arm_for_room(socket: &'static Socket, how: Wake) {
+    let mut ring = socket.sending.lock();
+    let is_first = socket.sending.add_sleeper();
+    if let Some(sender) = ring.as_mut() {
+        bell::announce(&mut sender.ring, how, is_first);
+        sender.ring.arm();
+    }
+}
+
+/// Asks again, for the same sleeper, because the peer may have woken it.
+pub fn arm_for_room_again(socket: &'static Socket, how: Wake) {
+    let mut ring = socket.sending.lock();
+    let is_alone = socket.sending.waiting.load(Ordering::Relaxed) == 1;
+    if let Some(sender) = ring.as_mut() {
+        bell::announce(&mut sender.ring, how, is_alone);
+        sender.ring.arm();
+    }
+}
+
+/// Records that a sleeper is awake. If no other thread of any process sleeps, the peer need not wake this side any
+/// more.
+pub fn rise_from_room(socket: &'static Socket) {
+    let mut ring = socket.sending.lock();
+    if socket.sending.remove_sleeper()
+        && socket.sending.common().is_none()
+        && let Some(sender) = ring.as_mut()
+    {
+        sender.ring.disarm();
+    }
+}

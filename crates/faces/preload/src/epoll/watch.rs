@@ -1,0 +1,120 @@
+//! A socket in an instance: what the program has asked for, and what it was told.
+
+use crate::carrying::bell::Wake;
+use crate::carrying::{look, output};
+use crate::epoll::edge::Edge;
+use crate::state::carrier::Carrier;
+use crate::state::socket::Socket;
+use crate::waiting::readiness;
+use crate::waiting::readiness::Armed;
+use libc::{c_int, c_short, epoll_event};
+use std::sync::atomic::Ordering;
+
+pub struct Watch {
+    pub(super) socket: &'static Socket,
+    /// The value of `Socket::life` when the program added the socket. The socket's memory may belong to another socket later.
+    pub(super) life: u64,
+    /// True if the program has removed the socket while the kernel's registration stays in place.
+    pub(super) is_absent: bool,
+    /// The events that the program has asked for, and its data.
+    pub(super) events: u32,
+    pub(super) data: u64,
+    pub(super) is_joined: bool,
+    /// True once an EPOLLONESHOT event has been reported.
+    pub(super) is_spent: bool,
+    /// For edge-triggered events: what was reported.
+    pub(super) edge: Edge<Progress>,
+    pub(super) is_hot: bool,
+    /// The number of consecutive looks that have found nothing while the socket was hot.
+    pub(super) misses: u32,
+    /// How the peer has been asked to wake this instance.
+    pub(super) armed: Armed,
+    /// The value of `State::told` at the call that last reported this socket to the program.
+    pub(super) told: u64,
+}
+
+/// How far everything at a socket has come of which a program with edge-triggered events is told.
+#[derive(PartialEq)]
+pub struct Progress {
+    /// What has come in the rings.
+    rings: look::Progress,
+    /// The carrier of the receiving direction. Bytes that TCP carries after a return may have arrived, and woken this side, while the
+    /// ring still carried the direction.
+    carrier: Carrier,
+    /// The number of calls that have found no room, as long as there is room again after them.
+    without_room: u32,
+}
+
+impl Progress {
+    pub(super) const NONE: Self = Self {
+        rings: look::Progress { position: 0, is_ending: false, is_left: false },
+        carrier: Carrier::Kernel,
+        without_room: 0,
+    };
+
+    pub(super) fn of(socket: &'static Socket, seen: &Self) -> Self {
+        Self {
+            rings: look::progress(socket),
+            carrier: socket.receiving.carrier(),
+            without_room: output::room_again(socket, seen.without_room),
+        }
+    }
+}
+
+impl Watch {
+    /// Returns whether the watch is for this socket, and not for an earlier one with the same memory.
+    pub(super) fn is_of(&self, socket: &'static Socket) -> bool {
+        std::ptr::eq(self.socket, socket) && self.life == socket.life.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether no event of it is reported at present.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_spent || self.is_absent
+    }
+
+    /// Makes the peer wake this side. Returns true if the peer can.
+    pub(super) fn arm(&mut self, how: Wake) -> bool {
+        let interest = self.events as c_short;
+        readiness::arm_more(self.socket, interest, how, &mut self.armed);
+        // A program that asks for room only when there is none needs no wake-up for room now.
+        readiness::can_be_woken(self.socket, interest)
+    }
+
+    /// Tells the peer that it need not wake this side any more.
+    pub(super) fn rise(&mut self) {
+        if self.is_of(self.socket) {
+            readiness::rise(self.socket, &mut self.armed);
+        }
+    }
+
+    /// Lets the peer wake this side instead of looking at the ring. Returns false if the peer cannot, or if something is ready.
+    pub(super) fn rests(&mut self, fd: c_int) -> bool {
+        // A wake byte, unlike a doorbell, says which socket it is for.
+        let rests = self.is_silent() || (self.arm(Wake::Byte) && self.ready(fd, true) == 0);
+        if rests {
+            self.is_hot = false;
+        } else {
+            self.rise();
+        }
+        rests
+    }
+
+    /// Stores what the program wants to know from now on.
+    pub(super) fn ask(&mut self, event: epoll_event) {
+        (self.events, self.data, self.is_spent) = (event.events, event.u64, false);
+        self.edge.set_due();
+    }
+
+    /// Returns the events to report.
+    pub(super) fn ready(&mut self, fd: c_int, only_look: bool) -> u32 {
+        if self.is_silent() {
+            return 0;
+        }
+        let (socket, interest) = (self.socket, self.events as c_short);
+        let ready = || readiness::readiness(socket, fd, interest) as u16 as u32;
+        if self.events & libc::EPOLLET as u32 == 0 {
+            return ready();
+        }
+        self.edge.news(only_look, |seen| Progress::of(socket, seen), ready)
+    }
+}

@@ -1,0 +1,69 @@
+//! The program's calls on connections to caches ([`crate::cache`]): they are served from memory as far as possible.
+//!
+//! ```text
+//! begin     asks the server whether it is a cache
+//! transfer  sends and receives
+//! waiting   implements poll and select
+//! ```
+
+pub mod begin;
+#[cfg(test)]
+mod tests;
+pub mod transfer;
+pub mod waiting;
+
+use crate::cache::State;
+use crate::state::socket::Socket;
+use crate::state::sockets::SOCKETS;
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+
+/// The pieces that a call sends. None of them is empty.
+pub type Pieces<'a> = SmallVec<[&'a [u8]; 8]>;
+/// The pieces of memory into which a call receives.
+pub type Rooms<'a> = SmallVec<[&'a mut [u8]; 8]>;
+
+/// Marks that a thread sleeps in the kernel until something comes on a connection. Meanwhile, all gets go to the server, because
+/// an answer of the library would not wake this thread.
+pub struct Asleep(&'static Socket);
+
+impl Asleep {
+    /// Marks the calling thread as asleep. Returns `None` if an answer is queued, so that the thread need not sleep.
+    pub fn begin(socket: &'static Socket) -> Option<Self> {
+        let _filter = socket.cache.filter.lock();
+        (!socket.cache.has_answers()).then(|| Self::anyway(socket))
+    }
+
+    /// Marks the calling thread as asleep, whether or not an answer is queued.
+    pub fn anyway(socket: &'static Socket) -> Self {
+        // ORDER preload.asking: see `Cache::is_fresh`.
+        socket.cache.asleep.fetch_add(1, Ordering::SeqCst);
+        Self(socket)
+    }
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        // If another socket uses this memory by now, its count has begun at zero again.
+        let count = |n: u32| n.checked_sub(1);
+        let _ = self.0.cache.asleep.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+    }
+}
+
+/// Prepares the child of a fork. The parent goes on answering gets, and the child does not. Queued answers exist in both
+/// processes, for the one that receives them.
+pub fn in_child() {
+    for fd in SOCKETS.used(0, u32::MAX) {
+        let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.cache.is_there()) else { continue };
+        socket.cache.filter.free_in_child();
+        socket.cache.name.free_in_child();
+        socket.cache.asleep.store(0, Ordering::Relaxed);
+        match socket.cache.state() {
+            // Either the server has not been asked, or its answer must still be removed from what the program receives.
+            State::Fresh | State::Late => {}
+            _ if socket.cache.has_answers() => socket.cache.set(State::Left),
+            _ => socket.cache.set(State::None),
+        }
+    }
+    crate::cache::find::in_child();
+}

@@ -1,0 +1,162 @@
+//! The state of one direction that the processes of a family share ([`super::family`]).
+
+use crate::process::{ids, thread};
+use crate::state::carrier::Carrier;
+use crate::system::confined::is_confined;
+use ginnel_ring::Cursor;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// The socket's number while no fork has happened, or when no other process has the socket any more.
+pub const ALONE: u32 = 0;
+
+/// The state of one direction that the processes share.
+#[repr(C, align(64))]
+pub struct Common {
+    /// The thread that holds the lock, or 0.
+    owner: AtomicI32,
+    /// The process that was the last to use the direction; 0 if none has since the fork.
+    user: AtomicI32,
+    /// The thread that may take the last wake byte, or 0; see `waiting::sleep`.
+    keeper: AtomicI32,
+    /// Counts the updates of this state.
+    version: AtomicU32,
+    carrier: AtomicU8,
+    /// Nobody knows the position any more.
+    is_lost: AtomicBool,
+    /// For receiving: a process has shut down receiving. (For sending, the ring says that.)
+    pub is_shut_down: AtomicBool,
+    token: AtomicU32,
+    rung: AtomicU32,
+    position: AtomicU64,
+    released: AtomicU64,
+    /// The bytes that earlier rings have carried.
+    before: AtomicU64,
+    /// The bytes of the kernel's stream that were sent or received.
+    pub kernels: AtomicU64,
+    /// Counts the connections that the socket has had since processes share it.
+    connection: AtomicU32,
+}
+
+/// The position of a direction.
+#[derive(Clone, Copy)]
+pub struct Position {
+    pub carrier: Carrier,
+    pub cursor: Cursor,
+    pub before: u64,
+}
+
+impl Common {
+    /// Waits for the lock, which no process holds for long.
+    pub fn enter(&self) {
+        let me = thread::tid();
+        let mut looks = 0;
+        // ORDER family.lock: what the last owner said. Pairs with: `Common::leave`.
+        while let Err(owner) = self.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            if owner == me {
+                return;
+            }
+            looks += 1;
+            if !is_confined() {
+                std::thread::yield_now();
+            }
+            if looks % 1000 == 0
+                && !ids::exists(owner)
+                && self.owner.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                // The owner was killed. The next owner continues at the position where the killed call began, and
+                // finds out whether the ring is still there.
+                self.version.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+
+    pub fn leave(&self) {
+        // ORDER family.lock: what was said under the lock. Pairs with: `Common::enter`.
+        self.owner.store(0, Ordering::Release);
+    }
+
+    /// Records how far this process has come. The caller holds the lock. Returns the new version.
+    pub fn record(&self, position: Position) -> u32 {
+        let Position { carrier, cursor, before } = position;
+        self.carrier.store(carrier as u8, Ordering::Relaxed);
+        self.token.store(cursor.token, Ordering::Relaxed);
+        self.rung.store(cursor.rung, Ordering::Relaxed);
+        self.position.store(cursor.position, Ordering::Relaxed);
+        self.released.store(cursor.released, Ordering::Relaxed);
+        self.before.store(before, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// Returns how far the processes have come, or `None` if that is lost. The caller holds the lock.
+    pub fn position(&self) -> Option<Position> {
+        let cursor = Cursor {
+            position: self.position.load(Ordering::Relaxed),
+            pending: 0,
+            released: self.released.load(Ordering::Relaxed),
+            token: self.token.load(Ordering::Relaxed),
+            rung: self.rung.load(Ordering::Relaxed),
+        };
+        let carrier = Carrier::from_byte(self.carrier.load(Ordering::Relaxed));
+        let before = self.before.load(Ordering::Relaxed);
+        (!self.is_lost.load(Ordering::Relaxed)).then_some(Position { carrier, cursor, before })
+    }
+
+    pub fn version(&self) -> u32 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// Begins another connection of the socket. The caller holds the lock.
+    pub fn renew(&self) {
+        self.kernels.store(0, Ordering::Relaxed);
+        self.is_lost.store(false, Ordering::Relaxed);
+        self.is_shut_down.store(false, Ordering::Relaxed);
+        self.connection.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the socket's connection. Processes compare it with the one that they know.
+    #[inline]
+    pub fn connection(&self) -> u32 {
+        self.connection.load(Ordering::Relaxed)
+    }
+
+    /// Marks the position as lost for others: only this process can continue.
+    pub fn keep_to_oneself(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Records that this process uses the direction.
+    pub fn use_it(&self) {
+        self.user.store(ids::process(), Ordering::Relaxed);
+    }
+
+    /// Returns the process that was the last to use the direction; 0 if none has since the fork.
+    pub fn user(&self) -> i32 {
+        self.user.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the keeper `from` by another one. Returns whether the other one is the keeper now.
+    pub fn replace_keeper(&self, from: i32, to: i32) -> bool {
+        match self.keeper.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => true,
+            Err(keeper) => keeper == to,
+        }
+    }
+
+    /// Removes a keeper that does not exist any more.
+    pub fn bury_keeper(&self) {
+        let keeper = self.keeper.load(Ordering::Relaxed);
+        if keeper != 0 && !ids::exists(keeper) {
+            self.replace_keeper(keeper, 0);
+        }
+    }
+
+    /// Resets the state for a new socket.
+    pub fn begin(&self, kernels: u64) {
+        self.owner.store(0, Ordering::Relaxed);
+        self.keeper.store(0, Ordering::Relaxed);
+        self.user.store(0, Ordering::Relaxed);
+        self.is_lost.store(false, Ordering::Relaxed);
+        self.kernels.store(kernels, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,37 @@
+//! Who sleeps for the wake bytes of a socket. [`crate::waiting::sleep`] describes the rules.
+
+use crate::state::common::Common;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering, fence};
+
+/// Who sleeps for the wake bytes of a socket in this process.
+pub struct Sleepers {
+    /// The thread that may take the last byte, or 0.
+    pub keeper: AtomicI32,
+    /// The number of threads that sleep at edges.
+    pub at_edges: AtomicU32,
+}
+
+impl Sleepers {
+    pub const fn new() -> Self {
+        Self { keeper: AtomicI32::new(0), at_edges: AtomicU32::new(0) }
+    }
+
+    /// Forgets all of them, for another socket, or in the child of a fork, where they do not exist.
+    pub fn clear(&self) {
+        self.keeper.store(0, Ordering::Relaxed);
+        self.at_edges.store(0, Ordering::Relaxed);
+    }
+
+    /// Tells the relatives that get the socket now who is the keeper. A keeper that comes later tells them by itself.
+    pub fn share_keeper(&self, common: &Common) {
+        // ORDER wakes.keeper: either this thread sees that the keeper comes or goes, or the keeper sees what the relatives share, because
+        // both write before they read. Pairs with: `Keeper::begin`, `Keeper::drop`.
+        fence(Ordering::SeqCst);
+        let keeper = self.keeper.load(Ordering::SeqCst);
+        common.replace_keeper(0, keeper);
+        fence(Ordering::SeqCst);
+        if self.keeper.load(Ordering::SeqCst) != keeper {
+            common.replace_keeper(keeper, 0);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Sleeping until something is ready.
+
+pub mod deadline;
+pub mod in_kernel;
+pub mod limit;
+pub mod points;
+pub mod readiness;
+pub mod sleep;
+pub mod wait;

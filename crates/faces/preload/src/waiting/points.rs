@@ -1,0 +1,268 @@
+//! Doorbells, which wake sleeping threads faster than wake bytes do.
+//!
+//! A byte on the kernel's connection wakes any sleeper, but it passes through two TCP stacks, and between VMs through
+//! two virtual network cards. A process usually has few sleepers, so its doorbell wakes them instead: this costs one
+//! system call on the host and one interrupt between VMs. Sleepers also watch the kernel's connection, which reports
+//! its end. A peer that cannot ring the doorbell sends a byte.
+//!
+//! The doorbell belongs to the endpoint, so a ring wakes every thread that sleeps at it. Therefore at most [`MOST`]
+//! threads of a process sleep at doorbells, and the others are woken by bytes. A sleeper never reads the eventfd,
+//! because other threads sleep on it too. It sleeps in an epoll instance that has the eventfd as an edge-triggered
+//! entry: the one of a [`WaitPoint`], or the program's own ([`watch`]). Threads that are not alone at a socket sleep at a
+//! wait point too, at its doorbell or not ([`super::sleep`]).
+#![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
+
+use crate::carrying::bell::Wake;
+use crate::process::lock::Lock;
+use crate::process::{hidden, thread};
+use crate::state::socket::Socket;
+use crate::system::confined::is_confined;
+use crate::system::errno::{Errno, Kept, Result, check};
+use crate::system::{cancel, real};
+use ginnel::SocketReceiver;
+use libc::{c_int, epoll_event, pollfd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+/// The most threads of a process that sleep at its doorbells.
+const MOST: usize = 4;
+/// The wait points of other threads, which only sleep at sockets.
+const OTHERS: usize = 28;
+/// The most doorbells that one epoll instance watches. Each segment has one.
+const EVENTS: usize = 8;
+
+/// The doorbells that an epoll instance watches, by their eventfds. (An endpoint lasts as long as its process.)
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Events {
+    fds: [c_int; EVENTS],
+    len: usize,
+}
+
+impl Events {
+    pub const fn new() -> Self {
+        Self { fds: [-1; EVENTS], len: 0 }
+    }
+
+    pub fn has(&self, event: c_int) -> bool {
+        self.fds[..self.len].contains(&event)
+    }
+
+    /// Adds an eventfd to the epoll instance, which reports `data` when the doorbell rings. Returns false if there is
+    /// no room.
+    fn add(&mut self, epoll: c_int, event: c_int, data: u64) -> bool {
+        if self.has(event) {
+            return true;
+        }
+        if self.len == EVENTS {
+            return false;
+        }
+        let mut what = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+        // SAFETY: one event.
+        let result = unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, event, &raw mut what) };
+        if result != 0 && Errno::last() != Errno(libc::EEXIST) {
+            return false;
+        }
+        self.fds[self.len] = event;
+        self.len += 1;
+        true
+    }
+}
+
+/// Returns the eventfd that a socket's peer rings. Returns `None` if the peer does not ring, or if another process
+/// may have the socket too.
+fn event_of(socket: &Socket) -> Option<c_int> {
+    if is_confined() || socket.receiving.common().is_some() {
+        return None;
+    }
+    let rings = socket.receiving.lock();
+    rings
+        .as_ref()
+        .filter(|receiver| receiver.is_ours())
+        .and_then(SocketReceiver::doorbell_event)
+        .map(|event| event.as_raw_fd())
+}
+
+/// The state of one wait point. The process has a fixed set of them, which its threads share.
+struct Shared {
+    /// The thread that uses this wait point, or 0.
+    owner: AtomicI32,
+    /// An epoll instance of this library, or -1 if it has not been created yet.
+    epoll: AtomicI32,
+    events: Lock<Events>,
+}
+
+/// The wait points at the doorbells come first.
+static WAIT_POINTS: [Shared; MOST + OTHERS] = [const {
+    Shared { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
+}; MOST + OTHERS];
+
+/// A wait point that one thread uses to sleep at the doorbells, or at sockets. Dropping it frees the wait point.
+pub struct WaitPoint {
+    shared: &'static Shared,
+    has_doorbell: bool,
+    /// This thread already uses the wait point, in a call that a signal handler has interrupted for a while or for
+    /// good. The thread keeps it: if another thread used it too, a ring would wake only one of them.
+    is_borrowed: bool,
+}
+
+impl WaitPoint {
+    /// Takes a free wait point at the doorbells. Returns `None` if all are in use.
+    pub fn take() -> Option<Self> {
+        Self::take_of(&WAIT_POINTS[..MOST], true)
+    }
+
+    /// Takes a free wait point where no doorbell wakes the thread. Returns `None` if all are in use.
+    pub fn take_without_doorbell() -> Option<Self> {
+        Self::take_of(&WAIT_POINTS[MOST..], false)
+    }
+
+    fn take_of(points: &'static [Shared], has_doorbell: bool) -> Option<Self> {
+        let _errno = Kept::new();
+        let me = thread::tid();
+        // The interrupted call checks its condition again before it sleeps again.
+        let own = points.iter().find(|shared| shared.owner.load(Ordering::Relaxed) == me);
+        let shared = own.or_else(|| {
+            points.iter().find(|shared| {
+                // ORDER preload.wait_point: the eventfds that the previous user has added. Pairs with:
+                // `WaitPoint::drop`.
+                shared.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            })
+        })?;
+        let point = Self { shared, has_doorbell, is_borrowed: own.is_some() };
+        if point.shared.epoll.load(Ordering::Relaxed) < 0 {
+            // SAFETY: it takes a number.
+            let epoll = unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) };
+            if epoll < 0 {
+                return None;
+            }
+            // SAFETY: the descriptor is new, and nothing else owns it.
+            let epoll = hidden::hide(unsafe { OwnedFd::from_raw_fd(epoll) });
+            point.shared.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
+        }
+        Some(point)
+    }
+
+    /// Returns how the peer of a socket is to wake the thread that sleeps here, and watches that peer's doorbell if
+    /// it can.
+    pub fn wake_for(&self, socket: &Socket) -> Wake {
+        match event_of(socket).filter(|_| self.has_doorbell) {
+            Some(event) if self.shared.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
+            _ => Wake::Byte,
+        }
+    }
+
+    /// Returns the epoll instance, which becomes readable when the doorbell has rung since the last
+    /// [`WaitPoint::drain`].
+    pub fn epoll(&self) -> c_int {
+        self.shared.epoll.load(Ordering::Relaxed)
+    }
+
+    /// Adds a socket, whose wake bytes wake the thread that sleeps here even if another thread takes them; see `sleep`.
+    pub fn register(&self, fd: c_int) -> Option<Registration> {
+        let _errno = Kept::new();
+        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let mut what = epoll_event { events: events as u32, u64: 0 };
+        // SAFETY: one event.
+        let result = unsafe { real::epoll_ctl(self.epoll(), libc::EPOLL_CTL_ADD, fd, &raw mut what) };
+        // A call that a signal handler has interrupted, for a while or for good, may have added it already.
+        let is_added = result == 0 || Errno::last() == Errno(libc::EEXIST);
+        is_added.then_some(Registration { shared: self.shared, fd })
+    }
+
+    /// Sleeps until the doorbell rings, a registered socket has news, `fd` has ended, or has bytes if this thread is their keeper
+    /// ([`crate::waiting::sleep`]), or the time has passed. A negative time means for ever. Returns true if there may be wake bytes.
+    pub fn sleep(&self, fd: c_int, is_keeper: bool, milliseconds: c_int) -> Result<bool> {
+        let entry = |fd, events| pollfd { fd, events, revents: 0 };
+        let bytes = if is_keeper { libc::POLLIN } else { 0 };
+        let mut polls = [entry(fd, bytes | libc::POLLRDHUP), entry(self.epoll(), libc::POLLIN)];
+        // SAFETY: two descriptors.
+        check(unsafe { real::poll(polls.as_mut_ptr(), 2, milliseconds) } as isize)?;
+        if polls[1].revents != 0 {
+            self.drain();
+        }
+        Ok(polls[0].revents != 0 || !is_keeper)
+    }
+
+    /// Consumes the rings and the news of sockets that have come so far.
+    pub fn drain(&self) {
+        if is_confined() {
+            return;
+        }
+        let _errno = Kept::new();
+        let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
+        while cancel::epoll(self.epoll(), &mut events) == EVENTS as c_int {}
+    }
+}
+
+/// A socket at a wait point. Dropping it removes the socket.
+pub struct Registration {
+    shared: &'static Shared,
+    fd: c_int,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if is_confined() {
+            return;
+        }
+        let _errno = Kept::new();
+        // In the child of a fork, there is no instance any more.
+        let epoll = self.shared.epoll.load(Ordering::Relaxed);
+        // SAFETY: the operation takes no event.
+        unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, self.fd, std::ptr::null_mut()) };
+    }
+}
+
+impl Drop for WaitPoint {
+    fn drop(&mut self) {
+        if !self.is_borrowed {
+            // ORDER preload.wait_point: see `WaitPoint::take`.
+            self.shared.owner.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// The number of the program's epoll instances that watch a doorbell.
+static WATCHING: AtomicU32 = AtomicU32::new(0);
+
+/// Returns how the peer of a socket is to wake a thread that sleeps in an epoll instance of the program. The instance
+/// reports `data` when the doorbell rings.
+pub fn watch(events: &mut Events, epoll: c_int, socket: &Socket, data: u64) -> Wake {
+    let Some(event) = event_of(socket) else { return Wake::Byte };
+    if events.has(event) {
+        return Wake::Bell;
+    }
+    let _errno = Kept::new();
+    if events.len == 0 && WATCHING.fetch_add(1, Ordering::Relaxed) >= MOST as u32 {
+        WATCHING.fetch_sub(1, Ordering::Relaxed);
+        return Wake::Byte;
+    }
+    let is_added = events.add(epoll, event, data);
+    if events.len == 0 {
+        WATCHING.fetch_sub(1, Ordering::Relaxed);
+    }
+    if is_added { Wake::Bell } else { Wake::Byte }
+}
+
+/// Forgets the doorbells of an epoll instance that is closed.
+pub fn unwatch(events: &mut Events) {
+    if std::mem::take(events).len > 0 {
+        // The child of a fork does not count the instances of its parent.
+        let _ = WATCHING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+    }
+}
+
+/// Resets the wait points in the child of a fork. The child creates its own epoll instances, because a ring would
+/// wake only one of the processes that share an instance.
+pub fn in_child() {
+    for shared in &WAIT_POINTS {
+        let epoll = shared.epoll.swap(-1, Ordering::Relaxed);
+        if epoll >= 0 {
+            // SAFETY: this library's own.
+            unsafe { real::close(epoll) };
+        }
+        *shared.events.lock() = Events::new();
+        shared.owner.store(0, Ordering::Relaxed);
+    }
+    WATCHING.store(0, Ordering::Relaxed);
+}
