@@ -11,6 +11,7 @@ pub struct House {
     /// From top to bottom.
     pub floors: Vec<Floor>,
     pub apart: Vec<Apart>,
+    pub inside: Vec<Inside>,
 }
 
 /// A floor: its crates use only crates of the floors below it.
@@ -31,6 +32,14 @@ pub struct Apart {
     pub why: String,
 }
 
+/// The floors inside of a crate.
+#[derive(Debug, PartialEq)]
+pub struct Inside {
+    pub name: String,
+    /// Its modules, from top to bottom.
+    pub modules: Vec<String>,
+}
+
 impl House {
     /// Reads the list of this repository.
     pub fn read() -> Self {
@@ -46,9 +55,10 @@ impl House {
                 house.add(line.trim()).map_err(|fault| format!("{FILE}:{}: {fault}: {line}", at + 1))?;
             }
         }
-        for name in house.apart.iter().flat_map(|apart| [&apart.user, &apart.used]) {
+        let apart = house.apart.iter().flat_map(|apart| [&apart.user, &apart.used]);
+        for name in apart.chain(house.inside.iter().map(|inside| &inside.name)) {
             if house.level(name).is_none() {
-                return Err(format!("{FILE}: there is no room {name}, which is to be kept apart"));
+                return Err(format!("{FILE}: there is no room {name}, of which another line tells"));
             }
         }
         Ok(house)
@@ -74,7 +84,15 @@ impl House {
             ("apart", [user, used]) => {
                 self.apart.push(Apart { user: user.clone(), used: used.clone(), why: text.into() });
             }
-            _ => return Err("this is not a title, a floor, a room or a pair of crates to keep apart"),
+            ("inside", [name]) => {
+                let modules = text.split_whitespace().map(String::from).collect();
+                self.inside.push(Inside { name: name.clone(), modules });
+            }
+            _ => {
+                return Err(
+                    "this is not a title, a floor, a room, a pair of crates to keep apart or the inside of a crate",
+                );
+            }
         }
         Ok(())
     }
@@ -87,7 +105,7 @@ impl House {
 
 #[test]
 fn a_list_is_read() {
-    let text = "# head\n\ntitle T\nfloor a b: Top\nroom x: it: is|so\nfloor c: Low\nroom y: this\napart x y: because\n";
+    let text = "# head\n\ntitle T\nfloor a b: Top\nroom x: it: is|so\nfloor c: Low\nroom y: this\napart x y: because\ninside y: a b\n";
     let floor = |folders: &[&str], title: &str, room: &str| Floor {
         folders: folders.iter().map(|name| name.to_string()).collect(),
         title: title.into(),
@@ -96,6 +114,7 @@ fn a_list_is_read() {
     let house = House::parse(text).expect("a list");
     assert_eq!(house.floors, [floor(&["a", "b"], "Top", "x"), floor(&["c"], "Low", "y")]);
     assert_eq!(house.apart, [Apart { user: "x".into(), used: "y".into(), why: "because".into() }]);
+    assert_eq!(house.inside, [Inside { name: "y".into(), modules: vec!["a".into(), "b".into()] }]);
     assert_eq!((house.level("x"), house.level("y"), house.level("z")), (Some(0), Some(1), None));
 }
 
@@ -106,6 +125,7 @@ fn a_line_that_is_wrong_is_named() {
         ("floor a", ":1: ", "no colon"),
         ("floor : A", ":1: ", "not a title"),
         ("room x: X", ":1: ", "above the first floor"),
+        ("inside x: a", ": ", "no room x"),
         ("floor a: A\nroom x y: X", ":2: ", "not a title"),
         ("floor a: A\nroom x: X\nfloor b: B\nroom x: X", ":4: ", "has a room already"),
         ("floor a: A\nroom x: X\napart x: why", ":3: ", "not a title"),

@@ -4,6 +4,7 @@
 //! | module | what it tests |
 //! |---|---|
 //! | [`dependencies`] | the crates and what they use, against docs/pictures/architecture.floors |
+//! | [`inside`] | what the files of a crate with floors of its own use, against the same list |
 //! | [`msrv`] | that all dependencies compile with the oldest Rust that the workspace promises |
 //! | [`sources`] | that there is one way to skip a test, and none to hide one or to borrow its modules |
 //!
@@ -13,6 +14,7 @@
 
 mod dependencies;
 mod floors;
+mod inside;
 mod msrv;
 mod packages;
 mod sources;

@@ -5,4 +5,6 @@ pub mod exec;
 pub mod poll;
 pub mod receive;
 pub mod send;
+#[cfg(test)]
+mod served_tests;
 pub mod splice;

@@ -7,8 +7,6 @@
 //! ```
 
 pub mod begin;
-#[cfg(test)]
-mod tests;
 pub mod transfer;
 pub mod waiting;
 

@@ -1,9 +1,9 @@
 //! The end of a connection whose socket remains: `connect` with AF_UNSPEC. The program may connect the socket anew afterwards.
 //!
 //! The kernel breaks the connection, so what the peer learns is what it learns when a program closes a connection with unread bytes
-//! ([`crate::carrying::closing::mark_received`]). This library marks the rings first, because the peer looks at them once its kernel has told it. Both
-//! directions stay locked until the socket has no connection: a thread that takes wake bytes must not take the kernel's error, or
-//! bytes of the next connection.
+//! ([`crate::carrying::closing::mark_received`]). This library marks the rings first, because the peer looks at them once its kernel has
+//! told it. Both directions stay locked until the socket has no connection: a thread that takes wake bytes must not take the kernel's
+//! error, or bytes of the next connection.
 //!
 //! Calls that wait for the earlier connection end ([`Socket::connection`]). Relatives that have the socket learn of its end by a count
 //! in the memory that they share, and leave the next connection to the kernel ([`follow`]). As long as they have it, it does not change

@@ -85,8 +85,8 @@ pub fn pass_on(sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bo
     return_within(PATIENCE, sockets, reason)
 }
 
-/// Does the same, and waits for so many microseconds at most. A connection that has not returned by then for one of [`crate::state::reasons::LATER`]
-/// goes on with that during the program's calls.
+/// Does the same, and waits for so many microseconds at most. A connection that has not returned by then for one of
+/// [`crate::state::reasons::LATER`] goes on with that during the program's calls.
 #[cold]
 pub fn return_within(patience: u64, sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bool {
     let _errno = Kept::new();

@@ -6,8 +6,8 @@
 //! its call fails with EINTR.
 //!
 //! A handler may leave the interrupted call without returning to it (`longjmp`). It does not run while the call holds a lock
-//! ([`crate::process::section`]). Code that takes a lock of the C library, or allocates, runs with [`Blocked`] signals, and everything that is
-//! created only once is created when the library is loaded.
+//! ([`crate::process::section`]). Code that takes a lock of the C library, or allocates, runs with [`Blocked`] signals, and everything that
+//! is created only once is created when the library is loaded.
 #![allow(unsafe_code)] // Asks the kernel which handlers are installed.
 
 use crate::system::confined::is_confined;

@@ -4,10 +4,10 @@
 //! number without an entry does not concern this library. Entries are found without a lock. The objects that they point to are
 //! never freed, but used again, and that only when no call uses them any more ([`Call`]).
 //!
-//! While a thread closes a descriptor, or gives its number to another file, the entry is a mark of that thread. Between the
-//! connection's end in this library and its end in the kernel, the number must belong neither to the connection nor to another
-//! file: a call of another thread would read wake bytes from the one, or send them to the other. So calls that come meanwhile wait
-//! until it is clear what the number refers to, and this library's own system calls on such a number ([`super::sockets::Using`]) have ended before.
+//! While a thread closes a descriptor, or gives its number to another file, the entry is a mark of that thread. Between the connection's
+//! end in this library and its end in the kernel, the number must belong neither to the connection nor to another file: a call of another
+//! thread would read wake bytes from the one, or send them to the other. So calls that come meanwhile wait until it is clear what the
+//! number refers to, and this library's own system calls on such a number ([`super::sockets::Using`]) have ended before.
 
 use crate::process::lock::Lock;
 use crate::process::{lock, thread};
