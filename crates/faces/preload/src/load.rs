@@ -1,9 +1,10 @@
 //! What happens when this library is loaded, before the program's own constructors run.
-#![cfg_attr(not(test), allow(unsafe_code))] // A constructor.
+#![allow(unsafe_code)] // A constructor, and a function of the C library.
 
 /// Prepares this library. The order matters: everything else calls the C library, and obeys the settings.
 extern "C" fn load() {
     crate::system::real::find_all();
+    ginnel_shmem::install_handlers_with(sigaction);
     crate::process::settings::load();
     crate::daemon::report::load();
     #[cfg(not(test))]
@@ -22,3 +23,12 @@ extern "C" fn load() {
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOAD: extern "C" fn() = load;
+
+unsafe extern "C" fn sigaction(
+    signal: libc::c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> libc::c_int {
+    // SAFETY: the rules are the same.
+    unsafe { crate::system::real::sigaction(signal, new, old) }
+}

@@ -7,6 +7,8 @@
 //! *SIGSEGV*, for mappings that ask for it: a forbidden store has no effect. The handler maps a private copy over the page
 //! and sets the flag; the store then goes into the copy, and the library reports it.
 //!
+//! A fault in the code that touches the program's memory ([`touch`]) says only that the memory is not there.
+//!
 //! The handler of SIGSEGV also holds stores of other threads while pages are moved, if userfaultfd cannot do so: see
 //! [`hold`].
 //!
@@ -37,7 +39,7 @@ mod index;
 #[cfg(all(loom, test))]
 mod model;
 
-use crate::hold;
+use crate::{hold, touch};
 use index::{Entered, Index};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use std::cell::Cell;
@@ -126,8 +128,9 @@ pub fn leave_handlers_alone(leave: bool) {
     LEFT_ALONE.store(leave, Ordering::Relaxed);
 }
 
-/// Installs this library's handlers again where the program has replaced them.
-pub(crate) fn look_after() {
+/// Installs this library's handlers again where the program has replaced them. The library does that by itself on some occasions; a
+/// library that sees the program's calls of `sigaction` can do it at once.
+pub fn look_after() {
     if LEFT_ALONE.load(Ordering::Relaxed) {
         return;
     }
@@ -137,6 +140,46 @@ pub(crate) fn look_after() {
             let _ = table.install();
         }
     }
+}
+
+/// Returns the action that a signal had before this library's handler was installed on top, if that handler is there: what a program
+/// that asks for the action expects to find.
+pub fn replaced_action(signal: libc::c_int) -> Option<libc::sigaction> {
+    let table = [&TRUNCATION, &STORES].into_iter().find(|table| table.signal == signal)?;
+    // SAFETY: null, or a leaked box of `install`.
+    let latest = unsafe { table.latest.load(Ordering::Acquire).as_ref() }?;
+    matches!(table.replaced(), Ok(None)).then_some(*latest)
+}
+
+/// The C library's `sigaction`.
+pub type Sigaction =
+    unsafe extern "C" fn(libc::c_int, *const libc::sigaction, *mut libc::sigaction) -> libc::c_int;
+
+static SIGACTION: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Makes this library install its handlers with this function. This is for a library that takes the place of the C library's.
+pub fn install_handlers_with(function: Sigaction) {
+    SIGACTION.store(function as *mut c_void, Ordering::Release);
+}
+
+/// Calls `sigaction`.
+///
+/// # Safety
+///
+/// The pointers are null or valid, and the new action's handler is async-signal-safe.
+unsafe fn sigaction(
+    signal: libc::c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> libc::c_int {
+    let function = SIGACTION.load(Ordering::Acquire);
+    let function: Sigaction = match function.is_null() {
+        true => libc::sigaction,
+        // SAFETY: it comes from `install_handlers_with`, which takes only functions of this type.
+        false => unsafe { std::mem::transmute::<*mut c_void, Sigaction>(function) },
+    };
+    // SAFETY: the caller guarantees it.
+    unsafe { function(signal, new, old) }
 }
 
 impl Table {
@@ -196,7 +239,8 @@ impl Table {
         Ok(Watch { table: self, entered: Some(entered) })
     }
 
-    fn is_installed(&self) -> bool {
+    #[inline]
+    pub fn is_installed(&self) -> bool {
         !self.first.load(Ordering::Relaxed).is_null()
     }
 
@@ -219,7 +263,7 @@ impl Table {
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
         // SAFETY: the pointer is valid; the handler is async-signal-safe (atomics, mmap, mremap, copies, sigaction).
-        if unsafe { libc::sigaction(self.signal, &raw const action, ptr::null_mut()) } != 0 {
+        if unsafe { sigaction(self.signal, &raw const action, ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
         if is_first {
@@ -234,7 +278,7 @@ impl Table {
         // SAFETY: `sigaction` is a plain structure for which all zeros is a valid value.
         let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: the pointer is valid; nothing is changed.
-        if unsafe { libc::sigaction(self.signal, ptr::null(), &raw mut present) } != 0 {
+        if unsafe { sigaction(self.signal, ptr::null(), &raw mut present) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok((present.sa_sigaction != handler as *const () as usize).then_some(present))
@@ -254,6 +298,9 @@ impl Table {
 }
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    if touch::survive(context) {
+        return;
+    }
     let table = if signal == STORES.signal { &STORES } else { &TRUNCATION };
     // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
@@ -334,6 +381,8 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
         && to.sa_sigaction != libc::SIG_DFL
         && to.sa_sigaction != libc::SIG_IGN
     {
+        // The kernel restores the mask when this library's handler returns.
+        block(signal, to);
         if to.sa_flags & libc::SA_SIGINFO != 0 {
             // SAFETY: the program registered this address as a handler of this signature.
             let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
@@ -355,7 +404,19 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
     unsafe {
         let mut default: libc::sigaction = std::mem::zeroed();
         default.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(signal, &raw const default, ptr::null_mut());
+        sigaction(signal, &raw const default, ptr::null_mut());
+    }
+}
+
+/// Blocks the signals that the kernel would have blocked for this handler.
+fn block(signal: libc::c_int, action: &libc::sigaction) {
+    // SAFETY: the sets are valid, and the thread's mask may be changed. The calls are async-signal-safe.
+    unsafe {
+        let mut mask = action.sa_mask;
+        if action.sa_flags & libc::SA_NODEFER == 0 {
+            libc::sigaddset(&raw mut mask, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, ptr::null_mut());
     }
 }
 

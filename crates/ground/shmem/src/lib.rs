@@ -38,8 +38,9 @@ mod memory;
 mod placed;
 mod present;
 mod stacks;
+pub mod touch;
 
-pub use guard::leave_handlers_alone;
+pub use guard::{Sigaction, install_handlers_with, leave_handlers_alone, look_after, replaced_action};
 #[cfg(loom)]
 pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};

@@ -1,5 +1,6 @@
 /* Addresses at which there is no memory: the kernel says EFAULT. */
 #include "case.h"
+#include <setjmp.h>
 
 static void *const nowhere[] = { NULL, (void *)8, (void *)-1, (void *)-4096, (void *)(1ul << 60) };
 enum { NOWHERE = sizeof nowhere / sizeof nowhere[0] };
@@ -180,5 +181,133 @@ CASE(pointers_requests)
             say("getpeername", getpeername(fd, bad, &size));
         }
     }
+    meet();
+}
+
+enum { PAGE = 4096 };
+
+/* Returns so many pages. */
+static char *pages(int n)
+{
+    char *start = mmap(NULL, n * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    check(start != MAP_FAILED, "mmap");
+    return start;
+}
+
+/* Returns an address behind which there is a page of a file that has been truncated. */
+static char *truncated(void)
+{
+    FILE *file = tmpfile();
+    check(file && ftruncate(fileno(file), PAGE) == 0, "a file");
+    char *start = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+    check(start != MAP_FAILED && ftruncate(fileno(file), 0) == 0, "a mapping");
+    return start;
+}
+
+/* The memory of a program that is not there, may not be used, or may only be read. */
+enum { ABSENT, FORBIDDEN, READ_ONLY, TRUNCATED, KINDS };
+
+static char *memory(int kind)
+{
+    char *start = kind == TRUNCATED ? truncated() : pages(1);
+    if (kind == ABSENT)
+        check(munmap(start, PAGE) == 0, "munmap");
+    else if (kind != TRUNCATED)
+        check(mprotect(start, PAGE, kind == READ_ONLY ? PROT_READ : PROT_NONE) == 0, "mprotect");
+    return start;
+}
+
+CASE(pointers_memory_send)
+{
+    if (me == CONNECTOR) {
+        for (int kind = 0; kind < KINDS; kind++) {
+            char *bad = memory(kind);
+            struct iovec both[] = { { "ab", 2 }, { bad, 3 } };
+            say("send", send(fd, bad, 3, 0));
+            say("send without waiting", send(fd, bad, 3, MSG_DONTWAIT));
+            say("write of much", write(fd, bad, 2 * PAGE) > 0 && kind != READ_ONLY);
+            if (kind != READ_ONLY)
+                say("writev", writev(fd, both, 2));
+            say("writev of bad vectors", writev(fd, (struct iovec *)bad, 1));
+            say("sendmsg of a bad message", sendmsg(fd, (struct msghdr *)bad, MSG_DONTWAIT) < 0 && kind != READ_ONLY);
+        }
+        char *end = pages(2) + PAGE;
+        check(munmap(end, PAGE) == 0, "munmap");
+        say("send across the end", send(fd, end - 3, 6, 0));
+        memcpy(end - 3, "xyz", 3);
+        say("send to the end", send(fd, end - 3, 3, 0));
+        shutdown(fd, SHUT_WR);
+    } else {
+        char text[100];
+        int n = 0, more;
+        while ((more = recv(fd, text + n, 1, 0)) > 0)
+            n += text[n] != 0;
+        printf("%.*s\n", n, text);
+    }
+    meet();
+}
+
+CASE(pointers_memory_receive)
+{
+    if (me == CONNECTOR)
+        send_all(fd, "abcdefgh", 8);
+    meet();
+    if (me == ACCEPTOR) {
+        char text[9] = "";
+        wait_for_bytes(fd, 8);
+        for (int kind = 0; kind < KINDS; kind++) {
+            char *bad = memory(kind);
+            struct iovec both[] = { { text, 2 }, { bad, 3 } };
+            say("recv", recv(fd, bad, 3, 0));
+            say("recv, peeking", recv(fd, bad, 3, MSG_PEEK));
+            say("recv of all", recv(fd, bad, 3, MSG_WAITALL));
+            say("recv, discarding nothing", recv(fd, bad, 0, MSG_TRUNC | MSG_DONTWAIT));
+            say("readv, peeking", recvmsg(fd, &(struct msghdr){ .msg_iov = both + 1, .msg_iovlen = 1 }, MSG_PEEK));
+            say("FIONREAD", ioctl(fd, FIONREAD, bad));
+            if (kind != READ_ONLY) {
+                say("readv of bad vectors", readv(fd, (struct iovec *)bad, 1));
+                say("poll", poll((struct pollfd *)bad, 1, 0));
+            }
+        }
+        char *end = pages(2) + PAGE;
+        check(munmap(end, PAGE) == 0, "munmap");
+        say("recv across the end", recv(fd, end - 3, 6, 0));
+        /* There is room for what comes. */
+        say("recv of less than there is room for", recv(fd, end - 8, 100, MSG_PEEK));
+        say("recv", recv(fd, text, 8, 0));
+        printf("%s\n", text);
+    }
+    meet();
+}
+
+static sigjmp_buf back;
+
+static void jumps(int signal)
+{
+    siglongjmp(back, signal);
+}
+
+/* A program's own handler of faults still gets them, and is what the program finds. */
+CASE(pointers_handlers)
+{
+    struct sigaction action = { .sa_handler = jumps, .sa_flags = SA_NODEFER }, before;
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < 2; i++) {
+            int number = i ? SIGBUS : SIGSEGV;
+            check(sigaction(number, &action, &before) == 0, "sigaction");
+            printf("%d %d\n", before.sa_handler == SIG_DFL, before.sa_handler == jumps);
+            check(sigaction(number, NULL, &before) == 0, "sigaction");
+            printf("%d %d\n", before.sa_handler == jumps, before.sa_flags & SA_NODEFER ? 1 : 0);
+            int signal = sigsetjmp(back, 1);
+            if (!signal)
+                *(volatile char *)memory(i ? TRUNCATED : ABSENT) = 1;
+            printf("signal %d\n", signal);
+            if (me == CONNECTOR)
+                say("send", send(fd, memory(i ? TRUNCATED : ABSENT), 1, 0));
+        }
+        meet();
+    }
+    signal(SIGSEGV, SIG_DFL);
+    printf("%d\n", signal(SIGSEGV, SIG_IGN) == SIG_DFL);
     meet();
 }

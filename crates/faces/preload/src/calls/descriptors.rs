@@ -11,6 +11,7 @@ use crate::state::table;
 use crate::system::clock::now;
 use crate::system::confined::is_confined;
 use crate::system::errno::Kept;
+use crate::system::memory;
 use libc::c_int;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +21,7 @@ const IN_USE: u64 = 1_000_000;
 
 /// Adds a TCP socket that the kernel has just created.
 pub fn add_socket(fd: c_int) -> &'static Socket {
+    memory::prepare();
     forget(fd);
     let socket = SOCKETS.fresh(Socket::new);
     socket.begin(fd);
@@ -29,6 +31,7 @@ pub fn add_socket(fd: c_int) -> &'static Socket {
 
 /// Adds an epoll instance that the kernel has just created.
 pub fn add_epoll(fd: c_int) {
+    memory::prepare();
     forget(fd);
     let instance = EPOLLS.fresh(Instance::new);
     instance.begin(fd);

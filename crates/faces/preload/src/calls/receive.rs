@@ -9,7 +9,7 @@ use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::number_in;
 use crate::system::errno::{Errno, Result, tell};
-use crate::system::memory::is_low;
+use crate::system::memory::can_write;
 use crate::waiting::deadline::Deadline;
 use crate::waiting::wait;
 use libc::c_int;
@@ -26,9 +26,16 @@ pub fn receive<'a>(
 ) -> isize {
     if socket.cache.is_there() {
         let mut pieces: Rooms<'a> = pieces.collect();
-        let is_bad = |piece: &&'a mut [u8]| !piece.is_empty() && is_low(piece.as_ptr());
-        if flags & libc::MSG_TRUNC == 0 && socket.cache.has_answers() && pieces.iter().any(is_bad) {
-            return tell(Err(Errno(libc::EFAULT)));
+        if flags & libc::MSG_TRUNC == 0 && socket.cache.has_answers() {
+            let mut left = socket.cache.queued();
+            let mut has_room = |piece: &mut &'a mut [u8]| {
+                let n = piece.len().min(left);
+                left -= n;
+                can_write(piece.as_mut_ptr(), n)
+            };
+            if !pieces.iter_mut().all(&mut has_room) {
+                return tell(Err(Errno(libc::EFAULT)));
+            }
         }
         return transfer::receive(socket, fd, flags, &mut pieces, native)
             .unwrap_or_else(|native| receive_on(socket, fd, flags, pieces.into_iter(), native));
@@ -118,15 +125,11 @@ fn counted<'a>(
             } else {
                 How::Take
             };
-            let is_bad = how.copies() && is_low(piece.as_ptr());
-            let how = if is_bad { How::Count } else { how };
             // The kernel may carry again meanwhile, so its call must not wait for more than there is.
             let waits_now = waits && (got < least || all);
             match input::some(socket, fd, &mut piece[at..], how, waits_now) {
                 // The end of the stream.
                 Ok(0) => return Ok(got),
-                // There are bytes, and they stay.
-                Ok(_) if is_bad => return if got > 0 { Ok(got) } else { Err(Errno(libc::EFAULT)) },
                 Ok(n) => {
                     at += n;
                     got += n;

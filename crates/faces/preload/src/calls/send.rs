@@ -10,7 +10,7 @@ use crate::state::sockets::{Using, number_in};
 use crate::system::clock::now;
 use crate::system::errno::{Errno, Kept, Result, check, tell};
 use crate::system::kernel;
-use crate::system::memory::is_low;
+use crate::system::memory::can_read;
 use crate::waiting::deadline::Deadline;
 use crate::waiting::wait;
 use ginnel_ring::SendError;
@@ -28,7 +28,7 @@ pub fn send<'a>(
 ) -> isize {
     if socket.cache.is_there() {
         let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
-        if pieces.iter().any(|piece| is_low(piece.as_ptr())) {
+        if !pieces.iter().all(|piece| can_read(piece.as_ptr(), piece.len())) {
             socket.cache.leave();
             return send_on(socket, fd, flags, pieces.iter().copied(), native);
         }
@@ -60,16 +60,30 @@ fn send_on<'a>(
 /// together and is woken once.
 const TOGETHER: usize = 4096;
 
+/// The most bytes for which the library finds out at a time whether they are there. If not all of them are, none of them is sent: the
+/// kernel, too, copies in large pieces.
+const CHECKED: usize = 64 << 10;
+
+/// Returns whether the first [`CHECKED`] bytes of several pieces are there.
+fn are_there<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> bool {
+    let mut left = CHECKED;
+    pieces.all(|piece| {
+        let n = piece.len().min(left);
+        left -= n;
+        can_read(piece.as_ptr(), n)
+    })
+}
+
 /// Returns the piece, or a copy of it and of as many following pieces as there is room for.
 fn gather<'p: 'r, 'r>(
     piece: &'p [u8],
     rest: &mut Peekable<impl Iterator<Item = &'p [u8]>>,
     room: &'r mut Option<[u8; TOGETHER]>,
 ) -> &'r [u8] {
-    let is_there = |next: &[u8]| next.is_empty() || !is_low(next.as_ptr());
+    let is_there = |next: &[u8]| can_read(next.as_ptr(), next.len());
     let fits = |at: usize, next: &[u8]| at.saturating_add(next.len()) <= TOGETHER && is_there(next);
     let mut at = piece.len();
-    if !is_there(piece) || rest.peek().is_none_or(|next| !fits(at, next)) {
+    if rest.peek().is_none_or(|next| !fits(at, next)) || !fits(0, piece) {
         return piece;
     }
     let room = room.get_or_insert([0; TOGETHER]);
@@ -100,6 +114,7 @@ fn into_ring<'a>(
     let mut deadline = Deadline::default();
     let connection = socket.connection();
     let number = |fd| number_in(socket, connection, fd, Errno(libc::ECONNRESET));
+    let are_there = pieces.clone().nth(1).is_none() || are_there(pieces.clone());
     let mut whole = Whole::of(pieces.clone().map(<[u8]>::len).fold(0, usize::saturating_add));
     let mut pieces = pieces.peekable();
     // The ring is held while the call goes on without waiting, so that nobody else's bytes come between its pieces.
@@ -113,9 +128,11 @@ fn into_ring<'a>(
         has_some |= !piece.is_empty();
         let mut rest = gather(piece, &mut pieces, &mut room);
         while !rest.is_empty() {
-            let result = match is_low(rest.as_ptr()) {
-                false => output::some_into_ring(socket, fd, rest, whole.least, &mut held),
-                true => {
+            let next = &rest[..rest.len().min(CHECKED)];
+            let is_there = (sent > 0 || are_there) && can_read(next.as_ptr(), next.len());
+            let result = match is_there {
+                true => output::some_into_ring(socket, fd, next, whole.least, &mut held),
+                false => {
                     held = None;
                     match output::some_from(socket, fd, &mut [0], |_| Err(Errno(libc::EFAULT))) {
                         Some(Err(Stop::Full)) => Some(Err(SendError::Full)),

@@ -8,6 +8,7 @@ use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::errno::{Errno, Kept, Result, check, tell};
 use crate::system::kernel;
+use crate::system::memory::can_write;
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::stream::Consumer;
 use ginnel_ring::{RecvError, carrier};
@@ -99,6 +100,10 @@ fn carried(
         Carrier::Returning => {
             if returning::settle(socket, fd, rings) {
                 return Ok(None);
+            }
+            let there = socket.stash.lock().len().min(into.len());
+            if how.copies() && !can_write(into.as_mut_ptr(), there) {
+                return Err(Errno(libc::EFAULT));
             }
             if let Some(n) = returning::from_stash(socket, into, how.copies(), how.stays()) {
                 return Ok(Some(n));
@@ -284,6 +289,13 @@ fn from_ring(
                 bell::wake(socket, fd, waker)
             }
         };
+        // The bytes stay if the program's memory is not there.
+        if how.copies()
+            && let Ok(there) = receiver.ring.poll_all()
+            && !can_write(into.as_mut_ptr(), there.min(into.len()))
+        {
+            return Err(Errno(libc::EFAULT));
+        }
         let got = match how {
             How::Take => receiver.ring.read(into, wake),
             How::Peek => peek_ring(&mut receiver.ring, into),

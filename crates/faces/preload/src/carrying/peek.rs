@@ -12,6 +12,7 @@ use crate::state::socket::Socket;
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
+use crate::system::memory::can_write;
 use ginnel::SocketReceiver;
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::carrier;
@@ -26,6 +27,8 @@ struct Sink<'a> {
     into: Option<&'a mut [u8]>,
     /// How many there have been.
     len: usize,
+    /// The program's memory is not there, so nothing more is shown.
+    is_bad: bool,
 }
 
 impl<'a> Sink<'a> {
@@ -33,16 +36,22 @@ impl<'a> Sink<'a> {
     fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         let into = self.into.as_deref_mut()?;
         let len = len.min(into.len() - self.len);
-        Some(&mut into[self.len..self.len + len])
+        let room = &mut into[self.len..self.len + len];
+        self.is_bad |= !can_write(room.as_mut_ptr(), len);
+        (!self.is_bad).then_some(room)
     }
 
     fn is_full(&self) -> bool {
-        self.into.as_ref().is_some_and(|into| self.len == into.len())
+        self.is_bad || self.into.as_ref().is_some_and(|into| self.len == into.len())
     }
 
     /// Counts bytes of which there are `len`, as far as there is room.
     fn count(&mut self, len: usize) {
-        let most = self.into.as_ref().map_or(usize::MAX, |into| into.len() - self.len);
+        let most = match &self.into {
+            Some(_) if self.is_bad => 0,
+            Some(into) => into.len() - self.len,
+            None => usize::MAX,
+        };
         self.len += len.min(most);
     }
 
@@ -100,7 +109,7 @@ pub fn show(
     rings: &mut Rings<SocketReceiver>,
     into: Option<&mut [u8]>,
 ) -> usize {
-    let mut sink = Sink { into, len: 0 };
+    let mut sink = Sink { into, len: 0, is_bad: false };
     let received = socket.receiving.kernels();
     match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => {}

@@ -7,7 +7,7 @@ use crate::process::{hidden, owner};
 use crate::state::inherited;
 use crate::state::socket::Stage;
 use crate::state::sockets::SOCKETS;
-use crate::system::memory::is_nowhere;
+use crate::system::memory::can_write;
 use crate::system::{errno, kernel, real};
 use libc::{c_int, c_uint, c_ulong};
 use std::ffi::c_void;
@@ -238,7 +238,7 @@ const FIOASYNC: c_ulong = 0x5452;
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if let Some(queued) = crate::exports::sockets::queued(fd, request) {
-        if is_nowhere(argument.cast::<c_int>()) {
+        if !can_write(argument, size_of::<c_int>()) {
             return errno::fail(libc::EFAULT);
         }
         // SAFETY: these requests fill an int, and the kernel accepts any address for it.

@@ -17,12 +17,29 @@ fn is_ours(function: usize) -> bool {
     [handle as *const () as usize, handle_plainly as *const () as usize].contains(&function)
 }
 
+/// Returns what the program knows as the action of a signal for faults, if the kernel has the handler of [`ginnel_shmem`] on top.
+fn below(signal: c_int) -> Option<libc::sigaction> {
+    let is_apart = owner::may_be_child() && !owns_tables();
+    let is_fault = [libc::SIGSEGV, libc::SIGBUS].contains(&signal);
+    (is_fault && !is_apart).then(|| ginnel_shmem::replaced_action(signal)).flatten()
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sigaction(
     signal: c_int,
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
+    if let Some(below) = below(signal) {
+        // SAFETY: the program obeys the rules of the function: the pointers are null or valid.
+        let result = unsafe { real::sigaction(signal, new, old) };
+        // SAFETY: as above.
+        if let (0, Some(old)) = (result, unsafe { old.as_mut() }) {
+            *old = below;
+        }
+        ginnel_shmem::look_after();
+        return result;
+    }
     let place = place(signal);
     let (mut before, mut wrapped) = (place.map(Handler::now), None);
     // SAFETY: here and below, the program obeys the rules of the function: the pointers are null or valid.
@@ -55,7 +72,13 @@ unsafe fn install(
     function: sighandler_t,
     native: unsafe fn(c_int, sighandler_t) -> sighandler_t,
 ) -> sighandler_t {
-    // SAFETY: here and below, the program obeys the rules of the function.
+    if let Some(below) = below(signal) {
+        // SAFETY: here and below, the program obeys the rules of the function.
+        let old = unsafe { native(signal, function) };
+        ginnel_shmem::look_after();
+        return if old == libc::SIG_ERR { old } else { below.sa_sigaction };
+    }
+    // SAFETY: as above.
     let Some(place) = place(signal) else { return unsafe { native(signal, function) } };
     let is_handler = is_function(function) && !is_ours(function);
     let (before, _) = if is_handler { place.replace(function, false) } else { place.now() };

@@ -8,7 +8,7 @@ use crate::state::socket::{Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::state::table::Call;
 use crate::system::errno::{Errno, tell, tell_int};
-use crate::system::memory::{is_beyond, is_nowhere};
+use crate::system::memory::{can_read, can_write, is_beyond, is_there};
 use crate::system::real;
 use libc::{
     c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
@@ -51,7 +51,7 @@ unsafe fn vectors<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
     if count == 0 {
         return Some(&[]);
     }
-    if count > libc::UIO_MAXIOV as usize || is_nowhere(iov) {
+    if count > libc::UIO_MAXIOV as usize || !can_read(iov, count * size_of::<iovec>()) {
         return None;
     }
     // SAFETY: the program says that there are `count` vectors.
@@ -165,7 +165,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
     if got < 0 || address.is_null() {
         return got;
     }
-    if is_nowhere(address_len) {
+    if !can_write(address_len, size_of::<socklen_t>()) {
         return tell(Err(Errno(libc::EFAULT)));
     }
     // SAFETY: the program passes a length together with an address.
@@ -197,7 +197,7 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::recvmsg(fd, message, flags) };
-    let Some(call) = connection(fd).filter(|_| !is_nowhere(message)) else { return native() };
+    let Some(call) = connection(fd).filter(|_| is_there(message)) else { return native() };
     let socket = call.what();
     // SAFETY: the program says that there are so many vectors.
     let Some(vectors) = (unsafe { vectors((*message).msg_iov, (*message).msg_iovlen) }) else {
@@ -225,8 +225,8 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    let is_time_nowhere = !timeout.is_null() && is_nowhere(timeout);
-    let Some(call) = connection(fd).filter(|_| !is_nowhere(messages) && !is_time_nowhere) else {
+    let has_time = timeout.is_null() || is_there(timeout);
+    let Some(call) = connection(fd).filter(|_| has_time && is_there(messages)) else {
         // SAFETY: the program obeys the rules of the function.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
@@ -352,11 +352,11 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     }
     // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::sendmsg(fd, message, flags) };
-    let Some(call) = connection(fd).filter(|_| !is_nowhere(message)) else { return native() };
+    let Some(call) = connection(fd).filter(|_| is_there(message)) else { return native() };
     let socket = call.what();
     // SAFETY: as above.
     let head = unsafe { &*message };
-    if head.msg_controllen > 0 && is_nowhere(head.msg_control.cast::<libc::cmsghdr>()) {
+    if !can_read(head.msg_control, head.msg_controllen) {
         return native();
     }
     // SAFETY: the program says that there are so many vectors.
@@ -371,9 +371,9 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
     let mut joined = Vec::new();
     // SAFETY: the program passes a message, and its control messages are complete.
     unsafe {
-        if is_nowhere(message)
+        if !is_there(message)
             || (*message).msg_controllen == 0
-            || is_nowhere((*message).msg_control.cast::<libc::cmsghdr>())
+            || !can_read((*message).msg_control, (*message).msg_controllen)
         {
             return true;
         }
@@ -404,7 +404,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let count = count.min(libc::UIO_MAXIOV as c_uint);
-    if is_nowhere(messages) {
+    if !is_there(messages) {
         // SAFETY: the kernel refuses the call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }

@@ -4,10 +4,11 @@ use crate::calls::{descriptors, poll};
 use crate::epoll::{EPOLLS, native};
 use crate::process::settings;
 use crate::system::errno::{Errno, Result, check, tell_int};
-use crate::system::memory::{is_beyond, is_low, is_nowhere};
+use crate::system::memory::{can_read, can_write, is_beyond, is_there};
 use crate::system::real;
 use crate::waiting::limit::Limit;
-use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use libc::{c_int, c_short, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use std::mem::offset_of;
 use std::time::Duration;
 
 /// Converts a time in milliseconds. A negative time means no limit (`None`).
@@ -17,7 +18,10 @@ fn milliseconds(timeout: c_int) -> Option<Duration> {
 
 /// Converts a time of the program. Null means no limit (`None`). Returns EINVAL if the time is not valid.
 pub unsafe fn time(timeout: *const timespec) -> Result<Option<Duration>> {
-    // SAFETY: the pointer is null, or the program passes a valid one.
+    if !timeout.is_null() && !is_there(timeout) {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the pointer is null, or leads to a time.
     let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
     match (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
         (Ok(seconds), Ok(nanos)) if nanos < 1_000_000_000 => Ok(Some(Duration::new(seconds, nanos))),
@@ -36,8 +40,15 @@ fn spec(time: Duration) -> timespec {
 /// at them.
 const MOST: nfds_t = 1 << 30;
 
+/// Returns whether a list can be read, and its results be written: at its beginning and its end.
+fn has_list(fds: *mut pollfd, count: usize) -> bool {
+    let result = |i: usize| fds.wrapping_add(i).wrapping_byte_add(offset_of!(pollfd, revents));
+    can_read(fds, count * size_of::<pollfd>())
+        && [0, count - 1].into_iter().all(|i| can_write(result(i), size_of::<c_short>()))
+}
+
 unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    if count == 0 || count > MOST || is_nowhere(fds) {
+    if count == 0 || count > MOST || !has_list(fds, count as usize) {
         return &mut [];
     }
     // SAFETY: the program says that the array has `count` entries.
@@ -184,7 +195,8 @@ unsafe fn selected(
     write: *mut fd_set,
     except: *mut fd_set,
 ) -> Option<poll::List> {
-    let is_bad = |set: *mut fd_set| !set.is_null() && is_nowhere(set.cast::<u64>());
+    let len = usize::try_from(count).unwrap_or(0).div_ceil(64) * size_of::<u64>();
+    let is_bad = |set: *mut fd_set| !set.is_null() && !can_write(set, len);
     if !settings::is_on() || count <= 0 || [read, write, except].into_iter().any(is_bad) {
         return None;
     }
@@ -277,7 +289,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     let Some(call) = EPOLLS.call(epoll) else { return native() };
     let instance = call.what();
     // SAFETY: the program passes a valid pointer, unless the operation needs none.
-    let event = if is_nowhere(event) { None } else { Some(unsafe { *event }) };
+    let event = if is_there(event) { Some(unsafe { *event }) } else { None };
     instance.control(epoll, operation, fd, event, native)
 }
 
@@ -294,17 +306,23 @@ unsafe fn wait(
         return native();
     };
     let instance = call.what();
-    if is_low(events) {
-        return tell_int(Err(Errno(libc::EFAULT)));
-    }
-    // SAFETY: the program says that there is room for `count` events.
-    let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
+    // The kernel notices that there is no room when it has an event.
+    let is_room = can_write(events, size_of::<epoll_event>());
+    let mut one = [epoll_event { events: 0, u64: 0 }];
+    let events = match is_room {
+        // SAFETY: the program says that there is room for `count` events.
+        true => unsafe { std::slice::from_raw_parts_mut(events, count as usize) },
+        false => &mut one[..],
+    };
     let native = |events: &mut [epoll_event], timeout| match EPOLLS.is(epoll, instance) {
         true => native::native(epoll, events, timeout, mask),
         // Another thread has closed the instance, so its number may now belong to another one.
         false => Err(Errno(libc::EBADF)),
     };
-    tell_int(instance.wait(epoll, events, timeout, native).map(|n| n as c_int))
+    tell_int(match instance.wait(epoll, events, timeout, native) {
+        Ok(1..) if !is_room => Err(Errno(libc::EFAULT)),
+        told => told.map(|n| n as c_int),
+    })
 }
 
 #[unsafe(no_mangle)]

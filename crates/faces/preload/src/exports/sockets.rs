@@ -9,7 +9,7 @@ use crate::state::socket::{Socket, Stage};
 use crate::state::sockets;
 use crate::state::sockets::SOCKETS;
 use crate::system::errno::{Errno, Kept};
-use crate::system::memory::is_nowhere;
+use crate::system::memory::is_there;
 use crate::system::{kernel, real};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
@@ -224,7 +224,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let socket = call.what();
     if let Some(delay) = delay(socket, level, name)
         && len as usize >= size_of::<c_int>()
-        && !is_nowhere(value.cast::<c_int>())
+        && is_there(value.cast::<c_int>())
     {
         // SAFETY: the program passes `len` bytes.
         delay.store(unsafe { value.cast::<c_int>().read_unaligned() } != 0, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use crate::carrying::output;
 use crate::exports::io::connection;
 use crate::state::socket::Socket;
 use crate::system::errno::{Errno, Result, check, tell};
-use crate::system::memory::is_nowhere;
+use crate::system::memory::is_there;
 use crate::system::real;
 use libc::{c_int, c_uint, off_t, off64_t, size_t, ssize_t};
 
@@ -86,7 +86,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
         if let Some(sent) = output::through_kernel(socket, out, || native(out, from)) {
             return sent;
         }
-        if !offset.is_null() && is_nowhere(offset) {
+        if !offset.is_null() && !is_there(offset) {
             return tell(Err(Errno(libc::EFAULT)));
         }
         // SAFETY: the pointer is null, or the program passes a valid one.
