@@ -31,6 +31,8 @@ pub enum Expected {
     Packets,
     /// A packet with the request's opaque number, or no answer. The next packet on the connection shows which.
     PacketOrNothing,
+    /// The request's own value.
+    Echo,
     /// The server closes the connection.
     Close,
 }
@@ -62,6 +64,7 @@ pub fn of_text(request: &text::Request<'_>) -> Expected {
         Request::MetaDebug(_) | Request::MetaNothing | Request::Version => Expected::Line,
         Request::Quit => Expected::Close,
         Request::Hits(_) => Expected::Nothing,
+        Request::Echo { .. } => Expected::Echo,
         Request::Refused { answer: "", .. } => Expected::Nothing,
         Request::Refused { .. } => Expected::Line,
     }
@@ -75,6 +78,7 @@ pub fn of_binary(request: &binary::Request<'_>) -> Expected {
         Command::Quit if request.quiet => Expected::Close,
         Command::Refused { .. } => Expected::Packet,
         Command::Hits { .. } => Expected::Nothing,
+        Command::Echo { .. } => Expected::Echo,
         _ if request.quiet => Expected::PacketOrNothing,
         _ => Expected::Packet,
     }
@@ -125,7 +129,8 @@ impl Scan {
             }
             let rest = &bytes[at..];
             let taken = match self.expected {
-                Expected::Close => return Found::More,
+                // The length of the request's value is not known here.
+                Expected::Close | Expected::Echo => return Found::More,
                 Expected::Packet | Expected::Packets | Expected::PacketOrNothing => self.header(rest),
                 _ => self.line(rest),
             };

@@ -1,5 +1,6 @@
 //! The requests and answers of the binary protocol.
 
+use crate::text::MOST_ECHO;
 use crate::{MOST_KEY, Verb};
 
 /// The first byte of a request.
@@ -190,6 +191,11 @@ pub enum Command {
         /// The length of the value, in bytes.
         len: usize,
     },
+    /// The answer is the value itself, without a header. memcached does not have this command.
+    Echo {
+        /// The length of the value, in bytes.
+        len: usize,
+    },
     /// An invalid request, or one that is not supported.
     Refused {
         /// The status of the answer.
@@ -240,6 +246,7 @@ pub mod opcode {
     pub const GATK: u8 = 0x23;
     pub const GATKQ: u8 = 0x24;
     pub const GINNEL_HITS: u8 = 0xe0;
+    pub const GINNEL_ECHO: u8 = 0xe1;
 }
 
 /// Returns the command without its quiet variant, and whether it was quiet.
@@ -260,7 +267,7 @@ impl Request<'_> {
     /// Returns the length in bytes of the value that follows the head; 0 if there is no value.
     pub fn value(&self) -> usize {
         match self.command {
-            Command::Store { len, .. } | Command::Hits { len } => len,
+            Command::Store { len, .. } | Command::Hits { len } | Command::Echo { len } => len,
             _ => 0,
         }
     }
@@ -341,6 +348,7 @@ fn command(header: &Header, code: u8, extras: &[u8], key: usize) -> Command {
         (VERSION, 0, 0, 0) => Command::Version,
         (QUIT, 0, 0, 0) => Command::Quit,
         (GINNEL_HITS, 0, 0, 0..=MOST_HITS) => Command::Hits { len: value },
+        (GINNEL_ECHO, 0, 0, 0..=MOST_ECHO) => Command::Echo { len: value },
         (SASL_LIST, 0, 0, 0) => unknown(0),
         (SASL_AUTH | SASL_STEP, 0, 1.., _) => unknown(value as u32),
         (0..=APPEND | PREPEND | STAT | TOUCH | GAT | GATK | SASL_LIST..=SASL_STEP, ..) => invalid,

@@ -18,6 +18,9 @@ const MOST_META: usize = 19;
 /// The longest opaque word of a meta request, including its letter, in bytes.
 const MOST_OPAQUE: usize = 32;
 
+/// The longest value of `ginnel echo`, in bytes.
+pub const MOST_ECHO: usize = 16 << 10;
+
 const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
 const BAD_END: &str = "CLIENT_ERROR invalid exptime argument";
 const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
@@ -117,6 +120,12 @@ pub enum Request<'a> {
     Quit,
     /// `ginnel hits`: the hashes, in hexadecimal, of items that readers found. The server sends no answer.
     Hits(Words<'a>),
+    /// `ginnel echo`: the answer is the value itself, and nothing else. A library that has answered requests in the client hands answers
+    /// that the client has not received over to the connection in this way.
+    Echo {
+        /// The length of the value in bytes, at most [`MOST_ECHO`]. No line end follows it.
+        len: usize,
+    },
     /// An invalid request, or one that is not supported.
     Refused {
         /// The answer, without the line end. If it is empty, the server sends no answer.
@@ -229,12 +238,13 @@ impl std::fmt::Debug for Words<'_> {
 }
 
 impl Request<'_> {
-    /// Returns the length in bytes of the value that follows the line, including the line end after it; 0 if there is no
+    /// Returns the length in bytes of the value that follows the line, including the line end after it if it has one; 0 if there is no
     /// value.
     pub fn value(&self) -> usize {
         match self {
             Self::Store(store) => store.len + 2,
             Self::MetaSet(meta) => meta.len + 2,
+            Self::Echo { len } => *len,
             _ => 0,
         }
     }
@@ -327,8 +337,11 @@ fn line(line: &[u8]) -> Request<'_> {
         }
         b"stats" => return Request::Stats(rest),
         b"ginnel" => {
-            let of = rest.next();
-            return if of == Some(b"hits") { Request::Hits(rest) } else { refused(ERROR) };
+            return match rest.next() {
+                Some(b"hits") => Request::Hits(rest),
+                Some(b"echo") => echo(rest).unwrap_or_else(|| refused(ERROR)),
+                _ => refused(ERROR),
+            };
         }
         _ => {}
     }
@@ -357,6 +370,11 @@ fn line(line: &[u8]) -> Request<'_> {
         _ => return refused(other(command, words)),
     };
     store(words, verb)
+}
+
+fn echo<'a>(mut words: Words<'_>) -> Option<Request<'a>> {
+    let len = unsigned(words.next()?).filter(|len| *len <= MOST_ECHO as u64)?;
+    words.next().is_none().then_some(Request::Echo { len: len as usize })
 }
 
 /// Returns the answer to commands for parts of memcached that do not exist here. It is the answer of a memcached that is
@@ -662,6 +680,7 @@ mod tests {
         assert_eq!(request("delete a 0 noreply\r\n"), Request::Delete { key: b"a", quiet: true });
         assert_eq!(request("flush_all noreply\r\n"), Request::Flush { delay: 0, quiet: true });
         assert!(matches!(request("ginnel hits 1f 2\r\n"), Request::Hits(_)));
+        assert_eq!(request("ginnel echo 7\r\n"), Request::Echo { len: 7 });
     }
 
     #[test]
@@ -682,6 +701,8 @@ mod tests {
             ("mg YQ b N\r\n", (BAD_TOKEN, 0)),
             ("mg YQ b N E\r\n", ("CLIENT_ERROR invalid flag", 0)),
             ("me\r\n", (BAD_LINE, 0)),
+            ("ginnel echo\r\n", ("ERROR", 0)),
+            ("ginnel echo 16385\r\n", ("ERROR", 0)),
         ] {
             assert_eq!(answer(line), expected, "{line:?}");
         }

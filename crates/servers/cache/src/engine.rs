@@ -14,6 +14,7 @@ mod text;
 
 use crate::hot::Hot;
 use crate::numbers::{Numbers, Settings};
+use crate::peers::Peers;
 use ginnel_cache_protocol::Verb;
 use ginnel_cache_protocol::number::{self, append};
 use ginnel_cache_store::store::{Meta, Store};
@@ -88,6 +89,8 @@ pub struct Engine<M> {
     pub(crate) numbers: Numbers,
     /// The settings from the command line, and those that clients change.
     pub(crate) settings: Settings,
+    /// The clients that have connected over TCP.
+    pub(crate) peers: Peers,
     hot: Hot,
     /// The time of the last tick, in seconds since 1970.
     unix: i64,
@@ -101,7 +104,8 @@ impl<M: SharedMemory> Engine<M> {
     /// Creates the engine of a cache. `unix` is the time in seconds since 1970.
     pub fn new(store: Store<M>, settings: Settings, unix: i64) -> Self {
         let numbers = Numbers::new(unix);
-        Self { store, numbers, settings, hot: Hot::default(), unix, value: Vec::new(), moved: 0 }
+        let (peers, hot) = (Peers::default(), Hot::default());
+        Self { store, numbers, settings, peers, hot, unix, value: Vec::new(), moved: 0 }
     }
 
     /// Returns the store that holds the items.

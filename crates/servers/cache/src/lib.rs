@@ -6,6 +6,7 @@
 //! engine      carries out requests on the items
 //! numbers     the counters and settings, and `stats`
 //! hot         finds the keys that are requested most often
+//! peers       the addresses of the clients that have connected over TCP
 //! talk        the protocol of one client: request bytes in, answer bytes out
 //! connection  one client: its socket or channel and its buffers
 //! server      the event loop for all clients, and the cache's clock
@@ -17,5 +18,6 @@ pub mod engine;
 pub mod flags;
 mod hot;
 pub mod numbers;
+mod peers;
 pub mod server;
 pub mod talk;

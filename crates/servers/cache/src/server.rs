@@ -3,12 +3,13 @@
 use crate::block::{boot_time, unix_time};
 use crate::connection::{Connection, Either, Next, Scratch, Socket};
 use crate::engine::Engine;
+use crate::peers::Peers;
 use anyhow::{Context, Result};
 use ginnel::{Endpoint, Error, Listener, ReadySet, StreamChannel, WaitMode};
 use ginnel_shmem::SharedMemory;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::net::{SocketFlags, acceptfrom_with, sockopt};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -103,6 +104,8 @@ struct Client {
     interest: epoll::EventFlags,
     /// Whether the client is in [`Server::due`].
     is_due: bool,
+    /// The client's address, if it has connected over TCP.
+    peer: Option<SocketAddr>,
 }
 
 /// The server, which serves all clients in one thread.
@@ -284,6 +287,9 @@ impl<M: SharedMemory> Server<M> {
         let Some(client) = self.clients[index].take() else { return };
         self.free.push(index);
         self.engine.numbers.connections -= 1;
+        if let Some(peer) = client.peer {
+            self.engine.peers.leave(peer);
+        }
         if let Either::Channel(_) = client.connection.transport {
             self.engine.numbers.channels -= 1;
         }
@@ -316,8 +322,8 @@ impl<M: SharedMemory> Server<M> {
                 return;
             }
             let Some(door) = self.doors.get(door) else { return };
-            let socket = match accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => socket,
+            let (socket, peer) = match acceptfrom_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     self.engine.numbers.rejected_connections += 1;
@@ -346,7 +352,8 @@ impl<M: SharedMemory> Server<M> {
                 return;
             }
             self.is_warned = false;
-            self.enter(index, Either::Socket(Socket(socket)), interest);
+            let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok()).map(Peers::plain);
+            self.enter(index, Either::Socket(Socket(socket)), interest, peer);
         }
     }
 
@@ -371,7 +378,7 @@ impl<M: SharedMemory> Server<M> {
             match Either::channel(channel, &self.set, keys) {
                 Ok(channel) => {
                     self.engine.numbers.channels += 1;
-                    self.enter(index, channel, epoll::EventFlags::empty());
+                    self.enter(index, channel, epoll::EventFlags::empty(), None);
                 }
                 Err(error) => {
                     warn!("a channel cannot be served: {error}");
@@ -389,11 +396,20 @@ impl<M: SharedMemory> Server<M> {
         })
     }
 
-    fn enter(&mut self, index: usize, transport: Either, interest: epoll::EventFlags) {
+    fn enter(
+        &mut self,
+        index: usize,
+        transport: Either,
+        interest: epoll::EventFlags,
+        peer: Option<SocketAddr>,
+    ) {
         self.engine.numbers.connections += 1;
         self.engine.numbers.total_connections += 1;
         let connection = Connection::new(transport);
-        self.clients[index] = Some(Client { connection, interest, is_due: false });
+        if let Some(peer) = peer {
+            self.engine.peers.enter(peer);
+        }
+        self.clients[index] = Some(Client { connection, interest, is_due: false, peer });
     }
 }
 

@@ -72,6 +72,27 @@ fn channels_and_sockets_and_readers_see_one_cache() {
 }
 
 #[test]
+fn a_client_learns_whether_the_server_itself_has_its_connection() {
+    let world = World::new();
+    let served = world.serve("");
+    let mut client = TcpStream::connect(("127.0.0.1", served.port)).unwrap();
+    let address = client.local_addr().unwrap();
+    let ask = |address: &str| served.text(&format!("stats ginnel {address}\r\n"));
+    let is_known = |answer: &str| answer.ends_with("STAT ginnel_client yes\r\nEND\r\n");
+    assert!(is_known(&ask(&address.to_string())));
+    assert!(is_known(&ask(&format!("[::ffff:127.0.0.1]:{}", address.port()))));
+    for other in ["127.0.0.1:1", "x", "127.0.0.2:99999"] {
+        assert!(ask(other).ends_with("STAT ginnel_client no\r\nEND\r\n"), "{other}");
+    }
+    client.write_all(b"ginnel echo 5\r\nVALUEversion\r\n").unwrap();
+    let mut answer = [0; 10];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"VALUEVERSI");
+    drop(client);
+    wait_until("that the client is gone", || !is_known(&ask(&address.to_string())));
+}
+
+#[test]
 fn a_successor_serves_the_same_items() {
     let world = World::new();
     let mut served = world.serve("");

@@ -168,7 +168,9 @@ impl Requests {
         };
         let opcode = request.header.opcode;
         let awaited = match request.command {
-            binary::Command::Refused { closes: true, .. } | binary::Command::Quit => return Err(Lost),
+            binary::Command::Refused { closes: true, .. }
+            | binary::Command::Quit
+            | binary::Command::Echo { .. } => return Err(Lost),
             binary::Command::Refused { .. } => Awaited::Packet(opcode),
             binary::Command::Stats => Awaited::Packets(opcode),
             binary::Command::Hits { .. } => Awaited::QuietPacket,

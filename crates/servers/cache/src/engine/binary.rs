@@ -100,6 +100,7 @@ impl<M: SharedMemory> Engine<M> {
                     self.hit(u64::from_be_bytes(hash.try_into().unwrap_or_default()));
                 }
             }
+            Command::Echo { .. } => out.extend_from_slice(value),
             Command::Version => succeed(request, 0, VERSION.as_bytes(), out),
             Command::Quit => {
                 succeed(request, 0, &[], out);

@@ -2,6 +2,7 @@
 
 use super::binary::fail;
 use super::{Engine, STATS};
+use crate::peers::Peers;
 use ginnel_cache_protocol::MOST_KEY;
 use ginnel_cache_protocol::binary::{self, Header, status};
 use ginnel_cache_protocol::text::Words;
@@ -29,7 +30,16 @@ impl<M: SharedMemory> Engine<M> {
                     out.extend_from_slice(value);
                     out.extend_from_slice(b"\r\n");
                 };
-                if self.list(of.unwrap_or_default(), &mut list) { b"END\r\n" } else { b"ERROR\r\n" }
+                let is_known = self.list(of.unwrap_or_default(), &mut list);
+                // Whether the server itself has the connection that a client asks about, or a proxy, which may do with requests what it
+                // wants.
+                if of == Some(b"ginnel")
+                    && let Some(client) = words.next()
+                {
+                    let has = Peers::parse(client).is_some_and(|client| self.peers.has(client));
+                    list("ginnel_client", if has { b"yes" } else { b"no" });
+                }
+                if is_known { b"END\r\n" } else { b"ERROR\r\n" }
             }
         };
         out.extend_from_slice(text);

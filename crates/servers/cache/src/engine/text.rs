@@ -115,6 +115,7 @@ impl<M: SharedMemory> Engine<M> {
             Request::Version => say(false, &format!("VERSION {VERSION}")),
             Request::Quit => return After::Closes,
             Request::Hits(words) => self.hits(words),
+            Request::Echo { .. } => out.extend_from_slice(value),
             Request::Refused { answer, .. } => say(answer.is_empty(), answer),
         }
         After::Goes
