@@ -7,6 +7,7 @@
 //! binary   requests in the binary protocol, and its answers
 //! returned words in the answers to meta requests
 //! answer   where the answer to a request ends, for a client or for a program between a client and a server
+//! first    whether the first bytes of a connection are memcached's
 //! follow   the state of a connection, for a program between the client and the server
 //! ```
 //!
@@ -16,6 +17,7 @@
 
 pub mod answer;
 pub mod binary;
+pub mod first;
 pub mod follow;
 pub mod key;
 pub mod number;
