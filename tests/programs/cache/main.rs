@@ -1,5 +1,6 @@
 //! Caches: the items that a client finds in memory, its communication with a server, and the command.
 
+mod asked;
 mod cached;
 mod clients;
 mod kills;

@@ -2,9 +2,9 @@
 //! keeps its items.
 //!
 //! A connection to a port of caches begins like any other. Before its first request, the library asks the server whether it is a
-//! `ginnel-cache`, and which one ([`crate::served`]). If this process can read that cache's memory (`find`), the connection is *served*
-//! from then on: the library follows the requests that the program sends, and answers those that only ask for items (`serve`),
-//! provided that the server has answered everything that was sent before. All other requests go to the server, in order. The
+//! `ginnel-cache`, and which one, over a connection of its own ([`crate::served`]). If this process can read that cache's memory (`find`),
+//! the connection is *served* from then on: the library follows the requests that the program sends, and answers those that only ask
+//! for items (`serve`), provided that the server has answered everything that was sent before. All other requests go to the server, in order. The
 //! library follows the server's answers, so it knows when the server has answered all of them. The library queues its own answers
 //! in front of what comes from the server. This order is correct, because nothing was to come from the server when the library
 //! answered.
@@ -19,7 +19,7 @@
 //! A served connection stays on TCP.
 //!
 //! ```text
-//! asked    the question to the server, whether it is a cache
+//! others   remembers servers that are not caches
 //! find     finds the memory of a cache by its name
 //! filter   what is under way on a served connection
 //! serve    answers one request from the cache's memory
@@ -27,10 +27,10 @@
 //! hits     the items that were found, of which the server is told
 //! ```
 
-pub mod asked;
 pub mod filter;
 pub mod find;
 pub mod hits;
+pub mod others;
 pub mod queue;
 pub mod serve;
 
@@ -48,8 +48,6 @@ pub enum State {
     Fresh,
     /// A thread is asking the server whether it is a cache.
     Asking,
-    /// The server was asked, and has not answered in time. The library must remove the answer from what the program receives.
-    Late,
     /// The library answers gets.
     Served,
     /// The library answered gets before, and the program has not received all of these answers.
@@ -75,6 +73,8 @@ pub struct Cache {
     pub passed: AtomicU64,
     /// The name of the cache, `SEGMENT/NAME`, or empty.
     pub name: Lock<&'static str>,
+    /// Why the library does not answer gets, as far as that is known.
+    pub reason: Lock<&'static str>,
     pub filter: Lock<Option<Box<Filter>>>,
 }
 
@@ -94,6 +94,7 @@ impl Cache {
             answered: AtomicU64::new(0),
             passed: AtomicU64::new(0),
             name: Lock::new(""),
+            reason: Lock::new(""),
             filter: Lock::new(None),
         }
     }
@@ -108,6 +109,7 @@ impl Cache {
         }
         self.asleep.store(0, Ordering::Relaxed);
         *self.name.lock() = "";
+        *self.reason.lock() = "";
     }
 
     /// Ends the library's work on the connection, which is over.
@@ -130,6 +132,7 @@ impl Cache {
             count.store(0, Ordering::Relaxed);
         }
         *self.name.lock() = "";
+        *self.reason.lock() = "";
     }
 
     /// Returns whether calls that send, receive or wait have to consider the cache. For all other sockets, this is the only check.
@@ -144,8 +147,7 @@ impl Cache {
             0 => State::None,
             1 => State::Fresh,
             2 => State::Asking,
-            3 => State::Late,
-            4 => State::Served,
+            3 => State::Served,
             _ => State::Left,
         }
     }
@@ -170,7 +172,7 @@ impl Cache {
         self.state.load(Ordering::SeqCst) == State::Fresh as u8
     }
 
-    /// Returns whether a thread sleeps, or is about to, that would receive the server's answer to a question asked now.
+    /// Returns whether a thread sleeps, or is about to, that would receive answers past the filter.
     pub fn is_asleep(&self) -> bool {
         // ORDER preload.asking: see `Cache::is_fresh`.
         self.asleep.load(Ordering::SeqCst) != 0

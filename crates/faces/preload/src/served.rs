@@ -1,11 +1,13 @@
 //! The program's calls on connections to caches ([`crate::cache`]): they are served from memory as far as possible.
 //!
 //! ```text
-//! begin     asks the server whether it is a cache
+//! begin     decides with the first request whether a connection is served
+//! ask       asks the server whether it is a cache
 //! transfer  sends and receives
 //! waiting   implements poll and select
 //! ```
 
+mod ask;
 pub mod begin;
 pub mod transfer;
 pub mod waiting;
@@ -20,6 +22,10 @@ use std::sync::atomic::Ordering;
 pub type Pieces<'a> = SmallVec<[&'a [u8]; 8]>;
 /// The pieces of memory into which a call receives.
 pub type Rooms<'a> = SmallVec<[&'a mut [u8]; 8]>;
+
+/// The maximum total length of a call's pieces, in bytes, for which the library joins them. Some clients send one request in
+/// several pieces. No more of a call is looked at to find out which protocol it is.
+const TOGETHER: usize = 4096;
 
 /// Marks that a thread sleeps in the kernel until something comes on a connection. Meanwhile, all gets go to the server, because
 /// an answer of the library would not wake this thread.
@@ -55,13 +61,14 @@ pub fn in_child() {
         let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.cache.is_there()) else { continue };
         socket.cache.filter.free_in_child();
         socket.cache.name.free_in_child();
+        socket.cache.reason.free_in_child();
         socket.cache.asleep.store(0, Ordering::Relaxed);
         match socket.cache.state() {
-            // Either the server has not been asked, or its answer must still be removed from what the program receives.
-            State::Fresh | State::Late => {}
+            State::Fresh => {}
             _ if socket.cache.has_answers() => socket.cache.set(State::Left),
             _ => socket.cache.set(State::None),
         }
     }
     crate::cache::find::in_child();
+    crate::cache::others::in_child();
 }

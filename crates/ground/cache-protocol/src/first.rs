@@ -98,7 +98,9 @@ fn packet(bytes: &[u8]) -> Step {
     match binary::parse(bytes) {
         // A client that authenticates (SASL) talks to another kind of server, and its packets are refused.
         Parsed::Request(request, head) => match request.command {
-            Command::Refused { .. } | Command::Quit | Command::Hits { .. } | Command::Echo { .. } => Step::Other,
+            Command::Refused { .. } | Command::Quit | Command::Hits { .. } | Command::Echo { .. } => {
+                Step::Other
+            }
             _ if bytes[5] != 0 => Step::Other,
             _ => Step::Request(head.saturating_add(request.value())),
         },

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 
 /// The longest line in bytes, including its newline.
-pub const LINE: usize = 4096;
+pub const LINE: usize = 4608;
 
 /// Longer texts are cut to this number of bytes. Even if JSON needs six bytes for each of them, a record fits in a [`LINE`].
 pub const TEXT: usize = 160;
@@ -87,6 +87,9 @@ pub struct Record<'a> {
     /// Gets that went to the server although it was known to be a cache.
     #[serde(skip_serializing_if = "is_zero")]
     pub gets_passed_on: u64,
+    /// Why no gets are answered from a cache's memory, if the connection is to a port of caches. This is text for people.
+    #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut_short")]
+    pub no_cache: Cow<'a, str>,
     /// Why the connection stays on TCP or has ended, or why the whole process uses only TCP. This is text for people.
     #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut")]
     pub reason: Cow<'a, str>,
@@ -146,7 +149,7 @@ impl Record<'_> {
     }
 }
 
-/// The most bytes of [`Record::cache`]; a segment's name and a cache's name fit in it.
+/// The most bytes of [`Record::cache`] and [`Record::no_cache`]; a segment's name and a cache's name fit in it.
 const SHORT: usize = 64;
 
 /// Serialises at most [`TEXT`] bytes of a text.
@@ -208,6 +211,7 @@ mod tests {
             cache: "web/c".into(),
             gets_from_memory: 9,
             gets_passed_on: 10,
+            no_cache: "y".into(),
             reason: "x".into(),
         };
         let expected = concat!(
@@ -215,7 +219,7 @@ mod tests {
             r#""remote":"[fd00::1]:40000","role":"acceptor","segment":"web","channel":12,"ring_bytes":4096,"#,
             r#""sent_after_us":0,"received_after_us":900,"tcp_sent":1,"tcp_received":2,"shared_sent":3,"shared_received":4,"#,
             r#""wakes_sent":5,"wakes_received":6,"rings_sent":7,"returns":8,"returned":1,"cache":"web/c","#,
-            r#""gets_from_memory":9,"gets_passed_on":10,"reason":"x"}"#,
+            r#""gets_from_memory":9,"gets_passed_on":10,"no_cache":"y","reason":"x"}"#,
             "\n"
         );
         assert_eq!(line(&record), expected);
@@ -262,6 +266,7 @@ mod tests {
             cache: text.clone(),
             gets_from_memory: most,
             gets_passed_on: most,
+            no_cache: text.clone(),
             reason: text,
         };
         assert!(address.is_some());

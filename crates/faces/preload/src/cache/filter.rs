@@ -1,6 +1,5 @@
 //! What the library knows of one served connection: the requests that are under way, and the answers that it has queued.
 
-use crate::cache::asked::Asked;
 use crate::cache::queue::Queue;
 use crate::cache::{Cache, State, find};
 use crate::process::lock::Guard;
@@ -11,9 +10,7 @@ use std::sync::atomic::Ordering;
 
 /// The library's knowledge of one connection.
 pub struct Filter {
-    /// The question to the server, if its answer is late.
-    pub asked: Option<Asked>,
-    pub cache: Option<&'static find::Cache>,
+    pub cache: &'static find::Cache,
     pub protocol: Protocol,
     pub requests: Requests,
     pub answers: Answers,
@@ -29,22 +26,12 @@ pub struct Filter {
 
 impl Filter {
     pub fn new(cache: &'static find::Cache, protocol: Protocol) -> Self {
-        Self { cache: Some(cache), queue: Queue::new(), ..Self::with(protocol) }
-    }
-
-    /// Makes the filter for a server that has not answered the question yet.
-    pub fn asked(asked: Asked) -> Self {
-        Self { asked: Some(asked), ..Self::with(Protocol::Text) }
-    }
-
-    fn with(protocol: Protocol) -> Self {
         Self {
-            asked: None,
-            cache: None,
+            cache,
             protocol,
             requests: Requests::default(),
             answers: Answers::new(protocol),
-            queue: Queue::default(),
+            queue: Queue::new(),
             was_quiet: false,
             is_receiving: false,
             is_busy: false,

@@ -155,6 +155,7 @@ fn tell(socket: &Socket, event: Event) {
         cache: (*socket.cache.name.lock()).into(),
         gets_from_memory: count(&socket.cache.answered),
         gets_passed_on: count(&socket.cache.passed),
+        no_cache: (*socket.cache.reason.lock()).into(),
         reason: facts.reason.into(),
         ..head()
     });

@@ -8,7 +8,7 @@ use crate::cache::filter::Filter;
 use crate::cache::serve::Server;
 use crate::cache::{State, filter, find, hits};
 use crate::carrying::output::UNUSUAL;
-use crate::served::{Asleep, Pieces, Rooms, begin};
+use crate::served::{Asleep, Pieces, Rooms, TOGETHER, begin};
 use crate::state::socket::Socket;
 use crate::state::sockets::{Using, number};
 use crate::system::confined::is_confined;
@@ -21,10 +21,6 @@ use libc::{c_int, c_short};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// The maximum total length of a call's pieces, in bytes, for which the library joins them. Some clients send one request in
-/// several pieces.
-const TOGETHER: usize = 4096;
 
 /// The filter of a socket, on which the calling thread works.
 struct Entered {
@@ -69,7 +65,10 @@ impl Entered {
         }
         let (queued, quiet_before) = (self.queue.len(), self.was_quiet);
         let protocol = self.requests.protocol(bytes[0]);
-        let Some(cache) = self.cache.filter(|_| protocol == self.protocol) else { return 0 };
+        if protocol != self.protocol {
+            return 0;
+        }
+        let cache = self.cache;
         let (mut done, mut count, mut is_due) = (0, 0, false);
         let mut was_quiet = quiet_before;
         let wants_hits = cache.reader.wants_hits();
@@ -115,7 +114,7 @@ impl Entered {
         let Some((line, len)) = cache.hits.take(self.protocol) else { return };
         let line = &line[..len];
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        let sent = begin::transport(self.socket, fd, || kernel::send(fd, line, flags));
+        let sent = transport(self.socket, fd, || kernel::send(fd, line, flags));
         let sent = usize::try_from(sent.unwrap_or(-1)).unwrap_or(len);
         if sent < len {
             let rest = kernel::send_some(fd, &line[sent..], true);
@@ -188,6 +187,18 @@ impl Entered {
     }
 }
 
+/// Makes a call that sends bytes of this library, and that does not sleep. Returns `None` if the descriptor no longer is this
+/// socket, or if the kernel no longer carries what it sends.
+fn transport(socket: &'static Socket, fd: c_int, call: impl FnOnce() -> isize) -> Option<isize> {
+    let _using = Using::begin(socket, fd)?;
+    let send = || {
+        let sent = call();
+        socket.sending.count_others(u64::try_from(sent).unwrap_or(0));
+        sent
+    };
+    socket.sending.through_kernel(send, |_| 0)
+}
+
 /// The events that show the end of a connection on which nothing is to come from the server.
 const ENDS: c_short = libc::POLLIN | libc::POLLRDHUP;
 
@@ -207,22 +218,45 @@ fn send_pieces(fd: c_int, pieces: &[&[u8]], flags: c_int) -> isize {
 
 /// Sends on a socket that concerns caches. Returns `None` if the caller must send as on any other socket.
 pub fn send(socket: &'static Socket, fd: c_int, flags: c_int, pieces: &Pieces<'_>) -> Option<isize> {
-    let first = pieces.first()?;
+    if pieces.is_empty() {
+        return None;
+    }
     loop {
         match socket.cache.state() {
             State::Fresh if flags & UNUSUAL == 0 => {
-                begin::begin(socket, fd, first);
-                // The socket is still being connected.
+                begin::begin(socket, fd, pieces);
                 if socket.cache.state() == State::Fresh {
-                    return None;
+                    return send_while_connecting(socket, fd, flags, pieces);
                 }
             }
             State::Fresh => socket.cache.set(State::None),
             State::Asking => wait_for_answer(socket),
             State::Served => return send_served(socket, fd, flags, pieces).map(tell),
-            State::None | State::Late | State::Left => return None,
+            State::None | State::Left => return None,
         }
     }
+}
+
+/// Sends on a socket that is still being connected.
+#[cold]
+fn send_while_connecting(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: &Pieces<'_>,
+) -> Option<isize> {
+    if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd) {
+        let send = || send_pieces(fd, pieces, flags | libc::MSG_DONTWAIT);
+        let sent = socket.sending.through_kernel(send, |sent| usize::try_from(*sent).unwrap_or(0))?;
+        if sent < 0 {
+            return Some(sent);
+        }
+        socket.cache.change(State::Fresh, State::None);
+        return Some(sent);
+    }
+    // The call waits in the kernel until the connection is there, and sends the first request.
+    socket.cache.change(State::Fresh, State::None);
+    None
 }
 
 /// Waits until another thread has asked the server.
@@ -329,7 +363,6 @@ pub fn receive<N: FnOnce() -> isize>(
     }
     let room = pieces.iter().map(|piece| piece.len()).sum::<usize>();
     let peeks = flags & libc::MSG_PEEK != 0;
-    let waits = flags & libc::MSG_DONTWAIT == 0;
     loop {
         match socket.cache.state() {
             State::None => return Err(native),
@@ -346,11 +379,6 @@ pub fn receive<N: FnOnce() -> isize>(
                     socket.cache.change(State::Fresh, State::None);
                 }
                 return Ok(got);
-            }
-            State::Late => {
-                if let Some(errno) = begin::late(socket, fd, waits && !socket.is_nonblocking(fd)) {
-                    return Ok(tell(Err(errno)));
-                }
             }
             State::Served | State::Left => break,
         }

@@ -10,6 +10,28 @@ use libc::{c_int, c_long, epoll_event, pollfd};
 
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// While this exists, the thread is not cancelled, whatever it calls.
+pub struct Disabled(c_int);
+
+impl Disabled {
+    pub fn new() -> Self {
+        /// PTHREAD_CANCEL_DISABLE
+        const DISABLE: c_int = 1;
+        let mut before = 0;
+        // SAFETY: `before` has room for the state.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Disabled {
+    fn drop(&mut self) {
+        // SAFETY: the state is one that the C library has returned.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
 }
 
 /// Ends the thread if it is to be cancelled.

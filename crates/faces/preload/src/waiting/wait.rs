@@ -223,15 +223,6 @@ pub fn a_moment(fd: c_int, deadline: &mut Deadline) -> Result<()> {
     signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
 }
 
-/// Waits until the kernel has something for a call that receives.
-pub fn for_more(fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-    match kernel::poll_readable(fd, limit::milliseconds(left)) {
-        Err(Errno(libc::EINTR)) => signals::interrupted(left.is_some()),
-        result => result.map(drop),
-    }
-}
-
 /// Waits until the kernel has room for what a call sends.
 pub fn for_kernel(fd: c_int, deadline: &mut Deadline) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;

@@ -97,7 +97,7 @@ pub fn page(report: &Report) -> String {
             pair(count(record.wakes_sent), count(record.wakes_received)),
             or_dash(count(record.rings_sent).unwrap_or_default()),
             pair(count(record.gets_from_memory), count(record.gets_passed_on)),
-            or_dash(plain(&record.reason)),
+            or_dash(why(record)),
         ]);
     }
     let mut parts = Vec::new();
@@ -155,6 +155,13 @@ fn via(record: &Record) -> &'static str {
     }
 }
 
+/// Returns why the connection is on TCP, and why its gets are not answered from memory.
+fn why(record: &Record) -> String {
+    let no_cache = if record.no_cache.is_empty() { "" } else { "no gets from memory: " };
+    let all = [plain(&record.reason), no_cache.to_owned() + &plain(&record.no_cache)];
+    all.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
 fn role(role: Option<Role>) -> &'static str {
     match role {
         Some(Role::Connector) => "connector",
@@ -209,7 +216,7 @@ mod tests {
                 "\n",
                 r#"{"event":"joined","pid":7,"program":"redis-server","connection":1,"local":"10.0.0.1:6379","remote":"10.0.0.2:40000","role":"acceptor","sent_after_us":900,"received_after_us":1200,"tcp_sent":10,"shared_sent":2048,"shared_received":1024,"wakes_sent":3,"rings_sent":9}"#,
                 "\n",
-                r#"{"event":"stays","pid":7,"program":"redis-server","connection":2,"local":"10.0.0.1:6379","remote":"10.0.0.9:40000","role":"acceptor","tcp_sent":6,"cache":"web/main","gets_from_memory":70,"gets_passed_on":2,"reason":"no\u001b report"}"#,
+                r#"{"event":"stays","pid":7,"program":"redis-server","connection":2,"local":"10.0.0.1:6379","remote":"10.0.0.9:40000","role":"acceptor","tcp_sent":6,"cache":"web/main","gets_from_memory":70,"gets_passed_on":2,"no_cache":"a proxy","reason":"no\u001b report"}"#,
                 "\n",
                 r#"{"event":"ended","pid":7,"connection":3,"received_after_us":2500000}"#,
                 "\n",
@@ -228,7 +235,7 @@ mod tests {
                 .collect::<Vec<_>>(),
             [
                 "7 redis-server acceptor 10.0.0.1:6379 10.0.0.2:40000 shared memory, open 900 us, 1.2 ms 10 B, - 2 KiB, 1 KiB 3, - 9 - -",
-                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.9:40000 TCP - 6 B, - - - - 70, 2 no? report",
+                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.9:40000 TCP - 6 B, - - - - 70, 2 no? report; no gets from memory: a proxy",
                 "7 - - - - TCP, receives shared -, 2.5 s - - - - - -",
                 "(pairs: sent, received; AFTER: when that way changed over; WAKES: by bytes; RINGS: by doorbells; GETS of a cache: from memory, passed on)",
                 "process 8 (sh): no daemon",
