@@ -1,4 +1,5 @@
-//! How the library finds out whether a server is a cache: no other server or proxy notices anything on the program's connections.
+//! How the library finds out whether a server is a cache: no other server or proxy notices anything on the program's connections, and
+//! neither does another process that gets one.
 
 use crate::cached::{Cached, says_good};
 use kit::wait::{retry, wait_until};
@@ -12,6 +13,8 @@ const FIRST: &str = include_str!("asked/first.py");
 /// A proxy, and its client.
 const PROXY: &str = include_str!("asked/proxy.py");
 const BEHIND_PROXY: &str = include_str!("asked/behind_proxy.py");
+/// Connections that other processes get.
+const PASSED: &str = include_str!("asked/passed.py");
 
 /// Runs a program without the library, and ends it.
 struct Alone(Child);
@@ -91,4 +94,12 @@ fn a_proxy_that_answers_with_an_error() {
 #[test]
 fn a_proxy_that_relays_the_question() {
     through_proxy("relays", "a proxy is between the program and the cache");
+}
+
+#[test]
+fn waiting_answers_go_with_the_connection() {
+    kit::require_programs!(&[PYTHON]);
+    let mut cached = Cached::new();
+    cached.set("SOURCE", PASSED);
+    cached.run_from_memory(&[PYTHON, "-c", PASSED, &cached.at()], says_good, 250, u64::MAX);
 }

@@ -10,7 +10,8 @@
 //! answered.
 //!
 //! Bytes that make no sense end this: the connection is *left* to the server, once the program has received what is queued. The
-//! same happens if bytes are moved without this library, or if another process sends or receives them.
+//! same happens if bytes are moved without this library, or if another process sends or receives them. If another process is to receive
+//! what is queued, the library first gives it back ([`crate::served::giving_back`]).
 //!
 //! A get that the library cannot answer goes to the server, as it would without the library. The library therefore treats every
 //! complicated case in this way. An example is a thread that already sleeps until something comes on the connection, because the

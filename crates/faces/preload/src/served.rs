@@ -5,10 +5,12 @@
 //! ask       asks the server whether it is a cache
 //! transfer  sends and receives
 //! waiting   implements poll and select
+//! giving_back  puts answers into the connection that another process is to receive
 //! ```
 
 mod ask;
 pub mod begin;
+pub mod giving_back;
 pub mod transfer;
 pub mod waiting;
 
@@ -54,8 +56,8 @@ impl Drop for Asleep {
     }
 }
 
-/// Prepares the child of a fork. The parent goes on answering gets, and the child does not. Queued answers exist in both
-/// processes, for the one that receives them.
+/// Prepares the child of a fork. The parent goes on answering gets, and the child does not. Answers that were not given back before the
+/// fork are the parent's.
 pub fn in_child() {
     for fd in SOCKETS.used(0, u32::MAX) {
         let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.cache.is_there()) else { continue };
@@ -65,8 +67,10 @@ pub fn in_child() {
         socket.cache.asleep.store(0, Ordering::Relaxed);
         match socket.cache.state() {
             State::Fresh => {}
-            _ if socket.cache.has_answers() => socket.cache.set(State::Left),
-            _ => socket.cache.set(State::None),
+            _ => {
+                socket.cache.set(State::None);
+                socket.cache.queued.store(0, Ordering::Relaxed);
+            }
         }
     }
     crate::cache::find::in_child();

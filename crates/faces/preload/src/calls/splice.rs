@@ -11,6 +11,7 @@ use crate::calls::send;
 use crate::carrying::output::Stop;
 use crate::carrying::{attend, input, output};
 use crate::process::signals;
+use crate::served::giving_back;
 use crate::state::socket::Socket;
 use crate::state::sockets::number;
 use crate::system::confined::is_confined;
@@ -151,8 +152,9 @@ pub fn into_pipe(
         let moved = |got: &isize| usize::try_from(*got).unwrap_or(0);
         socket.receiving.through_kernel(|| native(fd), moved)
     };
+    let is_given_back = giving_back::give_back(socket);
     socket.cache.leave();
-    if socket.cache.has_answers() {
+    if !is_given_back {
         // This is the error for a descriptor that does not support `splice`. Programs then use `read` and `write`.
         return Err(Errno(libc::EINVAL));
     }

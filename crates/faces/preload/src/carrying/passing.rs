@@ -247,7 +247,7 @@ pub fn inherited_natively() -> Vec<&'static Socket> {
 
 /// The most descriptors of a `vfork` child that are checked for copies of a connection of its parent. A process about
 /// to execute a program has few.
-const COPIES: c_int = 256;
+pub const COPIES: c_int = 256;
 
 /// Prepares for the execution of another program, which gets the connections that it should inherit on TCP. In a
 /// child of `vfork` (`is_child`) the tables are its parent's, and the descriptors are its own.

@@ -12,6 +12,7 @@ use libc::{aiocb, c_int, sigevent};
 fn is_the_kernels(fd: c_int) -> bool {
     connection(fd).is_none_or(|call| {
         let socket = call.what();
+        crate::served::giving_back::give_back(socket);
         crate::daemon::session::stays(socket, "asynchronous I/O (aio_read, aio_write)");
         !socket.is_joined() && !socket.cache.has_answers()
     })

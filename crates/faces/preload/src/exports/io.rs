@@ -3,6 +3,7 @@
 use crate::calls::{receive, send};
 use crate::carrying::passing;
 use crate::exports::inq;
+use crate::served::giving_back;
 use crate::state::reasons;
 use crate::state::socket::{Socket, Stage};
 use crate::state::sockets::SOCKETS;
@@ -385,7 +386,11 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
                 for i in 0..len / size_of::<c_int>() {
                     let fd = fds.add(i).read_unaligned();
                     if let Some(socket) = connection(fd).map(|call| call.what()) {
+                        let is_given_back = giving_back::give_back(socket);
                         crate::daemon::session::stays(socket, reasons::PASSED);
+                        if !is_given_back {
+                            return false;
+                        }
                         joined.extend(socket.is_joined().then_some((socket, fd)));
                     }
                 }

@@ -3,11 +3,12 @@
 use crate::calls::exec::Environment;
 use crate::carrying::passing;
 use crate::process::owner;
+use crate::served::giving_back;
 use crate::state::reasons;
 use crate::state::socket::{Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::system::errno::Kept;
-use crate::system::{confined, real};
+use crate::system::{confined, kernel, real};
 use libc::{c_char, c_int, c_long, c_ulong};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,6 +24,7 @@ pub(super) fn load() {
 
 /// Prepares for a fork. `fork` calls this function in the parent before it makes the child.
 extern "C" fn before() {
+    giving_back::share(|_| true);
     crate::state::family::before_fork();
 }
 
@@ -122,6 +124,20 @@ pub(super) fn also_has(socket: &'static Socket) {
 
 type Strings = *const *const c_char;
 
+/// Gives back the answers that the program to be executed is to receive. The program does not get a connection where that is impossible.
+fn share_with_program(is_child: bool) {
+    let is_left = |fd: c_int| match is_child {
+        // The child may have copied the descriptor.
+        true => kernel::cookie(fd).is_some_and(|cookie| {
+            (0..passing::COPIES).any(|fd| kernel::is_left_on_exec(fd) && kernel::cookie(fd) == Some(cookie))
+        }),
+        false => kernel::is_left_on_exec(fd),
+    };
+    for fd in giving_back::share(is_left) {
+        kernel::close_on_exec(fd);
+    }
+}
+
 /// Executes another program. The environment tells that program what it needs to know about the connections that it inherits.
 unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
     let is_child = !owner::owns_tables();
@@ -131,6 +147,7 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
             passing::inherited_natively().into_iter().for_each(also_has);
         }
         passing::before_exec(is_child);
+        share_with_program(is_child);
     }
     executing();
     // A child of `vfork` has the tables and the memory of its parent, so it leaves both unchanged.
@@ -275,8 +292,9 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 ) -> c_int {
     if let Some(call) = crate::exports::io::connection(from) {
         let socket = call.what();
+        let is_given_back = giving_back::give_back(socket);
         crate::daemon::session::stays(socket, reasons::PASSED);
-        if socket.is_joined() && !passing::pass_on(&[(socket, from)], reasons::PASSED) {
+        if !is_given_back || socket.is_joined() && !passing::pass_on(&[(socket, from)], reasons::PASSED) {
             return libc::EAGAIN;
         }
     }
@@ -290,6 +308,7 @@ fn spawn<R>(call: impl FnOnce() -> (R, Option<libc::pid_t>)) -> R {
     if !owner::owns_tables() {
         return call().0;
     }
+    giving_back::share(kernel::is_left_on_exec);
     let sockets = passing::inherited_natively();
     sockets.iter().for_each(|socket| crate::state::family::also_has(socket, None));
     let (result, child) = call();
@@ -337,6 +356,7 @@ pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
     if owner::owns_tables() {
+        giving_back::share(kernel::is_left_on_exec);
         passing::inherited_natively()
             .into_iter()
             .for_each(|socket| crate::daemon::session::stays(socket, reasons::PASSED));
