@@ -103,3 +103,22 @@ fn waiting_answers_go_with_the_connection() {
     cached.set("SOURCE", PASSED);
     cached.run_from_memory(&[PYTHON, "-c", PASSED, &cached.at()], says_good, 250, u64::MAX);
 }
+
+/// Runs calls that are left in the middle.
+fn interrupted(way: &str, least: u64) {
+    kit::require_programs!(&["cc"]);
+    let cached = Cached::new();
+    let files = [("interrupted.c", include_str!("asked/interrupted.c"))];
+    let program = cached.stage.compile("interrupted", &files, &["-O1", "-pthread"]);
+    cached.run_from_memory(&[program.to_str().unwrap(), &cached.at(), way], says_good, least, u64::MAX);
+}
+
+#[test]
+fn a_thread_that_asks_is_cancelled() {
+    interrupted("cancelled", 0);
+}
+
+#[test]
+fn a_signal_handler_receives_in_the_middle_of_a_call() {
+    interrupted("signalled", 1000);
+}
