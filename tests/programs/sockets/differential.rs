@@ -26,6 +26,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("signal.c", include_str!("differential/signal.c")),
     ("threads.c", include_str!("differential/threads.c")),
     ("waiting.c", include_str!("differential/waiting.c")),
+    ("found.c", include_str!("differential/found.c")),
 ];
 
 /// The cases whose output differs. docs/sockets.md says why.

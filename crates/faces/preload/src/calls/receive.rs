@@ -2,7 +2,7 @@
 
 use crate::carrying::attend::attend_or_wait;
 use crate::carrying::input::How;
-use crate::carrying::{input, look};
+use crate::carrying::{input, look, peek};
 use crate::process::section::Section;
 use crate::served::{Rooms, transfer};
 use crate::state::carrier::Carrier;
@@ -100,7 +100,10 @@ fn counted<'a>(
     }
     crate::system::cancel::point();
     crate::state::family::attend(socket);
-    let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+    if flags & libc::MSG_PEEK != 0 {
+        return peeked(socket, fd, flags, pieces.filter(|piece| !piece.is_empty()).collect());
+    }
+    let all = flags & libc::MSG_WAITALL != 0;
     let (mut got, mut asks_for_some) = (0, false);
     let least = socket.lowat.bytes();
     let may_wait = flags & libc::MSG_DONTWAIT == 0;
@@ -116,15 +119,7 @@ fn counted<'a>(
         asks_for_some |= !piece.is_empty();
         let mut at = 0;
         while at < piece.len() {
-            let how = if peek && flags & libc::MSG_TRUNC != 0 {
-                How::Count
-            } else if peek {
-                How::Peek
-            } else if flags & libc::MSG_TRUNC != 0 {
-                How::Discard
-            } else {
-                How::Take
-            };
+            let how = if flags & libc::MSG_TRUNC != 0 { How::Discard } else { How::Take };
             // The kernel may carry again meanwhile, so its call must not wait for more than there is.
             let waits_now = waits && (got < least || all);
             match input::some(socket, fd, &mut piece[at..], how, waits_now) {
@@ -133,21 +128,6 @@ fn counted<'a>(
                 Ok(n) => {
                     at += n;
                     got += n;
-                    // The peeked bytes are still there, so another look would find them again.
-                    let is_enough = !all && got >= least;
-                    if peek && (is_enough || got >= piece.len() || !waits || is_all(socket)) {
-                        return Ok(got);
-                    }
-                    if peek {
-                        // They keep the socket readable, so the thread sleeps by the clock.
-                        match outside(&mut section, || wait::a_moment(fd, &mut deadline))
-                            .and_then(|()| number(fd))
-                        {
-                            Ok(number) => fd = number,
-                            Err(_) => return Ok(got),
-                        }
-                        (at, got) = (at - n, got - n);
-                    }
                 }
                 Err(Errno(libc::EAGAIN))
                     if got > 0 && got >= least && !all || socket.has_shut_down_receiving() =>
@@ -187,6 +167,54 @@ fn counted<'a>(
     }
     drop(section);
     if asks_for_some { Ok(got) } else { nothing(socket, fd, may_wait && !socket.is_nonblocking(fd)) }
+}
+
+/// Does the same for a call that leaves the bytes where they are. Each look shows all that there are, as in the kernel. None of the
+/// pieces is empty.
+#[cold]
+fn peeked(socket: &'static Socket, mut fd: c_int, flags: c_int, mut pieces: Rooms<'_>) -> Result<usize> {
+    let may_wait = flags & libc::MSG_DONTWAIT == 0;
+    let waits = may_wait && !socket.is_nonblocking(fd);
+    if pieces.is_empty() {
+        return nothing(socket, fd, waits);
+    }
+    let wanted = match flags & libc::MSG_WAITALL {
+        0 => socket.lowat.bytes(),
+        _ => peek::room(&pieces),
+    };
+    let how = if flags & libc::MSG_TRUNC != 0 { How::Count } else { How::Peek };
+    let least = wanted.min(peek::room(&pieces));
+    let mut deadline = Deadline::default();
+    let connection = socket.connection();
+    let number = |fd| number_in(socket, connection, fd, DISCONNECTED);
+    loop {
+        match input::peek(socket, fd, &mut pieces, how, waits) {
+            // There is more, for which the program's memory is not there.
+            Ok(n @ 1..)
+                if n < least
+                    && input::peek(socket, fd, &mut pieces, How::Count, false).is_ok_and(|all| all > n) =>
+            {
+                return Ok(n);
+            }
+            // They keep the socket readable, so the thread sleeps by the clock.
+            Ok(n @ 1..) if n < least && waits && !is_all(socket) => {
+                match wait::a_moment(fd, &mut deadline).and_then(|()| number(fd)) {
+                    Ok(number) => fd = number,
+                    Err(_) => return Ok(n),
+                }
+            }
+            Ok(n) => return Ok(n),
+            Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
+            Err(Errno(libc::EAGAIN)) if waits => {
+                fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(fd))?;
+            }
+            Err(_) if socket.connection() != connection => return Err(DISCONNECTED),
+            Err(errno) => {
+                input::note_told(socket, errno);
+                return Err(errno);
+            }
+        }
+    }
 }
 
 /// The error of a call that waits while the program disconnects the socket.

@@ -3,10 +3,11 @@
 use crate::carrying::keeper::Keeper;
 use crate::carrying::{bell, connection, counted, disconnecting, grow, keeper, peek, returning, room};
 use crate::state::carrier::Carrier;
+use crate::state::direction::Held;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
-use crate::system::errno::{Errno, Kept, Result, check, tell};
+use crate::system::errno::{Errno, Kept, Result, check};
 use crate::system::kernel;
 use crate::system::memory::can_write;
 use ginnel::{SocketReceiver, SocketSender};
@@ -51,8 +52,48 @@ impl How {
 /// Receives at least one byte of what is there. Returns 0 at the end of the stream, and EAGAIN if nothing is there
 /// now; the caller then waits if the program's call is to wait.
 pub fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bool) -> Result<usize> {
+    by_carrier(socket, |rings| match rings {
+        Some(mut rings) => carried(socket, fd, &mut rings, into, how, waits),
+        None => {
+            natively(socket, fd, how, || check(kernel::receive(fd, into, how.flags() | libc::MSG_DONTWAIT)))
+        }
+    })
+}
+
+/// Shows bytes to a call that leaves them where they are: as many as have room in the pieces, of all that are there. Returns what
+/// [`some`] does. None of the pieces is empty, and there is one at least.
+pub fn peek(
+    socket: &'static Socket,
+    fd: c_int,
+    into: &mut [&mut [u8]],
+    how: How,
+    waits: bool,
+) -> Result<usize> {
+    let room = peek::room(into);
+    by_carrier(socket, |rings| match rings {
+        Some(mut rings) => {
+            let first = carried(socket, fd, &mut rings, into[0], how, waits)?;
+            // The carrier may have more, and the next ones too.
+            Ok(first.map(|n| match n {
+                1.. if n < room => {
+                    peek::show(socket, fd, &mut rings, how.copies().then_some(&mut *into)).clamp(n, room)
+                }
+                n => n,
+            }))
+        }
+        None => natively(socket, fd, how, || kernel::peek_behind(fd, 0, into, !how.copies())),
+    })
+}
+
+/// Calls `receive` with the rings, or with `None` if the kernel alone carries, until it says how much it has received. It returns `None`
+/// if the carrier has changed.
+#[inline]
+fn by_carrier(
+    socket: &'static Socket,
+    mut receive: impl FnMut(Option<Held<'_, SocketReceiver>>) -> Result<Option<usize>>,
+) -> Result<usize> {
     loop {
-        let mut rings = socket.receiving.lock();
+        let rings = socket.receiving.lock();
         if !socket.receiving.uses() {
             drop(rings);
             if disconnecting::follow(socket) {
@@ -60,13 +101,8 @@ pub fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits
             }
             return Err(Errno(libc::ECONNRESET));
         }
-        if is_kernels(socket) {
-            drop(rings);
-            if let Some(got) = natively(socket, fd, into, how) {
-                return got;
-            }
-        } else if let Some(n) = carried(socket, fd, &mut rings, into, how, waits)? {
-            return Ok(further(socket, fd, &mut rings, into, how, n));
+        if let Some(n) = receive(Some(rings).filter(|_| !is_kernels(socket)))? {
+            return Ok(n);
         }
     }
 }
@@ -164,38 +200,25 @@ pub fn note_told(socket: &Socket, errno: Errno) {
     }
 }
 
-/// Returns how many bytes there are for a call that leaves them where they are, if the carrier has `n`, and the next ones may have more.
-#[inline]
-fn further(
+/// Receives by a call of the kernel, which does not wait and has room for some bytes. Returns `None` if the kernel no longer carries.
+fn natively(
     socket: &'static Socket,
     fd: c_int,
-    rings: &mut Rings<SocketReceiver>,
-    into: &mut [u8],
     how: How,
-    n: usize,
-) -> usize {
-    if !how.stays() || n == 0 || n >= into.len() {
-        return n;
-    }
-    let len = into.len();
-    peek::show(socket, fd, rings, how.copies().then_some(into)).clamp(n, len)
-}
-
-/// Receives by a call of the kernel that does not wait. Returns `None` if the kernel no longer carries.
-fn natively(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Option<Result<usize>> {
+    call: impl FnOnce() -> Result<usize>,
+) -> Result<Option<usize>> {
     // The call never waits here, because the descriptor's number may become another file's meanwhile. The caller
     // waits. A call of the program that succeeds in the end leaves errno as it was.
     let _errno = Kept::new();
-    let flags = how.flags() | libc::MSG_DONTWAIT;
-    let moved = |got: &isize| if how.stays() { 0 } else { usize::try_from(*got).unwrap_or(0) };
+    let moved = |got: &Result<usize>| if how.stays() { 0 } else { got.unwrap_or(0) };
     let receive = || match Using::begin(socket, fd) {
-        Some(_using) => kernel::receive(fd, into, flags),
-        None => tell(Err(Errno(libc::EBADF))),
+        Some(_using) => call(),
+        None => Err(Errno(libc::EBADF)),
     };
-    match socket.receiving.through_kernel(receive, moved).map(check) {
+    match socket.receiving.through_kernel(receive, moved) {
         // Somebody who has slept for it has been told.
-        Some(Ok(0)) if !into.is_empty() => Some(untold(socket).map_or(Ok(0), Err)),
-        got => got,
+        Some(Ok(0)) => untold(socket).map_or(Ok(Some(0)), Err),
+        got => got.transpose(),
     }
 }
 
@@ -404,7 +427,7 @@ fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
 /// Copies bytes from the ring and leaves them there.
 fn peek_ring(ring: &mut Consumer<Mapping>, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
     let n = ring.poll_all()?.min(into.len());
-    peek::copy(ring, &mut into[..n]);
+    peek::copy(ring, 0, &mut into[..n]);
     Ok(n)
 }
 

@@ -19,47 +19,62 @@ use ginnel_ring::carrier;
 use ginnel_ring::stream::Consumer;
 use ginnel_shmem::{Mapping, SharedMemory};
 use libc::c_int;
+use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 
 /// Where bytes are shown.
-struct Sink<'a> {
+struct Sink<'a, 'b> {
     /// The memory into which they are copied. Without it, they are only counted.
-    into: Option<&'a mut [u8]>,
+    into: Option<&'a mut [&'b mut [u8]]>,
+    /// How many bytes have room there.
+    most: usize,
     /// How many there have been.
     len: usize,
-    /// The program's memory is not there, so nothing more is shown.
-    is_bad: bool,
 }
 
-impl<'a> Sink<'a> {
+impl Sink<'_, '_> {
     /// Returns the memory for the next bytes, of which there are `len`, as far as there is room.
-    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
-        let into = self.into.as_deref_mut()?;
-        let len = len.min(into.len() - self.len);
-        let room = &mut into[self.len..self.len + len];
-        self.is_bad |= !can_write(room.as_mut_ptr(), len);
-        (!self.is_bad).then_some(room)
+    fn room(&mut self, len: usize) -> Option<SmallVec<[&mut [u8]; 8]>> {
+        let (mut before, mut left) = (self.len, len);
+        let mut parts = SmallVec::new();
+        for piece in self.into.as_deref_mut()? {
+            let from = before.min(piece.len());
+            let part = &mut piece[from..];
+            let len = left.min(part.len());
+            (before, left) = (before - from, left - len);
+            if len > 0 {
+                parts.push(&mut part[..len]);
+            }
+        }
+        Some(parts)
+    }
+
+    /// Does the same for bytes that this library copies. If the memory is not there, nothing more is shown.
+    fn checked_room(&mut self, len: usize) -> Option<SmallVec<[&mut [u8]; 8]>> {
+        let is_there = |part: &mut &mut [u8]| can_write(part.as_mut_ptr(), part.len());
+        if !self.room(len)?.iter_mut().all(is_there) {
+            self.most = self.len;
+            return None;
+        }
+        self.room(len)
     }
 
     fn is_full(&self) -> bool {
-        self.is_bad || self.into.as_ref().is_some_and(|into| self.len == into.len())
+        self.len == self.most
     }
 
     /// Counts bytes of which there are `len`, as far as there is room.
     fn count(&mut self, len: usize) {
-        let most = match &self.into {
-            Some(_) if self.is_bad => 0,
-            Some(into) => into.len() - self.len,
-            None => usize::MAX,
-        };
-        self.len += len.min(most);
+        self.len += len.min(self.most - self.len);
     }
 
     /// Shows what a ring has. Returns how many bytes that is.
     fn ring(&mut self, ring: &mut Consumer<Mapping>) -> usize {
         let Ok(available) = ring.poll_all() else { return 0 };
-        if let Some(room) = self.room(available) {
-            copy(ring, room);
+        let mut from = 0;
+        for part in self.checked_room(available).into_iter().flatten() {
+            copy(ring, from, part);
+            from += part.len();
         }
         self.count(available);
         available
@@ -70,8 +85,11 @@ impl<'a> Sink<'a> {
         let stash = socket.stash.lock();
         let first = usize::try_from(skipped).map_or(stash.len(), |skipped| skipped.min(stash.len()));
         let bytes = &stash[first..];
-        if let Some(room) = self.room(bytes.len()) {
-            room.copy_from_slice(&bytes[..room.len()]);
+        let mut rest = bytes;
+        for part in self.checked_room(bytes.len()).into_iter().flatten() {
+            let shown;
+            (shown, rest) = rest.split_at(part.len());
+            part.copy_from_slice(shown);
         }
         self.count(bytes.len());
         skipped - first as u64
@@ -83,21 +101,26 @@ impl<'a> Sink<'a> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let shown = match (self.room(most), usize::try_from(skipped)) {
             (None, Ok(skipped)) => kernel::queued(fd).saturating_sub(skipped).min(most),
-            (Some(room), Ok(skipped)) => kernel::peek_behind(fd, skipped, room),
+            (Some(mut room), Ok(skipped)) => kernel::peek_behind(fd, skipped, &mut room, false).unwrap_or(0),
             _ => 0,
         };
         self.count(shown);
     }
 }
 
-/// Copies bytes from the ring and leaves them there. The ring has at least so many.
-pub fn copy(ring: &Consumer<Mapping>, into: &mut [u8]) {
+/// Copies bytes from the ring, behind the first `from`, and leaves them there. The ring has at least so many.
+pub fn copy(ring: &Consumer<Mapping>, from: usize, into: &mut [u8]) {
     let memory = ring.memory();
     let capacity = memory.len() - HEADER;
-    let start = ring.cursor().position as usize & (capacity - 1);
+    let start = (ring.cursor().position as usize + from) & (capacity - 1);
     let first = into.len().min(capacity - start);
     memory.read(HEADER + start, &mut into[..first]);
     memory.read(HEADER, &mut into[first..]);
+}
+
+/// Returns how many bytes have room in pieces of memory.
+pub fn room(pieces: &[&mut [u8]]) -> usize {
+    pieces.iter().fold(0, |room, piece| room.saturating_add(piece.len()))
 }
 
 /// Shows bytes that can be received without waiting, and leaves them where they are. Returns how many there are: of those that fit, or,
@@ -107,9 +130,10 @@ pub fn show(
     socket: &'static Socket,
     fd: c_int,
     rings: &mut Rings<SocketReceiver>,
-    into: Option<&mut [u8]>,
+    into: Option<&mut [&mut [u8]]>,
 ) -> usize {
-    let mut sink = Sink { into, len: 0, is_bad: false };
+    let most = into.as_ref().map_or(usize::MAX, |into| room(into));
+    let mut sink = Sink { into, most, len: 0 };
     let received = socket.receiving.kernels();
     match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => {}
@@ -142,7 +166,7 @@ pub fn show(
 }
 
 /// Shows what a ring has and, if the sender has left it for the kernel, what comes after it. Returns where the ring ends.
-fn ring(socket: &'static Socket, fd: c_int, sink: &mut Sink<'_>, receiver: &mut SocketReceiver) -> u64 {
+fn ring(socket: &'static Socket, fd: c_int, sink: &mut Sink<'_, '_>, receiver: &mut SocketReceiver) -> u64 {
     let available = sink.ring(&mut receiver.ring) as u64;
     let end = receiver.ring.cursor().position + available;
     if let Some(place) = carrier::given_back(receiver.ring.memory())
@@ -160,7 +184,7 @@ fn ring(socket: &'static Socket, fd: c_int, sink: &mut Sink<'_>, receiver: &mut 
 }
 
 /// Shows what the kernel carries behind the wake bytes, which end at this place, and behind further bytes.
-fn behind_wakes(socket: &'static Socket, fd: c_int, sink: &mut Sink<'_>, wakes_end: u64, skipped: u64) {
+fn behind_wakes(socket: &'static Socket, fd: c_int, sink: &mut Sink<'_, '_>, wakes_end: u64, skipped: u64) {
     let skipped = sink.stash(socket, skipped);
     // Another thread or process may have taken a wake byte and not counted it yet.
     if !is_confined() && socket.receiving.common().is_none() && !returning::is_taken(socket) {

@@ -63,6 +63,13 @@ pub fn receive(fd: c_int, into: &mut [u8], flags: c_int) -> isize {
     unsafe { call(libc::SYS_recvfrom, [fd.into(), at, len, flags.into(), 0, 0]) as isize }
 }
 
+/// Receives a message without waiting. Its vectors have room for as many bytes as they say.
+pub unsafe fn receive_message(fd: c_int, message: &mut libc::msghdr, flags: c_int) -> isize {
+    let (at, flags) = (std::ptr::from_mut(message) as c_long, flags | libc::MSG_DONTWAIT);
+    // SAFETY: the caller vouches for the vectors.
+    unsafe { call(libc::SYS_recvmsg, [fd.into(), at, flags.into(), 0, 0, 0]) as isize }
+}
+
 /// Writes. The caller knows that there is room.
 pub fn write(fd: c_int, bytes: &[u8]) -> isize {
     // SAFETY: `bytes` has that many bytes to read.

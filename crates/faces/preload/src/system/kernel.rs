@@ -5,6 +5,7 @@ use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, check};
 use crate::system::{cancel, real};
 use libc::c_int;
+use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
 
 /// Returns the program's descriptor as a borrowed one, for the duration of a call about it.
@@ -226,29 +227,37 @@ pub fn queued(fd: c_int) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// Copies what the kernel's socket has received behind so many bytes, and leaves it there. Returns how many bytes were copied; 0 if too
-/// many come before them.
-pub fn peek_behind(fd: c_int, skipped: usize, into: &mut [u8]) -> usize {
+/// The most bytes that [`peek_behind`] can skip.
+const SKIPPED_AT_MOST: usize = 63 << 10;
+
+/// Shows what the kernel's socket has received, without waiting, and leaves it there. The pieces are filled with what comes behind
+/// `skipped` bytes, unless `counts`. Returns how many bytes that is; 0 if there are none, or too many come before them.
+pub fn peek_behind(fd: c_int, skipped: usize, into: &mut [&mut [u8]], counts: bool) -> Result<usize, Errno> {
     let _errno = Kept::new();
     let (mut unused, mut left) = ([0_u8; 1024], skipped);
-    // All pieces before the last are the same memory.
-    let mut pieces = [libc::iovec { iov_base: unused.as_mut_ptr().cast(), iov_len: 0 }; 64];
-    let [before @ .., last] = &mut pieces;
-    for piece in before {
-        piece.iov_len = left.min(unused.len());
-        left -= piece.iov_len;
+    if skipped > SKIPPED_AT_MOST || into.is_empty() {
+        return Ok(0);
     }
-    *last = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    if left > 0 || into.is_empty() {
-        return 0;
+    let mut pieces = SmallVec::<[libc::iovec; 96]>::new();
+    // All pieces before those of the caller are the same memory.
+    while left > 0 {
+        let len = left.min(unused.len());
+        pieces.push(libc::iovec { iov_base: unused.as_mut_ptr().cast(), iov_len: len });
+        left -= len;
     }
+    pieces.extend(
+        into.iter_mut()
+            .take(libc::UIO_MAXIOV as usize - pieces.len())
+            .map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() }),
+    );
+    let flags = libc::MSG_PEEK | if counts { libc::MSG_TRUNC } else { 0 };
     // SAFETY: zeros are a valid message, and each piece has room for as many bytes as it says.
     let got = unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (pieces.as_mut_ptr(), pieces.len() as _);
-        real::recvmsg(fd, &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT)
+        cancel::receive_message(fd, &mut message, flags)
     };
-    check(got).map_or(0, |got| got.saturating_sub(skipped))
+    check(got).map(|got| got.saturating_sub(skipped))
 }
 
 /// Returns how many sent bytes the peer's kernel has not acknowledged.
