@@ -550,6 +550,11 @@ impl<M: SharedMemory> Consumer<M> {
         self.bell.needed(&self.memory) || self.take_owed()
     }
 
+    /// Tells the producer that the stream is broken, as [`Consumer::abort`] does, but goes on taking what was published before.
+    pub fn refuse(&mut self) {
+        side::end_consuming(&self.memory, SideState::ABORTED);
+    }
+
     /// Returns the memory of the ring.
     pub fn memory(&self) -> &M {
         &self.memory

@@ -182,6 +182,9 @@ fn into_ring<'a>(
                     };
                     match result.and_then(|()| number(fd)) {
                         Ok(number) => fd = number,
+                        Err(_) if socket.end() != End::None && whole.has_room_over_tcp() => {
+                            return Ok(whole.bytes);
+                        }
                         Err(_) if sent > 0 => return Ok(sent),
                         Err(errno) => return Err(socket.tell().unwrap_or(errno)),
                     }
@@ -192,6 +195,7 @@ fn into_ring<'a>(
                     sent += rest.len();
                     rest = &[];
                 }
+                Err(_) if whole.has_room_over_tcp() => return Ok(whole.bytes),
                 Err(_) if sent > 0 => return Ok(sent),
                 Err(error) => return Err(output::broken(socket, fd, error, flags)),
             }
@@ -272,6 +276,9 @@ pub fn go_on<'a>(
 /// together while it has room, and it has much. So a call begins when the ring has room for all that it sends. If that is much, or more
 /// than the ring ever has at once, the call has its [`Turn`] until it ends.
 struct Whole {
+    /// The number of bytes that the call sends.
+    bytes: usize,
+    has_begun: bool,
     /// The number of bytes for which the call waits before it begins; 0 once it has begun, or does not wait for that any longer.
     least: usize,
     /// The time since which the call waits for that, in microseconds.
@@ -281,14 +288,22 @@ struct Whole {
 impl Whole {
     fn of(bytes: usize) -> Self {
         // A long message need not wait, because it has its turn. So the peer receives its beginning while the rest is copied.
-        Self { least: if bytes > returning::TCP_TAKES { 1 } else { bytes }, since: None }
+        let least = if bytes > returning::TCP_TAKES { 1 } else { bytes };
+        Self { bytes, has_begun: false, least, since: None }
     }
 
     /// Notes that some bytes are under way. The rest follows as there is room.
     fn begun(&mut self, bytes: usize) {
         if bytes > 0 {
+            self.has_begun = true;
             self.least = 0;
         }
+    }
+
+    /// Returns whether the call has begun or waits, and would have ended by now over TCP, which had room for all of the message. What
+    /// happens to the connection afterwards is for the next call to report.
+    fn has_room_over_tcp(&self) -> bool {
+        (self.has_begun || self.since.is_some()) && self.bytes <= returning::TCP_TAKES
     }
 
     /// Returns whether the call may go on waiting before it begins. A receiver may wait for more bytes than it has before it takes any,

@@ -1,12 +1,13 @@
 //! The end of a socket's rings, when its last descriptor is about to be closed.
 
-use crate::carrying::connection;
+use crate::carrying::{connection, look};
 use crate::process::owner;
 use crate::state::carrier::Carrier;
 use crate::state::socket::{Growth, Socket, Stage};
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use ginnel::{SocketReceiver, SocketSender};
+use ginnel_ring::carrier;
 use ginnel_ring::wait::Waitable;
 use libc::c_int;
 
@@ -38,6 +39,13 @@ pub fn mark_received(receiver: &mut SocketReceiver, is_broken: bool) {
     let _ = if is_broken { receiver.ring.abort() } else { receiver.ring.finish() };
 }
 
+/// Marks that the program takes nothing that is sent from now on, because it has shut down both directions. The kernel wakes the peer.
+pub fn take_no_more(socket: &'static Socket) {
+    for receiver in socket.receiving.lock().all_mut() {
+        let _ = receiver.ring.finish();
+    }
+}
+
 /// Gives up the rings of a connection that has ended. If they are shared, another process may still look at them.
 pub fn give_up(
     receivers: impl Iterator<Item = SocketReceiver>,
@@ -60,10 +68,20 @@ fn keep_if_confined<R>(side: R) {
     }
 }
 
+/// Returns whether there are bytes that the program has not received, but for those of which the kernel knows.
+fn has_unread(socket: &'static Socket, fd: c_int) -> bool {
+    if !is_confined() {
+        return look::available(socket, fd).is_some_and(|bytes| bytes > 0);
+    }
+    let has_some = |receiver: &mut SocketReceiver| matches!(receiver.ring.poll(), Ok(1..));
+    socket.receiving.lock().all_mut().any(has_some)
+}
+
 fn end(socket: &'static Socket, fd: c_int) {
     let is_shared = crate::state::family::is_shared(socket);
     socket.sending.detach();
     socket.receiving.detach();
+    let is_unread = !is_shared && has_unread(socket, fd);
     let receivers = socket.receiving.lock().take();
     let senders = socket.sending.lock().take();
     if is_shared {
@@ -74,26 +92,31 @@ fn end(socket: &'static Socket, fd: c_int) {
     // As with TCP, a program that closes a socket with unread bytes breaks the connection, and so does one that asks for it
     // (SO_LINGER). The peer learns this from the ring in which it sends, because it may still receive the bytes that it was sent
     // before: TCP too delivers bytes that have come before the reset.
-    let mut receivers: Vec<_> = receivers.collect();
-    let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
-    let is_broken = unread || !is_confined() && kernel::lingers_not(fd);
+    let is_broken = is_unread || !is_confined() && kernel::lingers_not(fd);
+    // Where the peer has left the ring in which it sends, it learns this from the kernel.
+    let is_left = |receiver: &SocketReceiver| carrier::given_back(receiver.ring.memory()).is_some();
+    let mut has_peer_left = matches!(socket.receiving.carrier(), Carrier::Kernel | Carrier::Returning);
     // The process that has opened the rings may live on without the connection.
     let may_mark = |is_ours: bool| is_ours || owner::owns_tables();
-    for mut receiver in receivers.into_iter().filter(|receiver| may_mark(receiver.is_ours())) {
+    for mut receiver in receivers.filter(|receiver| may_mark(receiver.is_ours())) {
+        has_peer_left |= is_left(&receiver);
         mark_received(&mut receiver, is_broken);
         keep_if_confined(receiver);
     }
     let carries = socket.sending.carrier() == Carrier::Ring;
     for mut sender in senders.filter(|sender| carries && may_mark(sender.is_ours())) {
-        let _ = sender.ring.finish();
+        // Otherwise the peer might find the end before it finds that the connection is broken.
+        if !(is_broken && has_peer_left) {
+            let _ = sender.ring.finish();
+        }
         keep_if_confined(sender);
     }
-    if !carries && unread {
+    if (!carries || has_peer_left) && is_unread && !is_confined() {
         // The kernel does not know that there are unread bytes.
         kernel::linger_not(fd);
     }
     let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
-    if !carries && !unread && wakes_come && crate::state::family::may_drain(socket) {
+    if (!carries || has_peer_left) && !is_unread && wakes_come && crate::state::family::may_drain(socket) {
         // The kernel's stream still carries the sent bytes and its end. Wake bytes that nobody has read would make the kernel reset
         // it.
         connection::take_last(socket, fd, &mut [0; 256]);

@@ -340,6 +340,9 @@ fn from_ring(
             Err(RecvError::Empty) if receiver.ring.memory().is_broken() => {
                 return Err(Errno(libc::ECONNRESET));
             }
+            Err(RecvError::Empty) if socket.has_shut_down_receiving() && is_broken(socket) => {
+                return Err(Errno(libc::ECONNRESET));
+            }
             // A ring that the sender has left counts as finished too.
             Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead)
                 if returning::begin_if_due(socket, fd, rings)? =>
@@ -377,8 +380,11 @@ fn from_ring(
 
 /// Returns whether the peer has broken the connection and the program has not been told.
 fn is_broken(socket: &'static Socket) -> bool {
-    let ring = socket.sending.lock();
-    let is_broken = ring.as_ref().is_some_and(|sender| sender.ring.is_aborted());
+    let is_aborted = |sender: &SocketSender| sender.ring.is_aborted();
+    let is_broken = match socket.sending.carrier() {
+        Carrier::Ring => socket.sending.lock().as_ref().is_some_and(is_aborted),
+        _ => socket.end() == End::Reset,
+    };
     is_broken && !socket.said.reset.load(Ordering::Relaxed)
 }
 
@@ -391,10 +397,12 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
         End::Fin | End::Reset => {
             // If the peer has broken the connection, or data that it had not read is lost, TCP breaks the connection. Otherwise this is an
             // ordinary end: a killed process leaves wake bytes unread, and the kernel resets the connection for these too.
-            let ring = socket.sending.lock();
-            let is_unread = |sender: &SocketSender| sender.ring.is_aborted() || room::untaken(sender) > 0;
-            let is_lost = ring.as_ref().is_some_and(is_unread) && !socket.said.reset.load(Ordering::Relaxed);
-            Some(if is_lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
+            let has_unread = || {
+                let is_there = |sender: &SocketSender| room::untaken(sender) > 0;
+                let is_unread = socket.sending.lock().as_ref().is_some_and(is_there);
+                is_unread && !socket.said.reset.load(Ordering::Relaxed)
+            };
+            Some(if is_broken(socket) || has_unread() { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
     }
 }

@@ -98,17 +98,17 @@ fn has_enough(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> boo
     lowat::is_reached(socket, rings, kernels, there)
 }
 
-/// Returns whether a ring carries and the peer sends nothing more.
+/// Returns whether a ring carries and the peer sends nothing more than what is there.
 pub fn is_ending(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
-    // A ring that the sender has left counts as finished too. It has named the byte at which the next ring begins before it left.
-    let goes_on = |next: &SocketReceiver| counted::left(next, 0) != Ok(None);
-    let is_last = |receiver: &SocketReceiver| {
-        !rings.next().is_some_and(goes_on) && carrier::given_back(receiver.ring.memory()).is_none()
-    };
+    // A ring that the sender has left counts as finished too. It has named the byte at which the next ring begins before it left, so the
+    // end is there, although the program may not have received all of this ring.
+    let goes_on = |next: &&SocketReceiver| counted::left(next, 0) != Ok(None);
+    let is_at_end =
+        |last: &SocketReceiver| last.ring.is_ending() && carrier::given_back(last.ring.memory()).is_none();
     match socket.receiving.carrier() {
         Carrier::Ring => {
-            socket.end() != End::None
-                || rings.as_ref().is_some_and(|receiver| receiver.ring.is_ending() && is_last(receiver))
+            let last = rings.next().filter(goes_on).or(rings.as_ref());
+            socket.end() != End::None || last.is_some_and(is_at_end)
         }
         Carrier::Returning => socket.end() != End::None,
         Carrier::Kernel | Carrier::Changing | Carrier::Counted => false,
@@ -117,8 +117,12 @@ pub fn is_ending(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool
 
 /// Returns whether the peer has broken the connection: it has closed its end with bytes of ours unread, or has asked for it.
 pub fn is_reset(socket: &'static Socket) -> bool {
-    if socket.receiving.carrier() != Carrier::Ring || socket.sending.carrier() != Carrier::Ring {
-        return false;
+    // Wake bytes that nobody has read make the kernel reset the connection too, where TCP would have ended it in order. So the kernel's
+    // word counts only where it carries what this side sends, and there are no wake bytes behind that.
+    match (socket.receiving.carrier(), socket.sending.carrier()) {
+        (Carrier::Ring, Carrier::Ring) => {}
+        (Carrier::Ring | Carrier::Returning, Carrier::Kernel) => return socket.end() == End::Reset,
+        _ => return false,
     }
     // A peer that has marked its end in the ring has not died.
     let has_finished = socket.receiving.lock().as_ref().is_some_and(|receiver| receiver.ring.is_ending());

@@ -31,12 +31,15 @@ pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() 
     Some(sent)
 }
 
-/// Records that bytes are sent to a peer that has closed its end. Over TCP it answers with a reset, which is an event. Returns false
-/// if that was recorded before.
+/// Records that bytes are sent to a peer that has closed its end, or has shut down both directions. Over TCP it answers with a reset,
+/// which is an event for both. Returns false if that was recorded before.
 #[cold]
 pub fn begins_in_vain(socket: &'static Socket) -> bool {
     let begins = !socket.said.closed.swap(true, Ordering::Relaxed);
     if begins {
+        socket.receiving.lock().all_mut().for_each(|receiver| receiver.ring.refuse());
+        // The peer's kernel answers with a reset too.
+        connection::wake(socket, socket.fd.load(Ordering::Relaxed));
         socket.watchers.changed(socket);
     }
     begins
@@ -281,7 +284,7 @@ pub fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int
             socket.said.reset.store(true, Ordering::Relaxed);
             false
         }
-        SendError::AfterFinish => false,
+        SendError::AfterFinish => look::is_reset(socket) && !socket.said.reset.swap(true, Ordering::Relaxed),
         // The error is reported once, by the first call.
         _ => !socket.said.reset.swap(true, Ordering::Relaxed),
     };

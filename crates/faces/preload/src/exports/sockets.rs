@@ -1,7 +1,7 @@
 //! `socket`, `connect`, `listen`, `accept`, `shutdown` and socket options.
 
 use crate::calls::descriptors;
-use crate::carrying::{disconnecting, look, lowat, output, room};
+use crate::carrying::{closing, disconnecting, look, lowat, output, room};
 use crate::daemon::session;
 use crate::process::settings;
 use crate::state::carrier::Carrier;
@@ -175,35 +175,39 @@ fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: the function takes only numbers.
-    let native = || unsafe { real::shutdown(fd, how) };
-    let Some(call) = SOCKETS.call(fd) else { return native() };
+    let native = |how| unsafe { real::shutdown(fd, how) };
+    let Some(call) = SOCKETS.call(fd) else { return native(how) };
     let socket = call.what();
     // There is no connection yet that could stay on TCP, and the kernel refuses the call.
     if !matches!(socket.stage(), Stage::New | Stage::Listening) {
         session::stays(socket, "it was shut down");
     }
     if !socket.is_joined() {
-        return native();
+        return native(how);
     }
     // Before the call, which wakes threads that sleep in the kernel to receive.
     let before = socket.has_shut_down_receiving();
     let now = before || matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
     socket.set_shut_down_receiving(now);
+    let sends_no_more = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
+    let is_both = now && (sends_no_more || room::has_shut_down(socket));
+    let has_finished = sends_no_more && output::finish(socket, fd);
     let result = match how {
         // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
-        libc::SHUT_WR if output::finish(socket, fd) => 0,
-        libc::SHUT_RDWR => {
-            output::finish(socket, fd);
-            native()
-        }
-        _ => native(),
+        libc::SHUT_WR if has_finished && !is_both => 0,
+        // Bytes that come from now on break the connection.
+        libc::SHUT_RD | libc::SHUT_WR if is_both => native(libc::SHUT_RDWR),
+        how => native(how),
     };
     if result != 0 {
         socket.set_shut_down_receiving(before);
         return result;
     }
-    if how != libc::SHUT_RD {
+    if sends_no_more {
         socket.shut_down.sending.store(true, Ordering::Relaxed);
+    }
+    if is_both {
+        closing::take_no_more(socket);
     }
     // As in the kernel, this is an event.
     socket.watchers.changed(socket);

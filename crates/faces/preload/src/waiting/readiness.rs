@@ -61,23 +61,13 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
         if !socket.said.reset.load(Ordering::Relaxed) {
             events |= libc::POLLERR;
         }
-    } else if found == Found::End && is_lost(socket) {
+    } else if is_ending && socket.end() == End::Lost {
         events |= libc::POLLHUP;
         if socket.untold().is_some() {
             events |= libc::POLLERR;
         }
     }
     events
-}
-
-/// Returns whether the kernel has lost the connection. (Wake bytes that nobody has read make the kernel reset the connection too, where
-/// TCP would have ended it in order. So a reset counts only where the kernel carries the program's bytes.)
-fn is_lost(socket: &'static Socket) -> bool {
-    match socket.end() {
-        End::Lost => true,
-        End::Reset => socket.sending.carrier() != Carrier::Ring,
-        _ => false,
-    }
 }
 
 /// Returns what a sleeper must be woken for, so that events are not missed which are reported whatever the interest is.
