@@ -3,11 +3,10 @@
 //!
 //! A connection to a port of caches begins like any other. Before its first request, the library asks the server whether it is a
 //! `ginnel-cache`, and which one, over a connection of its own ([`crate::served`]). If this process can read that cache's memory (`find`),
-//! the connection is *served* from then on: the library follows the requests that the program sends, and answers those that only ask
-//! for items (`serve`), provided that the server has answered everything that was sent before. All other requests go to the server, in order. The
-//! library follows the server's answers, so it knows when the server has answered all of them. The library queues its own answers
-//! in front of what comes from the server. This order is correct, because nothing was to come from the server when the library
-//! answered.
+//! the connection is *served* from then on: the library follows the requests that the program sends, and answers those that only ask for
+//! items (`serve`), provided that the server has answered everything that was sent before. All other requests go to the server, in order.
+//! The library follows the server's answers, so it knows when the server has answered all of them. The library queues its own answers in
+//! front of what comes from the server. This order is correct, because nothing was to come from the server when the library answered.
 //!
 //! Bytes that make no sense end this: the connection is *left* to the server, once the program has received what is queued. The
 //! same happens if bytes are moved without this library, or if another process sends or receives them. If another process is to receive
