@@ -1,6 +1,6 @@
 //! Sleeping until something is ready.
 
-pub mod deadline;
+pub mod call;
 pub mod in_kernel;
 pub mod limit;
 pub mod points;

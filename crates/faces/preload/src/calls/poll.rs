@@ -8,7 +8,7 @@ use crate::served::waiting;
 use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::SOCKETS;
-use crate::state::table::Call;
+use crate::state::table::Lease;
 use crate::system::errno::{Kept, Result};
 use crate::waiting::limit::{Limit, Native};
 use crate::waiting::readiness::Armed;
@@ -57,7 +57,7 @@ struct Asleep {
     /// How the thread is woken, if it waits for something.
     sleep: Option<Sleep>,
     /// Keeps the socket's memory from being reused for another socket.
-    call: Call<Socket>,
+    call: Lease<Socket>,
 }
 
 impl Drop for Asleep {

@@ -7,10 +7,9 @@ use crate::process::section::Section;
 use crate::served::{Rooms, transfer};
 use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
-use crate::state::sockets::number_in;
 use crate::system::errno::{Errno, Result, tell};
 use crate::system::memory::can_write;
-use crate::waiting::deadline::Deadline;
+use crate::waiting::call::Call;
 use crate::waiting::wait;
 use libc::c_int;
 use std::sync::atomic::Ordering;
@@ -91,7 +90,7 @@ pub fn go_on<'a>(
 /// Receives while the kernel carries the direction only up to a byte that the sender names, or not at all.
 fn counted<'a>(
     socket: &'static Socket,
-    mut fd: c_int,
+    fd: c_int,
     flags: c_int,
     pieces: impl Iterator<Item = &'a mut [u8]>,
 ) -> Result<usize> {
@@ -110,9 +109,7 @@ fn counted<'a>(
     let mut waits = may_wait && !socket.seems_nonblocking(fd);
     // Relatives may have changed that. A call asks once, as the kernel does, and only if there is nothing for it.
     let mut is_certain = !(may_wait && socket.may_be_shared());
-    let mut deadline = Deadline::default();
-    let connection = socket.connection();
-    let number = |fd| number_in(socket, connection, fd, DISCONNECTED);
+    let mut call = Call::receiving(socket, fd);
     // What the call receives may come from two carriers, and a signal handler must not receive in between.
     let mut section = Some(Section::begin());
     for piece in pieces {
@@ -122,7 +119,7 @@ fn counted<'a>(
             let how = if flags & libc::MSG_TRUNC != 0 { How::Discard } else { How::Take };
             // The kernel may carry again meanwhile, so its call must not wait for more than there is.
             let waits_now = waits && (got < least || all);
-            match input::some(socket, fd, &mut piece[at..], how, waits_now) {
+            match input::some(socket, call.fd, &mut piece[at..], how, waits_now) {
                 // The end of the stream.
                 Ok(0) => return Ok(got),
                 Ok(n) => {
@@ -135,29 +132,24 @@ fn counted<'a>(
                     return Ok(got);
                 }
                 Err(Errno(libc::EAGAIN)) if !is_certain => {
-                    (waits, is_certain) = (!socket.is_nonblocking(fd), true);
+                    (waits, is_certain) = (!socket.is_nonblocking(call.fd), true);
                 }
                 Err(Errno(libc::EAGAIN)) if waits => {
-                    let waited = outside(&mut section, || wait::for_data(socket, fd, &mut deadline));
-                    match waited.and_then(|()| number(fd)) {
-                        Ok(number) => fd = number,
+                    match outside(&mut section, || wait::for_data(&mut call)) {
                         Err(_) if got > 0 => return Ok(got),
-                        Err(errno) => return Err(errno),
+                        waited => waited?,
                     }
                 }
                 Err(errno) if got > 0 => {
                     // The kernel tells how the connection has ended only once, and this call does not tell the program.
                     let is_end =
                         !matches!(errno, Errno(libc::EAGAIN | libc::EINTR | libc::EBADF | libc::EFAULT));
-                    if is_end
-                        && socket.receiving.carrier() == Carrier::Kernel
-                        && socket.connection() == connection
-                    {
+                    if is_end && socket.receiving.carrier() == Carrier::Kernel && call.has_connection() {
                         socket.set_error(errno);
                     }
                     return Ok(got);
                 }
-                Err(_) if socket.connection() != connection => return Err(DISCONNECTED),
+                Err(_) if !call.has_connection() => return Err(call.gone()),
                 Err(errno) => {
                     input::note_told(socket, errno);
                     return Err(errno);
@@ -166,17 +158,17 @@ fn counted<'a>(
         }
     }
     drop(section);
-    if asks_for_some { Ok(got) } else { nothing(socket, fd, may_wait && !socket.is_nonblocking(fd)) }
+    if asks_for_some { Ok(got) } else { nothing(call, may_wait && !socket.is_nonblocking(fd)) }
 }
 
 /// Does the same for a call that leaves the bytes where they are. Each look shows all that there are, as in the kernel. None of the
 /// pieces is empty.
 #[cold]
-fn peeked(socket: &'static Socket, mut fd: c_int, flags: c_int, mut pieces: Rooms<'_>) -> Result<usize> {
+fn peeked(socket: &'static Socket, fd: c_int, flags: c_int, mut pieces: Rooms<'_>) -> Result<usize> {
     let may_wait = flags & libc::MSG_DONTWAIT == 0;
     let waits = may_wait && !socket.is_nonblocking(fd);
     if pieces.is_empty() {
-        return nothing(socket, fd, waits);
+        return nothing(Call::receiving(socket, fd), waits);
     }
     let wanted = match flags & libc::MSG_WAITALL {
         0 => socket.lowat.bytes(),
@@ -184,31 +176,27 @@ fn peeked(socket: &'static Socket, mut fd: c_int, flags: c_int, mut pieces: Room
     };
     let how = if flags & libc::MSG_TRUNC != 0 { How::Count } else { How::Peek };
     let least = wanted.min(peek::room(&pieces));
-    let mut deadline = Deadline::default();
-    let connection = socket.connection();
-    let number = |fd| number_in(socket, connection, fd, DISCONNECTED);
+    let mut call = Call::receiving(socket, fd);
     loop {
-        match input::peek(socket, fd, &mut pieces, how, waits) {
+        match input::peek(socket, call.fd, &mut pieces, how, waits) {
             // There is more, for which the program's memory is not there.
             Ok(n @ 1..)
                 if n < least
-                    && input::peek(socket, fd, &mut pieces, How::Count, false).is_ok_and(|all| all > n) =>
+                    && input::peek(socket, call.fd, &mut pieces, How::Count, false)
+                        .is_ok_and(|all| all > n) =>
             {
                 return Ok(n);
             }
             // They keep the socket readable, so the thread sleeps by the clock.
             Ok(n @ 1..) if n < least && waits && !is_all(socket) => {
-                match wait::a_moment(fd, &mut deadline).and_then(|()| number(fd)) {
-                    Ok(number) => fd = number,
-                    Err(_) => return Ok(n),
+                if wait::a_moment(&mut call).is_err() {
+                    return Ok(n);
                 }
             }
             Ok(n) => return Ok(n),
             Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
-            Err(Errno(libc::EAGAIN)) if waits => {
-                fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(fd))?;
-            }
-            Err(_) if socket.connection() != connection => return Err(DISCONNECTED),
+            Err(Errno(libc::EAGAIN)) if waits => wait::for_data(&mut call)?,
+            Err(_) if !call.has_connection() => return Err(call.gone()),
             Err(errno) => {
                 input::note_told(socket, errno);
                 return Err(errno);
@@ -216,9 +204,6 @@ fn peeked(socket: &'static Socket, mut fd: c_int, flags: c_int, mut pieces: Room
         }
     }
 }
-
-/// The error of a call that waits while the program disconnects the socket.
-const DISCONNECTED: Errno = Errno(libc::EPIPE);
 
 /// Waits without being in a section.
 fn outside<R>(section: &mut Option<Section>, wait: impl FnOnce() -> R) -> R {
@@ -229,16 +214,12 @@ fn outside<R>(section: &mut Option<Section>, wait: impl FnOnce() -> R) -> R {
 }
 
 /// Does what a call does that asks for no bytes: it waits for some, or for the end, and reports an error.
-fn nothing(socket: &'static Socket, mut fd: c_int, waits: bool) -> Result<usize> {
-    let mut deadline = Deadline::default();
-    let connection = socket.connection();
+fn nothing(mut call: Call, waits: bool) -> Result<usize> {
+    let socket = call.socket;
     loop {
-        match input::some(socket, fd, &mut [0], How::Peek, waits) {
+        match input::some(socket, call.fd, &mut [0], How::Peek, waits) {
             Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
-            Err(Errno(libc::EAGAIN)) if waits => {
-                let waited = wait::for_data(socket, fd, &mut deadline);
-                fd = waited.and_then(|()| number_in(socket, connection, fd, DISCONNECTED))?;
-            }
+            Err(Errno(libc::EAGAIN)) if waits => wait::for_data(&mut call)?,
             Err(errno) => {
                 if errno == Errno(libc::ECONNRESET) {
                     socket.said.reset.store(true, Ordering::Relaxed);

@@ -6,12 +6,12 @@ use crate::daemon::session;
 use crate::served::{Pieces, transfer};
 use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
-use crate::state::sockets::{Using, number_in};
+use crate::state::sockets::Using;
 use crate::system::clock::now;
 use crate::system::errno::{Errno, Kept, Result, check, tell};
 use crate::system::kernel;
 use crate::system::memory::can_read;
-use crate::waiting::deadline::Deadline;
+use crate::waiting::call::Call;
 use crate::waiting::wait;
 use ginnel_ring::SendError;
 use libc::c_int;
@@ -97,7 +97,7 @@ fn gather<'p: 'r, 'r>(
 
 fn into_ring<'a>(
     socket: &'static Socket,
-    mut fd: c_int,
+    fd: c_int,
     flags: c_int,
     pieces: impl Iterator<Item = &'a [u8]> + Clone,
 ) -> Result<usize> {
@@ -111,9 +111,7 @@ fn into_ring<'a>(
         return Err(output::broken(socket, fd, SendError::PeerDead, flags));
     }
     let (mut sent, mut in_vain, mut has_some) = (0, false, false);
-    let mut deadline = Deadline::default();
-    let connection = socket.connection();
-    let number = |fd| number_in(socket, connection, fd, Errno(libc::ECONNRESET));
+    let mut call = Call::sending(socket, fd);
     let are_there = pieces.clone().nth(1).is_none() || are_there(pieces.clone());
     let mut whole = Whole::of(pieces.clone().map(<[u8]>::len).fold(0, usize::saturating_add));
     let mut pieces = pieces.peekable();
@@ -131,10 +129,10 @@ fn into_ring<'a>(
             let next = &rest[..rest.len().min(CHECKED)];
             let is_there = (sent > 0 || are_there) && can_read(next.as_ptr(), next.len());
             let result = match is_there {
-                true => output::some_into_ring(socket, fd, next, whole.least, &mut held),
+                true => output::some_into_ring(socket, call.fd, next, whole.least, &mut held),
                 false => {
                     held = None;
-                    match output::some_from(socket, fd, &mut [0], |_| Err(Errno(libc::EFAULT))) {
+                    match output::some_from(socket, call.fd, &mut [0], |_| Err(Errno(libc::EFAULT))) {
                         Some(Err(Stop::Full)) => Some(Err(SendError::Full)),
                         Some(Err(Stop::Ended(error))) => Some(Err(error)),
                         Some(_) if sent > 0 => return Ok(sent),
@@ -144,10 +142,8 @@ fn into_ring<'a>(
                 }
             };
             let Some(result) = result else {
-                let sent_now = natively(socket, fd, rest, flags, &mut deadline);
-                match sent_now.and_then(|n| number(fd).map(|number| (n, number))) {
-                    Ok((n, number)) => {
-                        fd = number;
+                match natively(&mut call, rest, flags) {
+                    Ok(n) => {
                         rest = &rest[n..];
                         sent += n;
                         whole.begun(n);
@@ -164,7 +160,7 @@ fn into_ring<'a>(
                     whole.begun(n);
                 }
                 Err(SendError::Full) => {
-                    let waits = !is_nonblocking(fd);
+                    let waits = !is_nonblocking(call.fd);
                     if whole.least > 0 && !(waits && whole.may_wait()) {
                         whole.least = 0;
                         if waits {
@@ -177,11 +173,11 @@ fn into_ring<'a>(
                     }
                     let is_small = sent + rest.len() <= returning::TCP_TAKES;
                     let result = match waits && whole.least > 0 && Turn::is_others(socket) {
-                        true => wait::for_turn(fd, &mut deadline),
-                        false => wait_for_room(socket, fd, waits, whole.least, is_small, &mut deadline),
+                        true => wait::a_moment(&mut call),
+                        false => wait_for_room(&mut call, waits, whole.least, is_small),
                     };
-                    match result.and_then(|()| number(fd)) {
-                        Ok(number) => fd = number,
+                    match result {
+                        Ok(()) => {}
                         Err(_) if socket.end() != End::None && whole.has_room_over_tcp() => {
                             return Ok(whole.bytes);
                         }
@@ -197,31 +193,25 @@ fn into_ring<'a>(
                 }
                 Err(_) if whole.has_room_over_tcp() => return Ok(whole.bytes),
                 Err(_) if sent > 0 => return Ok(sent),
-                Err(error) => return Err(output::broken(socket, fd, error, flags)),
+                Err(error) => return Err(output::broken(socket, call.fd, error, flags)),
             }
         }
     }
     drop(held);
     // A call that sends nothing still fails after a shutdown.
     if !has_some && room::has_shut_down(socket) {
-        return Err(output::broken(socket, fd, SendError::AfterFinish, flags));
+        return Err(output::broken(socket, call.fd, SendError::AfterFinish, flags));
     }
     Ok(sent)
 }
 
 /// Waits until another attempt to put bytes into the ring is worthwhile, with room for `least` of them. If the call does not wait, fails
 /// with EAGAIN, unless the kernel carries now. It does if the message is small and the ring is one of the smallest.
-pub fn wait_for_room(
-    socket: &'static Socket,
-    fd: c_int,
-    waits: bool,
-    least: usize,
-    is_small: bool,
-    deadline: &mut Deadline,
-) -> Result<()> {
+pub fn wait_for_room(call: &mut Call, waits: bool, least: usize, is_small: bool) -> Result<()> {
     if waits {
-        return wait::for_space(socket, fd, least, deadline);
+        return wait::for_space(call, least);
     }
+    let (socket, fd) = (call.socket, call.fd);
     output::note_no_room(socket);
     match returning::is_full(socket, fd) && !(is_small && returning::leave_if_small(socket, fd)) {
         true => Err(Errno(libc::EAGAIN)),
@@ -232,14 +222,9 @@ pub fn wait_for_room(
 /// Sends some of the bytes with a system call, because the kernel carries again or still. That call does not wait, because
 /// the descriptor's number may become another file's meanwhile.
 #[cold]
-fn natively(
-    socket: &'static Socket,
-    fd: c_int,
-    bytes: &[u8],
-    flags: c_int,
-    deadline: &mut Deadline,
-) -> Result<usize> {
+fn natively(call: &mut Call, bytes: &[u8], flags: c_int) -> Result<usize> {
     let _errno = Kept::new();
+    let (socket, fd) = (call.socket, call.fd);
     let send = || match Using::begin(socket, fd) {
         Some(_using) => kernel::send(fd, bytes, flags | libc::MSG_DONTWAIT),
         None => tell(Err(Errno(libc::EBADF))),
@@ -248,9 +233,9 @@ fn natively(
     // Without a result, a ring carries or is about to.
     match sent.map_or(Ok(0), check) {
         Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd) => {
-            wait::for_kernel(fd, deadline).map(|()| 0)
+            wait::for_kernel(call).map(|()| 0)
         }
-        sent => sent,
+        sent => sent.and_then(|n| call.go_on().map(|()| n)),
     }
 }
 

@@ -13,11 +13,10 @@ use crate::carrying::{attend, input, output};
 use crate::process::signals;
 use crate::served::giving_back;
 use crate::state::socket::Socket;
-use crate::state::sockets::number;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result, check};
 use crate::system::real;
-use crate::waiting::deadline::Deadline;
+use crate::waiting::call::Call;
 use crate::waiting::wait;
 use libc::{c_int, iovec};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -143,7 +142,7 @@ impl Pipe {
 /// and `pipe` finds the pipe.
 pub fn into_pipe(
     socket: &'static Socket,
-    mut fd: c_int,
+    fd: c_int,
     pipe: impl FnOnce() -> Result<Pipe>,
     len: usize,
     native: impl Fn(c_int) -> isize,
@@ -165,7 +164,7 @@ pub fn into_pipe(
     let pipe = pipe()?;
     crate::state::family::attend(socket);
     let waits = !socket.is_nonblocking(fd);
-    let (mut moved, mut deadline, mut buffer) = (0, Deadline::default(), [0; PIECE]);
+    let (mut moved, mut call, mut buffer) = (0, Call::receiving(socket, fd), [0; PIECE]);
     while moved < len {
         // As in the kernel, the pipe comes first.
         if moved == 0 {
@@ -178,12 +177,12 @@ pub fn into_pipe(
             is_full = put == Err(Errno(libc::EAGAIN));
             put
         };
-        match input::some_to(socket, fd, &mut buffer[..most], waits, give) {
+        match input::some_to(socket, call.fd, &mut buffer[..most], waits, give) {
             // The kernel carries again.
             None if moved > 0 => break,
             None => {
-                fd = number(socket, fd)?;
-                if let Some(got) = through_kernel(fd) {
+                call.go_on()?;
+                if let Some(got) = through_kernel(call.fd) {
                     return check(got);
                 }
             }
@@ -193,10 +192,7 @@ pub fn into_pipe(
             // The next round waits for room.
             Some(Err(Errno(libc::EAGAIN))) if is_full && pipe.waits => {}
             Some(Err(Errno(libc::EAGAIN))) if !is_full && socket.has_shut_down_receiving() => break,
-            Some(Err(Errno(libc::EAGAIN))) if !is_full && waits => {
-                wait::for_data(socket, fd, &mut deadline)?;
-                fd = number(socket, fd)?;
-            }
+            Some(Err(Errno(libc::EAGAIN))) if !is_full && waits => wait::for_data(&mut call)?,
             Some(Err(errno)) => return Err(errno),
         }
     }
@@ -207,7 +203,7 @@ pub fn into_pipe(
 /// and `pipe` finds the pipe.
 pub fn out_of_pipe(
     socket: &'static Socket,
-    mut fd: c_int,
+    fd: c_int,
     pipe: impl FnOnce() -> Result<Pipe>,
     len: usize,
     native: impl Fn(c_int) -> isize,
@@ -219,19 +215,19 @@ pub fn out_of_pipe(
     let pipe = pipe()?;
     crate::state::family::attend(socket);
     let waits = !socket.is_nonblocking(fd);
-    let (mut moved, mut deadline, mut buffer) = (0, Deadline::default(), [0; PIECE]);
+    let (mut moved, mut call, mut buffer) = (0, Call::sending(socket, fd), [0; PIECE]);
     while moved < len {
         // As in the kernel, the pipe comes first.
         if moved == 0 && !pipe.wait_for_bytes()? {
             break;
         }
         let buffer = &mut buffer[..(len - moved).min(PIECE)];
-        match output::some_from(socket, fd, buffer, |room| pipe.read(room)) {
+        match output::some_from(socket, call.fd, buffer, |room| pipe.read(room)) {
             // The kernel carries again.
             None if moved > 0 => break,
             None => {
-                fd = number(socket, fd)?;
-                if let Some(sent) = output::through_kernel(socket, fd, || native(fd)) {
+                call.go_on()?;
+                if let Some(sent) = output::through_kernel(socket, call.fd, || native(call.fd)) {
                     return check(sent);
                 }
             }
@@ -243,11 +239,10 @@ pub fn out_of_pipe(
             Some(Err(Stop::Source(Errno(libc::EAGAIN)))) if pipe.waits => {}
             Some(Err(Stop::Source(errno))) => return Err(errno),
             Some(Err(Stop::Full)) => {
-                let room = send::wait_for_room(socket, fd, waits, 0, false, &mut deadline);
-                fd =
-                    room.and_then(|()| number(socket, fd)).map_err(|errno| socket.tell().unwrap_or(errno))?;
+                send::wait_for_room(&mut call, waits, 0, false)
+                    .map_err(|errno| socket.tell().unwrap_or(errno))?;
             }
-            Some(Err(Stop::Ended(error))) => return Err(output::broken(socket, fd, error, 0)),
+            Some(Err(Stop::Ended(error))) => return Err(output::broken(socket, call.fd, error, 0)),
         }
     }
     Ok(moved)

@@ -7,7 +7,7 @@ use crate::served::giving_back;
 use crate::state::reasons;
 use crate::state::socket::{Socket, Stage};
 use crate::state::sockets::SOCKETS;
-use crate::state::table::Call;
+use crate::state::table::Lease;
 use crate::system::errno::{Errno, tell, tell_int};
 use crate::system::memory::{can_read, can_write, is_beyond, is_there};
 use crate::system::real;
@@ -21,7 +21,7 @@ use std::time::Instant;
 
 /// Begins a call on a descriptor. Returns `None` unless it is a socket that is or was connected.
 #[inline]
-pub fn connection(fd: c_int) -> Option<Call<Socket>> {
+pub fn connection(fd: c_int) -> Option<Lease<Socket>> {
     SOCKETS.call(fd).filter(|call| !matches!(call.what().stage(), Stage::New | Stage::Listening))
 }
 
@@ -470,7 +470,7 @@ fn flags_of_socket(flags: c_int) -> Result<c_int, Errno> {
 }
 
 /// Begins a call on a connection. Returns `None` if the call has an offset, so that the kernel refuses it.
-fn connection_at(fd: c_int, offset: off64_t) -> Option<Call<Socket>> {
+fn connection_at(fd: c_int, offset: off64_t) -> Option<Lease<Socket>> {
     if offset == -1 { connection(fd) } else { None }
 }
 

@@ -10,11 +10,11 @@ use crate::cache::{State, filter, find, hits};
 use crate::carrying::output::UNUSUAL;
 use crate::served::{Asleep, Pieces, Rooms, TOGETHER, begin};
 use crate::state::socket::Socket;
-use crate::state::sockets::{Using, number};
+use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result, check, tell};
 use crate::system::{kernel, real};
-use crate::waiting::deadline::Deadline;
+use crate::waiting::call::Call;
 use crate::waiting::wait;
 use ginnel_cache_protocol::follow::Lost;
 use libc::{c_int, c_short};
@@ -270,7 +270,7 @@ fn wait_for_answer(socket: &'static Socket) {
 
 fn send_served(
     socket: &'static Socket,
-    mut fd: c_int,
+    fd: c_int,
     flags: c_int,
     pieces: &Pieces<'_>,
 ) -> Option<Result<usize>> {
@@ -296,14 +296,14 @@ fn send_served(
         return Some(Ok(total));
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
-    let mut deadline = Deadline::default();
+    let mut call = Call::sending(socket, fd);
     loop {
         // A call that has sent some bytes returns their number, and the program's next call sends the rest.
         let stopped = |errno| Some(if done > 0 { Ok(done) } else { Err(errno) });
         if socket.cache.state() != State::Served {
             return if done > 0 { Some(Ok(done)) } else { None };
         }
-        let errno = match filter.pass(fd, flags, pieces, done) {
+        let errno = match filter.pass(call.fd, flags, pieces, done) {
             Some(Ok(sent)) => {
                 done += sent;
                 if done >= total || !waits {
@@ -321,9 +321,8 @@ fn send_served(
             return stopped(errno);
         }
         drop(filter);
-        match wait::for_kernel(fd, &mut deadline).and_then(|()| number(socket, fd)) {
-            Ok(number) => fd = number,
-            Err(errno) => return stopped(errno),
+        if let Err(errno) = wait::for_kernel(&mut call) {
+            return stopped(errno);
         }
         filter = match enter(socket) {
             Some(filter) => filter,

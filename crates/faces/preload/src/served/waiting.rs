@@ -6,7 +6,7 @@ use crate::served::Asleep;
 use crate::served::transfer::is_idle;
 use crate::state::socket::Socket;
 use crate::state::sockets::SOCKETS;
-use crate::state::table::Call;
+use crate::state::table::Lease;
 use crate::system::errno::Result;
 use crate::waiting::limit::{Limit, Native};
 use libc::{c_short, pollfd};
@@ -37,7 +37,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         return Ok(1);
     }
     let mut is_ready = false;
-    let mut asleep = SmallVec::<[(Call<Socket>, Asleep); 16]>::new();
+    let mut asleep = SmallVec::<[(Lease<Socket>, Asleep); 16]>::new();
     for poll in fds.iter() {
         if let Some(call) = SOCKETS.call(poll.fd).filter(|call| concerns(call.what())) {
             if poll.events & INPUT == 0 {

@@ -2,7 +2,7 @@
 //!
 //! A descriptor of a TCP socket or of an epoll instance has an entry from the call that creates it to the call that closes it. A
 //! number without an entry does not concern this library. Entries are found without a lock. The objects that they point to are
-//! never freed, but used again, and that only when no call uses them any more ([`Call`]).
+//! never freed, but used again, and that only when no call uses them any more ([`Lease`]).
 //!
 //! While a thread closes a descriptor, or gives its number to another file, the entry is a mark of that thread. Between the connection's
 //! end in this library and its end in the kernel, the number must belong neither to the connection nor to another file: a call of another
@@ -33,15 +33,15 @@ pub trait Entry {
 
 /// A call of the program that uses the object to which a descriptor refers, or referred when the call came. While such a call
 /// exists, the memory is not used again. (A call that a signal handler has left for good exists for ever.)
-pub struct Call<T: Entry + 'static>(&'static T);
+pub struct Lease<T: Entry + 'static>(&'static T);
 
-impl<T: Entry> Call<T> {
+impl<T: Entry> Lease<T> {
     pub fn what(&self) -> &'static T {
         self.0
     }
 }
 
-impl<T: Entry> Drop for Call<T> {
+impl<T: Entry> Drop for Lease<T> {
     #[inline]
     fn drop(&mut self) {
         // ORDER table.calls: releases everything that the call has done with the object. Pairs with: `Table::fresh`.
@@ -125,7 +125,7 @@ impl<T: Entry> Table<T> {
     /// Returns the same object for a call that uses it. Waits while another thread replaces the entry.
     #[inline]
     #[expect(unsafe_code, reason = "entries point to what is never freed")]
-    pub fn call(&self, fd: c_int) -> Option<Call<T>> {
+    pub fn call(&self, fd: c_int) -> Option<Lease<T>> {
         let entry = self.entry(fd)?;
         loop {
             // ORDER table.entry: see `Table::get`.
@@ -142,7 +142,7 @@ impl<T: Entry> Table<T> {
             // sees the call, because both write before they read and all four accesses are sequentially consistent. Pairs with:
             // `Table::fresh`.
             what.calls().fetch_add(1, Ordering::SeqCst);
-            let call = Call(what);
+            let call = Lease(what);
             if entry.load(Ordering::SeqCst) == found {
                 return Some(call);
             }

@@ -11,7 +11,7 @@ use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
 use crate::system::errno::{Errno, Result};
 use crate::system::kernel;
-use crate::waiting::deadline::Deadline;
+use crate::waiting::call::Call;
 use crate::waiting::sleep::{Point, Sleep};
 use crate::waiting::{in_kernel, limit, sleep};
 use ginnel_ring::wait::Watchable;
@@ -31,8 +31,14 @@ impl Drop for Armed {
 }
 
 /// Waits until another attempt to receive is worthwhile.
-pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    deadline.waits(fd, libc::SO_RCVTIMEO)?;
+pub fn for_data(call: &mut Call) -> Result<()> {
+    await_data(call)?;
+    call.go_on()
+}
+
+fn await_data(call: &mut Call) -> Result<()> {
+    let (socket, fd) = (call.socket, call.fd);
+    call.waits()?;
     if socket.receiving.carrier() != Carrier::Kernel && looks_pay(socket) {
         let what = socket.receiving.lock().as_ref().map(|receiver| receiver.ring.watch().look);
         if let Some(what) = what {
@@ -51,7 +57,7 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
     if look::is_ready(socket) {
         return Ok(());
     }
-    sleep_for_data(socket, fd, deadline, &sleep, &point)
+    sleep_for_data(call, &sleep, &point)
 }
 
 /// Takes a wait point at the doorbell for a thread that waits for what a ring carries.
@@ -62,33 +68,24 @@ fn point(socket: &'static Socket) -> Point {
     if is_rung { Point::at_doorbell() } else { Point::later() }
 }
 
-fn sleep_for_data(
-    socket: &'static Socket,
-    fd: c_int,
-    deadline: &mut Deadline,
-    sleep: &Sleep,
-    point: &Point,
-) -> Result<()> {
+fn sleep_for_data(call: &mut Call, sleep: &Sleep, point: &Point) -> Result<()> {
+    let (socket, fd) = (call.socket, call.fd);
     // If the kernel carries the direction, it may have bytes of the program. They end the sleep, and stay where they
     // are.
     let wakes_only = socket.receiving.carrier() == Carrier::Ring;
     if !sleep.is_woken() {
-        return a_moment(fd, deadline);
+        return doze(call);
     }
     if let Some(point) = point.taken() {
         if sleep.keeper().is_none() && !wakes_only && kernel::poll_now(fd, READABLE) != 0 {
             return Ok(());
         }
-        let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-        match point.sleep(fd, sleep.keeper().is_some(), limit::milliseconds(left)) {
-            Err(Errno(libc::EINTR)) => signals::interrupted(left.is_some())?,
-            result => {
-                if !result? {
-                    return Ok(());
-                }
-            }
+        let left = call.left()?;
+        let slept = point.sleep(fd, sleep.keeper().is_some(), limit::milliseconds(left));
+        if call.woken(slept, left.is_some())? == Some(false) {
+            return Ok(());
         }
-    } else if sleep_at_socket(socket, fd, deadline, wakes_only)? {
+    } else if sleep_at_socket(call, wakes_only)? {
         return Ok(());
     }
     if wakes_only {
@@ -100,20 +97,14 @@ fn sleep_for_data(
 const READABLE: libc::c_short = libc::POLLIN | libc::POLLRDHUP;
 
 /// Sleeps as the keeper. Returns whether the call that has slept has taken the byte that has woken it.
-fn sleep_at_socket(
-    socket: &'static Socket,
-    fd: c_int,
-    deadline: &mut Deadline,
-    wakes_only: bool,
-) -> Result<bool> {
-    if !deadline.sleeps()
-        && let Some(left) = deadline.left(fd, libc::SO_RCVTIMEO)?
+fn sleep_at_socket(call: &mut Call, wakes_only: bool) -> Result<bool> {
+    let (socket, fd) = (call.socket, call.fd);
+    if !call.sleeps()
+        && let Some(left) = call.left()?
     {
         // The call of the kernel would begin the time anew.
-        return match kernel::poll_readable(fd, limit::milliseconds(Some(left))) {
-            Err(Errno(libc::EINTR)) => signals::interrupted(true).map(|()| false),
-            result => result.map(|_| false),
-        };
+        let slept = kernel::poll_readable(fd, limit::milliseconds(Some(left)));
+        return call.woken(slept, true).map(|_| false);
     }
     // The byte that wakes this thread is for no other thread, so the call that sleeps also takes it. If there are
     // other threads, one may give the descriptor's number to another file, whose bytes must not be taken.
@@ -142,8 +133,14 @@ fn is_only_thread() -> bool {
 }
 
 /// Waits until another attempt to send so many bytes at once is worthwhile.
-pub fn for_space(socket: &'static Socket, fd: c_int, least: usize, deadline: &mut Deadline) -> Result<()> {
-    deadline.waits(fd, libc::SO_SNDTIMEO)?;
+pub fn for_space(call: &mut Call, least: usize) -> Result<()> {
+    await_space(call, least)?;
+    call.go_on()
+}
+
+fn await_space(call: &mut Call, least: usize) -> Result<()> {
+    let (socket, fd) = (call.socket, call.fd);
+    call.waits()?;
     let what = socket.sending.lock().as_ref().map(|sender| sender.ring.watch().look);
     if spin::may_look()
         && let Some(what) = what
@@ -159,18 +156,12 @@ pub fn for_space(socket: &'static Socket, fd: c_int, least: usize, deadline: &mu
     if room::has_room(socket, least) {
         return Ok(());
     }
-    sleep_for_space(socket, fd, least, deadline, &sleep, &point)
+    sleep_for_space(call, least, &sleep, &point)
 }
 
-fn sleep_for_space(
-    socket: &'static Socket,
-    fd: c_int,
-    least: usize,
-    deadline: &mut Deadline,
-    sleep: &Sleep,
-    point: &Point,
-) -> Result<()> {
-    let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
+fn sleep_for_space(call: &mut Call, least: usize, sleep: &Sleep, point: &Point) -> Result<()> {
+    let (socket, fd) = (call.socket, call.fd);
+    let left = call.left()?;
     counted::begin_ring_if_due(socket);
     if !returning::is_full_for(socket, fd, least) {
         return Ok(());
@@ -195,10 +186,7 @@ fn sleep_for_space(
     };
     // Without a wait point, a byte has woken this thread.
     let has_bytes = result != Ok(false) || point.taken().is_none();
-    let result = result.map(drop).or_else(|errno| match errno {
-        Errno(libc::EINTR) => signals::interrupted(left.is_some()),
-        errno => Err(errno),
-    });
+    let result = call.woken(result, left.is_some()).map(drop);
     if !sleep.is_woken() {
         connection::look_for_end(socket, fd);
     } else if can_be_woken && has_bytes {
@@ -211,25 +199,23 @@ fn sleep_for_space(
     result
 }
 
-/// Sleeps for a moment, for a call that sends when another one has ended.
-pub fn for_turn(fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
-    signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
+/// Sleeps for a moment, for a call that nothing wakes.
+pub fn a_moment(call: &mut Call) -> Result<()> {
+    doze(call)?;
+    call.go_on()
 }
 
-/// Sleeps for a moment, for a call that receives and that nothing wakes.
-pub fn a_moment(fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
-    signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
+fn doze(call: &mut Call) -> Result<()> {
+    let left = call.left()?;
+    call.woken(signals::sleep(STEP), left.is_some()).map(drop)
 }
 
 /// Waits until the kernel has room for what a call sends.
-pub fn for_kernel(fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
-    match kernel::poll_writable(fd, limit::milliseconds(left)) {
-        Err(Errno(libc::EINTR)) => signals::interrupted(left.is_some()),
-        result => result,
-    }
+pub fn for_kernel(call: &mut Call) -> Result<()> {
+    let left = call.left()?;
+    let slept = kernel::poll_writable(call.fd, limit::milliseconds(left));
+    call.woken(slept, left.is_some())?;
+    call.go_on()
 }
 
 /// The number of failures in a row from which on the thread spins only now and then,
