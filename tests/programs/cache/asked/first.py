@@ -68,7 +68,7 @@ def other():
         lambda: b'get' + b' k' * chance.randrange(3),
         lambda: request()[0][:-1],
         lambda: b'version ' + word() + b'\r\n',
-        lambda: b'get \x01\r\n',
+        lambda: b'get \x00\r\n',
     ])()
 
 
