@@ -1,10 +1,10 @@
 //! The program's calls on connections to caches ([`crate::cache`]): they are served from memory as far as possible.
 //!
 //! ```text
-//! begin     decides with the first request whether a connection is served
-//! ask       asks the server whether it is a cache
-//! transfer  sends and receives
-//! waiting   implements poll and select
+//! begin        decides with the first request whether a connection is served
+//! ask          asks the server whether it is a cache
+//! transfer     sends and receives
+//! waiting      implements poll and select
 //! giving_back  puts answers into the connection that another process is to receive
 //! ```
 

@@ -5,7 +5,7 @@ use crate::cache::filter::Filter;
 use crate::cache::{State, find};
 use crate::calls::descriptors;
 use crate::epoll;
-use crate::served::{Asleep, Pieces, Rooms};
+use crate::served::{Asleep, Pieces, Rooms, giving_back};
 use crate::state::socket::Socket;
 use crate::system::errno::{Errno, check};
 use crate::system::kernel;
@@ -157,6 +157,8 @@ enum Step {
     Peek(usize),
     /// Waits until everything that is to come has come.
     Settle,
+    /// Gives back what is queued, as before another process gets the connection.
+    GiveBack,
     /// Whether another thread sleeps on the connection from now on.
     Sleeper(bool),
 }
@@ -223,6 +225,7 @@ fn steps(request: BoxedStrategy<Vec<u8>>) -> impl Strategy<Value = Vec<Step>> {
         1 => (1..50_usize).prop_map(|most| vec![Step::Peek(most)]),
         4 => Just(vec![Step::Settle]),
         1 => any::<bool>().prop_map(|sleeps| vec![Step::Sleeper(sleeps)]),
+        1 => Just(vec![Step::GiveBack]),
     ];
     prop::collection::vec(step, 1..24).prop_map(|steps| steps.concat())
 }
@@ -259,6 +262,10 @@ fn run(protocol: Protocol, steps: &[Step]) -> Result<u64, TestCaseError> {
                 prop_assert!(expected[got.len()..].starts_with(&seen));
             }
             Step::Settle => prop_assert!(wait(&mut got, &expected, goes_on)),
+            Step::GiveBack => {
+                let given_back = giving_back::give_back(client.socket);
+                prop_assert_eq!(given_back, client.socket.cache.queued() == 0);
+            }
             Step::Sleeper(true) => sleeper = Asleep::begin(client.socket),
             Step::Sleeper(false) => sleeper = None,
             Step::Send(..) => {}
@@ -307,6 +314,26 @@ fn a_call_that_waits_for_all_gets_what_is_queued_and_what_comes() {
     assert_eq!(client.receive(9, libc::MSG_TRUNC).len(), 5);
     assert_eq!(client.socket.cache.answered.load(Ordering::Relaxed), 2);
     assert_eq!(client.socket.cache.passed.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn what_is_given_back_comes_from_the_kernel() {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let client = Client::new(Protocol::Text);
+    client.send(b"get a\r\n", 1);
+    assert_eq!(client.receive(2, 0), b"EN");
+    client.send(b"version\r\n", 1);
+    assert_eq!(client.socket.cache.queued(), 3);
+    assert!(giving_back::give_back(client.socket));
+    assert_eq!(client.socket.cache.state(), State::None);
+    let mut bytes = [0; 19];
+    let received = kernel::receive(client.stream.as_raw_fd(), &mut bytes, libc::MSG_WAITALL);
+    assert_eq!((received, &bytes[..]), (19, &b"D\r\nVERSION 1.6.18\r\n"[..19]));
+    // A value that the program has not sent completely stands in the way.
+    let client = Client::new(Protocol::Text);
+    client.send(b"get a\r\nset b 0 0 5\r\nab", 1);
+    assert!(!giving_back::give_back(client.socket));
+    assert_eq!((client.receive(5, 0), client.socket.cache.state()), (b"END\r\n".to_vec(), State::None));
 }
 
 #[test]
