@@ -3,6 +3,7 @@
 pub mod carrier;
 pub mod common;
 pub mod direction;
+pub mod early;
 pub mod family;
 pub mod inherited;
 pub mod lowat;

@@ -245,3 +245,146 @@ CASE(found_end_behind_bytes_of_both)
         receive_all(fd, bytes, 10);
     meet();
 }
+
+/* Hands a descriptor over in a message, and returns its number. */
+static int handed_over(int fd)
+{
+    int pair[2];
+    check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, "socketpair");
+    union {
+        char space[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr header;
+    } rights = { .header = { CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS } };
+    memcpy(CMSG_DATA(&rights.header), &fd, sizeof fd);
+    struct iovec byte = { ".", 1 };
+    struct msghdr message
+        = { .msg_iov = &byte, .msg_iovlen = 1, .msg_control = rights.space, .msg_controllen = sizeof rights.space };
+    long sent = say("sendmsg", sendmsg(pair[0], &message, 0));
+    int copy = -1;
+    char room;
+    byte.iov_base = &room;
+    if (sent == 1) {
+        say("recvmsg", recvmsg(pair[1], &message, 0));
+        memcpy(&copy, CMSG_DATA(&rights.header), sizeof copy);
+    }
+    close(pair[0]);
+    close(pair[1]);
+    return copy;
+}
+
+static void *wait_for_a_break(void *fd)
+{
+    events_of(*(int *)fd, 0, -1);
+    return NULL;
+}
+
+/* A peer that only waits for errors takes part when a connection is handed over. */
+CASE(found_hand_over_to_one_that_waits_for_nothing)
+{
+    char byte;
+    pthread_t thread = 0;
+    if (me == CONNECTOR)
+        thread = begin_sleep(wait_for_a_break, &fd);
+    meet();
+    int copy = fd;
+    if (me == ACCEPTOR) {
+        copy = handed_over(fd);
+        close(fd);
+        abort_connection(copy);
+    } else {
+        pthread_join(thread, NULL);
+        say("recv", recv(fd, &byte, 1, 0));
+    }
+    meet();
+}
+
+/* Nothing is under way when the peer has closed the connection. */
+static void hand_over_closed(int me, int fd, int size)
+{
+    char bytes[10];
+    if (me == ACCEPTOR)
+        send_all(fd, LETTERS, 10);
+    else {
+        receive_all(fd, bytes, 10);
+        send_all(fd, LETTERS, size);
+        close(fd);
+    }
+    meet();
+    if (me == ACCEPTOR) {
+        receive_all(fd, bytes, size);
+        int copy = handed_over(fd);
+        close(fd);
+        say_events("events", events_of(copy, POLLIN | POLLOUT | POLLRDHUP, PATIENCE));
+        say("recv", recv(copy, bytes, 10, 0));
+        say("send", send(copy, bytes, 10, MSG_NOSIGNAL));
+    }
+    meet();
+}
+
+CASE(found_hand_over_what_the_peer_has_closed)
+{
+    hand_over_closed(me, fd, 0);
+}
+
+CASE(found_hand_over_what_the_peer_has_closed_after_bytes)
+{
+    hand_over_closed(me, fd, 10);
+}
+
+/* A program that is executed gets it too. */
+CASE(found_execute_with_what_the_peer_has_closed)
+{
+    meet();
+    if (me == CONNECTOR) {
+        close(fd);
+        meet();
+        return;
+    }
+    meet();
+    char command[40];
+    sprintf(command, "wc -c <&%d", fd);
+    fcntl(fd, F_SETFD, 0);
+    fflush(stdout);
+    execl("/bin/bash", "bash", "-c", command, NULL);
+}
+
+static void *wait_for_an_end(void *fd)
+{
+    say_events("end", events_of(*(int *)fd, POLLRDHUP, -1));
+    return NULL;
+}
+
+/* A thread waits for the end since before the connection has changed over. */
+CASE(found_wait_for_an_end_since_before_the_change)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), other;
+    char byte = '.';
+    pthread_t thread = 0;
+    if (me == ACCEPTOR) {
+        check(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 1) == 0, "listen");
+        check(getsockname(listener, (struct sockaddr *)&address, &size) == 0, "getsockname");
+        send_all(fd, &address.sin_port, sizeof address.sin_port);
+        other = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    } else {
+        receive_all(fd, &address.sin_port, sizeof address.sin_port);
+        other = listener;
+        check(connect(other, (struct sockaddr *)&address, size) == 0, "connect");
+        thread = begin_sleep(wait_for_an_end, &other);
+    }
+    for (int turn = 0; turn < 300; turn++) {
+        if (me == CONNECTOR) {
+            send_all(other, &byte, 1);
+            usleep(200);
+        }
+        receive_all(other, &byte, 1);
+        if (me == ACCEPTOR)
+            send_all(other, &byte, 1);
+    }
+    if (me == ACCEPTOR)
+        say("shutdown", shutdown(other, SHUT_WR));
+    else
+        pthread_join(thread, NULL);
+    meet();
+}

@@ -1,14 +1,17 @@
 //! `poll` and `select`, in all their variants.
 
 use crate::carrying::attend::attend_if_needed;
+use crate::carrying::returning;
 use crate::epoll::EPOLLS;
 use crate::process::spin;
 use crate::served;
 use crate::served::waiting;
 use crate::state::carrier::Carrier;
-use crate::state::socket::{End, Socket};
+use crate::state::early;
+use crate::state::socket::{End, Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
+use crate::system::confined::is_confined;
 use crate::system::errno::{Kept, Result};
 use crate::waiting::limit::{Limit, Native};
 use crate::waiting::readiness::Armed;
@@ -41,12 +44,19 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
     for poll in fds {
         if let Some(socket) = SOCKETS.get(poll.fd) {
             attend_if_needed(socket, poll.fd);
-            any |= socket.is_joined() || waiting::concerns(socket);
+            any |= socket.is_joined() || is_early(poll) || waiting::concerns(socket);
         } else if let Some(instance) = EPOLLS.get(poll.fd) {
             any |= instance.is_polled();
         }
     }
     any
+}
+
+/// Returns whether the connection may change over while the thread sleeps, and the kernel would not wake the thread then.
+fn is_early(poll: &pollfd) -> bool {
+    const BYTES: c_short = libc::POLLIN | libc::POLLRDNORM | libc::POLLOUT | libc::POLLWRNORM;
+    let may_change = |socket: &'static Socket| matches!(socket.stage(), Stage::Native | Stage::Reported);
+    poll.events & BYTES == 0 && !is_confined() && SOCKETS.get(poll.fd).is_some_and(may_change)
 }
 
 /// A socket for which a thread sleeps, until it is awake or cancelled.
@@ -68,7 +78,7 @@ impl Drop for Asleep {
 
 /// Does what `poll` does, for descriptors of which some are not carried by the kernel alone.
 pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
-    if !fds.iter().any(|poll| joined(poll.fd).is_some()) {
+    if !fds.iter().any(|poll| joined(poll.fd).is_some() || is_early(poll)) {
         return waiting::poll(fds, limit, native);
     }
     // The entries for the kernel. While this thread sleeps, the last one is its wait point at the doorbell.
@@ -110,7 +120,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         for (index, poll) in fds.iter().enumerate() {
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
                 let socket = call.what();
-                let sleeps = readiness::needs(socket, poll.events) != 0;
+                let sleeps = readiness::needs(socket, poll.events) != 0 || returning::may_be_woken(socket);
                 let sleep = sleeps.then(|| Sleep::begin(socket, poll.fd, &mut point));
                 sleepers.push(Asleep { index, armed: Armed::default(), sleep, call });
             } else if let Some(call) = SOCKETS.call(poll.fd).filter(|call| waiting::concerns(call.what())) {
@@ -119,6 +129,11 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             } else if let Some(instance) = EPOLLS.get(poll.fd) {
                 instance.arm();
             }
+        }
+        let early = fds.iter().filter(|poll| is_early(poll)).count();
+        let sleeper = (early > 0).then(early::Sleeper::begin);
+        if sleeper.is_some() && !early::event().is_some_and(|event| point.watch(event)) {
+            left = Some(left.map_or(STEP, |left| left.min(STEP)));
         }
         sleep::settle(&point, sleepers.iter().filter_map(|asleep| asleep.sleep.as_ref()));
         for asleep in &mut sleepers {
@@ -135,7 +150,8 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         if let (Some(point), Some(last)) = (point.taken(), asked.last_mut()) {
             last.fd = point.epoll();
         }
-        let slept = if any_ready(fds) {
+        let has_changed = fds.iter().filter(|poll| is_early(poll)).count() != early;
+        let slept = if has_changed || any_ready(fds) {
             None
         } else {
             Some(native.poll(&mut asked[..own + usize::from(point.taken().is_some())], left))
@@ -146,7 +162,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             }
             *last = nothing;
         }
-        drop(sleepers);
+        drop((sleepers, sleeper));
         asleep.drain(..).for_each(|(_call, asleep)| drop(asleep));
         let Some(slept) = slept else { continue };
         slept?;
@@ -163,7 +179,8 @@ fn question(poll: &pollfd) -> pollfd {
     // Bytes and ends wake the thread. A socket that has ended would wake it again and again.
     let mut events = 0;
     let interest = readiness::needs(socket, poll.events);
-    if socket.end() == End::None && interest != 0 {
+    // A byte may also come because the peer wants this side to return to TCP.
+    if socket.end() == End::None && (interest != 0 || returning::may_be_woken(socket)) {
         events |= libc::POLLIN | libc::POLLRDHUP;
     } else if socket.end() == End::None && socket.receiving.carrier() == Carrier::Ring {
         // A broken connection is an event for every interest, and the kernel may report it as an end in order.

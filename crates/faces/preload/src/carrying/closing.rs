@@ -116,9 +116,9 @@ fn end(socket: &'static Socket, fd: c_int) {
         kernel::linger_not(fd);
     }
     let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
-    if (!carries || has_peer_left) && !is_unread && wakes_come && crate::state::family::may_drain(socket) {
-        // The kernel's stream still carries the sent bytes and its end. Wake bytes that nobody has read would make the kernel reset
-        // it.
+    if !is_unread && wakes_come && crate::state::family::may_drain(socket) {
+        // Wake bytes that nobody has read would make the kernel reset the connection, although its stream may still carry sent bytes,
+        // and the peer may hand the connection over to a process that knows nothing of wake bytes.
         connection::take_last(socket, fd, &mut [0; 256]);
     }
 }

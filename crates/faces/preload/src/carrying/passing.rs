@@ -180,10 +180,11 @@ fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
             }
             let Some(receiver) = rings.as_ref() else { return false };
             carrier::recall(receiver.ring.memory());
-            return match returning::begin_unread(socket, fd, &rings) {
-                Ok(false) => ask(socket, fd, rings, wakes),
-                _ => false,
-            };
+            match returning::begin_unread(socket, fd, &rings) {
+                Ok(false) if returning::begin_over(socket, fd, &mut rings) => {}
+                Ok(false) => return ask(socket, fd, rings, wakes),
+                _ => return false,
+            }
         }
         Carrier::Returning => {
             if !returning::settle(socket, fd, &mut rings) {

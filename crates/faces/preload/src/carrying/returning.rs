@@ -38,16 +38,16 @@ use crate::process::{lock, thread};
 use crate::state::carrier::Carrier;
 use crate::state::family;
 use crate::state::rings::Rings;
-use crate::state::socket::Socket;
+use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::clock::now;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result};
 use crate::system::kernel;
 use ginnel::{SocketReceiver, SocketSender};
-use ginnel_ring::carrier;
 use ginnel_ring::carrier::Place;
 use ginnel_ring::wait::Waitable;
+use ginnel_ring::{RecvError, carrier};
 use ginnel_tcp::Counts;
 use libc::c_int;
 use std::sync::atomic::Ordering;
@@ -132,6 +132,11 @@ pub fn leave_if_recalled(socket: &'static Socket, fd: c_int) {
     }
 }
 
+/// Returns whether the next bytes in the kernel's socket are wake bytes.
+pub fn may_be_woken(socket: &'static Socket) -> bool {
+    socket.receiving.carrier() == Carrier::Ring && wakes_end(&socket.receiving.lock()).is_none()
+}
+
 /// Returns whether the receiver has asked this side to return to the kernel.
 fn is_recalled(socket: &'static Socket) -> bool {
     let is = |sender: &SocketSender| carrier::is_recalled(sender.ring.memory());
@@ -161,7 +166,9 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
         }
     }
     // The receiver may pass the connection on before it has received these. It waits for that if it has asked for it.
-    let unreleased = sender.ring.unreleased();
+    // A receiver that has closed its end has none of them left to receive, and would answer with a reset.
+    let is_over = sender.ring.is_closed() || sender.ring.is_aborted();
+    let unreleased = if is_over { Vec::new() } else { sender.ring.unreleased() };
     let (memory, position) = (sender.ring.memory(), sender.ring.cursor().position);
     carrier::end_wakes(memory, sent);
     let again = kernel::send_some(fd, &unreleased, carrier::is_recalled(memory)) as u64;
@@ -340,6 +347,34 @@ fn begin(
     socket.receiving.recount_others(known as u64);
     socket.receiving.begin_return();
     Ok(true)
+}
+
+/// Begins to receive from the kernel if the peer has closed its end, and everything has been received. Returns true if so.
+pub fn begin_over(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiver>) -> bool {
+    // The kernel does not know of a peer that has only shut down sending. That peer still has to return.
+    connection::look_for_end(socket, fd);
+    let is_over = matches!(socket.end(), End::Fin | End::Reset);
+    if !is_over || is_taken(socket) || rings.is_ahead() || wakes_end(rings).is_some() {
+        return false;
+    }
+    let Some(receiver) = rings.as_mut() else { return false };
+    if !matches!(receiver.ring.poll_all(), Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead))
+    {
+        return false;
+    }
+    let position = receiver.ring.cursor().position;
+    let mut bytes = [0; 256];
+    loop {
+        match connection::take(socket, fd, &mut bytes) as u64 {
+            0 => break,
+            n => socket.receiving.count_wakes(n),
+        }
+    }
+    crate::carrying::lowat::give_back(socket, fd);
+    drop(rings.give_back(position));
+    socket.receiving.set_returned(true);
+    socket.receiving.set_carrier(Carrier::Kernel);
+    true
 }
 
 /// Returns whether this process alone has taken what the kernel has received. (The kernel counts a FIN as a byte.) A program that

@@ -10,7 +10,7 @@ use crate::process::settings::Mode;
 use crate::process::signals::Blocked;
 use crate::state::socket::{Growth, Socket, Stage};
 use crate::state::sockets::{SOCKETS, Using};
-use crate::state::{family, inherited, reasons, sockets};
+use crate::state::{early, family, inherited, reasons, sockets};
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use ginnel::{
@@ -616,6 +616,7 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
     socket.sending.lock().begin(sender);
     socket.receiving.lock().begin(receiver);
     socket.set_stage(Stage::Joined);
+    early::joined();
     drop(facts);
     // The daemon has read from its copy and closed it long ago.
     *socket.loan.lock() = None;

@@ -36,6 +36,7 @@ extern "C" fn in_child() {
     crate::state::family::in_child();
     crate::state::inherited::in_child();
     crate::waiting::points::in_child();
+    crate::state::early::in_child();
     crate::state::sockets::in_child();
     crate::epoll::in_child();
     crate::served::in_child();

@@ -151,6 +151,11 @@ impl WaitPoint {
         }
     }
 
+    /// Watches an eventfd, at whose next event the thread that sleeps here wakes. Returns false if there is no room.
+    pub fn watch(&self, event: c_int) -> bool {
+        self.shared.events.lock().add(self.epoll(), event, 0)
+    }
+
     /// Returns the epoll instance, which becomes readable when the doorbell has rung since the last
     /// [`WaitPoint::drain`].
     pub fn epoll(&self) -> c_int {

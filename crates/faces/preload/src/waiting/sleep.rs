@@ -86,6 +86,11 @@ impl Point {
         self.taken.as_ref()
     }
 
+    /// Watches an eventfd, if there is a wait point for that.
+    pub fn watch(&mut self, event: c_int) -> bool {
+        self.get().is_some_and(|point| point.watch(event))
+    }
+
     pub fn taken(&self) -> Option<&WaitPoint> {
         self.taken.as_ref()
     }
