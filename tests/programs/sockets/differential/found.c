@@ -388,3 +388,50 @@ CASE(found_wait_for_an_end_since_before_the_change)
         pthread_join(thread, NULL);
     meet();
 }
+
+/* While a relative has the connection too, as much has room as over TCP. */
+static void send_beside_a_relative(int me, int fd, int size, int flags)
+{
+    static char bytes[MUCH];
+    pid_t child = -1;
+    int pair[2];
+    check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, "socketpair");
+    if (me == ACCEPTOR && (child = fork()) == 0) {
+        check(read(pair[1], bytes, 1) == 1, "read");
+        say("send", send(fd, "relative", 8, 0));
+        _exit(0);
+    }
+    if (me == ACCEPTOR)
+        say("send", send(fd, bytes, size, flags));
+    meet();
+    if (me == ACCEPTOR) {
+        check(write(pair[0], bytes, 1) == 1, "write");
+        waitpid(child, NULL, 0);
+        say("send", send(fd, "parent", 6, 0));
+        shutdown(fd, SHUT_WR);
+    } else {
+        receive_all(fd, bytes, size);
+        receive_all(fd, bytes, 14);
+        printf("%.14s\n", bytes);
+        say("recv", recv(fd, bytes, 1, 0));
+        send_all(fd, LETTERS, 10);
+    }
+    if (me == ACCEPTOR)
+        receive_all(fd, bytes, 10);
+    meet();
+}
+
+CASE(found_send_beside_a_relative)
+{
+    send_beside_a_relative(me, fd, 16000, 0);
+}
+
+CASE(found_send_much_beside_a_relative)
+{
+    send_beside_a_relative(me, fd, MUCH, 0);
+}
+
+CASE(found_send_beside_a_relative_without_waiting)
+{
+    send_beside_a_relative(me, fd, 16000, MSG_DONTWAIT);
+}

@@ -22,7 +22,7 @@
 //! | | |
 //! |---|---|
 //! | bytes bypassed the library | the sender keeps its ring |
-//! | another process has the socket too, after a fork | the sender keeps its ring; a receiver believes the named position only if the kernel has counted as much |
+//! | another process has the socket too, after a fork | it learns of the return with its next call, and sends no wake byte meanwhile; a receiver believes the named position only if the kernel has counted as much |
 //! | a side dies | as without a return; what it has sent is in the ring and in the kernel |
 //! | larger rings were about to take over | they wait for the next change |
 //! | the named position lies before what was received | ECONNRESET |
@@ -102,14 +102,19 @@ fn leave_if_stuck(socket: &'static Socket, fd: c_int, least: usize) -> bool {
         false => STUCK_LARGE,
     };
     let is_stuck = since != 0 && now().saturating_sub(since) >= patience;
-    is_stuck && !is_confined() && !family::is_shared(socket) && leave(socket, fd, least)
+    is_stuck && may_leave(socket) && leave(socket, fd, least)
 }
 
 /// Returns to the kernel at once if the ring is smaller than TCP's buffer would be: programs do not expect a
 /// non-blocking call to take only a part of a short message.
 pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
     let is_small = socket.ring_bytes.load(Ordering::Relaxed) < TCP_TAKES as u64;
-    is_small && !is_confined() && !family::is_shared(socket) && leave(socket, fd, 1)
+    is_small && may_leave(socket) && leave(socket, fd, 1)
+}
+
+/// Returns whether this process may return to the kernel. If relatives have the socket too, they must be able to learn of it.
+fn may_leave(socket: &'static Socket) -> bool {
+    !is_confined() && (!family::is_shared(socket) || socket.sending.common().is_some())
 }
 
 #[cold]

@@ -351,6 +351,10 @@ fn set_by_program(socket: &'static Socket, level: c_int, name: c_int) -> Option<
 
 /// Returns the place where the program's value of an option is stored, if this library has set its own value in the kernel.
 fn delay(socket: &'static Socket, level: c_int, name: c_int) -> Option<&'static AtomicBool> {
+    if level == libc::IPPROTO_TCP && socket.sending.common().is_some() {
+        // A relative may have returned to the kernel.
+        drop(socket.sending.lock());
+    }
     if level != libc::IPPROTO_TCP || socket.sending.carrier() != Carrier::Ring {
         return None;
     }

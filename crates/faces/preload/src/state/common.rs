@@ -20,6 +20,8 @@ pub struct Common {
     keeper: AtomicI32,
     /// Counts the updates of this state.
     version: AtomicU32,
+    /// For sending: the number of threads that may send a wake byte. A process that was killed meanwhile counts for ever.
+    pub inside: AtomicU32,
     carrier: AtomicU8,
     /// Nobody knows the position any more.
     is_lost: AtomicBool,
@@ -99,7 +101,24 @@ impl Common {
         };
         let carrier = Carrier::from_byte(self.carrier.load(Ordering::Relaxed));
         let before = self.before.load(Ordering::Relaxed);
-        (!self.is_lost.load(Ordering::Relaxed)).then_some(Position { carrier, cursor, before })
+        // A process that was killed while it changed the carrier may have left the ring or not.
+        let is_known = !self.is_lost.load(Ordering::Relaxed) && carrier != Carrier::Changing;
+        is_known.then_some(Position { carrier, cursor, before })
+    }
+
+    /// Keeps wake bytes out of the kernel, until the next [`Common::record`]. Returns false if a thread may be about to send one. The
+    /// caller holds the lock.
+    pub fn begin_change(&self) -> bool {
+        // ORDER family.inside: either this thread sees one that is about to send, or that one sees the change, because both write before
+        // they read. Pairs with: `Common::is_ring`.
+        self.carrier.store(Carrier::Changing as u8, Ordering::SeqCst);
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+
+    /// Returns whether the ring carries. The caller is inside.
+    pub fn is_ring(&self) -> bool {
+        // ORDER family.inside: see `Common::begin_change`.
+        self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8
     }
 
     pub fn version(&self) -> u32 {
@@ -156,6 +175,7 @@ impl Common {
         self.owner.store(0, Ordering::Relaxed);
         self.keeper.store(0, Ordering::Relaxed);
         self.user.store(0, Ordering::Relaxed);
+        self.inside.store(0, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
         self.kernels.store(kernels, Ordering::Relaxed);
     }

@@ -235,8 +235,11 @@ impl<R> Direction<R> {
 
     /// Sends a wake byte if the ring carries this direction. Otherwise the peer would take the byte for the program's.
     pub fn wake(&self, send: impl FnOnce() -> bool) {
-        let _inside = Inside::begin(&self.inside);
-        if self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8 && !self.is_superseded() && send() {
+        let common = self.common();
+        let _inside = (Inside::begin(&self.inside), common.map(|common| Inside::begin(&common.inside)));
+        let is_ring = self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8
+            && common.is_none_or(|common| common.is_ring() && !self.is_superseded());
+        if is_ring && send() {
             self.count_wakes(1);
         }
     }
@@ -249,7 +252,8 @@ impl<R> Direction<R> {
         self.carrier.store(Carrier::Changing as u8, Ordering::SeqCst);
         // ORDER preload.counted: if no thread is inside, this one sees everything that others have counted. Pairs with:
         // `Inside::drop`.
-        if self.inside.load(Ordering::SeqCst) != 0 {
+        let is_alone = self.common().is_none_or(Common::begin_change);
+        if self.inside.load(Ordering::SeqCst) != 0 || !is_alone {
             self.set_carrier(before);
             return None;
         }

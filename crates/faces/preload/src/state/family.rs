@@ -5,8 +5,9 @@
 //! ([`Entry`]). Before a process uses a ring of such a socket, it takes the lock in that memory and continues at that
 //! position. Before it releases the lock, it records how far it has come.
 //!
-//! While several processes have a socket, its carrier stays the same: it does not change over, its rings do not grow,
-//! and this side does not return to the kernel. A process finds that it is the only one left when the others have
+//! While several processes have a socket, it does not change over, and its rings do not grow. A sender whose ring has no room returns
+//! to the kernel, as it does alone: it keeps its relatives' wake bytes out of the kernel ([`Common::begin_change`]), and they learn of
+//! the return when they take the lock. A process finds that it is the only one left when the others have
 //! closed the socket, have executed another program, or have ended. From then on the socket behaves as if there had
 //! been no fork.
 //!
