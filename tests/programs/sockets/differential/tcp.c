@@ -101,3 +101,42 @@ CASE(tcp_options)
     }
     meet();
 }
+
+/* Makes calls while the connection may change over. */
+static void look_for_a_while(int fd)
+{
+    for (int i = 0; i < 30; i++)
+        events_of(fd, 0, 1);
+}
+
+/* An end closes the connection while the kernel still holds bytes that it has sent, and nothing else makes the kernel send them. Over Ginnel,
+ * the byte with which the peer has woken it waits in its socket. */
+CASE(early_closes_before_the_kernel_has_sent)
+{
+    char bytes[1000] = "";
+    if (me == CONNECTOR) {
+        int on = 1;
+        check(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0, "TCP_NODELAY");
+        say("send", send(fd, bytes, sizeof bytes, MSG_MORE));
+        look_for_a_while(fd);
+        int epoll = epoll_create1(EPOLL_CLOEXEC);
+        struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP };
+        check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+        for (int i = 0; i < 100; i++)
+            epoll_wait(epoll, &event, 1, 0);
+        epoll_wait(epoll, &event, 1, 1);
+        meet();
+        meet();
+        say("recv", recv(fd, bytes, sizeof bytes, 0));
+        say("close", close(fd));
+        meet();
+    } else {
+        look_for_a_while(fd);
+        meet();
+        say("shutdown", shutdown(fd, SHUT_WR));
+        meet();
+        meet();
+        say("recv", recv(fd, bytes, sizeof bytes, MSG_WAITALL));
+        say("recv", recv(fd, bytes, sizeof bytes, 0));
+    }
+}
