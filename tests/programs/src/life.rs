@@ -1,6 +1,7 @@
 //! Whether a program still does something. How long it takes depends on how busy the machine is, so only one that is awake for far longer
 //! than any takes is given up.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::process::{Child, ExitStatus};
 use std::thread::sleep;
@@ -45,7 +46,7 @@ impl Life {
     }
 }
 
-/// Waits for the end of a program. Returns `None` if it hangs; it is killed then.
+/// Waits for the end of a program. Returns `None` if it hangs; it is killed then, with all its descendants.
 pub fn end(child: &mut Child) -> Option<ExitStatus> {
     let mut life = Life::of(child.id());
     loop {
@@ -53,7 +54,10 @@ pub fn end(child: &mut Child) -> Option<ExitStatus> {
             return Some(status);
         }
         if life.hangs() {
-            child.kill().unwrap();
+            for process in family(child.id()) {
+                // It may have ended meanwhile.
+                let _ = kill_process(Pid::from_raw(process as i32).unwrap(), Signal::KILL);
+            }
             child.wait().unwrap();
             return None;
         }
@@ -61,8 +65,8 @@ pub fn end(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// Returns the CPU time, in nanoseconds, of the threads of a process and of its descendants.
-fn cpu_time(process: u32) -> u64 {
+/// Returns a process and its descendants.
+fn family(process: u32) -> Vec<u32> {
     let processes: Vec<(u32, u32)> = numbers("/proc").filter_map(|id| Some((id, parent(id)?))).collect();
     let mut family = vec![process];
     let mut at = 0;
@@ -70,6 +74,11 @@ fn cpu_time(process: u32) -> u64 {
         family.extend(processes.iter().filter(|(_, parent)| *parent == one).map(|(id, _)| id));
         at += 1;
     }
+    family
+}
+
+/// Returns the CPU time, in nanoseconds, of the threads of a process and of its descendants.
+fn cpu_time(process: u32) -> u64 {
     let of_thread = |file: String| -> Option<u64> {
         fs::read_to_string(file).ok()?.split_whitespace().next()?.parse().ok()
     };
@@ -77,7 +86,7 @@ fn cpu_time(process: u32) -> u64 {
         let tasks = format!("/proc/{id}/task");
         numbers(&tasks).filter_map(|thread| of_thread(format!("{tasks}/{thread}/schedstat"))).sum()
     };
-    family.into_iter().map(of_process).sum()
+    family(process).into_iter().map(of_process).sum()
 }
 
 /// Returns the entries of a folder that are numbers.

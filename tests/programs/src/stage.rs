@@ -97,13 +97,14 @@ impl Stage {
     pub fn command(&self, program: &[&str]) -> Command {
         let mut command = self.world.command("run");
         self.runs.set(self.runs.get() + 1);
-        let report = format!("report.{}", self.runs.get());
+        // Its path is absolute, because the caller may have the program run in another folder.
+        let report = self.world.files().join(format!("report.{}", self.runs.get()));
         if self.is_open {
-            let file = fs::File::create(self.world.files().join(&report)).unwrap();
+            let file = fs::File::create(&report).unwrap();
             file.set_permissions(Permissions::from_mode(0o666)).unwrap();
         }
         command
-            .arg(format!("--report={report}"))
+            .arg(format!("--report={}", report.display()))
             .args(["--mode", self.mode, "--"])
             .args(program)
             .env("GINNEL_PRELOAD", &self.library)
@@ -134,7 +135,12 @@ impl Stage {
 
     /// Starts a server, and waits until it listens at this port.
     pub fn serve(&mut self, port: u16, program: &[&str]) {
-        let mut command = self.command(program);
+        let command = self.command(program);
+        self.start(port, command);
+    }
+
+    /// Does the same for a server that is not a program of the distribution.
+    pub fn start(&mut self, port: u16, mut command: Command) {
         let log = self.world.files().join("server.log");
         let log = fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
@@ -194,13 +200,22 @@ impl Stage {
 
     /// Ends the servers, and returns the outcome of the connections.
     pub fn end(mut self) -> Vec<Record<'static>> {
-        for mut server in std::mem::take(&mut self.servers) {
-            if server.try_wait().unwrap().is_none() {
-                signal(&server, Signal::TERM);
-            }
-            assert!(life::end(&mut server).is_some(), "the server does not end: {}", self.log());
-        }
+        let ended = self.end_servers();
+        assert!(ended, "a server does not end: {}", self.log());
         self.all_connections()
+    }
+
+    /// Returns whether all of them have ended when they were told.
+    fn end_servers(&mut self) -> bool {
+        let mut servers = std::mem::take(&mut self.servers);
+        for server in &mut servers {
+            // The command passes it on to the program. (It could not pass SIGKILL on.)
+            if server.try_wait().unwrap().is_none() {
+                signal(server, Signal::TERM);
+            }
+        }
+        let ended = servers.iter_mut().filter_map(life::end).count();
+        ended == servers.len()
     }
 
     /// Returns the outcome of the connections of the last run.
@@ -216,10 +231,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        for server in &mut self.servers {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
+        self.end_servers();
     }
 }
 
