@@ -63,7 +63,7 @@ soak-ring:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-ring --locked --test soak
 
 soak-sockets:
-	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test sockets -- load:: cpython:: returning:: hostile:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test sockets -- load:: cpython:: foreign:: returning:: hostile:: --nocapture
 
 soak-verbs:
 	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test verbs -- soak:: adversary:: kills:: --nocapture

@@ -8,6 +8,7 @@ mod daemons;
 mod differential;
 mod epoll;
 mod exports;
+mod foreign;
 mod full;
 mod growth;
 mod hostile;

@@ -2,7 +2,7 @@
 //! remain after them.
 
 mod program;
-mod talk;
+pub mod talk;
 
 use self::program::{PHASES, ROLE};
 use self::talk::{Plan, Sums};

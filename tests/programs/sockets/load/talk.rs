@@ -18,10 +18,10 @@ const PATIENCE: u32 = 100_000;
 /// Length of the period of a stream's content: a prime, so that no buffer has this length.
 const PERIOD: usize = 65_521;
 /// The longest piece that is sent or received at once.
-const LONGEST: usize = 300 << 10;
+pub const LONGEST: usize = 300 << 10;
 
 /// Returns the bytes of a stream from a position on.
-fn content(stream: u64, position: u64, len: usize) -> &'static [u8] {
+pub fn content(stream: u64, position: u64, len: usize) -> &'static [u8] {
     static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
         let mut random = Random::new(5);
