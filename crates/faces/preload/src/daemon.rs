@@ -3,3 +3,4 @@
 pub mod larger;
 pub mod report;
 pub mod session;
+pub mod worth;

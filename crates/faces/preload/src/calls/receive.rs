@@ -64,7 +64,12 @@ fn receive_on<'a>(
         match socket.receiving.through_kernel(call, moved) {
             // The kernel may have told this library why it is the end.
             Some(0) if socket.end() != End::None => return tell(input::untold(socket).map_or(Ok(0), Err)),
-            Some(got) => return got,
+            Some(got) => {
+                if got > 0 && takes {
+                    socket.turns.received();
+                }
+                return got;
+            }
             None => {}
         }
     }

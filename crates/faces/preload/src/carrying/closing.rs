@@ -15,13 +15,16 @@ use libc::c_int;
 pub fn close(socket: &'static Socket, fd: c_int) {
     let was_reported = crate::daemon::session::withdraw(socket);
     socket.watchers.close(socket);
-    let was_joined = {
+    let (was_joined, reported) = {
         // A thread that brings rings takes the same lock first.
-        let _facts = socket.facts.lock();
+        let facts = socket.facts.lock();
         let was_joined = socket.is_joined();
         socket.set_stage(Stage::New);
-        was_joined
+        (was_joined, facts.reported)
     };
+    if reported != 0 {
+        crate::daemon::worth::learn(socket, reported);
+    }
     if was_joined {
         end(socket, fd);
     }

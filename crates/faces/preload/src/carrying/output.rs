@@ -26,7 +26,7 @@ pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() 
     }
     let sent = socket.sending.through_kernel(native, |sent: &isize| usize::try_from(*sent).unwrap_or(0))?;
     if sent > 0 {
-        socket.sends.fetch_add(1, Ordering::Relaxed);
+        socket.turns.sent();
     }
     Some(sent)
 }

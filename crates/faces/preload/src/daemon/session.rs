@@ -4,15 +4,14 @@
 //! thread waits for them: a call on a socket that does not have its final carrier yet checks whether an answer has
 //! come. The lock is only tried: a thread that does not get it tries again with the next call.
 
-use crate::daemon::{larger, report};
+use crate::daemon::{larger, report, worth};
 use crate::process::settings;
-use crate::process::settings::Mode;
 use crate::process::signals::Blocked;
 use crate::state::socket::{Growth, Socket, Stage};
 use crate::state::sockets::{SOCKETS, Using};
 use crate::state::{early, family, inherited, reasons, sockets};
 use crate::system::confined::is_confined;
-use crate::system::kernel;
+use crate::system::{clock, kernel};
 use ginnel::{
     Endpoint, ErrorCode, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent,
     SocketSession, StaysReason,
@@ -22,16 +21,10 @@ use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_tcp::Role;
 use libc::c_int;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-/// A connection is reported once it has done this many calls that sent,
-const SENDS: u32 = 4;
-/// or has carried this many bytes in both directions together,
-const BYTES: u64 = 32 << 10;
-/// or has reached this age.
-const AGE: Duration = Duration::from_millis(10);
 /// The most channels that are being opened at a time. Each takes a listener of the endpoint, which may have 64 by
 /// default.
 const OPENINGS: usize = 32;
@@ -44,10 +37,52 @@ const LOANS: usize = 8;
 const RETURN: Duration = Duration::from_millis(20);
 /// The reason why a connection stays on TCP, if nothing more is known.
 const NO_RINGS: &str = "the daemon did not open the rings";
-/// The time between two checks for the daemon's answers.
-const LOOK: Duration = Duration::from_micros(50);
-/// The pause before the next attempt when no daemon was there.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The pause before the next attempt when no daemon was there, in microseconds.
+const PAUSE: u64 = 1_000_000;
+
+/// The time from which on it is worthwhile to ask the daemon, for something that calls try again and again. An attempt costs some
+/// system calls, so there is a pause after each that leads to nothing, which is longer each time: the daemon may answer at once, or
+/// never, because a connection's other end is not reported.
+struct Pace {
+    due: AtomicU64,
+    pause: AtomicU64,
+}
+
+impl Pace {
+    /// The shortest and the longest pause, in microseconds.
+    const SHORTEST: u64 = 50;
+    const LONGEST: u64 = 10_000;
+
+    const fn new() -> Self {
+        Self { due: AtomicU64::new(0), pause: AtomicU64::new(Self::SHORTEST) }
+    }
+
+    #[inline]
+    fn is_due(&self) -> bool {
+        clock::now() >= self.due.load(Ordering::Relaxed)
+    }
+
+    /// Begins the next pause.
+    fn rest(&self) {
+        let pause = self.pause.load(Ordering::Relaxed);
+        self.rest_for(pause);
+        self.pause.store((pause * 2).min(Self::LONGEST), Ordering::Relaxed);
+    }
+
+    fn rest_for(&self, pause: u64) {
+        self.due.store(clock::now() + pause, Ordering::Relaxed);
+    }
+
+    /// Says that something has happened, or soon will.
+    fn hurry(&self) {
+        self.pause.store(Self::SHORTEST, Ordering::Relaxed);
+        self.due.store(0, Ordering::Relaxed);
+    }
+}
+
+/// When sockets are reported, and when the daemon's answers are looked for.
+static REPORTING: Pace = Pace::new();
+static LOOKING: Pace = Pace::new();
 
 /// A socket that waits for the daemon.
 #[derive(Clone, Copy)]
@@ -127,7 +162,6 @@ struct DaemonSession {
     /// Sockets of which the daemon may have copies.
     lent: Vec<&'static Socket>,
     last: u64,
-    look_at: Option<Instant>,
 }
 
 static SESSION: Mutex<Option<DaemonSession>> = Mutex::new(None);
@@ -169,24 +203,29 @@ pub fn attend(socket: &'static Socket, fd: c_int) -> bool {
     }
     match socket.stage() {
         // If several processes have the socket, none of them knows whether it is the one that will continue with it.
-        Stage::Native if is_alive(socket) && sockets::has_standard_stream(socket) => {
+        Stage::Native if worth::is_alive(socket) && sockets::has_standard_stream(socket) => {
             let mut facts = socket.facts.lock();
             if facts.reason.is_empty() {
                 facts.reason = reasons::STANDARD;
             }
         }
-        Stage::Native if is_alive(socket) && socket.is_report_due() && !family::is_shared(socket) => {
+        Stage::Native
+            if worth::is_alive(socket)
+                && REPORTING.is_due()
+                && socket.is_report_due()
+                && !family::is_shared(socket) =>
+        {
             let Some(_using) = Using::begin(socket, fd) else { return false };
             let _ = with(|session| session.report(socket, fd));
             // The program may have asked for signals in any way and at any time. A thread that asks from now on finds
             // that the socket is reported.
             return socket.stage() != Stage::Native && kernel::sends_signals(fd);
         }
-        Stage::Reported => drop(with(|session| session.look())),
+        Stage::Reported if LOOKING.is_due() => drop(with(|session| session.look())),
         Stage::Joined if socket.is_passed() => {}
         Stage::Joined => match socket.growth() {
             Growth::Wanted if larger::may_begin(socket) => drop(with(|session| session.grow(socket))),
-            Growth::Asked => drop(with(|session| session.look())),
+            Growth::Asked if LOOKING.is_due() => drop(with(|session| session.look())),
             Growth::None if socket.is_again_due() => {
                 socket.pause();
                 socket.grow();
@@ -202,18 +241,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) -> bool {
 /// connections never do more, so callers check this before anything else.
 #[inline]
 pub fn is_young(socket: &Socket) -> bool {
-    socket.stage() == Stage::Native && settings::lets_age() && !is_alive(socket)
-}
-
-/// Returns whether a connection has done enough to be worth a report.
-fn is_alive(socket: &Socket) -> bool {
-    if settings::mode() == Mode::Eager || socket.sends.load(Ordering::Relaxed) >= SENDS {
-        return true;
-    }
-    let bytes =
-        socket.sending.native.load(Ordering::Relaxed) + socket.receiving.native.load(Ordering::Relaxed);
-    bytes >= BYTES
-        || (bytes > 0 && ginnel_clock::monotonic().saturating_sub(socket.facts.lock().begun) >= AGE)
+    socket.stage() == Stage::Native && settings::lets_age() && !worth::is_alive(socket)
 }
 
 /// Leaves the socket to the kernel for good, unless it has rings. Afterwards it has rings or stays.
@@ -271,7 +299,9 @@ pub fn in_child() {
 
 fn forget_report(socket: &Socket) {
     std::mem::forget(socket.loan.lock().take());
-    socket.facts.lock().report = 0;
+    let mut facts = socket.facts.lock();
+    (facts.report, facts.reported) = (0, 0);
+    drop(facts);
     if socket.stage() == Stage::Reported {
         socket.set_stage(Stage::Native);
     }
@@ -341,11 +371,11 @@ impl DaemonSession {
         }
         self.lent.retain(|socket| is_lent(socket));
         if self.lent.len() >= LOANS {
-            return;
+            return REPORTING.rest();
         }
         let Some(daemon) = &mut self.daemon else { return };
         match daemon.is_supported() {
-            Ok(None) => return,
+            Ok(None) => return REPORTING.rest(),
             Ok(Some(false)) => {
                 stays_unless_joined(
                     socket,
@@ -372,6 +402,7 @@ impl DaemonSession {
                 let is_native = socket.stage() == Stage::Native && socket.connection() == pending.connection;
                 if is_native {
                     facts.report = key;
+                    facts.reported = clock::now();
                     socket.set_stage(Stage::Reported);
                 }
                 drop(facts);
@@ -379,20 +410,18 @@ impl DaemonSession {
                     // Another thread has left it on TCP meanwhile, or has disconnected it.
                     self.withdraw(key);
                 }
-                self.look_at = None;
+                REPORTING.hurry();
+                LOOKING.hurry();
                 self.look();
             }
-            // The next call tries again.
-            Err(ginnel::Error::WouldBlock) => {}
+            // A later call tries again.
+            Err(ginnel::Error::WouldBlock) => REPORTING.rest(),
             Err(_) => self.lose_daemon(),
         }
     }
 
     /// Begins a session. Returns false if there is no daemon.
     fn begin(&mut self) -> bool {
-        if self.look_at.is_some_and(|at| Instant::now() < at) {
-            return false;
-        }
         let begun = SocketSession::begin(&settings::attach().socket);
         report::note_daemon(begun.is_ok());
         match begun {
@@ -410,16 +439,12 @@ impl DaemonSession {
 
     fn lose_daemon(&mut self) {
         self.daemon = None;
-        self.look_at = Some(Instant::now() + PAUSE);
+        REPORTING.rest_for(PAUSE);
     }
 
     /// Handles the answers that have come.
     fn look(&mut self) {
-        let now = Instant::now();
-        if self.look_at.is_some_and(|at| now < at) {
-            return;
-        }
-        self.look_at = Some(now + LOOK);
+        let before = self.progress();
         self.lent.retain(|socket| is_lent(socket));
         if SOME_ARE_STALE.swap(false, Ordering::Relaxed) {
             self.withdraw_stale();
@@ -447,6 +472,16 @@ impl DaemonSession {
         }
         self.attach();
         self.open();
+        if self.progress() != before {
+            LOOKING.hurry();
+        }
+        LOOKING.rest();
+    }
+
+    /// Returns numbers that differ when an answer of the daemon has led to something.
+    fn progress(&self) -> [usize; 4] {
+        let attached = self.segments.values().filter(|segment| matches!(segment, Segment::Attached(..)));
+        [self.reports.len(), self.matched.len(), self.openings.len(), attached.count()]
     }
 
     /// Makes the sockets ready to be reported again after the daemon has gone, along with all that it knew. A later
@@ -529,7 +564,10 @@ impl DaemonSession {
     fn grow(&mut self, socket: &'static Socket) {
         // Sockets without rings have precedence.
         if self.openings.len() >= OPENINGS / 2 {
-            return self.look();
+            if LOOKING.is_due() {
+                self.look();
+            }
+            return;
         }
         let (meeting, channels, segment) = {
             let facts = socket.facts.lock();
@@ -548,7 +586,7 @@ impl DaemonSession {
                 socket.set_growth(Growth::Asked);
                 let until = Instant::now().checked_add(PATIENCE);
                 self.openings.push(OpeningRings { pending, segment, meeting, opening, until });
-                self.look_at = None;
+                LOOKING.hurry();
                 self.look();
             }
             Err(error) => pending.fail(why_no_rings(&error)),

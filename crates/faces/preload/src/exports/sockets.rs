@@ -43,7 +43,12 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     let socket = call.what();
     let stage = socket.stage();
     let may_have_rings = matches!(stage, Stage::Native | Stage::Reported | Stage::Joined);
-    if may_have_rings && kernel::names_nobody(address, len) {
+    // A connection that has carried nothing has no rings that would have to be marked first. Programs that do not wait for `connect` call
+    // it again when it has succeeded, and should not pay for that.
+    let has_carried = stage != Stage::Native
+        || socket.may_be_shared()
+        || socket.sending.kernels() + socket.receiving.kernels() > 0;
+    if may_have_rings && has_carried && kernel::names_nobody(address, len) {
         return disconnecting::disconnect(socket, fd, native);
     }
     // The kernel sends the SYN within the call, even if the call does not wait for the answer.
@@ -56,6 +61,11 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
         Stage::New if !disconnects => {}
         Stage::Listening if disconnects => {
             socket.set_stage(Stage::New);
+            return result;
+        }
+        Stage::Native if disconnects => {
+            disconnecting::disconnect(socket, fd, || 0);
+            errno.set();
             return result;
         }
         // The kernel begins another connection if an earlier call could not make one. Otherwise it only says what has become of that.

@@ -13,7 +13,7 @@ pub enum Mode {
     Off,
     /// A connection is reported when it has carried enough traffic to be worth it.
     Auto,
-    /// A connection is reported as soon as it exists.
+    /// A connection is reported as soon as it exists, unless earlier ones were not worth it.
     Eager,
 }
 
@@ -31,7 +31,7 @@ pub fn load() {
     let mode = if is_privileged() { Mode::Off } else { mode };
     MODE.store(mode as u8, Ordering::Relaxed);
     attach();
-    LETS_AGE.store(mode == Mode::Auto && wait().is_none(), Ordering::Relaxed);
+    LETS_AGE.store(wait().is_none(), Ordering::Relaxed);
     ports();
 }
 

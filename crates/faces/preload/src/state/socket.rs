@@ -89,6 +89,40 @@ pub struct ShutDown {
     pub receiving: AtomicBool,
 }
 
+/// Counts the round trips of a connection: how often this end has sent after it had received. Several threads that count at the same
+/// time may count too little.
+#[derive(Default)]
+pub struct Turns {
+    count: AtomicU32,
+    has_received: AtomicBool,
+}
+
+impl Turns {
+    fn reset(&self) {
+        self.count.store(0, Ordering::Relaxed);
+        self.has_received.store(false, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn received(&self) {
+        if !self.has_received.load(Ordering::Relaxed) {
+            self.has_received.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub fn sent(&self) {
+        if self.has_received.load(Ordering::Relaxed) {
+            self.has_received.store(false, Ordering::Relaxed);
+            self.count.store(self.count().wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
 /// Facts about a connection: those that the library reports to the daemon, and those in the daemon's answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
@@ -98,6 +132,8 @@ pub struct Facts {
     pub begun: Duration,
     /// The number of the connection's report; 0 if there is none.
     pub report: u64,
+    /// The time at which the connection was first reported, in microseconds; 0 if it was not.
+    pub reported: u64,
     /// The number of tries to change over that failed because the kernel's count differs from the library's.
     pub mismatches: u32,
     pub reason: &'static str,
@@ -138,8 +174,8 @@ pub struct Socket {
     pub is_back: AtomicBool,
     /// The kernel's cookie of the socket (SO_COOKIE), once the socket has rings.
     pub cookie: AtomicU64,
-    /// The number of calls that have sent.
-    pub sends: AtomicU32,
+    /// The round trips over the kernel's connection.
+    pub turns: Turns,
     /// How often this side has rung the peer's doorbell.
     pub rings: AtomicU64,
     pub facts: Lock<Facts>,
@@ -228,7 +264,7 @@ impl Socket {
             is_passed: AtomicBool::new(false),
             is_back: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
-            sends: AtomicU32::new(0),
+            turns: Turns::default(),
             rings: AtomicU64::new(0),
             facts: Lock::new(NO_FACTS),
             loan: Lock::new(None),
@@ -298,7 +334,7 @@ impl Socket {
         for flag in [&self.is_passed, &self.is_back] {
             flag.store(false, Ordering::Relaxed);
         }
-        self.sends.store(0, Ordering::Relaxed);
+        self.turns.reset();
         self.rings.store(0, Ordering::Relaxed);
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
@@ -603,6 +639,7 @@ const NO_FACTS: Facts = Facts {
     connecting: Connecting { before: Duration::ZERO, after: Duration::ZERO },
     begun: Duration::ZERO,
     report: 0,
+    reported: 0,
     mismatches: 0,
     reason: "",
     meeting: None,
