@@ -236,6 +236,10 @@ pub fn note_no_room(socket: &'static Socket) {
     // ORDER preload.room: either the thread that looks for this note, after it has asked the peer to wake it (with a fence), sees the
     // note, or the caller sees the room for which the peer has woken that thread. Pairs with: `room_again`.
     fence(Ordering::SeqCst);
+    // A thread that sleeps there may not have asked the peer at all.
+    if !socket.watchers.is_empty() {
+        socket.watchers.without_room(socket);
+    }
 }
 
 /// Returns the number of calls that have reported that there is no room, if there is room again after them; otherwise `seen`.

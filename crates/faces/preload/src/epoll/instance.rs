@@ -2,6 +2,7 @@
 
 use crate::epoll::hot::State;
 use crate::epoll::registration;
+use crate::epoll::watch::Watch;
 use crate::process::lock::{Guard, Lock};
 use crate::state::socket::Socket;
 use crate::state::watchers::Watcher;
@@ -180,6 +181,26 @@ impl Watcher<Socket> for Instance {
             state.answered.push(fd);
         }
         true
+    }
+
+    fn without_room(&self, fd: c_int, socket: &'static Socket) {
+        let mut state = self.state.lock();
+        let output = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+        let is_asked = |watch: &Watch| {
+            watch.is_joined && watch.is_of(socket) && !watch.is_silent() && watch.events & output != 0
+        };
+        let Some(watch) = state.watches.get(&fd).filter(|watch| is_asked(watch)) else { return };
+        if watch.armed.is_for_room() {
+            return;
+        }
+        // From now on, threads look at the socket, and have the peer wake them when they sleep. The count is read under the lock, under
+        // which a thread that is about to sleep has looked.
+        state.heat(fd);
+        let somebody_sleeps = self.sleeping.load(Ordering::Relaxed) > 0;
+        drop(state);
+        if somebody_sleeps {
+            registration::register(self.fd.load(Ordering::Relaxed), fd);
+        }
     }
 
     fn forget(&self, fd: c_int, socket: &'static Socket) {

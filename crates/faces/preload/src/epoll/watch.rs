@@ -1,7 +1,7 @@
 //! A socket in an instance: what the program has asked for, and what it was told.
 
 use crate::carrying::bell::Wake;
-use crate::carrying::{look, output};
+use crate::carrying::{look, output, room};
 use crate::epoll::edge::Edge;
 use crate::state::carrier::Carrier;
 use crate::state::socket::Socket;
@@ -74,10 +74,14 @@ impl Watch {
 
     /// Makes the peer wake this side. Returns true if the peer can.
     pub(super) fn arm(&mut self, how: Wake) -> bool {
-        let interest = self.events as c_short;
+        let mut interest = self.events as c_short;
+        // Programs with edge-triggered events ask for room all the time. As long as there is some, they need no wake-up for it, which
+        // would come with each message that the peer takes. If a call finds none later, `Instance::without_room` learns of it.
+        if self.socket.sending.common().is_none() && room::has_room(self.socket, 1) {
+            interest &= !(libc::POLLOUT | libc::POLLWRNORM);
+        }
         readiness::arm_more(self.socket, interest, how, &mut self.armed);
-        // A program that asks for room only when there is none needs no wake-up for room now.
-        readiness::can_be_woken(self.socket, interest)
+        readiness::can_be_woken(self.socket, self.events as c_short)
     }
 
     /// Tells the peer that it need not wake this side any more.

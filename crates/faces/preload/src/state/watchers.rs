@@ -13,6 +13,8 @@ pub trait Watcher<S>: Sync {
     fn serve(&self);
     /// Something has been queued for the socket. Returns false if a thread that waits for it would not notice.
     fn offer(&self, fd: c_int, socket: &'static S) -> bool;
+    /// A call has reported that there is no room, and the program is to be told when there is some.
+    fn without_room(&self, fd: c_int, socket: &'static S);
     /// The socket has ended.
     fn forget(&self, fd: c_int, socket: &'static S);
 }
@@ -79,6 +81,11 @@ impl<S> Watchers<S> {
     /// Notes that something has been queued for the socket. Returns false if a thread that waits for it would not notice.
     pub fn offer(&self, socket: &'static S) -> bool {
         self.few().into_iter().all(|(watcher, fd)| watcher.offer(fd, socket))
+    }
+
+    /// Notes that a call is about to report that there is no room.
+    pub fn without_room(&self, socket: &'static S) {
+        self.few().into_iter().for_each(|(watcher, fd)| watcher.without_room(fd, socket));
     }
 
     /// Returns a copy of the list. The copy is needed because instances take this list's lock while they hold their own. A signal

@@ -82,6 +82,13 @@ pub struct Armed {
     space: bool,
 }
 
+impl Armed {
+    /// Returns whether the peer wakes the sleeper when there is room.
+    pub fn is_for_room(self) -> bool {
+        self.space
+    }
+}
+
 /// Makes the peer wake a sleeper for the events of interest. The sleeper may wait already. The caller must check once more before it
 /// sleeps.
 pub fn arm_more(socket: &'static Socket, interest: c_short, how: Wake, armed: &mut Armed) {
