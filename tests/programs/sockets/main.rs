@@ -19,6 +19,7 @@ mod queued;
 mod random;
 mod returning;
 mod settling;
+mod short;
 mod signalled;
 mod traps;
 mod unmodified;
