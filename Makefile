@@ -4,7 +4,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
-BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
+BENCHES = channel memory farm volume daemon ready sockets beside-tcp verbs mpi cache
 
 .PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache soak-fuzz lint deny msrv package doc book install clean
 

@@ -7,11 +7,13 @@
 //! - `bench-farm-peer` and `bench-farm` do the same for the farm.
 //! - `bench-ready` starts servers that have many channels.
 //! - `bench-sockets` runs programs of the distribution over TCP and over the sockets preload library.
+//! - `bench-beside-tcp` runs programs that must not be slower with that library than without it.
 //! - `bench-verbs` runs RDMA programs over a segment.
 //! - `bench-mpi` runs MPI programs over a segment.
 //! - `bench-cache` sends the same requests to a cache and to memcached.
 
 pub mod allocate;
+pub mod beside_tcp;
 pub mod cache;
 pub mod farm;
 pub mod guest_disks;

@@ -108,7 +108,7 @@ fn requests(out: &str) -> Option<f64> {
 }
 
 /// Returns the number after a word.
-fn number_after(out: &str, word: &str) -> Option<f64> {
+pub(crate) fn number_after(out: &str, word: &str) -> Option<f64> {
     out.split(word).nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
