@@ -228,14 +228,14 @@ pub fn queued(fd: c_int) -> usize {
 }
 
 /// The most bytes that [`peek_behind`] can skip.
-const SKIPPED_AT_MOST: usize = 63 << 10;
+const MOST_BEFORE: usize = 63 << 10;
 
 /// Shows what the kernel's socket has received, without waiting, and leaves it there. The pieces are filled with what comes behind
 /// `skipped` bytes, unless `counts`. Returns how many bytes that is; 0 if there are none, or too many come before them.
 pub fn peek_behind(fd: c_int, skipped: usize, into: &mut [&mut [u8]], counts: bool) -> Result<usize, Errno> {
     let _errno = Kept::new();
     let (mut unused, mut left) = ([0_u8; 1024], skipped);
-    if skipped > SKIPPED_AT_MOST || into.is_empty() {
+    if skipped > MOST_BEFORE || into.is_empty() {
         return Ok(0);
     }
     let mut pieces = SmallVec::<[libc::iovec; 96]>::new();
