@@ -18,6 +18,7 @@ const PACE: Duration = Duration::from_secs(1);
 pub struct Life {
     process: u32,
     begun: Instant,
+    longest: Duration,
     looked: Instant,
     /// The CPU time that it had used when it did something last, and when that was.
     used: u64,
@@ -28,7 +29,7 @@ impl Life {
     /// Watches a process, which nobody may have waited for.
     pub fn of(process: u32) -> Self {
         let now = Instant::now();
-        Self { process, begun: now, looked: now, used: 0, active: now }
+        Self { process, begun: now, longest: LONGEST, looked: now, used: 0, active: now }
     }
 
     /// Returns whether the program does nothing any more, or only what leads nowhere.
@@ -42,13 +43,18 @@ impl Life {
         if used != self.used {
             (self.used, self.active) = (used, now);
         }
-        now > self.active + PATIENCE || now > self.begun + LONGEST
+        now > self.active + PATIENCE || now > self.begun + self.longest
     }
 }
 
 /// Waits for the end of a program. Returns `None` if it hangs; it is killed then, with all its descendants.
 pub fn end(child: &mut Child) -> Option<ExitStatus> {
-    let mut life = Life::of(child.id());
+    end_within(LONGEST, child)
+}
+
+/// Does the same for a program that takes less time.
+pub fn end_within(longest: Duration, child: &mut Child) -> Option<ExitStatus> {
+    let mut life = Life { longest, ..Life::of(child.id()) };
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return Some(status);
