@@ -16,6 +16,8 @@ extern "C" fn load() {
         ginnel::keep_descriptors(crate::process::hidden::hide);
         crate::state::family::load();
         crate::calls::exec::load();
+        // SAFETY: a function of this library that takes no argument.
+        unsafe { libc::atexit(at_exit) };
     }
 }
 
@@ -31,4 +33,9 @@ unsafe extern "C" fn sigaction(
 ) -> libc::c_int {
     // SAFETY: the rules are the same.
     unsafe { crate::system::real::sigaction(signal, new, old) }
+}
+
+#[cfg(not(test))]
+extern "C" fn at_exit() {
+    crate::carrying::closing::at_exit();
 }

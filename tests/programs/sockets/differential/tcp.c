@@ -109,9 +109,9 @@ static void look_for_a_while(int fd)
         events_of(fd, 0, 1);
 }
 
-/* An end closes the connection while the kernel still holds bytes that it has sent, and nothing else makes the kernel send them. Over Ginnel,
+/* An end closes the connection, or exits, while the kernel still holds bytes that it has sent, and nothing else makes the kernel send them. Over Ginnel,
  * the byte with which the peer has woken it waits in its socket. */
-CASE(early_closes_before_the_kernel_has_sent)
+static void ends_early(int me, int fd, int exits)
 {
     char bytes[1000] = "";
     if (me == CONNECTOR) {
@@ -128,6 +128,8 @@ CASE(early_closes_before_the_kernel_has_sent)
         meet();
         meet();
         say("recv", recv(fd, bytes, sizeof bytes, 0));
+        if (exits)
+            exit(0);
         say("close", close(fd));
         meet();
     } else {
@@ -135,8 +137,21 @@ CASE(early_closes_before_the_kernel_has_sent)
         meet();
         say("shutdown", shutdown(fd, SHUT_WR));
         meet();
-        meet();
+        if (exits)
+            check(WAIT_UNTIL(events_of(fd, POLLRDHUP, 1) & (POLLRDHUP | POLLERR)), "the end");
+        else
+            meet();
         say("recv", recv(fd, bytes, sizeof bytes, MSG_WAITALL));
         say("recv", recv(fd, bytes, sizeof bytes, 0));
     }
+}
+
+CASE(early_closes_before_the_kernel_has_sent)
+{
+    ends_early(me, fd, 0);
+}
+
+CASE(early_exits_before_the_kernel_has_sent)
+{
+    ends_early(me, fd, 1);
 }

@@ -4,6 +4,7 @@ use crate::carrying::{connection, look};
 use crate::process::owner;
 use crate::state::carrier::Carrier;
 use crate::state::socket::{Growth, Socket, Stage};
+use crate::state::sockets::SOCKETS;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use ginnel::{SocketReceiver, SocketSender};
@@ -118,10 +119,30 @@ fn end(socket: &'static Socket, fd: c_int) {
         // The kernel does not know that there are unread bytes.
         kernel::linger_not(fd);
     }
+    if !is_unread {
+        take_last_wakes(socket, fd);
+    }
+}
+
+/// Takes the wake bytes that nobody has read, before the kernel closes the socket. They would make the kernel reset the connection,
+/// although its stream may still carry sent bytes, and the peer may hand the connection over to a process that knows nothing of wake
+/// bytes.
+fn take_last_wakes(socket: &'static Socket, fd: c_int) {
     let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
-    if !is_unread && wakes_come && crate::state::family::may_drain(socket) {
-        // Wake bytes that nobody has read would make the kernel reset the connection, although its stream may still carry sent bytes,
-        // and the peer may hand the connection over to a process that knows nothing of wake bytes.
+    if wakes_come && crate::state::family::may_drain(socket) {
         connection::take_last(socket, fd, &mut [0; 256]);
+    }
+}
+
+/// Does at the exit of the process what a close does for the kernel's connection, because a program that ends closes its sockets.
+pub fn at_exit() {
+    for fd in SOCKETS.used(0, u32::MAX).filter(|_| owner::owns_tables()) {
+        if let Some(socket) = SOCKETS.get(fd)
+            && socket.is_joined()
+            && !crate::state::family::is_shared(socket)
+            && !has_unread(socket, fd)
+        {
+            take_last_wakes(socket, fd);
+        }
     }
 }
