@@ -174,6 +174,10 @@ impl Run<'_> {
         (0..PLACES).find(|place| !self.model.open.contains_key(&(process, *place)))
     }
 
+    fn has_later(&self, process: u32) -> bool {
+        self.model.open.keys().any(|(owner, _)| *owner > process)
+    }
+
     fn is_waiting(&self, process: u32) -> bool {
         self.pending.iter().any(|pending| pending.process == process)
     }
@@ -217,7 +221,10 @@ impl Run<'_> {
             }
             Do::Fork => self.fork(process)?,
             Do::Exec => self.exec(process)?,
-            Do::Exit if process > 1 && !self.is_waiting(process) => self.exit(process)?,
+            // A process ends with the one that has made it.
+            Do::Exit if process > 1 && !self.is_waiting(process) && !self.has_later(process) => {
+                self.exit(process)?;
+            }
             Do::Pass => self.pass(process, place, end, step)?,
             Do::Set => self.set(process, place, end, step)?,
             Do::Count => self.count(process, place, end, step)?,
@@ -611,7 +618,7 @@ impl Run<'_> {
         let Some(end) = [0, 1].into_iter().find(|end| {
             let peers = self.owners(1 - end);
             let is_idle = self.model.available(*end) + self.model.outstanding(*end) == 0;
-            is_idle && own(self, *end) && !peers.is_empty() && !peers.contains(&process)
+            is_idle && own(self, *end) && !peers.contains(&process)
         }) else {
             return Ok(());
         };
@@ -645,9 +652,11 @@ impl Run<'_> {
             .collect();
         let to = others[usize::from(step.how) % others.len()];
         let Some(new) = self.free_place(to) else { return Ok(()) };
-        // A peer that has gone cannot take part.
-        let is_shared =
-            self.owners(end).len() > 1 || self.owners(1 - end).iter().all(|owner| *owner == process);
+        // The thread that passes a connection on cannot take part for the other end at the same time, and what is left of a broken
+        // connection need not go back.
+        let is_shared = self.owners(end).len() > 1
+            || self.owners(1 - end) == [process]
+            || self.model.ends[end].reset != Reset::No;
         let answer = self.with_peer(end, |run| run.ask(process, "pass", &[place, to.into()]))??;
         // Another process that has the connection may use it, and more may be unread than the kernel takes at once.
         let is_under_way = self.model.available(end) + self.model.outstanding(end) > 0;

@@ -278,13 +278,21 @@ static void end_run(struct run *run)
     fflush(stdout);
 }
 
+/* Returns whether other cases must not take the CPU from this one. A handler that runs when `recv` has returned, and before its caller has
+ * looked at the bytes, finds them in the wrong order, over TCP too. */
+static int is_alone(const char *name)
+{
+    return strncmp(name, "signal_", 7) == 0;
+}
+
 /* Executes cases, several at the same time, because most of them wait most of the time. Shows them in their order. */
 static void run_all(const char **names, int count)
 {
     enum { AT_ONCE = 4 };
     struct run runs[AT_ONCE];
     for (int begun = 0, ended = 0; ended < count;) {
-        while (begun < count && begun < ended + AT_ONCE) {
+        while (begun < count && begun < ended + AT_ONCE
+               && (begun == ended || !(is_alone(names[begun]) || is_alone(names[begun - 1])))) {
             begin_run(&runs[begun % AT_ONCE], names[begun]);
             begun++;
         }

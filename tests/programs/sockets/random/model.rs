@@ -95,8 +95,7 @@ impl Model {
     /// Returns the events that `poll` must report, sooner or later.
     pub fn must(&self, end: usize) -> i16 {
         let own = &self.ends[end];
-        // The library looks for the end of the kernel's connection when the program has received what is there.
-        let is_broken = own.reset == Reset::Yes && self.available(end) == 0;
+        let is_broken = own.reset == Reset::Yes;
         let no_more = self.knows_end(end) || own.is_deaf;
         let mut events = 0;
         if self.is_readable(end) {
