@@ -178,7 +178,9 @@ fn into_ring<'a>(
                     };
                     match result {
                         Ok(()) => {}
-                        Err(_) if socket.end() != End::None && whole.has_room_over_tcp() => {
+                        Err(Errno(libc::ECONNRESET))
+                            if whole.has_room_over_tcp() && look::is_reset(socket) =>
+                        {
                             return Ok(whole.bytes);
                         }
                         Err(_) if sent > 0 => return Ok(sent),

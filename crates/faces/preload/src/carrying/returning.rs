@@ -255,10 +255,6 @@ pub fn drain_ring(
     }
     let n = connection::take(socket, fd, &mut bytes[..most]);
     sort(socket, rings, &bytes[..n]);
-    if n > 0 && place(rings).is_some() {
-        // The end is behind the bytes that the kernel carries again, and an event at once.
-        connection::look_for_end(socket, fd);
-    }
     if n > 0 && is_recalled(socket) {
         // Not with the receiving direction's lock held.
         socket.attention.store(true, Ordering::Release);
