@@ -1,7 +1,7 @@
 //! `poll` and `select`, in all their variants.
 
 use crate::carrying::attend::attend_if_needed;
-use crate::carrying::returning;
+use crate::carrying::{returning, wakeups};
 use crate::epoll::EPOLLS;
 use crate::process::spin;
 use crate::served;
@@ -139,6 +139,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         for asleep in &mut sleepers {
             let (socket, interest) = (asleep.call.what(), fds[asleep.index].events);
             readiness::arm_more(socket, interest, point.wake_for(socket), &mut asleep.armed);
+            wakeups::probe(socket);
             let sleep = asleep.sleep.as_ref();
             if sleep.is_none_or(|sleep| sleep.keeper().is_none()) {
                 asked[asleep.index].events &= !libc::POLLIN;

@@ -140,8 +140,11 @@ fn write(
         return Err(SendError::Aborted);
     }
     socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
-    if socket.gives_up.load(Ordering::Relaxed) && socket.receiving.waiting.load(Ordering::Relaxed) > 0 {
-        // Another thread already waits for the answer, and relies on the kernel's timeout for unacknowledged bytes (see `probe`).
+    if socket.gives_up.load(Ordering::Relaxed)
+        && socket.receiving.waiting.load(Ordering::Relaxed) > socket.asleep.by_clock.load(Ordering::Relaxed)
+    {
+        // Another thread already waits for the answer, and relies on the kernel's timeout for unacknowledged bytes (see
+        // `wakeups::probe`). It does not look again by the clock.
         connection::wake(socket, fd);
     }
     Ok(n)

@@ -3,8 +3,10 @@
 use crate::carrying::bell::Wake;
 use crate::carrying::{bell, connection, room};
 use crate::state::socket::Socket;
+use crate::system::clock;
 use ginnel_ring::wait::Waitable;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Asks the peer to wake one more sleeper. The caller checks once more before it sleeps, and calls [`rise_from_data`]
 /// when it is awake.
@@ -15,10 +17,6 @@ pub fn arm_for_data(socket: &'static Socket, how: Wake) {
     if let Some(receiver) = ring.as_mut() {
         bell::announce(&mut receiver.ring, how, is_first);
         receiver.ring.arm();
-    }
-    drop(ring);
-    if socket.gives_up.load(Ordering::Relaxed) {
-        probe(socket);
     }
 }
 
@@ -46,14 +44,45 @@ pub fn rise_from_data(socket: &'static Socket) {
     }
 }
 
-/// Sends a wake byte if the ring has bytes that the peer has not taken. It is for a thread that is about to sleep and relies on
-/// the kernel to notice that the peer acknowledges nothing (TCP_USER_TIMEOUT). The kernel does not know the bytes in the ring,
-/// so it needs a byte of its own.
-#[cold]
+/// Sends a wake byte if the ring has bytes that the peer has not taken, and the program relies on the kernel to notice that the peer
+/// acknowledges nothing (TCP_USER_TIMEOUT). The kernel does not know the bytes in the ring, so it needs a byte of its own. It is for a
+/// thread that is about to sleep.
 pub fn probe(socket: &'static Socket) {
-    if socket.sending.lock().as_ref().is_some_and(|sender| room::untaken(sender) > 0) {
+    if socket.gives_up.load(Ordering::Relaxed) && has_untaken(socket) {
         connection::wake(socket, socket.fd.load(Ordering::Relaxed));
     }
+}
+
+/// How long a peer may leave bytes untaken before a thread that sleeps by the clock sends such a byte, in microseconds.
+const UNTAKEN: u64 = 100_000;
+/// How long a thread sleeps at most that would send such a byte.
+const BY_CLOCK: Duration = Duration::from_secs(1);
+
+/// Does the same for a thread that sleeps by the clock, so that a peer that takes what it is sent gets no such byte. Returns how long
+/// the thread may sleep before it calls this function again; `None` is for ever.
+pub fn probe_by_clock(socket: &'static Socket) -> Option<Duration> {
+    if !socket.gives_up.load(Ordering::Relaxed) {
+        return None;
+    }
+    let untaken_since = &socket.asleep.untaken_since;
+    if !has_untaken(socket) {
+        untaken_since.store(0, Ordering::Relaxed);
+        return Some(BY_CLOCK);
+    }
+    let (now, since) = (clock::now(), untaken_since.load(Ordering::Relaxed));
+    if since != 0 && now.saturating_sub(since) >= UNTAKEN {
+        connection::wake(socket, socket.fd.load(Ordering::Relaxed));
+        untaken_since.store(now, Ordering::Relaxed);
+        return Some(BY_CLOCK);
+    }
+    if since == 0 {
+        untaken_since.store(now, Ordering::Relaxed);
+    }
+    Some(Duration::from_micros(UNTAKEN))
+}
+
+fn has_untaken(socket: &'static Socket) -> bool {
+    socket.sending.lock().as_ref().is_some_and(|sender| room::untaken(sender) > 0)
 }
 
 /// Asks the peer to wake one more sleeper when there is room. The caller checks once more before it sleeps, and calls

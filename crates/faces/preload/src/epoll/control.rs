@@ -75,6 +75,7 @@ impl Instance {
             is_hot: false,
             misses: 0,
             armed: Armed::default(),
+            is_by_clock: false,
             told: 0,
         };
         {

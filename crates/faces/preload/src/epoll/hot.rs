@@ -34,6 +34,8 @@ pub struct State {
     pub(super) failures: u32,
     /// The number of calls that have collected events for the program.
     pub(super) told: u64,
+    /// How long a thread may sleep before it looks again, or for ever.
+    pub(super) most: Option<Duration>,
     /// The doorbells registered in it.
     pub(super) bells: points::Events,
 }
@@ -50,13 +52,18 @@ impl State {
         }
     }
 
-    /// Makes the peers of the hot sockets wake this side. Returns true if all of them can.
-    pub(super) fn arm(&mut self, epoll: c_int) -> bool {
+    /// Makes the peers of the hot sockets wake this side. Returns true if all of them can. The threads that sleep look again `by_clock`,
+    /// after [`State::most`], or not.
+    pub(super) fn arm(&mut self, epoll: c_int, by_clock: bool) -> bool {
         let mut all = true;
+        self.most = None;
         for fd in &self.hot {
             if let Some(watch) = self.watches.get_mut(fd).filter(|watch| !watch.is_silent()) {
                 let how = points::watch(&mut self.bells, epoll, watch.socket, registration::cookie() | RUNG);
                 all &= watch.arm(how);
+                if let Some(most) = watch.probe(by_clock) {
+                    self.most = Some(self.most.map_or(most, |other| other.min(most)));
+                }
             }
         }
         all

@@ -51,6 +51,7 @@ impl Instance {
             sleeps: 0,
             failures: 0,
             told: 0,
+            most: None,
             bells: points::Events::new(),
         };
         Self {
@@ -99,6 +100,12 @@ impl Instance {
         self.is_served.load(Ordering::SeqCst)
     }
 
+    /// Returns whether all threads that sleep for the instance look again by the clock. Those that wait for it in `poll`, or in another
+    /// instance, do not.
+    pub(super) fn sleeps_by_clock(&self) -> bool {
+        self.sleeping.load(Ordering::Relaxed) & WATCHED == 0
+    }
+
     /// Returns whether something that the program waits for is ready.
     pub fn is_ready(&self) -> bool {
         self.has_joined() && self.state.lock().collect(&mut [], true) > 0
@@ -108,7 +115,7 @@ impl Instance {
     pub fn arm(&self) {
         if self.has_joined() {
             self.sleeping.fetch_or(WATCHED, Ordering::Relaxed);
-            self.state.lock().arm(self.fd.load(Ordering::Relaxed));
+            self.state.lock().arm(self.fd.load(Ordering::Relaxed), false);
         }
     }
 
@@ -139,7 +146,8 @@ impl Instance {
         if self.sleeping.load(Ordering::Relaxed) == 0 {
             return;
         }
-        state.arm(epoll);
+        let by_clock = self.sleeps_by_clock();
+        state.arm(epoll, by_clock);
         let untold = state.untold();
         drop(state);
         if let Some(fd) = untold {

@@ -102,24 +102,22 @@ impl Instance {
                 }
                 left = limit.left();
             }
-            let can_be_woken = {
+            let (can_be_woken, most) = {
                 let mut state = self.state.lock();
                 // The program may not ask at present for what is queued. If another thread asks for it later, the kernel does not
                 // wake this one, so this thread must look again by itself.
-                let can_be_woken = state.arm(epoll) && !state.has_answers();
+                let can_be_woken = state.arm(epoll, self.sleeps_by_clock()) && !state.has_answers();
                 if state.collect(&mut [], true) > 0 {
                     self.rise(&mut state);
                     continue;
                 }
                 self.forget_served(&mut state);
                 self.sleeping.fetch_add(1, Ordering::Relaxed);
-                can_be_woken
+                (can_be_woken, state.most)
             };
             let sleeping = Sleeping(self);
-            let left = match (left, can_be_woken) {
-                (left, true) => left,
-                (left, false) => Some(left.map_or(STEP, |left| left.min(STEP))),
-            };
+            let most = if can_be_woken { most } else { Some(STEP) };
+            let left = most.map_or(left, |most| Some(left.map_or(most, |left| left.min(most))));
             let slept = native(events, left);
             drop(sleeping);
             let n = slept?;

@@ -1,7 +1,7 @@
 //! A socket in an instance: what the program has asked for, and what it was told.
 
 use crate::carrying::bell::Wake;
-use crate::carrying::{look, output, room};
+use crate::carrying::{look, output, room, wakeups};
 use crate::epoll::edge::Edge;
 use crate::state::carrier::Carrier;
 use crate::state::socket::Socket;
@@ -9,6 +9,7 @@ use crate::waiting::readiness;
 use crate::waiting::readiness::Armed;
 use libc::{c_int, c_short, epoll_event};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 pub struct Watch {
     pub(super) socket: &'static Socket,
@@ -29,6 +30,8 @@ pub struct Watch {
     pub(super) misses: u32,
     /// How the peer has been asked to wake this instance.
     pub(super) armed: Armed,
+    /// True if a thread that sleeps for the socket looks again by the clock.
+    pub(super) is_by_clock: bool,
     /// The value of `State::told` at the call that last reported this socket to the program.
     pub(super) told: u64,
 }
@@ -84,9 +87,30 @@ impl Watch {
         readiness::can_be_woken(self.socket, self.events as c_short)
     }
 
+    /// Handles bytes that the peer has not taken, for a thread that is about to sleep (`wakeups::probe`). If it sleeps `by_clock`,
+    /// returns how long it may sleep before it looks again.
+    pub(super) fn probe(&mut self, by_clock: bool) -> Option<Duration> {
+        let counts = by_clock && self.armed.is_for_data();
+        if std::mem::replace(&mut self.is_by_clock, counts) != counts {
+            let count = &self.socket.asleep.by_clock;
+            let change = |count: u32| if counts { Some(count + 1) } else { count.checked_sub(1) };
+            let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+        }
+        if by_clock {
+            return wakeups::probe_by_clock(self.socket);
+        }
+        wakeups::probe(self.socket);
+        None
+    }
+
     /// Tells the peer that it need not wake this side any more.
     pub(super) fn rise(&mut self) {
         if self.is_of(self.socket) {
+            if std::mem::take(&mut self.is_by_clock) {
+                let count = &self.socket.asleep.by_clock;
+                let _ =
+                    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+            }
             readiness::rise(self.socket, &mut self.armed);
         }
     }
@@ -97,6 +121,9 @@ impl Watch {
         let rests = self.is_silent() || (self.arm(Wake::Byte) && self.ready(fd, true) == 0);
         if rests {
             self.is_hot = false;
+            if self.is_of(self.socket) {
+                self.probe(false);
+            }
         } else {
             self.rise();
         }

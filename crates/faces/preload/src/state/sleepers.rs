@@ -1,7 +1,7 @@
 //! Who sleeps for the wake bytes of a socket. [`crate::waiting::sleep`] describes the rules.
 
 use crate::state::common::Common;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Who sleeps for the wake bytes of a socket in this process.
 pub struct Sleepers {
@@ -9,17 +9,29 @@ pub struct Sleepers {
     pub keeper: AtomicI32,
     /// The number of threads that sleep at edges.
     pub at_edges: AtomicU32,
+    /// The number of epoll instances in which the threads that sleep for the socket look again by the clock; see
+    /// `wakeups::probe_by_clock`.
+    pub by_clock: AtomicU32,
+    /// The time since which the peer is known not to have taken all bytes, in microseconds; 0 if it has.
+    pub untaken_since: AtomicU64,
 }
 
 impl Sleepers {
     pub const fn new() -> Self {
-        Self { keeper: AtomicI32::new(0), at_edges: AtomicU32::new(0) }
+        Self {
+            keeper: AtomicI32::new(0),
+            at_edges: AtomicU32::new(0),
+            by_clock: AtomicU32::new(0),
+            untaken_since: AtomicU64::new(0),
+        }
     }
 
     /// Forgets all of them, for another socket, or in the child of a fork, where they do not exist.
     pub fn clear(&self) {
         self.keeper.store(0, Ordering::Relaxed);
         self.at_edges.store(0, Ordering::Relaxed);
+        self.by_clock.store(0, Ordering::Relaxed);
+        self.untaken_since.store(0, Ordering::Relaxed);
     }
 
     /// Tells the relatives that get the socket now who is the keeper. A keeper that comes later tells them by itself.

@@ -83,6 +83,11 @@ pub struct Armed {
 }
 
 impl Armed {
+    /// Returns whether the peer wakes the sleeper when there are bytes.
+    pub fn is_for_data(self) -> bool {
+        self.data
+    }
+
     /// Returns whether the peer wakes the sleeper when there is room.
     pub fn is_for_room(self) -> bool {
         self.space

@@ -53,6 +53,7 @@ fn await_data(call: &mut Call) -> Result<()> {
     let sleep = Sleep::begin(socket, fd, &mut point);
     sleep::settle(&point, std::iter::once(&sleep));
     wakeups::arm_for_data(socket, point.wake_for(socket));
+    wakeups::probe(socket);
     let _armed = Armed(socket, wakeups::rise_from_data);
     if look::is_ready(socket) {
         return Ok(());
