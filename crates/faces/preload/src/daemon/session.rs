@@ -641,6 +641,7 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
         pending.stays("the segment's memory is gone");
         return;
     }
+    socket.opened_by.store(crate::process::ids::process(), Ordering::Relaxed);
     socket.cookie.store(kernel::cookie(socket.fd.load(Ordering::Relaxed)).unwrap_or(0), Ordering::Relaxed);
     for fd in SOCKETS.used(0, u32::MAX) {
         if SOCKETS.get(fd).is_some_and(|other| std::ptr::eq(other, socket)) {

@@ -52,8 +52,15 @@ impl Instance {
                 }
                 (found, is_kernel_first)
             };
-            // The kernel may have events for other descriptors, and wake-ups.
-            if found < events.len() {
+            if found == events.len() {
+                let mut state = self.state.lock();
+                state.is_kernel_first = true;
+                self.hand_over(epoll, state);
+                return Ok(found);
+            }
+            let looks = found == 0 && !limit.is_zero() && may_look && self.looks_pay();
+            // The kernel may have events for other descriptors, and wake-ups. A thread that is about to sleep gets them there.
+            if found > 0 || is_kernel_first || looks || limit.is_zero() {
                 let n = native(&mut events[found..], Some(Duration::ZERO))?;
                 let mut told = self.translate(&mut events[found..found + n]);
                 if found > 0 && self.is_served() {
@@ -66,18 +73,14 @@ impl Instance {
                 if n > 0 || is_kernel_first {
                     continue;
                 }
-            } else {
-                let mut state = self.state.lock();
-                state.is_kernel_first = true;
-                self.hand_over(epoll, state);
-                return Ok(found);
             }
+            may_look = false;
             let mut left = limit.left();
             if left == Some(Duration::ZERO) {
                 self.hand_over(epoll, self.state.lock());
                 return Ok(0);
             }
-            if std::mem::take(&mut may_look) && self.looks_pay() {
+            if looks {
                 let mut kernel = Ok(0);
                 let found = spin::spin_between(
                     || self.state.lock().collect(&mut [], true) > 0,

@@ -174,6 +174,8 @@ pub struct Socket {
     pub is_back: AtomicBool,
     /// The kernel's cookie of the socket (SO_COOKIE), once the socket has rings.
     pub cookie: AtomicU64,
+    /// The process that has opened the socket's first rings.
+    pub opened_by: AtomicI32,
     /// The round trips over the kernel's connection.
     pub turns: Turns,
     /// How often this side has rung the peer's doorbell.
@@ -264,6 +266,7 @@ impl Socket {
             is_passed: AtomicBool::new(false),
             is_back: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
+            opened_by: AtomicI32::new(0),
             turns: Turns::default(),
             rings: AtomicU64::new(0),
             facts: Lock::new(NO_FACTS),

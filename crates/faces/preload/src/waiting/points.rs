@@ -14,7 +14,7 @@
 
 use crate::carrying::bell::Wake;
 use crate::process::lock::Lock;
-use crate::process::{hidden, thread};
+use crate::process::{hidden, ids, thread};
 use crate::state::socket::Socket;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result, check};
@@ -71,15 +71,13 @@ impl Events {
 /// Returns the eventfd that a socket's peer rings. Returns `None` if the peer does not ring, or if another process
 /// may have the socket too.
 fn event_of(socket: &Socket) -> Option<c_int> {
-    if is_confined() || socket.receiving.common().is_some() {
+    // In the child of a fork, the peer rings the parent's. (`SocketReceiver::is_ours` would ask the kernel, before each sleep.)
+    let is_ours = socket.opened_by.load(Ordering::Relaxed) == ids::process();
+    if is_confined() || !is_ours || socket.receiving.common().is_some() {
         return None;
     }
     let rings = socket.receiving.lock();
-    rings
-        .as_ref()
-        .filter(|receiver| receiver.is_ours())
-        .and_then(SocketReceiver::doorbell_event)
-        .map(|event| event.as_raw_fd())
+    rings.as_ref().and_then(SocketReceiver::doorbell_event).map(|event| event.as_raw_fd())
 }
 
 /// The state of one wait point. The process has a fixed set of them, which its threads share.
