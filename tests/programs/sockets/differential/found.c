@@ -435,3 +435,47 @@ CASE(found_send_beside_a_relative_without_waiting)
 {
     send_beside_a_relative(me, fd, 16000, MSG_DONTWAIT);
 }
+
+/* Passes a descriptor to this process itself, so that it gets another one for the same socket. */
+static int another(int fd)
+{
+    int pair[2];
+    char byte = 0;
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = { .room = "" };
+    struct iovec piece = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
+    check(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+    control.head = (struct cmsghdr){ CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS };
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    check(sendmsg(pair[0], &message, 0) == 1 && recvmsg(pair[1], &message, 0) == 1, "a message with a descriptor");
+    memcpy(&fd, CMSG_DATA(&control.head), sizeof fd);
+    close(pair[0]);
+    close(pair[1]);
+    return fd;
+}
+
+CASE(found_a_number_that_epoll_knew)
+{
+    if (me == ACCEPTOR) {
+        int epoll = epoll_create1(EPOLL_CLOEXEC);
+        struct epoll_event event = { .events = EPOLLIN };
+        int copy = fcntl(fd, F_DUPFD, 100);
+        say("add", epoll_ctl(epoll, EPOLL_CTL_ADD, copy, &event));
+        say("remove", epoll_ctl(epoll, EPOLL_CTL_DEL, copy, NULL));
+        say("close", close(copy));
+        int received = another(fd);
+        check(dup2(received, copy) == copy, "dup2");
+        say("add", epoll_ctl(epoll, EPOLL_CTL_ADD, copy, &event));
+        meet();
+        say("epoll_wait", epoll_wait(epoll, &event, 1, PATIENCE));
+        close(copy);
+        close(received);
+    } else {
+        meet();
+        send_all(fd, "x", 1);
+    }
+    meet();
+}

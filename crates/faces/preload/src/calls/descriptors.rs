@@ -9,9 +9,8 @@ use crate::state::socket::Socket;
 use crate::state::sockets::SOCKETS;
 use crate::state::table;
 use crate::system::clock::now;
-use crate::system::confined::is_confined;
 use crate::system::errno::Kept;
-use crate::system::memory;
+use crate::system::{confined, memory};
 use libc::c_int;
 use std::sync::atomic::Ordering;
 
@@ -82,10 +81,13 @@ fn leave(socket: &'static Socket, fd: c_int, open: c_int) {
             socket.fd.store(other, Ordering::Relaxed);
         }
     }
+    if !is_last && open >= 0 && !confined::is_confined() {
+        socket.watchers.closes(fd, socket);
+    }
     let until = now() + IN_USE;
     // ORDER table.using: see `Using::begin`.
     while socket.using.load(Ordering::SeqCst) != 0 && now() < until {
-        if is_confined() { std::hint::spin_loop() } else { std::thread::yield_now() }
+        if confined::is_confined() { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
     if is_last {
         crate::carrying::closing::close(socket, open);

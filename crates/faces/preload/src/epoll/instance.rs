@@ -211,6 +211,12 @@ impl Watcher<Socket> for Instance {
         }
     }
 
+    /// The kernel's registration of a socket that the program has removed would stay until the last descriptor is closed, and another one
+    /// of the socket that gets this number could not be added.
+    fn closes(&'static self, fd: c_int, socket: &'static Socket) {
+        self.take_out_entirely(self.fd.load(Ordering::Relaxed), fd, socket);
+    }
+
     fn forget(&self, fd: c_int, socket: &'static Socket) {
         self.remove(fd, Some(socket));
     }

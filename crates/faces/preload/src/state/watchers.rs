@@ -15,6 +15,8 @@ pub trait Watcher<S>: Sync {
     fn offer(&self, fd: c_int, socket: &'static S) -> bool;
     /// A call has reported that there is no room, and the program is to be told when there is some.
     fn without_room(&self, fd: c_int, socket: &'static S);
+    /// The program is about to close this descriptor of the socket, which has others.
+    fn closes(&'static self, fd: c_int, socket: &'static S);
     /// The socket has ended.
     fn forget(&self, fd: c_int, socket: &'static S);
 }
@@ -92,6 +94,12 @@ impl<S> Watchers<S> {
     /// handler may be what asks, so a list that is not long needs no memory.
     fn few(&self) -> SmallVec<[(&'static dyn Watcher<S>, c_int); 4]> {
         self.0.lock().iter().map(|entry| (entry.watcher, entry.fd)).collect()
+    }
+
+    /// Tells those that know the socket by this descriptor that the program is about to close it.
+    pub fn closes(&self, fd: c_int, socket: &'static S) {
+        let few = self.few().into_iter().filter(|(_, other)| *other == fd);
+        few.for_each(|(watcher, fd)| watcher.closes(fd, socket));
     }
 
     /// Forgets the socket when it ends, because the kernel removes it from its instances.
