@@ -32,6 +32,11 @@ fn several_threads_can_wait_in_one_instance() {
 }
 
 #[test]
+fn a_thread_that_sleeps_where_there_was_room_is_told_of_room_later() {
+    run(include_str!("epoll/room.py"), 2);
+}
+
+#[test]
 fn no_edge_is_lost_between_input_and_room() {
     kit::require_programs!(&["cc"]);
     let stage = Stage::new("eager");
