@@ -127,7 +127,7 @@ impl Pending {
     fn is_native_again(self) {
         let mut facts = self.socket.facts.lock();
         if let Some(socket) = self.current() {
-            facts.report = 0;
+            (facts.report, facts.reported) = (0, 0);
             socket.set_stage(Stage::Native);
         }
     }

@@ -28,8 +28,8 @@ const LASTS: u64 = 100_000;
 /// or has carried this many bytes through rings.
 const CARRIES: u64 = 1 << 20;
 
-/// How often the requirements are doubled at most.
-const MOST: u32 = 6;
+/// How often the requirements are doubled at most. A connection that carries a few megabytes is worth the change whatever others were.
+const MOST: u32 = 4;
 /// The same for `eager`, which requires nothing before.
 const MOST_EAGER: u32 = 2;
 
