@@ -1,4 +1,5 @@
-//! Bytes, and the change of their carrier between the kernel and rings. Nothing here sleeps for a peer.
+//! Bytes, and the change of their carrier between the kernel and rings. Moving bytes never sleeps: `passing`, `stdio` and `settle` wait
+//! for a peer, for a bounded time.
 
 pub mod advance;
 pub mod attend;

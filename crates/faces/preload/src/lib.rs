@@ -25,7 +25,7 @@
 //! ```
 //!
 //! Rust programs do not call this library. No path that carries data allocates, takes a lock that another process can
-//! hold, or waits for a daemon.
+//! hold (except after a fork, `state::family`), or waits for a daemon (except the first request to a cache).
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
 mod cache;

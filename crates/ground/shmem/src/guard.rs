@@ -111,6 +111,9 @@ pub(crate) fn attend() {
 #[cold]
 fn prepare(kinds: u32) {
     PREPARED.set(kinds);
+    if LEFT_ALONE.load(Ordering::Relaxed) {
+        return;
+    }
     look_after();
     for table in [&TRUNCATION, &STORES] {
         if table.is_installed() {
@@ -125,6 +128,7 @@ static LEFT_ALONE: AtomicBool = AtomicBool::new(false);
 /// Sets whether signal handlers are left alone from now on. If so, the library does not check whether the program has
 /// replaced its handlers. This is for programs that may not make such system calls any more, because of a seccomp filter.
 pub fn leave_handlers_alone(leave: bool) {
+    attend();
     LEFT_ALONE.store(leave, Ordering::Relaxed);
 }
 
@@ -298,12 +302,16 @@ impl Table {
 }
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    if touch::survive(context) {
-        return;
-    }
     let table = if signal == STORES.signal { &STORES } else { &TRUNCATION };
     // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    // A signal that a process has sent is no fault.
+    if code <= 0 {
+        return pass_on(table, signal, info, context);
+    }
+    if touch::survive(context) {
+        return;
+    }
     if signal == STORES.signal && code == SEGV_ACCERR && hold::is_survived(address, is_store(context)) {
         return;
     }
@@ -399,12 +407,23 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
         }
         return;
     }
-    // SAFETY: this restores the default action. The instruction faults again at once, and the process ends as it would have
-    // without this library.
+    // SAFETY: as above.
+    let is_sent = unsafe { (*info).si_code } <= 0;
+    // SAFETY: null, or a leaked box of `install`.
+    let is_ignored =
+        unsafe { to.load(Ordering::Acquire).as_ref() }.is_some_and(|to| to.sa_sigaction == libc::SIG_IGN);
+    if is_sent && is_ignored {
+        return;
+    }
+    // SAFETY: this restores the default action. A fault's instruction faults again at once, a signal that was sent is sent again, and the
+    // process ends as it would have without this library. The information is the kernel's.
     unsafe {
         let mut default: libc::sigaction = std::mem::zeroed();
         default.sa_sigaction = libc::SIG_DFL;
         sigaction(signal, &raw const default, ptr::null_mut());
+        if is_sent {
+            libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info);
+        }
     }
 }
 

@@ -13,7 +13,9 @@ use std::io;
 /// Prepares this process: from now on, touching memory that is not there does no harm. Until then, all memory counts as there.
 pub fn prepare() -> io::Result<()> {
     TRUNCATION.install()?;
-    STORES.install()
+    STORES.install()?;
+    guard::attend();
+    Ok(())
 }
 
 /// Returns whether `len` bytes can be read.
@@ -35,7 +37,8 @@ fn touch(at: *const u8, len: usize, code: unsafe extern "C" fn(*const u8, *const
         return true;
     }
     guard::attend();
-    // SAFETY: a fault in this code is survived, because the handlers are installed and this thread does not block their signals. What
+    // SAFETY: a fault in this code is survived, because the handlers are installed and this thread does not block their signals (if it has
+    // blocked them since, the kernel ends the program, as at any such fault). What
     // `code::write` writes is memory that the caller may write.
     unsafe { code(at, at.wrapping_add(len - 1)) == 0 }
 }

@@ -309,5 +309,16 @@ CASE(pointers_handlers)
     }
     signal(SIGSEGV, SIG_DFL);
     printf("%d\n", signal(SIGSEGV, SIG_IGN) == SIG_DFL);
+    raise(SIGSEGV);
+    raise(SIGSEGV);
+    printf("%d\n", signal(SIGSEGV, SIG_DFL) == SIG_IGN);
+    pid_t child = fork();
+    if (child == 0) {
+        raise(SIGSEGV);
+        _exit(0);
+    }
+    int status = 0;
+    check(waitpid(child, &status, 0) == child, "waitpid");
+    printf("signal %d\n", WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     meet();
 }

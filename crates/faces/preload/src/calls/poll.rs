@@ -115,6 +115,8 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         }
         // The kernel takes no more entries than the program may have descriptors.
         let mut point = if own >= MANY { Point::none() } else { Point::at_doorbell() };
+        let early: SmallVec<[usize; 8]> = (0..own).filter(|i| is_early(&fds[*i])).collect();
+        let sleeper = (!early.is_empty()).then(early::Sleeper::begin);
         let mut sleepers = SmallVec::<[Asleep; FEW]>::new();
         let mut asleep = SmallVec::<[_; 8]>::new();
         for (index, poll) in fds.iter().enumerate() {
@@ -130,9 +132,9 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                 instance.arm();
             }
         }
-        let early = fds.iter().filter(|poll| is_early(poll)).count();
-        let sleeper = (early > 0).then(early::Sleeper::begin);
-        if sleeper.is_some() && !early::event().is_some_and(|event| point.watch(event)) {
+        if let Some(sleeper) = &sleeper
+            && !sleeper.event().is_some_and(|event| point.watch(event))
+        {
             left = Some(left.map_or(STEP, |left| left.min(STEP)));
         }
         sleep::settle(&point, sleepers.iter().filter_map(|asleep| asleep.sleep.as_ref()));
@@ -151,7 +153,11 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         if let (Some(point), Some(last)) = (point.taken(), asked.last_mut()) {
             last.fd = point.epoll();
         }
-        let has_changed = fds.iter().filter(|poll| is_early(poll)).count() != early;
+        // A connection that has got its rings since the lists were made.
+        let has_changed = fds.iter().enumerate().any(|(i, poll)| match joined(poll.fd) {
+            Some(_) => !sleepers.iter().any(|asleep| asleep.index == i),
+            None => is_early(poll) && !early.contains(&i),
+        });
         let slept = if has_changed || any_ready(fds) {
             None
         } else {

@@ -25,21 +25,23 @@ pub fn receive<'a>(
 ) -> isize {
     if socket.cache.is_there() {
         let mut pieces: Rooms<'a> = pieces.collect();
-        if flags & libc::MSG_TRUNC == 0 && socket.cache.has_answers() {
-            let mut left = socket.cache.queued();
-            let mut has_room = |piece: &mut &'a mut [u8]| {
-                let n = piece.len().min(left);
-                left -= n;
-                can_write(piece.as_mut_ptr(), n)
-            };
-            if !pieces.iter_mut().all(&mut has_room) {
-                return tell(Err(Errno(libc::EFAULT)));
-            }
+        if !has_room_for_answers(socket, flags, &mut pieces) {
+            return tell(Err(Errno(libc::EFAULT)));
         }
         return transfer::receive(socket, fd, flags, &mut pieces, native)
             .unwrap_or_else(|native| receive_on(socket, fd, flags, pieces.into_iter(), native));
     }
     receive_on(socket, fd, flags, pieces, native)
+}
+
+/// Returns whether there is memory of the program for what its cache has queued.
+fn has_room_for_answers(socket: &Socket, flags: c_int, pieces: &mut Rooms<'_>) -> bool {
+    let mut left = if flags & libc::MSG_TRUNC == 0 { socket.cache.queued() } else { 0 };
+    pieces.iter_mut().all(|piece| {
+        let n = piece.len().min(left);
+        left -= n;
+        can_write(piece.as_mut_ptr(), n)
+    })
 }
 
 /// Does the same, without the handling of cache requests.
@@ -85,6 +87,9 @@ pub fn go_on<'a>(
 ) -> isize {
     if socket.cache.is_there() {
         let mut pieces: Rooms<'a> = pieces.collect();
+        if !has_room_for_answers(socket, flags, &mut pieces) {
+            return tell(Err(Errno(libc::EFAULT)));
+        }
         return transfer::receive_further(socket, flags, &mut pieces)
             .unwrap_or_else(|| tell(counted(socket, fd, flags, pieces.into_iter())));
     }

@@ -250,6 +250,9 @@ pub fn go_on<'a>(
 ) -> isize {
     if socket.cache.is_there() {
         let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
+        if !pieces.iter().all(|piece| can_read(piece.as_ptr(), piece.len())) {
+            return tell(Err(Errno(libc::EFAULT)));
+        }
         return transfer::send(socket, fd, flags, &pieces)
             .unwrap_or_else(|| tell(into_ring(socket, fd, flags, pieces.iter().copied())));
     }

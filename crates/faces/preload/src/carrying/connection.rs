@@ -31,13 +31,17 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     if ready & (libc::POLLERR | libc::POLLHUP) != 0 {
         // While the kernel carries the receiving direction, the program gets the error from the kernel, which tells it only once.
         if !matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning) {
-            return socket.set_end(End::Reset);
+            return socket.set_end(if ready & libc::POLLERR != 0 { End::Reset } else { End::Fin });
         }
         // Only one thread asks at a time. Otherwise a thread could find no error before another one has recorded the error that it
         // got.
         let facts = socket.facts.lock();
         if socket.end() < End::Reset {
-            socket.set_error(error(fd));
+            match error(fd) {
+                // Both sides have ended in order.
+                Errno(0) if ready & libc::POLLERR == 0 => socket.set_end(End::Fin),
+                errno => socket.set_error(errno),
+            }
         }
         drop(facts);
     } else if ready & libc::POLLRDHUP != 0 {

@@ -241,7 +241,9 @@ pub fn attend(socket: &'static Socket, fd: c_int) -> bool {
 /// connections never do more, so callers check this before anything else.
 #[inline]
 pub fn is_young(socket: &Socket) -> bool {
-    socket.stage() == Stage::Native && settings::lets_age() && !worth::is_alive(socket)
+    socket.stage() == Stage::Native
+        && settings::lets_age()
+        && (!REPORTING.is_due() || !worth::is_alive(socket))
 }
 
 /// Leaves the socket to the kernel for good, unless it has rings. Afterwards it has rings or stays.
@@ -259,7 +261,8 @@ pub fn stays_unless_joined(socket: &'static Socket, reason: &'static str) -> boo
     stays_if(socket, reason, || !socket.is_joined())
 }
 
-fn stays_if(socket: &'static Socket, reason: &'static str, condition: impl FnOnce() -> bool) -> bool {
+/// Leaves the socket on TCP for this reason if the condition holds while no other thread changes the stage. Returns whether it does.
+pub fn stays_if(socket: &'static Socket, reason: &'static str, condition: impl FnOnce() -> bool) -> bool {
     let stays = socket.stays_if(reason, condition);
     if stays {
         report::stays(socket);

@@ -22,13 +22,15 @@ const TURNS: u64 = 8;
 const BYTES: u64 = 256 << 10;
 /// Or it has carried anything, and has reached this age.
 const OLD: u64 = 100_000;
+/// So many bytes are enough at the first age, whatever other connections were.
+const MUCH: u64 = 4 << 20;
 
 /// A report was worth it if the connection has lasted for this time afterwards, in microseconds,
 const LASTS: u64 = 100_000;
 /// or has carried this many bytes through rings.
 const CARRIES: u64 = 1 << 20;
 
-/// How often the requirements are doubled at most. A connection that carries a few megabytes is worth the change whatever others were.
+/// How often the requirements are doubled at most.
 const MOST: u32 = 4;
 /// The same for `eager`, which requires nothing before.
 const MOST_EAGER: u32 = 2;
@@ -67,7 +69,12 @@ pub fn is_alive(socket: &Socket) -> bool {
     // The clock is read last, because that costs more than the rest.
     bytes > 0 && {
         let age = || ginnel_clock::monotonic().saturating_sub(socket.facts.lock().begun).as_micros() as u64;
-        shows && least_age == 0 || age() >= if shows { least_age << doubt } else { OLD << doubt }
+        let due = match shows {
+            _ if bytes >= MUCH => least_age,
+            true => least_age << doubt,
+            false => OLD << doubt,
+        };
+        due == 0 || age() >= due
     }
 }
 

@@ -5,6 +5,7 @@ use crate::state::carrier::Carrier;
 use crate::state::socket::Socket;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
+use crate::system::memory::can_write;
 use libc::{c_int, msghdr};
 use std::sync::atomic::Ordering;
 
@@ -38,7 +39,7 @@ unsafe fn add(head: &mut msghdr, room: usize, value: c_int) {
     // SAFETY: the functions only compute lengths.
     let (head_len, full_len, space) =
         unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_LEN(len) as usize, libc::CMSG_SPACE(len) as usize) };
-    if head.msg_control.is_null() || room < head_len {
+    if head.msg_control.is_null() || room < head_len || !can_write(head.msg_control, room.min(full_len)) {
         head.msg_flags |= libc::MSG_CTRUNC;
         return;
     }

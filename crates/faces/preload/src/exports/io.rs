@@ -211,7 +211,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         was_native = true;
         native()
     });
-    if got >= 0 && !was_native {
+    if got >= 0 && !was_native && can_write(message, size_of::<msghdr>()) {
         // SAFETY: as above.
         inq::complete(socket, fd, unsafe { &mut *message });
     }
@@ -240,8 +240,12 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
         let is_further = i > 0 && flags & libc::MSG_WAITFORONE != 0;
         let flags = flags & !libc::MSG_WAITFORONE | if is_further { libc::MSG_DONTWAIT } else { 0 };
-        // SAFETY: the program passes `count` messages.
-        let message = unsafe { &mut *messages.add(i as usize) };
+        let message = messages.wrapping_add(i as usize);
+        if !can_write(message, size_of::<mmsghdr>()) {
+            return if i > 0 { done } else { tell_int(Err(Errno(libc::EFAULT))) };
+        }
+        // SAFETY: the program passes `count` messages, and this one can be written.
+        let message = unsafe { &mut *message };
         let got = match i {
             // SAFETY: as `recvmsg`.
             0 => unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags) },
@@ -254,7 +258,9 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         message.msg_len = got as c_uint;
         done += 1;
         // As in the kernel, the time is looked at only after a message.
-        if let Some(end) = end {
+        if let Some(end) = end
+            && can_write(timeout, size_of::<timespec>())
+        {
             let left = end.saturating_duration_since(Instant::now());
             // SAFETY: the pointer was read above, and is not null.
             unsafe {
@@ -427,8 +433,12 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     };
     let mut done = 0;
     for i in 0..count {
-        // SAFETY: the program passes `count` messages.
-        let message = unsafe { &mut *messages.add(i as usize) };
+        let message = messages.wrapping_add(i as usize);
+        if !can_write(message, size_of::<mmsghdr>()) {
+            return if i > 0 { done } else { tell_int(Err(Errno(libc::EFAULT))) };
+        }
+        // SAFETY: the program passes `count` messages, and this one can be written.
+        let message = unsafe { &mut *message };
         let sent = match i {
             // SAFETY: as `sendmsg`.
             0 => unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) },

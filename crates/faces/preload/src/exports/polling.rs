@@ -3,7 +3,8 @@
 use crate::calls::{descriptors, poll};
 use crate::epoll::{EPOLLS, native};
 use crate::process::settings;
-use crate::system::errno::{Errno, Result, check, tell_int};
+use crate::system::confined::is_confined;
+use crate::system::errno::{Errno, Kept, Result, check, tell_int};
 use crate::system::memory::{can_read, can_write, is_beyond, is_there};
 use crate::system::real;
 use crate::waiting::limit::Limit;
@@ -137,11 +138,16 @@ pub unsafe extern "C-unwind" fn select(
     timeout: *mut timeval,
 ) -> c_int {
     // SAFETY: the program obeys the rules of the function.
-    let Some(mut list) = (unsafe { selected(count, read, write, except) }) else {
+    let within = within_table(count);
+    // SAFETY: as above.
+    let Some(mut list) = (unsafe { selected(within, read, write, except) }) else {
         // SAFETY: as above.
         return unsafe { real::select(count, read, write, except, timeout) };
     };
-    // SAFETY: the pointer is null, or the program passes a valid one.
+    if !timeout.is_null() && !is_there(timeout) {
+        return tell_int(Err(Errno(libc::EFAULT)));
+    }
+    // SAFETY: the pointer is null, or leads to a time.
     let time = match unsafe { timeout.as_ref() } {
         None => None,
         Some(time) => match (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec)) {
@@ -154,14 +160,18 @@ pub unsafe extern "C-unwind" fn select(
     };
     let mut limit = Limit::new(time);
     let ready = poll::poll(&mut list, &mut limit, native(std::ptr::null()));
-    if let (Some(left), false) = (limit.rest(), timeout.is_null()) {
-        // SAFETY: as above. Linux stores the remaining time.
+    // The kernel, too, leaves a time alone that may only be read.
+    if let Some(left) = limit.rest()
+        && !timeout.is_null()
+        && can_write(timeout, size_of::<timeval>())
+    {
+        // SAFETY: the time can be written. Linux stores the remaining time.
         unsafe {
             *timeout = timeval { tv_sec: left.as_secs() as i64, tv_usec: i64::from(left.subsec_micros()) }
         };
     }
     // SAFETY: as above.
-    tell_int(ready.and_then(|_| unsafe { select_result(&list, count, read, write, except) }))
+    tell_int(ready.and_then(|_| unsafe { select_result(&list, within, read, write, except) }))
 }
 
 #[unsafe(no_mangle)]
@@ -174,7 +184,9 @@ pub unsafe extern "C-unwind" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the program obeys the rules of the function.
-    let Some(mut list) = (unsafe { selected(count, read, write, except) }) else {
+    let within = within_table(count);
+    // SAFETY: as above.
+    let Some(mut list) = (unsafe { selected(within, read, write, except) }) else {
         // SAFETY: as above.
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
     };
@@ -182,7 +194,7 @@ pub unsafe extern "C-unwind" fn pselect(
     let time = unsafe { time(timeout) };
     let ready = time.and_then(|time| poll::poll(&mut list, &mut Limit::new(time), native(mask)));
     // SAFETY: as above.
-    tell_int(ready.and_then(|_| unsafe { select_result(&list, count, read, write, except) }))
+    tell_int(ready.and_then(|_| unsafe { select_result(&list, within, read, write, except) }))
 }
 
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR;
@@ -196,8 +208,10 @@ unsafe fn selected(
     except: *mut fd_set,
 ) -> Option<poll::List> {
     let len = usize::try_from(count).unwrap_or(0).div_ceil(64) * size_of::<u64>();
-    let is_bad = |set: *mut fd_set| !set.is_null() && !can_write(set, len);
-    if !settings::is_on() || count <= 0 || [read, write, except].into_iter().any(is_bad) {
+    let are_all = |is: &dyn Fn(*mut fd_set) -> bool| {
+        [read, write, except].into_iter().all(|set| set.is_null() || is(set))
+    };
+    if !settings::is_on() || count <= 0 || !are_all(&|set| can_read(set, len)) {
         return None;
     }
     let has = |set: *mut fd_set, fd: c_int| {
@@ -215,7 +229,21 @@ unsafe fn selected(
             (events != 0).then_some(pollfd { fd, events, revents: 0 })
         })
         .collect();
-    poll::concerns_us(&list).then_some(list)
+    let concerns_us = poll::concerns_us(&list) && are_all(&|set| can_write(set, len));
+    concerns_us.then_some(list)
+}
+
+/// Limits the numbers that a call looks at to those for which the process has entries, as the kernel does: a program may pass sets that
+/// are shorter than it says.
+fn within_table(count: c_int) -> c_int {
+    const SET: c_int = libc::FD_SETSIZE as c_int;
+    if count <= SET {
+        return count;
+    }
+    let _errno = Kept::new();
+    let status = if is_confined() { None } else { std::fs::read_to_string("/proc/self/status").ok() };
+    let size = status.as_deref().and_then(|text| text.lines().find_map(|line| line.strip_prefix("FDSize:")));
+    count.min(size.and_then(|size| size.trim().parse().ok()).unwrap_or(SET))
 }
 
 /// Returns the address of the word that has a descriptor's bit in a set.

@@ -24,7 +24,6 @@ pub(super) fn load() {
 
 /// Prepares for a fork. `fork` calls this function in the parent before it makes the child.
 extern "C" fn before() {
-    giving_back::share(|_| true);
     crate::state::family::before_fork();
 }
 
@@ -90,6 +89,11 @@ pub(super) fn leave_connections() {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
     load();
+    // Not in the handler, in which the C library's allocator may be locked already. So the parent keeps the answers if the C library forks
+    // by itself.
+    if owner::owns_tables() {
+        giving_back::share(|_| true);
+    }
     // SAFETY: `fork` takes no argument.
     let child = unsafe { real::fork() };
     if child != 0 {

@@ -6,7 +6,7 @@ use crate::carrying::output;
 use crate::exports::io::connection;
 use crate::state::socket::Socket;
 use crate::system::errno::{Errno, Result, check, tell};
-use crate::system::memory::is_there;
+use crate::system::memory::{can_write, is_there};
 use crate::system::real;
 use libc::{c_int, c_uint, off_t, off64_t, size_t, ssize_t};
 
@@ -92,7 +92,9 @@ pub unsafe extern "C-unwind" fn sendfile64(
         // SAFETY: the pointer is null, or the program passes a valid one.
         let mut position = unsafe { offset.as_ref() }.copied();
         let sent = copy_file(socket, out, from, &mut position, count);
-        if let (Some(position), false) = (position, offset.is_null()) {
+        if let Some(position) = position
+            && can_write(offset, size_of::<off64_t>())
+        {
             // SAFETY: as above.
             unsafe { *offset = position };
         }

@@ -1,4 +1,4 @@
-//! The lock of a direction of a socket.
+//! The lock of this library.
 //!
 //! A thread holds the lock while it copies bytes, and never while it sleeps. Signal handlers of the program do not interrupt it
 //! meanwhile ([`crate::process::section`]).
@@ -10,6 +10,7 @@
 use crate::process::section::Section;
 use crate::process::thread::tid;
 use crate::system::confined::is_confined;
+use crate::system::errno::Kept;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -18,6 +19,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 #[cold]
 #[expect(unsafe_code, reason = "asks about a thread")]
 pub fn is_alive(tid: i32) -> bool {
+    let _errno = Kept::new();
     // SAFETY: signal 0 only checks whether the thread exists.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) == 0 }
 }

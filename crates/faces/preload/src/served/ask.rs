@@ -5,7 +5,7 @@
 //! a `ginnel-cache` also says whether it has a connection from there itself. A proxy may relay the question to a cache behind it and
 //! yet change requests on their way, or send them to other caches.
 
-use crate::process::hidden;
+use crate::process::{hidden, signals};
 use crate::state::socket::Socket;
 use crate::state::sockets::Using;
 use crate::system::kernel;
@@ -123,10 +123,17 @@ fn poll_for(fd: impl AsFd, events: PollFlags, time: Duration) -> rustix::io::Res
 
 /// Returns what a server is that has closed the library's connection.
 fn closed(socket: &'static Socket, fd: c_int) -> Answer {
-    // If the server has died, the program's connection ends too.
-    let _using = Using::begin(socket, fd);
-    let has_ended = poll_for(kernel::borrow(fd), PollFlags::RDHUP, BETWEEN) != Ok(0);
-    if has_ended { Answer::Unknown(DIED) } else { Answer::Other(CLOSES) }
+    let end = Instant::now() + BETWEEN;
+    loop {
+        // If the server has died, the program's connection ends too.
+        match Using::begin(socket, fd) {
+            None => return Answer::NotConnected,
+            Some(_using) if kernel::poll_now(fd, libc::POLLRDHUP) != 0 => return Answer::Unknown(DIED),
+            Some(_) if Instant::now() >= end => return Answer::Other(CLOSES),
+            Some(_) => {}
+        }
+        let _ = signals::sleep(1);
+    }
 }
 
 /// Reads an answer.

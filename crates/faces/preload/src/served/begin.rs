@@ -50,6 +50,7 @@ pub fn begin(socket: &'static Socket, fd: c_int, pieces: &Pieces<'_>) {
     // A thread that is cancelled here would leave others waiting for it.
     let _disabled = Disabled::new();
     let cache = &socket.cache;
+    let connection = socket.connection();
     if !cache.change(State::Fresh, State::Asking) {
         return;
     }
@@ -60,7 +61,7 @@ pub fn begin(socket: &'static Socket, fd: c_int, pieces: &Pieces<'_>) {
         Some(protocol) if may_ask(socket) => ask(socket, fd, protocol),
         Some(_) => State::None,
     };
-    end(socket, next);
+    end(socket, connection, next);
 }
 
 /// Returns the protocol that a client speaks whose first call sends these pieces.
@@ -76,17 +77,16 @@ fn spoken(pieces: &Pieces<'_>) -> Option<Protocol> {
 }
 
 /// Ends the asking with this state.
-fn end(socket: &'static Socket, next: State) {
-    if next != State::Served {
-        return socket.cache.set(next);
+fn end(socket: &'static Socket, connection: u64, next: State) {
+    // Meanwhile, another thread may have found rings for the connection, or have connected the socket to another server.
+    let is_served = next == State::Served
+        && session::stays_if(socket, SERVED, || !socket.is_joined() && socket.connection() == connection);
+    if is_served {
+        session::withdraw(socket);
+        socket.watchers.serve();
     }
-    // Meanwhile, another thread may have found rings for the connection.
-    if !session::stays_unless_joined(socket, SERVED) {
-        return socket.cache.set(State::None);
-    }
-    session::withdraw(socket);
-    socket.watchers.serve();
-    socket.cache.set(next);
+    let next = if next == State::Served && !is_served { State::None } else { next };
+    socket.cache.change(State::Asking, next);
 }
 
 fn may_ask(socket: &'static Socket) -> bool {

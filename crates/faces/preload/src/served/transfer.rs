@@ -8,6 +8,7 @@ use crate::cache::filter::Filter;
 use crate::cache::serve::Server;
 use crate::cache::{State, filter, find, hits};
 use crate::carrying::output::UNUSUAL;
+use crate::process::signals;
 use crate::served::{Asleep, Pieces, Rooms, TOGETHER, begin};
 use crate::state::socket::Socket;
 use crate::state::sockets::Using;
@@ -20,7 +21,6 @@ use ginnel_cache_protocol::follow::Lost;
 use libc::{c_int, c_short};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// The filter of a socket, on which the calling thread works.
 struct Entered {
@@ -264,7 +264,7 @@ fn send_while_connecting(
 fn wait_for_answer(socket: &'static Socket) {
     let _errno = Kept::new();
     while socket.cache.state() == State::Asking {
-        std::thread::sleep(Duration::from_micros(100));
+        let _ = signals::sleep(1);
     }
 }
 
@@ -591,7 +591,7 @@ mod tests {
                 cache.hits.note((turn * 256 + key) << 20);
             }
             filter.tell_hits(fd, cache);
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(std::time::Duration::from_millis(10));
         }
         let sent = check(kernel::send(fd, b"get a\r\n", libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL));
         assert_ne!(sent, Err(Errno(libc::EPIPE)), "the program's connection goes on");

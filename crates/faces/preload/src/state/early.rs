@@ -1,4 +1,4 @@
-//! Threads that sleep in `poll` for a connection that has not changed over, and not for input.
+//! Threads that sleep in `poll` for a connection that has not changed over, and that wait neither for bytes nor for room.
 //!
 //! The kernel wakes them for what happens to its connection. After the change, an end may be in the ring only. So they also sleep at an
 //! event of this process, which comes with each connection that gets its rings.
@@ -17,15 +17,23 @@ static EVENT: AtomicI32 = AtomicI32::new(-1);
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 
 /// A thread that is about to sleep, until it is awake or cancelled. It looks once more before it sleeps.
-pub struct Sleeper(());
+pub struct Sleeper {
+    event: Option<c_int>,
+}
 
 impl Sleeper {
     pub fn begin() -> Self {
+        let event = event();
         SLEEPERS.fetch_add(1, Ordering::Relaxed);
-        // ORDER preload.early: either this thread sees that a connection has its rings, or the thread that brings them sees this one,
-        // because both write before they read. Pairs with: `joined`.
+        // ORDER preload.early: either this thread sees that a connection has its rings, or the thread that brings them sees this one and
+        // the event, because both write before they read. Pairs with: `joined`.
         fence(Ordering::SeqCst);
-        Self(())
+        Self { event }
+    }
+
+    /// Returns the eventfd, which the thread watches for edges, and which nobody reads; `None` if there cannot be one.
+    pub fn event(&self) -> Option<c_int> {
+        self.event
     }
 }
 
@@ -36,8 +44,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// Returns the eventfd; `None` if there cannot be one. A sleeper watches it for edges, and nobody reads it.
-pub fn event() -> Option<c_int> {
+fn event() -> Option<c_int> {
     let known = EVENT.load(Ordering::Acquire);
     if known >= 0 {
         return Some(known);

@@ -22,7 +22,8 @@ impl Using {
     /// Begins the operation. Returns `None` if the number does not refer to that socket any more.
     pub fn begin(socket: &'static Socket, fd: c_int) -> Option<Self> {
         // ORDER table.using: either this thread sees that the entry has changed, or the thread that closes the descriptor sees this
-        // thread, because both write before they read and all four accesses are sequentially consistent. Pairs with: `leave`.
+        // thread, because both write before they read and all four accesses are sequentially consistent. Pairs with:
+        // `calls::descriptors::leave`.
         socket.using.fetch_add(1, Ordering::SeqCst);
         let using = Self(socket);
         (SOCKETS.is(fd, socket) || is_child_of_vfork()).then_some(using)
@@ -63,6 +64,8 @@ pub fn in_child() {
         if let Some(socket) = SOCKETS.get(fd) {
             socket.calls.store(0, Ordering::Relaxed);
             socket.using.store(0, Ordering::Relaxed);
+            socket.turn.store(0, Ordering::Relaxed);
+            socket.taker.store(0, Ordering::Relaxed);
             socket.asleep.clear();
             socket.sending.in_child();
             socket.receiving.in_child();

@@ -154,6 +154,7 @@ pub fn sends_signals(fd: c_int) -> bool {
 
 /// Returns whether the kernel closes a descriptor when the program executes another one.
 pub fn closes_on_exec(fd: c_int) -> bool {
+    let _errno = Kept::new();
     // SAFETY: the call takes numbers only.
     let flags = unsafe { real::fcntl(fd, libc::F_GETFD, std::ptr::null_mut()) };
     flags >= 0 && flags & libc::FD_CLOEXEC != 0
@@ -173,6 +174,7 @@ pub fn cookie(fd: c_int) -> Option<u64> {
 /// Waits for bytes or an end, for at most the given number of milliseconds, or without limit if it is negative. Returns whether
 /// there are any.
 pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
+    let _errno = Kept::new();
     let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
     // SAFETY: `poll` is one pollfd, and the count is 1.
     let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
@@ -181,6 +183,7 @@ pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
 
 /// Waits for room or an end, for at most the given number of milliseconds, or without limit if it is negative.
 pub fn poll_writable(fd: c_int, milliseconds: c_int) -> Result<(), Errno> {
+    let _errno = Kept::new();
     let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     // SAFETY: `poll` is one pollfd, and the count is 1.
     let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
