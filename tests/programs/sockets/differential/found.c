@@ -469,12 +469,14 @@ CASE(found_a_number_that_epoll_knew)
         int received = another(fd);
         check(dup2(received, copy) == copy, "dup2");
         say("add", epoll_ctl(epoll, EPOLL_CTL_ADD, copy, &event));
-        meet();
+        send_all(fd, "y", 1);
         say("epoll_wait", epoll_wait(epoll, &event, 1, PATIENCE));
         close(copy);
         close(received);
     } else {
-        meet();
+        char byte;
+        /* Meanwhile, it takes part in what the other end does with the connection. */
+        receive_all(fd, &byte, 1);
         send_all(fd, "x", 1);
     }
     meet();

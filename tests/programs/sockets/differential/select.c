@@ -72,25 +72,3 @@ CASE(select_sets)
     }
     meet();
 }
-
-/* The kernel looks only at numbers below the size of the process's table, so a set may be shorter than the call says. */
-CASE(select_of_more_numbers_than_the_set_has)
-{
-    char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    check(end != MAP_FAILED, "mmap");
-    end += 4096;
-    fd_set *set = (fd_set *)(end - sizeof(fd_set));
-    memset(end, 0xff, 4096);
-    if (me == ACCEPTOR) {
-        FD_SET(fd, set);
-        say("select", select(20000, set, NULL, NULL, &(struct timeval){ 60, 0 }));
-        say("is set", FD_ISSET(fd, set) != 0);
-        for (int i = 0; i < 4096; i++)
-            check(end[i] == (char)0xff, "a byte behind the set was changed");
-        send_all(fd, "y", 1);
-    } else {
-        send_all(fd, "x", 1);
-        receive_all(fd, end, 1);
-    }
-    meet();
-}
