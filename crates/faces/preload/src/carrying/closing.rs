@@ -30,7 +30,9 @@ pub fn close(socket: &'static Socket, fd: c_int) {
         end(socket, fd);
     }
     crate::state::family::leave(socket);
-    if was_reported || socket.growth() == Growth::Asked {
+    if socket.growth() == Growth::Asked {
+        crate::daemon::session::tidy_larger();
+    } else if was_reported {
         crate::daemon::session::tidy();
     }
     crate::daemon::report::ended(socket);

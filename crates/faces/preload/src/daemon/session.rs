@@ -5,8 +5,8 @@
 //! come. The lock is only tried: a thread that does not get it tries again with the next call.
 
 use crate::daemon::{larger, report, worth};
-use crate::process::settings;
 use crate::process::signals::Blocked;
+use crate::process::{settings, signals};
 use crate::state::socket::{Growth, Socket, Stage};
 use crate::state::sockets::{SOCKETS, Using};
 use crate::state::{early, family, inherited, reasons, sockets};
@@ -275,6 +275,20 @@ pub fn stays_if(socket: &'static Socket, reason: &'static str, condition: impl F
 pub fn tidy() {
     if !is_confined() {
         let _ = with(DaemonSession::open);
+    }
+}
+
+/// Does the same for a socket that has asked for larger rings. Few do at the moment when they are closed, and the program may make no
+/// further call for long, so this waits for the daemon's answer, which takes microseconds.
+#[cold]
+pub fn tidy_larger() {
+    let end = Instant::now() + RETURN;
+    let is_left = |session: &mut DaemonSession| {
+        session.open();
+        session.openings.iter().any(|rings| rings.pending.current().is_none())
+    };
+    while !is_confined() && with(is_left) != Some(false) && Instant::now() < end {
+        let _ = signals::sleep(1);
     }
 }
 
