@@ -45,68 +45,57 @@ fn touch(at: *const u8, len: usize, code: unsafe extern "C" fn(*const u8, *const
 
 #[cfg(target_arch = "x86_64")]
 mod code {
-    use std::arch::global_asm;
+    use std::arch::naked_asm;
 
-    // Each function takes the first and the last address, and touches a byte of each page. It returns 0, or 1 if it has faulted.
-    global_asm!(
-        ".pushsection .text.ginnel_shmem_touch, \"ax\", @progbits",
-        ".globl ginnel_shmem_touch_read",
-        ".hidden ginnel_shmem_touch_read",
-        ".type ginnel_shmem_touch_read, @function",
-        "ginnel_shmem_touch_read:",
-        ".cfi_startproc",
-        "2:",
-        "movzx eax, byte ptr [rdi]",
-        "and rdi, -4096",
-        "add rdi, 4096",
-        "cmp rdi, rsi",
-        "jbe 2b",
-        "xor eax, eax",
-        "ret",
-        ".cfi_endproc",
-        ".size ginnel_shmem_touch_read, . - ginnel_shmem_touch_read",
-        ".globl ginnel_shmem_touch_write",
-        ".hidden ginnel_shmem_touch_write",
-        ".type ginnel_shmem_touch_write, @function",
-        "ginnel_shmem_touch_write:",
-        ".cfi_startproc",
-        "2:",
-        "movzx eax, byte ptr [rdi]",
-        "mov byte ptr [rdi], al",
-        "and rdi, -4096",
-        "add rdi, 4096",
-        "cmp rdi, rsi",
-        "jbe 2b",
-        "xor eax, eax",
-        "ret",
-        ".globl ginnel_shmem_touch_fault",
-        ".hidden ginnel_shmem_touch_fault",
-        "ginnel_shmem_touch_fault:",
-        "mov eax, 1",
-        "ret",
-        ".cfi_endproc",
-        ".size ginnel_shmem_touch_write, . - ginnel_shmem_touch_write",
-        ".popsection",
-    );
+    /// The length of the instruction with which the functions below begin.
+    const LOAD: i64 = 3;
 
-    unsafe extern "C" {
-        #[link_name = "ginnel_shmem_touch_read"]
-        pub fn read(first: *const u8, last: *const u8) -> u32;
-        #[link_name = "ginnel_shmem_touch_write"]
-        pub fn write(first: *const u8, last: *const u8) -> u32;
-        #[link_name = "ginnel_shmem_touch_fault"]
-        fn fault();
+    /// Takes the first and the last address, and touches a byte of each page. Returns 0, or 1 if it has faulted.
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn read(first: *const u8, last: *const u8) -> u32 {
+        naked_asm!(
+            "2:",
+            "movzx eax, byte ptr [rdi]",
+            "and rdi, -4096",
+            "add rdi, 4096",
+            "cmp rdi, rsi",
+            "jbe 2b",
+            "xor eax, eax",
+            "ret",
+        )
+    }
+
+    /// Does the same, and writes what it has read.
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn write(first: *const u8, last: *const u8) -> u32 {
+        naked_asm!(
+            "2:",
+            "movzx eax, byte ptr [rdi]",
+            "mov byte ptr [rdi], al",
+            "and rdi, -4096",
+            "add rdi, 4096",
+            "cmp rdi, rsi",
+            "jbe 2b",
+            "xor eax, eax",
+            "ret",
+        )
+    }
+
+    /// Ends one of them that has faulted.
+    #[unsafe(naked)]
+    unsafe extern "C" fn fault() -> u32 {
+        naked_asm!("mov eax, 1", "ret")
     }
 
     /// Lets the code go on at its end if a fault is its own. Returns false if it is not. For a signal handler.
     pub fn survive(context: *mut libc::c_void) -> bool {
-        let (begin, end) = (read as *const () as i64, fault as *const () as i64);
+        let (read, write) = (read as *const () as i64, write as *const () as i64);
         let context = context.cast::<libc::ucontext_t>();
         // SAFETY: the kernel passes a valid context of its own to a SA_SIGINFO handler, and so does a handler that passes a fault on.
         let rip = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
-        let is_ours = (begin..end).contains(rip);
+        let is_ours = [read, write, write + LOAD].contains(rip);
         if is_ours {
-            *rip = end;
+            *rip = fault as *const () as i64;
         }
         is_ours
     }
