@@ -16,7 +16,7 @@ use kit::build;
 use kit::wait::{WATCHDOG, wait_until};
 use kit::world::World;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -201,10 +201,16 @@ impl Stage {
     }
 }
 
-/// Makes the library read the daemon's messages: opens a connection that is worth a report and leads to nothing.
+/// Makes the library read the daemon's messages: opens a connection that is worth a report, whatever those before were, and leads to
+/// nothing.
 fn look_at_daemon() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    drop(listener.accept().unwrap());
-    let _ = stream.write_all(b"x");
+    let mut accepted = listener.accept().unwrap().0;
+    for _ in 0..32 {
+        stream.write_all(b"x").unwrap();
+        accepted.read_exact(&mut [0]).unwrap();
+        accepted.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+    }
 }
