@@ -35,6 +35,7 @@
 //! The handler looks the ranges up without locks or allocation, and takes the same time for one range as for a hundred
 //! thousand (see `index`). A mapping is one range, whatever parts of it there are.
 
+mod actions;
 mod index;
 #[cfg(all(loom, test))]
 mod model;
@@ -86,6 +87,8 @@ pub(crate) struct Table {
     first: AtomicPtr<libc::sigaction>,
     /// The handler that the signal had when ours was last installed on top.
     latest: AtomicPtr<libc::sigaction>,
+    /// Whether the program has set the latest action by [`exchange_action`]. Then none of its handlers knows this library's.
+    is_exchanged: AtomicBool,
 }
 
 /// Only one handler is installed at a time.
@@ -146,13 +149,43 @@ pub fn look_after() {
     }
 }
 
-/// Returns the action that a signal had before this library's handler was installed on top, if that handler is there: what a program
-/// that asks for the action expects to find.
-pub fn replaced_action(signal: libc::c_int) -> Option<libc::sigaction> {
-    let table = [&TRUNCATION, &STORES].into_iter().find(|table| table.signal == signal)?;
-    // SAFETY: null, or a leaked box of `install`.
-    let latest = unsafe { table.latest.load(Ordering::Acquire).as_ref() }?;
-    matches!(table.replaced(), Ok(None)).then_some(*latest)
+/// Does what `sigaction` does, for a library that takes the place of the C library's, if the kernel has this library's handler for the
+/// signal: returns the program's action and sets another one, of which the handler learns. The kernel calls this library's handler all the
+/// time. Allocates nothing, and takes no lock. Returns `None` if the handler is not there; then the call is the kernel's.
+pub fn exchange_action(signal: libc::c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
+    let table =
+        [&TRUNCATION, &STORES].into_iter().find(|table| table.signal == signal && table.is_installed())?;
+    if !matches!(table.replaced(), Ok(None)) {
+        return None;
+    }
+    let kept = new.map(|new| actions::keep(*new));
+    let old = match kept {
+        Some(kept) => {
+            table.is_exchanged.store(true, Ordering::Relaxed);
+            table.latest.swap(kept, Ordering::AcqRel)
+        }
+        None => table.latest.load(Ordering::Acquire),
+    };
+    // SAFETY: it was kept by `actions::keep`.
+    let old = *unsafe { old.as_ref() }?;
+    if let Some(new) = new {
+        let action = actions::above(new, handler as *const () as usize);
+        // SAFETY: the pointer is valid; the handler is async-signal-safe.
+        unsafe { sigaction(signal, &raw const action, ptr::null_mut()) };
+    }
+    Some(old)
+}
+
+/// Sets the actions that a program which this process executes inherits: signals that this program ignores.
+pub fn leave_ignored() {
+    for table in [&TRUNCATION, &STORES].into_iter().filter(|table| table.is_installed()) {
+        // SAFETY: null, or kept by `actions::keep`.
+        let latest = unsafe { table.latest.load(Ordering::Acquire).as_ref() };
+        if let Some(latest) = latest.filter(|latest| latest.sa_sigaction == libc::SIG_IGN) {
+            // SAFETY: the pointer is valid, and there is no handler.
+            unsafe { sigaction(table.signal, latest, ptr::null_mut()) };
+        }
+    }
 }
 
 /// The C library's `sigaction`.
@@ -197,6 +230,7 @@ impl Table {
             },
             first: AtomicPtr::new(ptr::null_mut()),
             latest: AtomicPtr::new(ptr::null_mut()),
+            is_exchanged: AtomicBool::new(false),
         }
     }
 }
@@ -256,16 +290,13 @@ impl Table {
         let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(present) = self.replaced()? else { return Ok(()) };
         let is_first = !self.is_installed();
-        // Leaked on purpose: a handler may read it until the process ends. A program installs few handlers.
-        let present = Box::leak(Box::new(present));
-        self.latest.store(present, Ordering::Release);
+        self.latest.store(actions::keep(present), Ordering::Release);
+        self.is_exchanged.store(false, Ordering::Relaxed);
         if is_first {
-            self.first.store(present, Ordering::Release);
+            // Leaked on purpose: a handler may read it until the process ends.
+            self.first.store(Box::leak(Box::new(present)), Ordering::Release);
         }
-        // SAFETY: `sigaction` is a plain structure for which all zeros is a valid value.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = handler as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        let action = actions::above(&present, handler as *const () as usize);
         // SAFETY: the pointer is valid; the handler is async-signal-safe (atomics, mmap, mremap, copies, sigaction).
         if unsafe { sigaction(self.signal, &raw const action, ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
@@ -301,7 +332,7 @@ impl Table {
     }
 }
 
-extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C-unwind" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let table = if signal == STORES.signal { &STORES } else { &TRUNCATION };
     // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
@@ -384,26 +415,31 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
     // SAFETY: as above.
     let again = unsafe { errno.read() } == HANDED_ON;
     let to = if again { &table.first } else { &table.latest };
-    // SAFETY: null, or a leaked box of `install`.
-    if let Some(to) = unsafe { to.load(Ordering::Acquire).as_ref() }
-        && to.sa_sigaction != libc::SIG_DFL
-        && to.sa_sigaction != libc::SIG_IGN
+    let known = to.load(Ordering::Acquire);
+    // SAFETY: null, a leaked box of `install`, or kept by `actions::keep`.
+    if let Some(action) = unsafe { known.as_ref() }.copied()
+        && action.sa_sigaction != libc::SIG_DFL
+        && action.sa_sigaction != libc::SIG_IGN
     {
-        // The kernel restores the mask when this library's handler returns.
-        block(signal, to);
-        if to.sa_flags & libc::SA_SIGINFO != 0 {
-            // SAFETY: the program registered this address as a handler of this signature.
-            let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                unsafe { std::mem::transmute(to.sa_sigaction) };
+        // A handler for one time. Whoever replaces it calls it.
+        if action.sa_flags & libc::SA_RESETHAND != 0 {
+            let default = actions::keep(libc::sigaction { sa_sigaction: libc::SIG_DFL, ..action });
+            if to.compare_exchange(known, default, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                return pass_on(table, signal, info, context);
+            }
+        }
+        // SAFETY: the program registered this address as a handler. One that takes only the number ignores the other arguments.
+        let call: extern "C-unwind" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+            unsafe { std::mem::transmute(action.sa_sigaction) };
+        let marks = !table.is_exchanged.load(Ordering::Relaxed);
+        if marks {
             // SAFETY: as above.
             unsafe { errno.write(HANDED_ON) };
-            call(signal, info, context);
+        }
+        call(signal, info, context);
+        if marks {
             // SAFETY: as above.
             unsafe { errno.write(if again { HANDED_ON } else { 0 }) };
-        } else {
-            // SAFETY: as above.
-            let call: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(to.sa_sigaction) };
-            call(signal);
         }
         return;
     }
@@ -424,18 +460,6 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
         if is_sent {
             libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info);
         }
-    }
-}
-
-/// Blocks the signals that the kernel would have blocked for this handler.
-fn block(signal: libc::c_int, action: &libc::sigaction) {
-    // SAFETY: the sets are valid, and the thread's mask may be changed. The calls are async-signal-safe.
-    unsafe {
-        let mut mask = action.sa_mask;
-        if action.sa_flags & libc::SA_NODEFER == 0 {
-            libc::sigaddset(&raw mut mask, signal);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, ptr::null_mut());
     }
 }
 

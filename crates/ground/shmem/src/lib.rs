@@ -40,7 +40,9 @@ mod present;
 mod stacks;
 pub mod touch;
 
-pub use guard::{Sigaction, install_handlers_with, leave_handlers_alone, look_after, replaced_action};
+pub use guard::{
+    Sigaction, exchange_action, install_handlers_with, leave_handlers_alone, leave_ignored, look_after,
+};
 #[cfg(loom)]
 pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};

@@ -18,6 +18,12 @@ pub fn prepare() -> io::Result<()> {
     Ok(())
 }
 
+/// Returns whether that has been done.
+#[inline]
+pub fn is_prepared() -> bool {
+    STORES.is_installed()
+}
+
 /// Returns whether `len` bytes can be read.
 #[inline]
 pub fn can_read(at: *const u8, len: usize) -> bool {

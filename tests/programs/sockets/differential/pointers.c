@@ -322,3 +322,85 @@ CASE(pointers_handlers)
     printf("signal %d\n", WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     meet();
 }
+
+static char *faulting;
+static int calls, has_information, is_raised;
+
+/* Makes the memory whose use has faulted usable, and says how it was called. */
+static void repairs(int signal, siginfo_t *info, void *context)
+{
+    stack_t stack;
+    sigset_t mask;
+    sigaltstack(NULL, &stack);
+    sigprocmask(SIG_BLOCK, NULL, &mask);
+    printf("handler %d: signal %d, on its stack %d, context %d, address %d, errno %d, blocked %d %d %d\n", ++calls, signal,
+           stack.ss_flags & SS_ONSTACK ? 1 : 0, context != NULL, has_information && (char *)info->si_addr == faulting,
+           has_information ? info->si_errno : 0,
+           sigismember(&mask, SIGSEGV), sigismember(&mask, SIGUSR1), sigismember(&mask, SIGBUS));
+    fflush(stdout);
+    if (!is_raised)
+        mprotect(faulting, PAGE, PROT_READ | PROT_WRITE);
+}
+
+/* Runs a child whose handler has these flags. It faults twice, and gets the signal once. */
+static void fault_in_child(int fd, int flags)
+{
+    fflush(stdout);
+    pid_t child = fork();
+    check(child >= 0, "fork");
+    if (child == 0) {
+        static char memory_of_stack[64 << 10];
+        stack_t stack = { .ss_sp = memory_of_stack, .ss_size = sizeof memory_of_stack };
+        sigaltstack(&stack, NULL);
+        struct sigaction action = { .sa_flags = flags }, now;
+        action.sa_sigaction = repairs;
+        sigemptyset(&action.sa_mask);
+        sigaddset(&action.sa_mask, SIGUSR1);
+        sigaction(SIGSEGV, &action, NULL);
+        has_information = flags & SA_SIGINFO;
+        for (int i = 0; i < 2; i++) {
+            faulting = memory(FORBIDDEN);
+            *(volatile char *)faulting = 1;
+            say("send", send(fd, memory(FORBIDDEN), 1, MSG_DONTWAIT));
+            sigaction(SIGSEGV, NULL, &now);
+            printf("%d %#x\n", now.sa_sigaction == repairs, now.sa_flags & ~0x04000000);
+            fflush(stdout);
+        }
+        is_raised = 1;
+        raise(SIGSEGV);
+        printf("it goes on\n");
+        fflush(stdout);
+        _exit(0);
+    }
+    int status;
+    check(waitpid(child, &status, 0) == child, "waitpid");
+    printf("flags %#x: status %#x\n", flags, status & 0x7f);
+}
+
+CASE(pointers_handlers_of_all_kinds)
+{
+    meet();
+    if (me == CONNECTOR) {
+        int flags[] = { 0, SA_SIGINFO, SA_RESETHAND, SA_NODEFER, SA_ONSTACK, SA_SIGINFO | SA_ONSTACK | SA_RESTART, SA_RESETHAND | SA_NODEFER };
+        for (unsigned i = 0; i < sizeof flags / sizeof flags[0]; i++)
+            fault_in_child(fd, flags[i]);
+    }
+    meet();
+}
+
+CASE(pointers_events)
+{
+    char *end = pages(2) + PAGE;
+    check(munmap(end, PAGE) == 0, "munmap");
+    int epoll = epoll_create1(EPOLL_CLOEXEC), copies[6];
+    for (int i = 0; i < 6; i++) {
+        struct epoll_event event = { .events = EPOLLOUT, .data.u64 = i };
+        copies[i] = dup(fd);
+        check(epoll_ctl(epoll, EPOLL_CTL_ADD, copies[i], &event) == 0, "epoll_ctl");
+    }
+    say("epoll_wait", epoll_wait(epoll, (struct epoll_event *)(end - sizeof(struct epoll_event)), 64, 100));
+    say("epoll_wait", epoll_wait(epoll, (struct epoll_event *)(end - 4), 64, 100));
+    for (int i = 0; i < 6; i++)
+        close(copies[i]);
+    meet();
+}

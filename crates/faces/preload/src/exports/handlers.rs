@@ -17,11 +17,11 @@ fn is_ours(function: usize) -> bool {
     [handle as *const () as usize, handle_plainly as *const () as usize].contains(&function)
 }
 
-/// Returns what the program knows as the action of a signal for faults, if the kernel has the handler of [`ginnel_shmem`] on top.
-fn below(signal: c_int) -> Option<libc::sigaction> {
+/// Exchanges the action of a signal for faults, if the kernel has the handler of [`ginnel_shmem`] for it.
+fn exchange(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let is_apart = owner::may_be_child() && !owns_tables();
     let is_fault = [libc::SIGSEGV, libc::SIGBUS].contains(&signal);
-    (is_fault && !is_apart).then(|| ginnel_shmem::replaced_action(signal)).flatten()
+    (is_fault && !is_apart).then(|| ginnel_shmem::exchange_action(signal, new)).flatten()
 }
 
 #[unsafe(no_mangle)]
@@ -30,15 +30,13 @@ pub unsafe extern "C-unwind" fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    if let Some(below) = below(signal) {
-        // SAFETY: the program obeys the rules of the function: the pointers are null or valid.
-        let result = unsafe { real::sigaction(signal, new, old) };
-        // SAFETY: as above.
-        if let (0, Some(old)) = (result, unsafe { old.as_mut() }) {
-            *old = below;
+    // SAFETY: the program obeys the rules of the function: the pointer is null, or leads to an action.
+    if let Some(before) = exchange(signal, unsafe { new.as_ref() }) {
+        // SAFETY: the program obeys the rules of the function: the pointer is null, or leads to room for an action.
+        if let Some(old) = unsafe { old.as_mut() } {
+            *old = before;
         }
-        ginnel_shmem::look_after();
-        return result;
+        return 0;
     }
     let place = place(signal);
     let (mut before, mut wrapped) = (place.map(Handler::now), None);
@@ -72,13 +70,13 @@ unsafe fn install(
     function: sighandler_t,
     native: unsafe fn(c_int, sighandler_t) -> sighandler_t,
 ) -> sighandler_t {
-    if let Some(below) = below(signal) {
-        // SAFETY: here and below, the program obeys the rules of the function.
+    if let Some(before) = exchange(signal, None) {
+        // SAFETY: the program passes a signal and a function by the rules of `native`.
         let old = unsafe { native(signal, function) };
         ginnel_shmem::look_after();
-        return if old == libc::SIG_ERR { old } else { below.sa_sigaction };
+        return if old == libc::SIG_ERR { old } else { before.sa_sigaction };
     }
-    // SAFETY: as above.
+    // SAFETY: here and below, the program obeys the rules of the function.
     let Some(place) = place(signal) else { return unsafe { native(signal, function) } };
     let is_handler = is_function(function) && !is_ours(function);
     let (before, _) = if is_handler { place.replace(function, false) } else { place.now() };
@@ -101,6 +99,18 @@ unsafe fn install(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn signal(signal: c_int, function: sighandler_t) -> sighandler_t {
+    if function != libc::SIG_ERR {
+        // SAFETY: zeros are a valid action, and the set has room for the signal.
+        let action = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            (action.sa_sigaction, action.sa_flags) = (function, libc::SA_RESTART);
+            libc::sigaddset(&raw mut action.sa_mask, signal);
+            action
+        };
+        if let Some(before) = exchange(signal, Some(&action)) {
+            return before.sa_sigaction;
+        }
+    }
     // SAFETY: the program obeys the rules of the function.
     unsafe { install(signal, function, real::signal) }
 }

@@ -9,7 +9,7 @@ use crate::state::socket::{Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
 use crate::system::errno::{Errno, tell, tell_int};
-use crate::system::memory::{can_read, can_write, is_beyond, is_there};
+use crate::system::memory::{can_read, can_write, is_beyond, is_prepared, is_there};
 use crate::system::real;
 use libc::{
     c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
@@ -378,7 +378,8 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
     let mut joined = Vec::new();
     // SAFETY: the program passes a message, and its control messages are complete.
     unsafe {
-        if !is_there(message)
+        if !is_prepared()
+            || !is_there(message)
             || (*message).msg_controllen == 0
             || !can_read((*message).msg_control, (*message).msg_controllen)
         {
@@ -415,7 +416,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let count = count.min(libc::UIO_MAXIOV as c_uint);
-    if !is_there(messages) {
+    if !is_prepared() || !is_there(messages) {
         // SAFETY: the kernel refuses the call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }

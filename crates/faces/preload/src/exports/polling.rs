@@ -5,7 +5,7 @@ use crate::epoll::{EPOLLS, native};
 use crate::process::settings;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result, check, tell_int};
-use crate::system::memory::{can_read, can_write, is_beyond, is_there};
+use crate::system::memory::{can_read, can_write, is_beyond, is_prepared, is_there};
 use crate::system::real;
 use crate::waiting::limit::Limit;
 use libc::{c_int, c_short, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
@@ -49,7 +49,7 @@ fn has_list(fds: *mut pollfd, count: usize) -> bool {
 }
 
 unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    if count == 0 || count > MOST || !has_list(fds, count as usize) {
+    if count == 0 || count > MOST || !is_prepared() || !has_list(fds, count as usize) {
         return &mut [];
     }
     // SAFETY: the program says that the array has `count` entries.
@@ -211,7 +211,7 @@ unsafe fn selected(
     let are_all = |is: &dyn Fn(*mut fd_set) -> bool| {
         [read, write, except].into_iter().all(|set| set.is_null() || is(set))
     };
-    if !settings::is_on() || count <= 0 || !are_all(&|set| can_read(set, len)) {
+    if !settings::is_on() || count <= 0 || !is_prepared() || !are_all(&|set| can_read(set, len)) {
         return None;
     }
     let has = |set: *mut fd_set, fd: c_int| {
@@ -321,6 +321,9 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     instance.control(epoll, operation, fd, event, native)
 }
 
+/// The most events that a call of this library returns.
+const MOST_EVENTS: usize = 1024;
+
 /// Does what `epoll_wait` and its variants do. `timeout` and `mask` are those of the program's call, and `native` makes that call.
 unsafe fn wait(
     epoll: c_int,
@@ -334,13 +337,16 @@ unsafe fn wait(
         return native();
     };
     let instance = call.what();
-    // The kernel notices that there is no room when it has an event.
-    let is_room = can_write(events, size_of::<epoll_event>());
+    // The kernel notices that there is no room when it has an event. More events than these come with the next call.
+    let room = [MOST_EVENTS, 64, 8, 1]
+        .map(|most| most.min(count as usize))
+        .into_iter()
+        .find(|most| can_write(events, most * size_of::<epoll_event>()));
     let mut one = [epoll_event { events: 0, u64: 0 }];
-    let events = match is_room {
+    let events = match room {
         // SAFETY: the program says that there is room for `count` events.
-        true => unsafe { std::slice::from_raw_parts_mut(events, count as usize) },
-        false => &mut one[..],
+        Some(room) => unsafe { std::slice::from_raw_parts_mut(events, room) },
+        None => &mut one[..],
     };
     let native = |events: &mut [epoll_event], timeout| match EPOLLS.is(epoll, instance) {
         true => native::native(epoll, events, timeout, mask),
@@ -348,7 +354,7 @@ unsafe fn wait(
         false => Err(Errno(libc::EBADF)),
     };
     tell_int(match instance.wait(epoll, events, timeout, native) {
-        Ok(1..) if !is_room => Err(Errno(libc::EFAULT)),
+        Ok(1..) if room.is_none() => Err(Errno(libc::EFAULT)),
         told => told.map(|n| n as c_int),
     })
 }

@@ -152,6 +152,7 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
             passing::inherited_natively().into_iter().for_each(also_has);
         }
         passing::before_exec(is_child);
+        ginnel_shmem::leave_ignored();
         share_with_program(is_child);
     }
     executing();

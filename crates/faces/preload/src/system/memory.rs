@@ -28,6 +28,13 @@ pub fn prepare() {
     }
 }
 
+/// Returns whether this process is prepared. If not, it has nothing on which this library makes calls, so pointers are the kernel's to
+/// follow.
+#[inline]
+pub fn is_prepared() -> bool {
+    touch::is_prepared() || cfg!(not(target_arch = "x86_64"))
+}
+
 /// Returns whether memory goes beyond what a program can have. The kernel says EFAULT before it does anything else.
 #[inline]
 pub fn is_beyond<T>(at: *const T, len: usize) -> bool {
