@@ -9,8 +9,16 @@ import unittest
 folder, *without = sys.argv[1:]
 sys.argv[1:] = []
 
-# The tests use these for memory of graphics cards, which a machine with the packages need not have.
-sys.modules['cupy'] = sys.modules['numba'] = None
+
+class WithoutGraphicsCards:
+    """Finds no packages for memory of graphics cards, which a machine that has them need not have."""
+
+    def find_spec(self, name, *_):
+        if name in ('cupy', 'numba'):
+            raise ImportError(name)
+
+
+sys.meta_path.insert(0, WithoutGraphicsCards())
 
 # Not before the arguments are taken away, because MPI may look at them.
 from mpi4py import MPI  # noqa: E402
