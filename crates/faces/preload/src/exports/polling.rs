@@ -329,9 +329,6 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     instance.control(epoll, operation, fd, event, native)
 }
 
-/// The most events that a call of this library returns.
-const MOST_EVENTS: usize = 1024;
-
 /// Does what `epoll_wait` and its variants do. `timeout` and `mask` are those of the program's call, and `native` makes that call.
 unsafe fn wait(
     epoll: c_int,
@@ -345,8 +342,8 @@ unsafe fn wait(
         return native();
     };
     let instance = call.what();
-    // The kernel notices that there is no room when it has an event. More events than these come with the next call.
-    let room = [MOST_EVENTS, 64, 8, 1]
+    // The kernel notices that there is no room when it has an event. If there is less than the program says, the call returns fewer.
+    let room = [usize::MAX, 64, 8, 1]
         .map(|most| most.min(count as usize))
         .into_iter()
         .find(|most| can_write(events, most * size_of::<epoll_event>()));
