@@ -67,7 +67,7 @@ type Range = index::Range<Watched>;
 
 // SAFETY: the flag is only used as an atomic, and lives as long as its range is watched.
 unsafe impl Send for Watched {}
-// SAFETY: as above.
+// SAFETY: a shared `Watched` reads its flag only with atomic operations, while its range is watched.
 unsafe impl Sync for Watched {}
 
 impl Range {
@@ -412,11 +412,11 @@ const HANDED_ON: libc::c_int = 0x676e;
 fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo of its own, on this thread's stack, to a SA_SIGINFO handler.
     let errno = unsafe { &raw mut (*info).si_errno };
-    // SAFETY: as above.
+    // SAFETY: `errno` points into this handler's siginfo, which the kernel has filled in.
     let again = unsafe { errno.read() } == HANDED_ON;
     let to = if again { &table.first } else { &table.latest };
     let known = to.load(Ordering::Acquire);
-    // SAFETY: null, a leaked box of `install`, or kept by `actions::keep`.
+    // SAFETY: null, or an action that is never freed: `install` leaks it, or `actions::keep` keeps it.
     if let Some(action) = unsafe { known.as_ref() }.copied()
         && action.sa_sigaction != libc::SIG_DFL
         && action.sa_sigaction != libc::SIG_IGN
@@ -433,19 +433,19 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
             unsafe { std::mem::transmute(action.sa_sigaction) };
         let marks = !table.is_exchanged.load(Ordering::Relaxed);
         if marks {
-            // SAFETY: as above.
+            // SAFETY: `errno` points into this handler's siginfo, which lies on this thread's stack and may be written.
             unsafe { errno.write(HANDED_ON) };
         }
         call(signal, info, context);
         if marks {
-            // SAFETY: as above.
+            // SAFETY: the siginfo lies in this handler's frame, which stays until the handler returns.
             unsafe { errno.write(if again { HANDED_ON } else { 0 }) };
         }
         return;
     }
-    // SAFETY: as above.
+    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
     let is_sent = unsafe { (*info).si_code } <= 0;
-    // SAFETY: null, or a leaked box of `install`.
+    // SAFETY: null, or an action that is never freed: `install` leaks it, or `actions::keep` keeps it.
     let is_ignored =
         unsafe { to.load(Ordering::Acquire).as_ref() }.is_some_and(|to| to.sa_sigaction == libc::SIG_IGN);
     if is_sent && is_ignored {

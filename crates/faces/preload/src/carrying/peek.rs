@@ -100,7 +100,7 @@ impl Sink<'_, '_> {
         let Some(_using) = Using::begin(socket, fd) else { return };
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let shown = match (self.room(most), usize::try_from(skipped)) {
-            (None, Ok(skipped)) => kernel::queued(fd).saturating_sub(skipped).min(most),
+            (None, Ok(skipped)) => kernel::unread(fd).saturating_sub(skipped).min(most),
             (Some(mut room), Ok(skipped)) => kernel::peek_behind(fd, skipped, &mut room, false).unwrap_or(0),
             _ => 0,
         };

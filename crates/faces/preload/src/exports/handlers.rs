@@ -40,7 +40,7 @@ pub unsafe extern "C-unwind" fn sigaction(
     }
     let place = place(signal);
     let (mut before, mut wrapped) = (place.map(Handler::now), None);
-    // SAFETY: here and below, the program obeys the rules of the function: the pointers are null or valid.
+    // SAFETY: the program obeys the rules of the function: `new` is null or points to an action.
     if let (Some(place), Some(new)) = (place, unsafe { new.as_ref() })
         && is_function(new.sa_sigaction)
         && !is_ours(new.sa_sigaction)
@@ -50,9 +50,9 @@ pub unsafe extern "C-unwind" fn sigaction(
         wrapped = Some(libc::sigaction { sa_sigaction, sa_flags, ..*new });
     }
     let new = wrapped.as_ref().map_or(new, std::ptr::from_ref);
-    // SAFETY: as above.
+    // SAFETY: `new` is null, the program's action or our `wrapped`; `old` is null or has room for an action.
     let result = unsafe { real::sigaction(signal, new, old) };
-    // SAFETY: as above.
+    // SAFETY: `old` is null, or the call above has filled it in.
     if let (0, Some((function, takes_info)), Some(old)) = (result, before, unsafe { old.as_mut() })
         && is_ours(old.sa_sigaction)
     {
@@ -76,12 +76,12 @@ unsafe fn install(
         ginnel_shmem::look_after();
         return if old == libc::SIG_ERR { old } else { before.sa_sigaction };
     }
-    // SAFETY: here and below, the program obeys the rules of the function.
+    // SAFETY: the program obeys the rules of `native`, which gets its arguments unchanged.
     let Some(place) = place(signal) else { return unsafe { native(signal, function) } };
     let is_handler = is_function(function) && !is_ours(function);
     let (before, _) = if is_handler { place.replace(function, false) } else { place.now() };
     let new = if is_handler { handle_plainly as *const () as usize } else { function };
-    // SAFETY: as above.
+    // SAFETY: `new` is the program's function, which obeys the rules of `native`, or our own handler.
     let old = unsafe { native(signal, new) };
     if is_handler {
         // SAFETY: zeros are a valid action, and both pointers are to actions.
@@ -117,12 +117,12 @@ pub unsafe extern "C-unwind" fn signal(signal: c_int, function: sighandler_t) ->
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn __sysv_signal(signal: c_int, function: sighandler_t) -> sighandler_t {
-    // SAFETY: as above.
+    // SAFETY: the program obeys the rules of the function.
     unsafe { install(signal, function, real::__sysv_signal) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sigset(signal: c_int, function: sighandler_t) -> sighandler_t {
-    // SAFETY: as above.
+    // SAFETY: the program obeys the rules of the function.
     unsafe { install(signal, function, real::sigset) }
 }

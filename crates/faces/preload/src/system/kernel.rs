@@ -221,15 +221,6 @@ pub fn set_lowat(fd: c_int, bytes: u32) {
     unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw const value).cast(), len) };
 }
 
-/// Returns how many bytes the kernel's socket has received.
-pub fn queued(fd: c_int) -> usize {
-    let _errno = Kept::new();
-    let mut bytes: c_int = 0;
-    // SAFETY: `bytes` has room for an int.
-    let result = unsafe { real::ioctl(fd, libc::FIONREAD, (&raw mut bytes).cast()) };
-    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
-}
-
 /// The most bytes that [`peek_behind`] can skip.
 const MOST_BEFORE: usize = 63 << 10;
 

@@ -52,7 +52,7 @@ pub(crate) struct Entered<T>(*mut Entry<T>);
 
 // SAFETY: the pointer refers to an entry that any thread may read and drop.
 unsafe impl<T: Send + Sync> Send for Entered<T> {}
-// SAFETY: as above.
+// SAFETY: threads that share an `Entered` can only read the entry through it.
 unsafe impl<T: Send + Sync> Sync for Entered<T> {}
 
 impl<T> Range<T> {
