@@ -4,6 +4,7 @@
 use kit::wait::retry;
 use programs::stage::{MODES, Stage, changed};
 use std::collections::HashSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const SOURCES: &[(&str, &str)] = &[
@@ -32,9 +33,20 @@ const SOURCES: &[(&str, &str)] = &[
 /// The cases whose output differs. docs/sockets.md says why.
 const DIFFERENCES: [&str; 2] = ["options_set_peek_off", "select_beyond_the_table"];
 
+/// How often a case that differs is run over TCP again.
+const TRIES: u32 = 10;
+
 /// Splits the output into cases: each has a name, and what its two processes have printed.
 fn cases(output: &str) -> Vec<(&str, &str)> {
     output.split("== ").skip(1).map(|case| case.split_once('\n').unwrap()).collect()
+}
+
+/// Returns whether the output of a case can also come from TCP, whose results may depend on the time that a busy machine takes.
+fn is_from_tcp(program: &Path, crowd: &[&str], (name, found): &(&str, &str)) -> bool {
+    (0..TRIES).any(|_| {
+        let again = Command::new(program).args(crowd).arg(name).stdin(Stdio::null()).output().unwrap();
+        cases(&String::from_utf8(again.stdout).unwrap()) == [(*name, *found)]
+    })
 }
 
 /// Runs cases over TCP and on the stage. Returns how many there are.
@@ -50,6 +62,8 @@ fn compare(stage: &Stage, names: &[&str]) -> usize {
     assert_eq!(expected.len(), found.len());
     let differ = expected.iter().zip(&found).filter(|(expected, found)| expected != found);
     let (known, new): (Vec<_>, Vec<_>) = differ.partition(|(expected, _)| DIFFERENCES.contains(&expected.0));
+    let crowd: Vec<_> = names.iter().copied().filter(|name| *name == "crowded").collect();
+    let new: Vec<_> = new.iter().filter(|(_, found)| !is_from_tcp(&program, &crowd, found)).collect();
     for ((name, expected), (_, found)) in &new {
         println!("== {name}, over TCP:\n{expected}\n== {name}, under `ginnel run`:\n{found}");
     }

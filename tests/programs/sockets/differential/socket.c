@@ -270,3 +270,90 @@ CASE(socket_invalid_arguments)
     }
     meet();
 }
+
+/* Sends one byte in a message with this address and these control messages. */
+static void send_beside(const char *what, int fd, void *name, int name_length, void *control, size_t control_length)
+{
+    struct iovec piece = { (void *)what, 1 };
+    struct msghdr message = { .msg_name = name,
+        .msg_namelen = name_length,
+        .msg_iov = &piece,
+        .msg_iovlen = 1,
+        .msg_control = control,
+        .msg_controllen = control_length };
+    say(what, sendmsg(fd, &message, MSG_NOSIGNAL));
+}
+
+/* TCP judges the address and the control messages, and ignores them otherwise. */
+CASE(socket_send_with_an_address)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = 1 };
+    char large[200] = "";
+    if (me == CONNECTOR) {
+        say("a", sendto(fd, "a", 1, 0, (void *)&address, sizeof address));
+        say("short", sendto(fd, "b", 1, 0, (void *)&address, 1));
+        say("too long", sendto(fd, "c", 1, 0, (void *)large, 200));
+        say("negative", sendto(fd, "d", 1, 0, (void *)&address, -1));
+        say("not there", sendto(fd, "e", 1, 0, (void *)16, sizeof address));
+        say("none, with a length", sendto(fd, "f", 1, 0, NULL, 200));
+        say("nothing", sendto(fd, NULL, 0, 0, (void *)16, sizeof address));
+        send_beside("1", fd, &address, sizeof address, NULL, 0);
+        send_beside("2 short", fd, &address, 1, NULL, 0);
+        send_beside("3 too long", fd, large, 200, NULL, 0);
+        send_beside("4 negative", fd, &address, -1, NULL, 0);
+        send_beside("5 not there", fd, (void *)16, sizeof address, NULL, 0);
+        send_beside("6 none, with a length", fd, NULL, 200, NULL, 0);
+    }
+    meet();
+    if (me == ACCEPTOR)
+        say("bytes", recv(fd, large, 7, MSG_WAITALL)), puts(large);
+    meet();
+}
+
+CASE(socket_send_with_control_messages)
+{
+    union {
+        struct cmsghdr head;
+        char bytes[1 << 20];
+    } *control = calloc(1, sizeof *control);
+    struct cmsghdr *head = &control->head;
+    char bytes[200] = "";
+    if (me == CONNECTOR) {
+        int size = CMSG_SPACE(sizeof(int));
+        *head = (struct cmsghdr){ CMSG_LEN(sizeof(int)), SOL_SOCKET, SO_TIMESTAMPING };
+        send_beside("a timestamp", fd, NULL, 0, control, size);
+        memset(CMSG_DATA(head), 0xff, sizeof(int));
+        send_beside("b invalid timestamp", fd, NULL, 0, control, size);
+        head->cmsg_type = 999;
+        send_beside("c unknown", fd, NULL, 0, control, size);
+        head->cmsg_level = IPPROTO_IP;
+        send_beside("d for IP", fd, NULL, 0, control, size);
+        head->cmsg_len = 3;
+        send_beside("e too short", fd, NULL, 0, control, size);
+        head->cmsg_len = size + 1;
+        send_beside("f too long", fd, NULL, 0, control, size);
+        head->cmsg_len = LONG_MAX;
+        send_beside("g far too long", fd, NULL, 0, control, size);
+        *head = (struct cmsghdr){ LONG_MAX, SOL_SOCKET, SCM_RIGHTS };
+        send_beside("h too many descriptors", fd, NULL, 0, control, size);
+        head->cmsg_len = CMSG_LEN(sizeof(int));
+        *(int *)CMSG_DATA(head) = STDOUT_FILENO;
+        send_beside("i a descriptor", fd, NULL, 0, control, size);
+        send_beside("j less than a head", fd, NULL, 0, control, 3);
+        send_beside("k very long", fd, NULL, 0, control, sizeof *control);
+        send_beside("l far too long", fd, NULL, 0, control, (size_t)1 << 40);
+        send_beside("m not there", fd, NULL, 0, (void *)16, size);
+        send_beside("n none, with a length", fd, NULL, 0, NULL, size);
+        struct mmsghdr messages[2] = { { { .msg_iov = &(struct iovec){ "op", 1 }, .msg_iovlen = 1 } } };
+        messages[1] = messages[0];
+        messages[1].msg_hdr.msg_control = control;
+        messages[1].msg_hdr.msg_controllen = size;
+        head->cmsg_type = 999;
+        say("two messages", sendmmsg(fd, messages, 2, 0));
+    }
+    meet();
+    if (me == ACCEPTOR)
+        say("bytes", recv(fd, bytes, 5, MSG_WAITALL)), puts(bytes);
+    free(control);
+    meet();
+}

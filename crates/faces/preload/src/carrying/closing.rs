@@ -74,10 +74,11 @@ fn keep_if_confined<R>(side: R) {
     }
 }
 
-/// Returns whether there are bytes that the program has not received, but for those of which the kernel knows.
+/// Returns whether there are bytes that the program has not received. A program that has confined itself does not ask the kernel, which
+/// breaks the connection for its part of them.
 fn has_unread(socket: &'static Socket, fd: c_int) -> bool {
     if !is_confined() {
-        return look::available(socket, fd).is_some_and(|bytes| bytes > 0);
+        return look::available(socket, fd).unwrap_or_else(|| kernel::unread(fd)) > 0;
     }
     let has_some = |receiver: &mut SocketReceiver| matches!(receiver.ring.poll(), Ok(1..));
     socket.receiving.lock().all_mut().any(has_some)

@@ -1,14 +1,15 @@
 //! `read`, `write` and their variants.
 
 use crate::calls::{receive, send};
-use crate::carrying::passing;
+use crate::carrying::{connection, passing};
 use crate::exports::inq;
 use crate::served::giving_back;
 use crate::state::reasons;
-use crate::state::socket::{Socket, Stage};
+use crate::state::socket::{End, Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
-use crate::system::errno::{Errno, tell, tell_int};
+use crate::system::confined::is_confined;
+use crate::system::errno::{Errno, Kept, check, tell, tell_int};
 use crate::system::memory::{can_read, can_write, is_beyond, is_prepared, is_there};
 use crate::system::real;
 use libc::{
@@ -345,6 +346,13 @@ pub unsafe extern "C-unwind" fn sendto(
     let native = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
     let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
+    // SAFETY: the call reads the address only as far as the kernel does, and no other bytes.
+    let ask = || unsafe { real::sendto(fd, std::ptr::null(), 0, ASKING, address, address_len) };
+    if !address.is_null()
+        && let Some(errno) = refused(socket, fd, ask)
+    {
+        return tell(Err(errno));
+    }
     // SAFETY: as above.
     send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
 }
@@ -363,13 +371,42 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let socket = call.what();
     // SAFETY: as above.
     let head = unsafe { &*message };
-    if !can_read(head.msg_control, head.msg_controllen) {
-        return native();
-    }
     // SAFETY: the program says that there are so many vectors.
     let Some(vectors) = (unsafe { vectors(head.msg_iov, head.msg_iovlen) }) else { return native() };
+    if let Some(errno) = refused_beside(socket, fd, head) {
+        return tell(Err(errno));
+    }
     // SAFETY: the program says that each vector has as many bytes as its length says.
     send::send(socket, fd, flags, unsafe { pieces(vectors) }, native)
+}
+
+/// The flags with which the library asks the kernel about what stands beside the bytes of a call.
+const ASKING: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+/// Returns the error with which the kernel refuses the address or the control messages of a call that sends over a ring. TCP judges
+/// both, and then sends as if they were not there. `ask` has the kernel send no bytes with them.
+#[cold]
+fn refused(socket: &'static Socket, fd: c_int, ask: impl FnOnce() -> ssize_t) -> Option<Errno> {
+    let is_over_ring = socket.is_joined() && !is_confined();
+    // A connection that has ended reports that, and the kernel reports it only once.
+    connection::look_for_end(socket, fd);
+    if !is_over_ring || socket.end() != End::None {
+        return None;
+    }
+    let _errno = Kept::new();
+    let refusals = [libc::EFAULT, libc::EINVAL, libc::ENOBUFS, libc::ENOMEM, libc::EPERM];
+    check(ask()).err().filter(|errno| refusals.contains(&errno.0))
+}
+
+/// Does the same for the address and the control messages of a message.
+#[inline]
+fn refused_beside(socket: &'static Socket, fd: c_int, message: &msghdr) -> Option<Errno> {
+    if message.msg_name.is_null() && message.msg_controllen == 0 {
+        return None;
+    }
+    let without_bytes = msghdr { msg_iov: std::ptr::null_mut(), msg_iovlen: 0, ..*message };
+    // SAFETY: the call reads the address and the control messages only as far as the kernel does, and no other bytes.
+    refused(socket, fd, || unsafe { real::sendmsg(fd, &raw const without_bytes, ASKING) })
 }
 
 /// Moves the connections whose descriptors a message hands over back to the kernel, or keeps them there. Returns false if one of
@@ -385,8 +422,10 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
         {
             return true;
         }
+        let end = (*message).msg_control.addr() + (*message).msg_controllen;
         let mut control = libc::CMSG_FIRSTHDR(message);
-        while !control.is_null() {
+        // The kernel refuses a message with a part that is longer than the whole.
+        while !control.is_null() && (*control).cmsg_len <= end - control.addr() {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
                 let len = ((*control).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                 let fds = libc::CMSG_DATA(control).cast::<c_int>();
@@ -465,6 +504,9 @@ unsafe fn send_further(socket: &'static Socket, fd: c_int, message: &msghdr, fla
     let Some(vectors) = (unsafe { vectors(message.msg_iov, message.msg_iovlen) }) else {
         return tell(Err(refusal(message)));
     };
+    if let Some(errno) = refused_beside(socket, fd, message) {
+        return tell(Err(errno));
+    }
     // SAFETY: the program says that each vector has as many bytes as its length says.
     send::go_on(socket, fd, flags, unsafe { pieces(vectors) })
 }
