@@ -192,6 +192,10 @@ pub fn is_ready(socket: &'static Socket) -> bool {
             let fd = socket.fd.load(Ordering::Relaxed);
             look(socket, || kernel::poll_now(fd, libc::POLLIN) != 0) != Found::Nothing
         }
+        // A call that slept when the sender returned to the kernel goes on with the kernel.
+        Carrier::Kernel if socket.receiving.has_returned() => {
+            kernel::poll_now(socket.fd.load(Ordering::Relaxed), libc::POLLIN) != 0
+        }
         _ => poll(socket, &mut socket.receiving.lock()) != Err(RecvError::Empty),
     }
 }

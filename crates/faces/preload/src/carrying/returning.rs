@@ -122,10 +122,15 @@ fn leave(socket: &'static Socket, fd: c_int, least: usize) -> bool {
     leave_if(socket, fd, |sender| !room::has_room_in(sender, least))
 }
 
-/// Returns to the kernel at once, whatever room the ring has, because another process is to get the connection.
+/// Returns to the kernel at once, whatever room the ring has.
 #[cold]
 pub fn leave_now(socket: &'static Socket, fd: c_int) -> bool {
     leave_if(socket, fd, |_| true)
+}
+
+/// Returns to the kernel although the ring has room, because it does not pay.
+pub fn leave_for_good(socket: &'static Socket, fd: c_int) -> bool {
+    may_leave(socket) && leave_now(socket, fd)
 }
 
 /// Returns to the kernel if the receiver has asked for it.

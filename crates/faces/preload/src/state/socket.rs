@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::process::lock::Lock;
+use crate::state::carrier::Carrier;
 use crate::state::direction::Direction;
 use crate::state::lowat::Lowat;
 use crate::state::sleepers::Sleepers;
@@ -71,6 +72,10 @@ const LOOK: u64 = 100;
 /// return.
 const FIRST_PAUSE: u64 = 25_000;
 const LONGEST_PAUSE: u64 = 10_000_000;
+
+/// How long the kernel carries after a ring that did not pay.
+const FIRST_REST: u64 = 10_000_000;
+const LONGEST_REST: u64 = 600_000_000;
 
 /// Facts that the kernel tells a program only once. Each flag is set once the program was told.
 #[derive(Default)]
@@ -232,6 +237,13 @@ pub struct Socket {
     /// How often a direction has returned to the kernel, and when the library may ask for rings after that, in microseconds.
     pub returns: AtomicU32,
     again_at: AtomicU64,
+    /// The position up to which bytes had been sent into rings when the peer was woken last, how many wake-ups in a row did not pay, and
+    /// how often that has ended a ring; see `paying`.
+    pub woken_at: AtomicU64,
+    pub poor_wakes: AtomicU32,
+    rests: AtomicU32,
+    /// The peer is in another VM, or on the host of this one.
+    pub has_peer_elsewhere: AtomicBool,
     /// How often the daemon had no room for the socket's report.
     put_offs: AtomicU32,
     /// While the kernel is about to carry again: the number of bytes that it will have carried at the end of the wake bytes,
@@ -298,6 +310,10 @@ impl Socket {
             full_since: AtomicU64::new(0),
             returns: AtomicU32::new(0),
             again_at: AtomicU64::new(0),
+            woken_at: AtomicU64::new(0),
+            poor_wakes: AtomicU32::new(0),
+            rests: AtomicU32::new(0),
+            has_peer_elsewhere: AtomicBool::new(false),
             put_offs: AtomicU32::new(0),
             wakes_end: AtomicU64::new(0),
             resume: AtomicU64::new(0),
@@ -356,6 +372,10 @@ impl Socket {
         self.full_since.store(0, Ordering::Relaxed);
         self.returns.store(0, Ordering::Relaxed);
         self.again_at.store(0, Ordering::Relaxed);
+        self.woken_at.store(0, Ordering::Relaxed);
+        self.poor_wakes.store(0, Ordering::Relaxed);
+        self.rests.store(0, Ordering::Relaxed);
+        self.has_peer_elsewhere.store(false, Ordering::Relaxed);
         self.put_offs.store(0, Ordering::Relaxed);
         self.stash.lock().clear();
     }
@@ -447,7 +467,30 @@ impl Socket {
     pub fn pause(&self) {
         let returns = self.returns.load(Ordering::Relaxed);
         let pause = (FIRST_PAUSE << returns.min(16)).min(LONGEST_PAUSE);
-        self.again_at.store(clock::now() + pause, Ordering::Relaxed);
+        self.again_at.fetch_max(clock::now() + pause, Ordering::Relaxed);
+    }
+
+    /// Begins a longer pause, because a ring does not pay. It is doubled each time.
+    pub fn rest(&self) {
+        let rests = self.rests.fetch_add(1, Ordering::Relaxed);
+        let rest = (FIRST_REST << rests.min(16)).min(LONGEST_REST);
+        self.again_at.fetch_max(clock::now() + rest, Ordering::Relaxed);
+    }
+
+    /// Returns whether that pause is not over. Meanwhile nothing is to be done for the connection, because TCP carries both directions.
+    #[inline]
+    pub fn is_resting(&self) -> bool {
+        self.rests.load(Ordering::Relaxed) > 0 && self.is_at_rest()
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.sending.carrier() == Carrier::Kernel
+            && self.sending.has_returned()
+            && self.receiving.carrier() == Carrier::Kernel
+            && self.receiving.has_returned()
+            && self.growth() == Growth::None
+            && !self.is_passed()
+            && clock::now() < self.again_at.load(Ordering::Relaxed)
     }
 
     /// Puts the report off, because the daemon had no room for it, if the condition holds while no other thread changes the stage.
