@@ -14,3 +14,4 @@ pub mod socket;
 pub mod sockets;
 pub mod table;
 pub mod watchers;
+pub mod yields;

@@ -107,7 +107,7 @@ pub fn some_into_ring<'s>(
     if leaves {
         returning::leave_if_recalled(socket, fd);
     } else if is_poor {
-        paying::leave(socket, fd);
+        paying::leave_unless_declined(socket, fd);
     }
     Some(written)
 }
@@ -143,6 +143,7 @@ fn write(
         return Err(SendError::Aborted);
     }
     socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
+    socket.yields.count();
     if socket.gives_up.load(Ordering::Relaxed)
         && socket.receiving.waiting.load(Ordering::Relaxed) > socket.asleep.by_clock.load(Ordering::Relaxed)
     {

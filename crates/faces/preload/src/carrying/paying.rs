@@ -3,38 +3,68 @@
 //! A message whose receiver sleeps costs a wake-up, in a ring as over TCP. If nearly every message does, the ring saves nothing, and it
 //! can lose: over loopback, the kernel lets the receiver of a message follow its sender on the same CPU, and who is woken by a doorbell
 //! is woken on another CPU, which may have to wake up first. So a sender that has rung again and again for a few bytes each returns to
-//! the kernel ([`returning`]), and asks for a ring again after a long pause, because the program may do something else by then.
+//! the kernel ([`returning`]), and asks for a ring again after a long pause, because the program may do something else by then. It advises
+//! its peer to do the same: with one direction over TCP and one in a ring, a program waits for both, which costs more than either.
 //!
 //! A peer in another VM is worth a ring in any case: there TCP has to pass two kernels and the hypervisor for each message.
 
 use crate::carrying::returning;
 use crate::process::settings;
+use crate::state::carrier::Carrier;
 use crate::state::socket::Socket;
+use crate::system::clock::now;
+use ginnel::{SocketReceiver, SocketSender};
+use ginnel_ring::carrier;
 use libc::c_int;
 use std::sync::atomic::Ordering;
 
-/// A wake-up for at least this many bytes pays.
-const ENOUGH: u64 = 4 << 10;
-/// The number of wake-ups in a row that do not pay, from which on the ring does not.
-const POOR: u32 = 128;
-
 /// Notes that a message has woken the peer. Returns whether the ring does not pay any more.
 pub fn is_poor(socket: &Socket) -> bool {
-    let sent = socket.sending.shared.load(Ordering::Relaxed);
-    let since = sent.wrapping_sub(socket.woken_at.swap(sent, Ordering::Relaxed));
-    if since >= ENOUGH || socket.has_peer_elsewhere.load(Ordering::Relaxed) {
-        socket.poor_wakes.store(0, Ordering::Relaxed);
-        return false;
-    }
-    // In tests, connections change over once and for all.
-    socket.poor_wakes.fetch_add(1, Ordering::Relaxed) + 1 >= POOR && settings::wait().is_none()
+    !socket.has_peer_elsewhere.load(Ordering::Relaxed)
+        && socket.yields.is_poor(socket.sending.shared.load(Ordering::Relaxed), now)
+        // In tests that wait for it, connections change over once and for all.
+        && settings::wait().is_none()
 }
 
-/// Returns to the kernel because the ring does not pay.
+/// Returns whether a program at either end has waited for more than this connection.
+fn has_declined(socket: &Socket) -> bool {
+    let by_peer = |sender: &SocketSender| carrier::has_declined(sender.ring.memory());
+    let by_program = |receiver: &SocketReceiver| carrier::has_declined(receiver.ring.memory());
+    socket.sending.lock().as_ref().is_some_and(by_peer)
+        || socket.receiving.lock().as_ref().is_some_and(by_program)
+}
+
+/// Notes that the program waits in `poll` or `epoll`. There, this library asks the kernel and looks at the ring as long as a connection
+/// has rings, whatever carries, so TCP would cost more than it does alone.
+#[inline]
+pub fn decline(socket: &'static Socket) {
+    if let Some(receiver) = socket.receiving.lock().as_ref() {
+        carrier::decline(receiver.ring.memory());
+    }
+}
+
+/// Returns to the kernel because the ring does not pay, and advises the peer to do the same for the other direction.
 #[cold]
-pub fn leave(socket: &'static Socket, fd: c_int) {
-    socket.poor_wakes.store(0, Ordering::Relaxed);
-    if returning::leave_for_good(socket, fd) {
+pub fn leave_unless_declined(socket: &'static Socket, fd: c_int) {
+    if has_declined(socket) || !returning::leave_for_good(socket, fd) {
+        return;
+    }
+    socket.rest();
+    if let Some(receiver) = socket.receiving.lock().as_ref()
+        && !carrier::is_recalled(receiver.ring.memory())
+    {
+        carrier::advise(receiver.ring.memory());
+    }
+}
+
+/// Follows the peer's advice. Its own direction has returned by then, so calls have something to do for the connection.
+#[cold]
+pub fn follow(socket: &'static Socket, fd: c_int) {
+    let is_advised = |sender: &SocketSender| carrier::is_advised(sender.ring.memory());
+    if socket.sending.carrier() == Carrier::Ring
+        && socket.sending.lock().as_ref().is_some_and(is_advised)
+        && returning::leave_for_good(socket, fd)
+    {
         socket.rest();
     }
 }

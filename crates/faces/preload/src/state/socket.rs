@@ -7,6 +7,7 @@ use crate::state::direction::Direction;
 use crate::state::lowat::Lowat;
 use crate::state::sleepers::Sleepers;
 use crate::state::watchers::Watchers;
+use crate::state::yields::Yield;
 use crate::system::clock;
 use crate::system::errno::Errno;
 use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
@@ -237,10 +238,8 @@ pub struct Socket {
     /// How often a direction has returned to the kernel, and when the library may ask for rings after that, in microseconds.
     pub returns: AtomicU32,
     again_at: AtomicU64,
-    /// The position up to which bytes had been sent into rings when the peer was woken last, how many wake-ups in a row did not pay, and
-    /// how often that has ended a ring; see `paying`.
-    pub woken_at: AtomicU64,
-    pub poor_wakes: AtomicU32,
+    /// What the ring carries that the socket sends into, and how often such a ring did not pay; see `carrying::paying`.
+    pub yields: Yield,
     rests: AtomicU32,
     /// The peer is in another VM, or on the host of this one.
     pub has_peer_elsewhere: AtomicBool,
@@ -310,8 +309,7 @@ impl Socket {
             full_since: AtomicU64::new(0),
             returns: AtomicU32::new(0),
             again_at: AtomicU64::new(0),
-            woken_at: AtomicU64::new(0),
-            poor_wakes: AtomicU32::new(0),
+            yields: Yield::default(),
             rests: AtomicU32::new(0),
             has_peer_elsewhere: AtomicBool::new(false),
             put_offs: AtomicU32::new(0),
@@ -372,8 +370,7 @@ impl Socket {
         self.full_since.store(0, Ordering::Relaxed);
         self.returns.store(0, Ordering::Relaxed);
         self.again_at.store(0, Ordering::Relaxed);
-        self.woken_at.store(0, Ordering::Relaxed);
-        self.poor_wakes.store(0, Ordering::Relaxed);
+        self.yields.reset();
         self.rests.store(0, Ordering::Relaxed);
         self.has_peer_elsewhere.store(false, Ordering::Relaxed);
         self.put_offs.store(0, Ordering::Relaxed);
@@ -477,17 +474,16 @@ impl Socket {
         self.again_at.fetch_max(clock::now() + rest, Ordering::Relaxed);
     }
 
-    /// Returns whether that pause is not over. Meanwhile nothing is to be done for the connection, because TCP carries both directions.
+    /// Returns whether that pause is not over. Meanwhile nothing is to be done for the connection.
     #[inline]
     pub fn is_resting(&self) -> bool {
         self.rests.load(Ordering::Relaxed) > 0 && self.is_at_rest()
     }
 
     fn is_at_rest(&self) -> bool {
-        self.sending.carrier() == Carrier::Kernel
-            && self.sending.has_returned()
-            && self.receiving.carrier() == Carrier::Kernel
-            && self.receiving.has_returned()
+        let rests = |carrier, returned| carrier == Carrier::Ring || carrier == Carrier::Kernel && returned;
+        rests(self.sending.carrier(), self.sending.has_returned())
+            && rests(self.receiving.carrier(), self.receiving.has_returned())
             && self.growth() == Growth::None
             && !self.is_passed()
             && clock::now() < self.again_at.load(Ordering::Relaxed)
