@@ -474,16 +474,22 @@ impl Socket {
         self.again_at.fetch_max(clock::now() + rest, Ordering::Relaxed);
     }
 
-    /// Returns whether that pause is not over. Meanwhile nothing is to be done for the connection.
+    /// Returns whether a ring of the connection did not pay.
+    #[inline]
+    pub fn has_rested(&self) -> bool {
+        self.rests.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns whether that pause is not over, and TCP carries both directions. Then nothing is to be done for the connection.
     #[inline]
     pub fn is_resting(&self) -> bool {
-        self.rests.load(Ordering::Relaxed) > 0 && self.is_at_rest()
+        self.has_rested() && self.is_at_rest()
     }
 
     fn is_at_rest(&self) -> bool {
-        let rests = |carrier, returned| carrier == Carrier::Ring || carrier == Carrier::Kernel && returned;
-        rests(self.sending.carrier(), self.sending.has_returned())
-            && rests(self.receiving.carrier(), self.receiving.has_returned())
+        let is_kernels = |carrier, returned| carrier == Carrier::Kernel && returned;
+        is_kernels(self.sending.carrier(), self.sending.has_returned())
+            && is_kernels(self.receiving.carrier(), self.receiving.has_returned())
             && self.growth() == Growth::None
             && !self.is_passed()
             && clock::now() < self.again_at.load(Ordering::Relaxed)
