@@ -1,5 +1,5 @@
 //! The same program over TCP and under `ginnel run`. Each case has two executed processes that print what their calls return, and the
-//! output must be the same. So TCP, and not a list of ours, says what is right.
+//! output must be one that TCP can give. So TCP, and not a list of ours, says what is right.
 
 use kit::wait::retry;
 use programs::stage::{MODES, Stage, changed};

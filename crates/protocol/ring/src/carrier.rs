@@ -192,7 +192,8 @@ pub fn recall<M: SharedMemory>(memory: &M) {
 }
 
 /// Advises the producer to go back to the kernel's connection for a while, because the consumer's own direction did not pay. The
-/// consumer has not [recalled](recall) it.
+/// consumer has not [recalled](recall) it, and one thread at a time writes the consumer's words. No other access depends on this word,
+/// so it has no order.
 pub fn advise<M: SharedMemory>(memory: &M) {
     memory.attend();
     memory.store_relaxed_u32(RECALL, ADVISES);
@@ -203,7 +204,8 @@ pub fn is_advised<M: SharedMemory>(memory: &M) -> bool {
     memory.load_relaxed_u32(RECALL) == ADVISES
 }
 
-/// Asks the producer not to go back only because the ring does not pay for it, unless the consumer has asked for the opposite.
+/// Asks the producer not to go back only because the ring does not pay for it, unless the consumer has asked for the opposite. One thread
+/// at a time writes the consumer's words. No other access depends on this word, so it has no order.
 #[inline]
 pub fn decline<M: SharedMemory>(memory: &M) {
     if memory.load_relaxed_u32(RECALL) == 0 {

@@ -1,10 +1,10 @@
 //! Whether a ring pays for the direction that it carries.
 //!
-//! A message whose receiver sleeps costs a wake-up, in a ring as over TCP. If nearly every message does, the ring saves nothing, and it
-//! can lose: over loopback, the kernel lets the receiver of a message follow its sender on the same CPU, and who is woken by a doorbell
-//! is woken on another CPU, which may have to wake up first. So a sender that has rung again and again for a few bytes each returns to
-//! the kernel ([`returning`]), and asks for a ring again after a long pause, because the program may do something else by then. It advises
-//! its peer to do the same: with one direction over TCP and one in a ring, a program waits for both, which costs more than either.
+//! A message whose receiver sleeps costs a wake-up, in a ring as over TCP. If nearly every message does, the ring saves little, and it can
+//! lose: the kernel knows that the sender of a TCP message is about to sleep, and lets the receiver follow on the same CPU, while an
+//! eventfd's reader may be woken on a CPU that has to wake up first. So a sender that has rung again and again for a few bytes each
+//! returns to the kernel ([`returning`]), and asks for a ring again after a long pause, because the program may do something else by then.
+//! It advises its peer to do the same. With one direction over TCP and one in a ring, calls have more to do than with either alone.
 //!
 //! A peer in another VM is worth a ring in any case: there TCP has to pass two kernels and the hypervisor for each message.
 
@@ -43,28 +43,32 @@ pub fn decline(socket: &'static Socket) {
     }
 }
 
+/// Returns to the kernel for a while. Returns false if that is not possible now.
+fn rest(socket: &'static Socket, fd: c_int) -> bool {
+    let has_left = returning::may_leave(socket) && returning::leave_now(socket, fd);
+    if has_left {
+        socket.rest();
+    }
+    has_left
+}
+
 /// Returns to the kernel because the ring does not pay, and advises the peer to do the same for the other direction.
 #[cold]
 pub fn leave_unless_declined(socket: &'static Socket, fd: c_int) {
-    if has_declined(socket) || !returning::leave_for_good(socket, fd) {
-        return;
-    }
-    socket.rest();
-    if let Some(receiver) = socket.receiving.lock().as_ref()
+    if !has_declined(socket)
+        && rest(socket, fd)
+        && let Some(receiver) = socket.receiving.lock().as_ref()
         && !carrier::is_recalled(receiver.ring.memory())
     {
         carrier::advise(receiver.ring.memory());
     }
 }
 
-/// Follows the peer's advice. Its own direction has returned by then, so calls have something to do for the connection.
+/// Follows the peer's advice. The peer's own direction has returned by then, so calls have something to do for the connection.
 #[cold]
 pub fn follow(socket: &'static Socket, fd: c_int) {
     let is_advised = |sender: &SocketSender| carrier::is_advised(sender.ring.memory());
-    if socket.sending.carrier() == Carrier::Ring
-        && socket.sending.lock().as_ref().is_some_and(is_advised)
-        && returning::leave_for_good(socket, fd)
-    {
-        socket.rest();
+    if socket.sending.carrier() == Carrier::Ring && socket.sending.lock().as_ref().is_some_and(is_advised) {
+        rest(socket, fd);
     }
 }

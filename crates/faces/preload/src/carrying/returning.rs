@@ -113,7 +113,7 @@ pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
 }
 
 /// Returns whether this process may return to the kernel. If relatives have the socket too, they must be able to learn of it.
-fn may_leave(socket: &'static Socket) -> bool {
+pub fn may_leave(socket: &'static Socket) -> bool {
     !is_confined() && (!family::is_shared(socket) || socket.sending.common().is_some())
 }
 
@@ -126,11 +126,6 @@ fn leave(socket: &'static Socket, fd: c_int, least: usize) -> bool {
 #[cold]
 pub fn leave_now(socket: &'static Socket, fd: c_int) -> bool {
     leave_if(socket, fd, |_| true)
-}
-
-/// Returns to the kernel although the ring has room, because it does not pay.
-pub fn leave_for_good(socket: &'static Socket, fd: c_int) -> bool {
-    may_leave(socket) && leave_now(socket, fd)
 }
 
 /// Returns to the kernel if the receiver has asked for it.

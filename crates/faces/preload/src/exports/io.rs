@@ -346,7 +346,7 @@ pub unsafe extern "C-unwind" fn sendto(
     let native = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
     let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
-    // SAFETY: the call reads the address only as far as the kernel does, and no other bytes.
+    // SAFETY: there are no bytes to send, and the kernel finds out itself whether the address can be read.
     let ask = || unsafe { real::sendto(fd, std::ptr::null(), 0, ASKING, address, address_len) };
     if !address.is_null()
         && let Some(errno) = refused(socket, fd, ask)
@@ -371,6 +371,9 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let socket = call.what();
     // SAFETY: as above.
     let head = unsafe { &*message };
+    if !can_read(head.msg_control, head.msg_controllen) {
+        return native();
+    }
     // SAFETY: the program says that there are so many vectors.
     let Some(vectors) = (unsafe { vectors(head.msg_iov, head.msg_iovlen) }) else { return native() };
     if let Some(errno) = refused_beside(socket, fd, head) {
@@ -387,10 +390,12 @@ const ASKING: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 /// both, and then sends as if they were not there. `ask` has the kernel send no bytes with them.
 #[cold]
 fn refused(socket: &'static Socket, fd: c_int, ask: impl FnOnce() -> ssize_t) -> Option<Errno> {
-    let is_over_ring = socket.is_joined() && !is_confined();
+    if !socket.is_joined() || is_confined() {
+        return None;
+    }
     // A connection that has ended reports that, and the kernel reports it only once.
     connection::look_for_end(socket, fd);
-    if !is_over_ring || socket.end() != End::None {
+    if socket.end() != End::None {
         return None;
     }
     let _errno = Kept::new();
@@ -405,7 +410,7 @@ fn refused_beside(socket: &'static Socket, fd: c_int, message: &msghdr) -> Optio
         return None;
     }
     let without_bytes = msghdr { msg_iov: std::ptr::null_mut(), msg_iovlen: 0, ..*message };
-    // SAFETY: the call reads the address and the control messages only as far as the kernel does, and no other bytes.
+    // SAFETY: there are no bytes to send, and the kernel finds out itself whether the address and the control messages can be read.
     refused(socket, fd, || unsafe { real::sendmsg(fd, &raw const without_bytes, ASKING) })
 }
 
@@ -422,7 +427,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
         {
             return true;
         }
-        let end = (*message).msg_control.addr() + (*message).msg_controllen;
+        let end = (*message).msg_control.addr().saturating_add((*message).msg_controllen);
         let mut control = libc::CMSG_FIRSTHDR(message);
         // The kernel refuses a message with a part that is longer than the whole.
         while !control.is_null() && (*control).cmsg_len <= end - control.addr() {

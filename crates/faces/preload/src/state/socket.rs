@@ -483,12 +483,9 @@ impl Socket {
     /// Returns whether that pause is not over, and TCP carries both directions. Then nothing is to be done for the connection.
     #[inline]
     pub fn is_resting(&self) -> bool {
-        self.has_rested() && self.is_at_rest()
-    }
-
-    fn is_at_rest(&self) -> bool {
         let is_kernels = |carrier, returned| carrier == Carrier::Kernel && returned;
-        is_kernels(self.sending.carrier(), self.sending.has_returned())
+        self.has_rested()
+            && is_kernels(self.sending.carrier(), self.sending.has_returned())
             && is_kernels(self.receiving.carrier(), self.receiving.has_returned())
             && self.growth() == Growth::None
             && !self.is_passed()
