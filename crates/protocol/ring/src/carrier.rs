@@ -208,6 +208,7 @@ pub fn is_advised<M: SharedMemory>(memory: &M) -> bool {
 /// at a time writes the consumer's words. No other access depends on this word, so it has no order.
 #[inline]
 pub fn decline<M: SharedMemory>(memory: &M) {
+    memory.attend();
     if memory.load_relaxed_u32(RECALL) == 0 {
         memory.store_relaxed_u32(RECALL, DECLINES);
     }
