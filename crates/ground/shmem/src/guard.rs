@@ -22,9 +22,9 @@
 //! `sigwait` or a signalfd must not use the threads that work on segments for that, because they do not block it any more.
 //!
 //! A program that installs its own handler later replaces this library's handler. The library notices this, and installs its
-//! handler on top of the program's, when a file is mapped, at a thread's first operation, and before a side sleeps. Then a
-//! fault in other memory goes to the program's handler and, if that handler passes it on to this library, to the handler that
-//! the signal had before both.
+//! handler on top of the program's, when a file is mapped, at a thread's first operation, and before a side sleeps if it has
+//! not looked for [`INTERVAL`]. Then a fault in other memory goes to the program's handler and, if that handler passes it on to
+//! this library, to the handler that the signal had before both.
 //!
 //! The process does not survive, because a library does not learn of these situations:
 //! - a fault in a thread that has blocked the signal again after its first operation;
@@ -45,8 +45,9 @@ use index::{Entered, Index};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use std::cell::Cell;
 use std::ffi::c_void;
-use std::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 use std::{fmt, io, ptr};
 
 /// The index covers addresses of 57 bits, which is the maximum of processors.
@@ -146,6 +147,24 @@ pub fn look_after() {
             // It succeeded before, so it should succeed again. If it fails, this occasion is missed.
             let _ = table.install();
         }
+    }
+}
+
+/// The time that passes between two looks before sleeps. Each look asks the kernel, and a thread may sleep for each message.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Does the same for a side that is about to sleep, if nobody has done so for a while.
+pub(crate) fn look_after_at_times() {
+    /// When it was last done, in milliseconds.
+    static LOOKED: AtomicU64 = AtomicU64::new(0);
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` has room for a time. This clock, which every kernel has, costs no system call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    let now = time.tv_sec.unsigned_abs() * 1000 + time.tv_nsec.unsigned_abs() / 1_000_000;
+    let looked = LOOKED.load(Ordering::Relaxed);
+    if looked == 0 || now.saturating_sub(looked) >= INTERVAL.as_millis() as u64 {
+        LOOKED.store(now, Ordering::Relaxed);
+        look_after();
     }
 }
 

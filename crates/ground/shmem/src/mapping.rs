@@ -536,7 +536,7 @@ impl SharedMemory for Mapping {
     }
     fn before_sleep(&self) {
         if self.whole.guard.get().is_some() {
-            guard::look_after();
+            guard::look_after_at_times();
         }
     }
 }

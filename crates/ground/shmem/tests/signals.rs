@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, exit};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 const LEN: usize = 64 << 10;
 const CHILD: &str = "GINNEL_TEST_SIGNALS";
@@ -160,6 +161,34 @@ fn a_handler_that_the_program_installs_later_is_put_below_ours() {
         fault_elsewhere();
     });
     assert_eq!(status.code(), Some(7), "{status}");
+}
+
+/// Returns whether the kernel calls this handler.
+fn is_installed(handler: Handler) -> bool {
+    // SAFETY: plain calls with valid pointers; nothing is changed.
+    unsafe {
+        let mut present: libc::sigaction = std::mem::zeroed();
+        assert_eq!(libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut present), 0);
+        present.sa_sigaction == handler as *const () as usize
+    }
+}
+
+#[test]
+fn a_side_that_sleeps_again_and_again_notices_each_handler() {
+    let name = "a_side_that_sleeps_again_and_again_notices_each_handler";
+    let status = in_a_child(name, || {
+        let file = file();
+        let m = map(&file);
+        for _ in 0..3 {
+            install(ends_with_7);
+            let begun = Instant::now();
+            while is_installed(ends_with_7) {
+                m.before_sleep();
+                assert!(begun.elapsed() < Duration::from_secs(30), "the handler is not noticed");
+            }
+        }
+    });
+    assert!(status.success(), "{status}");
 }
 
 #[test]
