@@ -1,10 +1,11 @@
 //! Looking again and again for a while, which costs less than a sleep if what is awaited comes soon.
 
+use crate::process::busy;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The number of this process's threads that spin.
 static LOOKING: AtomicU32 = AtomicU32::new(0);
@@ -45,11 +46,11 @@ fn cpus() -> u32 {
 /// The time until which no thread spins because others want the CPUs, in nanoseconds of CLOCK_MONOTONIC. 0 means that
 /// spinning is allowed.
 static CROWDED: AtomicU64 = AtomicU64::new(0);
-/// How long no thread spins after the next spin that another task has interrupted, in nanoseconds. A spinning thread
+/// How long no thread spins after the next spin that ends for that reason, in nanoseconds. A spinning thread
 /// takes the CPU from others, and uses up its share of the scheduler's time, which would otherwise let it run at once
 /// when it is woken.
 static PAUSE: AtomicU64 = AtomicU64::new(SHORTEST_PAUSE);
-/// The pause is doubled by each interrupted spin, and halved by each spin that has found something.
+/// The pause is doubled by each spin that ends because others want the CPUs, and halved by each spin that has found something.
 const SHORTEST_PAUSE: u64 = 500_000;
 const LONGEST_PAUSE: u64 = 32_000_000;
 
@@ -83,13 +84,37 @@ fn is_crowded() -> bool {
     is_crowded
 }
 
+/// When this process last asked how many tasks want a CPU, in nanoseconds of CLOCK_MONOTONIC.
+static ASKED: AtomicU64 = AtomicU64::new(0);
+/// How often it asks. The kernel adds up a number of each CPU.
+const INTERVAL: u64 = 1_000_000;
+const INTERVAL_PER_CPU: u64 = 10_000;
+
+/// Asks that if it is time to. Returns whether there are more tasks than CPUs.
+fn is_full(now: u64) -> bool {
+    let cpus = cpus();
+    let interval = INTERVAL + INTERVAL_PER_CPU * u64::from(cpus);
+    if now.saturating_sub(ASKED.load(Ordering::Relaxed)) < interval {
+        return false;
+    }
+    ASKED.store(now, Ordering::Relaxed);
+    busy::tasks().is_some_and(|tasks| tasks > cpus)
+}
+
+/// Keeps all threads from spinning for a while.
+fn pause(now: u64) {
+    let pause = PAUSE.load(Ordering::Relaxed);
+    CROWDED.store(now + pause, Ordering::Relaxed);
+    PAUSE.store((pause * 2).min(LONGEST_PAUSE), Ordering::Relaxed);
+}
+
 /// The number of rounds after which other tasks may use the CPU between two checks.
 const ROUNDS_ALONE: u32 = 16;
 
 /// A spin and its time budget.
 struct Spin {
     /// When the first round ended. A peer that is at work answers before that, so the clock need not be read earlier.
-    begun: Option<Instant>,
+    begun: Option<u64>,
     rounds: u32,
     /// How often this thread had been taken off its CPU before.
     switches: Option<i64>,
@@ -108,15 +133,17 @@ impl Spin {
             let before = *self.switches.get_or_insert_with(kernel::switches);
             std::thread::yield_now();
             if kernel::switches() != before {
-                let pause = PAUSE.load(Ordering::Relaxed);
-                CROWDED.store(now() + pause, Ordering::Relaxed);
-                PAUSE.store((pause * 2).min(LONGEST_PAUSE), Ordering::Relaxed);
+                pause(now());
                 return false;
             }
         }
-        let now = Instant::now();
+        let now = now();
+        if is_full(now) {
+            pause(now);
+            return false;
+        }
         let begun = *self.begun.get_or_insert(now);
-        (now - begun).as_nanos() < u128::from(BUDGET.load(Ordering::Relaxed))
+        now.saturating_sub(begun) < BUDGET.load(Ordering::Relaxed)
     }
 
     /// Records that the spin has found something.
