@@ -59,8 +59,9 @@ impl Instance {
                 return Ok(found);
             }
             let looks = found == 0 && !limit.is_zero() && may_look && self.looks_pay();
-            // The kernel may have events for other descriptors, and wake-ups. A thread that is about to sleep gets them there.
-            if found > 0 || is_kernel_first || looks || limit.is_zero() {
+            // The kernel may have events for other descriptors, and wake-ups. A thread that is about to spin asks for them now and then,
+            // and one that is about to sleep gets them there.
+            if found > 0 || is_kernel_first || limit.is_zero() {
                 let n = native(&mut events[found..], Some(Duration::ZERO))?;
                 let mut told = self.translate(&mut events[found..found + n]);
                 if found > 0 && self.is_served() {
