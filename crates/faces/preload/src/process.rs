@@ -1,6 +1,7 @@
 //! This process: its settings, threads and signals, the locks and sections in which its threads work, and this library's own
 //! descriptors in it.
 
+pub mod busy;
 pub mod handlers;
 pub mod hidden;
 pub mod ids;

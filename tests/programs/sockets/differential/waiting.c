@@ -524,6 +524,54 @@ CASE(waiting_timeout_of_a_call_that_sends)
     meet();
 }
 
+static void *receive_one(void *connection)
+{
+    char byte;
+    return (void *)recv(*(int *)connection, &byte, 1, 0);
+}
+
+static void limit_to(int fd, int milliseconds)
+{
+    struct timeval timeout = { 0, milliseconds * 1000 };
+    check(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) == 0, "SO_RCVTIMEO");
+}
+
+CASE(waiting_timeout_that_is_set_after_a_wait_without_one)
+{
+    char byte;
+    if (me == CONNECTOR) {
+        meet();
+        send_all(fd, "w", 1);
+        meet();
+        return;
+    }
+    void *got;
+    pthread_t sleeper = begin_sleep(receive_one, &fd);
+    meet();
+    pthread_join(sleeper, &got);
+    say("without one", (long)got);
+    limit_to(fd, 30);
+    say("with one", recv(fd, &byte, 1, 0));
+    limit_to(fd, 0);
+    int copy = dup(fd);
+    limit_to(copy, 30);
+    close(copy);
+    say("set by another number", recv(fd, &byte, 1, 0));
+    limit_to(fd, 0);
+    struct timeval timeout = { 0, 30000 };
+    syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
+    say("set by syscall", recv(fd, &byte, 1, 0));
+    limit_to(fd, 0);
+    int child = fork();
+    if (child == 0) {
+        limit_to(fd, 30);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    say("set by a child", recv(fd, &byte, 1, 0));
+    meet();
+}
+
 /* Ways of waiting in a call that does not come back by itself. */
 static int send_much(int fd)
 {

@@ -11,6 +11,7 @@ use crate::state::table;
 use crate::system::clock::now;
 use crate::system::errno::Kept;
 use crate::system::{confined, memory};
+use crate::waiting::points;
 use libc::c_int;
 use std::sync::atomic::Ordering;
 
@@ -90,6 +91,7 @@ fn leave(socket: &'static Socket, fd: c_int, open: c_int) {
         if confined::is_confined() { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
     if is_last {
+        points::wake_residents(socket);
         crate::carrying::closing::close(socket, open);
         SOCKETS.release(socket);
     }

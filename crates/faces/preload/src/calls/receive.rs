@@ -10,7 +10,7 @@ use crate::state::socket::{End, Socket};
 use crate::system::errno::{Errno, Result, tell};
 use crate::system::memory::can_write;
 use crate::waiting::call::Call;
-use crate::waiting::wait;
+use crate::waiting::{points, wait};
 use libc::c_int;
 use std::sync::atomic::Ordering;
 
@@ -61,6 +61,9 @@ fn receive_on<'a>(
         return call();
     }
     if socket.receiving.carrier() == Carrier::Kernel {
+        if socket.is_resident.load(Ordering::Relaxed) {
+            points::move_out(socket);
+        }
         let takes = flags & libc::MSG_PEEK == 0;
         let moved = |got: &isize| if takes { usize::try_from(*got).unwrap_or(0) } else { 0 };
         match socket.receiving.through_kernel(call, moved) {

@@ -1,10 +1,10 @@
 //! Whether a ring pays for the direction that it carries.
 //!
 //! A message whose receiver sleeps costs a wake-up, in a ring as over TCP. If nearly every message does, the ring saves little, and it can
-//! lose: the kernel knows that the sender of a TCP message is about to sleep, and lets the receiver follow on the same CPU, while an
-//! eventfd's reader may be woken on a CPU that has to wake up first. So a sender that has rung again and again for a few bytes each
-//! returns to the kernel ([`returning`]), and asks for a ring again after a long pause, because the program may do something else by then.
-//! It advises its peer to do the same. With one direction over TCP and one in a ring, calls have more to do than with either alone.
+//! lose: the wake-up itself costs less than TCP's, but this library has more to do around a sleep than the kernel has. So a sender that has
+//! rung again and again for a few bytes each returns to the kernel ([`returning`]), and asks for a ring again after a long pause, because
+//! the program may do something else by then. It advises its peer to do the same. With one direction over TCP and one in a ring, calls have
+//! more to do than with either alone.
 //!
 //! A peer in another VM is worth a ring in any case: there TCP has to pass two kernels and the hypervisor for each message.
 

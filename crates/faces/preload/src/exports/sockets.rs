@@ -256,6 +256,10 @@ pub unsafe extern "C-unwind" fn setsockopt(
     }
     let result = native();
     let noted = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | RCVTIMEO_NEW | SNDTIMEO_NEW) => {
+            socket.may_have_timeouts();
+            return result;
+        }
         (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => &socket.gives_up,
         (libc::IPPROTO_TCP, libc::TCP_INQ) => &socket.tells_inq,
         _ => return result,
@@ -315,6 +319,10 @@ pub unsafe extern "C-unwind" fn getsockopt(
 }
 
 /// The states of a TCP connection that its ends decide (`enum tcp_state`).
+/// The timeouts of programs that were compiled with times of 64 bits for processors of 32 (`asm-generic/socket.h`).
+const RCVTIMEO_NEW: c_int = 66;
+const SNDTIMEO_NEW: c_int = 67;
+
 const ESTABLISHED: u8 = 1;
 const FIN_WAIT2: u8 = 5;
 const CLOSE: u8 = 7;

@@ -224,6 +224,7 @@ pub fn named(socket: &Socket, process: Option<i32>) {
 }
 
 fn share(socket: &Socket) {
+    socket.may_have_timeouts();
     let Some((number, entry)) = take_entry().and_then(|number| Some((number, entry(number)?))) else {
         return socket.family.store(NONE_FREE, Ordering::Relaxed);
     };

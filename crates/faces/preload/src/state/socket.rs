@@ -225,8 +225,12 @@ pub struct Socket {
     pub lowat: Lowat,
     /// The epoll instances that watch the socket.
     pub watchers: Watchers<Socket>,
+    /// A wait point may have the socket as its resident; see `waiting::points`.
+    pub is_resident: AtomicBool,
     /// 0: not known; 1: calls wait; 2: calls do not wait.
     nonblocking: AtomicU8,
+    /// Which timeouts the socket is known not to have (bits 0 and 1), and how often one may have been set (the bits above).
+    timeouts: AtomicU32,
     /// A count of waits without success, from which `wait` decides whether to spin before the next sleep.
     pub patience: AtomicU32,
     /// The number of data bytes in the ring that the socket sends into.
@@ -302,7 +306,9 @@ impl Socket {
             fork: AtomicU32::new(0),
             lowat: Lowat::new(),
             watchers: Watchers::new(),
+            is_resident: AtomicBool::new(false),
             nonblocking: AtomicU8::new(0),
+            timeouts: AtomicU32::new(0),
             patience: AtomicU32::new(0),
             ring_bytes: AtomicU64::new(0),
             fulls: AtomicU32::new(0),
@@ -333,7 +339,9 @@ impl Socket {
         self.family.store(crate::state::common::ALONE, Ordering::Relaxed);
         self.fork.store(0, Ordering::Relaxed);
         self.watchers.clear();
+        self.is_resident.store(false, Ordering::Relaxed);
         self.nonblocking.store(0, Ordering::Relaxed);
+        self.may_have_timeouts();
         self.lowat.reset();
         self.cache.reset();
         self.renew();
@@ -543,6 +551,31 @@ impl Socket {
     #[inline]
     pub fn may_be_shared(&self) -> bool {
         self.family.load(Ordering::Relaxed) != crate::state::common::ALONE
+    }
+
+    /// Notes that the program may have set SO_RCVTIMEO or SO_SNDTIMEO.
+    pub fn may_have_timeouts(&self) {
+        let next = |timeouts: u32| Some((timeouts | 0b11).wrapping_add(1));
+        let _ = self.timeouts.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
+    }
+
+    /// Returns the timeout in this option. `ask` asks the kernel for it, once for all calls as long as there is none.
+    pub fn timeout(&self, option: c_int, ask: impl FnOnce() -> Option<Duration>) -> Option<Duration> {
+        let bit = if option == libc::SO_RCVTIMEO { 0b01 } else { 0b10 };
+        let before = self.timeouts.load(Ordering::Acquire);
+        // Whoever else has the socket may set it too.
+        if self.may_be_shared() || self.is_passed() {
+            return ask();
+        }
+        if before & bit != 0 {
+            return None;
+        }
+        let timeout = ask();
+        if timeout.is_none() {
+            // Fails if it was set meanwhile.
+            let _ = self.timeouts.compare_exchange(before, before | bit, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        timeout
     }
 
     /// Returns whether the program has shut down receiving, in this process or a relative.

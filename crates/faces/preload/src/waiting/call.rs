@@ -77,9 +77,12 @@ impl Call {
 
     /// Returns the time that is left, or EAGAIN if it has passed.
     pub fn left(&mut self) -> Result<Option<Duration>> {
-        let begun = *self.begun.get_or_insert_with(Instant::now);
-        let (fd, option) = (self.fd, self.option);
-        let limit = || kernel::timeout(fd, option).and_then(|time| begun.checked_add(time));
+        let (socket, fd, option) = (self.socket, self.fd, self.option);
+        let begun = &mut self.begun;
+        let limit = || {
+            let time = socket.timeout(option, || kernel::timeout(fd, option))?;
+            begun.get_or_insert_with(Instant::now).checked_add(time)
+        };
         let Some(end) = *self.end.get_or_insert_with(limit) else { return Ok(None) };
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(Errno(libc::EAGAIN)) } else { Ok(Some(left)) }

@@ -10,19 +10,26 @@
 //! because other threads sleep on it too. It sleeps in an epoll instance that has the eventfd as an edge-triggered
 //! entry: the one of a [`WaitPoint`], or the program's own ([`watch`]). Threads that are not alone at a socket sleep at a
 //! wait point too, at its doorbell or not ([`super::sleep`]).
+//!
+//! A thread that sleeps at one socket again and again makes one system call for that: the socket stays in the instance as its
+//! [`Resident`]. Where there is none, the thread sleeps in `poll`, at the socket and at the instance, and then asks the instance what
+//! has happened. That is twice the work, and in rings most messages between busy processes are a sleep each.
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
 use crate::carrying::bell::Wake;
 use crate::process::lock::Lock;
 use crate::process::{hidden, ids, thread};
+use crate::state::carrier::Carrier;
 use crate::state::socket::Socket;
+use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result, check};
 use crate::system::{cancel, real};
 use ginnel::SocketReceiver;
 use libc::{c_int, epoll_event, pollfd};
+use std::cell::Cell;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The most threads of a process that sleep at its doorbells.
 const MOST: usize = 4;
@@ -80,6 +87,52 @@ fn event_of(socket: &Socket) -> Option<c_int> {
     rings.as_ref().and_then(SocketReceiver::doorbell_event).map(|event| event.as_raw_fd())
 }
 
+/// The socket that stays in the instance of a wait point from one sleep to the next. Only the thread that uses the wait point changes it.
+///
+/// It is an edge-triggered entry, and leaves the instance with its first event, so that the next sleep begins with what is there then.
+/// The kernel removes it when the connection is closed. If the number is closed and the connection is not, for example because another
+/// process has it too, the entry stays, and its events are dropped: they do not carry the present [`Resident::cookie`].
+struct Resident {
+    /// The entry's data: a serial number, and the descriptor. 0 means that there is none.
+    cookie: AtomicU64,
+    /// The address of the socket, and its `life`.
+    socket: AtomicUsize,
+    life: AtomicU64,
+    serial: AtomicU32,
+}
+
+impl Resident {
+    const fn none() -> Self {
+        Self {
+            cookie: AtomicU64::new(0),
+            socket: AtomicUsize::new(0),
+            life: AtomicU64::new(0),
+            serial: AtomicU32::new(0),
+        }
+    }
+
+    /// Returns its cookie if it is this socket, by this number.
+    fn cookie_of(&self, socket: &'static Socket, fd: c_int) -> Option<u64> {
+        let cookie = self.cookie.load(Ordering::Relaxed);
+        let is_it = cookie != 0
+            && cookie as c_int == fd
+            && self.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr()
+            && self.life.load(Ordering::Relaxed) == socket.life.load(Ordering::Relaxed);
+        is_it.then_some(cookie)
+    }
+
+    /// Notes the next one, and returns its cookie.
+    fn note(&self, socket: &'static Socket, fd: c_int) -> u64 {
+        let serial = (self.serial.load(Ordering::Relaxed) % u32::MAX) + 1;
+        let cookie = u64::from(serial) << 32 | u64::from(fd.cast_unsigned());
+        self.serial.store(serial, Ordering::Relaxed);
+        self.life.store(socket.life.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.socket.store(std::ptr::from_ref(socket).addr(), Ordering::Relaxed);
+        self.cookie.store(cookie, Ordering::Relaxed);
+        cookie
+    }
+}
+
 /// The state of one wait point. The process has a fixed set of them, which its threads share.
 struct Shared {
     /// The thread that uses this wait point, or 0.
@@ -87,11 +140,17 @@ struct Shared {
     /// An epoll instance of this library, or -1 if it has not been created yet.
     epoll: AtomicI32,
     events: Lock<Events>,
+    resident: Resident,
 }
 
 /// The wait points at the doorbells come first.
 static WAIT_POINTS: [Shared; MOST + OTHERS] = [const {
-    Shared { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
+    Shared {
+        owner: AtomicI32::new(0),
+        epoll: AtomicI32::new(-1),
+        events: Lock::new(Events::new()),
+        resident: Resident::none(),
+    }
 }; MOST + OTHERS];
 
 /// A wait point that one thread uses to sleep at the doorbells, or at sockets. Dropping it frees the wait point.
@@ -101,6 +160,8 @@ pub struct WaitPoint {
     /// This thread already uses the wait point, in a call that a signal handler has interrupted for a while or for
     /// good. The thread keeps it: if another thread used it too, a ring would wake only one of them.
     is_borrowed: bool,
+    /// The peer rings the doorbell.
+    is_rung: Cell<bool>,
 }
 
 impl WaitPoint {
@@ -121,12 +182,12 @@ impl WaitPoint {
         let own = points.iter().find(|shared| shared.owner.load(Ordering::Relaxed) == me);
         let shared = own.or_else(|| {
             points.iter().find(|shared| {
-                // ORDER preload.wait_point: the eventfds that the previous user has added. Pairs with:
+                // ORDER preload.wait_point: the eventfds and the socket that the previous user has added. Pairs with:
                 // `WaitPoint::drop`.
                 shared.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             })
         })?;
-        let point = Self { shared, has_doorbell, is_borrowed: own.is_some() };
+        let point = Self { shared, has_doorbell, is_borrowed: own.is_some(), is_rung: Cell::new(false) };
         if point.shared.epoll.load(Ordering::Relaxed) < 0 {
             // SAFETY: it takes a number.
             let epoll = unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -144,37 +205,99 @@ impl WaitPoint {
     /// it can.
     pub fn wake_for(&self, socket: &Socket) -> Wake {
         match event_of(socket).filter(|_| self.has_doorbell) {
-            Some(event) if self.shared.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
+            Some(event) if self.shared.events.lock().add(self.instance(), event, 0) => {
+                self.is_rung.set(true);
+                Wake::Bell
+            }
             _ => Wake::Byte,
         }
     }
 
     /// Watches an eventfd, at whose next event the thread that sleeps here wakes. Returns false if there is no room.
     pub fn watch(&self, event: c_int) -> bool {
-        self.shared.events.lock().add(self.epoll(), event, 0)
+        self.shared.events.lock().add(self.instance(), event, 0)
+    }
+
+    fn instance(&self) -> c_int {
+        self.shared.epoll.load(Ordering::Relaxed)
     }
 
     /// Returns the epoll instance, which becomes readable when the doorbell has rung since the last
     /// [`WaitPoint::drain`].
     pub fn epoll(&self) -> c_int {
-        self.shared.epoll.load(Ordering::Relaxed)
+        self.move_out();
+        self.instance()
+    }
+
+    /// Makes the socket the resident. Returns its cookie, or `None` if it cannot be the resident.
+    ///
+    /// Nothing but the doorbell wakes the thread when another thread closes the socket.
+    fn move_in(&self, socket: &'static Socket, fd: c_int) -> Option<u64> {
+        // An interrupted call may have its socket there.
+        if self.is_borrowed || !self.is_rung.get() || socket.receiving.carrier() != Carrier::Ring {
+            return None;
+        }
+        // ORDER preload.resident: either this thread sees that the number is closed, or the thread that closes it sees the resident and
+        // this thread. Pairs with: `wake_residents`.
+        let _using = Using::begin(socket, fd)?;
+        let resident = &self.shared.resident;
+        if let Some(cookie) = resident.cookie_of(socket, fd) {
+            return Some(cookie);
+        }
+        self.move_out();
+        let _errno = Kept::new();
+        let cookie = resident.note(socket, fd);
+        socket.is_resident.store(true, Ordering::Relaxed);
+        let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+        let mut what = epoll_event { events, u64: cookie };
+        // SAFETY: one event.
+        if unsafe { real::epoll_ctl(self.instance(), libc::EPOLL_CTL_ADD, fd, &raw mut what) } == 0 {
+            return Some(cookie);
+        }
+        resident.cookie.store(0, Ordering::Relaxed);
+        None
+    }
+
+    /// Removes the resident.
+    fn move_out(&self) {
+        let resident = &self.shared.resident;
+        let cookie = resident.cookie.load(Ordering::Relaxed);
+        if self.is_borrowed || cookie == 0 || is_confined() {
+            return;
+        }
+        let _errno = Kept::new();
+        resident.cookie.store(0, Ordering::Relaxed);
+        // SAFETY: the operation takes no event. If the number belongs to another file now, that one is not in the instance.
+        unsafe {
+            real::epoll_ctl(self.instance(), libc::EPOLL_CTL_DEL, cookie as c_int, std::ptr::null_mut())
+        };
     }
 
     /// Adds a socket, whose wake bytes wake the thread that sleeps here even if another thread takes them; see `sleep`.
     pub fn register(&self, fd: c_int) -> Option<Registration> {
+        self.move_out();
         let _errno = Kept::new();
         let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
         let mut what = epoll_event { events: events as u32, u64: 0 };
         // SAFETY: one event.
-        let result = unsafe { real::epoll_ctl(self.epoll(), libc::EPOLL_CTL_ADD, fd, &raw mut what) };
+        let result = unsafe { real::epoll_ctl(self.instance(), libc::EPOLL_CTL_ADD, fd, &raw mut what) };
         // A call that a signal handler has interrupted, for a while or for good, may have added it already.
         let is_added = result == 0 || Errno::last() == Errno(libc::EEXIST);
         is_added.then_some(Registration { shared: self.shared, fd })
     }
 
-    /// Sleeps until the doorbell rings, a registered socket has news, `fd` has ended, or has bytes if this thread is their keeper
+    /// Sleeps until the doorbell rings, a registered socket has news, this one has ended, or has bytes if this thread is their keeper
     /// ([`crate::waiting::sleep`]), or the time has passed. A negative time means for ever. Returns true if there may be wake bytes.
-    pub fn sleep(&self, fd: c_int, is_keeper: bool, milliseconds: c_int) -> Result<bool> {
+    pub fn sleep(
+        &self,
+        socket: &'static Socket,
+        fd: c_int,
+        is_keeper: bool,
+        milliseconds: c_int,
+    ) -> Result<bool> {
+        if is_keeper && let Some(cookie) = self.move_in(socket, fd) {
+            return self.sleep_with(cookie, milliseconds);
+        }
         let entry = |fd, events| pollfd { fd, events, revents: 0 };
         let bytes = if is_keeper { libc::POLLIN } else { 0 };
         let mut polls = [entry(fd, bytes | libc::POLLRDHUP), entry(self.epoll(), libc::POLLIN)];
@@ -186,6 +309,36 @@ impl WaitPoint {
         Ok(polls[0].revents != 0 || !is_keeper)
     }
 
+    /// Sleeps until the doorbell rings, the resident has bytes or has ended, or the time has passed. Returns true if it was the resident.
+    fn sleep_with(&self, cookie: u64, milliseconds: c_int) -> Result<bool> {
+        let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
+        let room = events.len() as c_int;
+        // SAFETY: there is room for so many events.
+        let n = unsafe { real::epoll_wait(self.instance(), events.as_mut_ptr(), room, milliseconds) };
+        let n = check(n as isize)?;
+        let is_resident = events[..n].iter().any(|event| { event.u64 } == cookie);
+        if is_resident {
+            self.move_out();
+        }
+        Ok(is_resident)
+    }
+
+    /// Makes the events known again that the call of a signal handler may have consumed in place of the call that it has interrupted.
+    #[cold]
+    fn stir(&self) {
+        if is_confined() {
+            return;
+        }
+        let _errno = Kept::new();
+        let events = self.shared.events.lock();
+        for &event in &events.fds[..events.len] {
+            let mut what = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+            // The eventfd has been written to, and nobody reads it.
+            // SAFETY: one event.
+            unsafe { real::epoll_ctl(self.instance(), libc::EPOLL_CTL_MOD, event, &raw mut what) };
+        }
+    }
+
     /// Consumes the rings and the news of sockets that have come so far.
     pub fn drain(&self) {
         if is_confined() {
@@ -193,7 +346,7 @@ impl WaitPoint {
         }
         let _errno = Kept::new();
         let mut events = [epoll_event { events: 0, u64: 0 }; EVENTS];
-        while cancel::epoll(self.epoll(), &mut events) == EVENTS as c_int {}
+        while cancel::epoll(self.instance(), &mut events) == EVENTS as c_int {}
     }
 }
 
@@ -218,10 +371,55 @@ impl Drop for Registration {
 
 impl Drop for WaitPoint {
     fn drop(&mut self) {
-        if !self.is_borrowed {
+        if self.is_borrowed {
+            self.stir();
+        } else {
             // ORDER preload.wait_point: see `WaitPoint::take`.
             self.shared.owner.store(0, Ordering::Release);
         }
+    }
+}
+
+/// Ends the residence of a socket that the kernel carries again: each message would be an event of the wait point.
+#[cold]
+pub fn move_out(socket: &'static Socket) {
+    if is_confined() || !socket.is_resident.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    let me = thread::tid();
+    for shared in &WAIT_POINTS[..MOST] {
+        let is_there = || shared.resident.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr();
+        if !is_there() {
+            continue;
+        }
+        // ORDER preload.wait_point: as in `WaitPoint::take_of`. Pairs with: `WaitPoint::drop`.
+        if shared.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            // The thread that uses the wait point may sleep. A later call tries again.
+            socket.is_resident.store(true, Ordering::Relaxed);
+            continue;
+        }
+        let point = WaitPoint { shared, has_doorbell: true, is_borrowed: false, is_rung: Cell::new(false) };
+        if is_there() {
+            point.move_out();
+        }
+    }
+}
+
+/// Wakes the threads that sleep with this socket as their resident, because its last number is closed. They would not learn of what
+/// happens to the connection after that.
+pub fn wake_residents(socket: &'static Socket) {
+    // ORDER preload.resident: see `WaitPoint::move_in`. (The caller has waited for `Using`.)
+    let sleeps = |shared: &Shared| {
+        shared.resident.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr()
+            && ![0, thread::tid()].contains(&shared.owner.load(Ordering::Relaxed))
+    };
+    if WAIT_POINTS[..MOST].iter().any(sleeps)
+        && let Some(event) = event_of(socket)
+    {
+        let _errno = Kept::new();
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: 8 bytes, for an eventfd.
+        unsafe { real::write(event, one.as_ptr().cast(), one.len()) };
     }
 }
 
@@ -265,6 +463,7 @@ pub fn in_child() {
             unsafe { real::close(epoll) };
         }
         *shared.events.lock() = Events::new();
+        shared.resident.cookie.store(0, Ordering::Relaxed);
         shared.owner.store(0, Ordering::Relaxed);
     }
     WATCHING.store(0, Ordering::Relaxed);

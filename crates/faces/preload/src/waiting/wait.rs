@@ -82,7 +82,7 @@ fn sleep_for_data(call: &mut Call, sleep: &Sleep, point: &Point) -> Result<()> {
             return Ok(());
         }
         let left = call.left()?;
-        let slept = point.sleep(fd, sleep.keeper().is_some(), limit::milliseconds(left));
+        let slept = point.sleep(socket, fd, sleep.keeper().is_some(), limit::milliseconds(left));
         if call.woken(slept, left.is_some())? == Some(false) {
             return Ok(());
         }
@@ -179,7 +179,7 @@ fn sleep_for_space(call: &mut Call, least: usize, sleep: &Sleep, point: &Point) 
         let most = returning::STEP;
         let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
         match point.taken() {
-            Some(point) => point.sleep(fd, sleep.keeper().is_some(), milliseconds),
+            Some(point) => point.sleep(socket, fd, sleep.keeper().is_some(), milliseconds),
             None => kernel::poll_readable(fd, milliseconds),
         }
     } else {
