@@ -165,3 +165,72 @@ CASE(epoll_both_write_first)
     say("received", got);
     meet();
 }
+
+/* The event of EPOLLONESHOT comes before the change, and so it does not come again after it. */
+static void once_during_the_change(int me, int fd, int extra)
+{
+    char byte;
+    if (me == ACCEPTOR) {
+        int epoll = epoll_create1(EPOLL_CLOEXEC);
+        struct epoll_event event = { EPOLLIN | EPOLLONESHOT | extra, { .u32 = 7 } }, got = { 0 };
+        check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "EPOLL_CTL_ADD");
+        meet();
+        say("the first byte", epoll_wait(epoll, &got, 1, 10000));
+        say_events("its events", got.events);
+        receive_all(fd, &byte, 1);
+        for (int turn = 0; turn < 200; turn++) {
+            send_all(fd, "a", 1);
+            receive_all(fd, &byte, 1);
+        }
+        meet();
+        say_events("another byte", events_of(fd, POLLIN, 10000));
+        say("events", epoll_wait(epoll, &got, 1, 0));
+        event.data.u32 = 8;
+        check(epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event) == 0, "EPOLL_CTL_MOD");
+        say("asked again", epoll_wait(epoll, &got, 1, 10000));
+        say("data", got.data.u32);
+        say("asked once", epoll_wait(epoll, &got, 1, 0));
+    } else {
+        meet();
+        send_all(fd, "b", 1);
+        for (int turn = 0; turn < 200; turn++) {
+            receive_all(fd, &byte, 1);
+            send_all(fd, "b", 1);
+        }
+        meet();
+        send_all(fd, "b", 1);
+    }
+    meet();
+}
+
+CASE(early_epoll_once)
+{
+    once_during_the_change(me, fd, 0);
+}
+
+CASE(early_epoll_once_with_edges)
+{
+    once_during_the_change(me, fd, EPOLLET);
+}
+
+/* The peer has sent more than the smallest ring holds, and has shut down both directions, before the program watches the connection. */
+CASE(epoll_end_behind_unread_bytes)
+{
+    static char bytes[4096];
+    if (me == CONNECTOR) {
+        send_all(fd, bytes, sizeof bytes);
+        shutdown(fd, SHUT_RDWR);
+        meet();
+        meet();
+        return;
+    }
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = { EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, { 0 } }, got;
+    meet();
+    check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "EPOLL_CTL_ADD");
+    int all = 0;
+    while (!(all & EPOLLRDHUP) && epoll_wait(epoll, &got, 1, PATIENCE) > 0)
+        all |= got.events;
+    say_events("events", all);
+    meet();
+}

@@ -83,6 +83,7 @@ impl Instance {
             if let Some(before) = state.watches.insert(fd, watch) {
                 self.removed(&mut state, fd, before);
             }
+            self.expect_once(&mut state, fd, event);
         }
         socket.watchers.add(self, fd);
         if socket.cache.is_there() {
@@ -142,6 +143,27 @@ impl Instance {
         }
     }
 
+    /// Notes a socket of which the kernel is to report one event.
+    fn expect_once(&self, state: &mut State, fd: c_int, event: epoll_event) {
+        if event.events & libc::EPOLLONESHOT as u32 != 0 {
+            state.once.insert(event.u64, fd);
+            self.has_once.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the kernel has reported this event. If it was the only one that a socket was to have, there is none after the change
+    /// either, until the program asks again.
+    pub(super) fn had(&self, data: u64) {
+        if !self.has_once.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.state.lock();
+        let Some(fd) = state.once.get(&data).copied() else { return };
+        if let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.data == data) {
+            watch.is_spent |= watch.events & libc::EPOLLONESHOT as u32 != 0;
+        }
+    }
+
     /// Handles the program's removal of a socket.
     fn take_out(&'static self, fd: c_int, socket: &'static Socket) -> Taken {
         let mut state = self.state.lock();
@@ -173,6 +195,7 @@ impl Instance {
             }
             Some(watch) if !watch.is_joined => {
                 watch.ask(event);
+                self.expect_once(&mut state, fd, event);
                 state.note_answers(fd);
                 native()
             }
@@ -201,6 +224,9 @@ impl Instance {
     pub(super) fn removed(&self, state: &mut State, fd: c_int, mut watch: Watch) {
         watch.rise();
         state.hot.retain(|other| *other != fd);
+        if state.once.get(&watch.data) == Some(&fd) {
+            state.once.remove(&watch.data);
+        }
         if watch.is_joined {
             self.joined.fetch_sub(1, Ordering::AcqRel);
         }

@@ -36,6 +36,8 @@ pub struct State {
     pub(super) told: u64,
     /// How long a thread may sleep before it looks again, or for ever.
     pub(super) most: Option<Duration>,
+    /// The sockets with EPOLLONESHOT, by the data of their events.
+    pub(super) once: HashMap<u64, c_int, BuildHasherDefault<Spread>>,
     /// The doorbells registered in it.
     pub(super) bells: points::Events,
 }
@@ -188,7 +190,7 @@ impl State {
     }
 }
 
-/// A hasher that spreads descriptors over a hash table.
+/// A hasher that spreads descriptors and data over a hash table.
 #[derive(Default)]
 pub(super) struct Spread(u64);
 
@@ -200,7 +202,10 @@ impl Hasher for Spread {
         bytes.iter().for_each(|byte| self.write_i32(i32::from(*byte)));
     }
     fn write_i32(&mut self, fd: i32) {
+        self.write_u64(fd as u64);
+    }
+    fn write_u64(&mut self, value: u64) {
         // A hash table takes the bucket from the low bits, and the tag from the high bits.
-        self.0 = (self.0 ^ fd as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
     }
 }

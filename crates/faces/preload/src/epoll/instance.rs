@@ -30,6 +30,8 @@ pub struct Instance {
     pub(super) unaware: AtomicU32,
     /// True if it contains, or has contained, sockets whose gets this process answers or may answer.
     pub(super) is_served: AtomicBool,
+    /// True if the program has added a socket with EPOLLONESHOT.
+    pub(super) has_once: AtomicBool,
     pub(super) state: Lock<State>,
 }
 
@@ -52,6 +54,7 @@ impl Instance {
             failures: 0,
             told: 0,
             most: None,
+            once: HashMap::default(),
             bells: points::Events::new(),
         };
         Self {
@@ -62,6 +65,7 @@ impl Instance {
             sleeping: AtomicU32::new(0),
             unaware: AtomicU32::new(0),
             is_served: AtomicBool::new(false),
+            has_once: AtomicBool::new(false),
             state: Lock::new(state),
         }
     }
@@ -72,6 +76,7 @@ impl Instance {
         self.sleeping.store(0, Ordering::Relaxed);
         self.unaware.store(0, Ordering::Relaxed);
         self.is_served.store(false, Ordering::Relaxed);
+        self.has_once.store(false, Ordering::Relaxed);
         self.fds.store(1, Ordering::Relaxed);
     }
 
@@ -84,6 +89,7 @@ impl Instance {
         }
         state.hot.clear();
         state.answered.clear();
+        state.once.clear();
         points::unwatch(&mut state.bells);
         self.joined.store(0, Ordering::Relaxed);
     }

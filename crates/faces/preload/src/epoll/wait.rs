@@ -1,5 +1,6 @@
 //! `epoll_wait`.
 
+use crate::carrying::connection;
 use crate::epoll::hot::{CALLS, State};
 use crate::epoll::instance::Instance;
 use crate::epoll::registration;
@@ -187,26 +188,31 @@ impl Instance {
             let event = events[i];
             match registration::descriptor(event.u64) {
                 None => {
+                    self.had(event.u64);
                     events[kept] = event;
                     kept += 1;
                 }
                 // A doorbell has rung. The caller looks at the hot sockets next.
                 Some(fd) if fd as u64 == RUNG => {}
-                Some(fd) => self.woken(fd, { event.events } & libc::EPOLLOUT as u32 != 0),
+                Some(fd) => self.woken(fd, event.events),
             }
         }
         kept
     }
 
-    /// Handles an event of the kernel's socket: a wake byte, bytes of the program, or the connection's end. `has_room` says whether the
-    /// kernel has room.
-    pub(super) fn woken(&self, fd: c_int, has_room: bool) {
+    /// Handles events of the kernel's socket: a wake byte, bytes of the program, room, or the connection's end.
+    pub(super) fn woken(&self, fd: c_int, events: u32) {
         let _errno = Kept::new();
         let mut state = self.state.lock();
         let Some(watch) = state.watches.get_mut(&fd) else { return };
         let socket = watch.socket;
         let carriers = (socket.sending.carrier(), socket.receiving.carrier());
-        sleep::take_knowing(socket, fd, has_room);
+        sleep::take_knowing(socket, fd, events & libc::EPOLLOUT as u32 != 0);
+        // There may have been bytes before the end. The kernel does not report the end once more.
+        let is_end = events & (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0;
+        if is_end && socket.end() == End::None && socket.receiving.carrier() == Carrier::Ring {
+            connection::look_for_end(socket, fd);
+        }
         // A wake byte alone is no new edge: what has arrived is in the ring. The conditions cover all other events.
         if carriers != (Carrier::Ring, Carrier::Ring)
             || socket.end() != End::None
