@@ -28,7 +28,7 @@ use crate::system::{cancel, real};
 use ginnel::SocketReceiver;
 use libc::{c_int, epoll_event, pollfd};
 use std::cell::Cell;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The most threads of a process that sleep at its doorbells.
@@ -413,13 +413,13 @@ pub fn wake_residents(socket: &'static Socket) {
         shared.resident.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr()
             && ![0, thread::tid()].contains(&shared.owner.load(Ordering::Relaxed))
     };
-    if WAIT_POINTS[..MOST].iter().any(sleeps)
-        && let Some(event) = event_of(socket)
-    {
+    for shared in WAIT_POINTS[..MOST].iter().filter(|shared| sleeps(shared)) {
         let _errno = Kept::new();
-        let one = 1_u64.to_ne_bytes();
-        // SAFETY: 8 bytes, for an eventfd.
-        unsafe { real::write(event, one.as_ptr().cast(), one.len()) };
+        let events = *shared.events.lock();
+        if let Some(&event) = events.fds[..events.len].first() {
+            // SAFETY: the doorbell of an endpoint is open as long as the process lives.
+            ginnel_doorbell::ring(unsafe { BorrowedFd::borrow_raw(event) });
+        }
     }
 }
 
