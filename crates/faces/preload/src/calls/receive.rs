@@ -192,13 +192,16 @@ fn peeked(socket: &'static Socket, fd: c_int, flags: c_int, mut pieces: Rooms<'_
     let mut call = Call::receiving(socket, fd);
     loop {
         match input::peek(socket, call.fd, &mut pieces, how, waits) {
-            // There is more, for which the program's memory is not there.
+            // There is more, which has come since, or for which the program's memory is not there.
             Ok(n @ 1..)
                 if n < least
                     && input::peek(socket, call.fd, &mut pieces, How::Count, false)
                         .is_ok_and(|all| all > n) =>
             {
-                return Ok(n);
+                match input::peek(socket, call.fd, &mut pieces, how, false) {
+                    Ok(more) if more > n => {}
+                    _ => return Ok(n),
+                }
             }
             // They keep the socket readable, so the thread sleeps by the clock.
             Ok(n @ 1..) if n < least && waits && !is_all(socket) => {
