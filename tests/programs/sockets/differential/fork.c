@@ -466,3 +466,37 @@ CASE(early_executes_by_posix_spawn)
 {
     executes_first(me, fd, executed_by_posix_spawn);
 }
+
+/* A connection that the peer has broken stays broken for the child and for its parent. */
+CASE(fork_after_the_peer_has_shut_down_both)
+{
+    static char bytes[1000];
+    if (me == ACCEPTOR) {
+        send_all(fd, bytes, sizeof bytes);
+        shutdown(fd, SHUT_RDWR);
+        meet();
+        meet();
+        say("recv", recv(fd, bytes, sizeof bytes, 0));
+    } else {
+        signal(SIGPIPE, SIG_IGN);
+        receive_all(fd, bytes, sizeof bytes);
+        meet();
+        say("send", send(fd, bytes, 64, 0));
+        say_events("events", events_of(fd, POLLIN | POLLOUT, 10000));
+        check(WAIT_UNTIL(send(fd, bytes, 1, 0) == -1), "an error");
+        say("send", send(fd, bytes, 1, 0));
+        say("recv", recv(fd, bytes, sizeof bytes, 0));
+        pid_t child = fork();
+        if (child == 0) {
+            pause();
+            _exit(1);
+        }
+        say("recv", recv(fd, bytes, sizeof bytes, 0));
+        say("send", send(fd, bytes, sizeof bytes, 0));
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        say("send", send(fd, bytes, sizeof bytes, 0));
+        meet();
+    }
+    meet();
+}

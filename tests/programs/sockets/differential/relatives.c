@@ -495,3 +495,28 @@ CASE(relatives_by_message_set_nonblocking)
     }
     meet();
 }
+
+static void send_a_byte(int fd)
+{
+    say("send of the child", send(fd, "a", 1, MSG_NOSIGNAL));
+}
+
+/* The peer has closed its end, and answers what the child sends with a reset, which concerns the parent too. */
+CASE(relatives_send_to_a_peer_that_has_closed)
+{
+    if (me == ACCEPTOR) {
+        close(fd);
+        meet();
+    } else {
+        struct relative relative = begin_relative(fd);
+        meet();
+        say_events("the end", events_of(fd, POLLRDHUP, PATIENCE));
+        let(&relative, send_a_byte);
+        check(WAIT_UNTIL(events_of(fd, 0, 0) & POLLHUP), "a reset");
+        say("send", send(fd, "b", 1, MSG_NOSIGNAL));
+        end_relative(&relative);
+        say_events("events", events_of(fd, POLLIN | POLLOUT | POLLRDHUP, 0) & ~POLLERR);
+        say("send", send(fd, "b", 1, MSG_NOSIGNAL));
+    }
+    meet();
+}

@@ -1,6 +1,7 @@
 //! The kernel's connection under a socket: its end, and the wake bytes in it.
 #![allow(unsafe_code)] // System calls on descriptors of the program.
 
+use crate::carrying::room;
 use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
@@ -38,8 +39,14 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
         let facts = socket.facts.lock();
         if socket.end() < End::Reset {
             match error(fd) {
-                // Both sides have ended in order.
-                Errno(0) if ready & libc::POLLERR == 0 => socket.set_end(End::Fin),
+                // Both directions have ended. If this side has not shut down its own, the peer has broken the connection, and the
+                // program was told.
+                Errno(0) if ready & libc::POLLERR == 0 => {
+                    let is_broken =
+                        socket.sending.carrier() == Carrier::Kernel && !room::has_shut_down(socket);
+                    socket.said.reset.fetch_or(is_broken, Ordering::Relaxed);
+                    socket.set_end(if is_broken { End::Reset } else { End::Fin });
+                }
                 errno => socket.set_error(errno),
             }
         }
@@ -160,8 +167,8 @@ pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
 pub fn take_last(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
     let _errno = Kept::new();
     match check(kernel::receive(fd, into, libc::MSG_DONTWAIT)) {
-        Ok(0) if !is_peers_end(socket, fd) => {}
-        Ok(0) => socket.set_end(End::Fin),
+        // The end, or what is left of a connection that was broken.
+        Ok(0) => look_for_end(socket, fd),
         Ok(n) => return n,
         Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
         Err(errno) => socket.set_error(errno),

@@ -143,7 +143,7 @@ pub fn take_error(socket: &'static Socket) -> Errno {
     match socket.tell() {
         Some(errno) => errno,
         // The peer has broken the connection after it had ended it.
-        None if socket.said.closed.load(Ordering::Relaxed) && !is_told() => Errno(libc::EPIPE),
+        None if socket.has_sent_in_vain() && !is_told() => Errno(libc::EPIPE),
         None if is_reset(socket) && !is_told() => Errno(libc::ECONNRESET),
         None => Errno(0),
     }

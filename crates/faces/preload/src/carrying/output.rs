@@ -27,6 +27,12 @@ pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() 
     let sent = socket.sending.through_kernel(native, |sent: &isize| usize::try_from(*sent).unwrap_or(0))?;
     if sent > 0 {
         socket.turns.sent();
+    } else if sent < 0
+        && !matches!(Errno::last(), Errno(libc::EAGAIN | libc::EINTR))
+        && matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning)
+    {
+        // The kernel may have told the program that the connection is broken, and it does so only once.
+        connection::look_for_end(socket, fd);
     }
     Some(sent)
 }
@@ -35,7 +41,7 @@ pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() 
 /// which is an event for both. Returns false if that was recorded before.
 #[cold]
 pub fn begins_in_vain(socket: &'static Socket) -> bool {
-    let begins = !socket.said.closed.swap(true, Ordering::Relaxed);
+    let begins = socket.set_sent_in_vain();
     if begins {
         socket.receiving.lock().all_mut().for_each(|receiver| receiver.ring.refuse());
         // The peer's kernel answers with a reset too.
@@ -192,7 +198,7 @@ pub fn some_from(
         Ok(room) => room,
         Err(SendError::Full) => return Some(Err(Stop::Full)),
         // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
-        Err(SendError::Closed) if !socket.said.closed.load(Ordering::Relaxed) => {
+        Err(SendError::Closed) if !socket.has_sent_in_vain() => {
             drop(ring);
             let read = read(buffer);
             if read.is_ok_and(|n| n > 0) {

@@ -27,6 +27,8 @@ pub struct Common {
     is_lost: AtomicBool,
     /// For receiving: a process has shut down receiving. (For sending, the ring says that.)
     pub is_shut_down: AtomicBool,
+    /// For sending: a process has sent bytes to a peer that takes no more.
+    pub is_in_vain: AtomicBool,
     token: AtomicU32,
     rung: AtomicU32,
     position: AtomicU64,
@@ -130,6 +132,7 @@ impl Common {
         self.kernels.store(0, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
         self.is_shut_down.store(false, Ordering::Relaxed);
+        self.is_in_vain.store(false, Ordering::Relaxed);
         self.connection.fetch_add(1, Ordering::Relaxed);
     }
 

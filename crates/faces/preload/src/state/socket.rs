@@ -585,6 +585,19 @@ impl Socket {
             || self.receiving.common().is_some_and(|common| common.is_shut_down.load(Ordering::Relaxed))
     }
 
+    /// Returns whether the program has sent bytes to a peer that takes no more, in this process or a relative.
+    pub fn has_sent_in_vain(&self) -> bool {
+        self.said.closed.load(Ordering::Relaxed)
+            || self.sending.common().is_some_and(|common| common.is_in_vain.load(Ordering::Relaxed))
+    }
+
+    /// Records that it has. Returns false if that was recorded before.
+    pub fn set_sent_in_vain(&self) -> bool {
+        let is_known = self.said.closed.swap(true, Ordering::Relaxed);
+        let common = self.sending.common();
+        !is_known && common.is_none_or(|common| !common.is_in_vain.swap(true, Ordering::Relaxed))
+    }
+
     /// Records whether the program has shut down receiving.
     pub fn set_shut_down_receiving(&self, is_shut_down: bool) {
         self.shut_down.receiving.store(is_shut_down, Ordering::Relaxed);

@@ -136,7 +136,7 @@ impl<T: Entry> Table<T> {
                 }
                 return None;
             }
-            // SAFETY: as in `get`.
+            // SAFETY: the pointer is null, or comes from `set`, which takes only references that are valid for ever.
             let what = unsafe { found.as_ref() }?;
             // ORDER table.calls: either this thread sees that the entry has changed, or the thread that would use the memory again
             // sees the call, because both write before they read and all four accesses are sequentially consistent. Pairs with:
@@ -177,7 +177,8 @@ impl<T: Entry> Table<T> {
         while !found.is_null() && !is_mark(found) {
             // ORDER table.calls, table.using: see `Table::call` and `Using::begin`.
             match entry.compare_exchange(found, by, Ordering::SeqCst, Ordering::Relaxed) {
-                // SAFETY: as in `get`.
+                // SAFETY: the pointer is neither null nor a mark, so it comes from `set`, which takes only references that are
+                // valid for ever.
                 Ok(_) => return unsafe { found.as_ref() },
                 Err(other) => found = other,
             }

@@ -56,7 +56,15 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
             _ => events |= kernel::poll_now(fd, output),
         }
     }
-    if is_ending && (socket.said.closed.load(Ordering::Relaxed) || look::is_reset(socket)) {
+    // What this side sends over TCP may break a connection whose end is in a ring.
+    if is_ending
+        && socket.end() < End::Reset
+        && socket.sending.carrier() == Carrier::Kernel
+        && matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning)
+    {
+        connection::look_for_end(socket, fd);
+    }
+    if is_ending && (socket.has_sent_in_vain() || look::is_reset(socket)) {
         events |= interest & (input | libc::POLLRDHUP | output) | libc::POLLHUP;
         if !socket.said.reset.load(Ordering::Relaxed) {
             events |= libc::POLLERR;
