@@ -841,6 +841,12 @@ fn compare(stage: &Stage, is_settled: bool, mut runner: TestRunner, calls: Vec<(
         over_tcp.map_err(|error| format!("over TCP, so the model is wrong: {error}"))?;
         rings.borrow_mut().execute(is_settled, turns, steps)
     };
+    if let Some(file) = std::env::var_os("GINNEL_RANDOM_PROGRAM") {
+        let (turns, steps) = parse(&std::fs::read_to_string(file).unwrap());
+        // It may fail now and then only.
+        let repeat = |steps: &[Step]| (0..100).try_for_each(|_| execute(turns, steps));
+        return repeat(&steps).unwrap_or_else(|error| report(turns, shrink(steps, error, repeat)));
+    }
     let programs = (1..12_i64, prop::collection::vec(step(calls), 1..200));
     let (begun, mut runs) = (Instant::now(), 0);
     let goes_on = |runs| match limit {
@@ -851,12 +857,31 @@ fn compare(stage: &Stage, is_settled: bool, mut runner: TestRunner, calls: Vec<(
         let (turns, steps) = programs.new_tree(&mut runner).unwrap().current();
         runs += 1;
         if let Err(error) = execute(turns, &steps) {
-            let (steps, error) = shrink(steps, error, |steps| execute(turns, steps));
-            let steps: Vec<String> = steps.iter().map(|step| format!("{step:?}")).collect();
-            panic!("{error}\nafter {turns} turns:\n{}", steps.join(",\n"));
+            report(turns, shrink(steps, error, |steps| execute(turns, steps)));
         }
     }
     println!("{runs} programs");
+}
+
+fn report(turns: i64, (steps, error): (Vec<Step>, String)) -> ! {
+    let steps: Vec<String> = steps.iter().map(|step| format!("{step:?}")).collect();
+    panic!("{error}\nafter {turns} turns:\n{}", steps.join(",\n"));
+}
+
+/// Reads a program as a failure prints it, with or without the text before it.
+fn parse(text: &str) -> (i64, Vec<Step>) {
+    let turns =
+        text.lines().find_map(|line| line.strip_prefix("after ")?.strip_suffix(" turns:")?.parse().ok());
+    let names = [&CALLS[..], &PROCESSES].concat();
+    let step = |line: &str| {
+        let inner = line.trim().strip_prefix("Step { what: ")?.trim_end_matches(',').strip_suffix(" }")?;
+        let mut words = inner.split(", ");
+        let name = words.next()?;
+        let what = names.iter().find(|(_, what)| format!("{what:?}") == name)?.1;
+        let mut number = || words.next()?.split(": ").nth(1)?.parse().ok();
+        Some(Step { what, who: number()?, how: number()?, size: number()? })
+    };
+    (turns.expect("a line \"after ... turns:\""), text.lines().filter_map(step).collect())
 }
 
 /// Removes steps from a program as long as it fails. Returns what is left, and how that fails.
@@ -865,6 +890,7 @@ fn shrink(
     mut error: String,
     execute: impl Fn(&[Step]) -> Outcome,
 ) -> (Vec<Step>, String) {
+    eprintln!("to be shrunk: {error}");
     let deadline = Instant::now() + Duration::from_secs(120);
     let mut part = steps.len().div_ceil(2);
     loop {
