@@ -78,9 +78,9 @@ unsafe fn create(
         IBV_QPT_UD => Kind::UD,
         _ => return Err(libc::EOPNOTSUPP),
     };
-    // SAFETY: as above.
+    // SAFETY: null, or the caller's shared receive queue.
     let shared = match unsafe { init.srq.as_ref() } {
-        // SAFETY: as above.
+        // SAFETY: the caller's shared receive queue, of this library or the real one.
         Some(_) => Some(unsafe { shared_receive_queue::own(init.srq) }.ok_or(libc::EINVAL)?),
         None => None,
     };
@@ -121,7 +121,7 @@ unsafe fn create(
 
     let mut qp = ibv_qp_ex::ZEROED;
     let base = &mut qp.qp_base;
-    // SAFETY: as above.
+    // SAFETY: the caller's domain, which is ours and so begins with these fields.
     base.context = unsafe { (*pd).context };
     (base.qp_context, base.pd, base.send_cq, base.recv_cq) =
         (init.qp_context, pd, init.send_cq, init.recv_cq);
@@ -283,7 +283,7 @@ pub unsafe extern "C" fn ginnel_ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp
     match own.pair.modify(to, change) {
         Ok(()) => {
             *attributes = next;
-            // SAFETY: as above.
+            // SAFETY: the caller's queue pair, which is ours. The lock of its attributes keeps other calls from changing the state.
             unsafe { (*qp).state = to.0 };
             0
         }
@@ -301,10 +301,13 @@ unsafe extern "C" fn ginnel_ibv_query_qp(
     // SAFETY: the caller's queue pair and structures.
     unsafe {
         let Some(own) = pair(qp) else { return real::ibv_query_qp(qp, attr, mask, init) };
-        let mut attributes = *own.attributes.lock().unwrap_or_else(PoisonError::into_inner);
+        // Other calls change the state under this lock.
+        let guard = own.attributes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attributes = *guard;
         let state = own.pair.state().0;
         (attributes.qp_state, attributes.cur_qp_state) = (state, state);
         (*qp).state = state;
+        drop(guard);
         attr.write(attributes);
         init.write(own.init);
     }
@@ -416,7 +419,7 @@ pub unsafe extern "C" fn post_recv(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as in `post_send`.
+    // SAFETY: a program gets this function from a context of ours, so the queue pair is ours. The list is the program's.
     unsafe {
         let own = &*qp.cast::<Pair>();
         while let Some(request) = wr.as_ref() {
