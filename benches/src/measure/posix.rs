@@ -59,7 +59,7 @@ impl Lock for Posix {
     }
     #[inline]
     fn unlock(&mut self) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the mutex was initialised by the first of the two ends before the other came, and the memory stays mapped.
         match unsafe { libc::pthread_mutex_unlock(self.mutex) } {
             0 => Ok(()),
             code => bail!("pthread_mutex_unlock: {}", std::io::Error::from_raw_os_error(code)),
@@ -69,11 +69,11 @@ impl Lock for Posix {
 
 impl Signal for Posix {
     fn wait(&mut self) -> Result<()> {
-        // SAFETY: as above; the mutex is locked by us.
+        // SAFETY: both were initialised by the first of the two ends before the other came; the mutex is locked by us.
         done("pthread_cond_wait", unsafe { libc::pthread_cond_wait(self.condvar, self.mutex) })
     }
     fn notify(&mut self) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the condition variable was initialised by the first of the two ends before the other came.
         done("pthread_cond_signal", unsafe { libc::pthread_cond_signal(self.condvar) })
     }
 }

@@ -47,7 +47,7 @@ impl Connection {
     /// Sends this many bytes, or fewer if there is no room or the peer is gone.
     pub fn send(&mut self, len: usize) {
         let bytes: Vec<u8> = (self.sent..self.sent + len as u64).map(|at| self.side.byte(at)).collect();
-        // SAFETY: as many bytes.
+        // SAFETY: the kernel reads `bytes.len()` bytes, and so many are there.
         let n = unsafe {
             libc::send(
                 self.stream.as_raw_fd(),

@@ -90,7 +90,8 @@ pub(crate) unsafe fn borrow<'a, T: Handle>(handle: *const T, name: &str) -> Outc
 #[inline]
 pub(crate) unsafe fn borrow_mut<'a, T: Handle>(handle: *mut T, name: &str) -> Outcome<&'a mut T> {
     require(handle, name)?;
-    // SAFETY: as in `borrow`, and no other thread uses it meanwhile.
+    // SAFETY: `return_handle` has made it, and nobody else uses or closes it meanwhile, as the head of ginnel.h
+    // requires.
     unsafe { T::table().get_mut(handle) }
 }
 
@@ -102,7 +103,7 @@ pub(crate) unsafe fn output<'a, T>(result: *mut T, name: &str) -> Outcome<&'a mu
 
 /// Returns the place for a new handle, and sets it to null until there is one.
 pub(crate) unsafe fn output_handle<'a, T>(result: *mut *mut T, name: &str) -> Outcome<&'a mut *mut T> {
-    // SAFETY: as for `output`.
+    // SAFETY: null, or room for a handle, which may hold anything until it is written.
     Ok(unsafe { output(result, name) }?.write(ptr::null_mut()))
 }
 

@@ -118,7 +118,7 @@ impl Channel {
 
 /// Checks that no claim is open in a channel that only this thread uses.
 pub(crate) unsafe fn unclaimed_channel(channel: *mut Channel, name: &str) -> Outcome<()> {
-    // SAFETY: as the caller says.
+    // SAFETY: null, or a channel that nobody closes meanwhile and that only this thread uses, as the caller guarantees.
     unclaimed(&unsafe { sending(channel, name) }?.claimed)
 }
 
@@ -126,15 +126,15 @@ pub(crate) unsafe fn unclaimed_channel(channel: *mut Channel, name: &str) -> Out
 pub(crate) unsafe fn sending<'a>(channel: *mut Channel, name: &str) -> Outcome<&'a mut Sending> {
     // SAFETY: null, or a channel that nobody closes meanwhile. Only the one thread that sends accesses its cell.
     let channel = unsafe { borrow(channel, name) }?;
-    // SAFETY: as above.
+    // SAFETY: only the one thread that sends accesses this cell, so there is no other reference to its content.
     Ok(unsafe { &mut *channel.sending.get() })
 }
 
 /// Returns the receiving half, which only this thread uses until the function ends.
 pub(crate) unsafe fn receiving<'a>(channel: *mut Channel, name: &str) -> Outcome<&'a mut Receiving> {
-    // SAFETY: as in `sending`, for the one thread that receives.
+    // SAFETY: null, or a channel that nobody closes meanwhile. Only the one thread that receives accesses its cell.
     let channel = unsafe { borrow(channel, name) }?;
-    // SAFETY: as above.
+    // SAFETY: only the one thread that receives accesses this cell, so there is no other reference to its content.
     Ok(unsafe { &mut *channel.receiving.get() })
 }
 

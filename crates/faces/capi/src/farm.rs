@@ -61,8 +61,8 @@ impl Farm {
         let context = asked.context;
         self.idle()?;
         let mut manager = self.manager;
-        // SAFETY: as in `idle`. The run that borrows the manager is dropped before the manager is, and `idle` returns
-        // no other reference meanwhile.
+        // SAFETY: made by `ginnel_farm_open` and freed by `drop`. The run that borrows the manager is dropped before
+        // the manager is, and `idle` returns no other reference meanwhile.
         let manager: &'static mut Manager = unsafe { manager.as_mut() };
         let pieces: Pieces = match asked.next {
             Some(next) => Box::new(Cut { next, context }),

@@ -66,7 +66,7 @@ impl<T> HandleTable<T> {
         // SAFETY: the address comes from the lines above, now or earlier, and nobody else uses the slot, because it was
         // free.
         let slot = unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(address) };
-        // SAFETY: as above.
+        // SAFETY: the slot was free, so nobody else accesses its value.
         unsafe { (*slot.value.get()).write(value) };
         let number = slot.number.load(Ordering::Relaxed) + 1;
         slot.number.store(number, Ordering::Release);
@@ -102,7 +102,7 @@ impl<T> HandleTable<T> {
     /// The handle comes from [`HandleTable::insert`], and nobody else uses it, except to close it, too.
     pub unsafe fn remove(&self, handle: *mut T) -> Outcome<T> {
         let mut free = self.free();
-        // SAFETY: as the caller says.
+        // SAFETY: the handle comes from `insert`, as the caller guarantees.
         let slot = unsafe { self.slot(handle)? };
         let number = slot.number.load(Ordering::Relaxed);
         // The number after the last one is 0, which no handle has. The slot keeps it for ever.
@@ -121,7 +121,8 @@ impl<T> HandleTable<T> {
     #[inline]
     unsafe fn slot<'a>(&self, handle: *const T) -> Outcome<&'a Slot<T>> {
         let (address, number) = (handle.addr() & ((1 << ADDRESS_BITS) - 1), handle.addr() >> ADDRESS_BITS);
-        // SAFETY: as the caller says, so there is a slot, and slots are never freed.
+        // SAFETY: the handle comes from `insert`, as the caller guarantees, so it has the address of a slot, and slots
+        // are never freed.
         let slot = unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(address) };
         match usize::from(slot.number.load(Ordering::Acquire)) == number {
             true => Ok(slot),

@@ -403,7 +403,7 @@ unsafe extern "C" fn query_port(
     // SAFETY: the caller's context.
     let Some(own) = (unsafe { own(context) }).filter(|_| number == PORT) else { return libc::EINVAL };
     let all = port(&own.open);
-    // SAFETY: as in `query_device_ex`.
+    // SAFETY: the caller has room for `size` bytes, and no more is written.
     unsafe {
         ptr::write_bytes(attr.cast::<u8>(), 0, size);
         ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size.min(size_of_val(&all)));

@@ -23,7 +23,7 @@ pub struct Device {
 
 // SAFETY: the only pointers in `ibv_device` are function pointers, which are null, and nothing changes after `new`.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: threads that share a device only read it, since nothing changes after `new`, and its function pointers are null.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -299,7 +299,7 @@ mod tests {
     /// Gets the list, reads it like a program, and frees it.
     fn listed() -> Option<Vec<*mut ibv_device>> {
         let mut count = -1;
-        // SAFETY: as a program calls it; the list is read up to its null, then freed.
+        // SAFETY: there is room for the count; the list is read up to its null, then freed.
         unsafe {
             let list = ginnel_ibv_get_device_list(&mut count);
             if list.is_null() {
@@ -336,7 +336,7 @@ mod tests {
             let lost = real.is_some();
             DEVICES.set(real);
             let mut count = 0;
-            // SAFETY: as a program calls it.
+            // SAFETY: there is room for the count, and the list is what `malloc` returned, so `free` takes it.
             unsafe {
                 let list = ginnel_ibv_get_device_list(&mut count);
                 assert!(

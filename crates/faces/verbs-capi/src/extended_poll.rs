@@ -173,7 +173,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: as in `next_poll`.
+    // SAFETY: the caller's queue; the caller has called `ibv_start_poll`, and gives up the lock.
     unsafe {
         taken(cq).give_back(&own(cq).queue);
         own(cq).extended.taken.force_unlock();
@@ -183,7 +183,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 macro_rules! read {
     ($($name:ident $field:ident: $type:ty),* $(,)?) => {$(
         unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
-            // SAFETY: as in `next_poll`.
+            // SAFETY: the caller's queue; the caller has called `ibv_start_poll`, so it has the lock.
             unsafe { taken(cq).current().$field.into() }
         }
     )*};

@@ -120,7 +120,7 @@ unsafe fn reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c
     match register(&context.open, own.number, address as u64, length, access) {
         Ok(key) => {
             own.users.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: as above.
+            // SAFETY: the caller's domain, which is ours and so begins with these fields.
             let context = unsafe { (*pd).context };
             let (lkey, rkey) = (key.0, key.0);
             Box::into_raw(Box::new(ibv_mr { context, pd, addr: address, length, handle: key.0, lkey, rkey }))

@@ -315,7 +315,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: as in `complete`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and gives up the lock.
     unsafe {
         batch(qp).clear();
         lock(qp).force_unlock();
@@ -331,24 +331,24 @@ unsafe fn add(
 ) {
     // SAFETY: the caller's queue pair; the caller has set these two fields before.
     let (id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-    // SAFETY: as in `complete`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, so it has the lock of the batch.
     unsafe { batch(qp).add(kind, id, flags, operation(flags & IBV_SEND_SOLICITED != 0)) }
 }
 
 unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
-    // SAFETY: as in `complete`. The same holds for the functions below.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and then set the request's ID and flags.
     unsafe { add(qp, IBV_QP_EX_WITH_SEND, |solicited| Operation::Send { immediate: None, solicited }) }
 }
 
 unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
     let immediate = Some(immediate);
-    // SAFETY: see `send`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and then set the request's ID and flags.
     unsafe { add(qp, IBV_QP_EX_WITH_SEND_WITH_IMM, |solicited| Operation::Send { immediate, solicited }) }
 }
 
 unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, key: u32, address: u64) {
     let key = Key(key);
-    // SAFETY: see `send`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and then set the request's ID and flags.
     unsafe {
         add(qp, IBV_QP_EX_WITH_RDMA_WRITE, |solicited| Operation::Write {
             address,
@@ -361,7 +361,7 @@ unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, key: u32, address: u64) {
 
 unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, key: u32, address: u64, immediate: u32) {
     let (key, immediate) = (Key(key), Some(immediate));
-    // SAFETY: see `send`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and then set the request's ID and flags.
     unsafe {
         add(qp, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, |solicited| Operation::Write {
             address,
@@ -374,24 +374,24 @@ unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, key: u32, address: u64, 
 
 unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, key: u32, address: u64) {
     let key = Key(key);
-    // SAFETY: see `send`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and then set the request's ID and flags.
     unsafe { add(qp, IBV_QP_EX_WITH_RDMA_READ, |_| Operation::Read { address, key }) }
 }
 
 unsafe extern "C" fn atomic_cmp_swp(qp: *mut ibv_qp_ex, key: u32, address: u64, compare: u64, swap: u64) {
     let operation = Operation::CompareAndSwap { address, key: Key(key), compare, swap };
-    // SAFETY: see `send`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and then set the request's ID and flags.
     unsafe { add(qp, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, |_| operation) }
 }
 
 unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, key: u32, address: u64, value: u64) {
     let operation = Operation::FetchAndAdd { address, key: Key(key), add: value };
-    // SAFETY: see `send`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and then set the request's ID and flags.
     unsafe { add(qp, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, |_| operation) }
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, length: u32) {
-    // SAFETY: see `send`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`.
     unsafe { batch(qp).set_element(Element { address, length, key }) }
 }
 
@@ -407,17 +407,18 @@ unsafe fn list<'a, T>(count: usize, first: *const T) -> &'a [T] {
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, first: *const ibv_sge) {
     // The two structures have the same layout.
     const _: () = assert!(size_of::<ibv_sge>() == size_of::<Element>());
-    // SAFETY: see `send`; the list is the program's.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and says that the list has `count` elements.
     unsafe { batch(qp).set_elements(list(count, first.cast())) }
 }
 
 unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
-    // SAFETY: see `send`; the bytes are the program's.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and says that there are `length` bytes.
     unsafe { batch(qp).set_inline([list(length, address.cast_const().cast())].into_iter()) }
 }
 
 unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, first: *const ibv_data_buf) {
-    // SAFETY: see `send`; the list and the bytes are the program's.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`, and says that the list has `count` parts, with as many
+    // bytes as each of them says.
     unsafe {
         let parts = list(count, first).iter();
         batch(qp).set_inline(parts.map(|part| list(part.length, part.addr.cast_const().cast())));
@@ -425,7 +426,8 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, firs
 }
 
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
-    // SAFETY: see `send`; the address handle is the program's.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`. The address handle is null, or one of this library or the real
+    // one.
     unsafe {
         let to = datagram(&*qp.cast::<Pair>(), ibv_send_wr_ud { ah, remote_qpn, remote_qkey });
         batch(qp).set_datagram(to);
@@ -436,27 +438,27 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn
 // crashes; here its batch fails.
 
 unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, _: u32) {
-    // SAFETY: see `send`. The same holds for the functions below.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`.
     unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
 }
 
 unsafe extern "C" fn invalidate(qp: *mut ibv_qp_ex, _: u32) {
-    // SAFETY: see `set_xrc_srqn`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`.
     unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
 }
 
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, _: *mut ibv_mw, _: u32, _: *const ibv_mw_bind_info) {
-    // SAFETY: see `set_xrc_srqn`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`.
     unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
 }
 
 unsafe extern "C" fn send_tso(qp: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {
-    // SAFETY: see `set_xrc_srqn`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`.
     unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
 }
 
 unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
-    // SAFETY: see `set_xrc_srqn`.
+    // SAFETY: the caller's queue pair; the caller has called `ibv_wr_start`.
     unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
 }
 

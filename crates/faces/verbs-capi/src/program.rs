@@ -33,7 +33,7 @@ impl ProgramMemory<Mapping> for ProcessMemory {
 
     #[inline]
     fn put(&self, to: u64, bytes: &[u8]) {
-        // SAFETY: as in `copy_out`.
+        // SAFETY: the program promises that there is room, and treats the destination as shared memory; the bytes belong to this library.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) }
     }
 
@@ -43,13 +43,15 @@ impl ProgramMemory<Mapping> for ProcessMemory {
     }
 
     fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64 {
-        // SAFETY: as in `deliver`; the word is aligned.
+        // SAFETY: the program has registered this memory for such accesses, and it still exists. The word is aligned, since `at` is a
+        // multiple of eight.
         let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
         word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|found| found)
     }
 
     fn fetch_add(&self, at: u64, value: u64) -> u64 {
-        // SAFETY: as in `compare_exchange`.
+        // SAFETY: the program has registered this memory for such accesses, and it still exists. The word is aligned, since `at` is a
+        // multiple of eight.
         unsafe { AtomicU64::from_ptr(at as *mut u64) }.fetch_add(value, Ordering::AcqRel)
     }
 

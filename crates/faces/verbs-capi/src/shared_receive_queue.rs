@@ -45,7 +45,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut i
     let queue = made.map_err(|error| errno(&error))?;
     (init.attr.max_wr, init.attr.max_sge) = (shape.entries as u32, shape.elements as u32);
     let mut srq = ibv_srq::ZEROED;
-    // SAFETY: as above.
+    // SAFETY: the caller's domain, which is ours and so begins with these fields.
     srq.context = unsafe { (*pd).context };
     (srq.srq_context, srq.pd, srq.handle) = (init.srq_context, pd, queue.number().0);
     (srq.mutex, srq.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);

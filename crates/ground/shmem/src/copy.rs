@@ -75,7 +75,8 @@ pub(crate) unsafe fn load_acquire(to: *mut u8, from: *mut u8, len: usize) {
     let before = len - size;
     macro_rules! with {
         ($word:ty, $atomic:ty) => {{
-            // SAFETY: as in `store_release`; here the word at `from` is the aligned one.
+            // SAFETY: these are the last `size` bytes at `from` and at `to`, which are valid as the caller guarantees;
+            // `last_word` ensures that the word at `from` is aligned.
             unsafe {
                 // ORDER copy.last: the last word is loaded before the bytes before it. Pairs with: `store_release`.
                 let value = <$atomic>::from_ptr(from.add(before).cast()).load(Ordering::Acquire);
@@ -100,7 +101,7 @@ pub(crate) unsafe fn load_acquire(to: *mut u8, from: *mut u8, len: usize) {
 #[inline]
 unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
     if !wordwise(to as usize, len) {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: `from` is valid for loads and `to` for stores of `len` bytes, as the caller guarantees. The two may overlap.
         unsafe { ptr::copy(from, to, len) };
         return;
     }
@@ -124,7 +125,7 @@ unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
 #[inline]
 unsafe fn load(to: *mut u8, from: *mut u8, len: usize) {
     if !wordwise(from as usize, len) {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: `from` is valid for loads and `to` for stores of `len` bytes, as the caller guarantees. The two may overlap.
         unsafe { ptr::copy(from, to, len) };
         return;
     }
@@ -198,7 +199,7 @@ mod tests {
                 assert_eq!(back, &bytes[from..from + len], "{len} bytes from {from} to {to}");
 
                 m.write(0, &bytes);
-                // SAFETY: as above.
+                // SAFETY: both runs are inside the mapping, and there is no reference to the bytes that are stored to.
                 unsafe { m.read_acquire_to(from, m.pointer(to, len), len) };
                 m.read(to, &mut back);
                 assert_eq!(back, &bytes[from..from + len], "{len} bytes from {from} to {to}");

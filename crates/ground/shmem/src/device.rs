@@ -18,7 +18,7 @@ pub struct Registers {
 
 // SAFETY: register accesses are single volatile instructions, which any thread may do.
 unsafe impl Send for Registers {}
-// SAFETY: as above.
+// SAFETY: threads that share the registers access them by single volatile instructions only, and nothing else changes.
 unsafe impl Sync for Registers {}
 
 impl Registers {

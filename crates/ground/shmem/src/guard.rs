@@ -408,7 +408,9 @@ fn lay(range: &Range, address: usize) -> bool {
 /// Maps a private copy over the unit that contains an address.
 fn copy_page(range: &Range, address: usize) -> bool {
     let (at, len) = range.unit_at(address);
-    // SAFETY: as in `lay`; the copy is made from a mapping that can be read into a new one, which then takes its place.
+    // SAFETY: the range is ours (it is not watched any more before it is unmapped) and can be read, since only stores to it
+    // are forbidden. The unit is copied to a new mapping of its length, which then takes its place. rustix makes the system
+    // calls itself, so `errno` does not change.
     unsafe {
         let Ok(copy) = mmap_anonymous(ptr::null_mut(), len, range.value.prot, FRESH) else { return false };
         ptr::copy_nonoverlapping(at.cast::<u8>().cast_const(), copy.cast::<u8>(), len);

@@ -212,7 +212,7 @@ impl Drop for Hold {
                     // SAFETY: the request takes a range.
                     let _ = unsafe { ioctl(uffd, Setter::<UFFDIO_UNREGISTER, Span>::new(span(&self.range))) };
                 }
-                // SAFETY: as above.
+                // SAFETY: the request takes a range, which contains no pointers, and only wakes the threads that sleep there.
                 let _ = unsafe { ioctl(uffd, Setter::<UFFDIO_WAKE, Span>::new(span(&self.range))) };
             }
             How::Handler(prot, _) => {
@@ -237,7 +237,8 @@ fn agree(uffd: &OwnedFd, features: u64) -> Result<(), Errno> {
 
 fn write_protect(uffd: &OwnedFd, range: &Range<usize>, mode: u64) -> Result<(), Errno> {
     let mut wanted = WriteProtect { range: span(range), mode };
-    // SAFETY: as in `agree`; a thread that faults is woken when the hold is dropped.
+    // SAFETY: the request reads and writes such a structure, which contains no pointers. A thread that faults is woken when
+    // the hold is dropped.
     unsafe { ioctl(uffd, Updater::<UFFDIO_WRITEPROTECT, WriteProtect>::new(&mut wanted)) }
 }
 
@@ -677,7 +678,8 @@ mod tests {
                     AT.store(pages.word(n, 3).as_ptr() as usize, Ordering::Relaxed);
                     pages.turn.store(n, Ordering::Relaxed);
                     let (file, at) = (pages.file.as_fd(), (n * PAGE) as u64);
-                    // SAFETY: as in `Pages::place`.
+                    // SAFETY: the pages belong to the test, and are not part of a stack. Without a hold, nothing stores to
+                    // them: only this thread's handler does, and its signal is blocked meanwhile.
                     let one = unsafe { pages.arena.exchange(file, at, pages.page(n), PAGE, PAGE, reach) };
                     pages.is_over.store(one.is_err(), Ordering::Relaxed);
                     placed.push(one.unwrap());
@@ -705,7 +707,7 @@ mod tests {
                         if child == 0 {
                             // If the child shared the page with its parent, its store would be visible to the parent.
                             pages.word(n, 9).fetch_add(1, Ordering::Relaxed);
-                            // SAFETY: as above.
+                            // SAFETY: `_exit` takes only a number, and ends the child without running any code of its parent.
                             unsafe { libc::_exit(0) };
                         }
                         let mut status = -1;

@@ -34,7 +34,7 @@ struct Word {
 
 // SAFETY: the cell contains nothing; loom is asked to report threads that access it at the same time.
 unsafe impl Sync for Word {}
-// SAFETY: as above.
+// SAFETY: it consists of an atomic word and of a cell that contains nothing, so any thread may use and drop it.
 unsafe impl Send for Word {}
 
 /// An ordering that [`LoomMemory::without`] leaves out.

@@ -43,11 +43,13 @@ struct Whole {
 // SAFETY: the pointer refers to a mapping that lives as long as `whole`; all access to it is through atomics and raw copies,
 // which any thread may do.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: threads that share it access the mapping through atomics and raw copies only, and the fields do not change.
 unsafe impl Sync for Mapping {}
-// SAFETY: as above; `start` is only used to unmap.
+// SAFETY: `start` is only passed to the guard and to system calls, which any thread may make. The mapping lives as long as
+// this value, and any thread may drop the watches.
 unsafe impl Send for Whole {}
-// SAFETY: as above.
+// SAFETY: threads that share it change the flags by atomics, set each watch at most once through its `OnceLock`, and only pass
+// `start` on.
 unsafe impl Sync for Whole {}
 
 impl Drop for Whole {
@@ -207,7 +209,8 @@ impl Mapping {
     pub fn detach(&self) -> io::Result<()> {
         let (whole, prot) = (&self.whole, ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: as in `forbid_stores`; the range stays mapped.
+        // SAFETY: the range is our own mapping, and stays mapped. There is no Rust reference to its bytes, other than to
+        // atomics, which may change at any time.
         unsafe { mmap_anonymous(whole.start.as_ptr().cast(), whole.len, prot, flags) }?;
         Ok(())
     }
@@ -235,7 +238,8 @@ impl Mapping {
             return Ok(false);
         }
         let (prot, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: as in `forbid_stores`; the range stays mapped.
+        // SAFETY: the range is our own mapping, and stays mapped. There is no Rust reference to its bytes, other than to
+        // atomics, which may change at any time.
         unsafe { mmap(whole.start.as_ptr().cast(), whole.len, prot, flags, file, offset) }?;
         Ok(true)
     }
@@ -276,7 +280,8 @@ impl Mapping {
             at.rotate_right(1) < limit / 2,
             "word outside the mapping, or misaligned, or a store to a read-only one"
         );
-        // SAFETY: as in `word32`.
+        // SAFETY: inside the mapping (whose start is a multiple of eight) and aligned, as just checked, and accessed by this
+        // crate only with atomics. It lives as long as `self`.
         unsafe { AtomicU16::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 
@@ -299,7 +304,8 @@ impl Mapping {
             at.rotate_right(3) < limit / 8,
             "word outside the mapping, or misaligned, or a store to a read-only one"
         );
-        // SAFETY: as in `word32`.
+        // SAFETY: inside the mapping (whose start is a multiple of eight) and aligned, as just checked, and accessed by this
+        // crate only with atomics. It lives as long as `self`.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 
@@ -498,13 +504,15 @@ impl SharedMemory for Mapping {
         let to = self.pointer_below(self.writable, at, from.len());
         if wordwise(at, from.len()) {
             for (i, bytes) in from.as_chunks::<8>().0.iter().enumerate().rev() {
-                // SAFETY: as in `read`.
+                // SAFETY: inside the mapping, as `pointer_below` has checked for the whole range; aligned, since the mapping's
+                // start and `at` are; accessed atomically.
                 let word = unsafe { AtomicU64::from_ptr(to.cast::<u64>().add(i)) };
                 word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
             }
             return;
         }
-        // SAFETY: as in `read`, in the other direction.
+        // SAFETY: both ranges have `from.len()` bytes. They do not overlap, because nothing is stored to `from` while it is
+        // borrowed. That a peer may access the destination meanwhile is the assumption in the crate's documentation.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 

@@ -57,7 +57,8 @@ pub struct Placed {
 
 // SAFETY: the pointer refers to a range of addresses; the callers of unsafe functions are responsible for accesses to it.
 unsafe impl Send for Placed {}
-// SAFETY: as above.
+// SAFETY: threads that share it only read its fields; the callers of unsafe functions are responsible for accesses to the
+// range.
 unsafe impl Sync for Placed {}
 
 impl Mapping {
@@ -90,7 +91,8 @@ impl Mapping {
         len: usize,
         page: usize,
     ) -> io::Result<Placed> {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: the caller guarantees that it may replace the range, which stays mapped, and that nothing stores to it
+        // during the call.
         unsafe { self.exchange(file.as_fd(), offset, start, len, page, None) }
     }
 
@@ -119,7 +121,8 @@ impl Mapping {
         len: usize,
         page: usize,
     ) -> io::Result<Placed> {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: the caller guarantees that it may replace the range, which stays mapped and has no part of a stack or of
+        // thread-local memory. Stores of other threads are held.
         unsafe { self.exchange(file.as_fd(), offset, start, len, page, Some(Reach::All)) }
     }
 
@@ -198,7 +201,8 @@ unsafe fn copy_and_put(
     if let Some(hold) = &hold {
         hold.begin(signals)?;
     }
-    // SAFETY: as the caller guarantees; others only load from the range.
+    // SAFETY: the caller guarantees that the range can be read and is as long as the new pages, which are another mapping.
+    // Others only load from the range: the caller guarantees that too, or the hold ensures it.
     unsafe { ptr::copy_nonoverlapping(start.as_ptr(), new.start.cast(), new.len) };
     if broken.load(Ordering::Relaxed) {
         return Ok(());
@@ -267,7 +271,8 @@ impl Placed {
     /// As for [`Mapping::place`]: during the call, the mapping and the protection of the range do not change, and nothing in
     /// this process stores to it. Stores of others to the file meanwhile may or may not be included.
     pub unsafe fn lift(mut self) -> Result<(), (Self, io::Error)> {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: the caller guarantees that the mapping and the protection of the range do not change during the call, and
+        // that nothing in this process stores to it.
         match unsafe { self.put_back() } {
             Ok(()) => {
                 self.watch.take();

@@ -73,7 +73,7 @@ mod tests {
         let own = vec![0_u8; 3 * PAGE];
         let own_at = own.as_ptr().expose_provenance().next_multiple_of(PAGE);
         assert!(is_private(own_at..own_at + PAGE).unwrap() && !is_private(at..at + PAGE).unwrap());
-        // SAFETY: as above.
+        // SAFETY: pages of this test's own, which it does not use any more.
         unsafe { munmap(start, len) }.unwrap();
     }
 

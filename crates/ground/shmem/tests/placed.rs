@@ -87,7 +87,7 @@ impl Drop for Pages {
 }
 
 fn lift(placed: Placed) {
-    // SAFETY: as in `Pages::place`.
+    // SAFETY: the pages belong to the test, which neither stores to them nor maps or protects them meanwhile.
     unsafe { placed.lift() }.map_err(|(_, error)| error).unwrap();
 }
 
@@ -151,14 +151,14 @@ fn memory_that_cannot_be_placed_stays_unchanged() {
         assert!(pages.place(&arena, offset, at, len).is_err(), "{len} from {at} at {offset}");
     }
     for page in [0, 8, 2 << 20] {
-        // SAFETY: as in `Pages::place`.
+        // SAFETY: the pages belong to the test, which does not store to them meanwhile.
         let odd = unsafe { arena.1.place(&arena.0, 0, pages.0, PAGE, page) };
         assert!(odd.is_err(), "in units of {page}");
     }
     assert!(pages.place(&arena, LEN - PAGE, 0, 2 * PAGE).is_err(), "the file is too short");
     let read_only =
         File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&arena.0))).unwrap();
-    // SAFETY: as in `Pages::place`.
+    // SAFETY: the pages belong to the test, which does not store to them meanwhile.
     assert!(unsafe { arena.1.place(&read_only, 0, pages.0, PAGE, PAGE) }.is_err());
     assert!(!arena.1.is_broken() && pages.is_as_made(0, LEN));
 

@@ -29,13 +29,13 @@ fn count() {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: as the caller guarantees.
+        // SAFETY: the caller guarantees that the layout's size is not zero.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         count();
-        // SAFETY: as the caller guarantees.
+        // SAFETY: the caller guarantees that `alloc` has returned the block, which is the system's, for this layout.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -90,19 +90,22 @@ fn main() {
         assert_eq!(after.0, after.1, "{what}, back: the allocator has lost what it had written");
     };
     for _ in 0..10 {
-        // SAFETY: as above.
+        // SAFETY: the page is a static that contains only atomics. Only this program's one thread stores to it, when it
+        // allocates, and it does not during the exchange.
         round("alone", unsafe { mapping.place(&file, 0, start, PAGE, PAGE) });
     }
     // A thread that allocates while its own stores are held would wait for ever.
     let watchdog = Watchdog::new();
-    // SAFETY: as above.
+    // SAFETY: the page is a static that contains only atomics, so it is no part of a stack or of thread-local memory, and
+    // nothing unmaps it.
     match unsafe { mapping.place_among_threads(&file, 0, start, PAGE, PAGE) } {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
         first => {
             round("among threads", first);
             // An error allocates too.
             file.set_len(0).unwrap();
-            // SAFETY: as above.
+            // SAFETY: the page is a static that contains only atomics, so it is no part of a stack or of thread-local memory,
+            // and nothing unmaps it.
             assert!(unsafe { mapping.place_among_threads(&file, 0, start, PAGE, PAGE) }.is_err());
             let after = (BOOKS.0[7].load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
             assert_eq!(after.0, after.1, "after an error");

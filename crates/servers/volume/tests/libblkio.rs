@@ -90,7 +90,8 @@ fn libblkios_transport_reads_writes_and_flushes() {
             let mut there = [0; 1024];
             image.read_exact_at(&mut there, at).unwrap();
             assert_eq!(there, [byte; 1024]);
-            // SAFETY: as above.
+            // SAFETY: all 1024 bytes are inside the mapping, which outlives the queues, and nothing uses them while the
+            // request is in flight.
             unsafe { queue.queue.read_raw(at, start.add(to), 1024, 3) }.unwrap();
             queue.finish();
             assert_eq!(shared[to..to + 1024], [byte; 1024]);

@@ -158,11 +158,11 @@ impl<'s> End<'s> {
     }
 
     fn edge_triggered(&mut self) {
-        // SAFETY: here and below: calls with an event of ours.
+        // SAFETY: the function takes only a number.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
         let mut event = libc::epoll_event { events: events as u32, u64: self.plan.seed };
-        // SAFETY: as above.
+        // SAFETY: the kernel reads the event, which is a local variable.
         assert_eq!(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, self.fd, &raw mut event) }, 0);
         while !self.is_over() {
             let mut progress = false;
@@ -176,7 +176,7 @@ impl<'s> End<'s> {
             if progress || self.is_over() {
                 continue;
             }
-            // SAFETY: as above.
+            // SAFETY: the kernel writes at most one event, to a local variable.
             let n = unsafe { libc::epoll_wait(epoll, &raw mut event, 1, WATCHDOG) };
             assert!(
                 n == 1 && { event.u64 } == self.plan.seed,

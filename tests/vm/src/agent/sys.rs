@@ -29,7 +29,7 @@ unsafe extern "C" {
 pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: a valid fd, and commands that take and return plain numbers.
     let flags = unsafe { fcntl(fd.as_raw_fd(), F_GETFL) };
-    // SAFETY: as above.
+    // SAFETY: a valid fd, and a command that takes and returns plain numbers.
     if flags < 0 || unsafe { fcntl(fd.as_raw_fd(), F_SETFL, flags | O_NONBLOCK) } < 0 {
         return Err(io::Error::last_os_error());
     }

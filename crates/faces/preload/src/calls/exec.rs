@@ -108,11 +108,11 @@ impl Environment {
         let mut at = environment;
         // SAFETY: the array has another entry unless this one is null, and each entry is a string.
         while let Some(entry) = unsafe { at.as_ref() }.copied().filter(|entry| !entry.is_null()) {
-            // SAFETY: as above.
+            // SAFETY: the entry is not null, so it is a string.
             if !unsafe { CStr::from_ptr(entry) }.to_bytes().starts_with(VARIABLE.as_bytes()) {
                 pointers.push(entry);
             }
-            // SAFETY: as above.
+            // SAFETY: this entry is not null, so the array has another one.
             at = unsafe { at.add(1) };
         }
         pointers.push(std::ptr::null());

@@ -24,7 +24,7 @@ macro_rules! aio {
         pub unsafe extern "C-unwind" fn $name(control: *mut aiocb) -> c_int {
             // SAFETY: the program obeys the rules of the function.
             match unsafe { is_the_kernels((*control).aio_fildes) } {
-                // SAFETY: as above.
+                // SAFETY: the program passes a control block, and leaves it and its buffer alone until the operation is over.
                 true => unsafe { real::$name(control) },
                 false => fail(libc::ENOSYS),
             }
@@ -57,7 +57,8 @@ macro_rules! lists {
                     return fail(libc::ENOSYS);
                 }
             }
-            // SAFETY: as above.
+            // SAFETY: the program passes `count` entries, each null or a control block that it leaves alone until its
+            // operation is over.
             unsafe { real::$name(mode, list, count, event) }
         }
     )*};

@@ -158,7 +158,8 @@ unsafe fn clone_process(
     }
     let mut words = Start(function, argument);
     let at = (&raw mut words).cast();
-    // SAFETY: as above.
+    // SAFETY: the program obeys the rules of the function, and `words` stays until the child, which gets a copy of it, has
+    // been made.
     let call = || unsafe { clone(start, stack, flags, at, parent_tid, tls, child_tid) };
     process::birth(|| c_long::from(call())) as c_int
 }

@@ -107,7 +107,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
             // SAFETY: `close` takes only a number.
             return unsafe { real::close(fd) };
         }
-        // SAFETY: as above.
+        // SAFETY: the function takes only a number.
         unsafe { close_for_program(fd) }
     }
     std::arch::naked_asm!("mov rsi, [rsp]", "jmp {close_by}", close_by = sym close_by)
@@ -146,7 +146,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         return unsafe { real::close_range(first, last, flags) };
     }
     for (first, last) in hidden::others(first, last) {
-        // SAFETY: as above.
+        // SAFETY: the function takes only numbers.
         let result = unsafe { real::close_range(first, last, flags) };
         if result != 0 {
             return result;

@@ -54,7 +54,7 @@ pub unsafe extern "C-unwind" fn vdprintf(fd: c_int, format: *const c_char, argum
         // SAFETY: the program obeys the rules of the function.
         return unsafe { real::vdprintf(fd, format, arguments) };
     }
-    // SAFETY: as above.
+    // SAFETY: there is room for a pointer, and the program passes a format with a list of its arguments.
     write_formatted(fd, |text| unsafe { vasprintf(text, format, arguments) })
 }
 
@@ -69,7 +69,7 @@ pub unsafe extern "C-unwind" fn __vdprintf_chk(
         // SAFETY: the program obeys the rules of the function.
         return unsafe { real::__vdprintf_chk(fd, flag, format, arguments) };
     }
-    // SAFETY: as above.
+    // SAFETY: there is room for a pointer, and the program passes a format with a list of its arguments.
     write_formatted(fd, |text| unsafe { __vasprintf_chk(text, flag, format, arguments) })
 }
 

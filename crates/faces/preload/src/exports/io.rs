@@ -88,7 +88,7 @@ unsafe fn rooms(iov: &[iovec]) -> impl Iterator<Item = &mut [u8]> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: here and below, the program obeys the rules of the function that it calls.
+    // SAFETY: the program obeys the rules of the function.
     let native = || unsafe { real::read(fd, buffer, len) };
     // The kernel refuses a length that is negative as a signed number, and does nothing for a length of zero.
     if len == 0 || isize::try_from(len).is_err() || is_beyond(buffer, len) {
@@ -96,7 +96,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: size_t
     }
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
+    // SAFETY: the program says that there is room for `len` bytes, and that nothing else uses it during the call.
     receive::receive(socket, fd, 0, std::iter::once(unsafe { room(buffer, len) }), native)
 }
 
@@ -108,7 +108,7 @@ pub unsafe extern "C-unwind" fn __read_chk(
     room: size_t,
 ) -> ssize_t {
     check_room(len, room);
-    // SAFETY: as `read`.
+    // SAFETY: there is room for `len` bytes, as just checked, and nothing else uses it during the call.
     unsafe { read(fd, buffer, len) }
 }
 
@@ -132,7 +132,7 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t
     let native = || unsafe { real::recv(fd, buffer, len, flags) };
     let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
+    // SAFETY: the program says that there is room for `len` bytes, and that nothing else uses it during the call.
     receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native)
 }
 
@@ -145,7 +145,7 @@ pub unsafe extern "C-unwind" fn __recv_chk(
     flags: c_int,
 ) -> ssize_t {
     check_room(len, room);
-    // SAFETY: as `recv`.
+    // SAFETY: there is room for `len` bytes, as just checked, and nothing else uses it during the call.
     unsafe { recv(fd, buffer, len, flags) }
 }
 
@@ -162,7 +162,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
     let native = || unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
     let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
+    // SAFETY: the program says that there is room for `len` bytes, and that nothing else uses it during the call.
     let got = receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native);
     if got < 0 || address.is_null() {
         return got;
@@ -191,7 +191,8 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
     address_len: *mut socklen_t,
 ) -> ssize_t {
     check_room(len, room);
-    // SAFETY: as `recvfrom`.
+    // SAFETY: there is room for `len` bytes, as just checked. The address is null, or the program passes room for one and its
+    // length.
     unsafe { recvfrom(fd, buffer, len, flags, address, address_len) }
 }
 
@@ -213,7 +214,8 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         native()
     });
     if got >= 0 && !was_native && can_write(message, size_of::<msghdr>()) {
-        // SAFETY: as above.
+        // SAFETY: the program passes a message, which can be written, as just checked, and which nothing else uses during the
+        // call.
         inq::complete(socket, fd, unsafe { &mut *message });
     }
     got
@@ -248,9 +250,11 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         // SAFETY: the program passes `count` messages, and this one can be written.
         let message = unsafe { &mut *message };
         let got = match i {
-            // SAFETY: as `recvmsg`.
+            // SAFETY: the program passes a message with so many vectors, and says that nothing else uses their memory during
+            // the call.
             0 => unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags) },
-            // SAFETY: as above.
+            // SAFETY: the program passes a message with so many vectors, and says that nothing else uses their memory during
+            // the call.
             _ => unsafe { receive_further(call.what(), fd, &mut message.msg_hdr, flags) },
         };
         if got < 0 {
@@ -305,7 +309,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: siz
     }
     let Some(call) = connection(fd) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
+    // SAFETY: the program says that there are `len` bytes.
     send::send(socket, fd, 0, std::iter::once(unsafe { bytes(buffer, len) }), native)
 }
 
@@ -329,7 +333,7 @@ pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size
     let native = || unsafe { real::send(fd, buffer, len, flags) };
     let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
+    // SAFETY: the program says that there are `len` bytes.
     send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
 }
 
@@ -353,7 +357,7 @@ pub unsafe extern "C-unwind" fn sendto(
     {
         return tell(Err(errno));
     }
-    // SAFETY: as above.
+    // SAFETY: the program says that there are `len` bytes.
     send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
 }
 
@@ -369,7 +373,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let native = || unsafe { real::sendmsg(fd, message, flags) };
     let Some(call) = connection(fd).filter(|_| is_there(message)) else { return native() };
     let socket = call.what();
-    // SAFETY: as above.
+    // SAFETY: the program passes a message, which can be read, as just checked, and does not change it during the call.
     let head = unsafe { &*message };
     if !can_read(head.msg_control, head.msg_controllen) {
         return native();
@@ -485,9 +489,9 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         // SAFETY: the program passes `count` messages, and this one can be written.
         let message = unsafe { &mut *message };
         let sent = match i {
-            // SAFETY: as `sendmsg`.
+            // SAFETY: the program passes a message with so many vectors, each of which has as many bytes as its length says.
             0 => unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) },
-            // SAFETY: as above.
+            // SAFETY: the program passes a message with so many vectors, each of which has as many bytes as its length says.
             _ => unsafe { send_further(call.what(), fd, &message.msg_hdr, flags) },
         };
         if sent < 0 {

@@ -76,10 +76,10 @@ fn native(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<Duration>) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: here and below, the program obeys the rules of the function.
+    // SAFETY: the program says that the array has `count` entries, and that nothing else uses them during the call.
     let list = unsafe { list(fds, count) };
     if !settings::is_on() || !poll::concerns_us(list) {
-        // SAFETY: as above.
+        // SAFETY: the program obeys the rules of the function, and its arguments are passed on unchanged.
         return unsafe { real::poll(fds, count, timeout) };
     }
     tell_int(
@@ -99,7 +99,7 @@ pub unsafe extern "C-unwind" fn __poll_chk(
         // SAFETY: `abort` does not return.
         unsafe { libc::abort() };
     }
-    // SAFETY: as `poll`.
+    // SAFETY: the array has `count` entries, as just checked, and nothing else uses them during the call.
     unsafe { poll(fds, count, timeout) }
 }
 
@@ -113,10 +113,10 @@ pub unsafe extern "C-unwind" fn ppoll(
     // SAFETY: the program obeys the rules of the function.
     let list = unsafe { list(fds, count) };
     if !settings::is_on() || !poll::concerns_us(list) {
-        // SAFETY: as above.
+        // SAFETY: the program obeys the rules of the function, and its arguments are passed on unchanged.
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
-    // SAFETY: as above.
+    // SAFETY: the pointer is null, or the program passes a time.
     let time = unsafe { time(timeout) };
     tell_int(time.and_then(|time| poll::poll(list, &mut Limit::new(time), native(mask))).map(|n| n as c_int))
 }
@@ -133,7 +133,7 @@ pub unsafe extern "C-unwind" fn __ppoll_chk(
         // SAFETY: `abort` does not return.
         unsafe { libc::abort() };
     }
-    // SAFETY: as `ppoll`.
+    // SAFETY: the array has `count` entries, as just checked; the time and the mask are null, or the program passes them.
     unsafe { ppoll(fds, count, timeout, mask) }
 }
 
@@ -147,9 +147,9 @@ pub unsafe extern "C-unwind" fn select(
 ) -> c_int {
     // SAFETY: the program obeys the rules of the function.
     let within = within_table(count);
-    // SAFETY: as above.
+    // SAFETY: each set is null, or the program passes one with room for all numbers below `within`.
     let Some(mut list) = (unsafe { selected(within, read, write, except) }) else {
-        // SAFETY: as above.
+        // SAFETY: the program obeys the rules of the function, and its arguments are passed on unchanged.
         return unsafe { real::select(count, read, write, except, timeout) };
     };
     if !timeout.is_null() && !is_there(timeout) {
@@ -178,7 +178,7 @@ pub unsafe extern "C-unwind" fn select(
             *timeout = timeval { tv_sec: left.as_secs() as i64, tv_usec: i64::from(left.subsec_micros()) }
         };
     }
-    // SAFETY: as above.
+    // SAFETY: each set is null, or has room for all numbers below `within`, among which are those of the list.
     tell_int(ready.and_then(|_| unsafe { select_result(&list, within, read, write, except) }))
 }
 
@@ -193,15 +193,15 @@ pub unsafe extern "C-unwind" fn pselect(
 ) -> c_int {
     // SAFETY: the program obeys the rules of the function.
     let within = within_table(count);
-    // SAFETY: as above.
+    // SAFETY: each set is null, or the program passes one with room for all numbers below `within`.
     let Some(mut list) = (unsafe { selected(within, read, write, except) }) else {
-        // SAFETY: as above.
+        // SAFETY: the program obeys the rules of the function, and its arguments are passed on unchanged.
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
     };
-    // SAFETY: as above.
+    // SAFETY: the pointer is null, or the program passes a time.
     let time = unsafe { time(timeout) };
     let ready = time.and_then(|time| poll::poll(&mut list, &mut Limit::new(time), native(mask)));
-    // SAFETY: as above.
+    // SAFETY: each set is null, or has room for all numbers below `within`, among which are those of the list.
     tell_int(ready.and_then(|_| unsafe { select_result(&list, within, read, write, except) }))
 }
 
@@ -280,12 +280,12 @@ unsafe fn select_result(
         }
         for fd in (0..count).step_by(64) {
             let keep = if count - fd < 64 { !0u64 << (count - fd) } else { 0 };
-            // SAFETY: as in `selected`.
+            // SAFETY: the set is not null, and the program passes one with room for all numbers below `count`.
             unsafe { *word(set, fd) &= keep };
         }
         for poll in list {
             if poll.events & asked != 0 && poll.revents & told != 0 {
-                // SAFETY: as in `selected`.
+                // SAFETY: the set is not null, and has room for all numbers below `count`, among which are those of the list.
                 unsafe { *word(set, poll.fd) |= 1 << (poll.fd % 64) };
                 bits += 1;
             }

@@ -158,7 +158,8 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
     executing();
     // A child of `vfork` has the tables and the memory of its parent, so it leaves both unchanged.
     let with = match owner::owns_tables() {
-        // SAFETY: the program obeys the rules of the functions below.
+        // SAFETY: the environment is null, or an array of strings that ends with null: it is the program's, or the C library's
+        // own.
         true => unsafe { Environment::with_connections(environment) },
         false => None,
     };
@@ -179,19 +180,19 @@ pub unsafe extern "C-unwind" fn execve(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: here and below, the program obeys the rules of the function that it calls.
+    // SAFETY: the program passes a path, and arguments and an environment that end with null.
     unsafe { execute(environment, |environment| real::execve(path, arguments, environment)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passes a path, and arguments that end with null, as the C library's environment does.
     unsafe { execute(environment(), |environment| real::execve(path, arguments, environment)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passes a file's name, and arguments that end with null, as the C library's environment does.
     unsafe { execute(environment(), |environment| real::execvpe(file, arguments, environment)) }
 }
 
@@ -201,13 +202,13 @@ pub unsafe extern "C-unwind" fn execvpe(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passes a file's name, and arguments and an environment that end with null.
     unsafe { execute(environment, |environment| real::execvpe(file, arguments, environment)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passes arguments and an environment that end with null. The kernel checks the descriptor.
     unsafe { execute(environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
@@ -219,7 +220,8 @@ pub unsafe extern "C-unwind" fn execveat(
     environment: Strings,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the program passes a path, and arguments and an environment that end with null. The kernel checks the
+    // descriptor.
     unsafe { execute(environment, |environment| real::execveat(folder, path, arguments, environment, flags)) }
 }
 
@@ -234,7 +236,8 @@ unsafe extern "C-unwind" fn execle_words(path: *const c_char, words: Strings) ->
         }
         (*end.add(1)).cast::<*const c_char>()
     };
-    // SAFETY: as above.
+    // SAFETY: the program passes a path. Its words are arguments that end with null, and the environment behind them does so
+    // too.
     unsafe { execve(path, words, environment) }
 }
 

@@ -23,7 +23,7 @@ pub unsafe extern "C-unwind" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    // SAFETY: here and below, the program obeys the rules of the function that it calls.
+    // SAFETY: the program obeys the rules of the function: each offset is null, or the program passes a valid one.
     let native = |from, to| unsafe { real::splice(from, from_offset, to, to_offset, len, flags) };
     // The kernel does nothing for a length of zero, and refuses flags that it does not know.
     if len == 0 || flags & !FLAGS != 0 {
@@ -95,7 +95,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
         if let Some(position) = position
             && can_write(offset, size_of::<off64_t>())
         {
-            // SAFETY: as above.
+            // SAFETY: there is a position, so the pointer is not null, and it can be written, as just checked.
             unsafe { *offset = position };
         }
         return tell(sent);

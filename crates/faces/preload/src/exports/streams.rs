@@ -187,7 +187,7 @@ macro_rules! reopens {
         ) -> *mut FILE {
             // SAFETY: the program obeys the rules of the function.
             let call = || unsafe { real::$name(path, mode, stream) };
-            // SAFETY: as above.
+            // SAFETY: the program passes a stream.
             unsafe { reopen(stream, call) }
         }
     )*};
@@ -258,7 +258,7 @@ unsafe fn replace(memory: std::ops::Range<usize>) {
             == slot.load(Ordering::Relaxed)
     };
     let set = |at: usize, function: *mut c_void| {
-        // SAFETY: as above.
+        // SAFETY: the word lies in the range, which can be written by now. Other threads may read it.
         unsafe { AtomicPtr::from_ptr(at as *mut *mut c_void) }.store(function, Ordering::Relaxed);
     };
     // A table has one after the other: read, write, seek, close.

@@ -128,7 +128,8 @@ extern "C-unwind" fn call(
             let mask = f as *const *const libc::sigset_t;
             // SAFETY: the program obeys the rules of the system call.
             let mask = if mask.is_null() { std::ptr::null() } else { unsafe { *mask } };
-            // SAFETY: as above.
+            // SAFETY: the program obeys the rules of the system call, which are those of the function, except for the mask,
+            // which has just been read.
             (unsafe { polling::pselect(a as _, b as *mut _, c as *mut _, d as *mut _, e as *const _, mask) })
                 as c_long
         }

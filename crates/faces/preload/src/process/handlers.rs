@@ -112,10 +112,10 @@ unsafe fn postpone(own: &Thread, signal: c_int, info: *mut siginfo_t, context: *
     install_again(signal);
     // SAFETY: the context is the kernel's. When the handler returns, the kernel takes the mask from there, which is one word there.
     let mask = unsafe { (&raw mut (*context).uc_sigmask).cast::<u64>() };
-    // SAFETY: as above.
+    // SAFETY: the word is in the kernel's context, which stays until the handler returns.
     own.mask.store(unsafe { mask.read() }, Ordering::Relaxed);
     own.is_postponed.store(true, Ordering::Relaxed);
-    // SAFETY: as above.
+    // SAFETY: the word is in the kernel's context, which nobody else uses until the handler returns.
     unsafe { mask.write(mask.read() | all) };
     true
 }
@@ -142,7 +142,7 @@ unsafe fn stack_end(context: *const ucontext_t) -> usize {
     // SAFETY: the kernel has filled in the registers.
     #[cfg(target_arch = "x86_64")]
     return unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize };
-    // SAFETY: as above.
+    // SAFETY: the kernel has filled in the registers, which stay until the handler returns.
     #[cfg(target_arch = "aarch64")]
     return unsafe { (*context).uc_mcontext.sp as usize };
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

@@ -19,7 +19,7 @@ impl Errno {
 
     /// Sets this thread's `errno`, which the program reads.
     pub fn set(self) {
-        // SAFETY: as above.
+        // SAFETY: the C library gives each thread a valid address.
         unsafe { *libc::__errno_location() = self.0 };
     }
 }

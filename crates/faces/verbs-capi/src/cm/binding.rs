@@ -43,7 +43,7 @@ pub unsafe fn bind(id: *mut rdma_cm_id, own: &Id, address: SocketAddr) -> Result
     let address = SocketAddr::new(address.ip(), port);
     let mut state = own.state();
     (state.bound, state.is_port_chosen) = (Some(address), is_port_chosen);
-    // SAFETY: as above.
+    // SAFETY: the caller's identifier, in which this library stores the address.
     unsafe { (*id).route.addr.src_storage = storage(address).0 };
     Ok(())
 }
@@ -61,7 +61,7 @@ unsafe fn listen(id: *mut rdma_cm_id, own: &Id, backlog: c_int) -> Result<(), c_
     // SAFETY: the caller's identifier.
     let space = space(unsafe { (*id).ps }).ok_or(libc::EPROTONOSUPPORT)?;
     if own.state().bound.is_none() {
-        // SAFETY: as above.
+        // SAFETY: the caller's identifier, to which `own` belongs.
         unsafe { bind(id, own, SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0))? };
     }
     let (mut bound, is_port_chosen) = {
@@ -88,7 +88,7 @@ unsafe fn listen(id: *mut rdma_cm_id, own: &Id, backlog: c_int) -> Result<(), c_
     };
     let mut state = own.state();
     (state.bound, state.listeners) = (Some(bound), Some(listeners));
-    // SAFETY: as above.
+    // SAFETY: the caller's identifier, in which this library stores the address.
     unsafe { (*id).route.addr.src_storage = storage(bound).0 };
     Ok(())
 }
@@ -141,7 +141,7 @@ pub unsafe fn resolve(
     // SAFETY: the caller's identifier.
     let space = space(unsafe { (*id).ps }).ok_or(libc::EPROTONOSUPPORT)?;
     if let Some(from) = from.filter(|_| own.state().bound.is_none()) {
-        // SAFETY: as above.
+        // SAFETY: the caller's identifier, to which `own` belongs.
         unsafe { bind(id, own, from)? };
     }
     let (to, bound) = (addresses::target(to), own.state().bound);
@@ -155,7 +155,7 @@ pub unsafe fn resolve(
         Err(libc::ETIMEDOUT) if devices.len() == 1 => (devices[0], None),
         reached => reached?,
     };
-    // SAFETY: as above.
+    // SAFETY: the caller's identifier, in which this library stores the device and the addresses.
     unsafe {
         attach(id, opened);
         (*id).route.addr.src_storage = storage(from).0;
@@ -214,6 +214,6 @@ unsafe extern "C" fn ginnel_rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: as above.
+    // SAFETY: the caller's identifier; those of both libraries have this field.
     unsafe { port(&raw const (*id).route.addr.dst_storage) }
 }

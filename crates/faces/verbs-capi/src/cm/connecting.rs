@@ -96,7 +96,7 @@ unsafe fn connect(id: *mut rdma_cm_id, own: &Id, param: *const rdma_conn_param) 
         return Ok(());
     }
     // Nobody listened there when the address was resolved, or the listener has ended since.
-    // SAFETY: as above.
+    // SAFETY: the caller's identifier; resolving its address has set the field.
     let verbs = unsafe { (*id).verbs };
     let devices: Vec<_> = opened().into_iter().filter(|opened| opened.context() == verbs).collect();
     let begun = Instant::now();

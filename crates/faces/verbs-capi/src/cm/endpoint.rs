@@ -21,7 +21,7 @@ unsafe extern "C" fn ginnel_rdma_create_ep(
         // SAFETY: the caller's objects.
         return unsafe { real::rdma_create_ep(id, res, pd, init) };
     }
-    // SAFETY: as above; no other thread knows the new identifier yet.
+    // SAFETY: the caller's objects, and its room for a pointer; no other thread knows the new identifier yet.
     unsafe {
         let wanted = &*res;
         let ps = wanted.ai_port_space.cast_unsigned();

@@ -60,7 +60,7 @@ struct Table {
 
 // SAFETY: its words are atomic.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: threads that share a table access its page, which is never unmapped, by atomic words only.
 unsafe impl Sync for Table {}
 
 /// Unused pages, each with the address of the segment that it belongs to.

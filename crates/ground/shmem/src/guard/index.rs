@@ -173,7 +173,8 @@ impl<T: Clone> Index<T> {
         }
         let mut behind = self.retired.load(Ordering::Relaxed);
         loop {
-            // SAFETY: as above, until it is in `retired`. Readers do not use this field.
+            // SAFETY: the list belongs to the caller, and so its last entry does, until it is in `retired`. Readers do not use
+            // this field.
             unsafe { (&raw mut (*last).next).write(behind) };
             // ORDER index.retired: see `remove`.
             match self.retired.compare_exchange(behind, list, Ordering::Release, Ordering::Relaxed) {

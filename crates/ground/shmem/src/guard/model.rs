@@ -40,7 +40,7 @@ impl Drop for Canary {
 
 // SAFETY: the cell contains nothing; loom is asked to report threads that access it at the same time.
 unsafe impl Sync for Canary {}
-// SAFETY: as above.
+// SAFETY: it consists of a number and of a cell that contains nothing, so any thread may use and drop it.
 unsafe impl Send for Canary {}
 
 type Index = index::Index<Canary>;

@@ -120,7 +120,8 @@ pub(super) fn try_door(name: &str) {
     // SAFETY: whatever the call does, it affects only this process, which has no other purpose.
     let result = unsafe { libc::syscall(door.call, a, b, c, d, e, f) };
     println!("the door was open: {result}, {}", std::io::Error::last_os_error());
-    // SAFETY: as above. If the call has made a copy of the process, the copy must not go on with the tests.
+    // SAFETY: `_exit` takes only a number, and ends this process. If the call has made a copy of the process, the copy must
+    // not go on with the tests.
     unsafe { libc::_exit(0) }
 }
 
