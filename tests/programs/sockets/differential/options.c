@@ -203,6 +203,27 @@ CASE(options_tcp_info)
     say("state", info.tcpi_state);
 }
 
+/* The program has shut down, and then the peer has closed its end. */
+CASE(options_tcp_info_after_both_ends)
+{
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    if (me == CONNECTOR)
+        check(shutdown(fd, SHUT_WR) == 0, "shutdown");
+    meet();
+    if (me == ACCEPTOR) {
+        say_events("end", events_of(fd, POLLRDHUP, PATIENCE));
+        close(fd);
+    }
+    meet();
+    if (me == CONNECTOR) {
+        say_events("end", events_of(fd, 0, PATIENCE));
+        say("TCP_INFO", getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size));
+        say("state", info.tcpi_state);
+    }
+    meet();
+}
+
 CASE(options_of_time_and_room)
 {
     int value;

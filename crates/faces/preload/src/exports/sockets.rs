@@ -318,11 +318,11 @@ pub unsafe extern "C-unwind" fn getsockopt(
     result
 }
 
-/// The states of a TCP connection that its ends decide (`enum tcp_state`).
 /// The timeouts of programs that were compiled with times of 64 bits for processors of 32 (`asm-generic/socket.h`).
 const RCVTIMEO_NEW: c_int = 66;
 const SNDTIMEO_NEW: c_int = 67;
 
+/// The states of a TCP connection that its ends decide (`enum tcp_state`).
 const ESTABLISHED: u8 = 1;
 const FIN_WAIT2: u8 = 5;
 const CLOSE: u8 = 7;
@@ -331,10 +331,11 @@ const CLOSE_WAIT: u8 = 8;
 /// Returns the state of a connection that TCP_INFO is to say, where the kernel has said `kernels`. The kernel does not know of ends
 /// that are in a ring.
 fn state_for_program(socket: &'static Socket, kernels: u8) -> u8 {
-    if kernels != ESTABLISHED {
+    // The kernel may know the peer's end, and not the program's own, which is in a ring.
+    if ![ESTABLISHED, CLOSE_WAIT].contains(&kernels) {
         return kernels;
     }
-    match (room::has_shut_down(socket), look::has_peer_finished(socket)) {
+    match (room::has_shut_down(socket), kernels == CLOSE_WAIT || look::has_peer_finished(socket)) {
         (false, false) => ESTABLISHED,
         (false, true) => CLOSE_WAIT,
         (true, false) => FIN_WAIT2,
