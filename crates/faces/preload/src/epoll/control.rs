@@ -152,7 +152,8 @@ impl Instance {
     }
 
     /// Notes that the kernel has reported this event. If it was the only one that a socket was to have, there is none after the change
-    /// either, until the program asks again.
+    /// either, until the program asks again. (A thread that has got the event from the kernel may come here after another one has looked at
+    /// the ring. Then the program has it twice.)
     pub(super) fn had(&self, data: u64) {
         if !self.has_once.load(Ordering::Relaxed) {
             return;

@@ -10,12 +10,35 @@ use crate::system::errno::Kept;
 use crate::system::real;
 use libc::c_int;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// The open file; [`NONE`] before it is opened, [`MISSING`] if it cannot be opened.
 static FILE: AtomicI32 = AtomicI32::new(NONE);
 const NONE: c_int = -1;
 const MISSING: c_int = -2;
+
+/// The number of CPUs of the machine, of which this process may have only a part; 0 before it is needed. The kernel counts the tasks of
+/// all of them.
+static CPUS: AtomicU32 = AtomicU32::new(0);
+
+pub fn cpus() -> u32 {
+    match CPUS.load(Ordering::Relaxed) {
+        0 => {
+            let _errno = Kept::new();
+            // SAFETY: it takes a number.
+            let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+            let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+            CPUS.store(cpus, Ordering::Relaxed);
+            cpus
+        }
+        cpus => cpus,
+    }
+}
+
+/// Returns whether more tasks want a CPU than there are CPUs, as far as the kernel tells.
+pub fn is_full() -> bool {
+    tasks().is_some_and(|tasks| tasks > cpus())
+}
 
 fn file() -> Option<c_int> {
     match FILE.load(Ordering::Relaxed) {
@@ -46,7 +69,7 @@ fn open() -> Option<c_int> {
 }
 
 /// Returns how many tasks run or are ready to run, with the one that asks. Returns `None` if the kernel does not tell.
-pub fn tasks() -> Option<u32> {
+fn tasks() -> Option<u32> {
     let _errno = Kept::new();
     let mut text = [0; 64];
     // SAFETY: there is room for so many bytes.

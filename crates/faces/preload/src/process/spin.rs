@@ -92,13 +92,12 @@ const INTERVAL_PER_CPU: u64 = 10_000;
 
 /// Asks that if it is time to. Returns whether there are more tasks than CPUs.
 fn is_full(now: u64) -> bool {
-    let cpus = cpus();
-    let interval = INTERVAL + INTERVAL_PER_CPU * u64::from(cpus);
+    let interval = INTERVAL + INTERVAL_PER_CPU * u64::from(busy::cpus());
     if now.saturating_sub(ASKED.load(Ordering::Relaxed)) < interval {
         return false;
     }
     ASKED.store(now, Ordering::Relaxed);
-    busy::tasks().is_some_and(|tasks| tasks > cpus)
+    busy::is_full()
 }
 
 /// Keeps all threads from spinning for a while.

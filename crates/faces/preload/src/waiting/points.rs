@@ -111,12 +111,17 @@ impl Resident {
         }
     }
 
+    /// Returns whether it is this socket.
+    fn is(&self, socket: &'static Socket) -> bool {
+        self.cookie.load(Ordering::Relaxed) != 0
+            && self.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr()
+    }
+
     /// Returns its cookie if it is this socket, by this number.
     fn cookie_of(&self, socket: &'static Socket, fd: c_int) -> Option<u64> {
         let cookie = self.cookie.load(Ordering::Relaxed);
-        let is_it = cookie != 0
+        let is_it = self.is(socket)
             && cookie as c_int == fd
-            && self.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr()
             && self.life.load(Ordering::Relaxed) == socket.life.load(Ordering::Relaxed);
         is_it.then_some(cookie)
     }
@@ -388,8 +393,7 @@ pub fn move_out(socket: &'static Socket) {
     }
     let me = thread::tid();
     for shared in &WAIT_POINTS[..MOST] {
-        let is_there = || shared.resident.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr();
-        if !is_there() {
+        if !shared.resident.is(socket) {
             continue;
         }
         // ORDER preload.wait_point: as in `WaitPoint::take_of`. Pairs with: `WaitPoint::drop`.
@@ -399,7 +403,7 @@ pub fn move_out(socket: &'static Socket) {
             continue;
         }
         let point = WaitPoint { shared, has_doorbell: true, is_borrowed: false, is_rung: Cell::new(false) };
-        if is_there() {
+        if shared.resident.is(socket) {
             point.move_out();
         }
     }
@@ -410,8 +414,7 @@ pub fn move_out(socket: &'static Socket) {
 pub fn wake_residents(socket: &'static Socket) {
     // ORDER preload.resident: see `WaitPoint::move_in`. (The caller has waited for `Using`.)
     let sleeps = |shared: &Shared| {
-        shared.resident.socket.load(Ordering::Relaxed) == std::ptr::from_ref(socket).addr()
-            && ![0, thread::tid()].contains(&shared.owner.load(Ordering::Relaxed))
+        shared.resident.is(socket) && ![0, thread::tid()].contains(&shared.owner.load(Ordering::Relaxed))
     };
     for shared in WAIT_POINTS[..MOST].iter().filter(|shared| sleeps(shared)) {
         let _errno = Kept::new();
