@@ -25,6 +25,8 @@ const SMALL: i64 = 4096;
 const PLACES: i64 = 32;
 /// The largest number of a process.
 const LAST_PROCESS: u32 = 3;
+/// A test ends after so many programs that fail.
+const FAILURES: u32 = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Do {
@@ -845,7 +847,8 @@ fn compare(stage: &Stage, is_settled: bool, mut runner: TestRunner, calls: Vec<(
         let (turns, steps) = parse(&std::fs::read_to_string(file).unwrap());
         // It may fail now and then only.
         let repeat = |steps: &[Step]| (0..100).try_for_each(|_| execute(turns, steps));
-        return repeat(&steps).unwrap_or_else(|error| report(turns, shrink(steps, error, repeat)));
+        return repeat(&steps)
+            .unwrap_or_else(|error| panic!("{}", report(turns, shrink(steps, error, repeat))));
     }
     let programs = (1..12_i64, prop::collection::vec(step(calls), 1..200));
     let (begun, mut runs) = (Instant::now(), 0);
@@ -853,19 +856,24 @@ fn compare(stage: &Stage, is_settled: bool, mut runner: TestRunner, calls: Vec<(
         Limit::Time(time) => begun.elapsed() < time,
         Limit::Programs(most) => runs < most,
     };
-    while goes_on(runs) {
+    // One failure says nothing of those behind it.
+    let mut failures = 0;
+    while goes_on(runs) && failures < FAILURES {
         let (turns, steps) = programs.new_tree(&mut runner).unwrap().current();
         runs += 1;
         if let Err(error) = execute(turns, &steps) {
-            report(turns, shrink(steps, error, |steps| execute(turns, steps)));
+            failures += 1;
+            println!("{}", report(turns, shrink(steps, error, |steps| execute(turns, steps))));
         }
     }
-    println!("{runs} programs");
+    println!("{runs} programs in {:?}", begun.elapsed());
+    assert_eq!(failures, 0, "of {runs} programs have failed; they are printed above");
 }
 
-fn report(turns: i64, (steps, error): (Vec<Step>, String)) -> ! {
+/// Writes a program that fails in the way that [`parse`] reads.
+fn report(turns: i64, (steps, error): (Vec<Step>, String)) -> String {
     let steps: Vec<String> = steps.iter().map(|step| format!("{step:?}")).collect();
-    panic!("{error}\nafter {turns} turns:\n{}", steps.join(",\n"));
+    format!("{error}\nafter {turns} turns:\n{}", steps.join(",\n"))
 }
 
 /// Reads a program as a failure prints it, with or without the text before it.

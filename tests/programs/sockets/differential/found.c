@@ -348,6 +348,51 @@ CASE(found_execute_with_what_the_peer_has_closed)
     execl("/bin/bash", "bash", "-c", command, NULL);
 }
 
+static volatile sig_atomic_t is_executed;
+
+static void note_execution(int number)
+{
+    (void)number;
+    is_executed = 1;
+}
+
+/* It gets the connection also if the peer only polls, and another process at the peer's end was the last to receive. */
+CASE(found_execute_where_a_child_of_the_peer_has_received)
+{
+    pid_t peer = getpid();
+    if (me == CONNECTOR) {
+        char command[60];
+        receive_all(fd, &peer, sizeof peer);
+        shutdown(fd, SHUT_WR);
+        meet();
+        sprintf(command, "kill -USR1 %d; wc -c <&%d", peer, fd);
+        fcntl(fd, F_SETFD, 0);
+        fflush(stdout);
+        execl("/bin/bash", "bash", "-c", command, NULL);
+    }
+    int told[2];
+    char byte;
+    check(pipe(told) == 0, "pipe");
+    signal(SIGUSR1, note_execution);
+    send_all(fd, &peer, sizeof peer);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        check(recv(fd, &byte, 1, 0) == 0, "the end");
+        check(write(told[1], ".", 1) == 1, "write");
+        pause();
+    }
+    check(read(told[0], &byte, 1) == 1, "read");
+    meet();
+    struct pollfd its_end = { .fd = fd, .events = POLLIN };
+    while (!is_executed)
+        poll(&its_end, 1, 1);
+    send_all(fd, "0123456789", 10);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(fd);
+}
+
 static void *wait_for_an_end(void *fd)
 {
     say_events("end", events_of(*(int *)fd, POLLRDHUP, -1));

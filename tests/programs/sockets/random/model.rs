@@ -137,11 +137,10 @@ impl Model {
             self.ends[end].reset = Reset::Yes;
             self.edge(end, IN | RDHUP);
         } else if peer.is_deaf && peer.has_ended {
-            // The kernel may break a connection if bytes come of which nobody can want to know any more.
+            // The kernel may break a connection if bytes come of which nobody can want to know any more. They may be under way for
+            // long, so there need not be an edge.
             peer.reset = peer.reset.max(Reset::Perhaps);
             self.ends[end].reset = self.ends[end].reset.max(Reset::Perhaps);
-            self.edge(0, IN | RDHUP);
-            self.edge(1, IN | RDHUP);
         } else if arrives {
             self.edge(1 - end, IN);
         }

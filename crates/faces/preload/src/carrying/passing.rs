@@ -18,7 +18,7 @@
 //! |---|---|
 //! | the peer makes no call for a while | after [`PATIENCE`] the message is refused (EAGAIN), or the executed program does not get the connection. The peer returns when it makes its next call |
 //! | more is unread than the kernel takes at once, or a larger ring is about to take over | the same |
-//! | another process has the socket too, after a fork, and uses it | the same |
+//! | another process has the socket too, after a fork, and uses it | the same. Where that is the peer's socket, any of the processes that have it returns |
 //! | the peer dies, or closes | the same; what it has sent can still be received here |
 //! | the peer lies about what it sends again | it harms its own stream |
 

@@ -131,7 +131,7 @@ pub fn leave_now(socket: &'static Socket, fd: c_int) -> bool {
 /// Returns to the kernel if the receiver has asked for it.
 #[cold]
 pub fn leave_if_recalled(socket: &'static Socket, fd: c_int) {
-    if is_recalled(socket) && !is_confined() && !family::is_used_elsewhere(socket) && leave_now(socket, fd) {
+    if is_recalled(socket) && may_leave(socket) && leave_now(socket, fd) {
         // The process that gets the connection at the other end may know nothing of rings.
         socket.set_passed();
     }
