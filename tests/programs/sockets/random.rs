@@ -571,7 +571,8 @@ impl Run<'_> {
     }
 
     fn fork(&mut self, process: u32) -> Outcome {
-        let Some(child) = (2..=LAST_PROCESS).find(|id| self.model.open.keys().all(|(owner, _)| owner != id))
+        // A process ends with the one that has made it, and that one ends when another gets its number.
+        let Some(child) = (2..=LAST_PROCESS).find(|id| self.model.open.keys().all(|(owner, _)| owner < id))
         else {
             return Ok(());
         };

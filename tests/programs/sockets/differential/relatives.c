@@ -405,6 +405,33 @@ CASE(relatives_shut_down_both)
     relatives_shut_down(me, fd, shut_down_both);
 }
 
+/* More was sent than a ring holds, so a ring may not carry any more. */
+CASE(relatives_end_both_directions)
+{
+    static char much[16384];
+    if (me == ACCEPTOR)
+        say("shutdown", shutdown(fd, SHUT_WR));
+    meet();
+    if (me == CONNECTOR) {
+        struct relative relative = begin_relative(fd);
+        check(send(fd, much, sizeof much, MSG_DONTWAIT) == sizeof much, "send");
+        let(&relative, shut_down_sending);
+        say_events("events of the parent", events_of(fd, 0, 0));
+        say_all("the parent", fd);
+        end_relative(&relative);
+        say_events("events of the parent", events_of(fd, 0, 0));
+        struct relative another = begin_relative(fd);
+        let(&another, say_all_of_child);
+        end_relative(&another);
+    }
+    meet();
+    if (me == ACCEPTOR) {
+        receive_all(fd, much, sizeof much);
+        say_all("the peer", fd);
+    }
+    meet();
+}
+
 static void shut_down_receiving_later(int fd)
 {
     usleep(20000);

@@ -88,3 +88,31 @@ CASE(vain_send_and_epoll)
     }
     meet();
 }
+
+/* The end of the stream, unlike bytes, does not break a connection whose other end takes no more, also where somebody has slept. */
+CASE(vain_end)
+{
+    static char some[20000];
+    if (me == CONNECTOR) {
+        send_all(fd, some, sizeof some);
+        fflush(stdout);
+        pid_t sleeper = getpid(), child = fork();
+        if (child == 0) {
+            while (!is_asleep(sleeper))
+                usleep(1000);
+            _exit(shutdown(fd, SHUT_RDWR));
+        }
+        say_events("events", events_of(fd, POLLIN, -1) & POLLIN);
+        int status;
+        waitpid(child, &status, 0);
+        say("shutdown", WEXITSTATUS(status));
+    }
+    meet();
+    if (me == ACCEPTOR) {
+        say("shutdown", shutdown(fd, SHUT_WR));
+        receive_all(fd, some, sizeof some);
+        say("recv", recv(fd, some, 1, 0));
+        say_events("events", events_of(fd, POLLIN | POLLOUT | POLLRDHUP, 0));
+    }
+    meet();
+}

@@ -134,8 +134,9 @@ impl Model {
         self.ends[end].sent += bytes;
         let peer = &mut self.ends[1 - end];
         if peer.is_closed {
-            self.ends[end].reset = Reset::Yes;
-            self.edge(end, IN | RDHUP);
+            if std::mem::replace(&mut self.ends[end].reset, Reset::Yes) == Reset::No {
+                self.edge(end, IN | RDHUP);
+            }
         } else if peer.is_deaf && peer.has_ended {
             // The kernel may break a connection if bytes come of which nobody can want to know any more. They may be under way for
             // long, so there need not be an edge.
@@ -186,8 +187,11 @@ impl Model {
             // The kernel may have forgotten a connection of which both ends have shut down.
             let reset = if both_ended { Reset::Perhaps } else { Reset::Yes };
             let peer = &mut self.ends[1 - end];
-            peer.reset = peer.reset.max(reset);
-            self.edge(1 - end, IN | RDHUP);
+            let before = std::mem::replace(&mut peer.reset, peer.reset.max(reset));
+            // If it was broken already, the edge may have been reported.
+            if before == Reset::No {
+                self.edge(1 - end, IN | RDHUP);
+            }
         }
         self.ended(end);
     }

@@ -276,9 +276,13 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     }
     // No other ring takes over any more, so the end of the stream is in the ring where the receiver looks for it.
     drop(ring.stay());
-    if let Some(sender) = ring.as_mut()
-        && sender.ring.finish()
-    {
+    let Some(sender) = ring.as_mut() else { return true };
+    let wakes = sender.ring.finish();
+    // A byte would break the connection then, as any that this side sends. The kernel's own end wakes the peer too, and breaks nothing.
+    if sender.ring.is_closed() {
+        return false;
+    }
+    if wakes {
         connection::wake(socket, fd);
     }
     true

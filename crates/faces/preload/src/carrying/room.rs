@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering;
 
 /// Returns whether the program has shut down sending, in this process or another one that has the socket.
 pub fn has_shut_down(socket: &'static Socket) -> bool {
+    // A process that was killed may have marked the end in the ring only.
     let is = |sender: &SocketSender| sender.ring.is_finished();
-    socket.shut_down.sending.load(Ordering::Relaxed)
+    socket.has_shut_down_sending()
         || socket.sending.common().is_some()
             && socket.sending.carrier() == Carrier::Ring
             && socket.sending.lock().as_ref().is_some_and(is)

@@ -214,7 +214,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         return result;
     }
     if sends_no_more {
-        socket.shut_down.sending.store(true, Ordering::Relaxed);
+        socket.set_shut_down_sending();
     }
     if is_both {
         closing::take_no_more(socket);

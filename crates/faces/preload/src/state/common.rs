@@ -25,7 +25,7 @@ pub struct Common {
     carrier: AtomicU8,
     /// Nobody knows the position any more.
     is_lost: AtomicBool,
-    /// For receiving: a process has shut down receiving. (For sending, the ring says that.)
+    /// A process has shut down this direction.
     pub is_shut_down: AtomicBool,
     /// For sending: a process has sent bytes to a peer that takes no more.
     pub is_in_vain: AtomicBool,

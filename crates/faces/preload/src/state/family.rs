@@ -230,6 +230,7 @@ fn share(socket: &Socket) {
     };
     copy(&socket.delays, &entry.delays);
     entry.receiving.is_shut_down.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
+    entry.sending.is_shut_down.store(socket.has_shut_down_sending(), Ordering::Relaxed);
     entry.sending.is_in_vain.store(socket.has_sent_in_vain(), Ordering::Relaxed);
     socket.family.store(number, Ordering::Relaxed);
     socket.sending.share(&entry.sending);
@@ -311,6 +312,7 @@ fn is_still_shared(socket: &Socket) -> bool {
     }
     // What relatives have changed belongs to this process alone from now on, and this process may not know it yet.
     socket.shut_down.receiving.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
+    socket.shut_down.sending.store(socket.has_shut_down_sending(), Ordering::Relaxed);
     socket.said.closed.store(socket.has_sent_in_vain(), Ordering::Relaxed);
     socket.set_nonblocking(None);
     socket.sending.detach();

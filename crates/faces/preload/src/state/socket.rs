@@ -585,6 +585,21 @@ impl Socket {
             || self.receiving.common().is_some_and(|common| common.is_shut_down.load(Ordering::Relaxed))
     }
 
+    /// Returns whether the program has shut down sending, in this process or a relative.
+    #[inline]
+    pub fn has_shut_down_sending(&self) -> bool {
+        self.shut_down.sending.load(Ordering::Relaxed)
+            || self.sending.common().is_some_and(|common| common.is_shut_down.load(Ordering::Relaxed))
+    }
+
+    /// Records that it has.
+    pub fn set_shut_down_sending(&self) {
+        self.shut_down.sending.store(true, Ordering::Relaxed);
+        if let Some(common) = self.sending.common() {
+            common.is_shut_down.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Returns whether the program has sent bytes to a peer that takes no more, in this process or a relative.
     pub fn has_sent_in_vain(&self) -> bool {
         self.said.closed.load(Ordering::Relaxed)
