@@ -17,7 +17,6 @@ pub mod look;
 pub mod lowat;
 pub mod output;
 pub mod passing;
-pub mod paying;
 pub mod peek;
 pub mod returning;
 pub mod room;

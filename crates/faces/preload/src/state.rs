@@ -14,4 +14,3 @@ pub mod socket;
 pub mod sockets;
 pub mod table;
 pub mod watchers;
-pub mod yields;

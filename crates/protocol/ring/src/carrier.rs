@@ -45,9 +45,6 @@
 //! | | calls [`recall`] |
 //! | calls [`is_recalled`] now and then, and [`begin`] calls it too: goes back as above | |
 //! | | finds, after [`recall`], that the producer has not begun ([`left`]): it never will, and the kernel carries the stream on |
-//!
-//! A consumer whose own direction has gone back because the ring did not pay may [`advise`] the producer to do the same, unless either of
-//! them [`decline`]s.
 
 use crate::error::Corrupt;
 use ginnel_layout::ring::{BASE, END, READY, RECALL, REPEATED, RESUME, TAKEN, WANTED};
@@ -55,10 +52,8 @@ use ginnel_shmem::SharedMemory;
 
 /// Value of the word WANTED.
 const WANTS: u32 = 1;
-/// Values of the word RECALL.
+/// Value of the word RECALL.
 const RECALLS: u32 = 1;
-const ADVISES: u32 = 2;
-const DECLINES: u32 = 3;
 
 /// The carrier that a ring takes over from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,34 +184,6 @@ pub fn recall<M: SharedMemory>(memory: &M) {
     memory.store_relaxed_u32(RECALL, RECALLS);
     // ORDER carrier.recall: see `begin`. Pairs with: `begin`.
     memory.full_fence();
-}
-
-/// Advises the producer to go back to the kernel's connection for a while, because the consumer's own direction did not pay. The
-/// consumer has not [recalled](recall) it, and one thread at a time writes the consumer's words. No other access depends on this word,
-/// so it has no order.
-pub fn advise<M: SharedMemory>(memory: &M) {
-    memory.attend();
-    memory.store_relaxed_u32(RECALL, ADVISES);
-}
-
-/// Returns whether the consumer has advised that.
-pub fn is_advised<M: SharedMemory>(memory: &M) -> bool {
-    memory.load_relaxed_u32(RECALL) == ADVISES
-}
-
-/// Asks the producer not to go back only because the ring does not pay for it, unless the consumer has asked for the opposite. One thread
-/// at a time writes the consumer's words. No other access depends on this word, so it has no order.
-#[inline]
-pub fn decline<M: SharedMemory>(memory: &M) {
-    memory.attend();
-    if memory.load_relaxed_u32(RECALL) == 0 {
-        memory.store_relaxed_u32(RECALL, DECLINES);
-    }
-}
-
-/// Returns whether the consumer has asked for that.
-pub fn has_declined<M: SharedMemory>(memory: &M) -> bool {
-    memory.load_relaxed_u32(RECALL) == DECLINES
 }
 
 /// Returns whether the consumer has asked the producer to go back to the kernel's connection.

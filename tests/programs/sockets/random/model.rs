@@ -187,9 +187,10 @@ impl Model {
             // The kernel may have forgotten a connection of which both ends have shut down.
             let reset = if both_ended { Reset::Perhaps } else { Reset::Yes };
             let peer = &mut self.ends[1 - end];
-            let before = std::mem::replace(&mut peer.reset, peer.reset.max(reset));
+            let was_whole = peer.reset == Reset::No;
+            peer.reset = peer.reset.max(reset);
             // If it was broken already, the edge may have been reported.
-            if before == Reset::No {
+            if was_whole {
                 self.edge(1 - end, IN | RDHUP);
             }
         }

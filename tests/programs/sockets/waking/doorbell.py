@@ -1,4 +1,4 @@
-# A thread that waits in the way that the first argument names is woken this many times.
+# A thread that waits in the way that the first argument names is woken again and again.
 import sys
 import time
 
@@ -6,7 +6,7 @@ from sleepers import answering, ask, end, ways
 
 wait = ways[sys.argv[1]]
 a, b, thread = answering(wait)
-for turn in range(int(sys.argv[2])):
+for turn in range(200):
     time.sleep(0.001)
-    ask(a, thread, turn % 256, wait)
+    ask(a, thread, turn, wait)
 end(a, b, thread)

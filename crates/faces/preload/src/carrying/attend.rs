@@ -16,7 +16,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
 /// Does the work that is due for a connection before a call moves bytes.
 #[inline]
 pub fn attend_or_wait(socket: &'static Socket, fd: c_int) {
-    if socket.needs_attention() && !session::is_young(socket) && !socket.is_resting() {
+    if socket.needs_attention() && !session::is_young(socket) {
         crate::carrying::settle::wait(socket);
         attend(socket, fd);
     }
@@ -25,7 +25,7 @@ pub fn attend_or_wait(socket: &'static Socket, fd: c_int) {
 /// Does the same for other calls that look at the socket.
 #[inline]
 pub fn attend_if_needed(socket: &'static Socket, fd: c_int) {
-    if socket.needs_attention() && !socket.is_resting() {
+    if socket.needs_attention() {
         attend(socket, fd);
     }
 }

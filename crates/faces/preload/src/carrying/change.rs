@@ -38,7 +38,6 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         (facts.role, facts.begun)
     };
     crate::carrying::returning::leave_if_recalled(socket, fd);
-    crate::carrying::paying::follow(socket, fd);
     if socket.is_passed() {
         crate::carrying::counted::begin_ring_if_due(socket);
         let reason = socket.facts.lock().reason;

@@ -1,6 +1,6 @@
 //! Sending into what carries now, without sleeping.
 
-use crate::carrying::{attend, bell, connection, disconnecting, grow, look, paying, returning};
+use crate::carrying::{attend, bell, connection, disconnecting, grow, look, returning};
 use crate::process::signals;
 use crate::process::thread::tid;
 use crate::state::carrier::Carrier;
@@ -106,14 +106,11 @@ pub fn some_into_ring<'s>(
     // The peer may have asked for the wake-up because it wants this side to return to the kernel.
     let is_recalled = |sender: &SocketSender| carrier::is_recalled(sender.ring.memory());
     let leaves = has_woken && ring.as_ref().is_some_and(is_recalled);
-    let is_poor = has_woken && paying::is_poor(socket);
-    if leaves || is_poor || written.is_err() {
+    if leaves || written.is_err() {
         *held = None;
     }
     if leaves {
         returning::leave_if_recalled(socket, fd);
-    } else if is_poor {
-        paying::leave_unless_declined(socket, fd);
     }
     Some(written)
 }
@@ -149,7 +146,6 @@ fn write(
         return Err(SendError::Aborted);
     }
     socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
-    socket.yields.count();
     if socket.gives_up.load(Ordering::Relaxed)
         && socket.receiving.waiting.load(Ordering::Relaxed) > socket.asleep.by_clock.load(Ordering::Relaxed)
     {

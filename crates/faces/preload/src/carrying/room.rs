@@ -4,7 +4,6 @@ use crate::state::carrier::Carrier;
 use crate::state::socket::Socket;
 use ginnel::SocketSender;
 use ginnel_ring::carrier;
-use std::sync::atomic::Ordering;
 
 /// Returns whether the program has shut down sending, in this process or another one that has the socket.
 pub fn has_shut_down(socket: &'static Socket) -> bool {

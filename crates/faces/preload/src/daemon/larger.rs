@@ -30,11 +30,8 @@ pub fn next_capacity(socket: &'static Socket) -> Option<usize> {
     }
     if socket.has_returned() {
         let before = socket.ring_bytes.load(Ordering::Relaxed) as usize;
-        // Rings that a direction has left for the kernel were too small, unless they did not pay.
-        return Some(match socket.has_rested() {
-            true => before.clamp(SMALLEST, LARGEST),
-            false => (before * FACTOR).clamp(SMALLEST * FACTOR, LARGEST),
-        });
+        // Rings that a direction has left for the kernel were too small in any case.
+        return Some((before * FACTOR).clamp(SMALLEST * FACTOR, LARGEST));
     }
     let rings = socket.sending.lock();
     let now = capacity(rings.as_ref()?.ring.memory());

@@ -641,7 +641,6 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
     (facts.report, facts.channel, facts.segment) = (0, channel.info().id, segment);
     facts.reason = "";
     (facts.meeting, facts.channels) = (Some(meeting), 1);
-    socket.has_peer_elsewhere.store(channel.is_peer_elsewhere(), Ordering::Relaxed);
     if channel.is_peer_elsewhere() {
         let fd = socket.fd.load(Ordering::Relaxed);
         crate::process::spin::note_peer_elsewhere(

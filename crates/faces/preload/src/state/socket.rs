@@ -2,12 +2,10 @@
 
 use crate::cache::Cache;
 use crate::process::lock::Lock;
-use crate::state::carrier::Carrier;
 use crate::state::direction::Direction;
 use crate::state::lowat::Lowat;
 use crate::state::sleepers::Sleepers;
 use crate::state::watchers::Watchers;
-use crate::state::yields::Yield;
 use crate::system::clock;
 use crate::system::errno::Errno;
 use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
@@ -73,10 +71,6 @@ const LOOK: u64 = 100;
 /// return.
 const FIRST_PAUSE: u64 = 25_000;
 const LONGEST_PAUSE: u64 = 10_000_000;
-
-/// How long the kernel carries after a ring that did not pay.
-const FIRST_REST: u64 = 10_000_000;
-const LONGEST_REST: u64 = 600_000_000;
 
 /// Facts that the kernel tells a program only once. Each flag is set once the program was told.
 #[derive(Default)]
@@ -242,11 +236,6 @@ pub struct Socket {
     /// How often a direction has returned to the kernel, and when the library may ask for rings after that, in microseconds.
     pub returns: AtomicU32,
     again_at: AtomicU64,
-    /// What the ring carries that the socket sends into, and how often such a ring did not pay; see `carrying::paying`.
-    pub yields: Yield,
-    rests: AtomicU32,
-    /// The peer is in another VM, or on the host of this one.
-    pub has_peer_elsewhere: AtomicBool,
     /// How often the daemon had no room for the socket's report.
     put_offs: AtomicU32,
     /// While the kernel is about to carry again: the number of bytes that it will have carried at the end of the wake bytes,
@@ -315,9 +304,6 @@ impl Socket {
             full_since: AtomicU64::new(0),
             returns: AtomicU32::new(0),
             again_at: AtomicU64::new(0),
-            yields: Yield::default(),
-            rests: AtomicU32::new(0),
-            has_peer_elsewhere: AtomicBool::new(false),
             put_offs: AtomicU32::new(0),
             wakes_end: AtomicU64::new(0),
             resume: AtomicU64::new(0),
@@ -378,9 +364,6 @@ impl Socket {
         self.full_since.store(0, Ordering::Relaxed);
         self.returns.store(0, Ordering::Relaxed);
         self.again_at.store(0, Ordering::Relaxed);
-        self.yields.reset();
-        self.rests.store(0, Ordering::Relaxed);
-        self.has_peer_elsewhere.store(false, Ordering::Relaxed);
         self.put_offs.store(0, Ordering::Relaxed);
         self.stash.lock().clear();
     }
@@ -473,31 +456,6 @@ impl Socket {
         let returns = self.returns.load(Ordering::Relaxed);
         let pause = (FIRST_PAUSE << returns.min(16)).min(LONGEST_PAUSE);
         self.again_at.fetch_max(clock::now() + pause, Ordering::Relaxed);
-    }
-
-    /// Begins a longer pause, because a ring does not pay. It is doubled each time.
-    pub fn rest(&self) {
-        let rests = self.rests.fetch_add(1, Ordering::Relaxed);
-        let rest = (FIRST_REST << rests.min(16)).min(LONGEST_REST);
-        self.again_at.fetch_max(clock::now() + rest, Ordering::Relaxed);
-    }
-
-    /// Returns whether a ring of the connection did not pay.
-    #[inline]
-    pub fn has_rested(&self) -> bool {
-        self.rests.load(Ordering::Relaxed) > 0
-    }
-
-    /// Returns whether that pause is not over, and TCP carries both directions. Then nothing is to be done for the connection.
-    #[inline]
-    pub fn is_resting(&self) -> bool {
-        let is_kernels = |carrier, returned| carrier == Carrier::Kernel && returned;
-        self.has_rested()
-            && is_kernels(self.sending.carrier(), self.sending.has_returned())
-            && is_kernels(self.receiving.carrier(), self.receiving.has_returned())
-            && self.growth() == Growth::None
-            && !self.is_passed()
-            && clock::now() < self.again_at.load(Ordering::Relaxed)
     }
 
     /// Puts the report off, because the daemon had no room for it, if the condition holds while no other thread changes the stage.

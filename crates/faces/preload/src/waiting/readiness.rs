@@ -2,7 +2,7 @@
 
 use crate::carrying::bell::Wake;
 use crate::carrying::look::Found;
-use crate::carrying::{connection, counted, disconnecting, look, paying, returning, room, wakeups};
+use crate::carrying::{connection, counted, disconnecting, look, returning, room, wakeups};
 use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
 use crate::system::kernel;
@@ -105,7 +105,6 @@ impl Armed {
 /// Makes the peer wake a sleeper for the events of interest. The sleeper may wait already. The caller must check once more before it
 /// sleeps.
 pub fn arm_more(socket: &'static Socket, interest: c_short, how: Wake, armed: &mut Armed) {
-    paying::decline(socket);
     let interest = needs(socket, interest);
     if interest & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0 {
         match std::mem::replace(&mut armed.data, true) {
