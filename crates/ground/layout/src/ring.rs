@@ -66,8 +66,7 @@ pub const RESUME: usize = 0x198;
 pub const REPEATED: usize = 0x1a0;
 /// Offset, in a ring of a socket, of the consumer's word that says that it looks at [`BASE`].
 pub const READY: usize = 0x1c0;
-/// Offset, in a ring of a socket, of the consumer's word that asks the producer to go back to the kernel, advises it to, or asks it
-/// not to.
+/// Offset, in a ring of a socket, of the consumer's word that asks the producer to go back to the kernel.
 pub const RECALL: usize = 0x1c8;
 /// Offset, in a ring of a socket, of the consumer's word that says how many bytes its program has received.
 pub const TAKEN: usize = 0x1d0;

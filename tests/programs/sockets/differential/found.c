@@ -331,6 +331,62 @@ CASE(found_hand_over_what_the_peer_has_closed_after_bytes)
     hand_over_closed(me, fd, 10);
 }
 
+/* The peer has broken it, by a close with unread bytes. */
+CASE(found_hand_over_what_the_peer_has_broken)
+{
+    char byte;
+    if (me == ACCEPTOR)
+        send_all(fd, LETTERS, 10);
+    meet();
+    if (me == CONNECTOR)
+        close(fd);
+    meet();
+    if (me == ACCEPTOR) {
+        say_events("events", events_of(fd, POLLIN | POLLOUT | POLLRDHUP, PATIENCE) & POLLHUP);
+        recv(fd, &byte, 1, 0);
+        int copy = handed_over(fd);
+        close(fd);
+        say_events("events", events_of(copy, POLLIN | POLLOUT | POLLRDHUP, PATIENCE) & ~POLLERR);
+        say("recv", recv(copy, &byte, 1, 0));
+        say("send", send(copy, LETTERS, 10, MSG_NOSIGNAL));
+    }
+    meet();
+}
+
+/* The program has shut down both directions, and a program that is executed gets it. */
+CASE(found_execute_with_what_was_shut_down)
+{
+    char line[6];
+    meet();
+    if (me == CONNECTOR) {
+        say("shutdown", shutdown(fd, SHUT_RDWR));
+        meet();
+        sprintf(line, "%d", fd);
+        fcntl(fd, F_SETFD, 0);
+        fflush(stdout);
+        execl("/bin/bash", "bash", "-c", "wc -c <&$0", line, NULL);
+    }
+    meet();
+    say("recv", recv(fd, line, 1, 0));
+    say_events("events", events_of(fd, POLLIN | POLLOUT | POLLRDHUP, PATIENCE));
+}
+
+/* Another process gets what both ends have ended. */
+CASE(found_hand_over_what_both_have_ended)
+{
+    meet();
+    if (me == CONNECTOR)
+        close(fd);
+    meet();
+    if (me == ACCEPTOR) {
+        say("shutdown", shutdown(fd, SHUT_RDWR));
+        int copy = handed_over(fd);
+        close(fd);
+        say_events("events", events_of(copy, POLLIN | POLLOUT | POLLRDHUP, PATIENCE));
+    }
+    meet();
+}
+
 /* A program that is executed gets it too. */
 CASE(found_execute_with_what_the_peer_has_closed)
 {
@@ -523,6 +579,183 @@ CASE(found_a_number_that_epoll_knew)
         /* Meanwhile, it takes part in what the other end does with the connection. */
         receive_all(fd, &byte, 1);
         send_all(fd, "x", 1);
+    }
+    meet();
+}
+
+static int wait_for_edge(int epoll, int milliseconds)
+{
+    struct epoll_event event = { 0 };
+    return epoll_wait(epoll, &event, 1, milliseconds) == 1 ? event.events : 0;
+}
+
+static int watching(int fd, int events)
+{
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = { .events = events };
+    check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+    return epoll;
+}
+
+/* More was sent than a ring holds, so what comes later comes over TCP, while there are still bytes in the ring. */
+CASE(found_edge_behind_a_ring_that_was_left)
+{
+    static char much[16384];
+    int epoll = watching(fd, EPOLLIN | EPOLLRDHUP | EPOLLET);
+    meet();
+    if (me == CONNECTOR)
+        check(send(fd, much, sizeof much, MSG_DONTWAIT) == sizeof much, "send");
+    meet();
+    if (me == ACCEPTOR) {
+        say_events("events", wait_for_edge(epoll, PATIENCE));
+        receive_all(fd, much, 1000);
+        while (wait_for_edge(epoll, 50) != 0)
+            ;
+    }
+    meet();
+    if (me == CONNECTOR)
+        send_all(fd, much, 1000);
+    meet();
+    if (me == ACCEPTOR)
+        say_events("events", wait_for_edge(epoll, PATIENCE));
+    meet();
+    close(epoll);
+}
+
+/* The process that hands a connection over closes it, with bytes unread. That breaks nothing for the one that has got it. */
+CASE(found_close_after_a_hand_over_with_unread_bytes)
+{
+    char bytes[10];
+    meet();
+    if (me == CONNECTOR)
+        send_all(fd, LETTERS, 10);
+    meet();
+    if (me == ACCEPTOR) {
+        int copy = handed_over(fd);
+        close(fd);
+        struct linger linger = { 7, 7 };
+        socklen_t size = sizeof linger;
+        say("SO_LINGER", getsockopt(copy, SOL_SOCKET, SO_LINGER, &linger, &size));
+        say("l_onoff", linger.l_onoff);
+        receive_all(copy, bytes, 10);
+        send_all(copy, LETTERS, 10);
+        close(copy);
+    } else {
+        receive_all(fd, bytes, 10);
+        say("recv", recv(fd, bytes, 1, 0));
+    }
+    meet();
+}
+
+static void nothing_to_do(int number)
+{
+    (void)number;
+}
+
+/* The kernel restarts only a call that has moved nothing. */
+CASE(found_handler_in_a_call_that_has_received)
+{
+    char bytes[20];
+    meet();
+    if (me == CONNECTOR) {
+        send_all(fd, "abc", 3);
+    } else {
+        struct sigaction action = { .sa_handler = nothing_to_do, .sa_flags = SA_RESTART };
+        sigaction(SIGALRM, &action, NULL);
+        struct itimerval often = { { 0, 20000 }, { 0, 20000 } }, never = { 0 };
+        setitimer(ITIMER_REAL, &often, NULL);
+        say("recv", recv(fd, bytes, sizeof bytes, MSG_WAITALL));
+        setitimer(ITIMER_REAL, &never, NULL);
+    }
+    meet();
+}
+
+/* A signal that only the call lets come does not come if there is something to report. */
+CASE(found_ppoll_with_a_pending_signal)
+{
+    if (me == CONNECTOR)
+        send_all(fd, "abc", 3);
+    meet();
+    if (me == ACCEPTOR) {
+        sigset_t blocked, none;
+        sigemptyset(&none);
+        sigemptyset(&blocked);
+        sigaddset(&blocked, SIGUSR2);
+        signal(SIGUSR2, nothing_to_do);
+        sigprocmask(SIG_BLOCK, &blocked, NULL);
+        kill(getpid(), SIGUSR2);
+        struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
+        struct timespec time = { PATIENCE / 1000, 0 };
+        say("ppoll", ppoll(&poll_fd, 1, &time, &none));
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(fd, &in);
+        say("pselect", pselect(fd + 1, &in, NULL, NULL, &time, &none));
+    }
+    meet();
+}
+
+/* The end is nothing that the third set asks for. */
+CASE(found_select_for_exceptions_after_the_end)
+{
+    say("shutdown", shutdown(fd, SHUT_WR));
+    meet();
+    if (me == ACCEPTOR) {
+        fd_set except;
+        FD_ZERO(&except);
+        FD_SET(fd, &except);
+        struct timeval time = { 0, 200000 };
+        struct timespec begun, now;
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        say("select", select(fd + 1, NULL, NULL, &except, &time));
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        long waited = (now.tv_sec - begun.tv_sec) * 1000 + (now.tv_nsec - begun.tv_nsec) / 1000000;
+        say("has waited", waited >= 199);
+    }
+    meet();
+}
+
+/* The kernel tells an error once, whoever asks. */
+CASE(found_error_for_a_relative)
+{
+    char byte;
+    meet();
+    if (me == CONNECTOR)
+        abort_connection(fd);
+    meet();
+    if (me == ACCEPTOR) {
+        events_of(fd, POLLIN, PATIENCE);
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0) {
+            say("recv", recv(fd, &byte, 1, 0));
+            fflush(stdout);
+            _exit(0);
+        }
+        waitpid(child, NULL, 0);
+        say("recv", recv(fd, &byte, 1, 0));
+        say_events("events", events_of(fd, POLLIN, 0));
+    }
+    meet();
+}
+
+/* A relative's shutdown is an event for all. */
+CASE(found_edge_of_a_relatives_shutdown)
+{
+    meet();
+    if (me == CONNECTOR)
+        say("shutdown", shutdown(fd, SHUT_WR));
+    meet();
+    if (me == ACCEPTOR) {
+        int epoll = watching(fd, EPOLLIN | EPOLLRDHUP | EPOLLET);
+        say_events("events", wait_for_edge(epoll, PATIENCE));
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0)
+            _exit(shutdown(fd, SHUT_WR));
+        waitpid(child, NULL, 0);
+        say_events("events", wait_for_edge(epoll, PATIENCE));
+        close(epoll);
     }
     meet();
 }

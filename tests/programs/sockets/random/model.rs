@@ -116,7 +116,10 @@ impl Model {
     /// Returns the events that `poll` may report at this moment.
     pub fn may(&self, end: usize) -> i16 {
         match self.ends[end].reset {
-            Reset::No if self.peer_has_ended(end) => self.must(end) | OUT | RDHUP | HUP,
+            Reset::No if self.peer_has_ended(end) && self.ends[end].has_ended => {
+                self.must(end) | OUT | RDHUP | HUP
+            }
+            Reset::No if self.peer_has_ended(end) => self.must(end) | OUT | RDHUP,
             Reset::No => self.must(end) | OUT,
             _ => IN | OUT | RDHUP | HUP | ERR,
         }
@@ -184,13 +187,15 @@ impl Model {
         let both_ended = self.ends[end].has_ended && self.peer_has_ended(end);
         self.ends[end].is_closed = true;
         if self.available(end) > 0 || self.ends[end].lingers_not {
-            // The kernel may have forgotten a connection of which both ends have shut down.
-            let reset = if both_ended { Reset::Perhaps } else { Reset::Yes };
+            // The kernel may have forgotten a connection of which both ends have shut down, and what has not come yet is not unread. If
+            // nobody could receive it any more, the connection may be broken already.
+            let may_be_over = both_ended || self.ends[end].is_deaf && self.ends[end].has_ended;
+            let reset = if may_be_over { Reset::Perhaps } else { Reset::Yes };
             let peer = &mut self.ends[1 - end];
             let was_whole = peer.reset == Reset::No;
             peer.reset = peer.reset.max(reset);
-            // If it was broken already, the edge may have been reported.
-            if was_whole {
+            // If it was broken already, the edge may have been reported, and what is under way breaks it when it comes.
+            if was_whole && self.available(end) <= FEW {
                 self.edge(1 - end, IN | RDHUP);
             }
         }

@@ -107,6 +107,7 @@ impl Players {
             }
         };
         stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut id = Vec::new();
         let mut byte = [0];
         while (&stream).read(&mut byte).is_ok_and(|n| n == 1) && byte[0] != b'\n' {
@@ -141,6 +142,11 @@ impl Players {
     pub fn ask(&mut self, id: u32, call: &str, arguments: &[i64]) -> Option<Answer> {
         let number = self.tell(id, false, call, arguments);
         self.hear(id, number, PATIENCE)
+    }
+
+    /// Returns whether there is this process.
+    pub fn has(&self, id: u32) -> bool {
+        self.players.contains_key(&id)
     }
 
     /// Ends a process that another has made.

@@ -1,4 +1,4 @@
-# A thread that waits in the way that the first argument names is woken again and again.
+# A thread that waits in the way that the argument names is woken again and again.
 import sys
 import time
 

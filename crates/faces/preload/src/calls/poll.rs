@@ -13,6 +13,7 @@ use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Kept, Result};
+use crate::system::kernel;
 use crate::waiting::limit::{Limit, Native};
 use crate::waiting::readiness::Armed;
 use crate::waiting::sleep::{Point, Sleep};
@@ -91,7 +92,11 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             *asked = question(poll);
         }
         // The kernel is always asked too, because the call must report everything that is ready.
-        native.poll(&mut asked[..own], Some(Duration::ZERO))?;
+        // If something is ready, no signal that the program has blocked until now is to come first, as in the kernel.
+        match native.sets_mask() && any_ready(fds) {
+            true => kernel::poll_all_now(&mut asked[..own])?,
+            false => native.poll(&mut asked[..own], Some(Duration::ZERO))?,
+        };
         let ready = answer(fds, &asked);
         if ready > 0 || limit.is_zero() {
             return Ok(ready);

@@ -148,6 +148,7 @@ fn counted<'a>(
                     (waits, is_certain) = (!socket.is_nonblocking(call.fd), true);
                 }
                 Err(Errno(libc::EAGAIN)) if waits => {
+                    call.has_moved = got > 0;
                     match outside(&mut section, || wait::for_data(&mut call)) {
                         Err(_) if got > 0 => return Ok(got),
                         waited => waited?,
@@ -238,7 +239,7 @@ fn nothing(mut call: Call, waits: bool) -> Result<usize> {
             Err(Errno(libc::EAGAIN)) if waits => wait::for_data(&mut call)?,
             Err(errno) => {
                 if errno == Errno(libc::ECONNRESET) {
-                    socket.said.reset.store(true, Ordering::Relaxed);
+                    socket.tell_reset();
                 }
                 return Err(errno);
             }

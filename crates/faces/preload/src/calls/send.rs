@@ -126,6 +126,7 @@ fn into_ring<'a>(
         has_some |= !piece.is_empty();
         let mut rest = gather(piece, &mut pieces, &mut room);
         while !rest.is_empty() {
+            call.has_moved = sent > 0;
             let next = &rest[..rest.len().min(CHECKED)];
             let is_there = (sent > 0 || are_there) && can_read(next.as_ptr(), next.len());
             let result = match is_there {

@@ -89,6 +89,8 @@ fn end(socket: &'static Socket, fd: c_int) {
     socket.sending.detach();
     socket.receiving.detach();
     let is_unread = !is_shared && has_unread(socket, fd);
+    // Then the kernel knows whether there are unread bytes, and another process may have the connection.
+    let is_kernels = socket.receiving.carrier() == Carrier::Kernel;
     let receivers = socket.receiving.lock().take();
     let senders = socket.sending.lock().take();
     if is_shared {
@@ -112,13 +114,15 @@ fn end(socket: &'static Socket, fd: c_int) {
     }
     let carries = socket.sending.carrier() == Carrier::Ring;
     for mut sender in senders.filter(|sender| carries && may_mark(sender.is_ours())) {
+        // This side waits for no room any more, and the byte with which the peer tells of some would break the connection.
+        sender.ring.disarm();
         // Otherwise the peer might find the end before it finds that the connection is broken.
         if !(is_broken && has_peer_left) {
             let _ = sender.ring.finish();
         }
         keep_if_confined(sender);
     }
-    if (!carries || has_peer_left) && is_unread && !is_confined() {
+    if (!carries || has_peer_left) && is_unread && !is_kernels && !is_confined() {
         // The kernel does not know that there are unread bytes.
         kernel::linger_not(fd);
     }

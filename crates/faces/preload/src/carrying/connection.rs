@@ -44,7 +44,9 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
                 Errno(0) if ready & libc::POLLERR == 0 => {
                     let is_broken =
                         socket.sending.carrier() == Carrier::Kernel && !room::has_shut_down(socket);
-                    socket.said.reset.fetch_or(is_broken, Ordering::Relaxed);
+                    if is_broken {
+                        socket.tell_reset();
+                    }
                     socket.set_end(if is_broken { End::Reset } else { End::Fin });
                 }
                 errno => socket.set_error(errno),
@@ -62,18 +64,29 @@ pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
     if is_confined() {
         return !socket.has_shut_down_receiving();
     }
+    // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
+    let is_peers = state(fd).is_none_or(|state| matches!(state, 6..=9 | 11));
+    if !is_peers {
+        socket.set_shut_down_receiving(true);
+    }
+    is_peers
+}
+
+/// Returns whether the kernel has ended what this side sends.
+pub fn has_sent_end(fd: c_int) -> bool {
+    // TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_CLOSE, TCP_LAST_ACK and TCP_CLOSING.
+    state(fd).is_some_and(|state| matches!(state, 4..=7 | 9 | 11))
+}
+
+/// Returns the state of the kernel's connection, which is the first byte of TCP_INFO.
+fn state(fd: c_int) -> Option<u8> {
     let _errno = Kept::new();
     let (mut state, mut len) = (0_u8, size_of::<u8>() as libc::socklen_t);
     // SAFETY: `state` has room for the first byte of a `tcp_info`, which is the state, and `len` is its length.
     let result = unsafe {
         real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
     };
-    // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
-    let is_peers = result != 0 || matches!(state, 6..=9 | 11);
-    if !is_peers {
-        socket.set_shut_down_receiving(true);
-    }
-    is_peers
+    (result == 0).then_some(state)
 }
 
 /// Returns the socket's pending error (SO_ERROR), which the kernel tells only once.

@@ -196,7 +196,7 @@ pub fn some_to(
 /// Records that the program is told of an error that ends the connection.
 pub fn note_told(socket: &Socket, errno: Errno) {
     if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
-        socket.said.reset.store(true, Ordering::Relaxed);
+        socket.tell_reset();
     }
 }
 
@@ -385,7 +385,7 @@ fn is_broken(socket: &'static Socket) -> bool {
         Carrier::Ring => socket.sending.lock().as_ref().is_some_and(is_aborted),
         _ => socket.end() == End::Reset,
     };
-    is_broken && !socket.said.reset.load(Ordering::Relaxed)
+    is_broken && !socket.has_told_reset()
 }
 
 /// Returns how the connection has ended, if the kernel says that the peer's process has ended without recording that
@@ -400,7 +400,7 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
             let has_unread = || {
                 let is_there = |sender: &SocketSender| room::untaken(sender) > 0;
                 let is_unread = socket.sending.lock().as_ref().is_some_and(is_there);
-                is_unread && !socket.said.reset.load(Ordering::Relaxed)
+                is_unread && !socket.has_told_reset()
             };
             Some(if is_broken(socket) || has_unread() { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
@@ -415,7 +415,7 @@ fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
     if connection::may_end_still(socket, fd) {
         connection::wait_for_end(socket, fd);
     }
-    how_ended(socket).unwrap_or_else(|| match socket.said.reset.swap(true, Ordering::Relaxed) {
+    how_ended(socket).unwrap_or_else(|| match !socket.tell_reset() {
         false => Err(Errno(libc::ECONNRESET)),
         true => Ok(0),
     })

@@ -139,7 +139,7 @@ pub fn is_reset(socket: &'static Socket) -> bool {
 
 /// Returns the error that SO_ERROR gives the program, and records that the program is told now.
 pub fn take_error(socket: &'static Socket) -> Errno {
-    let is_told = || socket.said.reset.swap(true, Ordering::Relaxed);
+    let is_told = || !socket.tell_reset();
     match socket.tell() {
         Some(errno) => errno,
         // The peer has broken the connection after it had ended it.

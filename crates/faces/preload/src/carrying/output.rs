@@ -241,7 +241,7 @@ pub fn room(
 
 /// Notes that a call is about to report that there is no room. The caller looks once more afterwards.
 pub fn note_no_room(socket: &'static Socket) {
-    socket.without_room.fetch_add(1, Ordering::Relaxed);
+    socket.calls_without_room().fetch_add(1, Ordering::Relaxed);
     // ORDER preload.room: either the thread that looks for this note, after it has asked the peer to wake it (with a fence), sees the
     // note, or the caller sees the room for which the peer has woken that thread. Pairs with: `room_again`.
     fence(Ordering::SeqCst);
@@ -254,34 +254,46 @@ pub fn note_no_room(socket: &'static Socket) {
 /// Returns the number of calls that have reported that there is no room, if there is room again after them; otherwise `seen`.
 pub fn room_again(socket: &'static Socket, seen: u32) -> u32 {
     // ORDER preload.room: see `note_no_room`.
-    let calls = socket.without_room.load(Ordering::Relaxed);
+    let calls = socket.calls_without_room().load(Ordering::Relaxed);
     // A ring that has had no room for long is left for the kernel: `is_full` finds that out.
     let fd = socket.fd.load(Ordering::Relaxed);
     if calls != seen && !returning::is_full(socket, fd) { calls } else { seen }
 }
 
-/// Handles the program's request to shut down sending. Returns false if the kernel must do that.
-pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
+/// Where the end of the stream is marked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// Only the kernel can do that.
+    Nowhere,
+    InRing,
+    /// In the ring, and the kernel must end its stream too. If it has no connection any more, that does not matter.
+    InRingOfDeaf,
+}
+
+/// Handles the program's request to shut down sending.
+pub fn finish(socket: &'static Socket, fd: c_int) -> Finished {
     disconnecting::follow_if_due(socket);
     let mut ring = socket.sending.lock();
     if socket.sending.carrier() != Carrier::Ring {
-        return false;
+        return Finished::Nowhere;
     }
     if !socket.sending.uses() {
-        return true;
+        return Finished::InRing;
     }
     // No other ring takes over any more, so the end of the stream is in the ring where the receiver looks for it.
     drop(ring.stay());
-    let Some(sender) = ring.as_mut() else { return true };
+    let Some(sender) = ring.as_mut() else { return Finished::InRing };
     let wakes = sender.ring.finish();
-    // A byte would break the connection then, as any that this side sends. The kernel's own end wakes the peer too, and breaks nothing.
+    socket.set_shut_down_sending();
+    // If the peer takes no more, a byte would break the connection. The kernel's own end wakes the peer too, and breaks nothing. (A peer
+    // that shuts down both directions at this very moment may still get the byte.)
     if sender.ring.is_closed() {
-        return false;
+        return Finished::InRingOfDeaf;
     }
     if wakes {
-        connection::wake(socket, fd);
+        bell::wake(socket, fd, &sender.waker);
     }
-    true
+    Finished::InRing
 }
 
 /// Returns the error that the kernel would report to a program that sends over a broken connection.
@@ -295,15 +307,15 @@ pub fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int
     }
     let is_reset = match error {
         // The peer's VM is gone: no kernel has reported an end.
-        SendError::PeerDead if socket.end() == End::None => !socket.said.reset.swap(true, Ordering::Relaxed),
-        SendError::PeerDead => look::is_reset(socket) && !socket.said.reset.swap(true, Ordering::Relaxed),
+        SendError::PeerDead if socket.end() == End::None => socket.tell_reset(),
+        SendError::PeerDead => look::is_reset(socket) && socket.tell_reset(),
         SendError::Closed => {
-            socket.said.reset.store(true, Ordering::Relaxed);
+            socket.tell_reset();
             false
         }
-        SendError::AfterFinish => look::is_reset(socket) && !socket.said.reset.swap(true, Ordering::Relaxed),
+        SendError::AfterFinish => look::is_reset(socket) && socket.tell_reset(),
         // The error is reported once, by the first call.
-        _ => !socket.said.reset.swap(true, Ordering::Relaxed),
+        _ => socket.tell_reset(),
     };
     match is_reset {
         false => {

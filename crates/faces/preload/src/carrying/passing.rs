@@ -23,7 +23,7 @@
 //! | the peer lies about what it sends again | it harms its own stream |
 
 use crate::carrying::bell::Wake;
-use crate::carrying::{bell, connection, counted, grow, returning};
+use crate::carrying::{bell, connection, counted, grow, look, returning};
 use crate::daemon::report;
 use crate::process::signals;
 use crate::state::carrier::Carrier;
@@ -34,7 +34,7 @@ use crate::state::socket::{Growth, Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::system::clock::now;
 use crate::system::confined::is_confined;
-use crate::system::errno::Kept;
+use crate::system::errno::{Errno, Kept};
 use crate::system::kernel;
 use ginnel::SocketReceiver;
 use ginnel_ring::carrier;
@@ -123,13 +123,28 @@ fn is_back(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
     if is_confined() || crate::state::family::is_used_elsewhere(socket) {
         return false;
     }
+    let is_broken = is_broken(socket);
     let is_back = receives_natively(socket, fd, wakes) && sends_natively(socket, fd);
     if is_back && !socket.is_back.swap(true, Ordering::Relaxed) {
+        if is_broken {
+            // The peer's kernel has ended the connection in order, so this one would go on sending.
+            kernel::shut_down(fd);
+        }
         rest(socket);
         inherited::leave_to_program(socket);
         report::changed(socket);
     }
     is_back
+}
+
+/// Returns whether the peer has broken the connection. Only the rings say that, so an error of which the program does not know is kept
+/// for it.
+fn is_broken(socket: &'static Socket) -> bool {
+    let is_told = || socket.has_told_reset() || socket.has_sent_in_vain();
+    if look::is_reset(socket) && !is_told() {
+        socket.set_error(Errno(libc::ECONNRESET));
+    }
+    is_told() || socket.untold() == Some(Errno(libc::ECONNRESET))
 }
 
 /// Ends the attention for a connection that another process has, or its peer's, once the kernel carries it both ways.

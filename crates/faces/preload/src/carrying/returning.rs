@@ -113,7 +113,7 @@ pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
 }
 
 /// Returns whether this process may return to the kernel. If relatives have the socket too, they must be able to learn of it.
-pub fn may_leave(socket: &'static Socket) -> bool {
+fn may_leave(socket: &'static Socket) -> bool {
     !is_confined() && (!family::is_shared(socket) || socket.sending.common().is_some())
 }
 
@@ -164,6 +164,8 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
     let Some(sent) = direction.begin_change() else { return false };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {}
+        // The kernel counts its end as a byte, and sends nothing after it.
+        _ if sender.ring.is_finished() && connection::has_sent_end(fd) => {}
         _ => {
             direction.set_carrier(Carrier::Ring);
             socket.full_since.store(now(), Ordering::Relaxed);
@@ -350,11 +352,13 @@ fn begin(
     Ok(true)
 }
 
-/// Begins to receive from the kernel if the peer has closed its end, and everything has been received. Returns true if so.
+/// Begins to receive from the kernel if the peer has closed its end, or the program has shut down both directions, and everything has
+/// been received. Returns true if so.
 pub fn begin_over(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiver>) -> bool {
     // The kernel does not know of a peer that has only shut down sending. That peer still has to return.
     connection::look_for_end(socket, fd);
-    let is_over = matches!(socket.end(), End::Fin | End::Reset);
+    let is_over = matches!(socket.end(), End::Fin | End::Reset)
+        || socket.has_shut_down_receiving() && socket.has_shut_down_sending();
     if !is_over || is_taken(socket) || rings.is_ahead() || wakes_end(rings).is_some() {
         return false;
     }

@@ -1,6 +1,6 @@
 //! `epoll_wait`.
 
-use crate::carrying::connection;
+use crate::carrying::{connection, returning};
 use crate::epoll::hot::{CALLS, State};
 use crate::epoll::instance::Instance;
 use crate::epoll::registration;
@@ -213,8 +213,10 @@ impl Instance {
         if is_end && socket.end() == End::None && socket.receiving.carrier() == Carrier::Ring {
             connection::look_for_end(socket, fd);
         }
-        // A wake byte alone is no new edge: what has arrived is in the ring. The conditions cover all other events.
+        // A wake byte alone is no new edge: what has arrived is in the ring. The conditions cover all other events. Behind a ring that the
+        // sender has left, the kernel carries the program's bytes, although this side may not have received all of the ring.
         if carriers != (Carrier::Ring, Carrier::Ring)
+            || !returning::may_be_woken(socket)
             || socket.end() != End::None
             || !socket.stash.lock().is_empty()
         {

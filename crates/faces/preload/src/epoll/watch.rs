@@ -46,6 +46,8 @@ pub struct Progress {
     carrier: Carrier,
     /// The number of calls that have found no room, as long as there is room again after them.
     without_room: u32,
+    /// Whether the program has shut down receiving, and sending. A relative may have done that.
+    shut_down: [bool; 2],
 }
 
 impl Progress {
@@ -53,6 +55,7 @@ impl Progress {
         rings: look::Progress { position: 0, is_ending: false, is_left: false },
         carrier: Carrier::Kernel,
         without_room: 0,
+        shut_down: [false; 2],
     };
 
     pub(super) fn of(socket: &'static Socket, seen: &Self) -> Self {
@@ -60,6 +63,7 @@ impl Progress {
             rings: look::progress(socket),
             carrier: socket.receiving.carrier(),
             without_room: output::room_again(socket, seen.without_room),
+            shut_down: [socket.has_shut_down_receiving(), socket.has_shut_down_sending()],
         }
     }
 }

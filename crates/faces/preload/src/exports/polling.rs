@@ -57,10 +57,12 @@ unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
 }
 
-/// Returns a function that calls the C library's `ppoll` with this signal mask, which may be null.
-fn native(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<Duration>) -> Result<usize> {
-    move |fds, timeout| {
-        if mask.is_null() && is_confined() {
+/// Calls the C library's `ppoll` with this signal mask of the program, which may be null.
+struct InKernel(*const sigset_t);
+
+impl limit::Native for InKernel {
+    fn poll(&mut self, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
+        if self.0.is_null() && is_confined() {
             // The program may have allowed itself this call only.
             let milliseconds = limit::milliseconds(timeout);
             // SAFETY: `fds` has as many entries as the call says.
@@ -70,8 +72,16 @@ fn native(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<Duration>) 
         let time = timeout.map(spec);
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: `fds` has as many entries as the call says, and the mask comes from the program.
-        check(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) } as isize)
+        check(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, self.0) } as isize)
     }
+
+    fn sets_mask(&self) -> bool {
+        !self.0.is_null()
+    }
+}
+
+fn native(mask: *const sigset_t) -> InKernel {
+    InKernel(mask)
 }
 
 #[unsafe(no_mangle)]
@@ -167,7 +177,7 @@ pub unsafe extern "C-unwind" fn select(
         },
     };
     let mut limit = Limit::new(time);
-    let ready = poll::poll(&mut list, &mut limit, native(std::ptr::null()));
+    let ready = poll_selected(&mut list, &mut limit, std::ptr::null());
     // The kernel, too, leaves a time alone that may only be read.
     if let Some(left) = limit.rest()
         && !timeout.is_null()
@@ -200,11 +210,30 @@ pub unsafe extern "C-unwind" fn pselect(
     };
     // SAFETY: the pointer is null, or the program passes a time.
     let time = unsafe { time(timeout) };
-    let ready = time.and_then(|time| poll::poll(&mut list, &mut Limit::new(time), native(mask)));
+    let ready = time.and_then(|time| poll_selected(&mut list, &mut Limit::new(time), mask));
     // SAFETY: each set is null, or has room for all numbers below `within`, among which are those of the list.
     tell_int(ready.and_then(|_| unsafe { select_result(&list, within, read, write, except) }))
 }
 
+/// Waits for what the sets ask for. `poll` also reports what they do not ask for: the end, of a descriptor that is in the third set alone.
+fn poll_selected(list: &mut poll::List, limit: &mut Limit, mask: *const sigset_t) -> Result<usize> {
+    loop {
+        let ready = poll::poll(list, limit, native(mask))?;
+        let is_asked = |poll: &pollfd| {
+            poll.revents & libc::POLLNVAL != 0
+                || SETS.iter().any(|(asked, told)| poll.events & asked != 0 && poll.revents & told != 0)
+        };
+        if ready == 0 || list.iter().any(is_asked) {
+            return Ok(ready);
+        }
+        // Such a descriptor will have nothing else.
+        list.iter_mut().filter(|poll| poll.revents != 0).for_each(|poll| poll.fd = -1);
+    }
+}
+
+/// The events with which `poll` is asked for each of the three sets, and those that put a descriptor into it.
+const SETS: [(i16, i16); 3] =
+    [(libc::POLLIN, INPUT), (libc::POLLOUT, OUTPUT), (libc::POLLPRI, libc::POLLPRI)];
 const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR;
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR;
 
@@ -229,9 +258,9 @@ unsafe fn selected(
     let list: poll::List = (0..count)
         .filter_map(|fd| {
             let mut events = 0;
-            for (set, event) in [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)] {
+            for (set, (asked, _)) in [read, write, except].into_iter().zip(SETS) {
                 if has(set, fd) {
-                    events |= event;
+                    events |= asked;
                 }
             }
             (events != 0).then_some(pollfd { fd, events, revents: 0 })
@@ -272,9 +301,7 @@ unsafe fn select_result(
         return Err(Errno(libc::EBADF));
     }
     let mut bits = 0;
-    for (set, asked, told) in
-        [(read, libc::POLLIN, INPUT), (write, libc::POLLOUT, OUTPUT), (except, libc::POLLPRI, libc::POLLPRI)]
-    {
+    for (set, (asked, told)) in [read, write, except].into_iter().zip(SETS) {
         if set.is_null() {
             continue;
         }

@@ -1,6 +1,7 @@
 //! `socket`, `connect`, `listen`, `accept`, `shutdown` and socket options.
 
 use crate::calls::descriptors;
+use crate::carrying::output::Finished;
 use crate::carrying::{closing, disconnecting, look, lowat, output, room};
 use crate::daemon::session;
 use crate::process::settings;
@@ -201,14 +202,16 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     socket.set_shut_down_receiving(now);
     let sends_no_more = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
     let is_both = now && (sends_no_more || room::has_shut_down(socket));
-    let has_finished = sends_no_more && output::finish(socket, fd);
+    let finished = if sends_no_more { output::finish(socket, fd) } else { Finished::Nowhere };
     let result = match how {
         // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
-        libc::SHUT_WR if has_finished && !is_both => 0,
+        libc::SHUT_WR if finished == Finished::InRing && !is_both => 0,
         // Bytes that come from now on break the connection.
         libc::SHUT_RD | libc::SHUT_WR if is_both => native(libc::SHUT_RDWR),
         how => native(how),
     };
+    // A late wake byte may have broken the kernel's connection, but not the program's.
+    let result = if finished == Finished::InRingOfDeaf { 0 } else { result };
     if result != 0 {
         socket.set_shut_down_receiving(before);
         return result;

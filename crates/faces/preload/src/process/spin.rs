@@ -36,6 +36,7 @@ const TRIPS: u64 = 2;
 /// might jump out of it.
 pub fn load() {
     cpus();
+    busy::cpus();
 }
 
 fn cpus() -> u32 {

@@ -29,6 +29,12 @@ pub struct Common {
     pub is_shut_down: AtomicBool,
     /// For sending: a process has sent bytes to a peer that takes no more.
     pub is_in_vain: AtomicBool,
+    /// For sending: the program has got the error of a connection that the peer has broken.
+    pub has_told: AtomicBool,
+    /// For sending: another process is about to get the connection, or the peer's.
+    pub is_passed: AtomicBool,
+    /// For sending: the number of calls that have reported that there is no room.
+    pub without_room: AtomicU32,
     token: AtomicU32,
     rung: AtomicU32,
     position: AtomicU64,
@@ -133,6 +139,8 @@ impl Common {
         self.is_lost.store(false, Ordering::Relaxed);
         self.is_shut_down.store(false, Ordering::Relaxed);
         self.is_in_vain.store(false, Ordering::Relaxed);
+        self.is_passed.store(false, Ordering::Relaxed);
+        self.has_told.store(false, Ordering::Relaxed);
         self.connection.fetch_add(1, Ordering::Relaxed);
     }
 

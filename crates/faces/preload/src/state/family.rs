@@ -232,6 +232,9 @@ fn share(socket: &Socket) {
     entry.receiving.is_shut_down.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
     entry.sending.is_shut_down.store(socket.has_shut_down_sending(), Ordering::Relaxed);
     entry.sending.is_in_vain.store(socket.has_sent_in_vain(), Ordering::Relaxed);
+    entry.sending.has_told.store(socket.has_told_reset(), Ordering::Relaxed);
+    entry.sending.is_passed.store(socket.is_passed(), Ordering::Relaxed);
+    entry.sending.without_room.store(socket.calls_without_room().load(Ordering::Relaxed), Ordering::Relaxed);
     socket.family.store(number, Ordering::Relaxed);
     socket.sending.share(&entry.sending);
     socket.receiving.share(&entry.receiving);
@@ -314,6 +317,11 @@ fn is_still_shared(socket: &Socket) -> bool {
     socket.shut_down.receiving.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
     socket.shut_down.sending.store(socket.has_shut_down_sending(), Ordering::Relaxed);
     socket.said.closed.store(socket.has_sent_in_vain(), Ordering::Relaxed);
+    socket.said.reset.store(socket.has_told_reset(), Ordering::Relaxed);
+    if socket.is_passed() {
+        socket.set_passed();
+    }
+    socket.without_room.store(socket.calls_without_room().load(Ordering::Relaxed), Ordering::Relaxed);
     socket.set_nonblocking(None);
     socket.sending.detach();
     socket.receiving.detach();

@@ -204,7 +204,7 @@ pub struct Socket {
     /// The thread that sends a message for which the ring has no room at once; 0 if there is none. See `output::Turn`.
     pub turn: AtomicI32,
     /// The number of calls that do not wait and have found no room.
-    pub without_room: AtomicU32,
+    pub(super) without_room: AtomicU32,
     /// What the program was told about the connection's end.
     pub said: Said,
     pub shut_down: ShutDown,
@@ -406,11 +406,15 @@ impl Socket {
     /// Notes that another process is about to get the socket, so that it gets no more rings.
     pub fn set_passed(&self) {
         self.is_passed.store(true, Ordering::Relaxed);
+        if let Some(common) = self.sending.common() {
+            common.is_passed.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether another process has the socket, or is about to get it.
     pub fn is_passed(&self) -> bool {
         self.is_passed.load(Ordering::Relaxed)
+            || self.sending.common().is_some_and(|common| common.is_passed.load(Ordering::Relaxed))
     }
 
     /// Returns the kernel's cookie of the socket, once the socket has rings.
@@ -455,7 +459,7 @@ impl Socket {
     pub fn pause(&self) {
         let returns = self.returns.load(Ordering::Relaxed);
         let pause = (FIRST_PAUSE << returns.min(16)).min(LONGEST_PAUSE);
-        self.again_at.fetch_max(clock::now() + pause, Ordering::Relaxed);
+        self.again_at.store(clock::now() + pause, Ordering::Relaxed);
     }
 
     /// Puts the report off, because the daemon had no room for it, if the condition holds while no other thread changes the stage.
@@ -558,6 +562,25 @@ impl Socket {
         }
     }
 
+    /// Returns whether the program has got the error of a connection that the peer has broken, in this process or a relative.
+    pub fn has_told_reset(&self) -> bool {
+        self.said.reset.load(Ordering::Relaxed)
+            || self.sending.common().is_some_and(|common| common.has_told.load(Ordering::Relaxed))
+    }
+
+    /// Records that it gets the error now. Returns false if that was recorded before.
+    pub fn tell_reset(&self) -> bool {
+        let is_told = self.said.reset.swap(true, Ordering::Relaxed);
+        let common = self.sending.common();
+        common.is_none_or(|common| !common.has_told.swap(true, Ordering::Relaxed)) && !is_told
+    }
+
+    /// Returns the number of calls that have reported that there is no room. Those of relatives count too, because the kernel tells all
+    /// that wait when there is room again.
+    pub fn calls_without_room(&self) -> &AtomicU32 {
+        self.sending.common().map_or(&self.without_room, |common| &common.without_room)
+    }
+
     /// Returns whether the program has sent bytes to a peer that takes no more, in this process or a relative.
     pub fn has_sent_in_vain(&self) -> bool {
         self.said.closed.load(Ordering::Relaxed)
@@ -626,22 +649,20 @@ impl Socket {
     pub fn take_error(&self) -> Option<Errno> {
         match self.end() {
             End::Lost => self.tell(),
-            End::Reset if !self.said.reset.load(Ordering::Relaxed) => {
-                Some(Errno(self.error.swap(0, Ordering::Relaxed)))
-            }
+            End::Reset if !self.has_told_reset() => Some(Errno(self.error.swap(0, Ordering::Relaxed))),
             _ => None,
         }
     }
 
     /// Returns the error with which the kernel has given the connection up, unless the program was told.
     pub fn untold(&self) -> Option<Errno> {
-        let is_untold = self.end() == End::Lost && !self.said.reset.load(Ordering::Relaxed);
+        let is_untold = self.end() == End::Lost && !self.has_told_reset();
         is_untold.then(|| Errno(self.error.load(Ordering::Relaxed)))
     }
 
     /// Returns the same error, and records that the program is told now.
     pub fn tell(&self) -> Option<Errno> {
-        self.untold().filter(|_| !self.said.reset.swap(true, Ordering::Relaxed))
+        self.untold().filter(|_| self.tell_reset())
     }
 
     /// Records whether calls wait, as the program has set it; `None` if that is not known.

@@ -279,6 +279,12 @@ pub fn poll_now(fd: c_int, events: i16) -> i16 {
     if cancel::poll(&mut poll) > 0 { poll.revents } else { 0 }
 }
 
+/// Does the same for several descriptors. Returns how many have events.
+pub fn poll_all_now(fds: &mut [libc::pollfd]) -> crate::system::errno::Result<usize> {
+    // SAFETY: `fds` has as many entries as the call says.
+    check(unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) } as isize)
+}
+
 /// Returns a socket option that is a `struct timeval`; `None` means that there is no limit. Does not ask the kernel if the program
 /// has confined itself.
 pub fn timeout(fd: c_int, name: c_int) -> Option<std::time::Duration> {

@@ -23,6 +23,8 @@ pub struct Call {
     /// The option with the timeout.
     option: c_int,
     has_waited: bool,
+    /// It has moved bytes. Then a signal handler ends it, whatever the handler is: the kernel restarts only a call that has moved none.
+    pub has_moved: bool,
     begun: Option<Instant>,
     end: Option<Option<Instant>>,
 }
@@ -40,7 +42,17 @@ impl Call {
 
     fn begin(socket: &'static Socket, fd: c_int, option: c_int, gone: Errno) -> Self {
         let connection = socket.connection();
-        Self { socket, fd, connection, gone, option, has_waited: false, begun: None, end: None }
+        Self {
+            socket,
+            fd,
+            connection,
+            gone,
+            option,
+            has_waited: false,
+            has_moved: false,
+            begun: None,
+            end: None,
+        }
     }
 
     /// Returns whether the socket still has the connection with which the call has begun.
@@ -91,6 +103,7 @@ impl Call {
     /// Decides what happens after a sleep: a signal handler ends the call, or does not, as in the kernel.
     pub fn woken<T>(&self, slept: Result<T>, has_limit: bool) -> Result<Option<T>> {
         match slept {
+            Err(Errno(libc::EINTR)) if self.has_moved => Err(Errno(libc::EINTR)),
             Err(Errno(libc::EINTR)) => signals::interrupted(has_limit).map(|()| None),
             slept => slept.map(Some),
         }

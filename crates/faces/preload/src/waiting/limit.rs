@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 /// A system call that waits for events of descriptors. With a timeout of `None` it waits without a limit.
 pub trait Native {
     fn poll(&mut self, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize>;
+    /// Returns whether the call lets signals come that the program blocks otherwise.
+    fn sets_mask(&self) -> bool {
+        false
+    }
 }
 
 impl<F: FnMut(&mut [pollfd], Option<Duration>) -> Result<usize>> Native for F {

@@ -7,7 +7,6 @@ use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
 use crate::system::kernel;
 use libc::{c_int, c_short};
-use std::sync::atomic::Ordering;
 
 /// Returns which events of interest (as for `poll`) are present at a socket that the kernel alone does not carry.
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
@@ -66,7 +65,7 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     }
     if is_ending && (socket.has_sent_in_vain() || look::is_reset(socket)) {
         events |= interest & (input | libc::POLLRDHUP | output) | libc::POLLHUP;
-        if !socket.said.reset.load(Ordering::Relaxed) {
+        if !socket.has_told_reset() {
             events |= libc::POLLERR;
         }
     } else if is_ending && socket.end() == End::Lost {

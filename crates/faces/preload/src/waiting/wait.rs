@@ -100,12 +100,12 @@ const READABLE: libc::c_short = libc::POLLIN | libc::POLLRDHUP;
 /// Sleeps as the keeper. Returns whether the call that has slept has taken the byte that has woken it.
 fn sleep_at_socket(call: &mut Call, wakes_only: bool) -> Result<bool> {
     let (socket, fd) = (call.socket, call.fd);
-    if !call.sleeps()
-        && let Some(left) = call.left()?
-    {
-        // The call of the kernel would begin the time anew.
-        let slept = kernel::poll_readable(fd, limit::milliseconds(Some(left)));
-        return call.woken(slept, true).map(|_| false);
+    let is_first = call.sleeps();
+    let left = if is_first && !call.has_moved { None } else { call.left()? };
+    if left.is_some() || call.has_moved {
+        // The call of the kernel would begin the time anew, and go on after a signal.
+        let slept = kernel::poll_readable(fd, limit::milliseconds(left));
+        return call.woken(slept, left.is_some()).map(|_| false);
     }
     // The byte that wakes this thread is for no other thread, so the call that sleeps also takes it. If there are
     // other threads, one may give the descriptor's number to another file, whose bytes must not be taken.
