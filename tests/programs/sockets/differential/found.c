@@ -759,3 +759,39 @@ CASE(found_edge_of_a_relatives_shutdown)
     }
     meet();
 }
+
+static int receiver;
+
+static void *receive_one(void *fd)
+{
+    char byte;
+    receiver = gettid();
+    say("recv", recv(*(int *)fd, &byte, 1, 0));
+    return NULL;
+}
+
+/* A thread that sleeps in `recv` goes on sleeping while the connection goes back to TCP. */
+CASE(found_sleep_while_the_connection_goes_back)
+{
+    char byte = '.';
+    meet();
+    if (me == CONNECTOR) {
+        struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
+        while (poll(&poll_fd, 1, 1) == 0)
+            ;
+        receive_all(fd, &byte, 1);
+        send_all(fd, &byte, 1);
+    } else {
+        pthread_t thread = begin_sleep(receive_one, &fd);
+        say("O_ASYNC", fcntl(fd, F_SETFL, O_ASYNC));
+        int asleep = 0;
+        for (int looks = 0; asleep < 20 && looks < PATIENCE; looks++) {
+            usleep(1000);
+            asleep = is_asleep(receiver) ? asleep + 1 : 0;
+        }
+        say("asleep", asleep);
+        send_all(fd, &byte, 1);
+        pthread_join(thread, NULL);
+    }
+    meet();
+}

@@ -9,6 +9,7 @@ use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::system::errno::{Errno, Result};
 use ginnel::SocketSender;
+use ginnel_ring::wait::Waitable;
 use ginnel_ring::{SendError, carrier};
 use ginnel_shmem::SharedMemory;
 use libc::c_int;
@@ -285,6 +286,8 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> Finished {
     let Some(sender) = ring.as_mut() else { return Finished::InRing };
     let wakes = sender.ring.finish();
     socket.set_shut_down_sending();
+    // Nobody waits for room any more, and a byte that tells of some would break the connection once both directions are shut down here.
+    sender.ring.disarm();
     // If the peer takes no more, a byte would break the connection. The kernel's own end wakes the peer too, and breaks nothing. (A peer
     // that shuts down both directions at this very moment may still get the byte.)
     if sender.ring.is_closed() {
