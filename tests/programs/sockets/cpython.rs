@@ -16,6 +16,14 @@ const TRIES: usize = 4;
 /// Prints the outcome of each test of a module, one per line: `OUTCOMES MODULE PATTERN...`.
 const RUNNER: &str = include_str!("cpython.py");
 
+/// Tests that also fail over TCP with small buffers: they send a megabyte, and rely on one call to take all of it. (The transport tells
+/// the wrong protocol that it may go on.) docs/sockets.md says how much a call takes.
+const BUFFERS: [&str; 3] = [
+    "test_sslproto.SelectorStartTLSTests.test_start_tls_client_buf_proto_1",
+    "test_sslproto.SelectorStartTLSTests.test_start_tls_client_reg_proto_1",
+    "test_sslproto.SelectorStartTLSTests.test_start_tls_server_1",
+];
+
 struct Module {
     name: &'static str,
     /// The tests that are always run: those of TCP that do not sleep for long.
@@ -92,6 +100,7 @@ fn differences(plain: &[String], shared: &[String]) -> Vec<String> {
     let lines = [only(plain, shared), only(shared, plain)].concat();
     let mut names: Vec<String> =
         lines.iter().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect();
+    names.retain(|name| !BUFFERS.iter().any(|known| name.ends_with(known)));
     names.sort();
     names.dedup();
     names
