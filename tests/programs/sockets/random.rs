@@ -878,7 +878,7 @@ fn compare(
         runs += 1;
         if let Err(error) = execute(turns, &steps) {
             failures += 1;
-            // If it does not end, there is at least this.
+            // Shrinking may be cut short, so the whole program comes first.
             println!("to be shrunk: {}", report(turns, (steps.clone(), error.clone())));
             println!("{}", report(turns, shrink(steps, error, |steps| execute(turns, steps))));
         }
@@ -945,8 +945,8 @@ fn shrink(
     }
 }
 
-/// Executes always the same programs, as far as it comes; with `GINNEL_SOAK`, random ones. During the change, the latter still find
-/// deviations where processes share a connection, so the former only move bytes and poll there.
+/// Executes a fixed sequence of programs until the time is over; with `GINNEL_SOAK`, random programs. During the change, random programs
+/// still find deviations where processes share a connection. So the fixed ones only move bytes and poll there.
 fn run(stage: &Stage, is_settled: bool) {
     kit::require_programs!(&["cc"]);
     match std::env::var_os("GINNEL_SOAK") {

@@ -72,7 +72,7 @@ pub struct Record<'a> {
     /// The number of times this end has woken the other end with its doorbell.
     #[serde(skip_serializing_if = "is_zero")]
     pub rings_sent: u64,
-    /// The number of times a direction went back to TCP for example because the other end did not receive for a while.
+    /// The number of times a direction went back to TCP, for example because the other end did not receive for a while.
     #[serde(skip_serializing_if = "is_zero")]
     pub returns: u64,
     /// The number of directions that are back on TCP now, until they change over once more.

@@ -353,6 +353,27 @@ CASE(found_hand_over_what_the_peer_has_broken)
     meet();
 }
 
+/* The program does not know yet that it is broken. */
+CASE(found_hand_over_what_the_peer_has_broken_untold)
+{
+    if (me == ACCEPTOR)
+        send_all(fd, LETTERS, 10);
+    meet();
+    if (me == CONNECTOR)
+        close(fd);
+    meet();
+    if (me == ACCEPTOR) {
+        say_events("events", events_of(fd, POLLIN | POLLOUT | POLLRDHUP, PATIENCE) & POLLHUP);
+        char byte;
+        int copy = handed_over(fd);
+        recv(fd, &byte, 1, 0);
+        close(fd);
+        say_events("events", events_of(copy, POLLIN | POLLOUT | POLLRDHUP, PATIENCE) & POLLHUP);
+        say("send", send(copy, LETTERS, 10, MSG_NOSIGNAL));
+    }
+    meet();
+}
+
 /* The program has shut down both directions, and a program that is executed gets it. */
 CASE(found_execute_with_what_was_shut_down)
 {

@@ -91,8 +91,8 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         for (asked, poll) in asked.iter_mut().zip(fds.iter()) {
             *asked = question(poll);
         }
-        // The kernel is always asked too, because the call must report everything that is ready.
-        // If something is ready, no signal that the program has blocked until now is to come first, as in the kernel.
+        // The kernel is always asked too, because the call must report everything that is ready. As in the kernel, signals that only
+        // this call lets come do not come if something is ready.
         match native.sets_mask() && any_ready(fds) {
             true => kernel::poll_all_now(&mut asked[..own])?,
             false => native.poll(&mut asked[..own], Some(Duration::ZERO))?,

@@ -89,7 +89,8 @@ fn end(socket: &'static Socket, fd: c_int) {
     socket.sending.detach();
     socket.receiving.detach();
     let is_unread = !is_shared && has_unread(socket, fd);
-    // Then the kernel knows whether there are unread bytes, and another process may have the connection.
+    // If the kernel carries this direction, it knows by itself whether there are unread bytes. They may be another process's, to which
+    // this one has handed the connection over.
     let is_kernels = socket.receiving.carrier() == Carrier::Kernel;
     let receivers = socket.receiving.lock().take();
     let senders = socket.sending.lock().take();

@@ -415,9 +415,9 @@ fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
     if connection::may_end_still(socket, fd) {
         connection::wait_for_end(socket, fd);
     }
-    how_ended(socket).unwrap_or_else(|| match !socket.tell_reset() {
-        false => Err(Errno(libc::ECONNRESET)),
-        true => Ok(0),
+    how_ended(socket).unwrap_or_else(|| match socket.tell_reset() {
+        true => Err(Errno(libc::ECONNRESET)),
+        false => Ok(0),
     })
 }
 

@@ -30,7 +30,7 @@ use crate::state::carrier::Carrier;
 use crate::state::direction::Held;
 use crate::state::inherited;
 use crate::state::reasons::{PASSED, SIGNALLED};
-use crate::state::socket::{Growth, Socket, Stage};
+use crate::state::socket::{End, Growth, Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::system::clock::now;
 use crate::system::confined::is_confined;
@@ -137,14 +137,14 @@ fn is_back(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
     is_back
 }
 
-/// Returns whether the peer has broken the connection. Only the rings say that, so an error of which the program does not know is kept
-/// for it.
+/// Returns whether the peer has broken the connection. Only the rings may say that, so an error that the program has not been told is kept
+/// for it before they are given up.
 fn is_broken(socket: &'static Socket) -> bool {
     let is_told = || socket.has_told_reset() || socket.has_sent_in_vain();
     if look::is_reset(socket) && !is_told() {
         socket.set_error(Errno(libc::ECONNRESET));
     }
-    is_told() || socket.untold() == Some(Errno(libc::ECONNRESET))
+    is_told() || socket.end() == End::Reset
 }
 
 /// Ends the attention for a connection that another process has, or its peer's, once the kernel carries it both ways.

@@ -80,10 +80,6 @@ impl limit::Native for InKernel {
     }
 }
 
-fn native(mask: *const sigset_t) -> InKernel {
-    InKernel(mask)
-}
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the program says that the array has `count` entries, and that nothing else uses them during the call.
@@ -93,7 +89,7 @@ pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c
         return unsafe { real::poll(fds, count, timeout) };
     }
     tell_int(
-        poll::poll(list, &mut Limit::new(milliseconds(timeout)), native(std::ptr::null()))
+        poll::poll(list, &mut Limit::new(milliseconds(timeout)), InKernel(std::ptr::null()))
             .map(|n| n as c_int),
     )
 }
@@ -128,7 +124,9 @@ pub unsafe extern "C-unwind" fn ppoll(
     }
     // SAFETY: the pointer is null, or the program passes a time.
     let time = unsafe { time(timeout) };
-    tell_int(time.and_then(|time| poll::poll(list, &mut Limit::new(time), native(mask))).map(|n| n as c_int))
+    tell_int(
+        time.and_then(|time| poll::poll(list, &mut Limit::new(time), InKernel(mask))).map(|n| n as c_int),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -218,7 +216,7 @@ pub unsafe extern "C-unwind" fn pselect(
 /// Waits for what the sets ask for. `poll` also reports what they do not ask for: the end, of a descriptor that is in the third set alone.
 fn poll_selected(list: &mut poll::List, limit: &mut Limit, mask: *const sigset_t) -> Result<usize> {
     loop {
-        let ready = poll::poll(list, limit, native(mask))?;
+        let ready = poll::poll(list, limit, InKernel(mask))?;
         let is_asked = |poll: &pollfd| {
             poll.revents & libc::POLLNVAL != 0
                 || SETS.iter().any(|(asked, told)| poll.events & asked != 0 && poll.revents & told != 0)

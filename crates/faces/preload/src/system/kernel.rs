@@ -3,7 +3,7 @@
 
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, check};
-use crate::system::{cancel, real};
+use crate::system::{cancel, errno, real};
 use libc::c_int;
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
@@ -280,7 +280,7 @@ pub fn poll_now(fd: c_int, events: i16) -> i16 {
 }
 
 /// Does the same for several descriptors. Returns how many have events.
-pub fn poll_all_now(fds: &mut [libc::pollfd]) -> crate::system::errno::Result<usize> {
+pub fn poll_all_now(fds: &mut [libc::pollfd]) -> errno::Result<usize> {
     // SAFETY: `fds` has as many entries as the call says.
     check(unsafe { real::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) } as isize)
 }
