@@ -25,13 +25,24 @@ const SMALL: i64 = 4096;
 const PLACES: i64 = 32;
 /// The largest number of a process.
 const LAST_PROCESS: u32 = 3;
-/// How long `make test` executes programs in each test, and how long `make soak-sockets` does.
-const SHORT: Duration = Duration::from_secs(45);
-const LONG: Duration = Duration::from_secs(3600);
+/// How much a test does.
+struct Length {
+    /// How long it executes programs.
+    time: Duration,
+    /// It ends after so many programs that fail.
+    failures: u32,
+    /// How long it may shrink each of them.
+    shrinking: Duration,
+}
+
+/// What `make test` does in each test. A failure must not take the time of the other tests.
+const SHORT: Length =
+    Length { time: Duration::from_secs(45), failures: 1, shrinking: Duration::from_secs(30) };
+/// What `make soak-sockets` does. One failure says nothing of those behind it.
+const LONG: Length =
+    Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
 /// What a failure over TCP begins with.
 const MODEL: &str = "over TCP, so the model is wrong: ";
-/// A test ends after so many programs that fail.
-const FAILURES: u32 = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Do {
@@ -838,7 +849,7 @@ fn compare(
     is_settled: bool,
     mut runner: TestRunner,
     is_wanted: fn(Do) -> bool,
-    time: Duration,
+    length: &Length,
 ) {
     let source = [("player.c", include_str!("random/player.c"))];
     let program = stage.compile("player", &source, &["-O1", "-Wall", "-Werror", "-pthread"]);
@@ -866,21 +877,22 @@ fn compare(
         let (turns, steps) = parse(&std::fs::read_to_string(file).unwrap());
         // It may fail now and then only.
         let repeat = |steps: &[Step]| (0..100).try_for_each(|_| execute(turns, steps));
-        return repeat(&steps)
-            .unwrap_or_else(|error| panic!("{}", report(turns, shrink(steps, error, repeat))));
+        return repeat(&steps).unwrap_or_else(|error| {
+            panic!("{}", report(turns, shrink(steps, error, LONG.shrinking, repeat)))
+        });
     }
     let programs = (1..12_i64, prop::collection::vec(step(is_wanted), 1..200));
     let (begun, mut runs) = (Instant::now(), 0);
-    // One failure says nothing of those behind it.
     let mut failures = 0;
-    while begun.elapsed() < time && failures < FAILURES {
+    while begun.elapsed() < length.time && failures < length.failures {
         let (turns, steps) = programs.new_tree(&mut runner).unwrap().current();
         runs += 1;
         if let Err(error) = execute(turns, &steps) {
             failures += 1;
             // Shrinking may be cut short, so the whole program comes first.
             println!("to be shrunk: {}", report(turns, (steps.clone(), error.clone())));
-            println!("{}", report(turns, shrink(steps, error, |steps| execute(turns, steps))));
+            let shrunk = shrink(steps, error, length.shrinking, |steps| execute(turns, steps));
+            println!("{}", report(turns, shrunk));
         }
     }
     println!("{runs} programs in {:?}", begun.elapsed());
@@ -922,10 +934,11 @@ fn parse(text: &str) -> (i64, Vec<Step>) {
 fn shrink(
     mut steps: Vec<Step>,
     mut error: String,
+    time: Duration,
     execute: impl Fn(&[Step]) -> Outcome,
 ) -> (Vec<Step>, String) {
     let is_models = error.starts_with(MODEL);
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + time;
     let mut part = steps.len().div_ceil(2);
     loop {
         let mut begin = 0;
@@ -950,9 +963,9 @@ fn shrink(
 fn run(stage: &Stage, is_settled: bool) {
     kit::require_programs!(&["cc"]);
     match std::env::var_os("GINNEL_SOAK") {
-        Some(_) => compare(stage, is_settled, TestRunner::default(), |_| true, LONG),
-        None if is_settled => compare(stage, true, TestRunner::deterministic(), |_| true, SHORT),
-        None => compare(stage, false, TestRunner::deterministic(), |what| MOVING.contains(&what), SHORT),
+        Some(_) => compare(stage, is_settled, TestRunner::default(), |_| true, &LONG),
+        None if is_settled => compare(stage, true, TestRunner::deterministic(), |_| true, &SHORT),
+        None => compare(stage, false, TestRunner::deterministic(), |what| MOVING.contains(&what), &SHORT),
     }
 }
 

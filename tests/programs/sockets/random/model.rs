@@ -160,7 +160,11 @@ impl Model {
 
     /// An end sends no more.
     pub fn ended(&mut self, end: usize) {
-        if !std::mem::replace(&mut self.ends[end].has_ended, true) && self.outstanding(end) <= FEW {
+        // The peer of a broken connection has been told before.
+        if !std::mem::replace(&mut self.ends[end].has_ended, true)
+            && self.outstanding(end) <= FEW
+            && self.ends[1 - end].reset == Reset::No
+        {
             self.edge(1 - end, IN | RDHUP);
         }
     }
