@@ -6,6 +6,7 @@ pub mod direction;
 pub mod early;
 pub mod family;
 pub mod inherited;
+pub mod known;
 pub mod lowat;
 pub mod reasons;
 pub mod rings;

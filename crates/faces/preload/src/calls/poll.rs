@@ -8,6 +8,7 @@ use crate::served;
 use crate::served::waiting;
 use crate::state::carrier::Carrier;
 use crate::state::early;
+use crate::state::known::Fact;
 use crate::state::socket::{End, Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
@@ -201,7 +202,7 @@ fn question(poll: &pollfd) -> pollfd {
     if socket.sending.carrier() != Carrier::Ring {
         events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);
     }
-    let fd = if socket.end() == End::None && !socket.has_shut_down_receiving() { poll.fd } else { -1 };
+    let fd = if socket.end() == End::None && !socket.has(Fact::ShutDownReceiving) { poll.fd } else { -1 };
     pollfd { fd, events, revents: 0 }
 }
 

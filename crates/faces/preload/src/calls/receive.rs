@@ -6,6 +6,7 @@ use crate::carrying::{input, look, peek};
 use crate::process::section::Section;
 use crate::served::{Rooms, transfer};
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{End, Socket};
 use crate::system::errno::{Errno, Result, tell};
 use crate::system::memory::can_write;
@@ -140,7 +141,7 @@ fn counted<'a>(
                     got += n;
                 }
                 Err(Errno(libc::EAGAIN))
-                    if got > 0 && got >= least && !all || socket.has_shut_down_receiving() =>
+                    if got > 0 && got >= least && !all || socket.has(Fact::ShutDownReceiving) =>
                 {
                     return Ok(got);
                 }
@@ -211,7 +212,7 @@ fn peeked(socket: &'static Socket, fd: c_int, flags: c_int, mut pieces: Rooms<'_
                 }
             }
             Ok(n) => return Ok(n),
-            Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
+            Err(Errno(libc::EAGAIN)) if socket.has(Fact::ShutDownReceiving) => return Ok(0),
             Err(Errno(libc::EAGAIN)) if waits => wait::for_data(&mut call)?,
             Err(_) if !call.has_connection() => return Err(call.gone()),
             Err(errno) => {
@@ -235,11 +236,11 @@ fn nothing(mut call: Call, waits: bool) -> Result<usize> {
     let socket = call.socket;
     loop {
         match input::some(socket, call.fd, &mut [0], How::Peek, waits) {
-            Err(Errno(libc::EAGAIN)) if socket.has_shut_down_receiving() => return Ok(0),
+            Err(Errno(libc::EAGAIN)) if socket.has(Fact::ShutDownReceiving) => return Ok(0),
             Err(Errno(libc::EAGAIN)) if waits => wait::for_data(&mut call)?,
             Err(errno) => {
                 if errno == Errno(libc::ECONNRESET) {
-                    socket.tell_reset();
+                    socket.note(Fact::ToldReset);
                 }
                 return Err(errno);
             }
@@ -250,7 +251,7 @@ fn nothing(mut call: Call, waits: bool) -> Result<usize> {
 
 /// Returns whether no more bytes come than are there.
 fn is_all(socket: &'static Socket) -> bool {
-    socket.has_shut_down_receiving()
+    socket.has(Fact::ShutDownReceiving)
         || socket.end() != End::None
         || look::is_ending(socket, &socket.receiving.lock())
 }

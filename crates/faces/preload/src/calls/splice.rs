@@ -12,6 +12,7 @@ use crate::carrying::output::Stop;
 use crate::carrying::{attend, input, output};
 use crate::process::signals;
 use crate::served::giving_back;
+use crate::state::known::Fact;
 use crate::state::socket::Socket;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result, check};
@@ -191,7 +192,7 @@ pub fn into_pipe(
             Some(Err(_)) if moved > 0 => break,
             // The next round waits for room.
             Some(Err(Errno(libc::EAGAIN))) if is_full && pipe.waits => {}
-            Some(Err(Errno(libc::EAGAIN))) if !is_full && socket.has_shut_down_receiving() => break,
+            Some(Err(Errno(libc::EAGAIN))) if !is_full && socket.has(Fact::ShutDownReceiving) => break,
             Some(Err(Errno(libc::EAGAIN))) if !is_full && waits => wait::for_data(&mut call)?,
             Some(Err(errno)) => return Err(errno),
         }

@@ -14,6 +14,7 @@ use crate::carrying::delays;
 use crate::process::signals::Blocked;
 use crate::state::carrier::Carrier;
 use crate::state::direction;
+use crate::state::known::Fact;
 use crate::state::socket::Socket;
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
@@ -38,7 +39,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         (facts.role, facts.begun)
     };
     crate::carrying::returning::leave_if_recalled(socket, fd);
-    if socket.is_passed() {
+    if socket.has(Fact::Passed) {
         crate::carrying::counted::begin_ring_if_due(socket);
         let reason = socket.facts.lock().reason;
         if crate::state::reasons::LATER.contains(&reason) {
@@ -134,7 +135,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
                 delays::relax(socket, fd);
                 drop(ring.give_back(0));
                 direction.set_carrier(Carrier::Kernel);
-                socket.set_passed();
+                socket.note(Fact::Passed);
                 return Change::No;
             }
             direction.set_returned(false);

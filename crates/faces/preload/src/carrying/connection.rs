@@ -3,6 +3,7 @@
 
 use crate::carrying::room;
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
@@ -45,7 +46,7 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
                     let is_broken =
                         socket.sending.carrier() == Carrier::Kernel && !room::has_shut_down(socket);
                     if is_broken {
-                        socket.tell_reset();
+                        socket.note(Fact::ToldReset);
                     }
                     socket.set_end(if is_broken { End::Reset } else { End::Fin });
                 }
@@ -62,12 +63,12 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
 /// relative; this function records that.
 pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
     if is_confined() {
-        return !socket.has_shut_down_receiving();
+        return !socket.has(Fact::ShutDownReceiving);
     }
     // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
     let is_peers = state(fd).is_none_or(|state| matches!(state, 6..=9 | 11));
     if !is_peers {
-        socket.set_shut_down_receiving(true);
+        socket.note(Fact::ShutDownReceiving);
     }
     is_peers
 }
@@ -120,7 +121,7 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
     loop {
         let left = end.saturating_sub(now()) as c_int;
         // If the program has shut down receiving, the kernel always reports an end, so this looks from time to time.
-        let looks = socket.has_shut_down_receiving();
+        let looks = socket.has(Fact::ShutDownReceiving);
         let (events, most) = if looks { (0, left.min(10)) } else { (libc::POLLRDHUP, left) };
         let mut poll = libc::pollfd { fd, events, revents: 0 };
         // SAFETY: `poll` is one pollfd, and the count is 1.

@@ -14,6 +14,7 @@ use crate::daemon::session;
 use crate::process::signals::Blocked;
 use crate::state::carrier::Carrier;
 use crate::state::direction::Held;
+use crate::state::known::Fact;
 use crate::state::socket::{Growth, Socket, Stage};
 use crate::state::sockets::Using;
 use crate::state::{family, inherited, reasons};
@@ -60,7 +61,7 @@ pub fn disconnect(socket: &'static Socket, fd: c_int, native: impl FnOnce() -> c
         return result;
     }
     let rings = (receiving.renew(), sending.renew());
-    let is_passed = socket.is_passed();
+    let is_passed = socket.has(Fact::Passed);
     socket.renew();
     socket.cache.renew();
     // Another process that got the socket may use its next connection, and knows nothing of rings.

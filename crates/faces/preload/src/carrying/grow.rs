@@ -111,6 +111,8 @@ pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<Socket
     if let (Some(now), Some(next)) = (rings.as_ref(), rings.next())
         && carrier::is_counted(next.ring.memory(), Earlier::Ring)
         && !carrier::is_recalled(now.ring.memory())
+        // There is nothing to send to a peer that takes no more, and a wake byte would break the connection.
+        && !now.ring.is_closed()
     {
         let sent = now.ring.cursor().position;
         // If the peer recalls this ring meanwhile, this side sees that later, as with any ring that carries.

@@ -4,6 +4,7 @@ use crate::carrying::keeper::Keeper;
 use crate::carrying::{bell, connection, counted, disconnecting, grow, keeper, peek, returning, room};
 use crate::state::carrier::Carrier;
 use crate::state::direction::Held;
+use crate::state::known::Fact;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
@@ -196,7 +197,7 @@ pub fn some_to(
 /// Records that the program is told of an error that ends the connection.
 pub fn note_told(socket: &Socket, errno: Errno) {
     if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
-        socket.tell_reset();
+        socket.note(Fact::ToldReset);
     }
 }
 
@@ -340,7 +341,7 @@ fn from_ring(
             Err(RecvError::Empty) if receiver.ring.memory().is_broken() => {
                 return Err(Errno(libc::ECONNRESET));
             }
-            Err(RecvError::Empty) if socket.has_shut_down_receiving() && is_broken(socket) => {
+            Err(RecvError::Empty) if socket.has(Fact::ShutDownReceiving) && is_broken(socket) => {
                 return Err(Errno(libc::ECONNRESET));
             }
             // A ring that the sender has left counts as finished too.
@@ -385,7 +386,7 @@ fn is_broken(socket: &'static Socket) -> bool {
         Carrier::Ring => socket.sending.lock().as_ref().is_some_and(is_aborted),
         _ => socket.end() == End::Reset,
     };
-    is_broken && !socket.has_told_reset()
+    is_broken && !socket.has(Fact::ToldReset)
 }
 
 /// Returns how the connection has ended, if the kernel says that the peer's process has ended without recording that
@@ -400,7 +401,7 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
             let has_unread = || {
                 let is_there = |sender: &SocketSender| room::untaken(sender) > 0;
                 let is_unread = socket.sending.lock().as_ref().is_some_and(is_there);
-                is_unread && !socket.has_told_reset()
+                is_unread && !socket.has(Fact::ToldReset)
             };
             Some(if is_broken(socket) || has_unread() { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
@@ -415,7 +416,7 @@ fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
     if connection::may_end_still(socket, fd) {
         connection::wait_for_end(socket, fd);
     }
-    how_ended(socket).unwrap_or_else(|| match socket.tell_reset() {
+    how_ended(socket).unwrap_or_else(|| match socket.note(Fact::ToldReset) {
         true => Err(Errno(libc::ECONNRESET)),
         false => Ok(0),
     })

@@ -2,6 +2,7 @@
 
 use crate::carrying::{connection, counted, grow, lowat, peek, returning, room};
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::system::errno::Errno;
@@ -139,11 +140,11 @@ pub fn is_reset(socket: &'static Socket) -> bool {
 
 /// Returns the error that SO_ERROR gives the program, and records that the program is told now.
 pub fn take_error(socket: &'static Socket) -> Errno {
-    let is_told = || !socket.tell_reset();
+    let is_told = || !socket.note(Fact::ToldReset);
     match socket.tell() {
         Some(errno) => errno,
         // The peer has broken the connection after it had ended it.
-        None if socket.has_sent_in_vain() && !is_told() => Errno(libc::EPIPE),
+        None if socket.has(Fact::SentInVain) && !is_told() => Errno(libc::EPIPE),
         None if is_reset(socket) && !is_told() => Errno(libc::ECONNRESET),
         None => Errno(0),
     }

@@ -5,6 +5,7 @@ use crate::process::signals;
 use crate::process::thread::tid;
 use crate::state::carrier::Carrier;
 use crate::state::direction::Held;
+use crate::state::known::Fact;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::system::errno::{Errno, Result};
@@ -42,7 +43,7 @@ pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() 
 /// which is an event for both. Returns false if that was recorded before.
 #[cold]
 pub fn begins_in_vain(socket: &'static Socket) -> bool {
-    let begins = socket.set_sent_in_vain();
+    let begins = socket.note(Fact::SentInVain);
     if begins {
         socket.receiving.lock().all_mut().for_each(|receiver| receiver.ring.refuse());
         // The peer's kernel answers with a reset too.
@@ -195,7 +196,7 @@ pub fn some_from(
         Ok(room) => room,
         Err(SendError::Full) => return Some(Err(Stop::Full)),
         // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
-        Err(SendError::Closed) if !socket.has_sent_in_vain() => {
+        Err(SendError::Closed) if !socket.has(Fact::SentInVain) => {
             drop(ring);
             let read = read(buffer);
             if read.is_ok_and(|n| n > 0) {
@@ -285,7 +286,7 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> Finished {
     drop(ring.stay());
     let Some(sender) = ring.as_mut() else { return Finished::InRing };
     let wakes = sender.ring.finish();
-    socket.set_shut_down_sending();
+    socket.note(Fact::ShutDownSending);
     // Nobody waits for room any more, and a byte that tells of some would break the connection once both directions are shut down here.
     sender.ring.disarm();
     // If the peer takes no more, a byte would break the connection. The kernel's own end wakes the peer too, and breaks nothing. (A peer
@@ -310,15 +311,15 @@ pub fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int
     }
     let is_reset = match error {
         // The peer's VM is gone: no kernel has reported an end.
-        SendError::PeerDead if socket.end() == End::None => socket.tell_reset(),
-        SendError::PeerDead => look::is_reset(socket) && socket.tell_reset(),
+        SendError::PeerDead if socket.end() == End::None => socket.note(Fact::ToldReset),
+        SendError::PeerDead => look::is_reset(socket) && socket.note(Fact::ToldReset),
         SendError::Closed => {
-            socket.tell_reset();
+            socket.note(Fact::ToldReset);
             false
         }
-        SendError::AfterFinish => look::is_reset(socket) && socket.tell_reset(),
+        SendError::AfterFinish => look::is_reset(socket) && socket.note(Fact::ToldReset),
         // The error is reported once, by the first call.
-        _ => socket.tell_reset(),
+        _ => socket.note(Fact::ToldReset),
     };
     match is_reset {
         false => {

@@ -23,12 +23,13 @@
 //! | the peer lies about what it sends again | it harms its own stream |
 
 use crate::carrying::bell::Wake;
-use crate::carrying::{bell, connection, counted, grow, look, returning};
+use crate::carrying::{bell, connection, counted, grow, look, returning, room};
 use crate::daemon::report;
 use crate::process::signals;
 use crate::state::carrier::Carrier;
 use crate::state::direction::Held;
 use crate::state::inherited;
+use crate::state::known::Fact;
 use crate::state::reasons::{PASSED, SIGNALLED};
 use crate::state::socket::{End, Growth, Socket, Stage};
 use crate::state::sockets::SOCKETS;
@@ -92,7 +93,7 @@ pub fn return_within(patience: u64, sockets: &[(&'static Socket, c_int)], reason
     let _errno = Kept::new();
     let deadline = now() + patience;
     for (socket, _) in sockets {
-        socket.set_passed();
+        socket.note(Fact::Passed);
         socket.facts.lock().reason = reason;
     }
     for looks in 0.. {
@@ -140,7 +141,7 @@ fn is_back(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
 /// Returns whether the peer has broken the connection. Only the rings may say that, so an error that the program has not been told is kept
 /// for it before they are given up.
 fn is_broken(socket: &'static Socket) -> bool {
-    let is_told = || socket.has_told_reset() || socket.has_sent_in_vain();
+    let is_told = || socket.has(Fact::ToldReset) || socket.has(Fact::SentInVain);
     if look::is_reset(socket) && !is_told() {
         socket.set_error(Errno(libc::ECONNRESET));
     }
@@ -227,7 +228,10 @@ fn ask(socket: &'static Socket, fd: c_int, mut rings: Held<'_, SocketReceiver>, 
             receiver.ring.arm();
         }
         drop(rings);
-        connection::wake(socket, fd);
+        // A byte for a peer that takes no more breaks the connection, with what that peer has sent and this side has not received.
+        if !room::is_peer_deaf(socket) {
+            connection::wake(socket, fd);
+        }
     }
     false
 }

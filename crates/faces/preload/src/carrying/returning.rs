@@ -37,6 +37,7 @@ use crate::process::signals::Blocked;
 use crate::process::{lock, thread};
 use crate::state::carrier::Carrier;
 use crate::state::family;
+use crate::state::known::Fact;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
@@ -133,7 +134,7 @@ pub fn leave_now(socket: &'static Socket, fd: c_int) -> bool {
 pub fn leave_if_recalled(socket: &'static Socket, fd: c_int) {
     if is_recalled(socket) && may_leave(socket) && leave_now(socket, fd) {
         // The process that gets the connection at the other end may know nothing of rings.
-        socket.set_passed();
+        socket.note(Fact::Passed);
     }
 }
 
@@ -358,7 +359,7 @@ pub fn begin_over(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketRe
     // The kernel does not know of a peer that has only shut down sending. That peer still has to return.
     connection::look_for_end(socket, fd);
     let is_over = matches!(socket.end(), End::Fin | End::Reset)
-        || socket.has_shut_down_receiving() && socket.has_shut_down_sending();
+        || socket.has(Fact::ShutDownReceiving) && socket.has(Fact::ShutDownSending);
     if !is_over || is_taken(socket) || rings.is_ahead() || wakes_end(rings).is_some() {
         return false;
     }

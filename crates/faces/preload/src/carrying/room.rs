@@ -1,6 +1,7 @@
 //! How much room there is for what this side sends, and what the peer has not taken.
 
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::Socket;
 use ginnel::SocketSender;
 use ginnel_ring::carrier;
@@ -9,10 +10,17 @@ use ginnel_ring::carrier;
 pub fn has_shut_down(socket: &'static Socket) -> bool {
     // A process that was killed may have marked the end in the ring only.
     let is = |sender: &SocketSender| sender.ring.is_finished();
-    socket.has_shut_down_sending()
+    socket.has(Fact::ShutDownSending)
         || socket.sending.common().is_some()
             && socket.sending.carrier() == Carrier::Ring
             && socket.sending.lock().as_ref().is_some_and(is)
+}
+
+/// Returns whether the peer takes nothing more that this side sends, as it has said in the ring. A byte for it breaks the kernel's
+/// connection.
+pub fn is_peer_deaf(socket: &'static Socket) -> bool {
+    let is = |sender: &SocketSender| sender.ring.is_closed();
+    socket.sending.carrier() == Carrier::Ring && socket.sending.lock().as_ref().is_some_and(is)
 }
 
 /// Returns how many bytes in the ring the peer's program has not received. The peer may not have released the room of received

@@ -8,6 +8,7 @@
 use crate::carrying::advance;
 use crate::process::settings;
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::system::errno::Kept;
@@ -39,7 +40,7 @@ pub fn wait(socket: &'static Socket) {
 fn is_settled(socket: &'static Socket) -> bool {
     let changed = || socket.sending.carrier() == Carrier::Ring && crate::carrying::counted::is_named(socket);
     let stays = || {
-        socket.is_passed()
+        socket.has(Fact::Passed)
             || crate::state::family::is_shared(socket)
             || crate::state::sockets::has_standard_stream(socket)
     };

@@ -6,6 +6,7 @@
 //! meanwhile, where that is possible (`exports::streams`); where not, the descriptor is not made.
 
 use crate::carrying::passing;
+use crate::state::known::Fact;
 use crate::state::reasons::STANDARD;
 use crate::state::socket::{Socket, Stage};
 use crate::system::confined::is_confined;
@@ -49,7 +50,7 @@ fn leave(socket: &'static Socket, fd: c_int) -> bool {
     let are_followed = ARE_FOLLOWED.load(Ordering::Relaxed);
     let patience = match are_followed {
         // The peer has been asked before.
-        true if socket.is_passed() => 0,
+        true if socket.has(Fact::Passed) => 0,
         true => SHORT,
         false => LONG,
     };

@@ -2,8 +2,10 @@
 
 use crate::carrying::bell::Wake;
 use crate::carrying::{bell, connection, room};
+use crate::state::known::Fact;
 use crate::state::socket::Socket;
 use crate::system::clock;
+use ginnel::SocketSender;
 use ginnel_ring::wait::Waitable;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -37,7 +39,7 @@ pub fn rise_from_data(socket: &'static Socket) {
     if socket.receiving.remove_sleeper()
         && socket.receiving.common().is_none()
         // A peer that is to return to the kernel learns of that when it wakes this side.
-        && !socket.is_passed()
+        && !socket.has(Fact::Passed)
         && let Some(receiver) = ring.as_mut()
     {
         receiver.ring.disarm();
@@ -81,8 +83,10 @@ pub fn probe_by_clock(socket: &'static Socket) -> Option<Duration> {
     Some(Duration::from_micros(UNTAKEN))
 }
 
+/// Returns whether the peer has yet to take something. One that takes no more never does, and a byte for it breaks the connection.
 fn has_untaken(socket: &'static Socket) -> bool {
-    socket.sending.lock().as_ref().is_some_and(|sender| room::untaken(sender) > 0)
+    let is_left = |sender: &SocketSender| room::untaken(sender) > 0 && !sender.ring.is_closed();
+    socket.sending.lock().as_ref().is_some_and(is_left)
 }
 
 /// Asks the peer to wake one more sleeper when there is room. The caller checks once more before it sleeps, and calls

@@ -3,6 +3,7 @@
 
 use crate::state::carrier::Carrier;
 use crate::state::family;
+use crate::state::known::Fact;
 use crate::state::socket::{Growth, Socket};
 use ginnel::SocketChannel;
 use ginnel_layout::ring::HEADER;
@@ -54,7 +55,7 @@ pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn
     if !is_current() {
         return false;
     }
-    if is_shared || socket.is_passed() {
+    if is_shared || socket.has(Fact::Passed) {
         socket.set_growth(Growth::Over);
         return false;
     }

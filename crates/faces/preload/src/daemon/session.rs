@@ -7,6 +7,7 @@
 use crate::daemon::{larger, report, worth};
 use crate::process::signals::Blocked;
 use crate::process::{settings, signals};
+use crate::state::known::Fact;
 use crate::state::socket::{Growth, Socket, Stage};
 use crate::state::sockets::{SOCKETS, Using};
 use crate::state::{early, family, inherited, reasons, sockets};
@@ -222,7 +223,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) -> bool {
             return socket.stage() != Stage::Native && kernel::sends_signals(fd);
         }
         Stage::Reported if LOOKING.is_due() => drop(with(|session| session.look())),
-        Stage::Joined if socket.is_passed() => {}
+        Stage::Joined if socket.has(Fact::Passed) => {}
         Stage::Joined => match socket.growth() {
             Growth::Wanted if larger::may_begin(socket) => drop(with(|session| session.grow(socket))),
             Growth::Asked if LOOKING.is_due() => drop(with(|session| session.look())),

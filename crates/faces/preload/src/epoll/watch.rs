@@ -4,6 +4,7 @@ use crate::carrying::bell::Wake;
 use crate::carrying::{look, output, room, wakeups};
 use crate::epoll::edge::Edge;
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::Socket;
 use crate::waiting::readiness;
 use crate::waiting::readiness::Armed;
@@ -63,7 +64,7 @@ impl Progress {
             rings: look::progress(socket),
             carrier: socket.receiving.carrier(),
             without_room: output::room_again(socket, seen.without_room),
-            shut_down: [socket.has_shut_down_receiving(), socket.has_shut_down_sending()],
+            shut_down: [socket.has(Fact::ShutDownReceiving), socket.has(Fact::ShutDownSending)],
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::carrying::{closing, disconnecting, look, lowat, output, room};
 use crate::daemon::session;
 use crate::process::settings;
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{Socket, Stage};
 use crate::state::sockets;
 use crate::state::sockets::SOCKETS;
@@ -197,30 +198,34 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         return native(how);
     }
     // Before the call, which wakes threads that sleep in the kernel to receive.
-    let before = socket.has_shut_down_receiving();
+    let before = socket.has(Fact::ShutDownReceiving);
     let now = before || matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
-    socket.set_shut_down_receiving(now);
+    if now {
+        socket.note(Fact::ShutDownReceiving);
+    }
     let sends_no_more = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
     let is_both = now && (sends_no_more || room::has_shut_down(socket));
     let finished = if sends_no_more { output::finish(socket, fd) } else { Finished::Nowhere };
+    if is_both {
+        // Before the call too: bytes that come after it break the connection, and the peer, which the call wakes, looks here.
+        closing::take_no_more(socket);
+    }
     let result = match how {
         // The end of the stream is recorded in the ring. The kernel's connection stays open for wake bytes.
         libc::SHUT_WR if finished == Finished::InRing && !is_both => 0,
-        // Bytes that come from now on break the connection.
         libc::SHUT_RD | libc::SHUT_WR if is_both => native(libc::SHUT_RDWR),
         how => native(how),
     };
     // A late wake byte may have broken the kernel's connection, but not the program's.
     let result = if finished == Finished::InRingOfDeaf { 0 } else { result };
     if result != 0 {
-        socket.set_shut_down_receiving(before);
+        if !before {
+            socket.forget(Fact::ShutDownReceiving);
+        }
         return result;
     }
     if sends_no_more {
-        socket.set_shut_down_sending();
-    }
-    if is_both {
-        closing::take_no_more(socket);
+        socket.note(Fact::ShutDownSending);
     }
     // As in the kernel, this is an event.
     socket.watchers.changed(socket);

@@ -2,6 +2,7 @@
 
 use crate::process::{ids, thread};
 use crate::state::carrier::Carrier;
+use crate::state::known::Known;
 use crate::system::confined::is_confined;
 use ginnel_ring::Cursor;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -25,16 +26,8 @@ pub struct Common {
     carrier: AtomicU8,
     /// Nobody knows the position any more.
     is_lost: AtomicBool,
-    /// A process has shut down this direction.
-    pub is_shut_down: AtomicBool,
-    /// For sending: a process has sent bytes to a peer that takes no more.
-    pub is_in_vain: AtomicBool,
-    /// For sending: the program has got the error of a connection that the peer has broken.
-    pub has_told: AtomicBool,
-    /// For sending: another process is about to get the connection, or the peer's.
-    pub is_passed: AtomicBool,
-    /// For sending: the number of calls that have reported that there is no room.
-    pub without_room: AtomicU32,
+    /// For sending: what all processes know of the connection.
+    pub known: Known,
     token: AtomicU32,
     rung: AtomicU32,
     position: AtomicU64,
@@ -137,10 +130,7 @@ impl Common {
     pub fn renew(&self) {
         self.kernels.store(0, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
-        self.is_shut_down.store(false, Ordering::Relaxed);
-        self.is_in_vain.store(false, Ordering::Relaxed);
-        self.is_passed.store(false, Ordering::Relaxed);
-        self.has_told.store(false, Ordering::Relaxed);
+        self.known.reset();
         self.connection.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -229,12 +229,8 @@ fn share(socket: &Socket) {
         return socket.family.store(NONE_FREE, Ordering::Relaxed);
     };
     copy(&socket.delays, &entry.delays);
-    entry.receiving.is_shut_down.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
-    entry.sending.is_shut_down.store(socket.has_shut_down_sending(), Ordering::Relaxed);
-    entry.sending.is_in_vain.store(socket.has_sent_in_vain(), Ordering::Relaxed);
-    entry.sending.has_told.store(socket.has_told_reset(), Ordering::Relaxed);
-    entry.sending.is_passed.store(socket.is_passed(), Ordering::Relaxed);
-    entry.sending.without_room.store(socket.calls_without_room().load(Ordering::Relaxed), Ordering::Relaxed);
+    entry.sending.known.reset();
+    entry.sending.known.learn(&socket.known);
     socket.family.store(number, Ordering::Relaxed);
     socket.sending.share(&entry.sending);
     socket.receiving.share(&entry.receiving);
@@ -314,14 +310,7 @@ fn is_still_shared(socket: &Socket) -> bool {
         return true;
     }
     // What relatives have changed belongs to this process alone from now on, and this process may not know it yet.
-    socket.shut_down.receiving.store(socket.has_shut_down_receiving(), Ordering::Relaxed);
-    socket.shut_down.sending.store(socket.has_shut_down_sending(), Ordering::Relaxed);
-    socket.said.closed.store(socket.has_sent_in_vain(), Ordering::Relaxed);
-    socket.said.reset.store(socket.has_told_reset(), Ordering::Relaxed);
-    if socket.is_passed() {
-        socket.set_passed();
-    }
-    socket.without_room.store(socket.calls_without_room().load(Ordering::Relaxed), Ordering::Relaxed);
+    socket.known.learn(&entry.sending.known);
     socket.set_nonblocking(None);
     socket.sending.detach();
     socket.receiving.detach();

@@ -3,6 +3,7 @@
 use crate::cache::Cache;
 use crate::process::lock::Lock;
 use crate::state::direction::Direction;
+use crate::state::known::{Fact, Known};
 use crate::state::lowat::Lowat;
 use crate::state::sleepers::Sleepers;
 use crate::state::watchers::Watchers;
@@ -71,23 +72,6 @@ const LOOK: u64 = 100;
 /// return.
 const FIRST_PAUSE: u64 = 25_000;
 const LONGEST_PAUSE: u64 = 10_000_000;
-
-/// Facts that the kernel tells a program only once. Each flag is set once the program was told.
-#[derive(Default)]
-pub struct Said {
-    /// The peer has closed its end: the first bytes that are sent afterwards are lost, without an error.
-    pub closed: AtomicBool,
-    /// The peer has broken the connection, and the program has got the error (such as ECONNRESET).
-    pub reset: AtomicBool,
-}
-
-/// What the program has shut down.
-#[derive(Default)]
-pub struct ShutDown {
-    pub sending: AtomicBool,
-    /// As with TCP, the program can still receive what is there or comes, but does not wait for it.
-    pub receiving: AtomicBool,
-}
 
 /// Counts the round trips of a connection: how often this end has sent after it had received. Several threads that count at the same
 /// time may count too little.
@@ -168,9 +152,7 @@ pub struct Socket {
     /// True if calls have to do more than the kernel or the ring does: to report, to join, or to change over.
     pub attention: AtomicBool,
     growth: AtomicU8,
-    /// `is_passed`: another process has the socket, or is about to get it, or the same is true of the peer's socket. `is_back`: the
-    /// socket has returned to the kernel for that. See `passing`.
-    is_passed: AtomicBool,
+    /// The socket has returned to the kernel because another process gets it. See `passing`.
     pub is_back: AtomicBool,
     /// The kernel's cookie of the socket (SO_COOKIE), once the socket has rings.
     pub cookie: AtomicU64,
@@ -203,11 +185,8 @@ pub struct Socket {
     pub taker: AtomicI32,
     /// The thread that sends a message for which the ring has no room at once; 0 if there is none. See `output::Turn`.
     pub turn: AtomicI32,
-    /// The number of calls that do not wait and have found no room.
-    pub(super) without_room: AtomicU32,
-    /// What the program was told about the connection's end.
-    pub said: Said,
-    pub shut_down: ShutDown,
+    /// What this process knows of the connection. Relatives may know more.
+    pub(super) known: Known,
     /// True if the socket has waited in `settle`.
     pub has_settled: AtomicBool,
     /// The values of `delays::DELAYS` that the program has set, while the kernel has this library's values.
@@ -267,7 +246,6 @@ impl Socket {
             stage: AtomicU8::new(Stage::New as u8),
             attention: AtomicBool::new(false),
             growth: AtomicU8::new(Growth::None as u8),
-            is_passed: AtomicBool::new(false),
             is_back: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
             opened_by: AtomicI32::new(0),
@@ -286,9 +264,7 @@ impl Socket {
             asleep: Sleepers::new(),
             taker: AtomicI32::new(0),
             turn: AtomicI32::new(0),
-            without_room: AtomicU32::new(0),
-            said: Said::default(),
-            shut_down: ShutDown::default(),
+            known: Known::new(),
             has_settled: AtomicBool::new(false),
             delays: [const { AtomicBool::new(false) }; 2],
             family: AtomicU32::new(crate::state::common::ALONE),
@@ -342,9 +318,7 @@ impl Socket {
         *self.facts.lock() = NO_FACTS;
         *self.loan.lock() = None;
         self.set_growth(Growth::None);
-        for flag in [&self.is_passed, &self.is_back] {
-            flag.store(false, Ordering::Relaxed);
-        }
+        self.is_back.store(false, Ordering::Relaxed);
         self.turns.reset();
         self.rings.store(0, Ordering::Relaxed);
         self.end.store(End::None as u8, Ordering::Relaxed);
@@ -352,11 +326,7 @@ impl Socket {
         self.gives_up.store(false, Ordering::Relaxed);
         self.tells_inq.store(false, Ordering::Relaxed);
         self.dead_since.store(0, Ordering::Relaxed);
-        self.without_room.store(0, Ordering::Relaxed);
-        self.said.closed.store(false, Ordering::Relaxed);
-        self.said.reset.store(false, Ordering::Relaxed);
-        self.shut_down.sending.store(false, Ordering::Relaxed);
-        self.shut_down.receiving.store(false, Ordering::Relaxed);
+        self.known.reset();
         self.has_settled.store(false, Ordering::Relaxed);
         self.patience.store(0, Ordering::Relaxed);
         self.ring_bytes.store(0, Ordering::Relaxed);
@@ -401,20 +371,6 @@ impl Socket {
     /// Clears the attention flag, because both directions have the carrier that they are meant to have.
     pub fn leave_alone(&self) {
         self.attention.store(false, Ordering::Release);
-    }
-
-    /// Notes that another process is about to get the socket, so that it gets no more rings.
-    pub fn set_passed(&self) {
-        self.is_passed.store(true, Ordering::Relaxed);
-        if let Some(common) = self.sending.common() {
-            common.is_passed.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns whether another process has the socket, or is about to get it.
-    pub fn is_passed(&self) -> bool {
-        self.is_passed.load(Ordering::Relaxed)
-            || self.sending.common().is_some_and(|common| common.is_passed.load(Ordering::Relaxed))
     }
 
     /// Returns the kernel's cookie of the socket, once the socket has rings.
@@ -526,7 +482,7 @@ impl Socket {
         let bit = if option == libc::SO_RCVTIMEO { 0b01 } else { 0b10 };
         let before = self.timeouts.load(Ordering::Acquire);
         // Whoever else has the socket may set it too.
-        if self.may_be_shared() || self.is_passed() {
+        if self.may_be_shared() || self.has(Fact::Passed) {
             return ask();
         }
         if before & bit != 0 {
@@ -540,66 +496,35 @@ impl Socket {
         timeout
     }
 
-    /// Returns whether the program has shut down receiving, in this process or a relative.
-    #[inline]
-    pub fn has_shut_down_receiving(&self) -> bool {
-        self.shut_down.receiving.load(Ordering::Relaxed)
-            || self.receiving.common().is_some_and(|common| common.is_shut_down.load(Ordering::Relaxed))
+    /// Returns what the processes share that have the socket, if there are several.
+    fn shared(&self) -> Option<&'static Known> {
+        self.sending.common().map(|common| &common.known)
     }
 
-    /// Returns whether the program has shut down sending, in this process or a relative.
+    /// Returns whether a fact about the connection is known, in this process or a relative.
     #[inline]
-    pub fn has_shut_down_sending(&self) -> bool {
-        self.shut_down.sending.load(Ordering::Relaxed)
-            || self.sending.common().is_some_and(|common| common.is_shut_down.load(Ordering::Relaxed))
+    pub fn has(&self, fact: Fact) -> bool {
+        self.known.has(fact) || self.shared().is_some_and(|shared| shared.has(fact))
     }
 
-    /// Records that it has.
-    pub fn set_shut_down_sending(&self) {
-        self.shut_down.sending.store(true, Ordering::Relaxed);
-        if let Some(common) = self.sending.common() {
-            common.is_shut_down.store(true, Ordering::Relaxed);
+    /// Notes a fact, for relatives too. Returns whether it is new.
+    pub fn note(&self, fact: Fact) -> bool {
+        let is_new = self.known.note(fact);
+        self.shared().is_none_or(|shared| shared.note(fact)) && is_new
+    }
+
+    /// Takes back a fact that this process has noted and that has turned out wrong.
+    pub fn forget(&self, fact: Fact) {
+        self.known.forget(fact);
+        if let Some(shared) = self.shared() {
+            shared.forget(fact);
         }
-    }
-
-    /// Returns whether the program has got the error of a connection that the peer has broken, in this process or a relative.
-    pub fn has_told_reset(&self) -> bool {
-        self.said.reset.load(Ordering::Relaxed)
-            || self.sending.common().is_some_and(|common| common.has_told.load(Ordering::Relaxed))
-    }
-
-    /// Records that it gets the error now. Returns false if that was recorded before.
-    pub fn tell_reset(&self) -> bool {
-        let is_told = self.said.reset.swap(true, Ordering::Relaxed);
-        let common = self.sending.common();
-        common.is_none_or(|common| !common.has_told.swap(true, Ordering::Relaxed)) && !is_told
     }
 
     /// Returns the number of calls that have reported that there is no room. Those of relatives count too, because the kernel tells all
     /// that wait when there is room again.
     pub fn calls_without_room(&self) -> &AtomicU32 {
-        self.sending.common().map_or(&self.without_room, |common| &common.without_room)
-    }
-
-    /// Returns whether the program has sent bytes to a peer that takes no more, in this process or a relative.
-    pub fn has_sent_in_vain(&self) -> bool {
-        self.said.closed.load(Ordering::Relaxed)
-            || self.sending.common().is_some_and(|common| common.is_in_vain.load(Ordering::Relaxed))
-    }
-
-    /// Records that it has. Returns false if that was recorded before.
-    pub fn set_sent_in_vain(&self) -> bool {
-        let is_known = self.said.closed.swap(true, Ordering::Relaxed);
-        let common = self.sending.common();
-        !is_known && common.is_none_or(|common| !common.is_in_vain.swap(true, Ordering::Relaxed))
-    }
-
-    /// Records whether the program has shut down receiving.
-    pub fn set_shut_down_receiving(&self, is_shut_down: bool) {
-        self.shut_down.receiving.store(is_shut_down, Ordering::Relaxed);
-        if let Some(common) = self.receiving.common() {
-            common.is_shut_down.store(is_shut_down, Ordering::Relaxed);
-        }
+        &self.shared().unwrap_or(&self.known).without_room
     }
 
     /// Returns whether the socket has rings, so that the kernel may not be the only carrier of its directions.
@@ -649,20 +574,20 @@ impl Socket {
     pub fn take_error(&self) -> Option<Errno> {
         match self.end() {
             End::Lost => self.tell(),
-            End::Reset if !self.has_told_reset() => Some(Errno(self.error.swap(0, Ordering::Relaxed))),
+            End::Reset if !self.has(Fact::ToldReset) => Some(Errno(self.error.swap(0, Ordering::Relaxed))),
             _ => None,
         }
     }
 
     /// Returns the error with which the kernel has given the connection up, unless the program was told.
     pub fn untold(&self) -> Option<Errno> {
-        let is_untold = self.end() == End::Lost && !self.has_told_reset();
+        let is_untold = self.end() == End::Lost && !self.has(Fact::ToldReset);
         is_untold.then(|| Errno(self.error.load(Ordering::Relaxed)))
     }
 
     /// Returns the same error, and records that the program is told now.
     pub fn tell(&self) -> Option<Errno> {
-        self.untold().filter(|_| self.tell_reset())
+        self.untold().filter(|_| self.note(Fact::ToldReset))
     }
 
     /// Records whether calls wait, as the program has set it; `None` if that is not known.

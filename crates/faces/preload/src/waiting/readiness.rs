@@ -4,6 +4,7 @@ use crate::carrying::bell::Wake;
 use crate::carrying::look::Found;
 use crate::carrying::{connection, counted, disconnecting, look, returning, room, wakeups};
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{End, Socket};
 use crate::system::kernel;
 use libc::{c_int, c_short};
@@ -14,7 +15,7 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     disconnecting::follow_if_due(socket);
     let input = libc::POLLIN | libc::POLLRDNORM;
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
-    let mut is_ending = socket.has_shut_down_receiving();
+    let mut is_ending = socket.has(Fact::ShutDownReceiving);
     let found = match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => {
             let now = kernel::poll_now(fd, interest & !output | libc::POLLRDHUP);
@@ -63,9 +64,9 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     {
         connection::look_for_end(socket, fd);
     }
-    if is_ending && (socket.has_sent_in_vain() || look::is_reset(socket)) {
+    if is_ending && (socket.has(Fact::SentInVain) || look::is_reset(socket)) {
         events |= interest & (input | libc::POLLRDHUP | output) | libc::POLLHUP;
-        if !socket.has_told_reset() {
+        if !socket.has(Fact::ToldReset) {
             events |= libc::POLLERR;
         }
     } else if is_ending && socket.end() == End::Lost {
@@ -134,7 +135,7 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     counted::begin_ring_if_due(socket);
     // The daemon wakes no sleeper. The kernel's socket always is readable once the program has shut down receiving.
-    if socket.has_shut_down_receiving()
+    if socket.has(Fact::ShutDownReceiving)
         || crate::carrying::grow::attend_waiting(socket)
         || connection::is_undecided(socket)
     {

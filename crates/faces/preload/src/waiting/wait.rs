@@ -8,6 +8,7 @@ use crate::carrying::returning::Taker;
 use crate::carrying::{connection, counted, look, returning, room, wakeups};
 use crate::process::{signals, spin};
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{End, Socket};
 use crate::system::errno::{Errno, Result};
 use crate::system::kernel;
@@ -172,7 +173,7 @@ fn sleep_for_space(call: &mut Call, least: usize, sleep: &Sleep, point: &Point) 
     let can_be_woken = !crate::carrying::grow::attend_waiting(socket)
         && sleep.is_woken()
         && socket.receiving.carrier() == Carrier::Ring
-        && !socket.has_shut_down_receiving()
+        && !socket.has(Fact::ShutDownReceiving)
         && socket.end() == End::None;
     let result = if can_be_woken {
         // Nothing reports that there will be no room.
