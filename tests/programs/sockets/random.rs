@@ -41,6 +41,11 @@ const SHORT: Length =
 /// What `make soak-sockets` does. One failure says nothing of those behind it.
 const LONG: Length =
     Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
+/// Programs that have failed. They are executed before all others.
+const FOUND: [(&str, &str); 1] =
+    [("an edge behind a larger ring", include_str!("random/found/edge-behind-a-larger-ring.txt"))];
+/// How often each of them is executed, because some fail now and then only.
+const REPEATS: u32 = 10;
 /// What a failure over TCP begins with.
 const MODEL: &str = "over TCP, so the model is wrong: ";
 
@@ -881,8 +886,16 @@ fn compare(
             panic!("{}", report(turns, shrink(steps, error, LONG.shrinking, repeat)))
         });
     }
+    let mut runs = 0;
+    for (name, text) in FOUND {
+        let (turns, steps) = parse(text);
+        for _ in 0..REPEATS {
+            runs += 1;
+            execute(turns, &steps).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
     let programs = (1..12_i64, prop::collection::vec(step(is_wanted), 1..200));
-    let (begun, mut runs) = (Instant::now(), 0);
+    let begun = Instant::now();
     let mut failures = 0;
     while begun.elapsed() < length.time && failures < length.failures {
         let (turns, steps) = programs.new_tree(&mut runner).unwrap().current();

@@ -214,23 +214,31 @@ pub struct Progress {
 
 /// Returns how far the receiving direction has come.
 pub fn progress(socket: &'static Socket) -> Progress {
-    let mut ring = socket.receiving.lock();
-    let available = poll_all(socket, &mut ring);
+    let mut rings = socket.receiving.lock();
+    let available = poll_all(socket, &mut rings);
+    let behind = behind(&mut rings);
     let fd = socket.fd.load(Ordering::Relaxed);
-    let (is_ending, before) = (is_ending(socket, &ring), ring.before());
-    let Some(receiver) = ring.as_ref() else {
+    let (is_ending, before) = (is_ending(socket, &rings), rings.before());
+    let Some(receiver) = rings.as_ref() else {
         return Progress { position: before, is_ending, is_left: false };
     };
     let position = before + receiver.ring.cursor().position;
     // The end is news too.
     let position = match available {
-        Ok(n) => position + n as u64,
+        Ok(n) => position + n as u64 + behind,
         Err(RecvError::Empty) => position,
         // Whoever asks lets the time pass in which a late end may come.
         Err(RecvError::PeerDead) if connection::may_end_still(socket, fd) => position,
         Err(_) => u64::MAX,
     };
-    Progress { position, is_ending, is_left: carrier::given_back(receiver.ring.memory()).is_some() }
+    let is_left = |receiver: &SocketReceiver| carrier::given_back(receiver.ring.memory()).is_some();
+    Progress { position, is_ending, is_left: is_left(receiver) || rings.next().is_some_and(is_left) }
+}
+
+/// Returns how many bytes a larger ring has, behind those of the ring that carries now.
+fn behind(rings: &mut Rings<SocketReceiver>) -> u64 {
+    let is_begun = |next: &&mut SocketReceiver| matches!(counted::left(next, 0), Ok(Some(_)));
+    rings.next_mut().filter(is_begun).and_then(|next| next.ring.poll_all().ok()).unwrap_or(0) as u64
 }
 
 /// Returns whether a ring carries and the peer sends nothing more after what is there.

@@ -3,9 +3,10 @@
 use crate::carrying::bell::Wake;
 use crate::carrying::{bell, connection, room};
 use crate::state::known::Fact;
+use crate::state::rings::Rings;
 use crate::state::socket::Socket;
 use crate::system::clock;
-use ginnel::SocketSender;
+use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::wait::Waitable;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,21 +14,23 @@ use std::time::Duration;
 /// Asks the peer to wake one more sleeper. The caller checks once more before it sleeps, and calls [`rise_from_data`]
 /// when it is awake.
 pub fn arm_for_data(socket: &'static Socket, how: Wake) {
-    let mut ring = socket.receiving.lock();
+    let mut rings = socket.receiving.lock();
     socket.receiving.uses();
     let is_first = socket.receiving.add_sleeper();
-    if let Some(receiver) = ring.as_mut() {
-        bell::announce(&mut receiver.ring, how, is_first);
-        receiver.ring.arm();
-    }
+    arm(&mut rings, how, is_first);
 }
 
 /// Asks again, for the same sleeper, because the peer may have woken it.
 pub fn arm_for_data_again(socket: &'static Socket, how: Wake) {
-    let mut ring = socket.receiving.lock();
+    let mut rings = socket.receiving.lock();
     let is_alone = socket.receiving.waiting.load(Ordering::Relaxed) == 1;
-    if let Some(receiver) = ring.as_mut() {
-        bell::announce(&mut receiver.ring, how, is_alone);
+    arm(&mut rings, how, is_alone);
+}
+
+/// A peer may send into a larger ring already while this side has bytes in the smaller one, of which the program may know.
+fn arm(rings: &mut Rings<SocketReceiver>, how: Wake, is_only: bool) {
+    for receiver in rings.all_mut() {
+        bell::announce(&mut receiver.ring, how, is_only);
         receiver.ring.arm();
     }
 }
@@ -35,14 +38,13 @@ pub fn arm_for_data_again(socket: &'static Socket, how: Wake) {
 /// Records that a sleeper is awake. If no other thread of any process sleeps, the peer need not wake this side any
 /// more.
 pub fn rise_from_data(socket: &'static Socket) {
-    let mut ring = socket.receiving.lock();
+    let mut rings = socket.receiving.lock();
     if socket.receiving.remove_sleeper()
         && socket.receiving.common().is_none()
         // A peer that is to return to the kernel learns of that when it wakes this side.
         && !socket.has(Fact::Passed)
-        && let Some(receiver) = ring.as_mut()
     {
-        receiver.ring.disarm();
+        rings.all_mut().for_each(|receiver| receiver.ring.disarm());
     }
 }
 
