@@ -816,3 +816,28 @@ CASE(found_sleep_while_the_connection_goes_back)
     }
     meet();
 }
+
+/* The number of a descriptor that the program has taken out of an epoll instance is given to another one of the same connection. */
+CASE(found_number_in_epoll_again)
+{
+    char byte = '.';
+    meet();
+    if (me == CONNECTOR) {
+        struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
+        while (poll(&poll_fd, 1, 1) == 0)
+            ;
+        receive_all(fd, &byte, 1);
+    } else {
+        int epoll = watching(fd, EPOLLIN | EPOLLET);
+        int copy = handed_over(fd);
+        struct epoll_event event = { .events = EPOLLIN };
+        say("epoll_ctl", epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL));
+        close(fd);
+        check(dup2(copy, fd) == fd, "dup2");
+        say("epoll_ctl", epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+        close(copy);
+        close(epoll);
+        send_all(fd, &byte, 1);
+    }
+    meet();
+}

@@ -3,6 +3,7 @@
 use crate::carrying::{connection, look};
 use crate::process::owner;
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{Growth, Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::system::confined::is_confined;
@@ -15,6 +16,10 @@ use libc::c_int;
 /// Ends the socket's rings, because its last descriptor is about to be closed. The kernel's close, which follows, wakes the peer.
 pub fn close(socket: &'static Socket, fd: c_int) {
     let was_reported = crate::daemon::session::withdraw(socket);
+    if socket.has(Fact::Passed) || socket.may_be_shared() {
+        // The kernel's file may have other descriptors, of which this library does not know.
+        socket.watchers.closes(fd, socket);
+    }
     socket.watchers.close(socket);
     let (was_joined, reported) = {
         // A thread that brings rings takes the same lock first.
