@@ -52,6 +52,15 @@ fn sleepers_without_room_at_the_doorbell_are_woken_by_bytes() {
     }
 }
 
+#[test]
+fn a_sleeper_learns_of_the_end_behind_bytes_that_tcp_still_has() {
+    kit::require_programs!(&[PYTHON]);
+    let stage = Stage::new("eager");
+    stage.client(&[PYTHON, "-c", include_str!("waking/ended.py")]);
+    let connections = stage.end();
+    assert!(!changed(&connections, "python3").is_empty(), "{connections:#?}");
+}
+
 /// A thread that waits for room, in a call that sends and in `poll`.
 #[test]
 fn a_sender_that_sleeps_is_woken_when_there_is_room() {

@@ -79,7 +79,7 @@ fn look_at(
 pub fn look_ahead(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> (Found, bool) {
     let mut rings = socket.receiving.lock();
     let found = look_at(socket, &mut rings, kernel, socket.lowat.bytes());
-    (found, is_ending(socket, &rings))
+    (found, has_ended(socket, &rings))
 }
 
 /// Returns whether as much is there as the program wants to be told of.
@@ -101,19 +101,34 @@ fn has_enough(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> boo
 
 /// Returns whether a ring carries and the peer sends nothing more than what is there.
 pub fn is_ending(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
-    // A ring that the sender has left counts as finished too. It has named the byte at which the next ring begins before it left, so the
-    // end is there, although the program may not have received all of this ring.
-    let goes_on = |next: &&SocketReceiver| counted::left(next, 0) != Ok(None);
-    let is_at_end =
-        |last: &SocketReceiver| last.ring.is_ending() && carrier::given_back(last.ring.memory()).is_none();
     match socket.receiving.carrier() {
-        Carrier::Ring => {
-            let last = rings.next().filter(goes_on).or(rings.as_ref());
-            socket.end() != End::None || last.is_some_and(is_at_end)
-        }
+        Carrier::Ring => socket.end() != End::None || last(rings).is_some_and(is_at_end),
         Carrier::Returning => socket.end() != End::None,
         Carrier::Kernel | Carrier::Changing | Carrier::Counted => false,
     }
+}
+
+/// Returns whether the peer has ended what it sends, although the kernel may still have some of that. Nobody is told when the kernel has no
+/// more of it, because another thread may receive that.
+fn has_ended(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
+    let is_named =
+        |ring: &SocketReceiver| matches!(counted::left(ring, socket.receiving.kernels()), Ok(Some(_)));
+    match (socket.receiving.carrier(), rings.as_ref()) {
+        (Carrier::Counted, Some(ring)) => is_named(ring) && is_at_end(ring),
+        _ => is_ending(socket, rings),
+    }
+}
+
+/// Returns whether the peer has ended the stream in this ring. A ring that the sender has left counts as finished too.
+fn is_at_end(receiver: &SocketReceiver) -> bool {
+    receiver.ring.is_ending() && carrier::given_back(receiver.ring.memory()).is_none()
+}
+
+/// Returns the ring into which the peer sends now. It has named the byte at which the next ring begins before it left the one before, so
+/// the end is there, although the program may not have received all of that ring.
+fn last(rings: &Rings<SocketReceiver>) -> Option<&SocketReceiver> {
+    let goes_on = |next: &&SocketReceiver| counted::left(next, 0) != Ok(None);
+    rings.next().filter(goes_on).or(rings.as_ref())
 }
 
 /// Returns whether the peer has broken the connection: it has closed its end with bytes of ours unread, or has asked for it.
@@ -126,7 +141,7 @@ pub fn is_reset(socket: &'static Socket) -> bool {
         _ => return false,
     }
     // A peer that has marked its end in the ring has not died.
-    let has_finished = socket.receiving.lock().as_ref().is_some_and(|receiver| receiver.ring.is_ending());
+    let has_finished = last(&socket.receiving.lock()).is_some_and(|last| last.ring.is_ending());
     let ring = socket.sending.lock();
     // A process that has ended without a close has left bytes unread too.
     let has_left = |sender: &SocketSender| {
@@ -218,7 +233,7 @@ pub fn progress(socket: &'static Socket) -> Progress {
     let available = poll_all(socket, &mut rings);
     let behind = behind(&mut rings);
     let fd = socket.fd.load(Ordering::Relaxed);
-    let (is_ending, before) = (is_ending(socket, &rings), rings.before());
+    let (is_ending, before) = (has_ended(socket, &rings), rings.before());
     let Some(receiver) = rings.as_ref() else {
         return Progress { position: before, is_ending, is_left: false };
     };
@@ -241,9 +256,9 @@ fn behind(rings: &mut Rings<SocketReceiver>) -> u64 {
     rings.next_mut().filter(is_begun).and_then(|next| next.ring.poll_all().ok()).unwrap_or(0) as u64
 }
 
-/// Returns whether a ring carries and the peer sends nothing more after what is there.
+/// Returns whether the peer sends nothing more, as far as the rings say.
 pub fn has_peer_finished(socket: &'static Socket) -> bool {
-    is_ending(socket, &socket.receiving.lock())
+    has_ended(socket, &socket.receiving.lock())
 }
 
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.

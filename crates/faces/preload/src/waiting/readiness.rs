@@ -42,7 +42,14 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     }
     let has_shut_down = room::has_shut_down(socket);
     if is_ending {
-        events |= interest & (input | libc::POLLRDHUP);
+        events |= interest & libc::POLLRDHUP;
+        // What the kernel carries before a ring that has ended may still be on its way.
+        if socket.receiving.carrier() != Carrier::Counted
+            || socket.has(Fact::ShutDownReceiving)
+            || kernel::poll_now(fd, libc::POLLIN) != 0
+        {
+            events |= interest & input;
+        }
         // Both directions have ended.
         if has_shut_down {
             events |= libc::POLLHUP;
