@@ -137,7 +137,12 @@ impl Model {
         self.ends[end].sent += bytes;
         let peer = &mut self.ends[1 - end];
         if peer.is_closed {
-            if std::mem::replace(&mut self.ends[end].reset, Reset::Yes) == Reset::No {
+            // Bytes for which there is no window are tried again seconds later, and only then the peer's kernel answers.
+            let reset = if arrives { Reset::Yes } else { Reset::Perhaps };
+            let own = &mut self.ends[end];
+            let was_whole = own.reset == Reset::No;
+            own.reset = own.reset.max(reset);
+            if arrives && was_whole {
                 self.edge(end, IN | RDHUP);
             }
         } else if peer.is_deaf && peer.has_ended {
