@@ -433,7 +433,7 @@ fn other_descriptors_have_their_turn_where_there_is_room_for_one_event() {
             events[0] = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 9 };
             Ok(1)
         };
-        assert_eq!(instance.wait(epoll, &mut events, None, kernel), Ok(1));
+        assert_eq!(instance.wait(epoll, &mut events, 1, None, kernel), Ok(1));
         let data = events[0].u64;
         if data == 7 {
             assert_eq!(client.receive(99, 0).len() % 5, 0);

@@ -100,6 +100,11 @@ impl Instance {
         self.joined.load(Ordering::Acquire) > 0 || self.is_served()
     }
 
+    /// Returns how many events this library may report for it at once, as far as is known now.
+    pub fn most_reported(&self) -> usize {
+        if self.is_served() { usize::MAX } else { self.joined.load(Ordering::Acquire) as usize }
+    }
+
     /// Returns whether a cache may answer for sockets in it.
     pub(super) fn is_served(&self) -> bool {
         // ORDER epoll.served: see `Instance::sleep_unaware`.

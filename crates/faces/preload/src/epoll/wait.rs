@@ -20,11 +20,13 @@ use std::time::Duration;
 const STEP: Duration = Duration::from_millis(1);
 
 impl Instance {
-    /// Behaves as `epoll_wait`. `native` makes that system call with the given room for events and the given timeout.
+    /// Behaves as `epoll_wait`. `native` makes that system call with the given room for events and the given timeout. The library writes
+    /// no more than the first `most` events by itself.
     pub fn wait(
         &self,
         epoll: c_int,
         events: &mut [epoll_event],
+        most: usize,
         timeout: Option<Duration>,
         mut native: impl FnMut(&mut [epoll_event], Option<Duration>) -> Result<usize>,
     ) -> Result<usize> {
@@ -46,7 +48,7 @@ impl Instance {
             let (found, is_kernel_first) = {
                 let mut state = self.state.lock();
                 let is_kernel_first = std::mem::take(&mut state.is_kernel_first);
-                let found = if is_kernel_first { 0 } else { state.collect(events, false) };
+                let found = if is_kernel_first { 0 } else { state.collect(&mut events[..most], false) };
                 if found > 0 && !state.is_kernel_due() {
                     self.hand_over(epoll, state);
                     return Ok(found);
@@ -63,7 +65,11 @@ impl Instance {
             // The kernel may have events for other descriptors, and wake-ups. A thread that is about to spin asks for them now and then,
             // and one that is about to sleep gets them there.
             if found > 0 || is_kernel_first || limit.is_zero() {
-                let n = native(&mut events[found..], Some(Duration::ZERO))?;
+                // There may be no memory behind the events that were found.
+                let n = match native(&mut events[found..], Some(Duration::ZERO)) {
+                    Err(_) if found > 0 => 0,
+                    asked => asked?,
+                };
                 let mut told = self.translate(&mut events[found..found + n]);
                 if found > 0 && self.is_served() {
                     told = merge(events, found, told);
@@ -107,7 +113,7 @@ impl Instance {
                 }
                 left = limit.left();
             }
-            let (can_be_woken, most) = {
+            let (can_be_woken, longest) = {
                 let mut state = self.state.lock();
                 // The program may not ask at present for what is queued. If another thread asks for it later, the kernel does not
                 // wake this one, so this thread must look again by itself.
@@ -121,8 +127,8 @@ impl Instance {
                 (can_be_woken, state.most)
             };
             let sleeping = Sleeping(self);
-            let most = if can_be_woken { most } else { Some(STEP) };
-            let left = most.map_or(left, |most| Some(left.map_or(most, |left| left.min(most))));
+            let longest = if can_be_woken { longest } else { Some(STEP) };
+            let left = longest.map_or(left, |most| Some(left.map_or(most, |left| left.min(most))));
             let slept = native(events, left);
             drop(sleeping);
             let n = slept?;
@@ -133,7 +139,7 @@ impl Instance {
             }
             may_look = n > 0;
             if n == 0 && limit.left() == Some(Duration::ZERO) {
-                let found = self.state.lock().collect(events, false);
+                let found = self.state.lock().collect(&mut events[..most], false);
                 self.hand_over(epoll, self.state.lock());
                 return Ok(found);
             }

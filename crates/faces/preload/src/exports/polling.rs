@@ -367,15 +367,17 @@ unsafe fn wait(
         return native();
     };
     let instance = call.what();
-    // The kernel notices that there is no room when it has an event. If there is less than the program says, the call returns fewer.
-    let room = [usize::MAX, 64, 8, 1]
-        .map(|most| most.min(count as usize))
+    // The kernel notices that there is no room when it has an event, and so does the library for those that it reports itself. Few programs
+    // have as many as they have room for, and all of that is memory that need not be touched.
+    let most = (count as usize).min(instance.most_reported().max(1));
+    let checked = [most, 64, 8, 1]
         .into_iter()
-        .find(|most| can_write(events, most * size_of::<epoll_event>()));
+        .filter(|room| *room <= most)
+        .find(|room| can_write(events, room * size_of::<epoll_event>()));
     let mut one = [epoll_event { events: 0, u64: 0 }];
-    let events = match room {
+    let events = match checked {
         // SAFETY: the program says that there is room for `count` events.
-        Some(room) => unsafe { std::slice::from_raw_parts_mut(events, room) },
+        Some(_) => unsafe { std::slice::from_raw_parts_mut(events, count as usize) },
         None => &mut one[..],
     };
     let native = |events: &mut [epoll_event], timeout| match EPOLLS.is(epoll, instance) {
@@ -383,8 +385,8 @@ unsafe fn wait(
         // Another thread has closed the instance, so its number may now belong to another one.
         false => Err(Errno(libc::EBADF)),
     };
-    tell_int(match instance.wait(epoll, events, timeout, native) {
-        Ok(1..) if room.is_none() => Err(Errno(libc::EFAULT)),
+    tell_int(match instance.wait(epoll, events, checked.unwrap_or(1), timeout, native) {
+        Ok(1..) if checked.is_none() => Err(Errno(libc::EFAULT)),
         told => told.map(|n| n as c_int),
     })
 }

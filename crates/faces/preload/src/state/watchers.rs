@@ -22,7 +22,10 @@ pub trait Watcher<S>: Sync {
 }
 
 /// The instances that watch a socket (`S`), each with the descriptor and whether the program has the socket in there.
-pub struct Watchers<S: 'static>(Lock<Vec<Entry<S>>>, AtomicU32);
+pub struct Watchers<S: 'static>(Lock<List<S>>, AtomicU32);
+
+/// A socket usually is in one instance, and a program with short connections adds each of them.
+type List<S> = SmallVec<[Entry<S>; 1]>;
 
 struct Entry<S: 'static> {
     watcher: &'static dyn Watcher<S>,
@@ -37,8 +40,8 @@ impl<S> Entry<S> {
 }
 
 impl<S> Watchers<S> {
-    pub const fn new() -> Self {
-        Self(Lock::new(Vec::new()), AtomicU32::new(0))
+    pub fn new() -> Self {
+        Self(Lock::new(List::new()), AtomicU32::new(0))
     }
 
     /// Returns whether the program has the socket in no instance.
@@ -63,7 +66,7 @@ impl<S> Watchers<S> {
         });
     }
 
-    fn update(&self, work: impl FnOnce(&mut Vec<Entry<S>>)) {
+    fn update(&self, work: impl FnOnce(&mut List<S>)) {
         let mut list = self.0.lock();
         work(&mut list);
         self.1.store(list.iter().filter(|entry| entry.is_active).count() as u32, Ordering::Relaxed);
@@ -113,6 +116,6 @@ impl<S> Watchers<S> {
 
     /// Forgets all instances.
     pub fn clear(&self) {
-        self.update(Vec::clear);
+        self.update(|list| list.clear());
     }
 }
