@@ -37,7 +37,7 @@ struct Length {
 
 /// What `make test` does in each test. A failure must not take the time of the other tests.
 const SHORT: Length =
-    Length { time: Duration::from_secs(45), failures: 1, shrinking: Duration::from_secs(30) };
+    Length { time: Duration::from_secs(30), failures: 1, shrinking: Duration::from_secs(30) };
 /// What `make soak-sockets` does. One failure says nothing of those behind it.
 const LONG: Length =
     Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
