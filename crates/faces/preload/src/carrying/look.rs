@@ -119,7 +119,8 @@ fn has_ended(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
     }
 }
 
-/// Returns whether the peer has ended the stream in this ring. A ring that the sender has left counts as finished too.
+/// Returns whether the peer has ended the stream in this ring. (A ring that the sender has left is marked as finished too, but is not the
+/// end.)
 fn is_at_end(receiver: &SocketReceiver) -> bool {
     receiver.ring.is_ending() && carrier::given_back(receiver.ring.memory()).is_none()
 }

@@ -376,7 +376,8 @@ unsafe fn wait(
         .find(|room| can_write(events, room * size_of::<epoll_event>()));
     let mut one = [epoll_event { events: 0, u64: 0 }];
     let events = match checked {
-        // SAFETY: the program says that there is room for `count` events.
+        // SAFETY: the program says that there is room for `count` events. Only the first `checked` ones, which are there, and those
+        // that the kernel has filled in are accessed.
         Some(_) => unsafe { std::slice::from_raw_parts_mut(events, count as usize) },
         None => &mut one[..],
     };

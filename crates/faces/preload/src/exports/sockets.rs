@@ -207,7 +207,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let is_both = now && (sends_no_more || room::has_shut_down(socket));
     let finished = if sends_no_more { output::finish(socket, fd) } else { Finished::Nowhere };
     if is_both {
-        // Before the call too: bytes that come after it break the connection, and the peer, which the call wakes, looks here.
+        // Bytes that come after the call break the connection. So the ring says it first, where the peer looks when the call wakes it.
         closing::take_no_more(socket);
     }
     let result = match how {

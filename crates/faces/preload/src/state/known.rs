@@ -28,10 +28,6 @@ pub struct Known {
 }
 
 impl Known {
-    pub const fn new() -> Self {
-        Self { facts: AtomicU8::new(0), without_room: AtomicU32::new(0) }
-    }
-
     #[inline]
     pub fn has(&self, fact: Fact) -> bool {
         self.facts.load(Ordering::Relaxed) & fact as u8 != 0
@@ -66,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_fact_is_new_once() {
-        let known = Known::new();
+        let known = Known::default();
         assert!(!known.has(Fact::ToldReset));
         assert!(known.note(Fact::ToldReset));
         assert!(!known.note(Fact::ToldReset));
@@ -77,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_one_side_knows_is_added_to_the_other() {
-        let (one, other) = (Known::new(), Known::new());
+        let (one, other) = (Known::default(), Known::default());
         one.note(Fact::Passed);
         one.without_room.store(3, Ordering::Relaxed);
         other.note(Fact::ShutDownSending);

@@ -264,7 +264,7 @@ impl Socket {
             asleep: Sleepers::new(),
             taker: AtomicI32::new(0),
             turn: AtomicI32::new(0),
-            known: Known::new(),
+            known: Known::default(),
             has_settled: AtomicBool::new(false),
             delays: [const { AtomicBool::new(false) }; 2],
             family: AtomicU32::new(crate::state::common::ALONE),

@@ -15,7 +15,7 @@ pub trait Watcher<S>: Sync {
     fn offer(&self, fd: c_int, socket: &'static S) -> bool;
     /// A call has reported that there is no room, and the program is to be told when there is some.
     fn without_room(&self, fd: c_int, socket: &'static S);
-    /// The program is about to close this descriptor of the socket, which has others.
+    /// The program is about to close this descriptor of the socket, which has others, or may have some elsewhere.
     fn closes(&'static self, fd: c_int, socket: &'static S);
     /// The socket has ended.
     fn forget(&self, fd: c_int, socket: &'static S);
