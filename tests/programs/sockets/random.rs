@@ -42,8 +42,12 @@ const SHORT: Length =
 const LONG: Length =
     Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
 /// Programs that have failed. They are executed before all others.
-const FOUND: [(&str, &str); 1] =
-    [("an edge behind a larger ring", include_str!("random/found/edge-behind-a-larger-ring.txt"))];
+const FOUND: [(&str, &str); 4] = [
+    ("an edge behind a larger ring", include_str!("random/found/edge-behind-a-larger-ring.txt")),
+    ("a half-closed connection behind a ring", include_str!("random/found/half-closed-behind-a-ring.txt")),
+    ("a connection that is passed on beside a deaf peer", include_str!("random/found/passed-by-a-deaf-peer.txt")),
+    ("a reset before a change", include_str!("random/found/reset-before-a-change.txt")),
+];
 /// How often each of them is executed, because some fail now and then only.
 const REPEATS: u32 = 10;
 /// What a failure over TCP begins with.
@@ -883,6 +887,7 @@ fn compare(
         // It may fail now and then only.
         let repeat = |steps: &[Step]| (0..100).try_for_each(|_| execute(turns, steps));
         return repeat(&steps).unwrap_or_else(|error| {
+            println!("to be shrunk: {}", report(turns, (steps.clone(), error.clone())));
             panic!("{}", report(turns, shrink(steps, error, LONG.shrinking, repeat)))
         });
     }

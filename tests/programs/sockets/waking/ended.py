@@ -1,10 +1,15 @@
-# A thread waits for the end alone, while TCP still has bytes that nobody has received, and the peer has changed over. The end comes
-# in the ring.
+# A thread waits for the end alone, or for more bytes than are there, while TCP still has bytes that nobody has received, and the peer
+# has changed over. What it waits for comes in the ring. Until then it sleeps.
 import select
 import socket
 import struct
+import sys
 import threading
 import time
+
+from sleepers import settle
+
+way = sys.argv[1]
 
 
 def has_left_tcp(s, sent):
@@ -28,21 +33,38 @@ while not has_left_tcp(a, sent):
     assert sent < 30000, 'it has not changed over'
 
 events = []
+ENOUGH = 100_000
 
 
 def wait():
-    ends = select.poll()
-    ends.register(b, select.POLLRDHUP)
-    events.extend(ends.poll(60_000))
+    if way == 'poll':
+        ends = select.poll()
+        ends.register(b, select.POLLRDHUP)
+        events.extend(event for _, event in ends.poll(60_000))
+    elif way == 'epoll':
+        ends = select.epoll()
+        ends.register(b, select.EPOLLRDHUP)
+        events.extend(event for _, event in ends.poll(60))
+    else:
+        # It wants more bytes than are there (SO_RCVLOWAT).
+        events.append(select.POLLIN if select.select([b], [], [], 60)[0] else 0)
 
 
-thread = threading.Thread(target=wait)
+wants_bytes = way == 'select'
+if wants_bytes:
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, ENOUGH)
+thread = threading.Thread(target=wait, daemon=True)
 thread.start()
-# The thread may sleep by now, and must be woken; or it finds the end without that.
-time.sleep(0.2)
+settle(thread)
+assert not events, events
+if wants_bytes:
+    a.sendall(b'z' * (ENOUGH - sent))
+    sent = ENOUGH
+    thread.join()
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 a.shutdown(socket.SHUT_WR)
 thread.join()
-assert events == [(b.fileno(), select.POLLRDHUP)], events
+assert events == [select.POLLIN if wants_bytes else select.POLLRDHUP], events
 received = 0
 while True:
     n = len(b.recv(100_000))

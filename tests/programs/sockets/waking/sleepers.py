@@ -42,6 +42,23 @@ def is_asleep(thread):
     return open(f'/proc/self/task/{thread.native_id}/stat').read().rpartition(')')[2].split()[0] == 'S'
 
 
+def switches(thread):
+    status = open(f'/proc/self/task/{thread.native_id}/status').read()
+    return [line.split()[1] for line in status.splitlines() if line.startswith(('State', 'voluntary', 'nonvoluntary'))]
+
+
+# Until the thread sleeps, and does not look by the clock.
+def settle(thread):
+    end = time.monotonic() + 30
+    while True:
+        before = switches(thread)
+        time.sleep(0.02)
+        after = switches(thread)
+        if before == after and after[0] == 'S':
+            return
+        assert time.monotonic() < end, f'it does not sleep: {before} {after}'
+
+
 def answer(c, wait):
     while byte := wait(c):
         c.sendall(bytes([(byte[0] + 1) % 256]))

@@ -150,7 +150,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             wakeups::probe(socket);
             let sleep = asleep.sleep.as_ref();
             if sleep.is_none_or(|sleep| sleep.keeper().is_none()) {
-                asked[asleep.index].events &= !libc::POLLIN;
+                asked[asleep.index].events &= !(libc::POLLIN | libc::POLLRDHUP);
             }
             if !readiness::can_be_woken(socket, interest) || sleep.is_some_and(|sleep| !sleep.is_woken()) {
                 left = Some(left.map_or(STEP, |left| left.min(STEP)));

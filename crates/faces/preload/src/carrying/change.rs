@@ -10,7 +10,7 @@
 //! sender changes over as soon as it may, whether it has data or not, because wake bytes may only travel in a direction that has
 //! changed over.
 
-use crate::carrying::delays;
+use crate::carrying::{connection, delays};
 use crate::process::signals::Blocked;
 use crate::state::carrier::Carrier;
 use crate::state::direction;
@@ -126,6 +126,11 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     }
     let Some(sent) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
+        // Only the kernel knows how the connection has ended, or is about to end.
+        Ok(Some(counts)) if counts.sent == sent && !connection::is_established(fd) => {
+            direction.set_carrier(Carrier::Kernel);
+            Change::No
+        }
         Ok(Some(counts)) if counts.sent == sent => {
             delays::hurry(socket, fd);
             delays::note_options(socket, fd);

@@ -9,6 +9,7 @@ use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, check};
 use crate::system::{kernel, real};
+use ginnel_ring::carrier;
 use libc::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,9 +55,17 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
             }
         }
         drop(facts);
-    } else if ready & libc::POLLRDHUP != 0 {
+    } else if ready & libc::POLLRDHUP != 0 && !has_peer_left(socket) {
         socket.set_end(End::Fin);
     }
+}
+
+/// Returns whether the peer has left the ring in which it sends, or is about to. If so, the kernel's FIN ends only what it sends. Otherwise
+/// the ring says that, and a FIN means that the peer has closed its socket.
+fn has_peer_left(socket: &'static Socket) -> bool {
+    let rings = socket.receiving.lock();
+    socket.receiving.carrier() == Carrier::Returning
+        || rings.all().any(|receiver| carrier::wakes_end(receiver.ring.memory()).is_some())
 }
 
 /// Returns whether an end that the kernel reports is the peer's. If not, the program has shut down receiving, in this process or in a
@@ -71,6 +80,11 @@ pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
         socket.note(Fact::ShutDownReceiving);
     }
     is_peers
+}
+
+/// Returns whether both directions of the kernel's connection are open.
+pub fn is_established(fd: c_int) -> bool {
+    state(fd) == Some(1)
 }
 
 /// Returns whether the kernel has ended what this side sends.

@@ -102,10 +102,23 @@ fn has_enough(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> boo
 /// Returns whether a ring carries and the peer sends nothing more than what is there.
 pub fn is_ending(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
     match socket.receiving.carrier() {
-        Carrier::Ring => socket.end() != End::None || last(rings).is_some_and(is_at_end),
-        Carrier::Returning => socket.end() != End::None,
+        Carrier::Ring => {
+            socket.end() != End::None || last(rings).is_some_and(is_at_end) || ends_over_tcp(socket, rings)
+        }
+        Carrier::Returning => socket.end() != End::None || ends_over_tcp(socket, rings),
         Carrier::Kernel | Carrier::Changing | Carrier::Counted => false,
     }
+}
+
+/// Returns whether the peer has left the ring and then ended what it sends, which the kernel says.
+fn ends_over_tcp(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
+    let fd = socket.fd.load(Ordering::Relaxed);
+    rings.all().any(is_left) && kernel::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0
+}
+
+/// Returns whether the sender has left this ring for the kernel.
+fn is_left(receiver: &SocketReceiver) -> bool {
+    carrier::given_back(receiver.ring.memory()).is_some()
 }
 
 /// Returns whether the peer has ended what it sends, although the kernel may still have some of that. Nobody is told when the kernel has no
@@ -122,7 +135,7 @@ fn has_ended(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
 /// Returns whether the peer has ended the stream in this ring. (A ring that the sender has left is marked as finished too, but is not the
 /// end.)
 fn is_at_end(receiver: &SocketReceiver) -> bool {
-    receiver.ring.is_ending() && carrier::given_back(receiver.ring.memory()).is_none()
+    receiver.ring.is_ending() && !is_left(receiver)
 }
 
 /// Returns the ring into which the peer sends now. It has named the byte at which the next ring begins before it left the one before, so
@@ -247,7 +260,6 @@ pub fn progress(socket: &'static Socket) -> Progress {
         Err(RecvError::PeerDead) if connection::may_end_still(socket, fd) => position,
         Err(_) => u64::MAX,
     };
-    let is_left = |receiver: &SocketReceiver| carrier::given_back(receiver.ring.memory()).is_some();
     Progress { position, is_ending, is_left: is_left(receiver) || rings.next().is_some_and(is_left) }
 }
 

@@ -258,8 +258,14 @@ pub fn drain_ring(
     }
     let n = connection::take(socket, fd, &mut bytes[..most]);
     sort(socket, rings, &bytes[..n]);
-    if n > 0 && is_recalled(socket) {
-        // Not with the receiving direction's lock held.
+    if n > 0 {
+        note_recall(socket);
+    }
+}
+
+/// Makes the next call return to the kernel if the receiver has asked for that. This call may hold the receiving direction's lock.
+pub fn note_recall(socket: &'static Socket) {
+    if is_recalled(socket) {
         socket.attention.store(true, Ordering::Release);
     }
 }

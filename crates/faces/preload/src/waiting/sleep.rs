@@ -25,7 +25,8 @@ use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::waiting::points::{Registration, WaitPoint};
-use libc::c_int;
+use crate::system::kernel;
+use libc::{c_int, c_short};
 use std::sync::atomic::Ordering;
 
 /// The registration of a socket for a thread that sleeps at edges.
@@ -107,10 +108,15 @@ pub struct Sleep {
     edges: Option<Edges>,
 }
 
+/// What the kernel's socket reports for bytes and for the end.
+const READABLE: c_short = libc::POLLIN | libc::POLLRDHUP;
+
 impl Sleep {
     /// The caller calls [`settle`] before it asks the peer.
     pub fn begin(socket: &'static Socket, fd: c_int, point: &mut Point) -> Self {
-        let keeper = Keeper::begin(socket).filter(|_| !keeper::is_left(socket, fd));
+        // The keeper would sleep beside bytes of the program, or the end of its stream, which other calls are to receive.
+        let is_beside = !returning::may_be_woken(socket) && kernel::poll_now(fd, READABLE) != 0;
+        let keeper = Keeper::begin(socket).filter(|_| !is_beside && !keeper::is_left(socket, fd));
         let edges = match keeper {
             Some(_) => None,
             None => point.get().and_then(|point| Edges::begin(socket, fd, point)),
