@@ -42,10 +42,17 @@ const SHORT: Length =
 const LONG: Length =
     Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
 /// Programs that have failed. They are executed before all others.
-const FOUND: [(&str, &str); 4] = [
+const FOUND: [(&str, &str); 5] = [
     ("an edge behind a larger ring", include_str!("random/found/edge-behind-a-larger-ring.txt")),
+    (
+        "a connection for an executed program, whose peer has closed its end",
+        include_str!("random/found/executed-beside-a-closed-peer.txt"),
+    ),
     ("a half-closed connection behind a ring", include_str!("random/found/half-closed-behind-a-ring.txt")),
-    ("a connection that is passed on beside a deaf peer", include_str!("random/found/passed-by-a-deaf-peer.txt")),
+    (
+        "a connection that is passed on beside a deaf peer",
+        include_str!("random/found/passed-by-a-deaf-peer.txt"),
+    ),
     ("a reset before a change", include_str!("random/found/reset-before-a-change.txt")),
 ];
 /// How often each of them is executed, because some fail now and then only.

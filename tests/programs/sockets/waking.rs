@@ -62,6 +62,16 @@ fn a_thread_sleeps_beside_bytes_that_tcp_still_has() {
     }
 }
 
+/// The byte or the doorbell that wakes another thread must not keep it asleep.
+#[test]
+fn a_thread_is_woken_that_has_slept_since_before_the_change() {
+    kit::require_programs!(&[PYTHON]);
+    for way in ["poll", "select", "epoll", "edges"] {
+        println!("{way}");
+        run(include_str!("waking/unaware.py"), &[way], 40);
+    }
+}
+
 /// A thread that waits for room, in a call that sends and in `poll`.
 #[test]
 fn a_sender_that_sleeps_is_woken_when_there_is_room() {

@@ -6,4 +6,5 @@ pub mod limit;
 pub mod points;
 pub mod readiness;
 pub mod sleep;
+pub mod unaware;
 pub mod wait;

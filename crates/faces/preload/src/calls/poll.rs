@@ -18,7 +18,8 @@ use crate::system::kernel;
 use crate::waiting::limit::{Limit, Native};
 use crate::waiting::readiness::Armed;
 use crate::waiting::sleep::{Point, Sleep};
-use crate::waiting::{readiness, sleep};
+use crate::waiting::unaware::Unaware;
+use crate::waiting::{readiness, sleep, unaware};
 use libc::{c_int, c_short, pollfd};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -46,7 +47,10 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
     for poll in fds {
         if let Some(socket) = SOCKETS.get(poll.fd) {
             attend_if_needed(socket, poll.fd);
-            any |= socket.is_joined() || is_early(poll) || waiting::concerns(socket);
+            any |= socket.is_joined()
+                || is_early(poll)
+                || waiting::concerns(socket)
+                || unaware::concerns(socket);
         } else if let Some(instance) = EPOLLS.get(poll.fd) {
             any |= instance.is_polled();
         }
@@ -80,8 +84,10 @@ impl Drop for Asleep {
 
 /// Does what `poll` does, for descriptors of which some are not carried by the kernel alone.
 pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
-    if !fds.iter().any(|poll| joined(poll.fd).is_some() || is_early(poll)) {
-        return waiting::poll(fds, limit, native);
+    if !fds.iter().any(|poll| joined(poll.fd).is_some() || is_early(poll))
+        && let Some(ready) = waiting::poll(fds, limit, &mut native)
+    {
+        return ready;
     }
     // The entries for the kernel. While this thread sleeps, the last one is its wait point at the doorbell.
     let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
@@ -159,11 +165,13 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         if let (Some(point), Some(last)) = (point.taken(), asked.last_mut()) {
             last.fd = point.epoll();
         }
+        let unaware = Unaware::begin(fds);
         // A connection that has got its rings since the lists were made.
-        let has_changed = fds.iter().enumerate().any(|(i, poll)| match joined(poll.fd) {
-            Some(_) => !sleepers.iter().any(|asleep| asleep.index == i),
-            None => is_early(poll) && !early.contains(&i),
-        });
+        let has_changed = unaware.is_none()
+            || fds.iter().enumerate().any(|(i, poll)| match joined(poll.fd) {
+                Some(_) => !sleepers.iter().any(|asleep| asleep.index == i),
+                None => is_early(poll) && !early.contains(&i),
+            });
         let slept = if has_changed || any_ready(fds) {
             None
         } else {
@@ -175,7 +183,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             }
             *last = nothing;
         }
-        drop((sleepers, sleeper));
+        drop((sleepers, sleeper, unaware));
         asleep.drain(..).for_each(|(_call, asleep)| drop(asleep));
         let Some(slept) = slept else { continue };
         slept?;

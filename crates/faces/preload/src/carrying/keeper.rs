@@ -70,8 +70,19 @@ fn may_have_edges(socket: &Socket) -> bool {
 /// Returns whether a thread has to leave the last byte in the kernel, for others.
 pub fn is_last_kept(socket: &'static Socket, fd: c_int, keeper: Option<&Keeper>) -> bool {
     keeper.is_none_or(|keeper| {
-        !keeper.has_room && may_have_edges(socket) && kernel::poll_now(fd, libc::POLLOUT) & libc::POLLOUT == 0
+        has_unaware(socket)
+            || !keeper.has_room
+                && may_have_edges(socket)
+                && kernel::poll_now(fd, libc::POLLOUT) & libc::POLLOUT == 0
     })
+}
+
+/// Returns whether a thread may sleep that has begun before the connection got its rings. The kernel asks it once more for the byte that
+/// has woken it.
+pub fn has_unaware(socket: &Socket) -> bool {
+    // ORDER preload.unaware: see `waiting::unaware::Unaware::begin`.
+    fence(Ordering::SeqCst);
+    socket.asleep.unaware.load(Ordering::Relaxed) > 0
 }
 
 /// Returns whether the kernel's socket has a byte that even the keeper leaves there. It cannot sleep until there is one then.

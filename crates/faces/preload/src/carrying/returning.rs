@@ -366,7 +366,9 @@ pub fn begin_over(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketRe
     connection::look_for_end(socket, fd);
     let is_over = matches!(socket.end(), End::Fin | End::Reset)
         || socket.has(Fact::ShutDownReceiving) && socket.has(Fact::ShutDownSending);
-    if !is_over || is_taken(socket) || rings.is_ahead() || wakes_end(rings).is_some() {
+    // A larger ring that the peer has begun comes first.
+    let is_begun = |next: &SocketReceiver| carrier::left(next.ring.memory(), 0) != Ok(None);
+    if !is_over || is_taken(socket) || rings.next().is_some_and(is_begun) || wakes_end(rings).is_some() {
         return false;
     }
     let Some(receiver) = rings.as_mut() else { return false };

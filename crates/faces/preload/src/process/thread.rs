@@ -105,3 +105,13 @@ pub fn in_child() {
         own.sections.store(0, Ordering::Relaxed);
     });
 }
+
+/// Returns whether this process has no other thread.
+#[expect(unsafe_code, reason = "the C library's word for it")]
+pub fn is_only() -> bool {
+    unsafe extern "C" {
+        static __libc_single_threaded: std::ffi::c_char;
+    }
+    // SAFETY: a byte, which other threads do not write once there are some.
+    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
+}

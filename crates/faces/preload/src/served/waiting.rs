@@ -9,6 +9,7 @@ use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
 use crate::system::errno::Result;
 use crate::waiting::limit::{Limit, Native};
+use crate::waiting::unaware::Unaware;
 use libc::{c_short, pollfd};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -28,14 +29,16 @@ pub fn readiness(socket: &'static Socket, interest: c_short) -> c_short {
     if socket.cache.has_answers() { interest & INPUT } else { 0 }
 }
 
-/// Does the work of `poll` for descriptors none of which has changed over to shared memory.
-pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
+/// Does the work of `poll` for descriptors none of which has changed over to shared memory. Returns `None` if one of them does so
+/// meanwhile.
+pub fn poll(fds: &mut [pollfd], limit: &mut Limit, native: &mut impl Native) -> Option<Result<usize>> {
     if let [one] = fds
         && let Some(ready) = alone(one)
     {
         one.revents = ready;
-        return Ok(1);
+        return Some(Ok(1));
     }
+    let unaware = if limit.is_zero() { None } else { Some(Unaware::begin(fds)?) };
     let mut is_ready = false;
     let mut asleep = SmallVec::<[(Lease<Socket>, Asleep); 16]>::new();
     for poll in fds.iter() {
@@ -58,13 +61,19 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
     let asked = native.poll(fds, timeout);
     // The marks of the sleeping threads end before the calls do: after its call, a socket's memory can become that of another socket.
     asleep.drain(..).for_each(|(_call, asleep)| drop(asleep));
-    let mut ready = asked?;
+    drop(unaware);
+    let mut ready = match asked {
+        // What the kernel has may be a wake byte.
+        Ok(1..) if fds.iter().any(|poll| SOCKETS.get(poll.fd).is_some_and(Socket::is_joined)) => return None,
+        Ok(ready) => ready,
+        Err(errno) => return Some(Err(errno)),
+    };
     for poll in fds.iter_mut() {
         let here = here(poll);
         ready += usize::from(poll.revents == 0 && here != 0);
         poll.revents |= here;
     }
-    Ok(ready)
+    Some(Ok(ready))
 }
 
 /// Returns the events of one descriptor that are due to queued answers.

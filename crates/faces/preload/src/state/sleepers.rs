@@ -9,6 +9,8 @@ pub struct Sleepers {
     pub keeper: AtomicI32,
     /// The number of threads that sleep at edges.
     pub at_edges: AtomicU32,
+    /// The number of threads that have begun to sleep in the kernel before the connection got its rings; see `waiting::unaware`.
+    pub unaware: AtomicU32,
     /// The number of epoll instances in which the threads that sleep for the socket look again by the clock; see
     /// `wakeups::probe_by_clock`.
     pub by_clock: AtomicU32,
@@ -21,6 +23,7 @@ impl Sleepers {
         Self {
             keeper: AtomicI32::new(0),
             at_edges: AtomicU32::new(0),
+            unaware: AtomicU32::new(0),
             by_clock: AtomicU32::new(0),
             untaken_since: AtomicU64::new(0),
         }
@@ -30,6 +33,7 @@ impl Sleepers {
     pub fn clear(&self) {
         self.keeper.store(0, Ordering::Relaxed);
         self.at_edges.store(0, Ordering::Relaxed);
+        self.unaware.store(0, Ordering::Relaxed);
         self.by_clock.store(0, Ordering::Relaxed);
         self.untaken_since.store(0, Ordering::Relaxed);
     }

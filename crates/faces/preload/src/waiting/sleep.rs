@@ -24,8 +24,8 @@ use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
-use crate::waiting::points::{Registration, WaitPoint};
 use crate::system::kernel;
+use crate::waiting::points::{Registration, WaitPoint};
 use libc::{c_int, c_short};
 use std::sync::atomic::Ordering;
 
@@ -114,8 +114,9 @@ const READABLE: c_short = libc::POLLIN | libc::POLLRDHUP;
 impl Sleep {
     /// The caller calls [`settle`] before it asks the peer.
     pub fn begin(socket: &'static Socket, fd: c_int, point: &mut Point) -> Self {
-        // The keeper would sleep beside bytes of the program, or the end of its stream, which other calls are to receive.
-        let is_beside = !returning::may_be_woken(socket) && kernel::poll_now(fd, READABLE) != 0;
+        // The keeper would sleep beside a byte that it has to leave to another thread, bytes of the program, or the end of its stream.
+        let is_beside = keeper::has_unaware(socket)
+            || !returning::may_be_woken(socket) && kernel::poll_now(fd, READABLE) != 0;
         let keeper = Keeper::begin(socket).filter(|_| !is_beside && !keeper::is_left(socket, fd));
         let edges = match keeper {
             Some(_) => None,

@@ -6,7 +6,7 @@
 
 use crate::carrying::returning::Taker;
 use crate::carrying::{connection, counted, look, returning, room, wakeups};
-use crate::process::{signals, spin};
+use crate::process::{signals, spin, thread};
 use crate::state::carrier::Carrier;
 use crate::state::known::Fact;
 use crate::state::socket::{End, Socket};
@@ -110,7 +110,7 @@ fn sleep_at_socket(call: &mut Call, wakes_only: bool) -> Result<bool> {
     }
     // The byte that wakes this thread is for no other thread, so the call that sleeps also takes it. If there are
     // other threads, one may give the descriptor's number to another file, whose bytes must not be taken.
-    let may_take = is_only_thread()
+    let may_take = thread::is_only()
         && wakes_only
         && socket.receiving.common().is_none()
         && socket.end() == End::None
@@ -122,16 +122,6 @@ fn sleep_at_socket(call: &mut Call, wakes_only: bool) -> Result<bool> {
         taker.took(fd, byte);
     }
     Ok(taker.is_some())
-}
-
-/// Returns whether this process has no other thread.
-#[expect(unsafe_code, reason = "the C library's word for it")]
-fn is_only_thread() -> bool {
-    unsafe extern "C" {
-        static __libc_single_threaded: std::ffi::c_char;
-    }
-    // SAFETY: a byte, which other threads do not write once there are some.
-    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
 
 /// Waits until another attempt to send so many bytes at once is worthwhile.
