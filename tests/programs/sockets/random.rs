@@ -42,7 +42,8 @@ const SHORT: Length =
 const LONG: Length =
     Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
 /// Programs that have failed. They are executed before all others.
-const FOUND: [(&str, &str); 5] = [
+const FOUND: [(&str, &str); 6] = [
+    ("a close with bytes before a ring", include_str!("random/found/closed-with-bytes-before-a-ring.txt")),
     ("an edge behind a larger ring", include_str!("random/found/edge-behind-a-larger-ring.txt")),
     (
         "a connection for an executed program, whose peer has closed its end",

@@ -8,3 +8,7 @@ pub mod readiness;
 pub mod sleep;
 pub mod unaware;
 pub mod wait;
+
+/// The number of descriptors of a call for which it needs no allocation. A signal handler may jump out of `poll`, but not out of an
+/// allocator.
+pub const FEW: usize = 32;

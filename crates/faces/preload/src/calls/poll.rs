@@ -19,7 +19,7 @@ use crate::waiting::limit::{Limit, Native};
 use crate::waiting::readiness::Armed;
 use crate::waiting::sleep::{Point, Sleep};
 use crate::waiting::unaware::Unaware;
-use crate::waiting::{readiness, sleep, unaware};
+use crate::waiting::{FEW, readiness, sleep, unaware};
 use libc::{c_int, c_short, pollfd};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -27,10 +27,8 @@ use std::time::Duration;
 /// The interval at which a thread that cannot be woken checks again.
 const STEP: Duration = Duration::from_millis(1);
 
-/// The descriptors of a call. A few of them need no allocation: a signal handler may jump out of `poll`, but not out
-/// of an allocator.
+/// The descriptors of a call.
 pub type List = SmallVec<[pollfd; FEW]>;
-const FEW: usize = 32;
 /// With this many descriptors, the call may already contain all that the program is allowed to have.
 const MANY: usize = 256;
 
@@ -127,10 +125,10 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         }
         // The kernel takes no more entries than the program may have descriptors.
         let mut point = if own >= MANY { Point::none() } else { Point::at_doorbell() };
-        let early: SmallVec<[usize; 8]> = (0..own).filter(|i| is_early(&fds[*i])).collect();
+        let early: SmallVec<[usize; FEW]> = (0..own).filter(|i| is_early(&fds[*i])).collect();
         let sleeper = (!early.is_empty()).then(early::Sleeper::begin);
         let mut sleepers = SmallVec::<[Asleep; FEW]>::new();
-        let mut asleep = SmallVec::<[_; 8]>::new();
+        let mut asleep = SmallVec::<[_; FEW]>::new();
         for (index, poll) in fds.iter().enumerate() {
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
                 let socket = call.what();
@@ -156,7 +154,9 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             wakeups::probe(socket);
             let sleep = asleep.sleep.as_ref();
             if sleep.is_none_or(|sleep| sleep.keeper().is_none()) {
-                asked[asleep.index].events &= !(libc::POLLIN | libc::POLLRDHUP);
+                // An end that is there already, behind which a ring or bytes are left, would wake the thread again and again.
+                let is_behind = !returning::may_be_woken(socket);
+                asked[asleep.index].events &= !libc::POLLIN & !if is_behind { libc::POLLRDHUP } else { 0 };
             }
             if !readiness::can_be_woken(socket, interest) || sleep.is_some_and(|sleep| !sleep.is_woken()) {
                 left = Some(left.map_or(STEP, |left| left.min(STEP)));

@@ -10,6 +10,7 @@
 //! sender changes over as soon as it may, whether it has data or not, because wake bytes may only travel in a direction that has
 //! changed over.
 
+use crate::carrying::connection::Sending;
 use crate::carrying::{connection, delays};
 use crate::process::signals::Blocked;
 use crate::state::carrier::Carrier;
@@ -73,6 +74,9 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
             socket.leave_alone();
         }
     }
+    if sending == Change::Never && socket.receiving.carrier() == Carrier::Kernel {
+        socket.leave_alone();
+    }
     crate::carrying::counted::begin_ring_if_due(socket);
     if crate::daemon::larger::may_begin(socket) {
         crate::carrying::grow::attend(socket, fd);
@@ -83,6 +87,8 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
 enum Change {
     /// The direction had changed before, or cannot change yet.
     No,
+    /// The connection has ended.
+    Never,
     Done,
     Mismatch,
 }
@@ -126,10 +132,13 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     }
     let Some(sent) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
-        // Only the kernel knows how the connection has ended, or is about to end.
-        Ok(Some(counts)) if counts.sent == sent && !connection::is_established(fd) => {
+        // Only the kernel knows how such a connection ends.
+        Ok(Some(counts)) if counts.sent == sent && connection::sending(fd) != Sending::Open => {
             direction.set_carrier(Carrier::Kernel);
-            Change::No
+            match connection::sending(fd) {
+                Sending::Ended => Change::Never,
+                _ => Change::No,
+            }
         }
         Ok(Some(counts)) if counts.sent == sent => {
             delays::hurry(socket, fd);

@@ -143,7 +143,7 @@ fn end(socket: &'static Socket, fd: c_int) {
 fn take_last_wakes(socket: &'static Socket, fd: c_int) {
     let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
     if wakes_come && crate::state::family::may_drain(socket) {
-        connection::take_last(socket, fd, &mut [0; 256]);
+        while connection::take_last(socket, fd, &mut [0; 256]) > 0 {}
     }
 }
 

@@ -1,14 +1,16 @@
 //! The kernel's connection under a socket: its end, and the wake bytes in it.
 #![allow(unsafe_code)] // System calls on descriptors of the program.
 
-use crate::carrying::room;
+use crate::carrying::{counted, room};
 use crate::state::carrier::Carrier;
 use crate::state::known::Fact;
+use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, check};
 use crate::system::{kernel, real};
+use ginnel::SocketReceiver;
 use ginnel_ring::carrier;
 use libc::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +28,15 @@ pub fn wake(socket: &'static Socket, fd: c_int) {
 
 /// Records whether the connection has ended. Consumes no wake bytes: those are for the threads that sleep for them.
 pub fn look_for_end(socket: &'static Socket, fd: c_int) {
+    look_for(socket, fd, || ends_both(socket, &socket.receiving.lock()));
+}
+
+/// Does the same for a caller that holds the lock of the receiving direction.
+pub fn look_for_end_in(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) {
+    look_for(socket, fd, || ends_both(socket, rings));
+}
+
+fn look_for(socket: &'static Socket, fd: c_int, ends_both: impl FnOnce() -> bool) {
     let Some(_using) = Using::begin(socket, fd).filter(|_| !socket.receiving.is_superseded()) else { return };
     let ready = kernel::poll_now(fd, libc::POLLRDHUP);
     if ready & libc::POLLRDHUP != 0 && ready & libc::POLLERR == 0 && !is_peers_end(socket, fd) {
@@ -55,17 +66,22 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
             }
         }
         drop(facts);
-    } else if ready & libc::POLLRDHUP != 0 && !has_peer_left(socket) {
+    } else if ready & libc::POLLRDHUP != 0 && ends_both() {
         socket.set_end(End::Fin);
     }
 }
 
-/// Returns whether the peer has left the ring in which it sends, or is about to. If so, the kernel's FIN ends only what it sends. Otherwise
-/// the ring says that, and a FIN means that the peer has closed its socket.
-fn has_peer_left(socket: &'static Socket) -> bool {
-    let rings = socket.receiving.lock();
-    socket.receiving.carrier() == Carrier::Returning
-        || rings.all().any(|receiver| carrier::wakes_end(receiver.ring.memory()).is_some())
+/// Returns whether a FIN of the kernel means that the peer has closed its socket. While the kernel carries what the peer sends, again or
+/// still, a FIN ends that direction only. A ring that carries has an end of its own.
+fn ends_both(socket: &'static Socket, rings: &Rings<SocketReceiver>) -> bool {
+    let is_left = |receiver: &SocketReceiver| carrier::wakes_end(receiver.ring.memory()).is_some();
+    match socket.receiving.carrier() {
+        Carrier::Ring => !rings.all().any(is_left),
+        Carrier::Counted => {
+            rings.as_ref().is_some_and(|ring| counted::left(ring, socket.receiving.kernels()) != Ok(None))
+        }
+        Carrier::Kernel | Carrier::Changing | Carrier::Returning => false,
+    }
 }
 
 /// Returns whether an end that the kernel reports is the peer's. If not, the program has shut down receiving, in this process or in a
@@ -82,9 +98,25 @@ pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
     is_peers
 }
 
-/// Returns whether both directions of the kernel's connection are open.
-pub fn is_established(fd: c_int) -> bool {
-    state(fd) == Some(1)
+/// What the kernel's connection is worth for what this side sends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Sending {
+    Open,
+    /// The peer's kernel has ended what it sends, and has not acknowledged all of what this side has sent. It may answer with a reset.
+    Undecided,
+    Ended,
+}
+
+/// Returns that.
+pub fn sending(fd: c_int) -> Sending {
+    match state(fd) {
+        // TCP_ESTABLISHED.
+        Some(1) => Sending::Open,
+        // TCP_CLOSE_WAIT.
+        Some(8) if kernel::unacknowledged(fd) == 0 => Sending::Open,
+        Some(8) => Sending::Undecided,
+        _ => Sending::Ended,
+    }
 }
 
 /// Returns whether the kernel has ended what this side sends.
@@ -128,7 +160,7 @@ fn now() -> u64 {
 
 /// Records the end of a connection whose peer is dead. The end may be under way, so this call waits for it. When one end has not
 /// come, this process does not wait for the next ones: a VM that is gone has left all of its connections at once.
-pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
+pub fn wait_for_end(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) {
     let _errno = Kept::new();
     let begun = now();
     let end = if begun < IN_VAIN_UNTIL.load(Ordering::Relaxed) { begun } else { begun + LATE as u64 };
@@ -145,7 +177,7 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
             break;
         }
     }
-    look_for_end(socket, fd);
+    look_for_end_in(socket, fd, rings);
     if socket.end() == End::None {
         IN_VAIN_UNTIL.store(now() + LATE as u64, Ordering::Relaxed);
     }
@@ -155,12 +187,12 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
 const DECIDED: u64 = 1;
 
 /// Does the same for a call that does not wait: returns whether the end of a connection whose peer is dead may still come.
-pub fn may_end_still(socket: &'static Socket, fd: c_int) -> bool {
+pub fn may_end_still(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> bool {
     let since = socket.dead_since.load(Ordering::Relaxed);
     if since == DECIDED || socket.end() != End::None {
         return false;
     }
-    look_for_end(socket, fd);
+    look_for_end_in(socket, fd, rings);
     if socket.end() != End::None {
         return false;
     }
@@ -183,20 +215,27 @@ pub fn is_undecided(socket: &Socket) -> bool {
     socket.dead_since.load(Ordering::Relaxed) > DECIDED && socket.end() == End::None
 }
 
-/// Receives the bytes that are there, and records whether the connection has ended. Returns the number of bytes.
-pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
+/// Receives the bytes that are there, and records whether the connection has ended. Returns the number of bytes. The caller holds the
+/// lock of the receiving direction.
+pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8], rings: &Rings<SocketReceiver>) -> usize {
     match Using::begin(socket, fd) {
-        Some(_using) if !socket.receiving.is_superseded() => take_last(socket, fd, into),
+        Some(_using) if !socket.receiving.is_superseded() => {
+            receive(socket, fd, into, || look_for_end_in(socket, fd, rings))
+        }
         _ => 0,
     }
 }
 
-/// Does the same for the thread that closes the socket.
+/// Does the same for the thread that closes the socket, and has taken the rings.
 pub fn take_last(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
+    receive(socket, fd, into, || look_for_end(socket, fd))
+}
+
+fn receive(socket: &'static Socket, fd: c_int, into: &mut [u8], look_for_end: impl FnOnce()) -> usize {
     let _errno = Kept::new();
     match check(kernel::receive(fd, into, libc::MSG_DONTWAIT)) {
         // The end, or what is left of a connection that was broken.
-        Ok(0) => look_for_end(socket, fd),
+        Ok(0) => look_for_end(),
         Ok(n) => return n,
         Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
         Err(errno) => socket.set_error(errno),

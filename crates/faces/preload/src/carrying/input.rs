@@ -370,10 +370,10 @@ fn from_ring(
                 if rings.is_ahead() && grow::step_receiving(socket, rings)? => {}
             Err(RecvError::Finished) if is_broken(socket) => return Err(Errno(libc::ECONNRESET)),
             Err(RecvError::Finished) => return Ok(Some(0)),
-            Err(RecvError::PeerDead) if !waits && connection::may_end_still(socket, fd) => {
+            Err(RecvError::PeerDead) if !waits && connection::may_end_still(socket, fd, rings) => {
                 return Err(Errno(libc::EAGAIN));
             }
-            Err(RecvError::PeerDead) => return how_died(socket, fd).map(Some),
+            Err(RecvError::PeerDead) => return how_died(socket, fd, rings).map(Some),
             Err(_) => return Err(Errno(libc::ECONNRESET)),
         }
     }
@@ -412,9 +412,9 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
 /// its kernel reports that too, now or soon. If the kernel reports nothing, the peer's VM is gone and the connection
 /// is broken: the received bytes may be any part of the stream.
 #[cold]
-fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
-    if connection::may_end_still(socket, fd) {
-        connection::wait_for_end(socket, fd);
+fn how_died(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> Result<usize> {
+    if connection::may_end_still(socket, fd, rings) {
+        connection::wait_for_end(socket, fd, rings);
     }
     how_ended(socket).unwrap_or_else(|| match socket.note(Fact::ToldReset) {
         true => Err(Errno(libc::ECONNRESET)),
@@ -428,7 +428,7 @@ fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
         returning::drain_ring(socket, fd, rings, Keeper::begin(socket).as_ref());
     } else if socket.end() == End::None {
         // The instance that the bytes wake takes them.
-        connection::look_for_end(socket, fd);
+        connection::look_for_end_in(socket, fd, rings);
     }
     socket.end() != End::None
 }

@@ -57,7 +57,7 @@ fn look_at(
             Ok(_) if least > 1 && !has_enough(socket, rings) => return Found::Nothing,
             Ok(_) => return Found::Something,
             Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
-            Err(RecvError::PeerDead) if connection::may_end_still(socket, fd) => Found::Nothing,
+            Err(RecvError::PeerDead) if connection::may_end_still(socket, fd, rings) => Found::Nothing,
             Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
             Err(_) => return Found::Something,
         };
@@ -155,7 +155,7 @@ pub fn is_reset(socket: &'static Socket) -> bool {
         _ => return false,
     }
     // A peer that has marked its end in the ring has not died.
-    let has_finished = last(&socket.receiving.lock()).is_some_and(|last| last.ring.is_ending());
+    let has_finished = last(&socket.receiving.lock()).is_some_and(is_at_end);
     let ring = socket.sending.lock();
     // A process that has ended without a close has left bytes unread too.
     let has_left = |sender: &SocketSender| {
@@ -257,7 +257,7 @@ pub fn progress(socket: &'static Socket) -> Progress {
         Ok(n) => position + n as u64 + behind,
         Err(RecvError::Empty) => position,
         // Whoever asks lets the time pass in which a late end may come.
-        Err(RecvError::PeerDead) if connection::may_end_still(socket, fd) => position,
+        Err(RecvError::PeerDead) if connection::may_end_still(socket, fd, &rings) => position,
         Err(_) => u64::MAX,
     };
     Progress { position, is_ending, is_left: is_left(receiver) || rings.next().is_some_and(is_left) }

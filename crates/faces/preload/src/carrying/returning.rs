@@ -247,16 +247,16 @@ pub fn drain_ring(
             // The sender is about to name the position. What it has sent meanwhile wakes any sleeper.
             std::thread::yield_now();
         }
-        return connection::look_for_end(socket, fd);
+        return connection::look_for_end_in(socket, fd, rings);
     }
     let most = match keeper::is_last_kept(socket, fd, keeper) {
         true => most.min(keeper::without_last(socket, fd)),
         false => most,
     };
     if most == 0 {
-        return connection::look_for_end(socket, fd);
+        return connection::look_for_end_in(socket, fd, rings);
     }
-    let n = connection::take(socket, fd, &mut bytes[..most]);
+    let n = connection::take(socket, fd, &mut bytes[..most], rings);
     sort(socket, rings, &bytes[..n]);
     if n > 0 {
         note_recall(socket);
@@ -264,7 +264,7 @@ pub fn drain_ring(
 }
 
 /// Makes the next call return to the kernel if the receiver has asked for that. This call may hold the receiving direction's lock.
-pub fn note_recall(socket: &'static Socket) {
+fn note_recall(socket: &'static Socket) {
     if is_recalled(socket) {
         socket.attention.store(true, Ordering::Release);
     }
@@ -363,7 +363,7 @@ fn begin(
 /// been received. Returns true if so.
 pub fn begin_over(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiver>) -> bool {
     // The kernel does not know of a peer that has only shut down sending. That peer still has to return.
-    connection::look_for_end(socket, fd);
+    connection::look_for_end_in(socket, fd, rings);
     let is_over = matches!(socket.end(), End::Fin | End::Reset)
         || socket.has(Fact::ShutDownReceiving) && socket.has(Fact::ShutDownSending);
     // A larger ring that the peer has begun comes first.
@@ -379,7 +379,7 @@ pub fn begin_over(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketRe
     let position = receiver.ring.cursor().position;
     let mut bytes = [0; 256];
     loop {
-        match connection::take(socket, fd, &mut bytes) as u64 {
+        match connection::take(socket, fd, &mut bytes, rings) as u64 {
             0 => break,
             n => socket.receiving.count_wakes(n),
         }
@@ -433,7 +433,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
         }
         let most = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
         let n = match family::may_drain(socket) {
-            true => connection::take(socket, fd, &mut bytes[..most]),
+            true => connection::take(socket, fd, &mut bytes[..most], rings),
             false => 0,
         };
         count_dropped(socket, n as u64);

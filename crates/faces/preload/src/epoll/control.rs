@@ -263,6 +263,5 @@ enum Taken {
 
 /// Returns whether a direction is no longer the kernel's alone.
 fn has_changed(socket: &'static Socket) -> bool {
-    socket.sending.carrier() == Carrier::Ring
-        || matches!(socket.receiving.carrier(), Carrier::Counted | Carrier::Ring)
+    [socket.sending.carrier(), socket.receiving.carrier()] != [Carrier::Kernel; 2]
 }

@@ -8,6 +8,7 @@ use crate::state::socket::Socket;
 use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
 use crate::system::errno::Result;
+use crate::waiting::FEW;
 use crate::waiting::limit::{Limit, Native};
 use crate::waiting::unaware::Unaware;
 use libc::{c_short, pollfd};
@@ -40,7 +41,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, native: &mut impl Native) -> 
     }
     let unaware = if limit.is_zero() { None } else { Some(Unaware::begin(fds)?) };
     let mut is_ready = false;
-    let mut asleep = SmallVec::<[(Lease<Socket>, Asleep); 16]>::new();
+    let mut asleep = SmallVec::<[(Lease<Socket>, Asleep); FEW]>::new();
     for poll in fds.iter() {
         if let Some(call) = SOCKETS.call(poll.fd).filter(|call| concerns(call.what())) {
             if poll.events & INPUT == 0 {

@@ -19,14 +19,16 @@ pub static SOCKETS: Table<Socket> = Table::new();
 pub struct Using(&'static Socket);
 
 impl Using {
-    /// Begins the operation. Returns `None` if the number does not refer to that socket any more.
+    /// Begins the operation. Returns `None` if the number does not refer to that socket any more. The thread that is about to close the
+    /// number may still use it.
     pub fn begin(socket: &'static Socket, fd: c_int) -> Option<Self> {
         // ORDER table.using: either this thread sees that the entry has changed, or the thread that closes the descriptor sees this
         // thread, because both write before they read and all four accesses are sequentially consistent. Pairs with:
         // `calls::descriptors::leave`.
         socket.using.fetch_add(1, Ordering::SeqCst);
         let using = Self(socket);
-        (SOCKETS.is(fd, socket) || is_child_of_vfork()).then_some(using)
+        (SOCKETS.is(fd, socket) || SOCKETS.is_closed_by_this_thread(fd) || is_child_of_vfork())
+            .then_some(using)
     }
 }
 

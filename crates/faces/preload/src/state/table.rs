@@ -156,6 +156,12 @@ impl<T: Entry> Table<T> {
         self.entry(fd).is_some_and(|entry| std::ptr::eq(entry.load(Ordering::SeqCst), what))
     }
 
+    /// Returns whether this thread is about to close the number.
+    #[cold]
+    pub fn is_closed_by_this_thread(&self, fd: c_int) -> bool {
+        self.entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == own_mark())
+    }
+
     /// Makes a descriptor refer to this object.
     pub fn set(&self, fd: c_int, what: &'static T) {
         if let Some(entry) = self.entry(fd) {

@@ -1,7 +1,7 @@
 //! Sleeping in a call of the kernel that receives.
 
 use crate::carrying::connection;
-use crate::state::socket::{End, Socket};
+use crate::state::socket::Socket;
 use crate::state::sockets::{SOCKETS, number};
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, check};
@@ -35,9 +35,7 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
     }
     match got {
         Ok(0) => {
-            if connection::is_peers_end(socket, fd) {
-                socket.set_end(End::Fin);
-            }
+            connection::look_for_end(socket, fd);
             Ok(None)
         }
         Ok(_) => Ok(takes.then_some(byte[0])),

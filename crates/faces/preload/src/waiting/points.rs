@@ -17,6 +17,7 @@
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
 use crate::carrying::bell::Wake;
+use crate::carrying::returning;
 use crate::process::lock::Lock;
 use crate::process::{hidden, ids, thread};
 use crate::state::carrier::Carrier;
@@ -305,7 +306,9 @@ impl WaitPoint {
         }
         let entry = |fd, events| pollfd { fd, events, revents: 0 };
         let bytes = if is_keeper { libc::POLLIN } else { 0 };
-        let mut polls = [entry(fd, bytes | libc::POLLRDHUP), entry(self.epoll(), libc::POLLIN)];
+        // An end that is there already, behind which a ring or bytes are left, would wake the thread again and again.
+        let end = if is_keeper || returning::may_be_woken(socket) { libc::POLLRDHUP } else { 0 };
+        let mut polls = [entry(fd, bytes | end), entry(self.epoll(), libc::POLLIN)];
         // SAFETY: two descriptors.
         check(unsafe { real::poll(polls.as_mut_ptr(), 2, milliseconds) } as isize)?;
         if polls[1].revents != 0 {

@@ -9,6 +9,7 @@ use crate::process::thread;
 use crate::state::socket::{Socket, Stage};
 use crate::state::sockets::SOCKETS;
 use crate::state::table::Lease;
+use crate::waiting::FEW;
 use libc::pollfd;
 use smallvec::SmallVec;
 use std::sync::atomic::{Ordering, fence};
@@ -19,22 +20,26 @@ pub fn concerns(socket: &'static Socket) -> bool {
 }
 
 /// The connections for which a thread is about to sleep in the kernel, until it is awake or cancelled.
-pub struct Unaware(SmallVec<[Lease<Socket>; 16]>);
+pub struct Unaware(SmallVec<[Lease<Socket>; FEW]>);
 
 impl Unaware {
     /// Returns `None` if one of them has got its rings. Otherwise whoever brings rings from now on finds this thread.
     pub fn begin(fds: &[pollfd]) -> Option<Self> {
         let mut sleeper = Self(SmallVec::new());
         for poll in fds {
+            // Room wakes a thread by itself.
+            if poll.events & (libc::POLLIN | libc::POLLRDNORM) == 0 {
+                continue;
+            }
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| concerns(call.what())) {
                 let socket = call.what();
-                // ORDER preload.unaware: either this thread sees the rings, or a thread that sleeps for the connection or takes bytes sees
-                // this one, because both write before they read. Pairs with: `keeper::has_unaware`.
                 socket.asleep.unaware.fetch_add(1, Ordering::SeqCst);
                 socket.receiving.waiting.fetch_add(1, Ordering::SeqCst);
                 sleeper.0.push(call);
             }
         }
+        // ORDER preload.unaware: either this thread sees the rings, or a thread that knows of them sees this one. Pairs with:
+        // `keeper::has_unaware`.
         fence(Ordering::SeqCst);
         let has_joined = sleeper.0.iter().any(|call| call.what().is_joined());
         (!has_joined).then_some(sleeper)
