@@ -80,6 +80,43 @@ fn the_two_ends_of_a_connection_meet_at_a_secret_listener() {
     assert_eq!(daemon.inspect()["listeners"], serde_json::json!([]));
 }
 
+/// Returns the segment in which two programs of this user meet, or `None` if they stay on TCP because there is none.
+fn meets_in(configuration: &str) -> Option<String> {
+    let daemon = Daemon::start_new(configuration);
+    let (one, other) = (daemon.client(), daemon.client());
+    let (connector, acceptor) = pair();
+    report(&one, &connector, SocketRole::CONNECTOR, 1);
+    report(&other, &acceptor, SocketRole::ACCEPTOR, 2);
+    let told = one.receive().expect("the connection ended");
+    let (header, body) = wire::split(&told.bytes).unwrap();
+    match header.kind {
+        Kind::SOCK_MATCHED => Some(wire::body::<SocketMatched>(body).unwrap().segment.as_str().to_owned()),
+        Kind::SOCK_STAYS => {
+            assert_eq!(wire::body::<SocketStays>(body).unwrap().reason, StaysReason::NO_SEGMENT);
+            None
+        }
+        kind => panic!("{kind:?}"),
+    }
+}
+
+/// The daemon's own user may attach everywhere, as root may.
+#[test]
+fn connections_of_root_stay_out_of_segments_of_other_users() {
+    let me = rustix::process::geteuid().as_raw();
+    let shared = "[segment.shared]\nsize = \"8M\"\nmembers = [\"host\"]\nallow_users = [4711]\n";
+    let cases = [
+        (format!("[sockets]\nusers = [4711, {me}]\n"), Some(format!("sockets.{me}"))),
+        ("[sockets]\nusers = [4711]\n".to_owned(), None),
+        (format!("[sockets]\nusers = [{me}]\n{shared}"), Some(format!("sockets.{me}"))),
+        (shared.to_owned(), None),
+        (format!("{shared}sockets = true\n"), Some("shared".to_owned())),
+        (format!("{shared}sockets = false\n"), None),
+    ];
+    for (configuration, expected) in cases {
+        assert_eq!(meets_in(&configuration), expected, "{configuration}");
+    }
+}
+
 #[test]
 fn unexpected_descriptors_are_refused() {
     let daemon = Daemon::start_new(SEGMENTS);
