@@ -1,10 +1,12 @@
 //! This process: its settings, threads and signals, the locks and sections in which its threads work, and this library's own
 //! descriptors in it.
 
+pub mod buffers;
 pub mod busy;
 pub mod handlers;
 pub mod hidden;
 pub mod ids;
+pub mod interrupted;
 pub mod lock;
 pub mod owner;
 pub mod section;

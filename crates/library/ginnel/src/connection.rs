@@ -109,7 +109,8 @@ impl Connection {
 
     /// Receives the next packet; returns `None` if there is none now. After an error the connection is unusable.
     pub fn receive(&self) -> Result<Option<Packet>, Errno> {
-        let mut bytes = [0; wire::MAX_PACKET];
+        // Not on the stack: the thread may be one of an unmodified program, and have little of it.
+        let mut bytes = vec![0; wire::MAX_PACKET];
         let got = match fdpass::receive(self.as_fd(), &mut bytes, MAX_FDS, RecvFlags::DONTWAIT) {
             Ok(got) if got.len == 0 => return Err(Errno::CONNRESET),
             Ok(got) => got,

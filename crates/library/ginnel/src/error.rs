@@ -4,7 +4,7 @@ use ginnel_layout::wire::{ErrorCode, Rights};
 use ginnel_ring::{Corrupt, RecvError, SendError};
 use ginnel_sync::SyncError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// The reason why an operation failed.
@@ -65,7 +65,7 @@ pub enum Error {
         text: String,
     },
     /// No daemon answers.
-    #[error("no ginnel daemon at {path}: {source}; start `ginneld host` (or `ginneld guest` in a VM)")]
+    #[error("{}", no_daemon(path, source))]
     NoDaemon {
         /// The daemon's socket.
         path: PathBuf,
@@ -249,5 +249,18 @@ impl From<Error> for io::Error {
             _ => io::ErrorKind::Other,
         };
         Self::new(kind, error)
+    }
+}
+/// Says why no daemon answers, and what to do.
+fn no_daemon(path: &Path, source: &io::Error) -> String {
+    let path = path.display();
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => format!(
+            "this user may not use the ginnel daemon's socket {path}: {source}; see `socket_mode` and `socket_group` of [daemon] \
+             in the daemon's configuration (in a VM: the options of `ginneld guest`)"
+        ),
+        _ => {
+            format!("no ginnel daemon at {path}: {source}; start `ginneld host` (or `ginneld guest` in a VM)")
+        }
     }
 }

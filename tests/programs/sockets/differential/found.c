@@ -841,3 +841,157 @@ CASE(found_number_in_epoll_again)
     }
     meet();
 }
+
+static void interrupt(int signal)
+{
+    (void)signal;
+}
+
+static char state_of(int process)
+{
+    char path[40], line[400] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", process);
+    FILE *file = fopen(path, "r");
+    check(file && fgets(line, sizeof line, file), path);
+    fclose(file);
+    return strrchr(line, ')')[2];
+}
+
+/* Stops a process that sleeps in a call, lets it go on, and sends it what it waits for. */
+static void stop_and_send(int fd, int process, const char *bytes)
+{
+    check(WAIT_UNTIL(is_asleep(process)), "it sleeps");
+    kill(process, SIGSTOP);
+    check(WAIT_UNTIL(state_of(process) == 'T'), "it has stopped");
+    kill(process, SIGCONT);
+    check(WAIT_UNTIL(is_asleep(process)), "it sleeps again");
+    send_all(fd, bytes, strlen(bytes));
+}
+
+/* A stop is no handler: the call goes on, although a handler that never runs would end it. */
+CASE(found_a_stop_does_not_end_a_call)
+{
+    if (me == ACCEPTOR) {
+        struct sigaction action = { .sa_handler = interrupt };
+        sigaction(SIGUSR1, &action, NULL);
+        int process = getpid();
+        send_all(fd, &process, sizeof process);
+        char bytes[8] = "";
+        meet();
+        say("recv", recv(fd, bytes, 1, 0));
+        meet();
+        say("read", read(fd, bytes, 1));
+        meet();
+        say("peek", recv(fd, bytes, 2, MSG_PEEK));
+        say("all", recv(fd, bytes, 2, MSG_WAITALL));
+        meet();
+        struct iovec part = { bytes, sizeof bytes };
+        struct mmsghdr message = { .msg_hdr = { .msg_iov = &part, .msg_iovlen = 1 } };
+        say("recvmmsg", recvmmsg(fd, &message, 1, 0, NULL));
+        meet();
+        FILE *stream = fdopen(dup(fd), "r");
+        say("fgetc", fgetc(stream));
+        fclose(stream);
+    } else {
+        int process;
+        receive_all(fd, &process, sizeof process);
+        const char *all[] = { "a", "b", "cd", "ef", "g" };
+        for (int i = 0; i < 5; i++) {
+            meet();
+            stop_and_send(fd, process, all[i]);
+        }
+    }
+    meet();
+}
+
+/* A handler that runs still ends it, or does not. */
+CASE(found_a_handler_still_ends_a_call)
+{
+    if (me == ACCEPTOR) {
+        struct sigaction ends = { .sa_handler = interrupt }, restarts = { .sa_handler = interrupt, .sa_flags = SA_RESTART };
+        int process = getpid();
+        char byte;
+        send_all(fd, &process, sizeof process);
+        sigaction(SIGUSR1, &ends, NULL);
+        meet();
+        say("recv", recv(fd, &byte, 1, 0));
+        sigaction(SIGUSR1, &restarts, NULL);
+        meet();
+        say("recv", recv(fd, &byte, 1, 0));
+    } else {
+        int process;
+        receive_all(fd, &process, sizeof process);
+        meet();
+        check(WAIT_UNTIL(is_asleep(process)), "it sleeps");
+        kill(process, SIGUSR1);
+        meet();
+        check(WAIT_UNTIL(is_asleep(process)), "it sleeps");
+        kill(process, SIGUSR1);
+        check(WAIT_UNTIL(is_asleep(process)), "it sleeps again");
+        send_all(fd, "a", 1);
+    }
+    meet();
+}
+
+static void *with_a_small_stack(void *argument)
+{
+    int fd = *(int *)argument, ends[2], file = memfd_create("file", 0);
+    static char bytes[8192];
+    say("send", send(fd, bytes, 100, 0));
+    say("recv", recv(fd, bytes, 100, MSG_WAITALL));
+    say("write", write(file, bytes, sizeof bytes));
+    off_t at = 0;
+    say("sendfile", sendfile(fd, file, &at, sizeof bytes));
+    say("pipe", pipe(ends));
+    say("splice", splice(fd, NULL, ends[1], NULL, 100, 0));
+    say("splice", splice(ends[0], NULL, fd, NULL, 100, 0));
+    struct pollfd poll_fd = { fd, POLLIN, 0 };
+    say("poll", poll(&poll_fd, 1, PATIENCE));
+    say("peek", recv(fd, bytes, 1, MSG_PEEK | MSG_TRUNC));
+    close(ends[0]);
+    close(ends[1]);
+    close(file);
+    return NULL;
+}
+
+/* What the library needs in place of a call of the kernel must fit onto a small stack. */
+CASE(found_small_stacks)
+{
+    if (me == ACCEPTOR) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        say("stack", pthread_attr_setstacksize(&attributes, 24576));
+        say("create", pthread_create(&thread, &attributes, with_a_small_stack, &fd));
+        pthread_join(thread, NULL);
+    } else {
+        static char bytes[8192 + 200];
+        receive_all(fd, bytes, 100);
+        send_all(fd, bytes, 200);
+        receive_all(fd, bytes, 8192 + 100);
+        send_all(fd, bytes, 1);
+    }
+    meet();
+}
+
+/* Received bytes as pages of the kernel, of which there are none: the program is told to receive them. */
+CASE(found_zero_copy)
+{
+    if (me == ACCEPTOR) {
+        say("send", send(fd, "hello", 5, 0));
+        meet();
+    } else {
+        meet();
+        say("events", events_of(fd, POLLIN, PATIENCE));
+        void *pages = mmap(NULL, 16384, PROT_READ, MAP_SHARED, fd, 0);
+        check(pages != MAP_FAILED, "mmap");
+        struct { unsigned long address; unsigned length, skip_hint, inq, error; } zero_copy = { (unsigned long)pages, 16384, 0, 0, 0 };
+        socklen_t len = 16;
+        say("getsockopt", getsockopt(fd, IPPROTO_TCP, 35, &zero_copy, &len));
+        say("mapped", zero_copy.length);
+        say("hint", zero_copy.skip_hint);
+        char bytes[8];
+        say("recv", recv(fd, bytes, sizeof bytes, 0));
+    }
+    meet();
+}

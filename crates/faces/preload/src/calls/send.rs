@@ -3,6 +3,7 @@
 use crate::carrying::output::{Stop, Turn, UNUSUAL};
 use crate::carrying::{attend, look, output, returning, room};
 use crate::daemon::session;
+use crate::process::buffers::Buffer;
 use crate::served::{Pieces, transfer};
 use crate::state::carrier::Carrier;
 use crate::state::socket::{End, Socket};
@@ -78,7 +79,7 @@ fn are_there<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> bool {
 fn gather<'p: 'r, 'r>(
     piece: &'p [u8],
     rest: &mut Peekable<impl Iterator<Item = &'p [u8]>>,
-    room: &'r mut Option<[u8; TOGETHER]>,
+    room: &'r mut Option<Buffer>,
 ) -> &'r [u8] {
     let is_there = |next: &[u8]| can_read(next.as_ptr(), next.len());
     let fits = |at: usize, next: &[u8]| at.saturating_add(next.len()) <= TOGETHER && is_there(next);
@@ -86,7 +87,11 @@ fn gather<'p: 'r, 'r>(
     if rest.peek().is_none_or(|next| !fits(at, next)) || !fits(0, piece) {
         return piece;
     }
-    let room = room.get_or_insert([0; TOGETHER]);
+    if room.is_none() {
+        *room = Buffer::take();
+    }
+    // Without a buffer, the pieces go one after the other.
+    let Some(room) = room.as_mut().map(Buffer::bytes) else { return piece };
     room[..at].copy_from_slice(piece);
     while let Some(next) = rest.next_if(|next| fits(at, next)) {
         room[at..at + next.len()].copy_from_slice(next);

@@ -10,7 +10,9 @@
 use crate::calls::send;
 use crate::carrying::output::Stop;
 use crate::carrying::{attend, input, output};
-use crate::process::signals;
+use crate::process::buffers::{Buffer, SMALL};
+use crate::process::interrupted::interrupted;
+use crate::process::{buffers, signals, thread};
 use crate::served::giving_back;
 use crate::state::known::Fact;
 use crate::state::socket::Socket;
@@ -21,9 +23,6 @@ use crate::waiting::call::Call;
 use crate::waiting::wait;
 use libc::{c_int, iovec};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// The number of bytes that are copied at a time.
-const PIECE: usize = 16 << 10;
 
 /// An end of a pipe.
 #[derive(Clone, Copy)]
@@ -73,6 +72,7 @@ impl Pipe {
     /// Waits for the pipe, if the call waits. Returns what the kernel reports, or EAGAIN.
     fn wait(self, events: i16) -> Result<i16> {
         let mut poll = libc::pollfd { fd: self.fd, events, revents: 0 };
+        let handled = thread::handled();
         loop {
             // SAFETY: `poll` is one pollfd, and the count is 1.
             let ready = unsafe { real::poll(&raw mut poll, 1, if self.waits { -1 } else { 0 }) };
@@ -80,7 +80,7 @@ impl Pipe {
                 Ok(0) => return Err(Errno(libc::EAGAIN)),
                 Ok(_) if poll.revents & libc::POLLNVAL != 0 => return Err(Errno(libc::EBADF)),
                 Ok(_) => return Ok(poll.revents),
-                Err(Errno(libc::EINTR)) => signals::interrupted(false)?,
+                Err(Errno(libc::EINTR)) => interrupted(false, handled)?,
                 Err(errno) => return Err(errno),
             }
         }
@@ -165,13 +165,15 @@ pub fn into_pipe(
     let pipe = pipe()?;
     crate::state::family::attend(socket);
     let waits = !socket.is_nonblocking(fd);
-    let (mut moved, mut call, mut buffer) = (0, Call::receiving(socket, fd), [0; PIECE]);
+    let (mut moved, mut call) = (0, Call::receiving(socket, fd));
+    let (mut buffer, mut small) = (Buffer::take(), [0; SMALL]);
+    let buffer = buffers::of(&mut buffer, &mut small);
     while moved < len {
         // As in the kernel, the pipe comes first.
         if moved == 0 {
             pipe.wait_for_room()?;
         }
-        let most = (len - moved).min(PIECE);
+        let most = (len - moved).min(buffer.len());
         let mut is_full = false;
         let give = |bytes: &[u8]| {
             let put = pipe.write(bytes);
@@ -216,13 +218,16 @@ pub fn out_of_pipe(
     let pipe = pipe()?;
     crate::state::family::attend(socket);
     let waits = !socket.is_nonblocking(fd);
-    let (mut moved, mut call, mut buffer) = (0, Call::sending(socket, fd), [0; PIECE]);
+    let (mut moved, mut call) = (0, Call::sending(socket, fd));
+    let (mut buffer, mut small) = (Buffer::take(), [0; SMALL]);
+    let buffer = buffers::of(&mut buffer, &mut small);
     while moved < len {
         // As in the kernel, the pipe comes first.
         if moved == 0 && !pipe.wait_for_bytes()? {
             break;
         }
-        let buffer = &mut buffer[..(len - moved).min(PIECE)];
+        let most = (len - moved).min(buffer.len());
+        let buffer = &mut buffer[..most];
         match output::some_from(socket, call.fd, buffer, |room| pipe.read(room)) {
             // The kernel carries again.
             None if moved > 0 => break,

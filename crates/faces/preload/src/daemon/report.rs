@@ -27,10 +27,7 @@ pub fn load() {
     let program = program.to_string_lossy();
     let _ = PROGRAM.set(program.rsplit('/').next().unwrap_or_default().to_owned());
     let _ = FILE.set(path);
-    let reason = match crate::process::settings::is_on() {
-        true => "",
-        false => "GINNEL_SOCKETS is off, or the program has the rights of another user",
-    };
+    let reason = crate::process::settings::why_off();
     write(&Record { event: Event::Process, reason: reason.into(), ..head() });
     // SAFETY: `at_exit` is a function of this library and takes no argument.
     unsafe { libc::atexit(at_exit) };

@@ -10,8 +10,8 @@ use crate::state::known::Fact;
 use crate::state::socket::{Socket, Stage};
 use crate::state::sockets;
 use crate::state::sockets::SOCKETS;
-use crate::system::errno::{Errno, Kept};
-use crate::system::memory::is_there;
+use crate::system::errno::{Errno, Kept, Result, tell_int};
+use crate::system::memory::{can_write, is_there};
 use crate::system::{kernel, real};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
@@ -287,6 +287,13 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    if (level, name) == (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE)
+        && let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined())
+        && socket.receiving.carrier() != Carrier::Kernel
+    {
+        // SAFETY: the program says that there is a length, and room for that many bytes.
+        return tell_int(unsafe { mapped_nothing(socket, fd, value, len) });
+    }
     // SAFETY: the program obeys the rules of the function.
     let result = unsafe { real::getsockopt(fd, level, name, value, len) };
     if result == 0
@@ -324,6 +331,48 @@ pub unsafe extern "C-unwind" fn getsockopt(
         }
     }
     result
+}
+
+/// The kernel's pages with received bytes (`struct tcp_zerocopy_receive`).
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+
+/// Says that nothing was mapped, and that the bytes which are there can be received by other calls. The kernel says so of bytes that
+/// do not fill a page.
+///
+/// # Safety
+///
+/// The pointers are those of a call of `getsockopt`.
+unsafe fn mapped_nothing(
+    socket: &'static Socket,
+    fd: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> Result<c_int> {
+    /// The offsets of the numbers of mapped bytes, of others that can be received, of all of these, of the error, and of copied bytes.
+    const LENGTH: usize = 8;
+    const SKIP_HINT: usize = 12;
+    const INQ: usize = 16;
+    const ERROR: usize = 20;
+    const COPIED: usize = 32;
+    if !is_there(len) {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the length is there, as just checked.
+    let room = unsafe { len.read_unaligned() } as usize;
+    if room < LENGTH + size_of::<u32>() {
+        return Err(Errno(libc::EINVAL));
+    }
+    if !can_write(value, room.min(64)) {
+        return Err(Errno(libc::EFAULT));
+    }
+    let there = look::available(socket, fd).unwrap_or_else(|| kernel::unread(fd)) as u32;
+    for (at, number) in [(LENGTH, 0), (SKIP_HINT, there), (INQ, there), (ERROR, 0), (COPIED, 0)] {
+        if at + size_of::<u32>() <= room {
+            // SAFETY: there are `room` bytes, of which the first 64 can be written.
+            unsafe { value.cast::<u8>().add(at).cast::<u32>().write_unaligned(number) };
+        }
+    }
+    Ok(0)
 }
 
 /// The timeouts of programs that were compiled with times of 64 bits for processors of 32 (`asm-generic/socket.h`).

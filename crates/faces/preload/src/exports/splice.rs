@@ -4,6 +4,8 @@ use crate::calls::splice::Pipe;
 use crate::calls::{send, splice};
 use crate::carrying::output;
 use crate::exports::io::connection;
+use crate::process::buffers;
+use crate::process::buffers::{Buffer, SMALL};
 use crate::state::socket::Socket;
 use crate::system::errno::{Errno, Result, check, tell};
 use crate::system::memory::{can_write, is_there};
@@ -111,9 +113,6 @@ pub unsafe extern "C-unwind" fn sendfile64(
     native(out, from)
 }
 
-/// The number of bytes of a file that are read at a time.
-const PIECE: usize = 64 << 10;
-
 /// Reads bytes of a file and sends them. If there is a `position`, this function advances it and leaves the file's own position
 /// unchanged.
 fn copy_file(
@@ -123,7 +122,8 @@ fn copy_file(
     position: &mut Option<off64_t>,
     count: usize,
 ) -> Result<usize> {
-    let mut buffer = [0u8; PIECE];
+    let (mut buffer, mut small) = (Buffer::take(), [0; SMALL]);
+    let buffer = buffers::of(&mut buffer, &mut small);
     let mut sent = 0;
     // The position advances by the number of bytes that were sent, which may be less than the number that was read.
     let mut at = match *position {
@@ -143,7 +143,7 @@ fn copy_file(
         },
     };
     while sent < count {
-        let len = (count - sent).min(PIECE);
+        let len = (count - sent).min(buffer.len());
         // SAFETY: the buffer has room for `len` bytes.
         let got = check(unsafe { libc::pread64(from, buffer.as_mut_ptr().cast(), len, at) });
         let got = match got {

@@ -83,6 +83,7 @@ fn call(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let function = usize::try_from(signal).ok().and_then(|signal| HANDLERS.get(signal));
     let function = function.map_or(0, |handler| handler.function.load(Ordering::Relaxed));
     if function != 0 {
+        thread::note_handler();
         // SAFETY: the program has said that this is a handler. One that takes only the number ignores what else is in the registers.
         let function: extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void) =
             unsafe { std::mem::transmute(function) };

@@ -18,18 +18,33 @@ pub enum Mode {
 }
 
 static MODE: AtomicU8 = AtomicU8::new(Mode::Off as u8);
+/// Why the library does nothing; empty if it does something.
+static WHY_OFF: OnceLock<&str> = OnceLock::new();
+
+/// Returns the mode that a value of `GINNEL_SOCKETS` names, or why it is `off`. Somebody who writes a word of his own probably wants the
+/// library off, and `off` harms nobody.
+fn named(value: Option<&str>) -> Result<Mode, &'static str> {
+    let is = |word: &str| value.is_some_and(|value| value.eq_ignore_ascii_case(word));
+    match value {
+        None | Some("") => Ok(Mode::Auto),
+        _ if is("auto") => Ok(Mode::Auto),
+        _ if is("eager") => Ok(Mode::Eager),
+        _ if is("off") => Err("GINNEL_SOCKETS is off"),
+        _ => Err("GINNEL_SOCKETS has an unknown value: use auto, eager or off"),
+    }
+}
 
 /// Reads `GINNEL_SOCKETS` (`off`, `auto`, which is the default, or `eager`) and the other settings. Before this call, the mode
 /// is `off`.
 pub fn load() {
-    let mode = match std::env::var_os("GINNEL_SOCKETS") {
-        Some(value) if value == "off" => Mode::Off,
-        Some(value) if value == "eager" => Mode::Eager,
-        _ => Mode::Auto,
-    };
+    let value = std::env::var_os("GINNEL_SOCKETS").map(|value| value.to_string_lossy().into_owned());
     // A program that runs with the rights of another user must not obey the environment of its caller.
-    let mode = if is_privileged() { Mode::Off } else { mode };
-    MODE.store(mode as u8, Ordering::Relaxed);
+    let mode = match is_privileged() {
+        true => Err("the program has the rights of another user"),
+        false => named(value.as_deref()),
+    };
+    let _ = WHY_OFF.set(mode.err().unwrap_or_default());
+    MODE.store(mode.unwrap_or(Mode::Off) as u8, Ordering::Relaxed);
     attach();
     LETS_AGE.store(wait().is_none(), Ordering::Relaxed);
     ports();
@@ -97,6 +112,11 @@ pub fn mode() -> Mode {
     }
 }
 
+/// Returns why the library does nothing, or an empty text.
+pub fn why_off() -> &'static str {
+    WHY_OFF.get().copied().unwrap_or_default()
+}
+
 /// Makes this library handle no further connections.
 pub fn turn_off() {
     MODE.store(Mode::Off as u8, Ordering::Relaxed);
@@ -106,4 +126,20 @@ pub fn turn_off() {
 #[inline]
 pub fn is_on() -> bool {
     mode() != Mode::Off
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Mode, named};
+
+    #[test]
+    fn an_unknown_mode_is_off() {
+        assert_eq!(named(None), Ok(Mode::Auto));
+        assert_eq!(named(Some("")), Ok(Mode::Auto));
+        assert_eq!(named(Some("auto")), Ok(Mode::Auto));
+        assert_eq!(named(Some("Eager")), Ok(Mode::Eager));
+        for off in ["off", "OFF", "0", "no", "fast", "\u{fffd}"] {
+            assert!(named(Some(off)).is_err(), "{off}");
+        }
+    }
 }

@@ -1,41 +1,18 @@
-//! Signals that end a waiting call.
-//!
-//! After a handler with SA_RESTART, the kernel restarts a `recv` or `send` that has no timeout. After any other handler the
-//! call ends. The kernel never restarts `poll`, and this library sometimes waits in `poll` on behalf of such a call. So this
-//! module decides whether the call would have been restarted. A program that has handlers of both kinds must expect EINTR, so
-//! its call fails with EINTR.
+//! Signals: which may be blocked, and how a thread blocks, sends and sleeps for them.
 //!
 //! A handler may leave the interrupted call without returning to it (`longjmp`). It does not run while the call holds a lock
 //! ([`crate::process::section`]). Code that takes a lock of the C library, or allocates, runs with [`Blocked`] signals, and everything that
 //! is created only once is created when the library is loaded.
-#![allow(unsafe_code)] // Asks the kernel which handlers are installed.
+#![allow(unsafe_code)] // System calls about signals.
 
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result};
 use crate::system::real;
 
-/// Decides what happens to the program's call after a signal handler has interrupted its `poll`. Returns EINTR if the call ends.
-#[cold]
-pub fn interrupted(has_timeout: bool) -> Result<()> {
-    let _errno = Kept::new();
-    if has_timeout || (1..=libc::SIGRTMAX()).any(ends_calls) { Err(Errno(libc::EINTR)) } else { Ok(()) }
-}
-
 /// Signals for faults of the thread itself. They do not arrive while the thread waits. This library and language runtimes have
 /// handlers for them.
 pub const FAULTS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
-
-/// Returns whether a signal has a handler without SA_RESTART that may have run while a call waited.
-fn ends_calls(signal: libc::c_int) -> bool {
-    // SAFETY: `now` has room for the current action, and zeros are a valid value for it. The call changes no action.
-    let (result, now) = unsafe {
-        let mut now: libc::sigaction = std::mem::zeroed();
-        (libc::sigaction(signal, std::ptr::null(), &raw mut now), now)
-    };
-    let has_handler = now.sa_sigaction != libc::SIG_DFL && now.sa_sigaction != libc::SIG_IGN;
-    result == 0 && !FAULTS.contains(&signal) && has_handler && now.sa_flags & libc::SA_RESTART == 0
-}
 
 /// Blocks all signals of this thread, except those for faults, until it is dropped.
 pub struct Blocked(Option<libc::sigset_t>);

@@ -5,7 +5,7 @@
 //! loaded later would need, and which a signal handler could not make.
 
 pub use own::with;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The variables of one thread. Only that thread and its signal handlers use them; they are atomics because a handler may run
 /// between any two instructions. They begin as zeros.
@@ -18,6 +18,8 @@ pub struct Thread {
     /// Whether signals are blocked until the thread leaves its sections, and the mask that it has then.
     pub is_postponed: AtomicBool,
     pub mask: AtomicU64,
+    /// How many handlers of the program this library has called.
+    handled: AtomicU32,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -96,6 +98,18 @@ pub fn tid() -> i32 {
 fn thread_number() -> i32 {
     // SAFETY: `gettid` cannot fail.
     unsafe { libc::gettid() }
+}
+
+/// Returns how many handlers of the program have been called in this thread. (Modulo a large number.)
+#[inline]
+pub fn handled() -> u32 {
+    with(|own| own.handled.load(Ordering::Relaxed))
+}
+
+/// Notes that another one is called.
+pub fn note_handler() {
+    // A handler that interrupts this one between the two accesses only hides itself.
+    with(|own| own.handled.store(own.handled.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed));
 }
 
 /// Resets the variables of the only thread of a child process, whose number differs from the parent thread's.

@@ -1,6 +1,6 @@
 //! A call of the program that moves bytes.
 
-use crate::process::signals;
+use crate::process::{interrupted, thread};
 use crate::state::socket::Socket;
 use crate::state::sockets::number_in;
 use crate::system::errno::{Errno, Result};
@@ -23,6 +23,8 @@ pub struct Call {
     /// The option with the timeout.
     option: c_int,
     has_waited: bool,
+    /// How many signal handlers had run in the thread before.
+    handled: u32,
     /// It has moved bytes. Then a signal handler ends it, whatever the handler is: the kernel restarts only a call that has moved none.
     pub has_moved: bool,
     begun: Option<Instant>,
@@ -49,6 +51,7 @@ impl Call {
             gone,
             option,
             has_waited: false,
+            handled: thread::handled(),
             has_moved: false,
             begun: None,
             end: None,
@@ -104,7 +107,7 @@ impl Call {
     pub fn woken<T>(&self, slept: Result<T>, has_limit: bool) -> Result<Option<T>> {
         match slept {
             Err(Errno(libc::EINTR)) if self.has_moved => Err(Errno(libc::EINTR)),
-            Err(Errno(libc::EINTR)) => signals::interrupted(has_limit).map(|()| None),
+            Err(Errno(libc::EINTR)) => interrupted::interrupted(has_limit, self.handled).map(|()| None),
             slept => slept.map(Some),
         }
     }

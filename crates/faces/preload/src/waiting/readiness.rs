@@ -13,8 +13,8 @@ use libc::{c_int, c_short};
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
     let mut events = 0;
     disconnecting::follow_if_due(socket);
-    if socket.has(Fact::ShutDownReceiving) {
-        // A thread that finds the kernel's socket readable for this reason looks for no wake bytes there.
+    if socket.has(Fact::ShutDownReceiving) || socket.receiving.carrier() != Carrier::Ring {
+        // Whoever takes wake bytes finds out about this. Here, nobody does.
         returning::leave_if_recalled(socket, fd);
     }
     let input = libc::POLLIN | libc::POLLRDNORM;

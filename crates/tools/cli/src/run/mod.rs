@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use program::Fit;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -113,6 +114,9 @@ fn execute(args: Args) -> Result<()> {
     if let Fit::Ignores(why) | Fit::Breaks(why) = &fit {
         output::note(format!("ginnel: warning: {why}: its connections stay on TCP"));
     }
+    if args.mode != Mode::Off && matches!(fit, Fit::Loads) {
+        warn_without_daemon(&ginnel::AttachOptions::default().socket);
+    }
     if !matches!(fit, Fit::Breaks(_)) {
         load(&mut command, &PRELOAD, &library)?;
     }
@@ -133,6 +137,18 @@ fn execute(args: Args) -> Result<()> {
     }
     drop(file);
     signals::end_as(status)
+}
+
+/// Says so if the program could not reach a daemon now. It may start later.
+fn warn_without_daemon(socket: &Path) {
+    // The daemon's socket takes no streams, so nobody there learns of this attempt.
+    let Err(error) = UnixStream::connect(socket) else { return };
+    if error.raw_os_error() != Some(libc::EPROTOTYPE) {
+        let path = socket.display();
+        output::note(format!(
+            "ginnel: warning: no daemon can be reached at {path} ({error}): connections stay on TCP until one can"
+        ));
+    }
 }
 
 /// Adds a library to the program's variables for the dynamic loader.

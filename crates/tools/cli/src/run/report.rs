@@ -155,10 +155,15 @@ fn via(record: &Record) -> &'static str {
     }
 }
 
-/// Returns why the connection is on TCP, and why its gets are not answered from memory.
+/// Returns why the connection is on TCP, that it was meanwhile, and why its gets are not answered from memory.
 fn why(record: &Record) -> String {
+    let returns = match record.returns {
+        0 => String::new(),
+        1 => "went back to TCP once".into(),
+        n => format!("went back to TCP {n} times"),
+    };
     let no_cache = if record.no_cache.is_empty() { "" } else { "no gets from memory: " };
-    let all = [plain(&record.reason), no_cache.to_owned() + &plain(&record.no_cache)];
+    let all = [plain(&record.reason), returns, no_cache.to_owned() + &plain(&record.no_cache)];
     all.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
