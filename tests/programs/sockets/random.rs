@@ -301,7 +301,7 @@ impl Run<'_> {
             }
             (-1, libc::EPIPE) if has_ended || reset != Reset::No => {}
             (-1, libc::ECONNRESET) if reset != Reset::No => {}
-            (-1, libc::EAGAIN) if outstanding > 0 => self.model.ends[end].was_full = true,
+            (-1, libc::EAGAIN) if outstanding > 0 => self.model.found_full(end),
             other => return fail(format!("send: {other:?}")),
         }
         Ok(())
@@ -394,7 +394,8 @@ impl Run<'_> {
         if answer.result != 0 {
             return fail(format!("epoll_ctl: {answer:?}"));
         }
-        let watch = Watch { end, interest, is_edge_triggered, is_once, is_spent: false, edges: !0 };
+        let watch =
+            Watch { end, interest, is_edge_triggered, is_once, is_spent: false, edges: !0, was_full: false };
         self.model.watches.insert((process, place), watch);
         Ok(())
     }
@@ -463,6 +464,7 @@ impl Run<'_> {
             }
             let watch = self.model.watches.get_mut(&(process, place)).unwrap();
             watch.edges &= !events;
+            watch.was_full &= events & OUT == 0;
             watch.is_spent = watch.is_once;
             if watch.is_once {
                 must.remove(&place);

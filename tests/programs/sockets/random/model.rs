@@ -39,8 +39,6 @@ pub struct End {
     pub is_nonblocking: bool,
     /// Closing it breaks the connection.
     pub lingers_not: bool,
-    /// There was no room since `OUT` was reported last.
-    pub was_full: bool,
 }
 
 /// A socket in an epoll instance. Each process has at most one instance.
@@ -54,6 +52,8 @@ pub struct Watch {
     pub is_spent: bool,
     /// The events that must come, if they are still true: their edges have not been reported.
     pub edges: i16,
+    /// There was no room since it has reported `OUT` last.
+    pub was_full: bool,
 }
 
 #[derive(Default)]
@@ -155,11 +155,20 @@ impl Model {
         }
     }
 
+    /// An end has found no room.
+    pub fn found_full(&mut self, end: usize) {
+        self.watches.values_mut().filter(|watch| watch.end == end).for_each(|watch| watch.was_full = true);
+    }
+
     /// An end has received bytes.
     pub fn received(&mut self, end: usize, bytes: u64) {
         self.ends[end].received += bytes;
-        if bytes > 0 && self.available(end) == 0 && std::mem::take(&mut self.ends[1 - end].was_full) {
-            self.edge(1 - end, OUT);
+        if bytes > 0 && self.available(end) == 0 {
+            for watch in self.watches.values_mut().filter(|watch| watch.end == 1 - end) {
+                if std::mem::take(&mut watch.was_full) {
+                    watch.edges |= OUT;
+                }
+            }
         }
     }
 
