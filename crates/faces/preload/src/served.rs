@@ -4,7 +4,7 @@
 //! begin        decides with the first request whether a connection is served
 //! ask          asks the server whether it is a cache
 //! transfer     sends and receives
-//! waiting      implements poll and select
+//! waiting      implements poll and select for them, and for connections without rings
 //! giving_back  puts answers into the connection that another process is to receive
 //! ```
 

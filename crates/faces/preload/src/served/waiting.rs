@@ -1,4 +1,5 @@
-//! `poll` and `select` on sockets that concern caches.
+//! `poll` and `select` where no connection has rings: on sockets that concern caches, and for threads that may find out only afterwards
+//! that a connection has got some.
 
 use crate::cache::State;
 use crate::epoll::EPOLLS;

@@ -38,7 +38,7 @@ pub struct Direction<R> {
     /// True if the kernel carries the direction again, after a ring did.
     returned: AtomicBool,
     /// The number of sleepers that the peer has to wake. While it is not 0, no thread says that this side is awake. It is written
-    /// with the ring's lock held.
+    /// with the ring's lock held, or before there is a ring.
     pub waiting: AtomicU32,
     /// This side's ends of the direction's rings, while there are any.
     ring: Lock<Rings<R>>,

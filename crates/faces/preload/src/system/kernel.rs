@@ -171,11 +171,14 @@ pub fn cookie(fd: c_int) -> Option<u64> {
     (result == 0).then_some(value)
 }
 
+/// What the kernel's socket reports for bytes and for the end.
+pub const READABLE: libc::c_short = libc::POLLIN | libc::POLLRDHUP;
+
 /// Waits for bytes or an end, for at most the given number of milliseconds, or without limit if it is negative. Returns whether
 /// there are any.
 pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
     let _errno = Kept::new();
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+    let mut poll = libc::pollfd { fd, events: READABLE, revents: 0 };
     // SAFETY: `poll` is one pollfd, and the count is 1.
     let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
     check(ready as isize).map(|n| n > 0)

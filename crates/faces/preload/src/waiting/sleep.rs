@@ -10,10 +10,15 @@
 //! program's own epoll instances contain the socket in the same way (module `epoll`). Where the kernel has no room, which happens while
 //! bytes of the program wait in it, nobody takes the last byte as long as somebody may sleep at edges.
 //!
+//! A thread that has slept in the kernel since before the connection got its rings ([`super::unaware`]) sleeps like a keeper, and knows
+//! nothing of these rules. As long as there is one, nobody else is a keeper, and nobody takes the last byte. Bytes of the program that
+//! nobody receives, and the end of a stream behind them, would also wake a keeper again and again, so beside them nobody is one.
+//!
 //! What can go wrong:
 //!
 //! | | |
 //! |---|---|
+//! | a signal handler leaves the call of a thread that knows nothing of the rules | all others sleep at edges from then on, and are woken by bytes |
 //! | the keeper is killed, or a signal handler leaves its call (`longjmp`) | others sleep at edges, and take all bytes but one. They replace a keeper that is dead when two bytes are there |
 //! | no epoll instance is left for a thread, or the program has confined itself with seccomp | the thread looks at intervals |
 
@@ -26,7 +31,7 @@ use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use crate::waiting::points::{Registration, WaitPoint};
-use libc::{c_int, c_short};
+use libc::c_int;
 use std::sync::atomic::Ordering;
 
 /// The registration of a socket for a thread that sleeps at edges.
@@ -108,16 +113,16 @@ pub struct Sleep {
     edges: Option<Edges>,
 }
 
-/// What the kernel's socket reports for bytes and for the end.
-const READABLE: c_short = libc::POLLIN | libc::POLLRDHUP;
-
 impl Sleep {
     /// The caller calls [`settle`] before it asks the peer.
     pub fn begin(socket: &'static Socket, fd: c_int, point: &mut Point) -> Self {
         // The keeper would sleep beside a byte that it has to leave to another thread, bytes of the program, or the end of its stream.
         let is_beside = keeper::has_unaware(socket)
-            || !returning::may_be_woken(socket) && kernel::poll_now(fd, READABLE) != 0;
-        let keeper = Keeper::begin(socket).filter(|_| !is_beside && !keeper::is_left(socket, fd));
+            || !returning::may_be_woken(socket) && kernel::poll_now(fd, kernel::READABLE) != 0;
+        let keeper = match is_beside {
+            true => None,
+            false => Keeper::begin(socket).filter(|_| !keeper::is_left(socket, fd)),
+        };
         let edges = match keeper {
             Some(_) => None,
             None => point.get().and_then(|point| Edges::begin(socket, fd, point)),

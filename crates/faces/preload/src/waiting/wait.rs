@@ -79,7 +79,7 @@ fn sleep_for_data(call: &mut Call, sleep: &Sleep, point: &Point) -> Result<()> {
         return doze(call);
     }
     if let Some(point) = point.taken() {
-        if sleep.keeper().is_none() && !wakes_only && kernel::poll_now(fd, READABLE) != 0 {
+        if sleep.keeper().is_none() && !wakes_only && kernel::poll_now(fd, kernel::READABLE) != 0 {
             return Ok(());
         }
         let left = call.left()?;
@@ -95,8 +95,6 @@ fn sleep_for_data(call: &mut Call, sleep: &Sleep, point: &Point) -> Result<()> {
     }
     Ok(())
 }
-
-const READABLE: libc::c_short = libc::POLLIN | libc::POLLRDHUP;
 
 /// Sleeps as the keeper. Returns whether the call that has slept has taken the byte that has woken it.
 fn sleep_at_socket(call: &mut Call, wakes_only: bool) -> Result<bool> {
