@@ -77,8 +77,8 @@ pub fn is_last_kept(socket: &'static Socket, fd: c_int, keeper: Option<&Keeper>)
     })
 }
 
-/// Returns whether a thread of this process may sleep that has begun before the connection got its rings. The kernel asks it once more for the byte that
-/// has woken it.
+/// Returns whether a thread of this process may sleep that has begun before the connection got its rings. The kernel asks it once more for
+/// the byte that has woken it.
 pub fn has_unaware(socket: &Socket) -> bool {
     // ORDER preload.unaware: see `waiting::unaware::Unaware::begin`.
     fence(Ordering::SeqCst);
