@@ -68,7 +68,16 @@ fn a_thread_is_woken_that_has_slept_since_before_the_change() {
     kit::require_programs!(&[PYTHON]);
     for way in ["poll", "select", "epoll", "edges"] {
         println!("{way}");
-        run(include_str!("waking/unaware.py"), &[way], 40);
+        run(include_str!("waking/unaware.py"), &[way], 10);
+    }
+}
+
+#[test]
+fn a_thread_sleeps_where_the_keeper_cannot() {
+    kit::require_programs!(&[PYTHON]);
+    for way in ["no events", "edges", "many"] {
+        println!("{way}");
+        run(include_str!("waking/beside.py"), &[way], 2);
     }
 }
 

@@ -124,7 +124,8 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             left = limit.left();
         }
         // The kernel takes no more entries than the program may have descriptors.
-        let mut point = if own >= MANY { Point::none() } else { Point::at_doorbell() };
+        let may_add = own < MANY || own < kernel::most_descriptors();
+        let mut point = if may_add { Point::at_doorbell() } else { Point::none() };
         let early: SmallVec<[usize; FEW]> = (0..own).filter(|i| is_early(&fds[*i])).collect();
         let sleeper = (!early.is_empty()).then(early::Sleeper::begin);
         let mut sleepers = SmallVec::<[Asleep; FEW]>::new();

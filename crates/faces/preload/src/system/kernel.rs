@@ -257,6 +257,18 @@ pub fn peek_behind(fd: c_int, skipped: usize, into: &mut [&mut [u8]], counts: bo
     check(got).map(|got| got.saturating_sub(skipped))
 }
 
+/// Returns how many descriptors the program may have (RLIMIT_NOFILE), or 0 if the kernel does not say.
+pub fn most_descriptors() -> usize {
+    if is_confined() {
+        return 0;
+    }
+    let _errno = Kept::new();
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: there is room for the limit.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    if result == 0 { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 0 }
+}
+
 /// Returns how many sent bytes the peer's kernel has not acknowledged.
 pub fn unacknowledged(fd: c_int) -> usize {
     queue(fd, libc::TIOCOUTQ)

@@ -21,6 +21,7 @@ use crate::carrying::returning;
 use crate::process::lock::Lock;
 use crate::process::{hidden, ids, thread};
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::Socket;
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
@@ -307,7 +308,8 @@ impl WaitPoint {
         let entry = |fd, events| pollfd { fd, events, revents: 0 };
         let bytes = if is_keeper { libc::POLLIN } else { 0 };
         // An end that is there already, behind which a ring or bytes are left, would wake the thread again and again.
-        let end = if is_keeper || returning::may_be_woken(socket) { libc::POLLRDHUP } else { 0 };
+        let has_end = socket.has(Fact::ShutDownReceiving) || !returning::may_be_woken(socket);
+        let end = if is_keeper || !has_end { libc::POLLRDHUP } else { 0 };
         let mut polls = [entry(fd, bytes | end), entry(self.epoll(), libc::POLLIN)];
         // SAFETY: two descriptors.
         check(unsafe { real::poll(polls.as_mut_ptr(), 2, milliseconds) } as isize)?;

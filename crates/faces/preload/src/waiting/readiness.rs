@@ -17,6 +17,10 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
         // Whoever takes wake bytes finds out about this. Here, nobody does.
         returning::leave_if_recalled(socket, fd);
     }
+    if socket.has(Fact::ShutDownReceiving) && socket.end() == End::None {
+        // Nobody asks the kernel either, whose socket is readable for good.
+        connection::look_for_end(socket, fd);
+    }
     let input = libc::POLLIN | libc::POLLRDNORM;
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
     let mut is_ending = socket.has(Fact::ShutDownReceiving);
@@ -145,11 +149,8 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 /// Returns whether the peer can wake this side for all events of interest. This side must have asked for it with [`arm_more`].
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     counted::begin_ring_if_due(socket);
-    // The daemon wakes no sleeper. The kernel's socket always is readable once the program has shut down receiving.
-    if socket.has(Fact::ShutDownReceiving)
-        || crate::carrying::grow::attend_waiting(socket)
-        || connection::is_undecided(socket)
-    {
+    // The daemon wakes no sleeper.
+    if crate::carrying::grow::attend_waiting(socket) || connection::is_undecided(socket) {
         return false;
     }
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;

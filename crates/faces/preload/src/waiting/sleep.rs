@@ -26,6 +26,7 @@ use crate::carrying::bell::Wake;
 use crate::carrying::keeper::Keeper;
 use crate::carrying::{keeper, returning};
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
@@ -116,8 +117,10 @@ pub struct Sleep {
 impl Sleep {
     /// The caller calls [`settle`] before it asks the peer.
     pub fn begin(socket: &'static Socket, fd: c_int, point: &mut Point) -> Self {
-        // The keeper would sleep beside a byte that it has to leave to another thread, bytes of the program, or the end of its stream.
+        // The keeper would sleep beside a byte that it has to leave to another thread, bytes of the program, or the end of its stream. Once
+        // the program has shut down receiving, the kernel's socket is readable for good.
         let is_beside = keeper::has_unaware(socket)
+            || socket.has(Fact::ShutDownReceiving)
             || !returning::may_be_woken(socket) && kernel::poll_now(fd, kernel::READABLE) != 0;
         let keeper = match is_beside {
             true => None,
