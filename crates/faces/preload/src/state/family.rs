@@ -34,7 +34,7 @@ use crate::state::sockets::SOCKETS;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use libc::c_int;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering, fence};
 
 /// The socket's number if there was no free entry: only this process continues with it.
 const NONE_FREE: u32 = u32::MAX;
@@ -234,6 +234,10 @@ fn share(socket: &Socket) {
     socket.family.store(number, Ordering::Relaxed);
     socket.sending.share(&entry.sending);
     socket.receiving.share(&entry.receiving);
+    // ORDER preload.known: either the thread that notes a fact sees what is shared, or this thread sees the fact, because both write before
+    // they read. Pairs with: `Socket::note`.
+    fence(Ordering::SeqCst);
+    entry.sending.known.learn(&socket.known);
     socket.asleep.share_keeper(&entry.receiving);
 }
 

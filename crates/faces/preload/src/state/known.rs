@@ -46,7 +46,7 @@ impl Known {
     /// Takes over what is known elsewhere of the same connection.
     pub fn learn(&self, from: &Self) {
         self.facts.fetch_or(from.facts.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.without_room.store(from.without_room.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.without_room.fetch_max(from.without_room.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Forgets everything, for another connection.

@@ -13,7 +13,7 @@ use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 /// The stage that a socket has reached.
@@ -510,6 +510,8 @@ impl Socket {
     /// Notes a fact, for relatives too. Returns whether it is new.
     pub fn note(&self, fact: Fact) -> bool {
         let is_new = self.known.note(fact);
+        // ORDER preload.known: see `family::share`.
+        fence(Ordering::SeqCst);
         self.shared().is_none_or(|shared| shared.note(fact)) && is_new
     }
 
