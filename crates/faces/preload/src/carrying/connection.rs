@@ -119,6 +119,12 @@ pub fn sending(fd: c_int) -> Sending {
     }
 }
 
+/// Returns whether the kernel has no bytes of the connection, and none can come.
+pub fn brings_no_more(fd: c_int) -> bool {
+    // As in `is_peers_end`.
+    !is_confined() && kernel::unread(fd) == 0 && state(fd).is_some_and(|state| matches!(state, 6..=9 | 11))
+}
+
 /// Returns whether the kernel has ended what this side sends.
 pub fn has_sent_end(fd: c_int) -> bool {
     // TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_CLOSE, TCP_LAST_ACK and TCP_CLOSING.
