@@ -437,8 +437,8 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
             false => 0,
         };
         count_dropped(socket, n as u64);
-        // A signal handler has left a call that had taken these bytes and not counted them yet; or they have come after the program had shut
-        // down both directions, and the kernel has broken the connection because of them.
+        // A signal handler has left a call that had taken these bytes and not counted them yet. Or they have come after the program had
+        // shut down both directions, and the kernel has broken the connection because of them.
         if n == 0 && (has_taken(socket, fd) || connection::brings_no_more(fd)) {
             count_dropped(socket, left);
             break;
