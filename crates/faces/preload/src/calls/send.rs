@@ -233,8 +233,10 @@ pub fn wait_for_room(call: &mut Call, waits: bool, least: usize, is_small: bool)
 fn natively(call: &mut Call, bytes: &[u8], flags: c_int) -> Result<usize> {
     let _errno = Kept::new();
     let (socket, fd) = (call.socket, call.fd);
+    // A call that has sent something returns how much, and raises no signal.
+    let quiet = if call.has_moved { libc::MSG_NOSIGNAL } else { 0 };
     let send = || match Using::begin(socket, fd) {
-        Some(_using) => kernel::send(fd, bytes, flags | libc::MSG_DONTWAIT),
+        Some(_using) => kernel::send(fd, bytes, flags | quiet | libc::MSG_DONTWAIT),
         None => tell(Err(Errno(libc::EBADF))),
     };
     let sent = socket.sending.through_kernel(send, |sent: &isize| usize::try_from(*sent).unwrap_or(0));
