@@ -864,7 +864,13 @@ impl<F: Fn() -> Players> Theatre<F> {
 }
 
 /// Executes random programs, over TCP and on a stage.
-fn compare(stage: &Stage, is_settled: bool, mut runner: TestRunner, length: &Length) {
+fn compare(
+    stage: &Stage,
+    is_settled: bool,
+    mut runner: TestRunner,
+    is_wanted: fn(Do) -> bool,
+    length: &Length,
+) {
     let source = [("player.c", include_str!("random/player.c"))];
     let program = stage.compile("player", &source, &["-O1", "-Wall", "-Werror", "-pthread"]);
     let program = program.to_str().unwrap();
@@ -981,8 +987,8 @@ fn shrink(
     }
 }
 
-/// Executes a fixed sequence of programs until the time is over; with `GINNEL_SOAK`, random programs. During the change, some of them
-/// still fail now and then, where processes share a connection. So the fixed ones only move bytes and poll there.
+/// Executes a fixed sequence of programs until the time is over; with `GINNEL_SOAK`, random programs. During the change, random programs
+/// still find deviations where processes share a connection. So the fixed ones only move bytes and poll there.
 fn run(stage: &Stage, is_settled: bool) {
     kit::require_programs!(&["cc"]);
     match std::env::var_os("GINNEL_SOAK") {
