@@ -149,8 +149,9 @@ fn last(rings: &Rings<SocketReceiver>) -> Option<&SocketReceiver> {
 pub fn is_reset(socket: &'static Socket) -> bool {
     // Wake bytes that nobody has read make the kernel reset the connection too, where TCP would have ended it in order. So the kernel's
     // word counts only where it carries what this side sends, and there are no wake bytes behind that.
-    match (socket.receiving.carrier(), socket.sending.carrier()) {
-        (Carrier::Ring, Carrier::Ring) => {}
+    let receiving = socket.receiving.carrier();
+    match (receiving, socket.sending.carrier()) {
+        (_, Carrier::Ring) => {}
         (Carrier::Ring | Carrier::Returning, Carrier::Kernel) => return socket.end() == End::Reset,
         _ => return false,
     }
@@ -159,7 +160,8 @@ pub fn is_reset(socket: &'static Socket) -> bool {
     let ring = socket.sending.lock();
     // A process that has ended without a close has left bytes unread too.
     let has_left = |sender: &SocketSender| {
-        matches!(socket.end(), End::Fin | End::Reset)
+        receiving == Carrier::Ring
+            && matches!(socket.end(), End::Fin | End::Reset)
             && !has_finished
             && !sender.ring.is_closed()
             && room::untaken(sender) > 0

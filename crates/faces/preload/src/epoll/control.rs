@@ -41,9 +41,15 @@ impl Instance {
                     return 0;
                 }
                 self.take_out_entirely(epoll, fd, socket);
+                let is_once = event.events & libc::EPOLLONESHOT as u32 != 0;
+                // A thread that sleeps may get the event before the kernel's call returns. It notes that with this lock held (`had`).
+                let state = is_once.then(|| {
+                    self.has_once.store(true, Ordering::Relaxed);
+                    self.state.lock()
+                });
                 let result = native();
                 if result == 0 {
-                    self.add(epoll, fd, socket, event);
+                    self.add(epoll, fd, socket, event, state.unwrap_or_else(|| self.state.lock()));
                 }
                 result
             }
@@ -62,7 +68,14 @@ impl Instance {
         }
     }
 
-    pub(super) fn add(&'static self, epoll: c_int, fd: c_int, socket: &'static Socket, event: epoll_event) {
+    fn add(
+        &'static self,
+        epoll: c_int,
+        fd: c_int,
+        socket: &'static Socket,
+        event: epoll_event,
+        mut state: Guard<'_, State>,
+    ) {
         let watch = Watch {
             socket,
             life: socket.life.load(Ordering::Relaxed),
@@ -78,13 +91,11 @@ impl Instance {
             is_by_clock: false,
             told: 0,
         };
-        {
-            let mut state = self.state.lock();
-            if let Some(before) = state.watches.insert(fd, watch) {
-                self.removed(&mut state, fd, before);
-            }
-            self.expect_once(&mut state, fd, event);
+        if let Some(before) = state.watches.insert(fd, watch) {
+            self.removed(&mut state, fd, before);
         }
+        self.expect_once(&mut state, fd, event);
+        drop(state);
         socket.watchers.add(self, fd);
         if socket.cache.is_there() {
             self.serve();
