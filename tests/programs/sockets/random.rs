@@ -42,7 +42,11 @@ const SHORT: Length =
 const LONG: Length =
     Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
 /// Programs that have failed. They are executed before all others.
-const FOUND: [(&str, &str); 7] = [
+const FOUND: [(&str, &str); 8] = [
+    (
+        "a connection that is passed on after both ends",
+        include_str!("random/found/passed-on-after-both-ends.txt"),
+    ),
     ("a signal of a call that has sent a part", include_str!("random/found/signal-after-a-part.txt")),
     ("a close with bytes before a ring", include_str!("random/found/closed-with-bytes-before-a-ring.txt")),
     ("an edge behind a larger ring", include_str!("random/found/edge-behind-a-larger-ring.txt")),

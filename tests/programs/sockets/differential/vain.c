@@ -116,3 +116,20 @@ CASE(vain_end)
     }
     meet();
 }
+
+/* The program's own end comes before the peer's: what is sent after it is an error. */
+CASE(vain_after_the_own_end)
+{
+    if (me == ACCEPTOR) {
+        close(fd);
+        meet();
+    } else {
+        meet();
+        check(events_of(fd, POLLRDHUP, PATIENCE) & POLLRDHUP, "the end");
+        say_events("room", events_of(fd, POLLOUT, PATIENCE));
+        say("shutdown", shutdown(fd, SHUT_WR));
+        say("send", send(fd, "x", 1, MSG_NOSIGNAL));
+        say("send", send(fd, "x", 1, MSG_NOSIGNAL));
+    }
+    meet();
+}

@@ -6,6 +6,7 @@ use crate::daemon::session;
 use crate::process::buffers::Buffer;
 use crate::served::{Pieces, transfer};
 use crate::state::carrier::Carrier;
+use crate::state::known::Fact;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
 use crate::system::clock::now;
@@ -164,6 +165,11 @@ fn into_ring<'a>(
                     rest = &rest[n..];
                     sent += n;
                     whole.begun(n);
+                }
+                // The program's own end comes first.
+                Err(SendError::Closed) if socket.has(Fact::ShutDownSending) && sent > 0 => return Ok(sent),
+                Err(SendError::Closed) if socket.has(Fact::ShutDownSending) => {
+                    return Err(output::broken(socket, call.fd, SendError::AfterFinish, flags));
                 }
                 Err(SendError::Full) => {
                     let waits = !is_nonblocking(call.fd);

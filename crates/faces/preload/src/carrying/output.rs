@@ -196,6 +196,9 @@ pub fn some_from(
         Ok(room) => room,
         Err(SendError::Full) => return Some(Err(Stop::Full)),
         // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
+        Err(SendError::Closed) if socket.has(Fact::ShutDownSending) => {
+            return Some(Err(Stop::Ended(SendError::AfterFinish)));
+        }
         Err(SendError::Closed) if !socket.has(Fact::SentInVain) => {
             drop(ring);
             let read = read(buffer);

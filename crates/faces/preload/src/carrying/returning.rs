@@ -162,11 +162,13 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
     if !is_due(sender) {
         return false;
     }
+    // A ring that the peer had closed before says only that.
+    let is_finished = sender.ring.is_finished() || socket.has(Fact::ShutDownSending);
     let Some(sent) = direction.begin_change() else { return false };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {}
         // The kernel counts its end as a byte, and sends nothing after it.
-        _ if sender.ring.is_finished() && connection::has_sent_end(fd) => {}
+        _ if is_finished && connection::has_sent_end(fd) => {}
         _ => {
             direction.set_carrier(Carrier::Ring);
             socket.full_since.store(now(), Ordering::Relaxed);
@@ -189,7 +191,7 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
     carrier::give_back(memory, Place { ring: position, kernel, repeated });
     // Room in the ring is useless now, and a wake byte that comes after a close would break the connection.
     sender.ring.disarm();
-    if sender.ring.is_finished() {
+    if is_finished {
         kernel::send_no_more(fd);
     }
     delays::relax(socket, fd);
