@@ -954,14 +954,14 @@ static void *with_a_small_stack(void *argument)
     return NULL;
 }
 
-/* What the library needs in place of a call of the kernel must fit onto a small stack. */
+/* What the library needs in place of a call of the kernel must fit onto a small stack, also in a build without optimisation. */
 CASE(found_small_stacks)
 {
     if (me == ACCEPTOR) {
         pthread_t thread;
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
-        say("stack", pthread_attr_setstacksize(&attributes, 24576));
+        say("stack", pthread_attr_setstacksize(&attributes, 65536));
         say("create", pthread_create(&thread, &attributes, with_a_small_stack, &fd));
         pthread_join(thread, NULL);
     } else {

@@ -559,6 +559,8 @@ impl Config {
                 return Err(Problem::new(place, format!("backing {other:?} is neither"), fix));
             }
         };
+        // A third member could read what two of them send to each other.
+        let sockets = spec.sockets.or((members.len() + readers.len() > 2).then_some(false));
         let users = spec.allow_users.iter().map(|a| a.user(place)).collect::<Result<_, _>>()?;
         let groups = spec.allow_groups.iter().map(|a| a.group(place)).collect::<Result<_, _>>()?;
         Ok(Segment {
@@ -575,7 +577,7 @@ impl Config {
             owner: spec.owner.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
             mode: spec.mode.map_or(0o660, |m| m.0),
-            access: Access { users, groups, sockets: spec.sockets, verbs: spec.verbs },
+            access: Access { users, groups, sockets, verbs: spec.verbs },
             page,
         })
     }

@@ -65,8 +65,12 @@ fn the_program_gets_its_arguments_and_the_library() {
         assert_eq!((status, out), (Some(0), &*expected), "{err}");
         assert_eq!(err.contains("no process has loaded the library"), report.is_some(), "{err}");
     }
-    let output = ginnel().args(["--", "sh", "-c", "echo $GINNEL_SOCKETS"]).output().unwrap();
-    assert_eq!(said(&output), (Some(0), "auto\n", ""));
+    let mut command = ginnel();
+    command.env("GINNEL_SOCKET", "/nowhere").args(["--", "sh", "-c", "echo $GINNEL_SOCKETS"]);
+    let output = command.output().unwrap();
+    let (status, out, err) = said(&output);
+    assert_eq!((status, out), (Some(0), "auto\n"));
+    assert!(err.contains("no daemon can be reached at /nowhere") && err.lines().count() == 1, "{err}");
     let output =
         ginnel().env("GINNEL_SOCKETS", "off").args(["sh", "-c", "echo $GINNEL_SOCKETS"]).output().unwrap();
     assert_eq!(said(&output), (Some(0), "off\n", ""));
@@ -115,6 +119,7 @@ fn a_missing_library_is_named() {
         Command::new(&alone)
             .args(["run", "sh", "-c", "echo $LD_PRELOAD"])
             .env_remove("LD_PRELOAD")
+            .env("GINNEL_SOCKETS", "off")
             .output()
             .unwrap()
     };
