@@ -251,6 +251,7 @@ impl From<Error> for io::Error {
         Self::new(kind, error)
     }
 }
+
 /// Says why no daemon answers, and what to do.
 fn no_daemon(path: &Path, source: &io::Error) -> String {
     let path = path.display();
