@@ -17,6 +17,7 @@ mod namespaces;
 mod passing;
 mod queued;
 mod random;
+mod relatives;
 mod returning;
 mod settling;
 mod short;

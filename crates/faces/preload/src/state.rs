@@ -14,4 +14,5 @@ pub mod sleepers;
 pub mod socket;
 pub mod sockets;
 pub mod table;
+pub mod taken;
 pub mod watchers;

@@ -25,6 +25,8 @@ const MIN_RTT: usize = 148;
 
 /// How often to retry if the counts change while they are read.
 const TRIES: usize = 3;
+/// The same where the count of received bytes cannot change for long.
+const TRIES_WHILE_NOBODY_READS: usize = 10_000;
 
 /// The side of the connection that a socket is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +68,20 @@ impl Counts {
         }
         Ok(None)
     }
+}
+
+/// Returns how many bytes programs have read from this socket, for a caller that keeps everybody from reading meanwhile. A FIN that has
+/// come counts as a byte. What arrives meanwhile is bounded by the kernel's buffer, so this does not take long.
+pub fn bytes_read(socket: impl AsFd) -> Result<u64> {
+    let socket = socket.as_fd();
+    for _ in 0..TRIES_WHILE_NOBODY_READS {
+        let first = Totals::of(socket)?.received;
+        let unread = rustix::io::ioctl_fionread(socket)?;
+        if Totals::of(socket)?.received == first {
+            return Ok(first.saturating_sub(unread));
+        }
+    }
+    Err(Errno::AGAIN)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -175,7 +191,32 @@ mod tests {
         let mut two = [0; 2];
         (&acceptor).read_exact(&mut two).unwrap();
         assert_eq!(counts(&acceptor, Role::Acceptor), Counts { received: 2, sent: 0 });
+        assert_eq!(bytes_read(&acceptor).unwrap(), 2);
         let seen = acceptor.peek(&mut two).unwrap();
         assert_eq!(counts(&acceptor, Role::Acceptor).received, 2, "looking at {seen} bytes takes none");
+    }
+
+    /// Bytes that arrive all the time change no count of bytes that are read.
+    #[test]
+    fn the_count_of_read_bytes_holds_while_others_arrive() {
+        let (mut connector, mut acceptor) = pair();
+        let end = std::thread::spawn(move || {
+            let mut sent = 0;
+            connector.set_nonblocking(true).unwrap();
+            while let Ok(n) = connector.write(&[7; 1000]) {
+                sent += n as u64;
+            }
+            sent
+        });
+        let mut taken = 0;
+        while !end.is_finished() {
+            taken += acceptor.read(&mut [0; 100]).unwrap() as u64;
+            assert_eq!(bytes_read(&acceptor).unwrap(), taken);
+        }
+        let sent = end.join().unwrap();
+        let rest = std::io::copy(&mut acceptor, &mut std::io::sink()).unwrap();
+        assert_eq!(taken + rest, sent);
+        // The connector has closed its end.
+        assert_eq!(bytes_read(&acceptor).unwrap(), sent + 1);
     }
 }

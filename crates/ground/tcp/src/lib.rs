@@ -20,7 +20,7 @@ mod option;
 mod proof;
 mod rendezvous;
 
-pub use counts::{Counts, Role, round_trip};
+pub use counts::{Counts, Role, bytes_read, round_trip};
 pub use identity::{Identity, NotTcp, Owner, addresses};
 pub use proof::{Clock, Connecting, MAX_WINDOW, SynTime, save_syn};
 pub use rendezvous::{Outcome, REPORTS_PER_MEMBER, Rendezvous, Report, Side, Socket};

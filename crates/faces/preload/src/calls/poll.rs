@@ -157,7 +157,8 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             if sleep.is_none_or(|sleep| sleep.keeper().is_none()) {
                 // An end that is there already, behind which a ring or bytes are left, would wake the thread again and again.
                 let is_behind = !returning::may_be_woken(socket);
-                asked[asleep.index].events &= !libc::POLLIN & !if is_behind { libc::POLLRDHUP } else { 0 };
+                let unwanted = if is_behind { libc::POLLIN | libc::POLLRDHUP } else { libc::POLLIN };
+                asked[asleep.index].events &= !unwanted;
             }
             if !readiness::can_be_woken(socket, interest) || sleep.is_some_and(|sleep| !sleep.is_woken()) {
                 left = Some(left.map_or(STEP, |left| left.min(STEP)));

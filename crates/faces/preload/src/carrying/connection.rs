@@ -91,7 +91,7 @@ pub fn is_peers_end(socket: &'static Socket, fd: c_int) -> bool {
         return !socket.has(Fact::ShutDownReceiving);
     }
     // TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
-    let is_peers = state(fd).is_none_or(|state| matches!(state, 6..=9 | 11));
+    let is_peers = kernel::tcp_state(fd).is_none_or(|state| matches!(state, 6..=9 | 11));
     if !is_peers {
         socket.note(Fact::ShutDownReceiving);
     }
@@ -109,7 +109,7 @@ pub enum Sending {
 
 /// Returns that.
 pub fn sending(fd: c_int) -> Sending {
-    match state(fd) {
+    match kernel::tcp_state(fd) {
         // TCP_ESTABLISHED.
         Some(1) => Sending::Open,
         // TCP_CLOSE_WAIT.
@@ -122,24 +122,15 @@ pub fn sending(fd: c_int) -> Sending {
 /// Returns whether the kernel has no bytes of the connection, and none can come.
 pub fn brings_no_more(fd: c_int) -> bool {
     // As in `is_peers_end`.
-    !is_confined() && kernel::unread(fd) == 0 && state(fd).is_some_and(|state| matches!(state, 6..=9 | 11))
+    !is_confined()
+        && kernel::unread(fd) == 0
+        && kernel::tcp_state(fd).is_some_and(|state| matches!(state, 6..=9 | 11))
 }
 
 /// Returns whether the kernel has ended what this side sends.
 pub fn has_sent_end(fd: c_int) -> bool {
     // TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_CLOSE, TCP_LAST_ACK and TCP_CLOSING.
-    state(fd).is_some_and(|state| matches!(state, 4..=7 | 9 | 11))
-}
-
-/// Returns the state of the kernel's connection, which is the first byte of TCP_INFO.
-fn state(fd: c_int) -> Option<u8> {
-    let _errno = Kept::new();
-    let (mut state, mut len) = (0_u8, size_of::<u8>() as libc::socklen_t);
-    // SAFETY: `state` has room for the first byte of a `tcp_info`, which is the state, and `len` is its length.
-    let result = unsafe {
-        real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
-    };
-    (result == 0).then_some(state)
+    kernel::tcp_state(fd).is_some_and(|state| matches!(state, 4..=7 | 9 | 11))
 }
 
 /// Returns the socket's pending error (SO_ERROR), which the kernel tells only once.

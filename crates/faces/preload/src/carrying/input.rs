@@ -8,6 +8,7 @@ use crate::state::known::Fact;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
+use crate::state::taken;
 use crate::system::errno::{Errno, Kept, Result, check};
 use crate::system::kernel;
 use crate::system::memory::can_write;
@@ -138,6 +139,9 @@ fn carried(
             if returning::settle(socket, fd, rings) {
                 return Ok(None);
             }
+            if socket.receiving.is_lost() {
+                return Err(Errno(libc::ECONNRESET));
+            }
             let there = socket.stash.lock().len().min(into.len());
             if how.copies() && !can_write(into.as_mut_ptr(), there) {
                 return Err(Errno(libc::EFAULT));
@@ -239,6 +243,9 @@ fn from_kernel(
 ) -> Result<Option<usize>> {
     // Another thread has closed the socket.
     let receiver = rings.as_ref().ok_or(Errno(libc::EBADF))?;
+    if !taken::catch_up(socket, fd, rings) {
+        return Err(Errno(libc::ECONNRESET));
+    }
     let received = socket.receiving.kernels();
     let known = counted::left(receiver, received)?;
     if known == Some(0) {

@@ -10,6 +10,7 @@ use crate::state::carrier::Carrier;
 use crate::state::rings::Rings;
 use crate::state::socket::Socket;
 use crate::state::sockets::Using;
+use crate::state::taken;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use crate::system::memory::can_write;
@@ -186,8 +187,8 @@ fn ring(socket: &'static Socket, fd: c_int, sink: &mut Sink<'_, '_>, receiver: &
 /// Shows what the kernel carries behind the wake bytes, which end at this place, and behind further bytes.
 fn behind_wakes(socket: &'static Socket, fd: c_int, sink: &mut Sink<'_, '_>, wakes_end: u64, skipped: u64) {
     let skipped = sink.stash(socket, skipped);
-    // Another thread or process may have taken a wake byte and not counted it yet.
-    if !is_confined() && socket.receiving.common().is_none() && !returning::is_taken(socket) {
+    // Another thread may have taken a wake byte and not counted it yet.
+    if !is_confined() && !returning::is_taken(socket) && taken::is_counted_until(socket, fd, wakes_end) {
         let wakes = wakes_end.saturating_sub(socket.receiving.kernels());
         sink.kernel(socket, fd, wakes.saturating_add(skipped), u64::MAX);
     }

@@ -22,7 +22,7 @@
 //! | | |
 //! |---|---|
 //! | bytes bypassed the library | the sender keeps its ring |
-//! | another process has the socket too, after a fork | it learns of the return with its next call, and sends no wake byte meanwhile; a receiver believes the named position only if the kernel has counted as much |
+//! | another process has the socket too, after a fork | it learns of the return with its next call, and sends no wake byte meanwhile; a receiver asks the kernel whether all bytes that were taken are counted |
 //! | a side dies | as without a return; what it has sent is in the ring and in the kernel |
 //! | larger rings were about to take over | they wait for the next change |
 //! | the named position lies before what was received | ECONNRESET |
@@ -36,11 +36,11 @@ use crate::daemon::{larger, report};
 use crate::process::signals::Blocked;
 use crate::process::{lock, thread};
 use crate::state::carrier::Carrier;
-use crate::state::family;
 use crate::state::known::Fact;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
+use crate::state::{family, taken};
 use crate::system::clock::now;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result};
@@ -237,6 +237,9 @@ pub fn drain_ring(
     rings: &Rings<SocketReceiver>,
     keeper: Option<&Keeper>,
 ) {
+    if !taken::catch_up(socket, fd, rings) {
+        return socket.receiving.lose();
+    }
     // Bytes beyond what one call can take are left for the next call. Bytes behind a known end of the wake bytes are
     // not touched.
     let mut bytes = [0; 256];
@@ -306,7 +309,12 @@ impl Taker {
 
     /// Handles a byte that the call has taken.
     pub fn took(&self, fd: c_int, byte: u8) {
-        sort(self.0, &self.0.receiving.lock(), &[byte]);
+        let rings = self.0.receiving.lock();
+        // A signal handler may have made a relative meanwhile, which has counted the byte.
+        if self.0.receiving.common().is_none() || taken::is_more_than_counted(self.0, fd) {
+            sort(self.0, &rings, &[byte]);
+        }
+        drop(rings);
         leave_if_recalled(self.0, fd);
     }
 }
@@ -344,10 +352,10 @@ fn begin(
         // More bytes will come in the ring, or never do.
         return Ok(false);
     }
-    if socket.receiving.common().is_some() && !is_as_the_kernel_says(socket, fd) {
+    let resume = place.kernel.saturating_add(place.repeated - unread);
+    if !taken::is_counted_until(socket, fd, resume) {
         return Err(Errno(libc::ECONNRESET));
     }
-    let resume = place.kernel.saturating_add(place.repeated - unread);
     socket.wakes_end.store(place.kernel, Ordering::Relaxed);
     socket.resume.store(resume, Ordering::Relaxed);
     // The bytes that were taken for wake bytes may begin with repeated ones.
@@ -393,17 +401,6 @@ pub fn begin_over(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketRe
     true
 }
 
-/// Returns whether this process alone has taken what the kernel has received. (The kernel counts a FIN as a byte.) A program that
-/// has confined itself cannot ask the kernel, so there the process that was the last to receive has taken it.
-fn is_as_the_kernel_says(socket: &'static Socket, fd: c_int) -> bool {
-    if is_confined() {
-        return family::may_drain(socket);
-    }
-    let role = socket.facts.lock().role;
-    let taken = socket.receiving.kernels();
-    matches!(Counts::of(kernel::borrow(fd), role), Ok(Some(counts)) if counts.received.wrapping_sub(taken) <= 1)
-}
-
 /// Returns whether this process has taken all that the kernel carries before the direction returns to it, by the
 /// kernel's count.
 #[cold]
@@ -429,15 +426,17 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
     let direction = &socket.receiving;
     let mut bytes = [0; 256];
     loop {
-        let left = socket.resume.load(Ordering::Relaxed).saturating_sub(direction.kernels());
+        let resume = socket.resume.load(Ordering::Relaxed);
+        if !taken::catch_up(socket, fd, rings) {
+            direction.lose();
+            return false;
+        }
+        let left = resume.saturating_sub(direction.kernels());
         if left == 0 {
             break;
         }
         let most = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
-        let n = match family::may_drain(socket) {
-            true => connection::take(socket, fd, &mut bytes[..most], rings),
-            false => 0,
-        };
+        let n = connection::take(socket, fd, &mut bytes[..most], rings);
         count_dropped(socket, n as u64);
         // A signal handler has left a call that had taken these bytes and not counted them yet. Or they have come after the program had
         // shut down both directions, and the kernel has broken the connection because of them.

@@ -26,6 +26,8 @@ pub struct Common {
     carrier: AtomicU8,
     /// Nobody knows the position any more.
     is_lost: AtomicBool,
+    /// A process was killed under the lock. It may have moved bytes that nobody has counted.
+    is_in_doubt: AtomicBool,
     /// For sending: what all processes know of the connection.
     pub known: Known,
     token: AtomicU32,
@@ -69,6 +71,7 @@ impl Common {
                 // The owner was killed. The next owner continues at the position where the killed call began, and
                 // finds out whether the ring is still there.
                 self.version.fetch_add(1, Ordering::Relaxed);
+                self.is_in_doubt.store(true, Ordering::Relaxed);
                 return;
             }
         }
@@ -130,6 +133,7 @@ impl Common {
     pub fn renew(&self) {
         self.kernels.store(0, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
+        self.is_in_doubt.store(false, Ordering::Relaxed);
         self.known.reset();
         self.connection.fetch_add(1, Ordering::Relaxed);
     }
@@ -138,6 +142,16 @@ impl Common {
     #[inline]
     pub fn connection(&self) -> u32 {
         self.connection.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether bytes may have been moved that nobody has counted. The caller holds the lock.
+    pub fn is_in_doubt(&self) -> bool {
+        self.is_in_doubt.load(Ordering::Relaxed)
+    }
+
+    /// Notes that all bytes have been counted. The caller holds the lock.
+    pub fn is_certain(&self) {
+        self.is_in_doubt.store(false, Ordering::Relaxed);
     }
 
     /// Marks the position as lost for others: only this process can continue.
@@ -178,6 +192,7 @@ impl Common {
         self.user.store(0, Ordering::Relaxed);
         self.inside.store(0, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
+        self.is_in_doubt.store(false, Ordering::Relaxed);
         self.kernels.store(kernels, Ordering::Relaxed);
     }
 }

@@ -49,7 +49,7 @@ pub struct Direction<R> {
     /// The number of the socket's connection in that state, of which this process knows.
     connection: AtomicU32,
     /// The bytes of the kernel's stream that `native` and `wakes` do not count: those that a ring has carried too, and those that
-    /// were moved by relatives which no longer have the socket.
+    /// were moved by relatives.
     others: AtomicU64,
     /// True if a relative goes on with the direction alone, or if its position is not known any more.
     is_lost: AtomicBool,
@@ -102,7 +102,9 @@ impl<R> Direction<R> {
 
     /// Notes one more sleeper that the peer has to wake. Returns whether it is the only one. The caller holds the ring's lock.
     pub fn add_sleeper(&self) -> bool {
-        self.waiting.fetch_add(1, Ordering::Relaxed) == 0
+        // ORDER preload.waiting: a thread that begins to sleep without knowing of the rings, and finds this one, finds the rings too. Pairs
+        // with: `Unaware::begin`.
+        self.waiting.fetch_add(1, Ordering::Release) == 0
     }
 
     /// Notes that a sleeper is awake. Returns whether it was the only one. The caller holds the ring's lock.
@@ -163,7 +165,7 @@ impl<R> Direction<R> {
         self.count(bytes);
     }
 
-    /// Counts bytes that have gone through the kernel and that a ring carries too.
+    /// Counts bytes that have gone through the kernel and that a ring carries too, or that a killed relative has moved.
     pub fn count_others(&self, bytes: u64) {
         self.others.fetch_add(bytes, Ordering::Relaxed);
         self.count(bytes);
@@ -196,6 +198,11 @@ impl<R> Direction<R> {
             common.use_it();
         }
         !self.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether this process may not use the direction any more.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 
     /// Forbids this process the use of the direction from now on.

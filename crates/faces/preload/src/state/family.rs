@@ -27,10 +27,11 @@
 
 use crate::process::ids;
 use crate::process::ids::{IS_ABROAD, PROCESS};
-use crate::process::section::Section;
+use crate::process::lock::Lock;
 use crate::state::common::{ALONE, Common};
 use crate::state::socket::{Socket, Stage};
-use crate::state::sockets::SOCKETS;
+use crate::state::sockets::{SOCKETS, Using};
+use crate::state::taken;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use libc::c_int;
@@ -185,12 +186,17 @@ fn sockets() -> impl Iterator<Item = &'static Socket> {
     SOCKETS.used(0, u32::MAX).filter_map(|fd| SOCKETS.get(fd)).filter(may_change)
 }
 
+/// Held while a socket begins or ends to be shared. Otherwise a thread could find that only this process has a socket, and stop sharing it,
+/// while another thread is about to fork. It is taken before the locks of the directions.
+static SHARING: Lock<()> = Lock::new(());
+
 /// Counts forks. It is odd in a child.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Prepares for `fork`: from now on the child counts as a holder of the sockets. This function allocates
 /// nothing, because an allocator may already have prepared itself for the fork.
 pub fn before_fork() {
+    let _sharing = SHARING.lock();
     let fork = FORKS.fetch_add(2, Ordering::Relaxed) + 2;
     for socket in sockets().filter(|socket| socket.fork.swap(fork, Ordering::Relaxed) != fork) {
         if socket.family.load(Ordering::Relaxed) == ALONE {
@@ -205,6 +211,7 @@ pub fn before_fork() {
 /// Records that another process has the socket too, which no fork has made: a child of `vfork`, or of `posix_spawn`. If its number
 /// is not known yet (`None`), [`named`] follows.
 pub fn also_has(socket: &Socket, process: Option<i32>) {
+    let _sharing = SHARING.lock();
     if socket.family.load(Ordering::Relaxed) == ALONE {
         share(socket);
     }
@@ -254,6 +261,7 @@ pub fn delays(socket: &'static Socket) -> &'static [AtomicBool; 2] {
 
 /// Continues in the child of `fork`, which has one thread.
 pub fn in_child() {
+    SHARING.free_in_child();
     // SAFETY: it cannot fail.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     // SAFETY: it cannot fail.
@@ -304,33 +312,51 @@ pub fn attend(socket: &Socket) {
 
 #[cold]
 fn is_still_shared(socket: &Socket) -> bool {
-    let number = socket.family.load(Ordering::Relaxed);
-    let Some(entry) = entry(number).filter(|_| !is_confined()) else { return true };
     let me = ids::process();
-    // A signal handler may fork, and its child would not share a direction that has been detached already.
-    let _section = Section::begin();
+    let others_have = || match socket.family.load(Ordering::Relaxed) {
+        ALONE => false,
+        number => is_confined() || entry(number).is_none_or(|entry| !entry.is_left_to(me)),
+    };
     // What this process knows of a connection that a relative has made is of no use.
-    if socket.sending.is_superseded() || socket.receiving.is_superseded() || !entry.is_left_to(me) {
+    if socket.sending.is_superseded() || socket.receiving.is_superseded() || others_have() {
         return true;
     }
+    // No signal handler comes meanwhile. It could fork, and its child would not share a direction that has been detached already.
+    let _sharing = SHARING.lock();
+    // Another thread may have stopped sharing the socket meanwhile, and begun again.
+    let number = socket.family.load(Ordering::Relaxed);
+    if number == ALONE {
+        return false;
+    }
+    let Some(entry) = entry(number).filter(|_| !others_have()) else { return true };
     // What relatives have changed belongs to this process alone from now on, and this process may not know it yet.
     socket.known.learn(&entry.sending.known);
+    {
+        let fd = socket.fd.load(Ordering::Relaxed);
+        let rings = socket.receiving.lock();
+        if let Some(_using) = Using::begin(socket, fd)
+            && !taken::catch_up(socket, fd, &rings)
+        {
+            socket.receiving.lose();
+        }
+    }
     socket.set_nonblocking(None);
     socket.sending.detach();
     socket.receiving.detach();
-    if socket.family.compare_exchange(number, ALONE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-        copy(&entry.delays, &socket.delays);
-        entry.remove(me);
-    }
+    copy(&entry.delays, &socket.delays);
+    socket.family.store(ALONE, Ordering::Relaxed);
+    entry.remove(me);
     false
 }
 
 /// Records that this process closes the socket. Other processes may continue with it.
 pub fn leave(socket: &Socket) {
+    let _sharing = SHARING.lock();
     if let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) {
         // A thread may still be in a call on it.
         socket.sending.detach();
         socket.receiving.detach();
+        socket.family.store(ALONE, Ordering::Relaxed);
         entry.remove(ids::process());
     }
 }
@@ -363,7 +389,7 @@ pub fn is_used_elsewhere(socket: &Socket) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::state::carrier::Carrier;
     use crate::state::common::Position;
@@ -371,7 +397,7 @@ mod tests {
 
     /// Loads one memory for all tests of the process. Tests run in parallel, and a second memory would take away the
     /// entries of the first.
-    fn loaded() {
+    pub fn loaded() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(load);
     }

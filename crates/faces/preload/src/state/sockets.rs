@@ -16,12 +16,12 @@ pub static SOCKETS: Table<Socket> = Table::new();
 
 /// An operation of this library that moves bytes over a socket's descriptor, or changes the socket. It does not sleep. While it
 /// exists, the number is not given to another file.
-pub struct Using(&'static Socket);
+pub struct Using<'a>(&'a Socket);
 
-impl Using {
+impl<'a> Using<'a> {
     /// Begins the operation. Returns `None` if the number does not refer to that socket any more. The thread that is about to close the
     /// number may still use it.
-    pub fn begin(socket: &'static Socket, fd: c_int) -> Option<Self> {
+    pub fn begin(socket: &'a Socket, fd: c_int) -> Option<Self> {
         // ORDER table.using: either this thread sees that the entry has changed, or the thread that closes the descriptor sees this
         // thread, because both write before they read and all four accesses are sequentially consistent. Pairs with:
         // `calls::descriptors::leave`.
@@ -38,7 +38,7 @@ fn is_child_of_vfork() -> bool {
     !owner::owns_tables()
 }
 
-impl Drop for Using {
+impl Drop for Using<'_> {
     fn drop(&mut self) {
         // If a signal handler has forked, the child has reset the counter, and it must not go below zero.
         let _ = self.0.using.fetch_update(Ordering::Release, Ordering::Relaxed, |n| n.checked_sub(1));

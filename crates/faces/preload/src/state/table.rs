@@ -151,7 +151,7 @@ impl<T: Entry> Table<T> {
 
     /// Returns whether a descriptor refers to this object.
     #[inline]
-    pub fn is(&self, fd: c_int, what: &'static T) -> bool {
+    pub fn is(&self, fd: c_int, what: &T) -> bool {
         // ORDER table.using: see `Using::begin`.
         self.entry(fd).is_some_and(|entry| std::ptr::eq(entry.load(Ordering::SeqCst), what))
     }

@@ -287,6 +287,28 @@ fn queue(fd: c_int, request: libc::c_ulong) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
+/// Returns the state of a TCP connection, which is the first byte of TCP_INFO.
+pub fn tcp_state(fd: c_int) -> Option<u8> {
+    let _errno = Kept::new();
+    let (mut state, mut len) = (0_u8, size_of::<u8>() as libc::socklen_t);
+    // SAFETY: `state` has room for the first byte of a `tcp_info`, which is the state, and `len` is its length.
+    let result = unsafe {
+        real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len)
+    };
+    (result == 0).then_some(state)
+}
+
+/// Returns whether a TCP connection has got the peer's FIN; `None` if the kernel has forgotten that.
+pub fn has_received_end(fd: c_int) -> Option<bool> {
+    match tcp_state(fd)? {
+        // TCP_TIME_WAIT, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING.
+        6 | 8 | 9 | 11 => Some(true),
+        // TCP_CLOSE.
+        7 => None,
+        _ => Some(false),
+    }
+}
+
 /// Returns the events that the kernel reports for a socket at this moment.
 pub fn poll_now(fd: c_int, events: i16) -> i16 {
     let _errno = Kept::new();

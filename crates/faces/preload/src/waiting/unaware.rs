@@ -34,6 +34,7 @@ impl Unaware {
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| concerns(call.what())) {
                 let socket = call.what();
                 socket.asleep.unaware.fetch_add(1, Ordering::SeqCst);
+                // ORDER preload.waiting: see `Direction::add_sleeper`.
                 socket.receiving.waiting.fetch_add(1, Ordering::SeqCst);
                 sleeper.0.push(call);
             }
