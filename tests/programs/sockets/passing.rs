@@ -100,3 +100,15 @@ fn a_connection_whose_peer_only_sends_or_sleeps_in_epoll_is_passed_on() {
     let connections = run(include_str!("passing/peers.py"));
     assert_eq!(changed(&connections, "python3").len(), 6, "{connections:#?}");
 }
+
+#[test]
+fn a_connection_that_a_relative_has_passed_on_stays_on_tcp() {
+    kit::require_programs!(&[PYTHON]);
+    let stage = Stage::new("eager");
+    stage.client(&[PYTHON, "-c", include_str!("passing/relative.py")]);
+    let connections = stage.end();
+    let reason = "its descriptor was passed on";
+    let left = connections.iter().filter(|connection| connection.reason == reason);
+    assert!(left.count() >= 1, "{connections:#?}");
+    assert!(changed(&connections, "python3").is_empty(), "{connections:#?}");
+}

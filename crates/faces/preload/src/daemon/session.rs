@@ -203,6 +203,8 @@ pub fn attend(socket: &'static Socket, fd: c_int) -> bool {
         return false;
     }
     match socket.stage() {
+        // A relative has passed it on, and whoever has got it may go on with it over TCP.
+        Stage::Native if socket.has(Fact::Passed) => stays(socket, reasons::PASSED),
         // If several processes have the socket, none of them knows whether it is the one that will continue with it.
         Stage::Native if worth::is_alive(socket) && sockets::has_standard_stream(socket) => {
             let mut facts = socket.facts.lock();
@@ -251,6 +253,10 @@ pub fn is_young(socket: &Socket) -> bool {
 #[cold]
 pub fn stays(socket: &'static Socket, reason: &'static str) {
     socket.cache.leave();
+    if reason == reasons::PASSED {
+        // Relatives have to leave it there too.
+        socket.note(Fact::Passed);
+    }
     // The report comes last, because another thread may be about to report the socket until it stays.
     if socket.stage() != Stage::Stays && stays_unless_joined(socket, reason) {
         withdraw(socket);
