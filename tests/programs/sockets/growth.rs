@@ -47,3 +47,9 @@ fn rings_grow_under_one_thread_that_waits_for_many() {
         assert_eq!(sizes, [LARGEST; 8], "{selector}");
     }
 }
+
+#[test]
+fn no_larger_ring_takes_over_behind_the_end_of_a_stream() {
+    kit::require_programs!(&[PYTHON]);
+    run(include_str!("growth/finished.py"), &[]);
+}

@@ -11,12 +11,12 @@
 //! changed over.
 
 use crate::carrying::connection::Sending;
-use crate::carrying::{connection, delays};
+use crate::carrying::{connection, delays, room};
 use crate::process::signals::Blocked;
 use crate::state::carrier::Carrier;
 use crate::state::direction;
 use crate::state::known::Fact;
-use crate::state::socket::Socket;
+use crate::state::socket::{Growth, Socket};
 use crate::state::sockets::Using;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
@@ -74,8 +74,13 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
             socket.leave_alone();
         }
     }
-    if sending == Change::Never && socket.receiving.carrier() == Carrier::Kernel {
-        socket.leave_alone();
+    if [sending, receiving].contains(&Change::Never) {
+        if socket.growth() == Growth::Begun {
+            socket.set_growth(Growth::Over);
+        }
+        if socket.receiving.carrier() == Carrier::Kernel {
+            socket.leave_alone();
+        }
     }
     crate::carrying::counted::begin_ring_if_due(socket);
     if crate::daemon::larger::may_begin(socket) {
@@ -87,7 +92,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
 enum Change {
     /// The direction had changed before, or cannot change yet.
     No,
-    /// The connection has ended.
+    /// The connection has ended, or nobody receives what is sent.
     Never,
     Done,
     Mismatch,
@@ -98,8 +103,14 @@ fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let direction = &socket.receiving;
     let mut ring = direction.lock();
     let Some(receiver) = ring.as_mut() else { return Change::No };
-    if direction.carrier() != Carrier::Kernel {
+    // A thread may be about to fork since it was asked whether the socket is shared.
+    if direction.carrier() != Carrier::Kernel || direction.common().is_some() {
         return Change::No;
+    }
+    // Once the program has shut down both directions, a byte that wakes it breaks the connection.
+    if socket.has(Fact::ShutDownReceiving) && room::has_shut_down(socket) {
+        let _ = receiver.ring.finish();
+        return Change::Never;
     }
     let Some(received) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
@@ -127,20 +138,27 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let mut ring = direction.lock();
     let Some(sender) = ring.as_mut() else { return Change::No };
     let memory = sender.ring.memory();
-    if direction.carrier() != Carrier::Kernel || !carrier::is_counted(memory, Earlier::Kernel) {
+    // As in `receive_counted`.
+    if direction.carrier() != Carrier::Kernel || direction.common().is_some() {
+        return Change::No;
+    }
+    if sender.ring.is_closed() {
+        return Change::Never;
+    }
+    if !carrier::is_counted(memory, Earlier::Kernel) {
         return Change::No;
     }
     let Some(sent) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
         // Only the kernel knows how such a connection ends.
-        Ok(Some(counts)) if counts.sent == sent && connection::sending(fd) != Sending::Open => {
-            direction.set_carrier(Carrier::Kernel);
-            match connection::sending(fd) {
-                Sending::Ended => Change::Never,
-                _ => Change::No,
-            }
-        }
         Ok(Some(counts)) if counts.sent == sent => {
+            match connection::sending(fd) {
+                Sending::Open => {}
+                sending => {
+                    direction.set_carrier(Carrier::Kernel);
+                    return if sending == Sending::Ended { Change::Never } else { Change::No };
+                }
+            }
             delays::hurry(socket, fd);
             delays::note_options(socket, fd);
             if !carrier::begin(memory, sent) {

@@ -108,11 +108,14 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
 /// Makes the sender continue in the larger ring, if the receiver counts.
 #[cold]
 pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketSender>) {
+    // There is nothing to send behind the end of a stream, which a relative may have marked, or to a peer that takes no more: a wake byte
+    // would break the connection.
+    if rings.as_ref().is_some_and(|now| now.ring.is_finished() || now.ring.is_closed()) {
+        drop(rings.stay());
+    }
     if let (Some(now), Some(next)) = (rings.as_ref(), rings.next())
         && carrier::is_counted(next.ring.memory(), Earlier::Ring)
         && !carrier::is_recalled(now.ring.memory())
-        // There is nothing to send to a peer that takes no more, and a wake byte would break the connection.
-        && !now.ring.is_closed()
     {
         let sent = now.ring.cursor().position;
         // If the peer recalls this ring meanwhile, this side sees that later, as with any ring that carries.
@@ -130,12 +133,19 @@ pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<Socket
 #[cold]
 pub fn step_receiving(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> Result<bool> {
     let (Some(now), Some(next)) = (rings.as_ref(), rings.next()) else { return Ok(false) };
+    // Asked first, because a sender that leaves the ring ends it after that.
+    let is_last = now.ring.is_ending();
     // If the ring was given back, the next ring's words are meant for a receiver that continues from the kernel.
     if carrier::given_back(now.ring.memory()).is_some() {
         return Ok(false);
     }
     let received = now.ring.cursor().position;
-    let is_due = counted::left(next, received)? == Some(0);
+    let left = counted::left(next, received)?;
+    // The sender has begun in the next ring before it ends this one, or never begins there.
+    if is_last && left.is_none() {
+        drop(rings.stay());
+    }
+    let is_due = left == Some(0);
     if is_due {
         rings.step(received);
         // A thread that is about to sleep has armed the smaller ring only.
