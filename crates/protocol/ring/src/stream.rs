@@ -244,6 +244,11 @@ impl<M: SharedMemory> Producer<M> {
         side::consumer_ended(&self.memory) == Err(SendError::Closed)
     }
 
+    /// Returns whether the consumer's process has died, as the daemon says.
+    pub fn is_dead(&self) -> bool {
+        side::consumer_ended(&self.memory) == Err(SendError::PeerDead)
+    }
+
     /// Returns whether the producer has marked that nothing more comes ([`Producer::finish`]).
     pub fn is_finished(&self) -> bool {
         self.ended == Some(SendError::AfterFinish)

@@ -40,6 +40,10 @@ fn look_at(
 ) -> Found {
     let readable = |kernel: bool| if kernel { Found::Something } else { Found::Nothing };
     let fd = socket.fd.load(Ordering::Relaxed);
+    // The receiving call reports the error.
+    if socket.receiving.is_lost() {
+        return Found::Something;
+    }
     match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => return readable(kernel()),
         Carrier::Counted => {
@@ -71,7 +75,7 @@ fn look_at(
     if returning::settle(socket, fd, rings) {
         return readable(kernel());
     }
-    readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
+    readable(!socket.stash.lock().is_empty() || socket.end() != End::None || socket.receiving.is_lost())
 }
 
 /// Does the same for a program that is to be told of input. Also returns whether the peer sends nothing more, although there may be bytes
@@ -158,14 +162,15 @@ pub fn is_reset(socket: &'static Socket) -> bool {
     // A peer that has marked its end in the ring has not died.
     let has_finished = last(&socket.receiving.lock()).is_some_and(is_at_end);
     let ring = socket.sending.lock();
-    // A process that has ended without a close has left bytes unread too.
-    let has_left = |sender: &SocketSender| {
-        receiving == Carrier::Ring
-            && matches!(socket.end(), End::Fin | End::Reset)
-            && !has_finished
-            && !sender.ring.is_closed()
-            && room::untaken(sender) > 0
+    // A process that has ended without a close has left bytes unread too. Where the kernel carries what the peer sends, its end does not
+    // say that the peer's process has ended, but the daemon does.
+    let is_gone = |sender: &SocketSender| match receiving {
+        Carrier::Ring => matches!(socket.end(), End::Fin | End::Reset) && !has_finished,
+        Carrier::Kernel | Carrier::Counted => sender.ring.is_dead(),
+        Carrier::Changing | Carrier::Returning => false,
     };
+    let has_left =
+        |sender: &SocketSender| is_gone(sender) && !sender.ring.is_closed() && room::untaken(sender) > 0;
     ring.as_ref().is_some_and(|sender| sender.ring.is_aborted() || has_left(sender))
 }
 

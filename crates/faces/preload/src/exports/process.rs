@@ -22,6 +22,23 @@ pub(super) fn load() {
     }
 }
 
+/// Ends the process without the handlers of `exit`, among them this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
+    crate::carrying::closing::at_exit();
+    loop {
+        // SAFETY: the call takes a number, and does not return.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// Does the same; the name is that of standard C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
+    // SAFETY: the rules are the same.
+    unsafe { _exit(status) }
+}
+
 /// Prepares for a fork. `fork` calls this function in the parent before it makes the child.
 extern "C" fn before() {
     crate::state::family::before_fork();
