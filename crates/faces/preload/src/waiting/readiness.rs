@@ -13,6 +13,10 @@ use libc::{c_int, c_short};
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
     let mut events = 0;
     disconnecting::follow_if_due(socket);
+    if socket.receiving.carrier() == Carrier::Counted {
+        // Once the program has received all that TCP carries, the ring says how the connection ends.
+        counted::begin_ring_if_due(socket);
+    }
     if socket.has(Fact::ShutDownReceiving) || socket.receiving.carrier() != Carrier::Ring {
         // Whoever takes wake bytes finds out about this. Here, nobody does.
         returning::leave_if_recalled(socket, fd);
