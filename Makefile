@@ -53,10 +53,10 @@ bench: build
 	scripts/setup bench
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
-# Takes hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory and random programs for two
-# hours (soak-sockets), 10^8 messages over RDMA queue pairs with hostile members and 10,000 kills (soak-verbs), 2,000 kills of a cache's
-# server and 3,000 more while clients use it (soak-cache), each fuzz target for five minutes (soak-fuzz), then the long versions of the VM
-# tests.
+# Takes hours: 10^9 messages of each size over a ring (soak-ring), 10^5 changes from TCP to shared memory (10^6 with GINNEL_SOAK_ROUNDS=60)
+# beside random programs for two hours (soak-sockets), 10^8 messages over RDMA queue pairs with hostile members and 10,000 kills
+# (soak-verbs), 2,000 kills of a cache's server and 3,000 more while clients use it (soak-cache), each fuzz target for five minutes
+# (soak-fuzz), then the long versions of the VM tests.
 soak: build soak-ring soak-sockets soak-verbs soak-cache soak-fuzz
 	GINNEL_SOAK=1 scripts/vm-tests
 
@@ -64,7 +64,7 @@ soak-ring:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-ring --locked --test soak
 
 soak-sockets:
-	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test sockets -- load:: cpython:: foreign:: returning:: hostile:: random:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test sockets -- load:: cpython:: foreign:: returning:: hostile:: random:: --test-threads=6 --nocapture
 
 soak-verbs:
 	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test verbs -- soak:: adversary:: kills:: --nocapture

@@ -27,9 +27,10 @@ const CONNECTIONS: u64 = 2000;
 const MORE: u64 = 4 << 10;
 /// Number of slots at their doorbell that programs allocate when the first thread sleeps there.
 const PLACES: usize = 4;
-/// How often `make soak` does this, each time with other connections, and how many there are between the measurements: a million changes
-/// in all.
-const ROUNDS: u64 = 60;
+/// How often `make soak` does this, each time with other connections: a hundred thousand changes in all. `GINNEL_SOAK_ROUNDS` is another
+/// number.
+const ROUNDS: u64 = 6;
+/// How many connections there are between the measurements of `make soak`.
 const MANY: u64 = 9000;
 /// The reasons why a connection stays on TCP if its peer's report was matched with that of a socket that is gone, before
 /// the daemon learned of that.
@@ -205,12 +206,17 @@ fn sums(file: &Path) -> BTreeMap<u64, Sums> {
 fn thousands_of_connections_change_over_under_load_and_leave_nothing() {
     let quick = std::env::var_os("GINNEL_QUICK").is_some();
     let (rounds, count) = match std::env::var_os("GINNEL_SOAK") {
-        Some(_) => (ROUNDS, MANY),
+        Some(_) => (soak_rounds(), MANY),
         None => (1, if quick { CONNECTIONS / 2 } else { CONNECTIONS }),
     };
     for round in 0..rounds {
         change_over(round * (WARM + count), count);
     }
+}
+
+fn soak_rounds() -> u64 {
+    std::env::var("GINNEL_SOAK_ROUNDS")
+        .map_or(ROUNDS, |rounds| rounds.parse().expect("GINNEL_SOAK_ROUNDS is a number"))
 }
 
 /// Runs connections whose numbers begin with `first`.

@@ -30,6 +30,9 @@ pub struct End {
     pub received: u64,
     /// It has shut down sending, or nobody has it any more.
     pub has_ended: bool,
+    /// More was under way than the peer's kernel has room for, and the peer has not received all of it since. On the loopback device,
+    /// a kernel that was full may take nothing more before its program has received everything.
+    pub is_stuck: bool,
     /// It has shut down receiving.
     pub is_deaf: bool,
     /// Nobody has it any more.
@@ -54,6 +57,8 @@ pub struct Watch {
     pub edges: i16,
     /// There was no room since it has reported `OUT` last.
     pub was_full: bool,
+    /// A call has waited since before the watch was made or modified. What the call reports may be from the time before.
+    pub is_old: bool,
 }
 
 #[derive(Default)]
@@ -82,10 +87,9 @@ impl Model {
         self.available(end) > 0 || self.peer_has_ended(end) || own.is_deaf || own.reset == Reset::Yes
     }
 
-    /// Returns whether an end must know that the peer has ended. The end of the stream waits behind the bytes for which the kernel has no
-    /// room yet.
+    /// Returns whether an end must know that the peer has ended. The end of the stream waits behind bytes for which the kernel has no room.
     fn knows_end(&self, end: usize) -> bool {
-        self.peer_has_ended(end) && self.available(end) <= FEW
+        self.peer_has_ended(end) && !self.ends[1 - end].is_stuck
     }
 
     pub fn peer_has_ended(&self, end: usize) -> bool {
@@ -133,8 +137,9 @@ impl Model {
     /// An end has sent bytes.
     pub fn sent(&mut self, end: usize, bytes: u64) {
         // Bytes for which the peer's kernel has no room come later.
-        let arrives = self.outstanding(end) <= FEW;
+        let arrives = !self.ends[end].is_stuck;
         self.ends[end].sent += bytes;
+        self.ends[end].is_stuck |= self.outstanding(end) > FEW;
         let peer = &mut self.ends[1 - end];
         if peer.is_closed {
             // Bytes for which there is no window are tried again seconds later, and only then the peer's kernel answers.
@@ -164,6 +169,7 @@ impl Model {
     pub fn received(&mut self, end: usize, bytes: u64) {
         self.ends[end].received += bytes;
         if bytes > 0 && self.available(end) == 0 {
+            self.ends[1 - end].is_stuck = false;
             for watch in self.watches.values_mut().filter(|watch| watch.end == 1 - end) {
                 if std::mem::take(&mut watch.was_full) {
                     watch.edges |= OUT;
@@ -176,7 +182,7 @@ impl Model {
     pub fn ended(&mut self, end: usize) {
         // The peer of a broken connection has been told before.
         if !std::mem::replace(&mut self.ends[end].has_ended, true)
-            && self.outstanding(end) <= FEW
+            && !self.ends[end].is_stuck
             && self.ends[1 - end].reset == Reset::No
         {
             self.edge(1 - end, IN | RDHUP);
@@ -213,7 +219,7 @@ impl Model {
             let was_whole = peer.reset == Reset::No;
             peer.reset = peer.reset.max(reset);
             // If it was broken already, the edge may have been reported, and what is under way breaks it when it comes.
-            if was_whole && self.available(end) <= FEW {
+            if was_whole && !self.ends[1 - end].is_stuck {
                 self.edge(1 - end, IN | RDHUP);
             }
         }
@@ -230,7 +236,7 @@ impl Model {
 
     /// Returns the events that a watch must report, sooner or later.
     pub fn watch_must(&self, watch: &Watch) -> i16 {
-        if watch.is_spent {
+        if watch.is_spent || watch.is_old && watch.is_once {
             return 0;
         }
         let edges = if watch.is_edge_triggered { watch.edges } else { !0 };
