@@ -389,15 +389,18 @@ pub fn is_used_elsewhere(socket: &Socket) -> bool {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
     use crate::state::carrier::Carrier;
     use crate::state::common::Position;
     use ginnel_ring::Cursor;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
 
     /// Loads one memory for all tests of the process. Tests run in parallel, and a second memory would take away the
     /// entries of the first.
-    pub fn loaded() {
+    fn loaded() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(load);
     }
@@ -463,6 +466,40 @@ pub mod tests {
         common.keep_to_oneself();
         assert!(common.position().is_none());
         leave_entry(number);
+    }
+
+    #[test]
+    fn what_a_killed_relative_has_taken_is_counted_unless_it_was_the_programs() {
+        loaded();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut stream = listener.accept().unwrap().0;
+        let fd = stream.as_raw_fd();
+        let socket: &'static Socket = Box::leak(Box::new(Socket::new()));
+        socket.begin(fd);
+        // SAFETY: it cannot fail.
+        also_has(socket, Some(unsafe { libc::getppid() }));
+        let mut take = |bytes: usize| stream.read_exact(&mut vec![0; bytes]).unwrap();
+        peer.write_all(&[0; 9]).unwrap();
+        take(2);
+        assert!(taken::is_counted_until(socket, fd, 4));
+        assert_eq!(socket.receiving.kernels(), 2);
+        take(2);
+        socket.receiving.count_wakes(1);
+        assert!(taken::is_counted_until(socket, fd, 4));
+        assert_eq!(socket.receiving.kernels(), 4);
+        take(1);
+        assert!(!taken::is_counted_until(socket, fd, 4));
+        // A FIN is no byte.
+        take(4);
+        drop(peer);
+        assert!(matches!(kernel::poll_now(fd, libc::POLLRDHUP), libc::POLLRDHUP));
+        assert!(taken::is_counted_until(socket, fd, 20));
+        assert_eq!(socket.receiving.kernels(), 9);
+        // More has been counted than the kernel has given.
+        socket.receiving.count_wakes(1);
+        assert!(!taken::is_counted_until(socket, fd, 20));
+        leave(socket);
     }
 
     fn leave_entry(number: u32) {
