@@ -176,8 +176,8 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
         }
     }
     // The receiver may pass the connection on before it has received these. It waits for that if it has asked for it.
-    // A receiver that has closed its end has none of them left to receive, and would answer with a reset.
-    let is_over = sender.ring.is_closed() || sender.ring.is_aborted();
+    // A receiver that has closed its end, or has died, has none of them left to receive, and would answer with a reset.
+    let is_over = sender.ring.is_closed() || sender.ring.is_aborted() || sender.ring.is_dead();
     let unreleased = if is_over { Vec::new() } else { sender.ring.unreleased() };
     let (memory, position) = (sender.ring.memory(), sender.ring.cursor().position);
     carrier::end_wakes(memory, sent);
