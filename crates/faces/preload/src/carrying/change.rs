@@ -138,7 +138,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let mut ring = direction.lock();
     let Some(sender) = ring.as_mut() else { return Change::No };
     let memory = sender.ring.memory();
-    // As in `receive_counted`.
+    // A thread may be about to fork since it was asked whether the socket is shared.
     if direction.carrier() != Carrier::Kernel || direction.common().is_some() {
         return Change::No;
     }
@@ -150,10 +150,10 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     }
     let Some(sent) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
-        // Only the kernel knows how such a connection ends.
         Ok(Some(counts)) if counts.sent == sent => {
             match connection::sending(fd) {
                 Sending::Open => {}
+                // Only the kernel knows how such a connection ends.
                 sending => {
                     direction.set_carrier(Carrier::Kernel);
                     return if sending == Sending::Ended { Change::Never } else { Change::No };
