@@ -1,6 +1,6 @@
 //! The end of a socket's rings, when its last descriptor is about to be closed.
 
-use crate::carrying::{connection, look};
+use crate::carrying::{connection, look, room};
 use crate::process::owner;
 use crate::state::carrier::Carrier;
 use crate::state::known::Fact;
@@ -89,11 +89,25 @@ fn has_unread(socket: &'static Socket, fd: c_int) -> bool {
     socket.receiving.lock().all_mut().any(has_some)
 }
 
+/// Returns whether both directions have ended. As with TCP, nothing breaks such a connection, whatever this side has not received: the
+/// peer's end of it is gone.
+fn have_both_ended(socket: &'static Socket, fd: c_int) -> bool {
+    if !room::has_shut_down(socket) {
+        return false;
+    }
+    if socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() == Carrier::Kernel {
+        // The kernel does not know yet that this side has ended what it sends, and breaks the connection for what it has.
+        kernel::send_no_more(fd);
+    }
+    look::has_peer_finished(socket)
+}
+
 fn end(socket: &'static Socket, fd: c_int) {
     let is_shared = crate::state::family::is_shared(socket);
     socket.sending.detach();
     socket.receiving.detach();
-    let is_unread = !is_shared && has_unread(socket, fd);
+    let may_break = !is_shared && !have_both_ended(socket, fd);
+    let is_unread = may_break && has_unread(socket, fd);
     // If the kernel carries this direction, it knows by itself whether there are unread bytes. They may be another process's, to which
     // this one has handed the connection over.
     let is_kernels = socket.receiving.carrier() == Carrier::Kernel;
@@ -107,7 +121,7 @@ fn end(socket: &'static Socket, fd: c_int) {
     // As with TCP, a program that closes a socket with unread bytes breaks the connection, and so does one that asks for it
     // (SO_LINGER). The peer learns this from the ring in which it sends, because it may still receive the bytes that it was sent
     // before: TCP too delivers bytes that have come before the reset.
-    let is_broken = is_unread || !is_confined() && kernel::lingers_not(fd);
+    let is_broken = is_unread || may_break && !is_confined() && kernel::lingers_not(fd);
     // Where the peer has left the ring in which it sends, it learns this from the kernel.
     let is_left = |receiver: &SocketReceiver| carrier::given_back(receiver.ring.memory()).is_some();
     let mut has_peer_left = matches!(socket.receiving.carrier(), Carrier::Kernel | Carrier::Returning);
@@ -154,7 +168,7 @@ pub fn at_exit() {
             && socket.is_joined()
             && !crate::state::family::is_shared(socket)
         {
-            match has_unread(socket, fd) {
+            match !have_both_ended(socket, fd) && has_unread(socket, fd) {
                 false => take_last_wakes(socket, fd),
                 // Whoever has got the connection may receive them.
                 true if socket.has(Fact::Passed) => {}
