@@ -13,6 +13,7 @@ pub mod rings;
 pub mod sleepers;
 pub mod socket;
 pub mod sockets;
+pub mod stash;
 pub mod table;
 pub mod taken;
 pub mod watchers;

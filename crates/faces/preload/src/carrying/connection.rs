@@ -127,12 +127,6 @@ pub fn brings_no_more(fd: c_int) -> bool {
         && kernel::tcp_state(fd).is_some_and(|state| matches!(state, 6..=9 | 11))
 }
 
-/// Returns whether the kernel has ended what this side sends.
-pub fn has_sent_end(fd: c_int) -> bool {
-    // TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_CLOSE, TCP_LAST_ACK and TCP_CLOSING.
-    kernel::tcp_state(fd).is_some_and(|state| matches!(state, 4..=7 | 9 | 11))
-}
-
 /// Returns the socket's pending error (SO_ERROR), which the kernel tells only once.
 fn error(fd: c_int) -> Errno {
     if is_confined() {

@@ -1,7 +1,7 @@
 //! Receiving from what carries now, without sleeping.
 
 use crate::carrying::keeper::Keeper;
-use crate::carrying::{bell, connection, counted, disconnecting, grow, keeper, peek, returning, room};
+use crate::carrying::{bell, connection, counted, disconnecting, grow, peek, returning, room};
 use crate::state::carrier::Carrier;
 use crate::state::direction::Held;
 use crate::state::known::Fact;
@@ -142,7 +142,7 @@ fn carried(
             if socket.receiving.is_lost() {
                 return Err(Errno(libc::ECONNRESET));
             }
-            let there = socket.stash.lock().len().min(into.len());
+            let there = socket.receiving.stash().len().min(into.len());
             if how.copies() && !can_write(into.as_mut_ptr(), there) {
                 return Err(Errno(libc::EFAULT));
             }
@@ -258,21 +258,25 @@ fn from_kernel(
         false => &mut dropped[..len.min(4096)],
         true => &mut into[..len],
     };
-    // Wake bytes behind the program's bytes are for others that sleep.
-    let is_careful = !how.stays() && known.is_none() && keeper::has_sleepers(socket);
-    let peeks = if how.stays() || is_careful { libc::MSG_PEEK } else { 0 };
+    // Bytes behind the named one stay: they are wake bytes, or come behind a ring that the sender has left already. All bytes that are
+    // there before the byte is named are the program's.
+    let looks = !how.stays() && known.is_none();
+    let flags = match how.stays() {
+        true => libc::MSG_PEEK,
+        false if looks => libc::MSG_PEEK | libc::MSG_TRUNC,
+        false => 0,
+    };
     let _errno = Kept::new();
     let using = Using::begin(socket, fd).ok_or(Errno(libc::EBADF))?;
-    let mut got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
-    if is_careful && let Ok(n @ 1..) = got {
+    let mut got = check(kernel::receive(fd, bytes, flags | libc::MSG_DONTWAIT));
+    if looks && let Ok(n @ 1..) = got {
         got = match counted::within(n, counted::left(receiver, received)?) {
             0 => Err(Errno(libc::EAGAIN)),
             ours => check(kernel::receive(fd, &mut bytes[..ours], libc::MSG_DONTWAIT)),
         };
     }
     drop(using);
-    // The sender may have named the byte meanwhile. Bytes behind it are wake bytes, and the end of the kernel's
-    // stream is not the end of the connection's.
+    // The sender may have named the byte meanwhile. The end of the kernel's stream is not the end of the connection's then.
     let left = counted::left(receiver, received)?;
     match got {
         // That is not the peer's end: the program has shut down receiving.
@@ -284,11 +288,6 @@ fn from_kernel(
             let ours = counted::within(n, left);
             if !how.stays() {
                 socket.receiving.count_native(ours as u64);
-                returning::sort(socket, rings, &bytes[ours..n]);
-                // That was all that the kernel carries. (What is counted of it from now on is no part of the stream.)
-                if 0 < ours && ours < n {
-                    counted::begin_ring(socket);
-                }
             }
             Ok((left != Some(0)).then_some(ours))
         }

@@ -51,15 +51,6 @@ fn bury(socket: &Socket) {
     }
 }
 
-/// Returns whether a thread may sleep for the wake bytes. The caller holds the receiving direction's lock, so a thread that is not seen
-/// here asks the peer for a wake-up later.
-pub fn has_sleepers(socket: &Socket) -> bool {
-    let asleep = &socket.asleep;
-    asleep.keeper.load(Ordering::Relaxed) != 0
-        || asleep.at_edges.load(Ordering::Relaxed) != 0
-        || socket.receiving.common().is_some()
-}
-
 /// Returns whether a thread may sleep at edges, here, in a relative, or in an epoll instance of the program.
 fn may_have_edges(socket: &Socket) -> bool {
     !socket.watchers.is_empty()

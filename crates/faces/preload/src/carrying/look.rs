@@ -75,7 +75,7 @@ fn look_at(
     if returning::settle(socket, fd, rings) {
         return readable(kernel());
     }
-    readable(!socket.stash.lock().is_empty() || socket.end() != End::None || socket.receiving.is_lost())
+    readable(!socket.receiving.stash().is_empty() || socket.end() != End::None || socket.receiving.is_lost())
 }
 
 /// Does the same for a program that is to be told of input. Also returns whether the peer sends nothing more, although there may be bytes

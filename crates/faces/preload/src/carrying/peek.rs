@@ -10,7 +10,7 @@ use crate::state::carrier::Carrier;
 use crate::state::rings::Rings;
 use crate::state::socket::Socket;
 use crate::state::sockets::Using;
-use crate::state::taken;
+use crate::state::{stash, taken};
 use crate::system::confined::is_confined;
 use crate::system::kernel;
 use crate::system::memory::can_write;
@@ -83,9 +83,10 @@ impl Sink<'_, '_> {
 
     /// Shows what was received among wake bytes, behind `skipped` bytes. Returns how many of these are in the kernel.
     fn stash(&mut self, socket: &Socket, skipped: u64) -> u64 {
-        let stash = socket.stash.lock();
-        let first = usize::try_from(skipped).map_or(stash.len(), |skipped| skipped.min(stash.len()));
-        let bytes = &stash[first..];
+        let mut stash = [0; stash::MOST];
+        let len = socket.receiving.stash().show(0, &mut stash);
+        let first = usize::try_from(skipped).map_or(len, |skipped| skipped.min(len));
+        let bytes = &stash[first..len];
         let mut rest = bytes;
         for part in self.checked_room(bytes.len()).into_iter().flatten() {
             let shown;

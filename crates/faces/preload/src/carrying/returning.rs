@@ -40,7 +40,7 @@ use crate::state::known::Fact;
 use crate::state::rings::Rings;
 use crate::state::socket::{End, Socket};
 use crate::state::sockets::Using;
-use crate::state::{family, taken};
+use crate::state::{family, stash, taken};
 use crate::system::clock::now;
 use crate::system::confined::is_confined;
 use crate::system::errno::{Errno, Kept, Result};
@@ -168,7 +168,7 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {}
         // The kernel counts its end as a byte, and sends nothing after it.
-        _ if is_finished && connection::has_sent_end(fd) => {}
+        _ if is_finished && kernel::has_sent_end(fd) => {}
         _ => {
             direction.set_carrier(Carrier::Ring);
             socket.full_since.store(now(), Ordering::Relaxed);
@@ -181,6 +181,7 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
     let unreleased = if is_over { Vec::new() } else { sender.ring.unreleased() };
     let (memory, position) = (sender.ring.memory(), sender.ring.cursor().position);
     carrier::end_wakes(memory, sent);
+    direction.wakes_end().store(sent, Ordering::Relaxed);
     let again = kernel::send_some(fd, &unreleased, carrier::is_recalled(memory)) as u64;
     direction.count_others(again);
     let (kernel, repeated) = match again == unreleased.len() as u64 {
@@ -242,7 +243,7 @@ pub fn drain_ring(
     }
     // Bytes beyond what one call can take are left for the next call. Bytes behind a known end of the wake bytes are
     // not touched.
-    let mut bytes = [0; 256];
+    let mut bytes = [0; stash::MOST];
     let most = wakes_end(rings).map_or(bytes.len(), |end| {
         usize::try_from(end.saturating_sub(socket.receiving.kernels()))
             .map_or(bytes.len(), |left| left.min(bytes.len()))
@@ -285,10 +286,9 @@ pub fn sort(socket: &'static Socket, rings: &Rings<SocketReceiver>, bytes: &[u8]
     direction.count_wakes((bytes.len() - data) as u64);
     if data > 0 {
         direction.count_native(data as u64);
-        if let Some(common) = direction.common() {
-            common.keep_to_oneself();
+        if !direction.stash().push(&bytes[bytes.len() - data..]) {
+            direction.lose();
         }
-        socket.stash.lock().extend_from_slice(&bytes[bytes.len() - data..]);
     }
 }
 
@@ -356,14 +356,13 @@ fn begin(
     if !taken::is_counted_until(socket, fd, resume) {
         return Err(Errno(libc::ECONNRESET));
     }
-    socket.wakes_end.store(place.kernel, Ordering::Relaxed);
+    socket.receiving.wakes_end().store(place.kernel, Ordering::Relaxed);
     socket.resume.store(resume, Ordering::Relaxed);
     // The bytes that were taken for wake bytes may begin with repeated ones.
     let beyond = usize::try_from(socket.receiving.kernels().saturating_sub(resume)).unwrap_or(usize::MAX);
-    let mut stash = socket.stash.lock();
+    let stash = socket.receiving.stash();
     let known = stash.len().saturating_sub(beyond);
-    stash.drain(..known);
-    drop(stash);
+    stash.remove(known);
     socket.receiving.recount_others(known as u64);
     socket.receiving.begin_return();
     Ok(true)
@@ -448,7 +447,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
             return false;
         }
     }
-    if is_taken(socket) || !socket.stash.lock().is_empty() {
+    if is_taken(socket) || !direction.stash().is_empty() {
         return false;
     }
     let received = rings.as_ref().map_or(0, |receiver| receiver.ring.cursor().position);
@@ -464,7 +463,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
 /// Counts bytes that have been dropped: wake bytes, and the repeated bytes behind them.
 fn count_dropped(socket: &'static Socket, bytes: u64) {
     let direction = &socket.receiving;
-    let left = socket.wakes_end.load(Ordering::Relaxed).saturating_sub(direction.kernels());
+    let left = direction.wakes_end().load(Ordering::Relaxed).saturating_sub(direction.kernels());
     let wakes = bytes.min(left);
     direction.count_wakes(wakes);
     direction.count_others(bytes - wakes);
@@ -472,13 +471,13 @@ fn count_dropped(socket: &'static Socket, bytes: u64) {
 
 /// Receives data that was taken for wake bytes, and copies it if it is not to be discarded. Returns `None` if there is none.
 pub fn from_stash(socket: &'static Socket, into: &mut [u8], copies: bool, stays: bool) -> Option<usize> {
-    let mut stash = socket.stash.lock();
+    let stash = socket.receiving.stash();
     let n = stash.len().min(into.len());
     if copies {
-        into[..n].copy_from_slice(&stash[..n]);
+        stash.show(0, &mut into[..n]);
     }
     if !stays {
-        stash.drain(..n);
+        stash.remove(n);
     }
     (n > 0).then_some(n)
 }

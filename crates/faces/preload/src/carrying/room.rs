@@ -3,8 +3,12 @@
 use crate::state::carrier::Carrier;
 use crate::state::known::Fact;
 use crate::state::socket::Socket;
+use crate::system::confined::is_confined;
+use crate::system::kernel;
 use ginnel::SocketSender;
 use ginnel_ring::carrier;
+use libc::c_int;
+use std::sync::atomic::Ordering;
 
 /// Returns whether the program has shut down sending, in this process or another one that has the socket.
 pub fn has_shut_down(socket: &'static Socket) -> bool {
@@ -28,6 +32,22 @@ pub fn is_peer_deaf(socket: &'static Socket) -> bool {
 pub fn untaken(sender: &SocketSender) -> usize {
     let untaken = sender.ring.cursor().position.saturating_sub(carrier::taken(sender.ring.memory()));
     usize::try_from(untaken).unwrap_or(usize::MAX).min(sender.ring.in_flight())
+}
+
+/// Returns how many bytes the peer's program, or its kernel, has not taken. Returns `None` if that is the kernel's to say.
+pub fn queued(socket: &'static Socket, fd: c_int) -> Option<usize> {
+    if socket.sending.carrier() == Carrier::Ring {
+        return Some(socket.sending.lock().as_ref().map_or(0, untaken));
+    }
+    if !socket.sending.has_returned() || is_confined() {
+        return None;
+    }
+    let queued = kernel::unacknowledged(fd);
+    // The kernel also counts the wake bytes that came before the program's, and its end of the stream.
+    let wakes_end = socket.sending.wakes_end().load(Ordering::Relaxed);
+    let programs = socket.sending.kernels().saturating_sub(wakes_end);
+    let most = programs.saturating_add(u64::from(kernel::has_sent_end(fd)));
+    Some(usize::try_from(most).map_or(queued, |most| most.min(queued)))
 }
 
 /// Returns whether a call that sends so many bytes would end without waiting, with success or an error. A ring must carry the

@@ -224,7 +224,7 @@ impl Instance {
         if carriers != (Carrier::Ring, Carrier::Ring)
             || !returning::may_be_woken(socket)
             || socket.end() != End::None
-            || !socket.stash.lock().is_empty()
+            || !socket.receiving.stash().is_empty()
         {
             watch.edge.set_due();
         }

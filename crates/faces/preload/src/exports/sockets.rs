@@ -467,9 +467,7 @@ pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     disconnecting::follow_if_due(socket);
     match request {
         libc::FIONREAD => crate::carrying::look::available(socket, fd),
-        libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
-            Some(socket.sending.lock().as_ref().map_or(0, room::untaken))
-        }
+        libc::TIOCOUTQ => room::queued(socket, fd),
         _ => None,
     }
 }

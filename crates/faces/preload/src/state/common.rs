@@ -3,6 +3,7 @@
 use crate::process::{ids, thread};
 use crate::state::carrier::Carrier;
 use crate::state::known::Known;
+use crate::state::stash::Stash;
 use crate::system::confined::is_confined;
 use ginnel_ring::Cursor;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -24,8 +25,6 @@ pub struct Common {
     /// For sending: the number of threads that may send a wake byte. A process that was killed meanwhile counts for ever.
     pub inside: AtomicU32,
     carrier: AtomicU8,
-    /// Nobody knows the position any more.
-    is_lost: AtomicBool,
     /// A process was killed under the lock. It may have moved bytes that nobody has counted.
     is_in_doubt: AtomicBool,
     /// For sending: what all processes know of the connection.
@@ -38,8 +37,12 @@ pub struct Common {
     before: AtomicU64,
     /// The bytes of the kernel's stream that were sent or received.
     pub kernels: AtomicU64,
+    /// Where wake bytes end in the kernel's stream, if the kernel carries again or is about to.
+    pub wakes_end: AtomicU64,
     /// Counts the connections that the socket has had since processes share it.
     connection: AtomicU32,
+    /// For receiving: bytes of the program that were taken for wake bytes.
+    pub stash: Stash,
 }
 
 /// The position of a direction.
@@ -106,7 +109,7 @@ impl Common {
         let carrier = Carrier::from_byte(self.carrier.load(Ordering::Relaxed));
         let before = self.before.load(Ordering::Relaxed);
         // A process that was killed while it changed the carrier may have left the ring or not.
-        let is_known = !self.is_lost.load(Ordering::Relaxed) && carrier != Carrier::Changing;
+        let is_known = carrier != Carrier::Changing;
         is_known.then_some(Position { carrier, cursor, before })
     }
 
@@ -132,9 +135,9 @@ impl Common {
     /// Begins another connection of the socket. The caller holds the lock.
     pub fn renew(&self) {
         self.kernels.store(0, Ordering::Relaxed);
-        self.is_lost.store(false, Ordering::Relaxed);
         self.is_in_doubt.store(false, Ordering::Relaxed);
         self.known.reset();
+        self.stash.clear();
         self.connection.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -152,11 +155,6 @@ impl Common {
     /// Notes that all bytes have been counted. The caller holds the lock.
     pub fn is_certain(&self) {
         self.is_in_doubt.store(false, Ordering::Relaxed);
-    }
-
-    /// Marks the position as lost for others: only this process can continue.
-    pub fn keep_to_oneself(&self) {
-        self.is_lost.store(true, Ordering::Relaxed);
     }
 
     /// Records that this process uses the direction.
@@ -191,7 +189,6 @@ impl Common {
         self.keeper.store(0, Ordering::Relaxed);
         self.user.store(0, Ordering::Relaxed);
         self.inside.store(0, Ordering::Relaxed);
-        self.is_lost.store(false, Ordering::Relaxed);
         self.is_in_doubt.store(false, Ordering::Relaxed);
         self.kernels.store(kernels, Ordering::Relaxed);
     }

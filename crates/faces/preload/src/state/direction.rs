@@ -4,6 +4,7 @@ use crate::process::lock::{Guard, Lock};
 use crate::state::carrier::Carrier;
 use crate::state::common::{Common, Position};
 use crate::state::rings::Rings;
+use crate::state::stash::Stash;
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::{Cursor, stream};
@@ -53,6 +54,9 @@ pub struct Direction<R> {
     others: AtomicU64,
     /// True if a relative goes on with the direction alone, or if its position is not known any more.
     is_lost: AtomicBool,
+    /// What [`Common`] has of these while relatives have the socket.
+    wakes_end: AtomicU64,
+    stash: Stash,
 }
 
 impl<R> Direction<R> {
@@ -73,6 +77,8 @@ impl<R> Direction<R> {
             connection: AtomicU32::new(0),
             others: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
+            wakes_end: AtomicU64::new(0),
+            stash: Stash::new(),
         }
     }
 
@@ -92,6 +98,7 @@ impl<R> Direction<R> {
         self.set_carrier(Carrier::Kernel);
         self.returned.store(false, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
+        self.stash.clear();
     }
 
     /// Forgets the threads of the parent in the child of a fork.
@@ -142,6 +149,16 @@ impl<R> Direction<R> {
         self.returned.store(returned, Ordering::Relaxed);
     }
 
+    /// Where wake bytes end in the kernel's stream, if the kernel carries again or is about to.
+    pub fn wakes_end(&self) -> &AtomicU64 {
+        self.common().map_or(&self.wakes_end, |common| &common.wakes_end)
+    }
+
+    /// Bytes of the program that were taken for wake bytes.
+    pub fn stash(&self) -> &Stash {
+        self.common().map_or(&self.stash, |common| &common.stash)
+    }
+
     /// Returns how many bytes of the kernel's stream this side has sent or received: the program's bytes and wake bytes.
     pub fn kernels(&self) -> u64 {
         match self.common() {
@@ -173,6 +190,8 @@ impl<R> Direction<R> {
 
     /// Recounts bytes that were counted as the program's as bytes that a ring carries too.
     pub fn recount_others(&self, bytes: u64) {
+        // A relative may have counted them.
+        let bytes = bytes.min(self.native.load(Ordering::Relaxed));
         self.native.fetch_sub(bytes, Ordering::Relaxed);
         self.others.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -345,6 +364,8 @@ impl<R: Side> Direction<R> {
     pub fn share(&self, common: &'static Common) {
         let mut held = self.lock();
         common.begin(self.kernels());
+        common.wakes_end.store(self.wakes_end.load(Ordering::Relaxed), Ordering::Relaxed);
+        common.stash.copy(&self.stash);
         self.connection.store(common.connection(), Ordering::Relaxed);
         held.record(common);
         self.common.store(std::ptr::from_ref(common).cast_mut(), Ordering::Relaxed);
@@ -357,6 +378,8 @@ impl<R: Side> Direction<R> {
         let Some(common) = self.common() else { return };
         let own = self.native.load(Ordering::Relaxed) + self.wakes.load(Ordering::Relaxed);
         self.others.store(self.kernels().wrapping_sub(own), Ordering::Relaxed);
+        self.wakes_end.store(common.wakes_end.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.stash.copy(&common.stash);
         self.common.store(std::ptr::null_mut(), Ordering::Relaxed);
         common.leave();
         drop(held);

@@ -463,9 +463,28 @@ mod tests {
         let position = common.position().unwrap();
         assert_eq!((position.carrier, position.cursor, position.before), (Carrier::Ring, cursor, 9));
         assert_eq!((common.version(), common.kernels.load(Ordering::Relaxed)), (version, 7));
-        common.keep_to_oneself();
+        assert!(common.begin_change());
         assert!(common.position().is_none());
         leave_entry(number);
+    }
+
+    #[test]
+    fn bytes_taken_for_wake_bytes_belong_to_all_relatives() {
+        loaded();
+        let socket: &'static Socket = Box::leak(Box::new(Socket::new()));
+        assert!(socket.receiving.stash().push(b"abc"));
+        // SAFETY: it cannot fail.
+        also_has(socket, Some(unsafe { libc::getppid() }));
+        let shared = &entry(socket.family.load(Ordering::Relaxed)).unwrap().receiving.stash;
+        assert_eq!(
+            (shared.len(), std::ptr::from_ref(shared)),
+            (3, std::ptr::from_ref(socket.receiving.stash()))
+        );
+        shared.remove(1);
+        assert!(shared.push(b"d"));
+        leave(socket);
+        let mut bytes = [0; 4];
+        assert_eq!((socket.receiving.stash().show(0, &mut bytes), &bytes), (3, b"bcd\0"));
     }
 
     #[test]

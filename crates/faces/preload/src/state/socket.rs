@@ -217,12 +217,9 @@ pub struct Socket {
     again_at: AtomicU64,
     /// How often the daemon had no room for the socket's report.
     put_offs: AtomicU32,
-    /// While the kernel is about to carry again: the number of bytes that it will have carried at the end of the wake bytes,
-    pub wakes_end: AtomicU64,
-    /// and at the end of the bytes that it carries once more after them.
+    /// While the kernel is about to carry again: the number of bytes that it will have carried at the end of the bytes that it carries once
+    /// more, behind the wake bytes ([`Direction::wakes_end`]).
     pub resume: AtomicU64,
-    /// Bytes of the program that were received among wake bytes.
-    pub stash: Lock<Vec<u8>>,
     /// The socket's state in the cache.
     pub cache: Cache,
     /// The descriptor by which the socket was used last, for callers that have none at hand.
@@ -281,9 +278,7 @@ impl Socket {
             returns: AtomicU32::new(0),
             again_at: AtomicU64::new(0),
             put_offs: AtomicU32::new(0),
-            wakes_end: AtomicU64::new(0),
             resume: AtomicU64::new(0),
-            stash: Lock::new(Vec::new()),
             cache: Cache::new(),
             fd: AtomicI32::new(-1),
         }
@@ -335,7 +330,6 @@ impl Socket {
         self.returns.store(0, Ordering::Relaxed);
         self.again_at.store(0, Ordering::Relaxed);
         self.put_offs.store(0, Ordering::Relaxed);
-        self.stash.lock().clear();
     }
 
     /// Returns the number of the connection that the socket has now. A call remembers it, and ends when the number has changed.

@@ -298,6 +298,12 @@ pub fn tcp_state(fd: c_int) -> Option<u8> {
     (result == 0).then_some(state)
 }
 
+/// Returns whether the kernel has ended what this side sends.
+pub fn has_sent_end(fd: c_int) -> bool {
+    // TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_CLOSE, TCP_LAST_ACK and TCP_CLOSING.
+    tcp_state(fd).is_some_and(|state| matches!(state, 4..=7 | 9 | 11))
+}
+
 /// Returns whether a TCP connection has got the peer's FIN; `None` if the kernel has forgotten that.
 pub fn has_received_end(fd: c_int) -> Option<bool> {
     match tcp_state(fd)? {
