@@ -41,38 +41,8 @@ const SHORT: Length =
 /// What `make soak-sockets` does. One failure says nothing of those behind it.
 const LONG: Length =
     Length { time: Duration::from_secs(3600), failures: 5, shrinking: Duration::from_secs(120) };
-/// Programs that have failed. They are executed before all others.
-const FOUND: [(&str, &str); 11] = [
-    (
-        "a connection that is passed on after both ends",
-        include_str!("random/found/passed-on-after-both-ends.txt"),
-    ),
-    ("a signal of a call that has sent a part", include_str!("random/found/signal-after-a-part.txt")),
-    ("a close with bytes before a ring", include_str!("random/found/closed-with-bytes-before-a-ring.txt")),
-    ("an edge behind a larger ring", include_str!("random/found/edge-behind-a-larger-ring.txt")),
-    (
-        "a connection for an executed program, whose peer has closed its end",
-        include_str!("random/found/executed-beside-a-closed-peer.txt"),
-    ),
-    ("a half-closed connection behind a ring", include_str!("random/found/half-closed-behind-a-ring.txt")),
-    (
-        "a connection that is passed on beside a deaf peer",
-        include_str!("random/found/passed-by-a-deaf-peer.txt"),
-    ),
-    ("a reset before a change", include_str!("random/found/reset-before-a-change.txt")),
-    (
-        "a change after both directions are shut down",
-        include_str!("random/found/no-change-after-both-are-shut-down.txt"),
-    ),
-    (
-        "a reset of a connection of which TCP carries nothing more",
-        include_str!("random/found/reset-behind-all-that-tcp-carries.txt"),
-    ),
-    (
-        "a process that ends with bytes unread, and has sent over TCP",
-        include_str!("random/found/exit-with-bytes-unread-behind-tcp.txt"),
-    ),
-];
+/// Files with programs that have failed. They are executed before all others.
+const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/sockets/random/found");
 /// How often each of them is executed, because some fail now and then only.
 const REPEATS: u32 = 10;
 /// What a failure over TCP begins with.
@@ -921,11 +891,12 @@ fn compare(stage: &Stage, is_settled: bool, mut runner: TestRunner, length: &Len
         });
     }
     let mut runs = 0;
-    for (name, text) in FOUND {
-        let (turns, steps) = parse(text);
+    for file in std::fs::read_dir(FOUND).unwrap() {
+        let file = file.unwrap().path();
+        let (turns, steps) = parse(&std::fs::read_to_string(&file).unwrap());
         for _ in 0..REPEATS {
             runs += 1;
-            execute(turns, &steps).unwrap_or_else(|error| panic!("{name}: {error}"));
+            execute(turns, &steps).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         }
     }
     let programs = (1..12_i64, prop::collection::vec(step(), 1..200));

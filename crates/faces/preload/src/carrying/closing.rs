@@ -161,33 +161,39 @@ fn take_last_wakes(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// Does at the exit of the process what a close does for the kernel's connection, because a program that ends closes its sockets.
+/// Does at the exit of the process what a close does for the peer, because a program that ends closes its sockets. Other threads may still
+/// send until the process has ended. The kernel ends what they send.
 pub fn at_exit() {
     for fd in SOCKETS.used(0, u32::MAX).filter(|_| owner::owns_tables()) {
         if let Some(socket) = SOCKETS.get(fd)
             && socket.is_joined()
             && !crate::state::family::is_shared(socket)
         {
-            match !have_both_ended(socket, fd) && has_unread(socket, fd) {
-                false => take_last_wakes(socket, fd),
-                // Whoever has got the connection may receive them.
-                true if socket.has(Fact::Passed) => {}
-                true => break_off(socket, fd),
+            let is_unread = !have_both_ended(socket, fd) && has_unread(socket, fd);
+            // Whoever has got the connection may receive what comes.
+            if !socket.has(Fact::Passed) {
+                receive_no_more(socket, fd, is_unread);
+            }
+            if !is_unread {
+                take_last_wakes(socket, fd);
             }
         }
     }
 }
 
-/// Breaks a connection with unread bytes. The kernel may not know of them.
-fn break_off(socket: &'static Socket, fd: c_int) {
+/// Tells the peer that the program receives nothing more, and whether it has broken the connection. The kernel may not know of the unread
+/// bytes.
+fn receive_no_more(socket: &'static Socket, fd: c_int, is_broken: bool) {
     let mut rings = socket.receiving.lock();
     let is_left = |receiver: &SocketReceiver| carrier::given_back(receiver.ring.memory()).is_some();
     let is_kernels = socket.sending.carrier() != Carrier::Ring
         || socket.receiving.carrier() == Carrier::Returning
         || rings.all().any(is_left);
-    rings.all_mut().for_each(|receiver| mark_received(receiver, true));
+    // The daemon says when a process has ended that has opened its rings itself.
+    let is_told = |receiver: &&mut SocketReceiver| is_broken || !receiver.is_ours();
+    rings.all_mut().filter(is_told).for_each(|receiver| mark_received(receiver, is_broken));
     drop(rings);
-    if is_kernels && !is_confined() {
+    if is_broken && is_kernels && !is_confined() {
         kernel::linger_not(fd);
     }
 }

@@ -96,18 +96,23 @@ fn has_untaken(socket: &'static Socket) -> bool {
 pub fn arm_for_room(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_first = socket.sending.add_sleeper();
-    if let Some(sender) = ring.as_mut() {
-        bell::announce(&mut sender.ring, how, is_first);
-        sender.ring.arm();
-    }
+    ask_for_room(&mut ring, how, is_first);
 }
 
 /// Asks again, for the same sleeper, because the peer may have woken it.
 pub fn arm_for_room_again(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
     let is_alone = socket.sending.waiting.load(Ordering::Relaxed) == 1;
-    if let Some(sender) = ring.as_mut() {
-        bell::announce(&mut sender.ring, how, is_alone);
+    ask_for_room(&mut ring, how, is_alone);
+}
+
+fn ask_for_room(rings: &mut Rings<SocketSender>, how: Wake, is_only: bool) {
+    // A program that has shut down sending needs no room. If it has shut down both directions, the byte that tells it of some would break
+    // the connection.
+    if let Some(sender) = rings.as_mut()
+        && !sender.ring.is_finished()
+    {
+        bell::announce(&mut sender.ring, how, is_only);
         sender.ring.arm();
     }
 }
