@@ -193,6 +193,8 @@ fn receive_no_more(socket: &'static Socket, fd: c_int, is_broken: bool) {
     let is_told = |receiver: &&mut SocketReceiver| is_broken || !receiver.is_ours();
     rings.all_mut().filter(is_told).for_each(|receiver| mark_received(receiver, is_broken));
     drop(rings);
+    // A byte that tells of room would break the connection.
+    socket.sending.lock().all_mut().for_each(|sender| sender.ring.disarm());
     if is_broken && is_kernels && !is_confined() {
         kernel::linger_not(fd);
     }
