@@ -35,6 +35,8 @@ pub struct Common {
     released: AtomicU64,
     /// The bytes that earlier rings have carried.
     before: AtomicU64,
+    /// How many earlier rings there were. They may have carried nothing.
+    steps: AtomicU32,
     /// The bytes of the kernel's stream that were sent or received.
     pub kernels: AtomicU64,
     /// Where wake bytes end in the kernel's stream, if the kernel carries again or is about to.
@@ -51,6 +53,7 @@ pub struct Position {
     pub carrier: Carrier,
     pub cursor: Cursor,
     pub before: u64,
+    pub steps: u32,
 }
 
 impl Common {
@@ -87,13 +90,14 @@ impl Common {
 
     /// Records how far this process has come. The caller holds the lock. Returns the new version.
     pub fn record(&self, position: Position) -> u32 {
-        let Position { carrier, cursor, before } = position;
+        let Position { carrier, cursor, before, steps } = position;
         self.carrier.store(carrier as u8, Ordering::Relaxed);
         self.token.store(cursor.token, Ordering::Relaxed);
         self.rung.store(cursor.rung, Ordering::Relaxed);
         self.position.store(cursor.position, Ordering::Relaxed);
         self.released.store(cursor.released, Ordering::Relaxed);
         self.before.store(before, Ordering::Relaxed);
+        self.steps.store(steps, Ordering::Relaxed);
         self.version.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
@@ -108,9 +112,10 @@ impl Common {
         };
         let carrier = Carrier::from_byte(self.carrier.load(Ordering::Relaxed));
         let before = self.before.load(Ordering::Relaxed);
+        let steps = self.steps.load(Ordering::Relaxed);
         // A process that was killed while it changed the carrier may have left the ring or not.
         let is_known = carrier != Carrier::Changing;
-        is_known.then_some(Position { carrier, cursor, before })
+        is_known.then_some(Position { carrier, cursor, before, steps })
     }
 
     /// Keeps wake bytes out of the kernel, until the next [`Common::record`]. Returns false if a thread may be about to send one. The

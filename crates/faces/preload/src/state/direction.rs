@@ -403,16 +403,21 @@ impl<R: Side> Held<'_, R> {
             return self.direction.lose();
         }
         let (direction, rings) = (self.direction, &mut *self.rings);
-        let Some(Position { carrier, cursor, before }) = common.position() else { return direction.lose() };
-        if rings.is_ahead() && before != rings.before() {
+        let Some(Position { carrier, cursor, before, steps }) = common.position() else {
+            return direction.lose();
+        };
+        let has_returned = carrier == Carrier::Kernel && direction.carrier() != Carrier::Kernel;
+        if rings.is_ahead() && steps.wrapping_sub(rings.steps()) > u32::from(has_returned) {
             rings.step(before.wrapping_sub(rings.before()));
         }
-        if carrier == Carrier::Kernel && direction.carrier() != Carrier::Kernel {
+        if has_returned {
             drop(rings.give_back(before.wrapping_sub(rings.before())));
             direction.set_returned(true);
         }
         direction.set_carrier(carrier);
-        if rings.before() != before || rings.as_mut().is_some_and(|side| !side.resume(cursor)) {
+        if (rings.before(), rings.steps()) != (before, steps)
+            || rings.as_mut().is_some_and(|side| !side.resume(cursor))
+        {
             direction.lose();
         }
     }
@@ -455,7 +460,12 @@ impl<R: Side> Held<'_, R> {
             carrier => carrier,
         };
         let cursor = self.rings.as_ref().map_or_else(Cursor::default, Side::cursor);
-        let version = common.record(Position { carrier, cursor, before: self.rings.before() });
+        let version = common.record(Position {
+            carrier,
+            cursor,
+            before: self.rings.before(),
+            steps: self.rings.steps(),
+        });
         self.direction.heard.store(version, Ordering::Relaxed);
     }
 }

@@ -458,10 +458,11 @@ mod tests {
         common.begin(7);
         common.enter();
         let cursor = Cursor { position: 5, pending: 0, released: 3, token: 2, rung: 1 };
-        let version = common.record(Position { carrier: Carrier::Ring, cursor, before: 9 });
+        let version = common.record(Position { carrier: Carrier::Ring, cursor, before: 9, steps: 4 });
         common.leave();
         let position = common.position().unwrap();
-        assert_eq!((position.carrier, position.cursor, position.before), (Carrier::Ring, cursor, 9));
+        assert_eq!((position.carrier, position.cursor), (Carrier::Ring, cursor));
+        assert_eq!((position.before, position.steps), (9, 4));
         assert_eq!((common.version(), common.kernels.load(Ordering::Relaxed)), (version, 7));
         assert!(common.begin_change());
         assert!(common.position().is_none());

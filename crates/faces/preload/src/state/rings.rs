@@ -12,13 +12,15 @@ pub struct Rings<R> {
     is_last: bool,
     /// The number of bytes that rings before this one have carried.
     before: u64,
+    /// How often the direction has left a ring.
+    steps: u32,
 }
 
 const AHEAD: usize = 2;
 
 impl<R> Rings<R> {
     pub const fn new() -> Self {
-        Self { rings: [None, None], state: 0, is_last: false, before: 0 }
+        Self { rings: [None, None], state: 0, is_last: false, before: 0, steps: 0 }
     }
 
     /// Sets the first ring of a connection.
@@ -71,8 +73,14 @@ impl<R> Rings<R> {
     pub fn step(&mut self, carried: u64) {
         if self.is_ahead() {
             self.before += carried;
+            self.steps = self.steps.wrapping_add(1);
             self.state = !self.state & 1;
         }
+    }
+
+    /// Returns how often the direction has left a ring, for the next one or for the kernel.
+    pub fn steps(&self) -> u32 {
+        self.steps
     }
 
     /// Returns how many bytes the rings before the one that carries have carried.
@@ -85,6 +93,7 @@ impl<R> Rings<R> {
     pub fn give_back(&mut self, carried: u64) -> Option<R> {
         let left = self.rings[self.state & 1].take();
         self.before += carried;
+        self.steps = self.steps.wrapping_add(1);
         self.is_last = false;
         if self.is_ahead() {
             self.state = !self.state & 1;
@@ -149,7 +158,7 @@ mod tests {
         assert_eq!((rings.as_ref(), rings.next()), (Some(&"small"), Some(&"larger")));
         rings.step(10);
         assert_eq!(rings.as_mut(), Some(&mut "larger"));
-        assert_eq!((rings.next(), rings.before()), (None, 10));
+        assert_eq!((rings.next(), rings.before(), rings.steps()), (None, 10, 1));
         // The place is free only after the ring that was left has been taken.
         assert_eq!(rings.offer("largest"), Err("largest"));
         assert_eq!(rings.take_left(), Some("small"));
@@ -165,6 +174,7 @@ mod tests {
         assert_eq!(rings.offer("larger"), Ok(()));
         assert_eq!(rings.give_back(3), Some("small"));
         assert_eq!((rings.as_ref(), rings.is_ahead(), rings.before()), (Some(&"larger"), false, 3));
+        assert_eq!(rings.steps(), 1);
         assert_eq!(rings.begin_again("other"), Err("other"));
         assert_eq!(rings.give_back(4), Some("larger"));
         assert_eq!(rings.take_left(), None);
