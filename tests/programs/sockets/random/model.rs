@@ -219,7 +219,7 @@ impl Model {
             let was_whole = peer.reset == Reset::No;
             peer.reset = peer.reset.max(reset);
             // If it was broken already, the edge may have been reported, and what is under way breaks it when it comes.
-            if was_whole && !self.ends[1 - end].is_stuck {
+            if was_whole && reset == Reset::Yes && !self.ends[1 - end].is_stuck {
                 self.edge(1 - end, IN | RDHUP);
             }
         }
