@@ -169,9 +169,10 @@ pub fn at_exit() {
             && socket.is_joined()
             && !crate::state::family::is_shared(socket)
         {
-            let is_unread = !have_both_ended(socket, fd) && has_unread(socket, fd);
-            // Whoever has got the connection may receive what comes.
-            if !socket.has(Fact::Passed) {
+            // As for a close, the kernel knows by itself what is unread of what it carries, and whether another process may receive that.
+            let is_kernels = socket.receiving.carrier() == Carrier::Kernel;
+            let is_unread = !have_both_ended(socket, fd) && !is_kernels && has_unread(socket, fd);
+            if !is_kernels {
                 receive_no_more(socket, fd, is_unread);
             }
             if !is_unread {

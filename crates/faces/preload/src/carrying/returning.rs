@@ -52,6 +52,7 @@ use ginnel_ring::{RecvError, carrier};
 use ginnel_tcp::Counts;
 use libc::c_int;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// The time after which a sender leaves a ring without room, in microseconds. TCP's buffers would have taken more
 /// than a small ring.
@@ -458,6 +459,41 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
     socket.returned();
     report::changed(socket);
     true
+}
+
+/// How long to wait for repeated bytes of which none comes. A peer whose kernel has found no room tries again after 200 ms.
+const NO_MORE: Duration = Duration::from_millis(300);
+
+/// Waits until the bytes have come that the peer has sent once more, if the program has received them before. This is for a program that is
+/// about to shut down both directions: bytes that come afterwards break the connection.
+pub fn await_repeated(socket: &'static Socket, fd: c_int) {
+    let direction = &socket.receiving;
+    let (mut seen, mut last) = (0, Instant::now());
+    loop {
+        {
+            let mut rings = direction.lock();
+            let is_returning = match direction.carrier() {
+                Carrier::Ring => begin_if_due(socket, fd, &rings) == Ok(true),
+                carrier => carrier == Carrier::Returning,
+            };
+            if !is_returning || settle(socket, fd, &mut rings) {
+                return;
+            }
+        }
+        let taken = direction.kernels();
+        if taken > seen {
+            (seen, last) = (taken, Instant::now());
+            // The kernel says of itself that it has room again, but not if the program has shut down receiving before. A byte says so too.
+            if !room::is_peer_deaf(socket) {
+                connection::wake(socket, fd);
+            }
+        }
+        let is_over = direction.is_lost() || taken >= socket.resume.load(Ordering::Relaxed);
+        if is_over || last.elapsed() >= NO_MORE || is_confined() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Counts bytes that have been dropped: wake bytes, and the repeated bytes behind them.

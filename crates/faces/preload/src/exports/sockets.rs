@@ -2,7 +2,7 @@
 
 use crate::calls::descriptors;
 use crate::carrying::output::Finished;
-use crate::carrying::{closing, disconnecting, look, lowat, output, room};
+use crate::carrying::{closing, disconnecting, look, lowat, output, returning, room};
 use crate::daemon::session;
 use crate::process::settings;
 use crate::state::carrier::Carrier;
@@ -208,6 +208,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let finished = if sends_no_more { output::finish(socket, fd) } else { Finished::Nowhere };
     if is_both {
         // Bytes that come after the call break the connection. So the ring says it first, where the peer looks when the call wakes it.
+        returning::await_repeated(socket, fd);
         closing::take_no_more(socket);
     }
     let result = match how {
