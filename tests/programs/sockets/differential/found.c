@@ -962,7 +962,7 @@ CASE(found_small_stacks)
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
         say("stack", pthread_attr_setstacksize(&attributes, 65536));
-        say("create", pthread_create(&thread, &attributes, with_a_small_stack, &fd));
+        check(pthread_create(&thread, &attributes, with_a_small_stack, &fd) == 0, "pthread_create");
         pthread_join(thread, NULL);
     } else {
         static char bytes[8192 + 200];
@@ -1049,4 +1049,33 @@ CASE(found_aborted_unread_after_both_ends)
 CASE(found_aborted_unread_after_both_ends_by_the_first)
 {
     close_after_both_ends(me, fd, CONNECTOR, 1);
+}
+
+/* The program has received all bytes, and no byte that comes once more breaks its connection. */
+CASE(found_shut_down_behind_all_bytes)
+{
+    enum { MANY = 130000 };
+    static char bytes[MANY];
+    if (me == CONNECTOR) {
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        int sent = 0;
+        while (sent < MANY) {
+            events_of(fd, POLLOUT, PATIENCE);
+            int now = send(fd, bytes + sent, MANY - sent, 0);
+            check(now > 0 || errno == EAGAIN, "send");
+            sent += now > 0 ? now : 0;
+        }
+        shutdown(fd, SHUT_WR);
+        meet();
+        meet();
+        say_events("events", events_of(fd, POLLIN | POLLRDHUP, PATIENCE));
+        say("recv", recv(fd, bytes, 1, 0));
+    } else {
+        meet();
+        receive_all(fd, bytes, MANY);
+        say("shutdown", shutdown(fd, SHUT_RDWR));
+        meet();
+        say("recv", recv(fd, bytes, 1, 0));
+    }
+    meet();
 }

@@ -547,3 +547,29 @@ CASE(relatives_send_to_a_peer_that_has_closed)
     }
     meet();
 }
+
+/* A child that has ended, and for which nobody has waited, has no connection any more. */
+CASE(relatives_close_beside_a_child_that_has_ended)
+{
+    if (me == ACCEPTOR) {
+        int child = fork();
+        if (child == 0)
+            _exit(0);
+        siginfo_t info;
+        check(waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0, "waitid");
+        meet();
+        check(WAIT_UNTIL(ioctl(fd, FIONREAD, &child) == 0 && child > 0), "bytes");
+        close(fd);
+        meet();
+    } else {
+        meet();
+        send_all(fd, "abc", 3);
+        meet();
+        int error = -1;
+        socklen_t size = sizeof error;
+        say_events("events", events_of(fd, POLLIN | POLLRDHUP, PATIENCE));
+        say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size));
+        say("error", error);
+    }
+    meet();
+}
