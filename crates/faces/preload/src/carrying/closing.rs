@@ -103,7 +103,7 @@ fn have_both_ended(socket: &'static Socket, fd: c_int) -> bool {
 }
 
 fn end(socket: &'static Socket, fd: c_int) {
-    let is_shared = crate::state::family::is_shared(socket);
+    let is_shared = crate::state::family::is_shared_by_the_living(socket);
     socket.sending.detach();
     socket.receiving.detach();
     let may_break = !is_shared && !have_both_ended(socket, fd);
@@ -167,7 +167,7 @@ pub fn at_exit() {
     for fd in SOCKETS.used(0, u32::MAX).filter(|_| owner::owns_tables()) {
         if let Some(socket) = SOCKETS.get(fd)
             && socket.is_joined()
-            && !crate::state::family::is_shared(socket)
+            && !crate::state::family::is_shared_by_the_living(socket)
         {
             // As for a close, the kernel knows by itself what is unread of what it carries, and whether another process may receive that.
             let is_kernels = socket.receiving.carrier() == Carrier::Kernel;

@@ -145,10 +145,10 @@ impl Entry {
     }
 
     /// Removes processes that have ended. Returns true if only this process is left.
-    fn is_left_to(&self, me: i32) -> bool {
+    fn is_left_to(&self, me: i32, lives: fn(i32) -> bool) -> bool {
         for word in &self.holders {
             let holder = word.load(Ordering::Acquire);
-            if holder > 0 && holder != me && !ids::exists(holder) {
+            if holder > 0 && holder != me && !lives(holder) {
                 let _ = word.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
@@ -167,7 +167,7 @@ fn take_entry() -> Option<u32> {
     let found = numbers().find(free).or_else(|| {
         // No entry is free, so free those whose processes were all killed.
         numbers().filter_map(entry).for_each(|entry| {
-            if entry.life.load(Ordering::Acquire) % 2 == 1 && entry.is_left_to(0) {
+            if entry.life.load(Ordering::Acquire) % 2 == 1 && entry.is_left_to(0, ids::exists) {
                 entry.remove(0);
             }
         });
@@ -296,7 +296,13 @@ pub fn forked(child: Option<i32>) {
 /// to this process alone from now on. The caller must not hold the locks of the directions.
 #[inline]
 pub fn is_shared(socket: &Socket) -> bool {
-    socket.family.load(Ordering::Relaxed) != ALONE && is_still_shared(socket)
+    socket.family.load(Ordering::Relaxed) != ALONE && is_still_shared(socket, ids::exists)
+}
+
+/// Does the same for a process that is about to close the socket. If all others are ending, or have ended and nobody has waited for them,
+/// this process is the last.
+pub fn is_shared_by_the_living(socket: &Socket) -> bool {
+    socket.family.load(Ordering::Relaxed) != ALONE && is_still_shared(socket, ids::lives)
 }
 
 /// Checks from time to time whether other processes still have the socket. The caller must not hold the locks of the
@@ -306,16 +312,16 @@ pub fn attend(socket: &Socket) {
     // A few calls in a hundred are due. Each call counts a few times.
     let is_due = |common: &Common| common.version() % 512 < 8;
     if socket.sending.common().is_some_and(is_due) {
-        is_still_shared(socket);
+        is_still_shared(socket, ids::exists);
     }
 }
 
 #[cold]
-fn is_still_shared(socket: &Socket) -> bool {
+fn is_still_shared(socket: &Socket, lives: fn(i32) -> bool) -> bool {
     let me = ids::process();
     let others_have = || match socket.family.load(Ordering::Relaxed) {
         ALONE => false,
-        number => is_confined() || entry(number).is_none_or(|entry| !entry.is_left_to(me)),
+        number => is_confined() || entry(number).is_none_or(|entry| !entry.is_left_to(me, lives)),
     };
     // What this process knows of a connection that a relative has made is of no use.
     if socket.sending.is_superseded() || socket.receiving.is_superseded() || others_have() {
@@ -369,7 +375,7 @@ pub fn execute(fd: c_int, socket: &Socket) {
     if socket.family.load(Ordering::Relaxed) != ALONE
         && kernel::closes_on_exec(fd)
         && (is_only_one() || SOCKETS.used(0, u32::MAX).filter(of_this).all(kernel::closes_on_exec))
-        && is_still_shared(socket)
+        && is_still_shared(socket, ids::exists)
     {
         leave(socket);
         socket.sending.lose();
@@ -411,22 +417,22 @@ mod tests {
         let me = ids::process();
         let number = take_entry().unwrap();
         let entry = entry(number).unwrap();
-        assert!(!entry.take() && entry.is_left_to(me));
+        assert!(!entry.take() && entry.is_left_to(me, ids::exists));
         // One child has ended, and one was killed before it could record anything.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let ended = child.id() as i32;
         child.wait().unwrap();
         entry.add(UNBORN);
-        assert!(!entry.is_left_to(me));
+        assert!(!entry.is_left_to(me, ids::exists));
         entry.name(ended);
-        assert!(entry.is_left_to(me));
+        assert!(entry.is_left_to(me, ids::exists));
         // The parent of this process is alive.
         entry.add(UNBORN);
         // SAFETY: it cannot fail.
         let parent = unsafe { libc::getppid() };
         entry.add(parent);
         entry.name(parent);
-        assert!(!entry.is_left_to(me));
+        assert!(!entry.is_left_to(me, ids::exists));
         entry.remove(me);
         assert!(!entry.take());
         entry.remove(parent);
@@ -446,7 +452,7 @@ mod tests {
         for _ in 0..HOLDERS {
             entry.unname();
         }
-        assert!(!entry.is_left_to(ids::process()));
+        assert!(!entry.is_left_to(ids::process(), ids::exists));
         entry.remove(ids::process());
     }
 
