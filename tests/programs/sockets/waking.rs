@@ -72,6 +72,13 @@ fn a_thread_is_woken_that_has_slept_since_before_the_change() {
     }
 }
 
+/// A child that takes the byte must not keep a thread of its parent asleep.
+#[test]
+fn a_thread_is_woken_that_has_slept_since_before_the_change_and_a_fork() {
+    kit::require_programs!(&[PYTHON]);
+    run(include_str!("waking/unaware_child.py"), &[], 40);
+}
+
 #[test]
 fn a_thread_sleeps_where_the_keeper_cannot() {
     kit::require_programs!(&[PYTHON]);

@@ -1,6 +1,7 @@
 //! The keeper of a socket's wake bytes: the one thread that may take the last of them. [`crate::waiting::sleep`] describes the rules.
 
 use crate::process::{lock, thread};
+use crate::state::common::Common;
 use crate::state::socket::Socket;
 use crate::system::confined::is_confined;
 use crate::system::kernel;
@@ -68,12 +69,13 @@ pub fn is_last_kept(socket: &'static Socket, fd: c_int, keeper: Option<&Keeper>)
     })
 }
 
-/// Returns whether a thread of this process may sleep that has begun before the connection got its rings. The kernel asks it once more for
-/// the byte that has woken it.
+/// Returns whether a thread, of this process or of a relative, may sleep that has begun before the connection got its rings. The kernel
+/// asks it once more for the byte that has woken it.
 pub fn has_unaware(socket: &Socket) -> bool {
     // ORDER preload.unaware: see `waiting::unaware::Unaware::begin`.
     fence(Ordering::SeqCst);
     socket.asleep.unaware.load(Ordering::Relaxed) > 0
+        || socket.receiving.common().is_some_and(Common::has_unaware_elsewhere)
 }
 
 /// Returns whether the kernel's socket has a byte that even the keeper leaves there. It cannot sleep until there is one then.

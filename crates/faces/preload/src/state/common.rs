@@ -20,6 +20,9 @@ pub struct Common {
     user: AtomicI32,
     /// The thread that may take the last wake byte, or 0; see `waiting::sleep`.
     keeper: AtomicI32,
+    /// The process that has threads which sleep in the kernel since before the connection got its rings, or 0; see `waiting::unaware`.
+    /// There is one at most, because no connection gets rings while several processes have it.
+    unaware: AtomicI32,
     /// Counts the updates of this state.
     version: AtomicU32,
     /// For sending: the number of threads that may send a wake byte. A process that was killed meanwhile counts for ever.
@@ -188,10 +191,30 @@ impl Common {
         }
     }
 
+    /// Records whether this process has such threads, or no longer has them.
+    pub fn set_unaware(&self, has_some: bool) {
+        let (me, none) = (ids::process(), 0);
+        let (from, to) = if has_some { (none, me) } else { (me, none) };
+        let _ = self.unaware.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
+    /// Returns whether another process has some.
+    pub fn has_unaware_elsewhere(&self) -> bool {
+        let process = self.unaware.load(Ordering::Relaxed);
+        process != 0 && process != ids::process() && {
+            let exists = ids::exists(process);
+            if !exists {
+                let _ = self.unaware.compare_exchange(process, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            exists
+        }
+    }
+
     /// Resets the state for a new socket.
     pub fn begin(&self, kernels: u64) {
         self.owner.store(0, Ordering::Relaxed);
         self.keeper.store(0, Ordering::Relaxed);
+        self.unaware.store(0, Ordering::Relaxed);
         self.user.store(0, Ordering::Relaxed);
         self.inside.store(0, Ordering::Relaxed);
         self.is_in_doubt.store(false, Ordering::Relaxed);

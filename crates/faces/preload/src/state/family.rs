@@ -246,6 +246,7 @@ fn share(socket: &Socket) {
     fence(Ordering::SeqCst);
     entry.sending.known.learn(&socket.known);
     socket.asleep.share_keeper(&entry.receiving);
+    socket.asleep.share_unaware(&entry.receiving);
 }
 
 fn copy(from: &[AtomicBool; 2], to: &[AtomicBool; 2]) {

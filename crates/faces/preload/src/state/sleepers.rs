@@ -38,6 +38,29 @@ impl Sleepers {
         self.untaken_since.store(0, Ordering::Relaxed);
     }
 
+    /// Tells the relatives that get the socket now whether this process has threads that do not know of the rings.
+    pub fn share_unaware(&self, common: &Common) {
+        // ORDER wakes.unaware: either this thread sees that the last of them is awake, or that one sees what the relatives share, because
+        // both write before they read. Pairs with: `Sleepers::one_less_unaware`.
+        common.set_unaware(self.unaware.load(Ordering::Relaxed) > 0);
+        fence(Ordering::SeqCst);
+        if self.unaware.load(Ordering::Relaxed) == 0 {
+            common.set_unaware(false);
+        }
+    }
+
+    /// Notes that one of them is awake. If a signal handler has forked, the child has reset the counter, and it must not go below zero.
+    pub fn one_less_unaware(&self, common: impl FnOnce() -> Option<&'static Common>) {
+        let _ = self.unaware.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |count| count.checked_sub(1));
+        // ORDER wakes.unaware: see `Sleepers::share_unaware`.
+        fence(Ordering::SeqCst);
+        if self.unaware.load(Ordering::Relaxed) == 0
+            && let Some(common) = common()
+        {
+            common.set_unaware(false);
+        }
+    }
+
     /// Tells the relatives that get the socket now who is the keeper. A keeper that comes later tells them by itself.
     pub fn share_keeper(&self, common: &Common) {
         // ORDER wakes.keeper: either this thread sees that the keeper comes or goes, or the keeper sees what the relatives share, because

@@ -54,7 +54,7 @@ impl Drop for Unaware {
         for call in &self.0 {
             let socket = call.what();
             let _ = socket.receiving.waiting.fetch_update(Ordering::SeqCst, Ordering::Relaxed, less);
-            let _ = socket.asleep.unaware.fetch_update(Ordering::SeqCst, Ordering::Relaxed, less);
+            socket.asleep.one_less_unaware(|| socket.receiving.common());
         }
     }
 }
