@@ -194,16 +194,25 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if !matches!(socket.stage(), Stage::New | Stage::Listening) {
         session::stays(socket, "it was shut down");
     }
+    let receives_no_more = matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
+    let sends_no_more = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
     if !socket.is_joined() {
-        return native(how);
+        let result = native(how);
+        // A relative may have rings already, and has to know this before it begins with them.
+        if result == 0 && socket.may_be_shared() {
+            let facts = [(Fact::ShutDownReceiving, receives_no_more), (Fact::ShutDownSending, sends_no_more)];
+            for (fact, _) in facts.into_iter().filter(|(_, is_true)| *is_true) {
+                socket.note(fact);
+            }
+        }
+        return result;
     }
     // Before the call, which wakes threads that sleep in the kernel to receive.
     let before = socket.has(Fact::ShutDownReceiving);
-    let now = before || matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
+    let now = before || receives_no_more;
     if now {
         socket.note(Fact::ShutDownReceiving);
     }
-    let sends_no_more = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
     let is_both = now && (sends_no_more || room::has_shut_down(socket));
     let finished = if sends_no_more { output::finish(socket, fd) } else { Finished::Nowhere };
     if is_both {
