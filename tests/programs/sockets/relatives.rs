@@ -13,3 +13,12 @@ fn a_process_forks_while_its_threads_make_calls() {
     let connections = stage.end();
     assert!(changed(&connections, "python3").len() >= 2, "{connections:#?}");
 }
+
+#[test]
+fn the_child_of_a_process_that_has_shut_down_has_the_connection_too() {
+    kit::require_programs!(&[PYTHON]);
+    let stage = Stage::new("eager");
+    stage.client(&[PYTHON, "-c", include_str!("relatives/deaf.py")]);
+    let connections = stage.end();
+    assert!(changed(&connections, "python3").is_empty(), "{connections:#?}");
+}

@@ -255,7 +255,7 @@ pub fn inherited_natively() -> Vec<&'static Socket> {
     let mut sockets: Vec<&'static Socket> = Vec::new();
     for fd in SOCKETS.used(0, u32::MAX) {
         if let Some(socket) = SOCKETS.get(fd)
-            && matches!(socket.stage(), Stage::Native | Stage::Reported)
+            && socket.may_change()
             && kernel::is_left_on_exec(fd)
             && !sockets.iter().any(|other| std::ptr::eq(*other, socket))
         {

@@ -46,9 +46,7 @@ fn copied(fd: c_int, copy: c_int) -> c_int {
             inherited::copied(socket, copy);
         }
         descriptors::duplicate(fd, copy);
-    } else if let Some(socket) = SOCKETS.get(fd)
-        && matches!(socket.stage(), Stage::Native | Stage::Reported)
-    {
+    } else if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.may_change()) {
         // If it has changed over, the library looks for it when this child of `vfork` executes a program.
         crate::exports::process::also_has(socket);
     }

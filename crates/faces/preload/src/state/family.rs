@@ -180,9 +180,10 @@ fn take_entry() -> Option<u32> {
     Some(found)
 }
 
-/// Iterates over all sockets of this process whose connection, or next connection, may change over. Some appear more than once.
+/// Iterates over all sockets of this process whose connection, or next connection, may change over, here or in a relative. Some appear more
+/// than once.
 fn sockets() -> impl Iterator<Item = &'static Socket> {
-    let may_change = |socket: &&Socket| socket.stage() != Stage::Stays;
+    let may_change = |socket: &&Socket| socket.stage() != Stage::Stays || socket.may_be_shared();
     SOCKETS.used(0, u32::MAX).filter_map(|fd| SOCKETS.get(fd)).filter(may_change)
 }
 

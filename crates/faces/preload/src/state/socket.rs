@@ -465,6 +465,15 @@ impl Socket {
         self.family.load(Ordering::Relaxed) != crate::state::common::ALONE
     }
 
+    /// Returns whether the kernel carries the connection, and it may change over, here or in a relative.
+    pub fn may_change(&self) -> bool {
+        match self.stage() {
+            Stage::Native | Stage::Reported => true,
+            Stage::Stays => self.may_be_shared(),
+            Stage::New | Stage::Listening | Stage::Joined => false,
+        }
+    }
+
     /// Notes that the program may have set SO_RCVTIMEO or SO_SNDTIMEO.
     pub fn may_have_timeouts(&self) {
         let next = |timeouts: u32| Some((timeouts | 0b11).wrapping_add(1));
