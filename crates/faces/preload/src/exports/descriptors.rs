@@ -5,7 +5,6 @@ use crate::carrying::{passing, stdio};
 use crate::epoll::EPOLLS;
 use crate::process::{hidden, owner};
 use crate::state::inherited;
-use crate::state::socket::Stage;
 use crate::state::sockets::SOCKETS;
 use crate::system::memory::can_write;
 use crate::system::{errno, kernel, real};
