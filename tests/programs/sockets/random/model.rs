@@ -212,8 +212,11 @@ impl Model {
         self.ends[end].is_closed = true;
         if self.available(end) > 0 || self.ends[end].lingers_not {
             // The kernel may have forgotten a connection of which both ends have shut down, and what has not come yet is not unread. If
-            // nobody could receive it any more, the connection may be broken already.
-            let may_be_over = both_ended || self.ends[end].is_deaf && self.ends[end].has_ended;
+            // nobody could receive it any more, the connection may be broken already. And a kernel that had no room does not say that it
+            // has some again once the program has shut down receiving.
+            let is_stuck = self.ends[1 - end].is_stuck;
+            let own = &self.ends[end];
+            let may_be_over = both_ended || own.is_deaf && (own.has_ended || is_stuck);
             let reset = if may_be_over { Reset::Perhaps } else { Reset::Yes };
             let peer = &mut self.ends[1 - end];
             let was_whole = peer.reset == Reset::No;
