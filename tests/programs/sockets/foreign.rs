@@ -190,6 +190,7 @@ const NODE: Suite = Suite {
         "test-net-bytes-stats",
         "test-net-during-close",
         "test-net-end-without-connect",
+        "test-net-error-twice",
         "test-net-large-string",
         "test-net-pause-resume",
         "test-net-persistent-keepalive",

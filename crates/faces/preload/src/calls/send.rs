@@ -61,6 +61,8 @@ fn send_on<'a>(
 /// The number of bytes up to which the small pieces of a call are put into the ring together, so that the peer gets them
 /// together and is woken once.
 const TOGETHER: usize = 4096;
+/// The most bytes that a call sends to a peer that has closed its end: as many as Linux buffers for a connection on one host.
+const IN_VAIN: usize = 2_626_560;
 
 /// The most bytes for which the library finds out at a time whether they are there. If not all of them are, none of them is sent: the
 /// kernel, too, copies in large pieces.
@@ -202,6 +204,11 @@ fn into_ring<'a>(
                 // TCP accepts what is sent to a peer that has closed its end, and learns of the close by sending.
                 Err(SendError::Closed) if in_vain || output::begins_in_vain(socket) => {
                     in_vain = true;
+                    // The next call fails.
+                    let most = IN_VAIN.saturating_sub(sent);
+                    if rest.len() > most {
+                        return Ok(sent + most);
+                    }
                     sent += rest.len();
                     rest = &[];
                 }
