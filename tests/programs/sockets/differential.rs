@@ -27,6 +27,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("signal.c", include_str!("differential/signal.c")),
     ("threads.c", include_str!("differential/threads.c")),
     ("waiting.c", include_str!("differential/waiting.c")),
+    ("ends.c", include_str!("differential/ends.c")),
     ("found.c", include_str!("differential/found.c")),
 ];
 

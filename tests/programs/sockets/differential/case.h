@@ -69,6 +69,8 @@ void check(int condition, const char *what);
 void receive_all(int fd, void *into, int size);
 /* Sends all bytes, and exits at an error. */
 void send_all(int fd, const void *bytes, int size);
+/* Sends all bytes by calls that do not wait, so that a ring that is full is left for TCP. */
+void send_over_tcp(int fd, const char *bytes, int size);
 /* Returns the events of one descriptor, after at most so many milliseconds. */
 int events_of(int fd, int interest, int milliseconds);
 /* Closes a connection so that the peer gets a reset. */

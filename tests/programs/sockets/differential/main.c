@@ -71,6 +71,17 @@ void abort_connection(int fd)
     close(fd);
 }
 
+void send_over_tcp(int fd, const char *bytes, int size)
+{
+    check(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "O_NONBLOCK");
+    for (int sent = 0; sent < size;) {
+        events_of(fd, POLLOUT, PATIENCE);
+        int now = send(fd, bytes + sent, size - sent, 0);
+        check(now > 0 || errno == EAGAIN, "send");
+        sent += now > 0 ? now : 0;
+    }
+}
+
 int events_of(int fd, int interest, int milliseconds)
 {
     struct pollfd poll_fd = { .fd = fd, .events = interest };

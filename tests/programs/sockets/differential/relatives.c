@@ -554,13 +554,7 @@ CASE(relatives_close_beside_a_child_that_has_ended)
     enum { MANY = 60000 };
     static char bytes[MANY];
     if (me == ACCEPTOR) {
-        fcntl(fd, F_SETFL, O_NONBLOCK);
-        for (int sent = 0; sent < MANY;) {
-            events_of(fd, POLLOUT, PATIENCE);
-            int now = send(fd, bytes + sent, MANY - sent, 0);
-            check(now > 0 || errno == EAGAIN, "send");
-            sent += now > 0 ? now : 0;
-        }
+        send_over_tcp(fd, bytes, MANY);
         int child = fork();
         if (child == 0)
             _exit(0);

@@ -1,5 +1,5 @@
-# A child shuts down receiving, which keeps the connection on TCP in that child, and leaves it to a child of its own. As long as that one has
-# the connection, it does not change over.
+# A child shuts down receiving, which keeps the connection on TCP in that child, and leaves it to a child of its own. As long as
+# that one has the connection, it does not change over.
 import os
 import socket
 import time
@@ -20,6 +20,7 @@ for _ in range(3):
             b.send(b'grandchild')
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+    # If it can change over, it does so within this second.
     end = time.monotonic() + 1
     while time.monotonic() < end:
         b.send(b'x')

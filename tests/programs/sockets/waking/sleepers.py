@@ -1,6 +1,7 @@
 # Ways of waiting for a byte, and threads that answer each byte with the next one.
 import select
 import socket
+import struct
 import threading
 import time
 
@@ -84,3 +85,22 @@ def end(a, b, thread):
     thread.join()
     a.close()
     b.close()
+
+
+def has_left_tcp(s, sent):
+    info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
+    over_tcp, = struct.unpack_from('Q', info, 200)
+    return sent > over_tcp
+
+
+# Sends until the connection has changed over. The other way does so without a byte.
+def change_over(a, b):
+    sent = 0
+    while not has_left_tcp(b, sent):
+        sent += b.send(b'x')
+        a.recv(1)
+        time.sleep(0.0005)
+        assert sent < 10_000, 'it has not changed over'
+    for _ in range(100):
+        b.send(b'x')
+        a.recv(1)

@@ -91,22 +91,29 @@ fn has_unread(socket: &'static Socket, fd: c_int) -> bool {
 
 /// Returns whether both directions have ended. As with TCP, nothing breaks such a connection, whatever this side has not received: the
 /// peer's end of it is gone.
-fn have_both_ended(socket: &'static Socket, fd: c_int) -> bool {
-    if !room::has_shut_down(socket) {
-        return false;
-    }
-    if socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() == Carrier::Kernel {
-        // The kernel does not know yet that this side has ended what it sends, and breaks the connection for what it has.
+fn have_both_ended(socket: &'static Socket) -> bool {
+    room::has_shut_down(socket) && look::has_peer_finished(socket)
+}
+
+/// Tells the kernel, if it carries what the peer sends, that this side has ended what it sends in a ring. Otherwise the kernel would break
+/// the connection for what it has, although both directions may have ended.
+fn pass_on_end(socket: &'static Socket, fd: c_int) {
+    if socket.sending.carrier() == Carrier::Ring
+        && socket.receiving.carrier() == Carrier::Kernel
+        && room::has_shut_down(socket)
+    {
         kernel::send_no_more(fd);
     }
-    look::has_peer_finished(socket)
 }
 
 fn end(socket: &'static Socket, fd: c_int) {
     let is_shared = crate::state::family::is_shared_by_the_living(socket);
     socket.sending.detach();
     socket.receiving.detach();
-    let may_break = !is_shared && !have_both_ended(socket, fd);
+    if !is_shared {
+        pass_on_end(socket, fd);
+    }
+    let may_break = !is_shared && !have_both_ended(socket);
     let is_unread = may_break && has_unread(socket, fd);
     // If the kernel carries this direction, it knows by itself whether there are unread bytes. They may be another process's, to which
     // this one has handed the connection over.
@@ -169,9 +176,10 @@ pub fn at_exit() {
             && socket.is_joined()
             && !crate::state::family::is_shared_by_the_living(socket)
         {
+            pass_on_end(socket, fd);
             // As for a close, the kernel knows by itself what is unread of what it carries, and whether another process may receive that.
             let is_kernels = socket.receiving.carrier() == Carrier::Kernel;
-            let is_unread = !have_both_ended(socket, fd) && !is_kernels && has_unread(socket, fd);
+            let is_unread = !is_kernels && !have_both_ended(socket) && has_unread(socket, fd);
             if !is_kernels {
                 receive_no_more(socket, fd, is_unread);
             }

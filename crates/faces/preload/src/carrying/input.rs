@@ -261,10 +261,12 @@ fn from_kernel(
     // Bytes behind the named one stay: they are wake bytes, or come behind a ring that the sender has left already. All bytes that are
     // there before the byte is named are the program's.
     let looks = !how.stays() && known.is_none();
-    let flags = match how.stays() {
-        true => libc::MSG_PEEK,
-        false if looks => libc::MSG_PEEK | libc::MSG_TRUNC,
-        false => 0,
+    let flags = if looks {
+        How::Count.flags()
+    } else if how.stays() {
+        libc::MSG_PEEK
+    } else {
+        0
     };
     let _errno = Kept::new();
     let using = Using::begin(socket, fd).ok_or(Errno(libc::EBADF))?;

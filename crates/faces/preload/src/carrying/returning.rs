@@ -483,7 +483,8 @@ pub fn await_repeated(socket: &'static Socket, fd: c_int) {
         let taken = direction.kernels();
         if taken > seen {
             (seen, last) = (taken, Instant::now());
-            // The kernel says of itself that it has room again, but not if the program has shut down receiving before. A byte says so too.
+            // The kernel tells the peer's kernel that it has room again, but not once the program has shut down receiving. A byte tells it
+            // too.
             if !room::is_peer_deaf(socket) {
                 connection::wake(socket, fd);
             }

@@ -200,9 +200,11 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         let result = native(how);
         // A relative may have rings already, and has to know this before it begins with them.
         if result == 0 && socket.may_be_shared() {
-            let facts = [(Fact::ShutDownReceiving, receives_no_more), (Fact::ShutDownSending, sends_no_more)];
-            for (fact, _) in facts.into_iter().filter(|(_, is_true)| *is_true) {
-                socket.note(fact);
+            if receives_no_more {
+                socket.note(Fact::ShutDownReceiving);
+            }
+            if sends_no_more {
+                socket.note(Fact::ShutDownSending);
             }
         }
         return result;
@@ -216,8 +218,8 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let is_both = now && (sends_no_more || room::has_shut_down(socket));
     let finished = if sends_no_more { output::finish(socket, fd) } else { Finished::Nowhere };
     if is_both {
-        // Bytes that come after the call break the connection. So the ring says it first, where the peer looks when the call wakes it.
         returning::await_repeated(socket, fd);
+        // Bytes that come after the call break the connection. So the ring says it first, where the peer looks when the call wakes it.
         closing::take_no_more(socket);
     }
     let result = match how {

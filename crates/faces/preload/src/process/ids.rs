@@ -36,7 +36,8 @@ pub fn exists(number: i32) -> bool {
     unsafe { libc::kill(number, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
 }
 
-/// Returns whether a process of this number may exist and has not begun to end. This takes 20 microseconds.
+/// Returns whether a process of this number may exist and has not begun to end, as far as /proc says. This reads a file, so it takes ten
+/// times as long as [`exists`].
 #[cold]
 pub fn lives(number: i32) -> bool {
     exists(number) && (is_confined() || IS_ABROAD.load(Ordering::Relaxed) || !is_ending(number))

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 /// the wake bytes end is known, and nobody takes bytes behind it.
 pub const MOST: usize = 256;
 
-/// The bytes. All calls need the lock of the receiving direction.
+/// The bytes. Relatives share them, so they lie in memory that only the processes of a family have. All calls but [`Stash::is_empty`] need
+/// the lock of the receiving direction. A process that is killed in one of them leaves the bytes as they were before, or after; if it has
+/// taken them from the kernel and not added them yet, they are lost, as with TCP.
 #[repr(C)]
 pub struct Stash {
     begin: AtomicU32,
