@@ -995,3 +995,55 @@ CASE(found_zero_copy)
     }
     meet();
 }
+
+/* A call that does not wait takes all of a short message, also while the receiver makes room a few bytes at a time. */
+CASE(found_page_while_the_receiver_makes_room)
+{
+    enum { CONNECTIONS = 100, PAGE = 4096 };
+    static char bytes[PAGE];
+    int listener = -1;
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t size = sizeof address;
+    if (me == ACCEPTOR) {
+        listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        check(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 4) == 0, "listen");
+        check(getsockname(listener, (struct sockaddr *)&address, &size) == 0, "getsockname");
+        send_all(fd, &address.sin_port, sizeof address.sin_port);
+    } else {
+        receive_all(fd, &address.sin_port, sizeof address.sin_port);
+    }
+    int cut = 0;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        int one;
+        if (me == CONNECTOR) {
+            one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            check(connect(one, (struct sockaddr *)&address, size) == 0, "connect");
+            send_all(one, bytes, 1);
+            receive_all(one, bytes, 1);
+        } else {
+            one = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+            receive_all(one, bytes, 1);
+            send_all(one, bytes, 1);
+        }
+        if (me == ACCEPTOR) {
+            for (int left = PAGE; left > 0;) {
+                int n = recv(one, bytes, 64, MSG_DONTWAIT);
+                if (n > 0)
+                    left -= n;
+                else
+                    check(n < 0 && errno == EAGAIN, "recv");
+            }
+            send_all(one, bytes, 1);
+        } else {
+            int n = send(one, bytes, PAGE, MSG_DONTWAIT);
+            cut += n < PAGE;
+            if (n < PAGE)
+                send_all(one, bytes, PAGE - (n > 0 ? n : 0));
+            receive_all(one, bytes, 1);
+        }
+        close(one);
+    }
+    if (me == CONNECTOR)
+        say("cut messages", cut);
+    meet();
+}

@@ -234,7 +234,9 @@ pub fn wait_for_room(call: &mut Call, waits: bool, least: usize, is_small: bool)
     }
     let (socket, fd) = (call.socket, call.fd);
     output::note_no_room(socket);
-    match returning::is_full(socket, fd) && !(is_small && returning::leave_if_small(socket, fd)) {
+    let leaves = || is_small && returning::leave_if_small(socket, fd);
+    // The receiver may have made room meanwhile, so that the ring was not left.
+    match returning::is_full(socket, fd) && !leaves() && returning::is_full(socket, fd) {
         true => Err(Errno(libc::EAGAIN)),
         false => Ok(()),
     }
