@@ -2,7 +2,7 @@
 //! twice, each request has one answer, and nobody sees anything of others. The harness is that of the daemon's unit test `hostile`.
 #![no_main]
 
-use ginnel_daemon::host::broker::model;
+use ginnel_broker::broker::model;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     model::run(input);

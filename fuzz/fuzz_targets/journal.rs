@@ -2,7 +2,7 @@
 //! themselves are reached.
 #![no_main]
 
-use ginnel_daemon::host::journal::replay;
+use ginnel_broker::lines::replay;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let raw = replay(input);

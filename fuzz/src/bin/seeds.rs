@@ -110,7 +110,7 @@ fn rings() -> impl Iterator<Item = Seed> {
 
 /// The broker: what well-behaved programs do with objects of each kind, on the host and in VMs, and what hostile ones do.
 fn brokers() -> impl Iterator<Item = Seed> {
-    use ginnel_daemon::host::broker::model::{Do, Step};
+    use ginnel_broker::broker::model::{Do, Step};
     let step = |what: Do, who: u8, a: u8, b: u8, n: u32| Step { what, who, a, b, n };
     // Two programs of the host and one of the first VM, attached to the same segment. Index 0 to 2 is the order in which they came.
     let programs = [

@@ -1,6 +1,6 @@
 //! Programs whose TCP connections stay on TCP.
 
-use crate::pidwatch::Process;
+use ginnel_broker::process::Process;
 use serde::Deserialize;
 
 /// The number of bytes of a program's name that the kernel keeps.

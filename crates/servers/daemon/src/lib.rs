@@ -3,7 +3,6 @@
 //!
 //! This is a library only so that tests and fuzzers can reach the parsers; the program is `ginneld`.
 
-pub mod allowance;
 pub mod closer;
 pub mod control_link;
 pub mod excluded;

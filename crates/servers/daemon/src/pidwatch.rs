@@ -1,67 +1,47 @@
-//! Processes, distinguished from later processes with the same number: the kernel uses a number again, but not with the same
-//! start time.
+//! Finds out what the kernel says about processes.
 
+use ginnel_broker::process::{Image, Process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// One particular process, identified by number and start time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub struct Process {
-    /// The process number; 0 for a process that is not visible from here.
-    pub pid: u32,
-    /// The time at which it started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
-    pub started: u64,
+/// Returns the process that has this number now; `None` if there is none.
+pub fn process(pid: u32) -> Option<Process> {
+    look(pid).map(|stat| Process { pid, started: stat.started })
 }
 
-/// The place of a program's code and stack in memory. It distinguishes the program that a process runs from the one that it runs
-/// after an `exec`, because both addresses are random, unless address space randomization is off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Image {
-    code: u64,
-    stack: u64,
-}
-
-impl Process {
-    /// Returns the process that has this number now; `None` if there is none.
-    pub fn of(pid: u32) -> Option<Self> {
-        look(pid).map(|stat| Self { pid, started: stat.started })
-    }
-
-    /// Returns whether a thread of the process still runs. A process that has ended and waits for its parent is not alive. A
-    /// process whose first thread has ended while others run is alive, although `/proc` shows it as a zombie.
-    pub fn is_alive(&self) -> bool {
-        match self.watch() {
-            Ok(watch) => watch.is_some(),
-            // There is no free descriptor for a watch, so this uses `/proc` alone.
-            Err(_) => look(self.pid).is_some_and(|stat| stat.started == self.started),
-        }
-    }
-
-    /// Returns a descriptor that becomes readable when the last thread of the process ends; `None` if it has ended.
-    pub fn watch(&self) -> rustix::io::Result<Option<OwnedFd>> {
-        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
-        let fd = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(fd) => fd,
-            Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
-            Err(errno) => return Err(errno),
-        };
-        // The number may have been given to another process before the descriptor was opened, but not after that, unless the
-        // descriptor reports that its process has ended.
-        let same = look(self.pid).is_some_and(|stat| stat.started == self.started);
-        Ok((same && !has_ended(&fd)?).then_some(fd))
-    }
-
-    /// Returns the program that the process runs. `None` if that is not known: the process is ending, or is in the middle of an
-    /// `exec`, or belongs to another user and this daemon is not root.
-    pub fn image(&self) -> Option<Image> {
-        let stat = look(self.pid).filter(|stat| stat.started == self.started)?;
-        // The kernel shows 0 for a process without memory, and 1 to a caller that lacks permission.
-        (stat.image.code > 1).then_some(stat.image)
+/// Returns whether a thread of the process still runs. A process that has ended and waits for its parent is not alive. A
+/// process whose first thread has ended while others run is alive, although `/proc` shows it as a zombie.
+pub fn is_alive(process: &Process) -> bool {
+    match watch(process) {
+        Ok(watch) => watch.is_some(),
+        // There is no free descriptor for a watch, so this uses `/proc` alone.
+        Err(_) => look(process.pid).is_some_and(|stat| stat.started == process.started),
     }
 }
 
+/// Returns a descriptor that becomes readable when the last thread of the process ends; `None` if it has ended.
+pub fn watch(process: &Process) -> rustix::io::Result<Option<OwnedFd>> {
+    let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+    let fd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
+        Err(errno) => return Err(errno),
+    };
+    // The number may have been given to another process before the descriptor was opened, but not after that, unless the
+    // descriptor reports that its process has ended.
+    let same = look(process.pid).is_some_and(|stat| stat.started == process.started);
+    Ok((same && !has_ended(&fd)?).then_some(fd))
+}
+
+/// Returns the program that the process runs. `None` if that is not known: the process is ending, or is in the middle of an
+/// `exec`, or belongs to another user and this daemon is not root.
+pub fn image_of(process: &Process) -> Option<Image> {
+    let stat = look(process.pid).filter(|stat| stat.started == process.started)?;
+    // The kernel shows 0 for a process without memory, and 1 to a caller that lacks permission.
+    (stat.image.code > 1).then_some(stat.image)
+}
 /// Returns whether all threads of a pidfd's process have ended.
 fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -129,7 +109,7 @@ impl<T> ExecChecks<T> {
     /// that cannot be seen yet, [`ExecChecks::take_changed`] may return `what` later.
     #[must_use]
     pub fn add(&mut self, process: Process, image: Image, what: T) -> Option<T> {
-        match process.image() {
+        match image_of(&process) {
             Some(now) => (now != image).then_some(what),
             None => {
                 let (again, pause) = (Instant::now() + Self::FIRST, Self::FIRST);
@@ -151,7 +131,7 @@ impl<T> ExecChecks<T> {
                 self.all.push(check);
                 continue;
             }
-            match check.process.image() {
+            match image_of(&check.process) {
                 Some(image) if image != check.image => changed.push(check.what),
                 Some(_) => {}
                 None if check.pause >= Self::LAST => {} // The process is ending, which others watch, or it hides its program.
@@ -197,16 +177,16 @@ mod tests {
     #[test]
     fn the_end_of_a_process_is_seen() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let process = Process::of(child.id()).unwrap();
-        assert!(process.is_alive());
-        assert!(!Process { started: process.started + 1, ..process }.is_alive());
-        let fd = process.watch().unwrap().unwrap();
+        let process = super::process(child.id()).unwrap();
+        assert!(is_alive(&process));
+        assert!(!is_alive(&Process { started: process.started + 1, ..process }));
+        let fd = watch(&process).unwrap().unwrap();
         child.kill().unwrap();
         let mut polled = [PollFd::new(&fd, PollFlags::IN)];
         assert_eq!(poll(&mut polled, None), Ok(1));
-        assert!(!process.is_alive(), "a zombie is not alive");
+        assert!(!is_alive(&process), "a zombie is not alive");
         child.wait().unwrap();
-        assert!(process.watch().unwrap().is_none());
+        assert!(watch(&process).unwrap().is_none());
     }
 
     /// Starts a program that says when it is ready, and ends when its input does.
@@ -240,11 +220,11 @@ mod tests {
         let mut child = start(with_a_name_of_any_bytes);
         let stat = std::fs::read(format!("/proc/{}/stat", child.id())).unwrap();
         assert!(String::from_utf8(stat).is_err(), "its name is set");
-        let process = Process::of(child.id()).expect("it is there");
-        assert!(process.is_alive() && process.image().is_some());
+        let process = super::process(child.id()).expect("it is there");
+        assert!(is_alive(&process) && image_of(&process).is_some());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!process.is_alive());
+        assert!(!is_alive(&process));
     }
 
     kit::program! {
@@ -267,13 +247,13 @@ mod tests {
     #[test]
     fn a_process_whose_first_thread_has_ended_lives_until_the_last_does() {
         let mut child = start(without_its_first_thread);
-        let process = Process::of(child.id()).expect("it is there");
-        assert!(process.is_alive());
-        let watch = process.watch().unwrap().expect("it can be watched");
+        let process = super::process(child.id()).expect("it is there");
+        assert!(is_alive(&process));
+        let watch = watch(&process).unwrap().expect("it can be watched");
         assert!(!has_ended(&watch).unwrap());
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         assert_eq!(poll(&mut [PollFd::new(&watch, PollFlags::IN)], None), Ok(1));
-        assert!(!process.is_alive());
+        assert!(!is_alive(&process));
         child.wait().unwrap();
     }
 
@@ -284,17 +264,17 @@ mod tests {
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
-        let process = Process::of(child.id()).unwrap();
+        let process = super::process(child.id()).unwrap();
         // The child may not have executed its program yet.
         let image = wait_for("its program", || {
             let running = std::fs::read_link(format!("/proc/{}/exe", child.id())).ok()?;
-            (running != std::env::current_exe().unwrap()).then(|| process.image())?
+            (running != std::env::current_exe().unwrap()).then(|| image_of(&process))?
         });
         let mut exec_checks = ExecChecks::default();
         assert_eq!(exec_checks.add(process, image, 1), None);
         assert!(exec_checks.until_next().is_none(), "it runs the same program, so it is not examined again");
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
-        wait_for("the other program", || (process.image()? != image).then_some(()));
+        wait_for("the other program", || (image_of(&process)? != image).then_some(()));
         assert_eq!(exec_checks.add(process, image, 2), Some(2));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,12 +1,13 @@
 //! The programs of this guest that are connected.
 
-use crate::allowance::Allowance;
 use crate::closer::{Closer, HELD_UP};
 use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
-use crate::pidwatch::{Image, Process};
+use crate::pidwatch;
 use crate::poller::{Interest, Poller, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
 use anyhow::{Context, Result, bail, ensure};
+use ginnel_broker::allowance::Allowance;
+use ginnel_broker::process::{Image, Process};
 use ginnel_layout::relay;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +15,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// The bytes that may wait for a program that does not read.
@@ -155,14 +155,14 @@ impl Clients {
         }
         ensure!(peer.pid != 0, "a program in another process namespace has connected; it cannot be watched");
         let process =
-            Process::of(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
+            pidwatch::process(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
         let id = self.free_number();
         let interest = Interest::READ;
         self.poller.add(&socket, token(id), interest).context("cannot watch a connection")?;
         let client = Client {
             socket,
             process,
-            image: process.image(),
+            image: pidwatch::image_of(&process),
             uid,
             gid,
             interest,
@@ -173,7 +173,7 @@ impl Clients {
             endpoint: None,
             unwatched: false,
             joined: BTreeSet::new(),
-            reports: Allowance::new(Instant::now()),
+            reports: Allowance::new(ginnel_clock::monotonic()),
         };
         self.by_user.add(uid, id);
         self.all.insert(id, client);

@@ -1,7 +1,8 @@
 //! The processes of this guest that own endpoints. The host's daemon cannot see them, so this daemon reports their ends to it.
 
-use crate::pidwatch::{ExecChecks, Image, Process};
+use crate::pidwatch::{self, ExecChecks};
 use crate::poller::{Interest, Poller};
+use ginnel_broker::process::{Image, Process};
 use ginnel_layout::relay;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -60,7 +61,7 @@ impl Owners {
         if self.numbers.contains_key(&key) {
             return Watch::Set;
         }
-        let watched = match key.2.watch() {
+        let watched = match pidwatch::watch(&key.2) {
             Ok(None) => return Watch::Ended,
             Ok(Some(_)) if self.watches.len() >= self.most => Err(rustix::io::Errno::MFILE.into()),
             Ok(Some(ended)) => {

@@ -9,20 +9,18 @@ use super::clients::{self, Answer, Attaching, refusal};
 use super::daemon::Daemon;
 use super::owners::{Watch, owner};
 use super::sockets::stays;
-use crate::allowance::REPORTS_OF_PROCESS;
 use crate::closer::{HELD_UP, NOBODY};
 use crate::control_link::{Event, SendRefused};
-use crate::loan;
 use crate::packet::{self, Packet, accept};
-use crate::pidwatch::Process;
+use crate::{loan, pidwatch};
 use anyhow::{Context, Result};
+use ginnel_broker::allowance::REPORTS_OF_PROCESS;
 use ginnel_layout::relay::{Endpoint, RelayKind};
 use ginnel_layout::wire::{
     self, Attached, ErrorCode, Fds, Header, Kind, SocketReport, StaysReason, features,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// The events of the link, packets of one client, and new clients that are handled before others get their turn.
@@ -219,7 +217,7 @@ impl Daemon {
             let text = "a report of a socket with the wrong length, or without exactly one socket";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
         };
-        let facts = if !client.reports.take(REPORTS_OF_PROCESS, Instant::now()) {
+        let facts = if !client.reports.take(REPORTS_OF_PROCESS, ginnel_clock::monotonic()) {
             Err(StaysReason::TOO_MANY)
         } else if !self.up {
             Err(StaysReason::DISABLED)
@@ -242,7 +240,8 @@ impl Daemon {
     /// Handles a process that joins the endpoint of a connection that it has inherited. There is no answer.
     fn joins(&mut self, id: u32, child: Option<u32>) {
         let Some(client) = self.clients.get(id) else { return };
-        let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(Process::of)) else {
+        let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(pidwatch::process))
+        else {
             return;
         };
         let joined = owner(endpoint, epoch, child);
@@ -256,7 +255,8 @@ impl Daemon {
     /// Handles a process that gives up the endpoint of a connection that it has inherited.
     fn child_leaves(&mut self, id: u32, child: Option<u32>) {
         let Some(client) = self.clients.get(id) else { return };
-        let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(Process::of)) else {
+        let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(pidwatch::process))
+        else {
             return;
         };
         client.joined.remove(&child);

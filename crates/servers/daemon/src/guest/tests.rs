@@ -6,7 +6,7 @@ use super::pci::tests::Tree;
 use super::*;
 use crate::control_link::{Event, HostLink};
 use crate::packet::{Packet, PacketSocket};
-use crate::pidwatch::Process;
+use crate::pidwatch;
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Header, Kind};
 use ginnel_layout::{Name, control as format};
@@ -221,7 +221,7 @@ fn a_program_and_the_host_exchange_messages() {
     program.say(Kind::LISTEN, 2, b"anything");
     let (kind, client, body) = next_message(&mut host);
     let open: relay::Open = wire::body(&body).unwrap();
-    let me = Process::of(std::process::id()).unwrap();
+    let me = pidwatch::process(std::process::id()).unwrap();
     assert_eq!((kind, open.pid, open.started), (RelayKind::OPEN, me.pid, me.started));
     assert_eq!(open.uid, rustix::process::getuid().as_raw());
     let (kind, data_client, body) = next_message(&mut host);
@@ -351,7 +351,7 @@ fn endpoints_of_dead_processes_are_reported_at_once_and_others_when_they_die() {
     let vm = TestVm::new();
     let mut host = vm.session();
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-    let process = Process::of(child.id()).unwrap();
+    let process = pidwatch::process(child.id()).unwrap();
     let endpoint =
         |endpoint, started| relay::Endpoint { endpoint, epoch: 1, pid: process.pid, reserved: 0, started };
     let (alive, reused) = (endpoint(4, process.started), endpoint(5, process.started + 1));

@@ -9,12 +9,13 @@
 //! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
 //! | `vm-remove` | `name` | `{}` |
 
-use super::broker::{ClientId, unrecorded};
-use super::config::{self, MAX_SEGMENTS_PER_MEMBER, SegmentSpec, VmSpec};
+use super::config;
 use super::making::PendingSegment;
-use super::reply::{self, Refusal};
 use super::server::Server;
-use ginnel_config::Problem;
+use ginnel_broker::broker::{ClientId, unrecorded};
+use ginnel_broker::declared::{SegmentSpec, VmSpec};
+use ginnel_broker::limits::MAX_SEGMENTS_PER_MEMBER;
+use ginnel_broker::reply::{self, Refusal};
 use ginnel_layout::wire::ErrorCode;
 use ginnel_layout::{HOST_MEMBER, Name};
 use serde::de::DeserializeOwned;
@@ -24,12 +25,6 @@ use tracing::info;
 
 fn invalid(text: impl ToString) -> Refusal {
     Refusal::new(ErrorCode::INVALID, text.to_string())
-}
-
-impl From<Problem> for Refusal {
-    fn from(problem: Problem) -> Self {
-        invalid(problem)
-    }
 }
 
 impl Server {

@@ -1,16 +1,17 @@
 //! Programs on the host: the attach socket and its connections.
 
-use super::broker::{ClientId, Who};
-use super::reply::{self, Refusal};
 use super::server::{Server, Token};
+use super::sockets;
 use crate::closer::{HELD_UP, NOBODY};
-use crate::loan;
 use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
-use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
+use crate::{loan, pidwatch};
+use ginnel_broker::broker::{ClientId, Who};
+use ginnel_broker::process::Process;
+use ginnel_broker::reply::{self, Refusal};
 use ginnel_layout::HOST_MEMBER;
-use ginnel_layout::wire::{self, ErrorCode, Kind, MAX_PACKET};
+use ginnel_layout::wire::{self, ErrorCode, Kind, MAX_PACKET, StaysReason};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -158,10 +159,10 @@ impl Server {
             warn!(%error, "a connection cannot be watched");
             return;
         }
-        let process = Process::of(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
+        let process = pidwatch::process(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
         let mut groups = peer.groups;
         groups.push(peer.gid);
-        let image = process.image();
+        let image = pidwatch::image_of(&process);
         self.broker.connected(id, Who { member: HOST_MEMBER, process, image, uid: peer.uid, groups });
         self.clients.add(id, Connection { socket, uid: peer.uid, blocked: false });
     }
@@ -226,8 +227,7 @@ impl Server {
 
     fn client_says(&mut self, id: ClientId, packet: &Packet) {
         if let [socket] = &packet.fds[..] {
-            self.broker.socket_packet(&mut self.segments, id, socket, &packet.bytes);
-            return;
+            return self.client_reports(id, socket, &packet.bytes);
         }
         self.ask_journal();
         let opener = self.broker.who(id).map(|who| who.process);
@@ -236,10 +236,21 @@ impl Server {
             None => self.broker.packet(&mut self.segments, id, &packet.bytes),
             // The sender is a child that has inherited the connection. It may have ended since.
             Some(pid) => {
-                let sender = Process::of(pid).unwrap_or(Process { pid, started: 0 });
+                let sender = pidwatch::process(pid).unwrap_or(Process { pid, started: 0 });
                 self.broker.packet_from(&mut self.segments, id, sender, &packet.bytes);
             }
         }
+    }
+
+    /// Handles a report of a TCP connection.
+    fn client_reports(&mut self, id: ClientId, socket: &OwnedFd, packet: &[u8]) {
+        let Some(report) = self.broker.socket_packet(&mut self.segments, id, packet) else { return };
+        let excluded = self.broker.who(id).is_some_and(|who| self.config.sockets.exclude.has(&who.process));
+        let found = match excluded {
+            true => Err(StaysReason::EXCLUDED),
+            false => sockets::read(&mut self.syns, socket, &report),
+        };
+        self.broker.socket_found(&mut self.segments, id, report.key, found);
     }
 
     /// Sends packets that belong together. Ends the connection of a client that does not read.

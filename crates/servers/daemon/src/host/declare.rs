@@ -1,15 +1,18 @@
 //! Declares and removes members and segments: from the configuration at the start, and at run time.
 
-use super::config::{self, MAX_MEMBER, MemoryKind, SegmentSpec, VmSpec};
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
-use super::record::{FilePart, Hex16, Record, Text};
 use super::server::{Server, Token};
 use super::vms::Vm;
-use super::{books, segments};
+use super::{config, segments};
 use crate::packet;
 use crate::poller::Interest;
 use anyhow::Context;
+use ginnel_broker::books;
+use ginnel_broker::declared::{SegmentSpec, VmSpec};
+use ginnel_broker::limits::MAX_MEMBER;
+use ginnel_broker::memory::MemoryKind;
+use ginnel_broker::record::{FilePart, Hex16, Record, Text};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::control::DAEMON_VECTOR;
 use ginnel_layout::{HOST_MEMBER, Name, segment};

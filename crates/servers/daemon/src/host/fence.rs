@@ -8,9 +8,9 @@
 //! others that wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
 
 use super::qmp::{Command, Monitor, Said};
-use super::record::Record;
 use super::server::{Server, Token};
 use crate::poller::Interest;
+use ginnel_broker::record::Record;
 use ginnel_layout::Name;
 use serde::Deserialize;
 use serde_json::Value;

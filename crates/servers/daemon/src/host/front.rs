@@ -2,7 +2,7 @@
 //! for its daemon. Every member can damage both, on purpose or with a tool (`ndctl`, `daxctl`). So the daemon checks them before
 //! a guest reads them, and repairs them. It compares their contents with the books, and never trusts them.
 
-use super::config::MemoryKind;
+use ginnel_broker::memory::MemoryKind;
 use ginnel_layout::Name;
 use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::segment::{ARENA, MAGIC, RESERVED, SegmentHeader, VERSION};

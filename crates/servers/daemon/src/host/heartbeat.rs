@@ -3,10 +3,10 @@
 //! A VM that is paused, or that a debugger has stopped, looks the same, so the daemon does nothing unless the configuration asks
 //! for it. A guest that shuts down or reboots is silent too; but then it has no endpoints, or QEMU has reported the reset.
 
-use super::config::OnHang;
 use super::fence::Fence;
 use super::server::Server;
 use super::vms::Vm;
+use ginnel_broker::declared::OnHang;
 use ginnel_layout::relay::RelayKind;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};

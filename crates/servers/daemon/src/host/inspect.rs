@@ -5,13 +5,14 @@
 //! whatever a client does, and looks at a bounded number of entries for each request. A change between two pages may appear only
 //! in part.
 
-use super::books::{Books, Member};
-use super::config::MemoryKind;
 use super::fence::Fence;
 use super::qmp::Monitor;
-use super::reply::Refusal;
 use super::server::Server;
 use super::viewer::Viewer;
+use super::views;
+use ginnel_broker::books::{Books, Member};
+use ginnel_broker::memory::MemoryKind;
+use ginnel_broker::reply::Refusal;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::relay::{Mapped, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode};
@@ -144,7 +145,7 @@ impl Server {
             "channels" => {
                 page.fill(books.channels.range((Excluded(after), Unbounded)).map(|(number, channel)| {
                     let seen = viewer.sees(&channel.segment.0);
-                    (*number, Name::NONE, seen.then(|| channel.inspect(books)))
+                    (*number, Name::NONE, seen.then(|| views::channels::channel(channel, books)))
                 }))
             }
             "daemon" => page.add(&status::Daemon {
@@ -154,7 +155,7 @@ impl Server {
                 generation: books.generation,
                 uptime: self.started.elapsed().as_secs(),
                 config_mistake: self.config.mistake.clone().filter(|_| viewer.is_administrator()),
-                connections: viewer.is_administrator().then(|| self.clients.len() + self.programs.len()),
+                connections: viewer.is_administrator().then(|| self.clients.len() + self.programs.count()),
             }),
             "endpoints" => {
                 page.fill(books.endpoints.range((Excluded(after_32), Unbounded)).map(|(number, endpoint)| {
@@ -183,7 +184,7 @@ impl Server {
                 page.fill(books.listeners.range((Excluded(after_32), Unbounded)).map(|(number, listener)| {
                     // A program that knows the name of a connection's listener could take the connection over.
                     let seen = viewer.sees(&listener.segment) && listener.kind != ChannelKind::SOCKET;
-                    (u64::from(*number), Name::NONE, seen.then(|| listener.inspect()))
+                    (u64::from(*number), Name::NONE, seen.then(|| views::channels::listener(listener)))
                 }))
             }
             "locks" => page.fill(books.syncs.range((Excluded(after), Unbounded)).map(|(number, object)| {
@@ -260,7 +261,8 @@ impl Server {
         let is_host = number == HOST_MEMBER;
         let seen =
             self.broker.books().accounts_of(number).filter(|(account, _)| viewer.sees(&account.segment));
-        let tally = seen.fold(Default::default(), |sum: super::account::Tally, (_, tally)| sum.plus(*tally));
+        let tally =
+            seen.fold(Default::default(), |sum: ginnel_broker::account::Tally, (_, tally)| sum.plus(*tally));
         status::Member {
             number,
             name: member.name.to_string(),

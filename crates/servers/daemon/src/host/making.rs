@@ -4,11 +4,11 @@
 //! thread does this. The daemon declares the segment when the file is there, and then answers the client that asked for it. If
 //! the daemon ends before that, it leaves a file under a temporary name, which the next attempt removes.
 
-use super::broker::ClientId;
-use super::config::{self, SegmentSpec};
-use super::segments;
 use super::server::{Server, Token};
+use super::{config, segments};
 use crate::poller::{Interest, Poller};
+use ginnel_broker::broker::ClientId;
+use ginnel_broker::declared::SegmentSpec;
 use ginnel_config::Problem;
 use ginnel_layout::Name;
 use rustix::event::{EventfdFlags, eventfd};

@@ -1,59 +1,42 @@
-//! The host role, which decides about the members, segments, endpoints and channels of this machine.
+//! The host role: it performs what `ginnel_broker` decides about the members, segments, endpoints and channels of this machine.
 //!
 //! | part | what it is |
 //! |---|---|
 //! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
-//! | [`broker`], [`caller`], `session`, `owners`, `holds`, `endings` | the state machine of the attach protocol |
-//! | [`objects`] | the things that endpoints make, such as channels and blocks, each kind in its own module |
-//! | [`books`], [`record`], [`arena`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
-//! | [`journal`] | these changes on disk |
+//! | [`journal`] | the changes of the books, on disk |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
-//! | `doorbells`, [`relayed`] | which vectors serve which segment, and to which QEMUs they are announced; rings that the daemon relays |
-//! | [`server`], `clients`, `vms`, `programs`, [`ivshmem`] | the event loop, the sockets of programs and of VMs, and the programs in VMs |
+//! | `doorbells` | the eventfds of doorbells, and their announcement to QEMUs |
+//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
+//! | `sockets` | what the kernel says about the TCP connections that programs report |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
-//! | `declare`, `admin`, `inspect`, `viewer` | declaring, removing and showing members and segments |
+//! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
 
 mod accepted;
-mod account;
 mod admin;
-pub mod arena;
-pub mod books;
-pub mod broker;
-pub mod caller;
 mod clients;
 pub mod config;
 mod declare;
 mod doorbells;
-mod endings;
 mod fence;
 mod fixed_size;
 mod front;
 mod heartbeat;
 mod holds;
-mod index;
 mod inspect;
 pub mod ivshmem;
 pub mod journal;
 mod making;
 pub mod members;
-mod number_set;
-mod numbers;
-pub mod objects;
-mod owners;
-mod programs;
 pub mod qmp;
-pub mod record;
-pub mod relayed;
-pub mod reply;
 pub mod restoring;
 pub mod segments;
 pub mod server;
-mod session;
 mod sockets;
 mod startup;
 mod viewer;
+mod views;
 mod vms;
 
 use crate::keeper;

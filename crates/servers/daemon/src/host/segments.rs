@@ -1,11 +1,11 @@
 //! The files of segments: they are made, checked, mapped, and watched for truncation.
 
-use super::broker::World;
 use super::config;
 use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
-use super::objects::sync::SyncUser;
 use super::restoring::{Files, Identity};
+use ginnel_broker::broker::World;
+use ginnel_broker::objects::sync::SyncUser;
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::board::{self, Place};
 use ginnel_layout::channel::Capacities;
@@ -485,6 +485,10 @@ impl World for Segments {
     fn now(&mut self) -> u64 {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         since.map_or(0, |since| since.as_secs())
+    }
+
+    fn elapsed(&self) -> Duration {
+        ginnel_clock::monotonic()
     }
 }
 

@@ -1,23 +1,26 @@
 //! The event loop. It passes each ready descriptor to the part that handles it, and performs what the broker decides.
 
-use super::books::Books;
-use super::broker::{Broker, ClientId, Effect, FdRef, Recording};
 use super::clients::Clients;
-use super::config::{self, Config, SegmentSpec};
+use super::config::{self, Config};
 use super::holds::Timers;
 use super::journal::Journal;
 use super::making::Making;
 use super::members::Members;
-use super::programs::Programs;
-use super::record::{Record, Text};
-use super::reply;
 use super::restoring::Files;
 use super::segments::Segments;
+use super::sockets::Syns;
 use super::vms::Vm;
 use crate::closer::Closer;
 use crate::keeper::{Held, Keeper};
-use crate::pidwatch::{ExecChecks, Process};
+use crate::pidwatch::{self, ExecChecks};
 use crate::poller::{Interest, Poller, Ready};
+use ginnel_broker::books::Books;
+use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording};
+use ginnel_broker::declared::SegmentSpec;
+use ginnel_broker::process::Process;
+use ginnel_broker::programs::Programs;
+use ginnel_broker::record::{Record, Text};
+use ginnel_broker::reply;
 use ginnel_layout::wire::MAX_PACKET;
 use ginnel_layout::{Name, sync, wire};
 use std::collections::BTreeMap;
@@ -186,6 +189,8 @@ pub struct Server {
     withheld: Vec<Effect>,
     /// A buffer for packets of clients.
     pub(super) packet: Vec<u8>,
+    /// When the sockets that programs report were connected, as far as the kernel says it once.
+    pub(super) syns: Syns,
     /// The files of segments that are being made.
     pub(super) making: Making,
     /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any,
@@ -216,12 +221,13 @@ impl Server {
         let segments = Segments::new(Files::new(&poller)?);
         let own_uid = rustix::process::geteuid().as_raw();
         let mut broker = Broker::new(books, config.limits, config.vectors, own_uid);
-        broker.set_sockets(config.sockets.clone());
+        broker.set_sockets(config.sockets.enabled);
         Ok(Self {
             broker,
             config,
             journal,
             segments,
+            syns: Syns::default(),
             members: Members::default(),
             clients: Clients::default(),
             closer: Closer::start()?,
@@ -322,8 +328,9 @@ impl Server {
         let used = self.broker.books().is_memory_used();
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
         let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
-        let owners =
-            [self.exec_checks.until_next(), self.until_hold_ends(), self.broker.until_sockets_settle()];
+        let sockets = self.broker.sockets_settle_at();
+        let sockets = sockets.map(|at| at.saturating_sub(ginnel_clock::monotonic()));
+        let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets];
         let rest = [look, self.until_beat(), self.until_given_up(), retry];
         owners.into_iter().chain(rest).flatten().min()
     }
@@ -536,7 +543,7 @@ impl Server {
 
     /// Watches a process. Returns `None` if it has ended already.
     pub(super) fn watch(&mut self, watched: Watched, process: Process) -> io::Result<Option<u64>> {
-        let Some(pidfd) = process.watch()? else { return Ok(None) };
+        let Some(pidfd) = pidwatch::watch(&process)? else { return Ok(None) };
         self.watches.add(&self.poller, watched, pidfd).map(Some)
     }
 
@@ -567,9 +574,9 @@ mod tests {
     fn an_event_of_an_ended_watch_matches_nothing() {
         let poller = Poller::new().unwrap();
         let mut watches = Watches::default();
-        let process = Process::of(std::process::id()).unwrap();
+        let process = pidwatch::process(std::process::id()).unwrap();
         let owner = |epoch| Watched::Owner { endpoint: 1, epoch, process };
-        let pidfd = || process.watch().unwrap().unwrap();
+        let pidfd = || pidwatch::watch(&process).unwrap().unwrap();
         let stale = watches.add(&poller, owner(1), pidfd()).unwrap();
         assert_eq!(watches.remove(&poller, stale), Some(owner(1)));
         // This is the next endpoint with that number, of the same process.

@@ -1,16 +1,16 @@
 //! The start: from a configuration and a journal to a running daemon.
 
 use super::accepted::Chosen;
-use super::books::Books;
-use super::config::{self, Config, SegmentSpec};
+use super::config::{self, Config};
 use super::declare::listen_as;
 use super::journal::Journal;
-use super::objects::Change;
-use super::record::{Hex16, Record};
 use super::segments;
 use super::server::Server;
 use crate::keeper::{self, Held, Keeper};
 use anyhow::Context;
+use ginnel_broker::books::Books;
+use ginnel_broker::declared::SegmentSpec;
+use ginnel_broker::record::Hex16;
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::{HOST_MEMBER, Name};
 use rustix::fs::{FlockOperation, flock};
@@ -51,7 +51,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
     let signals = signals()?;
 
     let mut books = Journal::read(&config.state_dir)?.books;
-    begin(&mut books, boot_id()?);
+    books.begin(boot_id()?);
     let journal = Journal::create(&config.state_dir, &books).or_else(|error| {
         let dir = config.state_dir.display();
         error!(%dir, %error, "the journal cannot be written: what exists is served, and requests for anything new are refused; make room there, and let the daemon's user write there");
@@ -122,32 +122,6 @@ fn signals() -> std::io::Result<OwnedFd> {
         signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
     }
     Ok(read.into())
-}
-
-/// Prepares the books for a new daemon. After a reboot of the host, nothing of the earlier programs and VMs is left.
-pub(super) fn begin(books: &mut Books, boot_id: Hex16) {
-    let mut records = Vec::new();
-    if books.boot_id != boot_id {
-        // A reboot has emptied their memory.
-        records.extend(Change::rebooted(books).map(Record::Object));
-        records.extend(books.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
-        records.extend(books.members.keys().map(|&member| Record::Left { member }));
-    }
-    records.push(Record::Start {
-        boot_id,
-        generation: books.generation + 1,
-        next_epoch: books.numbers.latest(),
-        next_listener: books.next_listener.max(1),
-        next_channel: books.next_channel.max(1),
-        next_object: books.next_object.max(1),
-        epochs: books.numbers.dump(),
-        format: super::journal::FORMAT,
-    });
-    for record in records {
-        if let Err(error) = books.apply(&record) {
-            warn!(%error, ?record, "the books do not accept this; please report it");
-        }
-    }
 }
 
 /// Returns the boot identity of this machine.

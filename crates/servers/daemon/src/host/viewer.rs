@@ -8,8 +8,8 @@
 //!
 //! Nobody sees secrets: tokens and uuids.
 
-use super::broker::{ClientId, Who};
 use super::server::Server;
+use ginnel_broker::broker::{ClientId, Who};
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::collections::BTreeSet;
 

@@ -1,20 +1,20 @@
 //! VMs: the connection to their QEMU, the control link to their daemon, and the programs for which that daemon speaks.
 
-use super::broker::ClientId;
 use super::config;
-use super::doorbells::Told;
 use super::fence::Fence;
 use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
-use super::programs::{Message, NotOpen};
 use super::qmp::Monitor;
-use super::record::{Hex16, Record};
-use super::reply::{self, Refusal};
 use super::server::{Server, Token, Watched};
 use crate::control_link::{Event, HostLink, PeerInfo, SendRefused};
-use crate::packet;
-use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
+use crate::{packet, pidwatch};
+use ginnel_broker::broker::ClientId;
+use ginnel_broker::process::Process;
+use ginnel_broker::programs::{Message, NotOpen};
+use ginnel_broker::record::{Hex16, Record};
+use ginnel_broker::reply::{self, Refusal};
+use ginnel_broker::vectors::Told;
 use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode};
@@ -144,11 +144,11 @@ impl Server {
             }
         };
         let Ok(peer) = packet::peer(fd.as_fd()) else { return };
-        let process = Process::of(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
+        let process = pidwatch::process(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
         let name = vm.config.name;
         if let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) {
             let old = qemu.process;
-            if old.is_alive() || (old.pid == 0 && vm.is_connected()) {
+            if pidwatch::is_alive(&old) || (old.pid == 0 && vm.is_connected()) {
                 if old == process {
                     // In the middle of a session, QEMU would misunderstand the greeting.
                     warn!(vm = %name, pid = process.pid, "QEMU connects a second time and is refused: leave out reconnect= on its ivshmem chardev");

@@ -1,8 +1,9 @@
 //! Slices: a segment for each of several members that must not see each other's. They lie in one file if QEMU can
 //! map a part of a file (`offset=`), so that a manager finds them side by side; otherwise each has a file of its own.
 
-use super::{Config, Segment, SegmentSpec};
-use ginnel_config::{Problem, words};
+use super::{Config, Segment};
+use ginnel_broker::declared::{SegmentSpec, SliceFiles};
+use ginnel_config::Problem;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,19 +13,6 @@ use tracing::warn;
 const OFFSET_SINCE: Version = Version(8, 1);
 /// The longest time that QEMU may take to report its version.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-words! {
-    /// Whether slices share a file.
-    SliceFiles {
-        /// They share a file if QEMU supports that.
-        #[default]
-        Auto = "auto",
-        /// They share a file.
-        One = "one",
-        /// Each slice has a file of its own.
-        Each = "each",
-    }
-}
 
 /// A version of QEMU: major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

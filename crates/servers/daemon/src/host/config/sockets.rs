@@ -1,7 +1,8 @@
 //! The configuration of TCP connections: which programs may leave TCP.
 
-use super::{HOST, SegmentSpec};
+use super::HOST;
 use crate::excluded::Excluded;
+use ginnel_broker::declared::SegmentSpec;
 use ginnel_config::{Account, Bytes, Mode};
 use serde::Deserialize;
 

@@ -61,8 +61,8 @@ fn the_manual_has_every_key_and_no_other() {
 
 #[test]
 fn the_manual_has_every_limit_with_its_default() {
-    let rows = limits::rows();
-    for limits::Row { name, default, .. } in &rows {
+    let rows = ginnel_broker::limits::rows();
+    for ginnel_broker::limits::Row { name, default, .. } in &rows {
         let number = default.bytes().all(|b| b.is_ascii_digit());
         let value = if number { default.clone() } else { format!("\\(dq{default}\\(dq") };
         let entry = format!(".TP\n.BR {name} \" = {value}\"\n");

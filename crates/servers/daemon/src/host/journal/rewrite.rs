@@ -5,7 +5,8 @@
 //! daemon copies the rest and puts the new file in its place; it stops serving only for this. If the daemon is killed at any
 //! moment, either the old journal or the new one is left, and both have the same contents.
 
-use super::{Books, Replayed, line};
+use ginnel_broker::books::Books;
+use ginnel_broker::lines::{Replayed, line};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

@@ -1,7 +1,7 @@
 //! Journals that are rewritten while they grow, that cannot be written, or that a killed daemon has left.
 
-use super::super::record::{Hex16, Text};
 use super::*;
+use ginnel_broker::record::{Hex16, Text};
 use ginnel_layout::Name;
 use kit::wait::wait_until;
 use rewrite::new_path;
@@ -31,7 +31,7 @@ impl Pair {
             next_channel: 1,
             next_object,
             epochs: Vec::new(),
-            format: FORMAT,
+            format: ginnel_broker::lines::FORMAT,
         };
         books.apply(&start).unwrap();
         let journal = Journal::create(dir.path(), &books).unwrap();

@@ -1,0 +1,40 @@
+//! What the daemon decides: who may attach, listen and connect, and who has which bytes of a segment.
+//!
+//! It is a state machine without system calls, descriptors and clocks. Requests go in, and [`broker::Effect`]s come out, which the
+//! daemon performs. So it can be tested and fuzzed as it is.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`broker`], [`caller`], `session`, `owners`, `holds`, `endings` | the state machine of the attach protocol |
+//! | [`programs`], [`relayed`] | programs in VMs, for which the VMs' daemons speak; rings that the daemon relays |
+//! | [`sockets`], [`allowance`] | TCP connections that may leave TCP, and how often programs may report them |
+//! | [`objects`] | the things that endpoints make, such as channels and blocks, each kind in its own module |
+//! | [`books`], [`record`], [`arena`], [`vectors`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
+//! | [`lines`] | these changes as lines of a journal |
+//! | [`declared`], [`limits`], [`memory`] | what an administrator declares |
+
+pub mod account;
+pub mod allowance;
+pub mod arena;
+pub mod books;
+pub mod broker;
+pub mod caller;
+pub mod declared;
+mod endings;
+mod holds;
+mod index;
+pub mod limits;
+pub mod lines;
+pub mod memory;
+mod number_set;
+mod numbers;
+pub mod objects;
+mod owners;
+pub mod process;
+pub mod programs;
+pub mod record;
+pub mod relayed;
+pub mod reply;
+mod session;
+pub mod sockets;
+pub mod vectors;

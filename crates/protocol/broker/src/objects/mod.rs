@@ -1,0 +1,298 @@
+//! The objects that endpoints make in segments. Each class of objects has a folder of its own here, with its part of the books,
+//! its records in the journal, the requests that it answers, what becomes of its objects when an endpoint ends, and how they are
+//! shown. `docs/adding-an-object.md` says how to add a class.
+//!
+//! | module | objects |
+//! |---|---|
+//! | `channel` | channels, and the listeners to which they are opened |
+//! | `board` | readiness boards |
+//! | `sync` | synchronisation objects: locks and others with users that wait |
+//! | `block` | blocks of memory, their handles and the rights to them |
+//! | `memory_object` | the common part of blocks and synchronisation objects |
+
+pub mod block;
+pub mod board;
+pub mod channel;
+mod memory_object;
+pub mod sync;
+
+use crate::books::{Books, Endpoint, InvalidRecord};
+use crate::broker::{Broker, ClientId, World};
+use crate::caller::Caller;
+use crate::record::Record;
+use crate::relayed::Relayed;
+use crate::reply::Refusal;
+use ginnel_layout::Name;
+use ginnel_layout::wire::Kind;
+use serde::de::{Deserialize, Deserializer, Error};
+use serde::ser::{Serialize, Serializer};
+use std::iter::empty;
+
+/// A kind of request that endpoints may send.
+pub struct Request {
+    /// The kind.
+    pub kind: Kind,
+    /// Whether the answer can contain something that the client did not have before, or does not know of.
+    pub is_gift: bool,
+    /// Whether only members that may write to their segment may send it.
+    pub is_write: bool,
+    /// The handler. It checks the body and everything else before it changes something.
+    pub serve: Serve,
+}
+
+type Serve = fn(&mut Broker, &mut dyn World, &Caller, &[u8]) -> Result<(), Refusal>;
+
+impl Request {
+    /// A request that ends something, or changes a detail.
+    pub const fn new(kind: Kind, serve: Serve) -> Self {
+        Self { kind, is_gift: false, is_write: false, serve }
+    }
+
+    /// A request whose answer can contain something new.
+    pub const fn gift(kind: Kind, serve: Serve) -> Self {
+        Self { is_gift: true, ..Self::new(kind, serve) }
+    }
+
+    /// The same as [`Request::gift`], only for members that may write to their segment.
+    pub const fn write(kind: Kind, serve: Serve) -> Self {
+        Self { is_write: true, ..Self::gift(kind, serve) }
+    }
+}
+
+/// A class of objects, represented by the changes of its objects. These changes are its records in the journal.
+pub trait Class: Sized {
+    /// The names of its changes in the journal.
+    const RECORDS: &'static [&'static str];
+    /// The requests about its objects.
+    const REQUESTS: &'static [Request];
+
+    /// Applies the change to the books. On an error nothing has changed.
+    fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord>;
+
+    /// Returns whether the change gives a resource away: see [`Record::gives`].
+    fn gives(&self) -> bool;
+
+    /// Returns changes that make all existing objects again, once the endpoints and the classes before this one have been
+    /// restored.
+    fn dump(books: &Books) -> impl Iterator<Item = Self>;
+
+    /// Returns the changes that end what an endpoint has, in an order in which they can be made. After all of them the endpoint
+    /// has nothing left.
+    fn ends(_books: &Books, _endpoint: &Endpoint) -> impl Iterator<Item = Self> {
+        empty()
+    }
+
+    /// Writes into the segment that this change, one of [`Class::ends`], is about to happen, and wakes the endpoints that it
+    /// concerns.
+    fn mark_end(&self, _broker: &mut Broker) {}
+
+    /// Removes the remaining traces of an endpoint that has ended and was removed from the books.
+    fn forget(_books: &mut Books, _endpoint: &Endpoint) {}
+
+    /// Adds the doorbells that the daemon must relay because of the change. The change has been made already.
+    fn relay(&self, _books: &Books, _bells: &mut Relayed) {}
+
+    /// Adds the doorbells that the daemon must relay because of all existing objects, in the books of an earlier daemon.
+    fn relay_all(_books: &Books, _bells: &mut Relayed) {}
+
+    /// Removes the doorbells that need not be relayed after the change. The change has not been made yet.
+    fn unrelay(&self, _bells: &mut Relayed) {}
+
+    /// Sends an endpoint, over a new connection, the notifications that it may have missed.
+    fn greet(_broker: &mut Broker, _endpoint: u32, _client: ClientId) {}
+
+    /// Marks in all objects of a segment that the segment's memory was lost, in words at which their users look.
+    fn lose(_broker: &mut Broker, _segment: &Name) {}
+
+    /// Returns changes for a reboot of the host, which has emptied all memory. They end the objects that must not survive a
+    /// reboot and do not end with the endpoints.
+    fn rebooted(_books: &Books) -> impl Iterator<Item = Self> {
+        empty()
+    }
+
+    /// Removes the remaining objects of a segment that is being removed and has no endpoints any more.
+    fn clear(_books: &mut Books, _segment: &Name) {}
+}
+
+/// Combines a list of classes into one class.
+macro_rules! classes {
+    ($($Class:ident: $Change:ty,)*) => {
+        /// A change of an object, of whatever class.
+        #[derive(Clone, Debug, PartialEq)]
+        #[expect(missing_docs, reason = "each is a class")]
+        pub enum Change {
+            $($Class($Change),)*
+        }
+
+        impl Change {
+            /// Returns the request of that kind.
+            pub fn request(kind: Kind) -> Option<&'static Request> {
+                [$(<$Change>::REQUESTS),*].into_iter().flatten().find(|request| request.kind == kind)
+            }
+
+            /// Returns whether a change has this name in the journal.
+            pub fn is_known(record: &str) -> bool {
+                [$(<$Change>::RECORDS),*].into_iter().flatten().any(|known| *known == record)
+            }
+
+            /// Reads a change that has this name.
+            pub fn read<'de, D: Deserializer<'de>>(record: &str, from: D) -> Result<Self, D::Error> {
+                $(if <$Change>::RECORDS.contains(&record) {
+                    return <$Change>::deserialize(from).map(Self::$Class);
+                })*
+                Err(D::Error::custom("no change of an object"))
+            }
+
+            /// See [`Class::apply`].
+            pub fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
+                match self { $(Self::$Class(change) => change.apply(books),)* }
+            }
+
+            /// See [`Class::gives`].
+            pub fn gives(&self) -> bool {
+                match self { $(Self::$Class(change) => change.gives(),)* }
+            }
+
+            /// See [`Class::dump`].
+            pub fn dump(books: &Books) -> impl Iterator<Item = Self> {
+                empty()$(.chain(<$Change>::dump(books).map(Self::$Class)))*
+            }
+
+            /// See [`Class::ends`].
+            pub fn ends(books: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
+                empty()$(.chain(<$Change>::ends(books, endpoint).map(Self::$Class)))*
+            }
+
+            /// See [`Class::mark_end`].
+            pub fn mark_end(&self, broker: &mut Broker) {
+                match self { $(Self::$Class(change) => change.mark_end(broker),)* }
+            }
+
+            /// See [`Class::forget`].
+            pub fn forget(books: &mut Books, endpoint: &Endpoint) {
+                $(<$Change>::forget(books, endpoint);)*
+            }
+
+            /// See [`Class::relay`].
+            pub fn relay(&self, books: &Books, bells: &mut Relayed) {
+                match self { $(Self::$Class(change) => change.relay(books, bells),)* }
+            }
+
+            /// See [`Class::relay_all`].
+            pub fn relay_all(books: &Books, bells: &mut Relayed) {
+                $(<$Change>::relay_all(books, bells);)*
+            }
+
+            /// See [`Class::unrelay`].
+            pub fn unrelay(&self, bells: &mut Relayed) {
+                match self { $(Self::$Class(change) => change.unrelay(bells),)* }
+            }
+
+            /// See [`Class::greet`].
+            pub fn greet(broker: &mut Broker, endpoint: u32, client: ClientId) {
+                $(<$Change>::greet(broker, endpoint, client);)*
+            }
+
+            /// See [`Class::lose`].
+            pub fn lose(broker: &mut Broker, segment: &Name) {
+                $(<$Change>::lose(broker, segment);)*
+            }
+
+            /// See [`Class::rebooted`].
+            pub fn rebooted(books: &Books) -> impl Iterator<Item = Self> {
+                empty()$(.chain(<$Change>::rebooted(books).map(Self::$Class)))*
+            }
+
+            /// See [`Class::clear`].
+            pub fn clear(books: &mut Books, segment: &Name) {
+                $(<$Change>::clear(books, segment);)*
+            }
+        }
+
+        impl Serialize for Change {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                match self { $(Self::$Class(change) => change.serialize(to),)* }
+            }
+        }
+
+        /// Returns for each class its [`Class::RECORDS`], and the names that its changes have in the journal.
+        #[cfg(test)]
+        fn names() -> Vec<[&'static [&'static str]; 2]> {
+            vec![$([<$Change>::RECORDS, tests::variants(<$Change>::deserialize)]),*]
+        }
+
+        $(impl From<$Change> for Record {
+            fn from(change: $Change) -> Self {
+                Self::Object(Change::$Class(change))
+            }
+        })*
+    };
+}
+
+// All classes. A class comes after those that it refers to: boards outlive endpoints because of channels.
+classes! {
+    Channel: channel::Change,
+    Board: board::Change,
+    Sync: sync::Change,
+    Block: block::Change,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::de::Visitor;
+    use serde::de::value::Error as Unread;
+    use serde::forward_to_deserialize_any;
+    use std::cell::Cell;
+    use std::collections::BTreeSet;
+    use std::rc::Rc;
+
+    /// A deserializer that reads nothing, and notes the names of the variants of the requested enumeration.
+    pub(super) struct Asked(Rc<Cell<&'static [&'static str]>>);
+
+    impl<'de> Deserializer<'de> for Asked {
+        type Error = Unread;
+
+        fn deserialize_enum<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            variants: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Unread> {
+            self.0.set(variants);
+            Err(Unread::custom("only asked"))
+        }
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Unread> {
+            Err(Unread::custom("no enumeration"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+        }
+    }
+
+    /// Returns the names of all variants of an enumeration in the journal.
+    pub(super) fn variants<T>(read: fn(Asked) -> Result<T, Unread>) -> &'static [&'static str] {
+        let variants = Rc::new(Cell::new([].as_slice()));
+        assert!(read(Asked(Rc::clone(&variants))).is_err());
+        variants.get()
+    }
+
+    #[test]
+    fn each_change_has_a_known_and_unique_name_in_the_journal() {
+        let mut all = BTreeSet::from(["optional"]);
+        for [records, variants] in names() {
+            assert!(!variants.is_empty());
+            assert_eq!(records, variants, "RECORDS of a class, and the variants of its changes");
+            all.extend(records);
+        }
+        // The journal uses `optional` as a mark of records, and the other names are in use beside the changes.
+        let others = variants(Record::deserialize);
+        assert!(others.contains(&"dead"));
+        all.extend(others);
+        let count = 1 + others.len() + names().iter().map(|[records, _]| records.len()).sum::<usize>();
+        assert_eq!(all.len(), count, "a name is used twice");
+    }
+}

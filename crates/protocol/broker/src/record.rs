@@ -1,0 +1,397 @@
+//! The records of the journal: each change of the books is one record. [`crate::lines`] says what a daemon does with a record
+//! that it does not know.
+
+use crate::declared::{SegmentSpec, VmSpec};
+use crate::memory::MemoryKind;
+use crate::objects::Change;
+use crate::process::Process;
+use crate::vectors::Told;
+use ginnel_layout::Name;
+use ginnel_layout::dax::SMALL_PAGE;
+use serde::de::value::{EnumAccessDeserializer, StrDeserializer};
+use serde::de::{DeserializeSeed, EnumAccess, VariantAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// One change. Journals on disk contain the names of variants and fields: new ones may be added, but existing ones must not
+/// change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", remote = "Self")]
+pub enum Record {
+    /// A daemon has started. This is the first record of a journal, and it sets all counters.
+    Start {
+        /// The boot identity of the host.
+        boot_id: Hex16,
+        /// The number of starts of the daemon.
+        generation: u64,
+        /// An epoch that no endpoint has had. Only older releases use it, which had one counter of epochs for all numbers.
+        next_epoch: u32,
+        /// The number of the next listener, if it is free.
+        next_listener: u32,
+        /// The number of the next channel.
+        next_channel: u64,
+        /// The number of the next synchronisation object or block.
+        #[serde(default)]
+        next_object: u64,
+        /// The numbers that endpoints have had, and the next epoch of each.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        epochs: Vec<(u32, u32)>,
+        /// The [`crate::lines::FORMAT`] of the daemon that wrote this journal; 0 in journals that are older than the field.
+        #[serde(default)]
+        format: u32,
+    },
+    /// A member is new or has changed.
+    Member {
+        /// The member number.
+        number: u32,
+        /// The member's name.
+        name: Text,
+        /// The declaration, if the member was declared at run time.
+        runtime: Option<VmSpec>,
+        /// The member is not declared any more; only its number is remembered.
+        retired: bool,
+    },
+    /// A member's number is free for others.
+    MemberForgotten {
+        /// The member number.
+        number: u32,
+    },
+    /// A VM's QEMU has connected.
+    Joined {
+        /// The member number of the VM.
+        member: u32,
+        /// The process of QEMU.
+        qemu: Process,
+        /// The members of whose doorbells this QEMU has been told.
+        knows: BTreeSet<u32>,
+        /// The doorbells themselves. Older journals do not have this field.
+        #[serde(default)]
+        told: Told,
+    },
+    /// A VM's QEMU has ended. Earlier records have declared its endpoints dead.
+    Left {
+        /// The member number of the VM.
+        member: u32,
+    },
+    /// The daemons of host and VM have a session.
+    Session {
+        /// The member number of the VM.
+        member: u32,
+        /// The boot identity of the guest's kernel.
+        boot_id: Hex16,
+        /// Whether the guest can be interrupted.
+        interrupts: bool,
+    },
+    /// A segment is new or has changed.
+    Segment {
+        /// The segment's name.
+        name: Text,
+        /// The uuid in the segment's header and info block.
+        uuid: Hex16,
+        /// The size in bytes.
+        size: u64,
+        /// The numbers of all members that share it, including readers.
+        members: BTreeSet<u32>,
+        /// The numbers of those that may only read.
+        #[serde(default)]
+        readers: BTreeSet<u32>,
+        /// The kind of device by which the segment reaches VMs. Journals from the time when there was only one kind do not have
+        /// this field.
+        #[serde(default = "only_bar")]
+        memory: MemoryKind,
+        /// The unit in which the segment can be mapped, in bytes.
+        #[serde(default = "only_4k")]
+        page: u32,
+        /// The part of a file that the segment is, if it shares the file with other slices.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        part: Option<FilePart>,
+        /// The declaration, if the segment was declared at run time.
+        runtime: Option<SegmentSpec>,
+    },
+    /// A segment's file was truncated while it was in use; or the segment is whole again, because nobody uses the truncated
+    /// memory any more.
+    SegmentCut {
+        /// The segment's name.
+        name: Text,
+        /// True if the file was truncated, false if the segment is whole again.
+        cut: bool,
+    },
+    /// A segment was removed. Earlier records have declared its endpoints dead.
+    SegmentRemoved {
+        /// The segment's name.
+        name: Text,
+    },
+    /// The doorbell vectors of a member that serve its programs in a segment.
+    Vectors {
+        /// The segment's name.
+        segment: Text,
+        /// The member number.
+        member: u32,
+        /// The doorbell vectors of the member that serve the segment.
+        vectors: Vec<u32>,
+    },
+    /// A process has attached.
+    Attach(Attach),
+    /// Another process owns an endpoint too.
+    OwnerJoined {
+        /// The number of the endpoint.
+        endpoint: u32,
+        /// The new owner.
+        process: Process,
+    },
+    /// A process does not own an endpoint any more.
+    OwnerGone {
+        /// The number of the endpoint.
+        endpoint: u32,
+        /// The former owner.
+        process: Process,
+    },
+    /// An endpoint stays alive for a while without owners.
+    Hold {
+        /// The number of the endpoint.
+        endpoint: u32,
+        /// The token with which a process can adopt the endpoint.
+        token: Hex16,
+        /// The duration in milliseconds, from this record or from the start of the daemon.
+        millis: u32,
+    },
+    /// A process has adopted an endpoint that was held.
+    Adopted {
+        /// The number of the endpoint.
+        endpoint: u32,
+        /// The token of the hold.
+        token: Hex16,
+        /// The process that adopted it.
+        process: Process,
+    },
+    /// A hold has ended.
+    HoldEnded {
+        /// The number of the endpoint.
+        endpoint: u32,
+        /// The token of the hold.
+        token: Hex16,
+    },
+    /// An endpoint is ending. The records that follow give back what it has; the last of them is `dead`.
+    Ending {
+        /// The number of the endpoint.
+        endpoint: u32,
+    },
+    /// An endpoint has ended.
+    Dead {
+        /// The number of the endpoint.
+        endpoint: u32,
+    },
+    /// A change of an object that an endpoint has made.
+    #[serde(skip)]
+    Object(Change),
+}
+
+impl Record {
+    /// Makes the record that a VM's QEMU has connected and that these doorbells were announced to it.
+    pub fn joined(member: u32, qemu: Process, told: Told) -> Self {
+        Self::Joined { member, qemu, knows: told.keys().copied().collect(), told }
+    }
+
+    /// Returns whether the record gives a resource to a client or member. A successor that does not know of it could give the
+    /// same resource away again, so the record must be in the journal before anybody learns of it. The other records end
+    /// something or change a detail: a successor that does not know of them believes that more is in use than really is, which
+    /// is safe.
+    pub fn gives(&self) -> bool {
+        match self {
+            Self::Member { .. }
+            | Self::Joined { .. }
+            | Self::Segment { .. }
+            | Self::Vectors { .. }
+            | Self::Hold { .. }
+            | Self::Attach(_) => true,
+            Self::Start { .. }
+            | Self::MemberForgotten { .. }
+            | Self::Left { .. }
+            | Self::Session { .. }
+            | Self::SegmentCut { .. }
+            | Self::SegmentRemoved { .. }
+            // This process must not be taken for dead, so the books keep it as an owner even if the journal does not have it yet.
+            | Self::OwnerJoined { .. }
+            | Self::OwnerGone { .. }
+            | Self::Adopted { .. }
+            | Self::HoldEnded { .. }
+            | Self::Ending { .. }
+            | Self::Dead { .. } => false,
+            Self::Object(change) => change.gives(),
+        }
+    }
+}
+
+// In the journal, changes of objects look like the other records: an object with one member, whose name is that of the change.
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Object(change) => change.serialize(to),
+            other => Self::serialize(other, to),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Record {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct ByName;
+
+        impl<'de> Visitor<'de> for ByName {
+            type Value = Record;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a record")
+            }
+
+            fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<Record, A::Error> {
+                let (name, content) = access.variant::<String>()?;
+                let all = EnumAccessDeserializer::new(Named { name: &name, content });
+                match Change::is_known(&name) {
+                    true => Change::read(&name, all).map(Record::Object),
+                    false => Record::deserialize(all),
+                }
+            }
+        }
+
+        from.deserialize_enum("Record", &[], ByName)
+    }
+}
+
+/// A record of which the name has been read.
+struct Named<'n, A> {
+    name: &'n str,
+    content: A,
+}
+
+impl<'de, A: VariantAccess<'de>> EnumAccess<'de> for Named<'_, A> {
+    type Error = A::Error;
+    type Variant = A;
+
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, A), A::Error> {
+        Ok((seed.deserialize(StrDeserializer::new(self.name))?, self.content))
+    }
+}
+
+fn only_bar() -> MemoryKind {
+    MemoryKind::Bar
+}
+
+pub(crate) fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn only_4k() -> u32 {
+    SMALL_PAGE
+}
+
+/// A part of a file, as long as the segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePart {
+    /// The path of the file.
+    pub file: PathBuf,
+    /// The offset of the part in the file, in bytes.
+    pub offset: u64,
+}
+
+/// A process has attached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attach {
+    /// The number of the endpoint.
+    pub endpoint: u32,
+    /// The epoch of the endpoint.
+    pub epoch: u32,
+    /// The secret with which a process proves that it belongs to the endpoint.
+    pub token: Hex16,
+    /// The number of its member.
+    pub member: u32,
+    /// The name of its segment.
+    pub segment: Text,
+    /// The name that the program has given itself.
+    pub name: Text,
+    /// The endpoint's doorbell vector.
+    pub vector: u32,
+    /// The process that attached.
+    pub process: Process,
+    /// The user number.
+    pub uid: u32,
+}
+
+/// A name, written as text. May be empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Text(pub Name);
+
+impl Serialize for Text {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        if text.is_empty() {
+            return Ok(Self(Name::NONE));
+        }
+        Name::new(&text).map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Sixteen bytes, written in hexadecimal.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hex16(pub [u8; 16]);
+
+// Tokens and uuids are secrets, so they are kept out of logs.
+impl std::fmt::Debug for Hex16 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:02x}..", self.0[0])
+    }
+}
+
+impl Serialize for Hex16 {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:032x}", u128::from_be_bytes(self.0)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex16 {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        match u128::from_str_radix(&text, 16) {
+            Ok(number) if text.len() == 32 => Ok(Self(number.to_be_bytes())),
+            _ => Err(serde::de::Error::custom("not 32 hexadecimal digits")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::channel;
+    use ginnel_layout::channel::Capacities;
+
+    #[test]
+    fn a_segment_of_an_older_journal_is_a_bar() {
+        let old = r#"{"segment":{"name":"web","uuid":"000102030405060708090a0b0c0d0e0f","size":4194304,
+            "members":[0,1],"runtime":{"size":4194304,"members":["host","a"],"page":null}}}"#;
+        let Ok(Record::Segment { memory, page, readers, runtime, .. }) = serde_json::from_str(old) else {
+            panic!("not read");
+        };
+        assert_eq!((memory, page, readers.len()), (MemoryKind::Bar, 4096, 0));
+        assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
+    }
+
+    #[test]
+    fn a_channel_of_an_older_journal_has_rings_of_one_size() {
+        let old = r#"{"channel":{"number":1,"segment":"web","listener":1,"offset":2097152,"capacity":8192,"kind":1,"nonce":7,
+            "initiator":{"endpoint":1,"epoch":1,"member":0,"closed":false},"accepted":true,"relayed":false,
+            "acceptor":{"endpoint":2,"epoch":2,"member":0,"closed":false}}}"#;
+        let Ok(Record::Object(Change::Channel(channel::Change::Opened(channel)))) = serde_json::from_str(old)
+        else {
+            panic!("not read");
+        };
+        assert_eq!(channel.capacities(), Capacities { initiator: 8192, acceptor: 8192 });
+        let text = serde_json::to_string(&channel).unwrap();
+        assert!(!text.contains("acceptor_capacity"), "an older daemon reads it too: {text}");
+    }
+}
