@@ -996,35 +996,47 @@ CASE(found_zero_copy)
     meet();
 }
 
+/* Makes another connection between the two ends, and moves a byte each way. `listener` and `address` are for all of them. */
+static int connect_another(int me, int fd, int *listener, struct sockaddr_in *address)
+{
+    socklen_t size = sizeof *address;
+    char byte = '.';
+    int one;
+    if (address->sin_family == 0) {
+        *address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        if (me == ACCEPTOR) {
+            *listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            check(bind(*listener, (struct sockaddr *)address, size) == 0 && listen(*listener, 4) == 0, "listen");
+            check(getsockname(*listener, (struct sockaddr *)address, &size) == 0, "getsockname");
+            send_all(fd, &address->sin_port, sizeof address->sin_port);
+        } else {
+            receive_all(fd, &address->sin_port, sizeof address->sin_port);
+        }
+    }
+    if (me == CONNECTOR) {
+        one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        check(connect(one, (struct sockaddr *)address, size) == 0, "connect");
+        send_all(one, &byte, 1);
+        receive_all(one, &byte, 1);
+    } else {
+        one = accept4(*listener, NULL, NULL, SOCK_CLOEXEC);
+        check(one >= 0, "accept4");
+        receive_all(one, &byte, 1);
+        send_all(one, &byte, 1);
+    }
+    return one;
+}
+
 /* A call that does not wait takes all of a short message, also while the receiver makes room a few bytes at a time. */
 CASE(found_page_while_the_receiver_makes_room)
 {
     enum { CONNECTIONS = 100, PAGE = 4096 };
     static char bytes[PAGE];
     int listener = -1;
-    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t size = sizeof address;
-    if (me == ACCEPTOR) {
-        listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        check(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 4) == 0, "listen");
-        check(getsockname(listener, (struct sockaddr *)&address, &size) == 0, "getsockname");
-        send_all(fd, &address.sin_port, sizeof address.sin_port);
-    } else {
-        receive_all(fd, &address.sin_port, sizeof address.sin_port);
-    }
+    struct sockaddr_in address = { 0 };
     int cut = 0;
     for (int i = 0; i < CONNECTIONS; i++) {
-        int one;
-        if (me == CONNECTOR) {
-            one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-            check(connect(one, (struct sockaddr *)&address, size) == 0, "connect");
-            send_all(one, bytes, 1);
-            receive_all(one, bytes, 1);
-        } else {
-            one = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-            receive_all(one, bytes, 1);
-            send_all(one, bytes, 1);
-        }
+        int one = connect_another(me, fd, &listener, &address);
         if (me == ACCEPTOR) {
             for (int left = PAGE; left > 0;) {
                 int n = recv(one, bytes, 64, MSG_DONTWAIT);
@@ -1047,3 +1059,59 @@ CASE(found_page_while_the_receiver_makes_room)
         say("cut messages", cut);
     meet();
 }
+
+/* The ends make calls in turn, so the connection changes over step by step. After so many turns, the acceptor makes no more calls before it closes. It
+ * may have counted what it has received by then, and not have seen that no more of that comes. The byte with which the connector has told it of
+ * the end waits in its socket. */
+static void close_while_it_changes(int me, int fd, int turns)
+{
+    char byte = '.';
+    if (me == CONNECTOR)
+        send_all(fd, &byte, 1);
+    receive_all(fd, &byte, 1);
+    if (me == ACCEPTOR)
+        send_all(fd, &byte, 1);
+    for (int turn = 0; turn < 2 * turns; turn++) {
+        if ((me == CONNECTOR) == turn % 2)
+            events_of(fd, POLLIN, 0);
+        /* The daemon answers meanwhile, so that each call gets as far as it can. */
+        usleep(2000);
+        meet();
+    }
+    if (me == ACCEPTOR) {
+        struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP | EPOLLET };
+        int epoll = epoll_create1(EPOLL_CLOEXEC);
+        check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+    }
+    meet();
+    if (me == CONNECTOR) {
+        events_of(fd, POLLIN, 0);
+        events_of(fd, POLLIN, 0);
+        check(shutdown(fd, SHUT_RDWR) == 0, "shutdown");
+    }
+    meet();
+    if (me == ACCEPTOR)
+        close(fd);
+    meet();
+    if (me == CONNECTOR)
+        say("recv", recv(fd, &byte, 1, 0));
+    meet();
+}
+
+#define EARLY_CLOSE(turns, attempt) \
+    CASE(early_close_after_##turns##_turns_##attempt) \
+    { \
+        close_while_it_changes(me, fd, turns); \
+    }
+EARLY_CLOSE(0, 1)
+EARLY_CLOSE(0, 2)
+EARLY_CLOSE(0, 3)
+EARLY_CLOSE(0, 4)
+EARLY_CLOSE(1, 1)
+EARLY_CLOSE(1, 2)
+EARLY_CLOSE(1, 3)
+EARLY_CLOSE(1, 4)
+EARLY_CLOSE(2, 1)
+EARLY_CLOSE(2, 2)
+EARLY_CLOSE(2, 3)
+EARLY_CLOSE(2, 4)

@@ -1,6 +1,6 @@
 //! The end of a socket's rings, when its last descriptor is about to be closed.
 
-use crate::carrying::{connection, look, room};
+use crate::carrying::{connection, counted, look, room};
 use crate::process::owner;
 use crate::state::carrier::Carrier;
 use crate::state::known::Fact;
@@ -107,6 +107,8 @@ fn pass_on_end(socket: &'static Socket, fd: c_int) {
 }
 
 fn end(socket: &'static Socket, fd: c_int) {
+    // Behind the last byte that the kernel carries, only bytes that wake come. One of them may be there, and would break the connection.
+    counted::begin_ring_if_due(socket);
     let is_shared = crate::state::family::is_shared_by_the_living(socket);
     socket.sending.detach();
     socket.receiving.detach();
@@ -176,6 +178,7 @@ pub fn at_exit() {
             && socket.is_joined()
             && !crate::state::family::is_shared_by_the_living(socket)
         {
+            counted::begin_ring_if_due(socket);
             pass_on_end(socket, fd);
             // As for a close, the kernel knows by itself what is unread of what it carries, and whether another process may receive that.
             let is_kernels = socket.receiving.carrier() == Carrier::Kernel;
