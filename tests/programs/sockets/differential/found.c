@@ -1060,6 +1060,83 @@ CASE(found_page_while_the_receiver_makes_room)
     meet();
 }
 
+/* Sends until there has been no room for a while. */
+static void fill(int fd)
+{
+    static char bytes[16384];
+    check(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "O_NONBLOCK");
+    do {
+        while (send(fd, bytes, sizeof bytes, 0) > 0)
+            ;
+        check(errno == EAGAIN, "send");
+    } while (events_of(fd, POLLOUT, 200));
+}
+
+/* Receives what the kernel has, without the library's knowledge, so that nobody tells the peer of room but the kernel. */
+static long receive_from_kernel(int fd, void *into, long size)
+{
+    long result;
+#if defined(__x86_64__)
+    register long flags __asm__("r10") = MSG_DONTWAIT, address __asm__("r8") = 0, length __asm__("r9") = 0;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_recvfrom), "D"(fd), "S"(into), "d"(size), "r"(flags), "r"(address), "r"(length)
+                     : "rcx", "r11", "memory");
+#else
+    result = recv(fd, into, size, MSG_DONTWAIT);
+#endif
+    return result;
+}
+
+/* A thread waits for room in a ring, which is left for TCP meanwhile, where there is no room either. */
+static void wait_for_room(int me, int fd, int interest)
+{
+    if (me == CONNECTOR)
+        fill(fd);
+    meet();
+    /* What the first ring has is received, and the connection changes over again, behind all that TCP has. */
+    if (me == ACCEPTOR) {
+        static char bytes[16384];
+        receive_all(fd, bytes, sizeof bytes);
+    }
+    for (int i = 0; i < 200; i++) {
+        events_of(fd, me == CONNECTOR ? POLLOUT : POLLIN, 0);
+        usleep(1000);
+    }
+    meet();
+    if (me == CONNECTOR) {
+        char byte = '.';
+        while (send(fd, &byte, 1, 0) > 0)
+            ;
+        meet();
+        say_events("events", events_of(fd, interest, PATIENCE));
+    } else {
+        static char bytes[65536];
+        meet();
+        usleep(200000);
+        while (receive_from_kernel(fd, bytes, sizeof bytes) > 0)
+            ;
+    }
+    meet();
+    /* The bytes are not counted any more, so nothing else can be done with the connection. */
+    abort_connection(fd);
+}
+
+CASE(found_room_where_a_ring_was_left)
+{
+    wait_for_room(me, fd, POLLIN | POLLOUT);
+}
+
+CASE(found_room_alone_where_a_ring_was_left)
+{
+    wait_for_room(me, fd, POLLOUT);
+}
+
+CASE(found_room_after_receiving_was_shut_down)
+{
+    if (me == CONNECTOR)
+        check(shutdown(fd, SHUT_RD) == 0, "shutdown");
+    wait_for_room(me, fd, POLLOUT);
+}
+
 /* The ends make calls in turn, so the connection changes over step by step. After so many turns, the acceptor makes no more calls before it closes. It
  * may have counted what it has received by then, and not have seen that no more of that comes. The byte with which the connector has told it of
  * the end waits in its socket. */

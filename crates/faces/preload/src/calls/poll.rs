@@ -174,7 +174,10 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                 Some(_) => !sleepers.iter().any(|asleep| asleep.index == i),
                 None => is_early(poll) && !early.contains(&i),
             });
-        let slept = if has_changed || any_ready(fds) {
+        // To look for room may have returned a connection to TCP, whose room the kernel is not asked for yet.
+        let is_unasked =
+            |asleep: &Asleep| question(&fds[asleep.index]).events & OUTPUT & !asked[asleep.index].events != 0;
+        let slept = if has_changed || any_ready(fds) || sleepers.iter().any(is_unasked) {
             None
         } else {
             Some(native.poll(&mut asked[..own + usize::from(point.taken().is_some())], left))
@@ -196,6 +199,9 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
     }
 }
 
+/// What says that there is room.
+const OUTPUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
+
 /// Returns the events for which the kernel is asked about a descriptor.
 fn question(poll: &pollfd) -> pollfd {
     let Some(socket) = joined(poll.fd) else { return pollfd { revents: 0, ..*poll } };
@@ -210,7 +216,7 @@ fn question(poll: &pollfd) -> pollfd {
         events |= libc::POLLRDHUP;
     }
     if socket.sending.carrier() != Carrier::Ring {
-        events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);
+        events |= poll.events & OUTPUT;
     }
     let fd = if socket.end() == End::None && !socket.has(Fact::ShutDownReceiving) { poll.fd } else { -1 };
     pollfd { fd, events, revents: 0 }
