@@ -29,6 +29,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("waiting.c", include_str!("differential/waiting.c")),
     ("ends.c", include_str!("differential/ends.c")),
     ("found.c", include_str!("differential/found.c")),
+    ("changing.c", include_str!("differential/changing.c")),
 ];
 
 /// The cases whose output differs. docs/sockets.md says why.

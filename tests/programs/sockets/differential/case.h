@@ -73,6 +73,10 @@ void send_all(int fd, const void *bytes, int size);
 void send_over_tcp(int fd, const char *bytes, int size);
 /* Returns the events of one descriptor, after at most so many milliseconds. */
 int events_of(int fd, int interest, int milliseconds);
+/* Makes a listener, and tells the other end over the connection where it is. */
+int listen_for_another(int fd);
+/* Returns the address of which the other end tells. */
+struct sockaddr_in address_of_another(int fd);
 /* Closes a connection so that the peer gets a reset. */
 void abort_connection(int fd);
 /* Returns whether a thread or a process with this number sleeps. */

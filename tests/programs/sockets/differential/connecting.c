@@ -1,26 +1,6 @@
 /* connect(2) on a socket that is connected or listens, AF_UNSPEC, and connecting anew. */
 #include "case.h"
 
-/* Makes a listener, and tells the other end over the connection where it is. */
-static int listen_for_another(int fd)
-{
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t size = sizeof address;
-    check(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 4) == 0, "listen");
-    check(getsockname(listener, (struct sockaddr *)&address, &size) == 0, "getsockname");
-    send_all(fd, &address.sin_port, sizeof address.sin_port);
-    return listener;
-}
-
-/* Returns the address of which the other end tells. */
-static struct sockaddr_in address_of_another(int fd)
-{
-    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    receive_all(fd, &address.sin_port, sizeof address.sin_port);
-    return address;
-}
-
 static int disconnect(int fd)
 {
     struct sockaddr none = { .sa_family = AF_UNSPEC };

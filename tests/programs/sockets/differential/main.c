@@ -64,6 +64,24 @@ void send_all(int fd, const void *bytes, int size)
     }
 }
 
+int listen_for_another(int fd)
+{
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t size = sizeof address;
+    check(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 4) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &size) == 0, "getsockname");
+    send_all(fd, &address.sin_port, sizeof address.sin_port);
+    return listener;
+}
+
+struct sockaddr_in address_of_another(int fd)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    receive_all(fd, &address.sin_port, sizeof address.sin_port);
+    return address;
+}
+
 void abort_connection(int fd)
 {
     struct linger none = { 1, 0 };

@@ -15,7 +15,7 @@ use crate::keeper::{Held, Keeper};
 use crate::pidwatch::{self, ExecChecks};
 use crate::poller::{Interest, Poller, Ready};
 use ginnel_broker::books::Books;
-use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording};
+use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording, World as _};
 use ginnel_broker::declared::SegmentSpec;
 use ginnel_broker::process::Process;
 use ginnel_broker::programs::Programs;
@@ -329,7 +329,7 @@ impl Server {
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
         let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
         let sockets = self.broker.sockets_settle_at();
-        let sockets = sockets.map(|at| at.saturating_sub(ginnel_clock::monotonic()));
+        let sockets = sockets.map(|at| at.saturating_sub(self.segments.elapsed()));
         let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets];
         let rest = [look, self.until_beat(), self.until_given_up(), retry];
         owners.into_iter().chain(rest).flatten().min()
