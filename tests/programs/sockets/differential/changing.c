@@ -50,8 +50,8 @@ CASE(changing_page_while_the_receiver_makes_room)
     meet();
 }
 
-/* Sends until there has been no room for a while. */
-static void fill(int fd)
+/* Sends until there has been no room for so many milliseconds. A small ring without room is left after 20 ms, the largest one after a second. */
+static void fill(int fd, int milliseconds)
 {
     static char bytes[16384];
     check(fcntl(fd, F_SETFL, O_NONBLOCK) == 0, "O_NONBLOCK");
@@ -59,7 +59,41 @@ static void fill(int fd)
         while (send(fd, bytes, sizeof bytes, 0) > 0)
             ;
         check(errno == EAGAIN, "send");
-    } while (events_of(fd, POLLOUT, 200));
+    } while (events_of(fd, POLLOUT, milliseconds));
+}
+
+/* Gives the connection time to change over. */
+static void change_over(int me, int fd, int milliseconds)
+{
+    for (int i = 0; i < milliseconds; i++) {
+        events_of(fd, me == CONNECTOR ? POLLOUT : POLLIN, 0);
+        usleep(1000);
+    }
+}
+
+/* Receives until nothing has come for a while. */
+static void drain(int fd)
+{
+    static char bytes[65536];
+    while (events_of(fd, POLLIN, 100))
+        check(recv(fd, bytes, sizeof bytes, 0) > 0, "recv");
+}
+
+/* Lets the connection go back to TCP, and change over to larger rings, until it has the largest. TCP has little room. */
+static void get_largest_ring(int me, int fd)
+{
+    int size = 16384;
+    check(setsockopt(fd, SOL_SOCKET, me == CONNECTOR ? SO_SNDBUF : SO_RCVBUF, &size, sizeof size) == 0, "setsockopt");
+    for (int pause = 200; pause <= 400; pause *= 2) {
+        if (me == CONNECTOR)
+            fill(fd, 200);
+        meet();
+        if (me == ACCEPTOR)
+            drain(fd);
+        meet();
+        change_over(me, fd, pause);
+        meet();
+    }
 }
 
 /* Receives what the kernel has, without the library's knowledge, so that nobody tells the peer of room but the kernel. */
@@ -80,17 +114,14 @@ static long receive_from_kernel(int fd, void *into, long size)
 static void wait_for_room(int me, int fd, int interest)
 {
     if (me == CONNECTOR)
-        fill(fd);
+        fill(fd, 200);
     meet();
     /* What the first ring has is received, and the connection changes over again, behind all that TCP has. */
     if (me == ACCEPTOR) {
         static char bytes[16384];
         receive_all(fd, bytes, sizeof bytes);
     }
-    for (int i = 0; i < 200; i++) {
-        events_of(fd, me == CONNECTOR ? POLLOUT : POLLIN, 0);
-        usleep(1000);
-    }
+    change_over(me, fd, 200);
     meet();
     if (me == CONNECTOR) {
         char byte = '.';
@@ -126,6 +157,85 @@ CASE(changing_room_after_receiving_was_shut_down)
     if (me == CONNECTOR)
         check(shutdown(fd, SHUT_RD) == 0, "shutdown");
     wait_for_room(me, fd, POLLOUT);
+}
+
+/* The same for the largest ring. (While a larger one is about to come, a thread looks every millisecond.) What it has is sent again over TCP,
+ * which has no room then. */
+static void wait_for_room_in_largest(int me, int fd, int (*wait)(int fd))
+{
+    static char bytes[65536];
+    get_largest_ring(me, fd);
+    if (me == CONNECTOR) {
+        while (send(fd, bytes, sizeof bytes, 0) > 0)
+            ;
+        meet();
+        time_t begun = time(NULL);
+        int has_room = wait(fd);
+        /* A thread that nobody has woken finds room when it does not want to wait any more. */
+        say("has room in time", has_room && time(NULL) - begun < PATIENCE / 2000);
+    } else {
+        meet();
+        /* The largest ring is left after a second. */
+        usleep(1500000);
+        drain(fd);
+    }
+    meet();
+}
+
+static int wait_in_poll(int fd)
+{
+    return events_of(fd, POLLIN | POLLOUT, PATIENCE) == POLLOUT;
+}
+
+static void *look_for_room(void *fd)
+{
+    while (!events_of(*(int *)fd, POLLOUT, 0))
+        usleep(100);
+    return NULL;
+}
+
+/* Another thread leaves the ring. */
+static int wait_beside_another(int fd)
+{
+    pthread_t other;
+    check(pthread_create(&other, NULL, look_for_room, &fd) == 0, "pthread_create");
+    int has_room = wait_in_poll(fd);
+    pthread_join(other, NULL);
+    return has_room;
+}
+
+static int wait_in_epoll(int fd)
+{
+    struct epoll_event event = { .events = EPOLLIN | EPOLLOUT };
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    check(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+    return epoll_wait(epoll, &event, 1, PATIENCE) == 1 && event.events == EPOLLOUT;
+}
+
+static int wait_after_shutdown(int fd)
+{
+    check(shutdown(fd, SHUT_RD) == 0, "shutdown");
+    return events_of(fd, POLLOUT, PATIENCE) == POLLOUT;
+}
+
+CASE(changing_room_in_the_largest_ring)
+{
+    wait_for_room_in_largest(me, fd, wait_in_poll);
+}
+
+CASE(changing_room_in_the_largest_ring_beside_another)
+{
+    wait_for_room_in_largest(me, fd, wait_beside_another);
+}
+
+CASE(changing_room_in_the_largest_ring_for_epoll)
+{
+    wait_for_room_in_largest(me, fd, wait_in_epoll);
+}
+
+CASE(changing_room_in_the_largest_ring_after_shutdown)
+{
+    wait_for_room_in_largest(me, fd, wait_after_shutdown);
 }
 
 /* The ends make calls in turn, so the connection changes over step by step. After so many turns, the acceptor makes no more calls before it closes. It
