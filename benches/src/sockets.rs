@@ -263,7 +263,7 @@ impl Sockets<'_> {
             server: format!("python3 {{dir}}/idle.py serve {{port}} {connections} {{dir}}"),
             client: format!("python3 {{dir}}/idle.py talk {{port}} {connections} {{dir}}"),
             figure: |out| number_after(out, "turns"),
-            note: "at most 1 % CPU while all are idle, at most 8 hidden descriptors",
+            note: "at most 1 % CPU while all are idle, at most 9 hidden descriptors",
         };
         let (many, one) = (row(IDLE_CONNECTIONS), row(1));
         if !self.wants(&many, "one alone") {

@@ -13,6 +13,7 @@ mod full;
 mod growth;
 mod hostile;
 mod load;
+mod messages;
 mod namespaces;
 mod passing;
 mod queued;

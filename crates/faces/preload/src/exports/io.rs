@@ -13,7 +13,8 @@ use crate::system::errno::{Errno, Kept, check, tell, tell_int};
 use crate::system::memory::{can_read, can_write, is_beyond, is_prepared, is_there};
 use crate::system::real;
 use libc::{
-    c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, sockaddr_storage, socklen_t,
+    ssize_t, timespec,
 };
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -350,11 +351,7 @@ pub unsafe extern "C-unwind" fn sendto(
     let native = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
     let Some(call) = connection(fd).filter(|_| !is_beyond(buffer, len)) else { return native() };
     let socket = call.what();
-    // SAFETY: there are no bytes to send, and the kernel finds out itself whether the address can be read.
-    let ask = || unsafe { real::sendto(fd, std::ptr::null(), 0, ASKING, address, address_len) };
-    if !address.is_null()
-        && let Some(errno) = refused(socket, fd, ask)
-    {
+    if let Some(errno) = refused_address(socket, address, address_len) {
         return tell(Err(errno));
     }
     // SAFETY: the program says that there are `len` bytes.
@@ -387,11 +384,23 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     send::send(socket, fd, flags, unsafe { pieces(vectors) }, native)
 }
 
+/// Returns the error with which the kernel refuses the address of a call that sends over a ring. TCP ignores it afterwards.
+#[inline]
+fn refused_address(socket: &'static Socket, address: *const sockaddr, len: socklen_t) -> Option<Errno> {
+    if address.is_null() || !socket.is_joined() {
+        return None;
+    }
+    match len as usize {
+        len if len > size_of::<sockaddr_storage>() => Some(Errno(libc::EINVAL)),
+        len => (!can_read(address, len)).then_some(Errno(libc::EFAULT)),
+    }
+}
+
 /// The flags with which the library asks the kernel about what stands beside the bytes of a call.
 const ASKING: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
-/// Returns the error with which the kernel refuses the address or the control messages of a call that sends over a ring. TCP judges
-/// both, and then sends as if they were not there. `ask` has the kernel send no bytes with them.
+/// Returns the error with which the kernel refuses the control messages of a call that sends over a ring. TCP judges them, and then sends
+/// as if they were not there. `ask` has the kernel send no bytes with them.
 #[cold]
 fn refused(socket: &'static Socket, fd: c_int, ask: impl FnOnce() -> ssize_t) -> Option<Errno> {
     if !socket.is_joined() || is_confined() {
@@ -410,8 +419,15 @@ fn refused(socket: &'static Socket, fd: c_int, ask: impl FnOnce() -> ssize_t) ->
 /// Does the same for the address and the control messages of a message.
 #[inline]
 fn refused_beside(socket: &'static Socket, fd: c_int, message: &msghdr) -> Option<Errno> {
-    if message.msg_name.is_null() && message.msg_controllen == 0 {
-        return None;
+    if message.msg_controllen == 0 {
+        // The kernel cuts an address that is too long, unless its length is negative.
+        let longest = size_of::<sockaddr_storage>() as socklen_t;
+        let len = if message.msg_namelen > i32::MAX as socklen_t {
+            message.msg_namelen
+        } else {
+            message.msg_namelen.min(longest)
+        };
+        return refused_address(socket, message.msg_name.cast(), len);
     }
     let without_bytes = msghdr { msg_iov: std::ptr::null_mut(), msg_iovlen: 0, ..*message };
     // SAFETY: there are no bytes to send, and the kernel finds out itself whether the address and the control messages can be read.
