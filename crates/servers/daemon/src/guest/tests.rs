@@ -901,10 +901,11 @@ fn connections_that_attach_to_nothing_do_not_keep_others_out() {
     // The oldest connections have made room for the later ones, and for one more.
     let newcomer = vm.program();
     let expected = flood + 2 - vm.most.all;
-    assert!(held[expected - 1].is_closed());
+    // Connections are closed in any order.
+    assert!(held[..expected].iter().all(Program::is_closed));
     let ended = held.iter().take_while(|program| program.has_something()).count();
     assert_eq!(ended, expected);
-    assert!(held[0].is_closed() && !held[flood - 1].has_something());
+    assert!(!held[flood - 1].has_something());
     // Attached programs are not among them.
     for (n, program) in [attached_first, newcomer].iter().enumerate() {
         program.say(Kind::INSPECT, 7, wire::Inspect::FIRST.as_bytes());
