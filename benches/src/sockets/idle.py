@@ -76,7 +76,7 @@ idle = (used() - cpu) / 2 * 100
 hidden = opened() - before - {c.fileno() for c in connections}
 # The clock of CPU time has steps, and floating-point numbers make 1.0000000000000002 of one per cent.
 assert round(idle, 3) <= 1, f'{idle} % CPU while all are idle'
-# Connections to the daemon and the endpoint's, its memory, two doorbells, two wait points, this process, and the machine's load.
+# Two connections to the daemon, the segment, two eventfds, two epoll instances, a pidfd, and /proc/loadavg.
 assert len(hidden) <= 9, f'descriptors that are not the program\'s: {hidden}'
 busy = connections[count // 2]
 for _ in range(1000):

@@ -1,12 +1,9 @@
 //! What a message costs once its connection has changed over: none of the calls that move it makes a system call, and none of the others
 //! makes more of them than natively.
 
-use kit::build;
 use programs::stage::Stage;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 /// The system calls for each kind of messages.
 type Calls = BTreeMap<String, Vec<String>>;
@@ -21,23 +18,20 @@ const TRIES: usize = 3;
 
 /// Runs the program, and returns the system calls that it has made for the messages of each kind.
 fn calls(stage: &Stage, program: &Path, situation: &str, library: bool) -> Calls {
-    let trace = stage.world.files().join("trace");
-    let mut strace = Command::new("strace");
-    strace.arg("-o").arg(&trace);
-    if library {
-        strace.args(["-E", &format!("LD_PRELOAD={}", build::library("libginnel_preload.so").display())]);
-        strace.args(["-E", &format!("GINNEL_SOCKET={}", stage.world.socket().display())]);
-        strace.args(["-E", "GINNEL_SOCKETS=eager", "-E", "GINNEL_SOCKETS_WAIT=20000"]);
-    }
-    let output = strace.arg(program).args([situation, &MESSAGES.to_string()]).output().unwrap();
-    assert!(output.status.success() && output.stdout == b"done\n", "{output:?}");
+    let with_library: Option<&[&str]> =
+        library.then_some(&["GINNEL_SOCKETS=eager", "GINNEL_SOCKETS_WAIT=20000"]);
+    let (output, trace) = stage.traced(program, &[situation, &MESSAGES.to_string()], with_library);
+    assert_eq!(output.stdout, b"done\n");
     let mut kinds = Calls::new();
     let mut kind = None;
-    for line in fs::read_to_string(&trace).unwrap().lines() {
+    for line in trace.lines() {
         let name = line.strip_prefix("write(-1, \"").map(|line| line.split('"').next().unwrap());
         match (name, &kind) {
             (Some(""), _) => kind = None,
-            (Some(name), _) => kind = Some(name.to_owned()),
+            (Some(name), _) => {
+                kinds.entry(name.to_owned()).or_default();
+                kind = Some(name.to_owned());
+            }
             (None, Some(kind)) => kinds.entry(kind.clone()).or_default().push(line.to_owned()),
             (None, None) => {}
         }
@@ -49,7 +43,7 @@ fn calls(stage: &Stage, program: &Path, situation: &str, library: bool) -> Calls
 fn costs(natively: &Calls, with_library: &Calls) -> Vec<String> {
     let mut costly = Vec::new();
     for (kind, natively) in natively {
-        let calls = with_library.get(kind).map_or(&[][..], Vec::as_slice);
+        let calls = &with_library[kind];
         // The kernel is asked as well about what it may know, such as the end of a connection that has nothing.
         let is_question = ["after_", "with_questions", "by_calls_that_do_not_wait"]
             .iter()

@@ -1,32 +1,21 @@
 //! Connections of one request and one answer. In `auto`, they make no system call that they would not make natively.
 
-use kit::build;
 use kit::wait::retry;
 use programs::stage::Stage;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 const FEW: u32 = 100;
 const MANY: u32 = 300;
 
 /// Runs the program, and returns how often it has made each system call. With a library, it loads that.
 fn calls(stage: &Stage, program: &Path, kind: &str, count: u32, library: bool) -> BTreeMap<String, i64> {
-    let trace = stage.world.files().join("trace");
-    let mut strace = Command::new("strace");
-    strace.arg("-o").arg(&trace);
-    if library {
-        strace.args(["-E", &format!("LD_PRELOAD={}", build::library("libginnel_preload.so").display())]);
-        strace.args(["-E", &format!("GINNEL_SOCKET={}", stage.world.socket().display())]);
-        strace.args(["-E", "GINNEL_SOCKETS=auto"]);
-    }
-    let output = strace.arg(program).args([kind, &count.to_string()]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(said.trim(), if library { "with the library" } else { "without the library" });
+    let with_library: Option<&[&str]> = library.then_some(&["GINNEL_SOCKETS=auto"]);
+    let (output, trace) = stage.traced(program, &[kind, &count.to_string()], with_library);
+    let said = if library { "with the library\n" } else { "without the library\n" };
+    assert_eq!(String::from_utf8_lossy(&output.stdout), said);
     let mut calls = BTreeMap::new();
-    for line in fs::read_to_string(&trace).unwrap().lines() {
+    for line in trace.lines() {
         if let Some((name, _)) = line.split_once('(') {
             *calls.entry(name.to_owned()).or_default() += 1;
         }

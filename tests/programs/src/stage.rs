@@ -11,8 +11,8 @@ use std::cell::Cell;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 
 /// The modes of the library in which programs are tested.
 pub const MODES: [&str; 2] = ["auto", "eager"];
@@ -91,6 +91,23 @@ impl Stage {
     pub fn set(&mut self, name: &'static str, value: &str) {
         self.variables.retain(|(other, _)| *other != name);
         self.variables.push((name, value.into()));
+    }
+
+    /// Runs a program under strace: with the library and these variables, or natively. Returns its output and the trace.
+    pub fn traced(&self, program: &Path, args: &[&str], with_library: Option<&[&str]>) -> (Output, String) {
+        let trace = self.world.files().join("trace");
+        let mut strace = Command::new("strace");
+        strace.arg("-o").arg(&trace);
+        if let Some(variables) = with_library {
+            let library = format!("LD_PRELOAD={}", build::library("libginnel_preload.so").display());
+            let socket = format!("GINNEL_SOCKET={}", self.world.socket().display());
+            for variable in [&[&*library, &*socket], variables].concat() {
+                strace.args(["-E", variable]);
+            }
+        }
+        let output = strace.arg(program).args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        (output, fs::read_to_string(trace).unwrap())
     }
 
     /// Returns the command that runs a program with the library.

@@ -20,7 +20,7 @@
 enum { SIZE = 64, WARM_UP = 100 };
 
 static int from, to, epoll;
-static char bytes[2 * SIZE];
+static char bytes[SIZE];
 static struct sockaddr_in peer;
 static struct iovec pieces[2] = { { bytes, SIZE / 2 }, { bytes + SIZE / 2, SIZE / 2 } };
 
