@@ -9,6 +9,7 @@
 //! | [`stepper`] | stop or kill a process at any of its instructions |
 //! | `mortal` | let a process die between two stores to shared memory (feature `memory`) |
 //! | [`models`] | run operations that a property test or the fuzzer makes, and know what must happen |
+//! | [`hold`] | send a program what holds up its receiver |
 //! | [`process`] | send signals to their processes, or look at them |
 //! | [`build`] | start a program of another package |
 //! | `daemon` (feature) | need a running `ginneld`, and clients that speak to it |
@@ -17,6 +18,7 @@
 pub mod build;
 #[cfg(feature = "daemon")]
 pub mod daemon;
+pub mod hold;
 pub mod models;
 #[cfg(feature = "memory")]
 pub mod mortal;

@@ -1,7 +1,7 @@
 //! TCP connections of programs: the daemon finds the two ends of a connection and tells them where to meet.
 //!
-//! A program on the host sends its socket to the daemon, which gets the facts about it from the kernel. For a program in a VM,
-//! that VM's daemon does so, and the host's trusts it for its own VM. [`ginnel_tcp::Rendezvous`] decides which two reports are
+//! A program sends its socket to its daemon, on the host or in a VM, which gets the facts about it from its kernel. The host's
+//! daemon trusts a VM's for its own VM. [`ginnel_tcp::Rendezvous`] decides which two reports are
 //! the ends of one connection. Both ends are told the name of a listener in a segment that both may use. Nobody else knows the
 //! name, so a program that connects there is the other end, and from then on their channel is like any other.
 //!
@@ -112,8 +112,8 @@ impl Sockets {
     }
 }
 
-/// Converts what a VM's daemon says about a socket in the VM. Each VM is responsible for its own programs.
-fn believe(member: u32, facts: &SocketFacts) -> Report {
+/// Converts what a member's daemon says about a socket of this member. Each member is responsible for its own programs.
+fn believe(member: u32, user: u32, facts: &SocketFacts) -> Report {
     let address =
         |bytes: [u8; 16], port| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(), port);
     let identity = Identity {
@@ -135,11 +135,11 @@ fn believe(member: u32, facts: &SocketFacts) -> Report {
         _ => Side::Acceptor { syn: has(SocketFacts::SYN).then_some(SynTime(facts.syn)) },
     };
     let owner = if has(SocketFacts::USER) { Owner::User } else { Owner::System };
-    Report { member, user: 0, identity, owner, side }
+    Report { member, user, identity, owner, side }
 }
 
 /// Returns when the program has called `connect`, as it says.
-pub fn connecting(report: &SocketReport) -> Connecting {
+fn connecting(report: &SocketReport) -> Connecting {
     let [before, after] = [report.before, report.after].map(Duration::from_nanos);
     Connecting { before, after }
 }
@@ -181,21 +181,17 @@ impl Broker {
         Ok(Some(report))
     }
 
-    /// Handles what was found out about a reported socket of this host: who has it, and where; or why it stays on TCP. The result is sent
-    /// as an event.
+    /// Handles what was found out about a reported socket of this host, or why it stays on TCP. The result is sent as an event.
     pub fn socket_found(
         &mut self,
         world: &mut dyn World,
         client: ClientId,
         key: u64,
-        found: Result<(Identity, Owner, Side), StaysReason>,
+        found: Result<SocketFacts, StaysReason>,
     ) {
         let Some(user) = self.who(client).map(account) else { return };
         match found {
-            Ok((identity, owner, side)) => {
-                let report = Report { member: HOST_MEMBER, user, identity, owner, side };
-                self.look_for_other_end(world, client, key, report);
-            }
+            Ok(facts) => self.look_for_other_end(world, client, key, believe(HOST_MEMBER, user, &facts)),
             Err(reason) => self.stays(client, key, reason),
         }
     }
@@ -214,7 +210,7 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::PROTOCOL, text));
         };
         match self.turned_away(world, client) {
-            None => self.look_for_other_end(world, client, facts.report.key, believe(member, &facts)),
+            None => self.look_for_other_end(world, client, facts.report.key, believe(member, 0, &facts)),
             Some(reason) => self.stays(client, facts.report.key, reason),
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! The program `ginneld`: the host role, the guest role, and the keeper that both roles may use.
+//! The program `ginneld`: the host role, the guest role, and the keeper and the helpers that both roles use.
 
 use clap::{Parser, Subcommand};
 use ginnel_config::Problem;
+use ginnel_daemon::strangers::helper;
 use ginnel_daemon::{guest, host, keeper};
 use std::process::ExitCode;
 
@@ -22,6 +23,9 @@ enum Role {
     /// Hold file descriptors for a daemon while it is away.
     #[command(hide = true)]
     Keeper(keeper::Args),
+    /// Examine and close the descriptors that the programs of one user have sent to a daemon.
+    #[command(hide = true)]
+    Helper(helper::Args),
 }
 
 /// The exit status for an invalid configuration, the same as for an invalid command line: starting again would not help.
@@ -32,6 +36,7 @@ fn main() -> ExitCode {
         Role::Host(args) => host::run(args),
         Role::Guest(args) => guest::run(args),
         Role::Keeper(args) => keeper::run(args),
+        Role::Helper(args) => helper::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,9 +4,9 @@
 //! the queue is full, the connection fails.
 #![allow(unsafe_code)] // For socket options and credentials that no safe crate offers, or not soundly.
 
-use crate::closer::Closer;
+use crate::closer::{Closer, Connected};
 pub use ginnel_fdpass::MAX_FDS;
-use ginnel_fdpass::{self as fdpass, Received, RecvFlags, SendFlags};
+use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
@@ -14,7 +14,6 @@ use rustix::net::{
 };
 use std::collections::VecDeque;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,8 +32,19 @@ pub struct Packet {
     /// Part of the packet is lost. It was longer than the receiver allowed; or it carried more descriptors than the receiver
     /// allowed or than this process may open, and then `fds` is empty.
     pub truncated: bool,
+}
+
+/// A packet of a program.
+#[derive(Debug)]
+pub struct Heard {
+    /// The content.
+    pub bytes: Vec<u8>,
+    /// The packet carries descriptors, and is still in the socket's queue.
+    pub carries_fds: bool,
+    /// The packet was longer than the receiver allowed, and the rest is lost.
+    pub truncated: bool,
     /// The process that sent the packet, according to the kernel. `None` if the process is in a process namespace that is not
-    /// visible from here, or if the receiver did not ask for it.
+    /// visible from here.
     pub sender: Option<u32>,
 }
 
@@ -55,9 +65,7 @@ pub enum Gone {
 /// A connected, non-blocking socket.
 #[derive(Debug)]
 pub struct PacketSocket {
-    fd: ManuallyDrop<OwnedFd>,
-    /// The closer that closes the socket, and the user on whose account it does so.
-    closer: Option<(Closer, u32)>,
+    fd: Connected,
     queue: VecDeque<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
     queued: usize,
     limit: usize,
@@ -68,15 +76,16 @@ pub struct PacketSocket {
 impl PacketSocket {
     /// Takes over a connected non-blocking socket. Sending fails while more than `limit` bytes wait for the peer.
     pub fn new(fd: OwnedFd, limit: usize) -> Self {
-        let fd = ManuallyDrop::new(fd);
-        Self { fd, closer: None, queue: VecDeque::new(), queued: 0, limit, peer_closed: false }
+        Self::with(Connected::trusted(fd), limit)
     }
 
-    /// Does the same as `new` for a program of this user, which may have sent files whose closing needs a [`Closer`].
-    pub fn to_program(fd: OwnedFd, limit: usize, closer: &Closer, uid: u32) -> Self {
-        let mut socket = Self::new(fd, limit);
-        socket.closer = Some((closer.clone(), uid));
-        socket
+    /// Does the same as `new` for a connection to a program, which a [`Closer`] must close.
+    pub fn to_program(fd: OwnedFd, limit: usize, closer: &Closer) -> Self {
+        Self::with(Connected::new(fd, closer), limit)
+    }
+
+    fn with(fd: Connected, limit: usize) -> Self {
+        Self { fd, queue: VecDeque::new(), queued: 0, limit, peer_closed: false }
     }
 
     /// Returns the next packet, with at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors
@@ -88,13 +97,25 @@ impl PacketSocket {
         }
     }
 
-    /// Does the same with the caller's buffer, which must be as long as the longest packet, and sets [`Packet::sender`]
-    /// ([`ask_for_senders`]).
-    pub fn receive_from(&self, buffer: &mut [u8], max_fds: usize) -> Result<Option<Packet>, Gone> {
-        match receive_from(self.fd.as_fd(), buffer, max_fds) {
-            Err(Gone::Io(Errno::AGAIN)) => Ok(None),
-            other => other.map(Some),
+    /// Returns the next packet of a program, in the caller's buffer, which must be as long as the longest packet; `None` if there
+    /// is none now. A packet that carries descriptors stays in the queue until a helper takes it ([`crate::strangers`]).
+    pub fn hear(&self, buffer: &mut [u8]) -> Result<Option<Heard>, Gone> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let got = match fdpass::receive_from(self.fd.as_fd(), buffer, 0, flags) {
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::CONNRESET) => return Err(Gone::Closed),
+            other => other?,
+        };
+        if got.len == 0 {
+            return Err(Gone::Closed); // An empty packet looks the same, but no honest program sends one.
         }
+        let carries_fds = got.fds_lost;
+        if !carries_fds {
+            // Nobody else takes packets from this socket now, so this is the same one.
+            fdpass::receive(self.fd.as_fd(), &mut [], 0, RecvFlags::DONTWAIT)?;
+        }
+        let bytes = buffer[..got.len.min(buffer.len())].to_vec();
+        Ok(Some(Heard { bytes, carries_fds, truncated: got.truncated, sender: got.sender }))
     }
 
     /// Sends one packet, or queues it.
@@ -147,7 +168,7 @@ impl PacketSocket {
     pub fn has_unread(&self) -> bool {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the kernel writes one `int`.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        let result = unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         self.queued > 0 || (result == 0 && bytes > 0)
     }
 
@@ -155,16 +176,6 @@ impl PacketSocket {
     /// has room.
     pub fn queued(&self) -> usize {
         self.queued
-    }
-}
-
-impl Drop for PacketSocket {
-    fn drop(&mut self) {
-        // SAFETY: the socket is not used after this.
-        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        if let Some((closer, uid)) = &self.closer {
-            closer.close(*uid, [fd]);
-        }
     }
 }
 
@@ -176,27 +187,16 @@ impl AsFd for PacketSocket {
 
 /// Receives one packet. Returns [`Gone::Io`] with `AGAIN` if there is none and the socket does not block.
 pub fn receive(fd: BorrowedFd<'_>, max: usize, max_fds: usize) -> Result<Packet, Gone> {
-    receive_by(&mut vec![0; max], |bytes| fdpass::receive(fd, bytes, max_fds, RecvFlags::empty()))
-}
-
-/// Receives one packet, and sets [`Packet::sender`] ([`ask_for_senders`]).
-fn receive_from(fd: BorrowedFd<'_>, buffer: &mut [u8], max_fds: usize) -> Result<Packet, Gone> {
-    receive_by(buffer, |bytes| fdpass::receive_from(fd, bytes, max_fds, RecvFlags::empty()))
-}
-
-fn receive_by(
-    buffer: &mut [u8],
-    receive: impl Fn(&mut [u8]) -> Result<Received, Errno>,
-) -> Result<Packet, Gone> {
-    let got = receive(buffer).map_err(|errno| match errno {
+    let mut bytes = vec![0; max];
+    let got = fdpass::receive(fd, &mut bytes, max_fds, RecvFlags::empty()).map_err(|errno| match errno {
         Errno::CONNRESET => Gone::Closed,
         errno => errno.into(),
     })?;
     if got.len == 0 {
-        return Err(Gone::Closed); // An empty packet looks the same, but no honest program sends one.
+        return Err(Gone::Closed); // An empty packet looks the same, but nobody sends one.
     }
-    let bytes = buffer[..got.len.min(buffer.len())].to_vec();
-    Ok(Packet { bytes, fds: got.fds, truncated: got.truncated || got.fds_lost, sender: got.sender })
+    bytes.truncate(got.len);
+    Ok(Packet { bytes, fds: got.fds, truncated: got.truncated || got.fds_lost })
 }
 
 /// Sends one packet with descriptors.
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn each_packet_comes_with_its_sender_and_without_descriptors() {
+    fn each_packet_comes_with_its_sender_and_never_with_descriptors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = listen_at_with(&path, SocketType::SEQPACKET, |fd, _| ask_for_senders(fd)).unwrap();
@@ -379,8 +379,10 @@ mod tests {
         // This packet is sent before the connection is accepted.
         send::<OwnedFd>(client.as_fd(), b"early", &[]).unwrap();
         let server = PacketSocket::new(accept(listener.as_fd()).unwrap().unwrap(), 1 << 20);
-        let early = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
+        let hear = |len| server.hear(&mut vec![0; len]);
+        let early = hear(100).unwrap().unwrap();
         assert_eq!((early.bytes.as_slice(), early.sender, early.truncated), (&b"early"[..], Some(me), false));
+        assert!(!early.carries_fds);
         // Another process sends over the same connection.
         let mut child = std::process::Command::new("sh")
             .args(["-c", "printf child >&0"])
@@ -389,23 +391,28 @@ mod tests {
             .unwrap();
         let number = child.id();
         assert!(child.wait().unwrap().success());
-        let packet = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
+        let packet = hear(100).unwrap().unwrap();
         assert_eq!(
             (packet.bytes.as_slice(), packet.sender),
             (&b"child"[..], Some(number)),
             "although it has ended"
         );
-        // The descriptor is refused, and is open nowhere afterwards.
+        send::<OwnedFd>(client.as_fd(), b"too long", &[]).unwrap();
+        assert!(hear(3).unwrap().unwrap().truncated);
+        assert!(hear(3).unwrap().is_none());
+        // A packet with a descriptor stays where it is, and the descriptor is open there only.
         let (read, write) = rustix::pipe::pipe().unwrap();
         send(client.as_fd(), b"gift", &[write]).unwrap();
-        let gift = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
-        assert!(gift.truncated && gift.fds.is_empty());
+        for _ in 0..2 {
+            let gift = hear(100).unwrap().unwrap();
+            assert_eq!((gift.bytes.as_slice(), gift.carries_fds), (&b"gift"[..], true));
+        }
+        assert!(
+            fdpass::receive_from(server.as_fd(), &mut [0; 4], 8, RecvFlags::empty()).unwrap().fds.len() == 1
+        );
         assert_eq!(rustix::io::read(&read, &mut [0u8; 4]), Ok(0));
-        send::<OwnedFd>(client.as_fd(), b"too long", &[]).unwrap();
-        assert!(server.receive_from(&mut [0; 3], 0).unwrap().unwrap().truncated);
-        assert!(server.receive_from(&mut [0; 3], 0).unwrap().is_none());
         drop(client);
-        assert!(matches!(server.receive_from(&mut [0; 3], 0), Err(Gone::Closed)));
+        assert!(matches!(hear(3), Err(Gone::Closed)));
     }
 
     #[test]

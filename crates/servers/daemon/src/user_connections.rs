@@ -60,7 +60,8 @@ impl<Id: Copy + Ord> UserConnections<Id> {
         }
     }
 
-    fn count(&self, uid: u32) -> usize {
+    /// Returns the number of connections of a user.
+    pub fn count(&self, uid: u32) -> usize {
         self.of_user.get(&uid).map_or(0, BTreeSet::len)
     }
 

@@ -1,18 +1,18 @@
 //! The programs of this guest that are connected.
 
-use crate::closer::{Closer, HELD_UP};
-use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
+use crate::closer::Closer;
+use crate::packet::{self, Gone, Heard, PacketSocket};
 use crate::pidwatch;
 use crate::poller::{Interest, Poller, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ginnel_broker::allowance::Allowance;
 use ginnel_broker::process::{Image, Process};
 use ginnel_layout::relay;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -52,6 +52,9 @@ pub struct Client {
     pub joined: BTreeSet<Process>,
     /// How many TCP connections the program may report.
     pub reports: Allowance,
+    /// The number of the request in the packet that a helper has. Until the helper has answered, nothing is read from the
+    /// connection, and no event of it matters.
+    examined: Option<u32>,
 }
 
 /// A request to attach.
@@ -72,10 +75,14 @@ impl Client {
         relay::Open { pid, uid: self.uid, gid: self.gid, reserved: 0, started }
     }
 
-    /// Returns the next packet, if there is one, with all its descriptors. The kernel would close descriptors that are not
-    /// accepted in this call, which may block.
-    pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, Gone> {
-        self.socket.receive_from(buffer, MAX_FDS)
+    /// Returns the next packet, if there is one.
+    pub fn hear(&self, buffer: &mut [u8]) -> Result<Option<Heard>, Gone> {
+        self.socket.hear(buffer)
+    }
+
+    /// Returns whether a helper has the next packet.
+    pub fn is_examined(&self) -> bool {
+        self.examined.is_some()
     }
 }
 
@@ -148,11 +155,7 @@ impl Clients {
     /// Accepts the connection of a program, for which there must be room. An error means that it was refused.
     pub fn admit(&mut self, fd: OwnedFd, peer: &packet::Peer) -> Result<()> {
         let (uid, gid) = (peer.uid, peer.gid);
-        let mut socket = PacketSocket::to_program(fd, OUT_LIMIT, &self.closer, uid);
-        if self.closer.is_held_up_by(uid) {
-            let _ = socket.send(refusal(0, ErrorCode::PROTOCOL, HELD_UP).0, Vec::new());
-            bail!("files that user {uid} has sent are not closed yet");
-        }
+        let socket = PacketSocket::to_program(fd, OUT_LIMIT, &self.closer);
         ensure!(peer.pid != 0, "a program in another process namespace has connected; it cannot be watched");
         let process =
             pidwatch::process(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
@@ -174,6 +177,7 @@ impl Clients {
             unwatched: false,
             joined: BTreeSet::new(),
             reports: Allowance::new(ginnel_clock::monotonic()),
+            examined: None,
         };
         self.by_user.add(uid, id);
         self.all.insert(id, client);
@@ -193,6 +197,36 @@ impl Clients {
     /// Returns the client with this number.
     pub fn get(&mut self, id: u32) -> Option<&mut Client> {
         self.all.get_mut(&id)
+    }
+
+    /// Returns the descriptor of a client's connection.
+    pub fn fd(&self, id: u32) -> Option<BorrowedFd<'_>> {
+        self.all.get(&id).map(|client| client.socket.as_fd())
+    }
+
+    /// Returns the number of connections of a user.
+    pub fn count_of(&self, uid: u32) -> usize {
+        self.by_user.count(uid)
+    }
+
+    /// Notes that a helper has the next packet of this client, which has a request with this number.
+    pub fn begin_examining(&mut self, id: u32, request: u32) {
+        if let Some(client) = self.all.get_mut(&id) {
+            client.examined = Some(request);
+            // The end of the connection would be reported again and again.
+            self.poller.remove(&client.socket);
+        }
+    }
+
+    /// Notes that the helper is done, and returns the number of the request. `None` if the client is gone. On an error the client
+    /// must be removed.
+    pub fn end_examining(&mut self, id: u32) -> io::Result<Option<u32>> {
+        let Some(client) = self.all.get_mut(&id) else { return Ok(None) };
+        let request = client.examined.take();
+        if request.is_some() {
+            self.poller.add(&client.socket, token(id), client.interest)?;
+        }
+        Ok(request)
     }
 
     /// Returns whether there are no clients.

@@ -5,13 +5,13 @@ use super::control::Control;
 use super::owners::{self, Owners};
 use super::policy::Policy;
 use super::segments::Segments;
-use super::sockets::Syns;
 use super::vfio::Interrupts;
 use crate::closer::Closer;
 use crate::control_link::GuestLink;
 use crate::excluded::Excluded;
 use crate::keeper::Keeper;
 use crate::poller::{Interest, Poller, Ready};
+use crate::strangers::{self, Strangers, Syns};
 use crate::user_connections::Most;
 use anyhow::{Context, Result};
 use ginnel_broker::process::{Image, Process};
@@ -24,11 +24,13 @@ use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-// Epoll tokens. Clients have those from `FIRST_TOKEN` on, and the watches of processes those from `owners::FIRST_TOKEN` on.
+// Epoll tokens. Clients have those from `FIRST_TOKEN` on, the watches of processes those from `owners::FIRST_TOKEN` on, and helpers
+// those from `FIRST_HELPER` on.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const BELL: u64 = 2;
 const KEEPER: u64 = 3;
+const FIRST_HELPER: u64 = 1 << 56;
 
 /// The intervals at which the link is checked without interrupts: after something has happened, when nothing has happened for a
 /// while, and when no program is connected.
@@ -40,7 +42,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The guest's daemon.
 pub struct Daemon {
-    poller: Rc<Poller>,
+    pub(super) poller: Rc<Poller>,
     pub(super) listener: OwnedFd,
     accepting: bool,
     pub(super) control: Control,
@@ -51,6 +53,8 @@ pub struct Daemon {
     pub(super) up: bool,
     pub(super) clients: Clients,
     pub(super) closer: Closer,
+    /// The helpers for descriptors that programs send.
+    pub(super) strangers: Strangers<u32>,
     pub(super) segments: Segments,
     /// The messages that the link's ring has not accepted. While there are some, the daemon does not read from programs.
     pub(super) outbox: VecDeque<(RelayKind, u32, Vec<u8>)>,
@@ -97,6 +101,7 @@ impl Daemon {
         Ok(Self {
             clients: Clients::new(poller.clone(), closer.clone(), most),
             closer,
+            strangers: Strangers::new(|number| FIRST_HELPER + number, strangers::own_program),
             // Processes outlive their connections, and have children that join.
             owners: Owners::new(poller.clone(), 2 * most.all),
             departed: BTreeMap::new(),
@@ -127,13 +132,15 @@ impl Daemon {
             for owner in self.owners.take_changed() {
                 self.owner_gone(owner);
             }
+            self.step_strangers();
             self.send_outbox();
             if self.link.take_ring() {
                 self.control.ring_host();
             }
             // This comes after the ring, so that the host works meanwhile.
             self.policy.set_batch(self.clients.take_pipelining());
-            let timeout = [self.timeout(busy), self.owners.until_next()].into_iter().flatten().min();
+            let timeouts = [self.timeout(busy), self.owners.until_next(), self.strangers.until_stuck()];
+            let timeout = timeouts.into_iter().flatten().min();
             self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
             self.clients.in_turn(&mut ready);
             for event in &ready {
@@ -195,6 +202,10 @@ impl Daemon {
                 }
             }
             KEEPER => self.keeper_died(),
+            helper if helper >= FIRST_HELPER => {
+                let clients = &self.clients;
+                self.strangers.ready(&self.poller, helper - FIRST_HELPER, |id| clients.fd(id));
+            }
             watch if watch >= owners::FIRST_TOKEN => {
                 if let Some(owner) = self.owners.ended(watch) {
                     self.owner_gone(owner);

@@ -20,7 +20,6 @@ mod pci;
 mod policy;
 mod relay;
 mod segments;
-mod sockets;
 mod speed;
 mod vfio;
 

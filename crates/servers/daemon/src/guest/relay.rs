@@ -2,22 +2,21 @@
 //!
 //! The guest's daemon decides nothing. It answers a `HELLO` itself, unless the program asks for features that the host must know
 //! of. Everything else goes to the host's daemon, and the answer comes back. On the way to the host, the socket in a
-//! `SOCK_REPORT` is replaced by what this guest's kernel says about it. On the way back, an `ATTACHED` gets the file descriptors
-//! that only this guest has.
+//! `SOCK_REPORT` is replaced by what this guest's kernel says about it, which a helper finds out. On the way back, an
+//! `ATTACHED` gets the file descriptors that only this guest has.
 
-use super::clients::{self, Answer, Attaching, refusal};
+use super::clients::{self, Answer, Attaching, Client, refusal};
 use super::daemon::Daemon;
 use super::owners::{Watch, owner};
-use super::sockets::stays;
-use crate::closer::{HELD_UP, NOBODY};
 use crate::control_link::{Event, SendRefused};
-use crate::packet::{self, Packet, accept};
-use crate::{loan, pidwatch};
+use crate::packet::{self, Heard, accept};
+use crate::pidwatch;
+use crate::strangers::{Outcome, Task};
 use anyhow::{Context, Result};
 use ginnel_broker::allowance::REPORTS_OF_PROCESS;
 use ginnel_layout::relay::{Endpoint, RelayKind};
 use ginnel_layout::wire::{
-    self, Attached, ErrorCode, Fds, Header, Kind, SocketReport, StaysReason, features,
+    self, Attached, ErrorCode, Fds, Header, Kind, SocketReport, SocketStays, StaysReason, features,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -80,7 +79,7 @@ impl Daemon {
         let peer = match packet::peer(fd.as_fd()) {
             Ok(peer) => peer,
             Err(error) => {
-                self.closer.close(NOBODY, [fd]);
+                self.closer.close(fd);
                 return Err(error).context("cannot see who has connected");
             }
         };
@@ -89,7 +88,7 @@ impl Daemon {
             Err(error) => {
                 let (bytes, _) = refusal(0, ErrorCode::LIMIT, &error.to_string());
                 let _ = packet::send::<OwnedFd>(fd.as_fd(), &bytes, &[]);
-                self.closer.close(peer.uid, [fd]);
+                self.closer.close(fd);
                 return Err(error);
             }
         }
@@ -103,32 +102,25 @@ impl Daemon {
                 return self.clients.pause(id);
             }
             let Some(client) = self.clients.get(id) else { return };
-            let uid = client.uid;
-            if self.closer.is_held_up_by(uid) {
-                return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, HELD_UP));
+            if client.is_examined() {
+                return;
             }
-            match client.receive(&mut self.packet) {
+            match client.hear(&mut self.packet) {
                 Ok(None) => return,
-                Ok(Some(packet)) if packet.truncated || !may_carry(&packet) => {
-                    self.closer.close(uid, packet.fds);
+                Ok(Some(packet)) if packet.truncated || !carries_what_it_should(&packet) => {
                     let text = format!(
-                        "a packet is at most {} bytes, and carries no descriptor unless it reports a socket",
+                        "a packet is at most {} bytes, and carries a descriptor if it reports a socket, and none otherwise",
                         wire::MAX_PACKET
                     );
                     return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, &text));
                 }
-                Ok(Some(mut packet)) => {
-                    let rest = loan::open(&mut packet.fds);
-                    self.client_says(id, &packet);
-                    self.closer.close(uid, packet.fds);
-                    self.closer.close_later(uid, rest);
-                }
+                Ok(Some(packet)) => self.client_says(id, &packet),
                 Err(_) => return self.drop_client(id),
             }
         }
     }
 
-    fn client_says(&mut self, id: u32, packet: &Packet) {
+    fn client_says(&mut self, id: u32, packet: &Heard) {
         let Some(client) = self.clients.get(id) else { return };
         let Some((header, body)) = wire::split(&packet.bytes) else {
             return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, "a packet shorter than its header"));
@@ -147,7 +139,7 @@ impl Daemon {
             }
             Kind::SOCK_REPORT => {
                 let report = wire::body(body);
-                return self.reports(id, header, report, &packet.fds);
+                return self.reports(id, header, report);
             }
             Kind::SOCK_WITHDRAW => {
                 if self.up {
@@ -209,32 +201,71 @@ impl Daemon {
         self.tell(RelayKind::DATA, id, packet);
     }
 
-    /// Handles the report of a TCP connection. The host is told what the kernel says about the socket, never what the program
-    /// says, so a report without a socket is invalid.
-    fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>, sockets: &[OwnedFd]) {
+    /// Handles the report of a TCP connection. A helper takes it out of the connection's queue, with the socket.
+    fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>) {
         let Some(client) = self.clients.get(id) else { return };
-        let (Some(report), [socket]) = (report, sockets) else {
-            let text = "a report of a socket with the wrong length, or without exactly one socket";
+        let Some(report) = report else {
+            let text = "a report of a socket with the wrong length";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
         };
-        let facts = if !client.reports.take(REPORTS_OF_PROCESS, ginnel_clock::monotonic()) {
-            Err(StaysReason::TOO_MANY)
+        let uid = client.uid;
+        let stays = if !client.reports.take(REPORTS_OF_PROCESS, ginnel_clock::monotonic()) {
+            Some(StaysReason::TOO_MANY)
         } else if !self.up {
-            Err(StaysReason::DISABLED)
+            Some(StaysReason::DISABLED)
         } else if self.excluded.has(&client.process) {
-            Err(StaysReason::EXCLUDED)
+            Some(StaysReason::EXCLUDED)
         } else {
-            self.syns.read(report, socket)
+            None
         };
-        match facts {
-            Ok(facts) => {
-                let (bytes, _) = clients::packet(Kind::SOCK_REPORT, header.request, facts.as_bytes());
-                self.open(id);
-                self.clients.told(id);
-                self.tell(RelayKind::DATA, id, &bytes);
+        let task = match stays {
+            Some(reason) => {
+                self.say_stays(id, report.key, reason);
+                Task::DISCARD
             }
-            Err(reason) => self.answer(id, stays(report.key, reason)),
+            None => Task::EXAMINE,
+        };
+        self.clients.begin_examining(id, header.request);
+        let clients = &self.clients;
+        self.strangers.give(&self.poller, uid, id, task, |id| clients.fd(id));
+    }
+
+    /// Handles what helpers have found out, and kills those that take too long. The host is told what the kernel says about a
+    /// socket, never what the program says.
+    pub(super) fn step_strangers(&mut self) {
+        let clients = &self.clients;
+        self.strangers.end_stuck(&self.poller, |id| clients.fd(id));
+        for (id, outcome) in self.strangers.take_outcomes() {
+            let request = match self.clients.end_examining(id) {
+                Ok(Some(request)) => request,
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::warn!("cannot watch a connection: {error}");
+                    self.drop_client(id);
+                    continue;
+                }
+            };
+            match outcome {
+                Outcome::Found(_, Ok(facts)) if self.up => {
+                    let facts = self.syns.complete(facts);
+                    let (bytes, _) = clients::packet(Kind::SOCK_REPORT, request, facts.as_bytes());
+                    self.open(id);
+                    self.clients.told(id);
+                    self.tell(RelayKind::DATA, id, &bytes);
+                }
+                Outcome::Found(report, found) => {
+                    self.say_stays(id, report.key, found.err().unwrap_or(StaysReason::DISABLED));
+                }
+                Outcome::Discarded => {}
+                Outcome::Ended(code, why) => self.end_client(id, refusal(0, code, why)),
+            }
         }
+    }
+
+    /// Tells a program that its connection stays on TCP.
+    fn say_stays(&mut self, id: u32, key: u64, reason: StaysReason) {
+        let stays = SocketStays { key, reason, reserved: 0 };
+        self.answer(id, clients::packet(Kind::SOCK_STAYS, 0, stays.as_bytes()));
     }
 
     /// Handles a process that joins the endpoint of a connection that it has inherited. There is no answer.
@@ -312,9 +343,17 @@ impl Daemon {
         self.drop_client(id);
     }
 
+    /// Ends a connection, and returns the client as it was.
+    fn remove_client(&mut self, id: u32) -> Option<Client> {
+        let client = self.clients.remove(id)?;
+        let last = self.clients.count_of(client.uid) == 0;
+        self.strangers.hung_up(&self.poller, client.uid, id, last);
+        Some(client)
+    }
+
     /// Ends a connection. Its process may live on, and own its endpoint.
     pub(super) fn drop_client(&mut self, id: u32) {
-        let Some(client) = self.clients.remove(id).filter(|client| client.opened) else { return };
+        let Some(client) = self.remove_client(id).filter(|client| client.opened) else { return };
         self.tell(RelayKind::CLOSE, id, &[]);
         if let Some(attaching) = client.attaching {
             self.departed.insert(id, (client.process, client.image, attaching));
@@ -355,7 +394,7 @@ impl Daemon {
                     self.owners.clear(); // The next session reports them again.
                     self.departed.clear();
                     for id in self.clients.opened() {
-                        self.clients.remove(id); // The programs come back and say which endpoint they are.
+                        self.remove_client(id); // The programs come back and say which endpoint they are.
                     }
                     self.clients.resume();
                 }
@@ -373,7 +412,7 @@ impl Daemon {
             RelayKind::DATA => self.pass_to_client(client, body),
             RelayKind::CLOSE => {
                 // The host has closed it, so it need not be told.
-                self.clients.remove(client);
+                self.remove_client(client);
             }
             RelayKind::SEGMENTS => {
                 for missing in self.segments.learn(&body) {
@@ -492,8 +531,8 @@ impl Daemon {
     }
 }
 
-/// Returns whether a packet has as many descriptors as its kind requires: one for a report of a socket, none for others.
-fn may_carry(packet: &Packet) -> bool {
-    packet.fds.is_empty()
-        || wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT)
+/// Returns whether a packet carries descriptors if its kind requires one, and none otherwise.
+fn carries_what_it_should(packet: &Heard) -> bool {
+    let is_report = wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT);
+    packet.carries_fds == is_report
 }

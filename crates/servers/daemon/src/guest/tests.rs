@@ -30,6 +30,12 @@ struct TestVm {
     daemon: Option<JoinHandle<Result<()>>>,
 }
 
+kit::program! {
+    fn a_helper() {
+        crate::strangers::helper::run(crate::strangers::helper::Args { user: 0 }).unwrap();
+    }
+}
+
 impl TestVm {
     /// Starts the daemon; nobody is at the host's end yet.
     fn new() -> Self {
@@ -72,8 +78,11 @@ impl TestVm {
         let kernel = self.tree.kernel();
         let (most, excluded) = (self.most, self.excluded.clone().into());
         self.daemon = Some(std::thread::spawn(move || {
-            Daemon::new(listener, most, excluded, &read, control, None, None, [7; 16], Segments::new(kernel))?
-                .run()
+            let segments = Segments::new(kernel);
+            let mut daemon =
+                Daemon::new(listener, most, excluded, &read, control, None, None, [7; 16], segments)?;
+            daemon.strangers.start_by(|_| kit::program::command(a_helper));
+            daemon.run()
         }));
     }
 

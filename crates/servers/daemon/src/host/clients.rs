@@ -1,12 +1,11 @@
 //! Programs on the host: the attach socket and its connections.
 
 use super::server::{Server, Token};
-use super::sockets;
-use crate::closer::{HELD_UP, NOBODY};
-use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
+use crate::packet::{self, Gone, Heard, PacketSocket};
+use crate::pidwatch;
 use crate::poller::{Interest, Ready};
+use crate::strangers::{Outcome, Task};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
-use crate::{loan, pidwatch};
 use ginnel_broker::broker::{ClientId, Who};
 use ginnel_broker::process::Process;
 use ginnel_broker::reply::{self, Refusal};
@@ -16,7 +15,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tracing::{debug, warn};
 
 /// The requests of one client that are handled before others get their turn.
@@ -43,12 +42,14 @@ struct Connection {
     uid: u32,
     /// Something waits to be sent; until then, nothing is read from the connection.
     blocked: bool,
+    /// A helper has the next packet; until it has answered, nothing is read from the connection, and no event of it matters.
+    examined: bool,
 }
 
-/// Returns whether a packet has as many descriptors as its kind requires: one for a report, none for others.
-fn takes_descriptors(packet: &Packet) -> bool {
+/// Returns whether a packet carries descriptors if its kind requires one, and none otherwise.
+fn carries_what_it_should(packet: &Heard) -> bool {
     let is_report = wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT);
-    packet.fds.len() == usize::from(is_report)
+    packet.carries_fds == is_report
 }
 
 impl Clients {
@@ -60,6 +61,11 @@ impl Clients {
     /// Returns whether the socket of a client has taken everything that was sent to it.
     pub(super) fn has_room(&self, client: ClientId) -> bool {
         self.connections.get(&client).is_some_and(|connection| !connection.blocked)
+    }
+
+    /// Returns the descriptor of a client's connection.
+    pub(super) fn fd(&self, client: ClientId) -> Option<BorrowedFd<'_>> {
+        self.connections.get(&client).map(|connection| connection.socket.as_fd())
     }
 
     fn add(&mut self, client: ClientId, connection: Connection) {
@@ -99,7 +105,7 @@ impl Server {
                     self.clients.refused += 1;
                     self.clients.spare = None;
                     if let Ok(Some(refused)) = packet::accept(listener.as_fd()) {
-                        self.closer.close(NOBODY, [refused]);
+                        self.closer.close(refused);
                     }
                     self.clients.spare = File::open("/dev/null").ok();
                     if self.clients.spare.is_none() {
@@ -115,13 +121,9 @@ impl Server {
     }
 
     fn accept_client(&mut self, fd: OwnedFd) {
-        let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(NOBODY, [fd]) };
+        let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(fd) };
         let queue = self.config.limits.queue as usize;
-        let mut socket = PacketSocket::to_program(fd, queue, &self.closer, peer.uid);
-        if self.closer.is_held_up_by(peer.uid) {
-            let _ = socket.send(reply::refusal(0, &Refusal::new(ErrorCode::PROTOCOL, HELD_UP)), vec![]);
-            return;
-        }
+        let mut socket = PacketSocket::to_program(fd, queue, &self.closer);
         let limits = self.config.limits;
         let most = Most { all: limits.max_clients as usize, per_user: limits.clients_per_user as usize };
         let room = self.clients.by_user.room(peer.uid, most, |id| self.broker.is_attached(id));
@@ -164,7 +166,7 @@ impl Server {
         groups.push(peer.gid);
         let image = pidwatch::image_of(&process);
         self.broker.connected(id, Who { member: HOST_MEMBER, process, image, uid: peer.uid, groups });
-        self.clients.add(id, Connection { socket, uid: peer.uid, blocked: false });
+        self.clients.add(id, Connection { socket, uid: peer.uid, blocked: false, examined: false });
     }
 
     /// Handles a connection that has something to read, has room to write, or has ended.
@@ -179,37 +181,25 @@ impl Server {
         }
         for _ in 0..TURN {
             let Some(connection) = self.clients.connections.get(&id) else { return };
-            if connection.blocked {
+            if connection.blocked || connection.examined {
                 return;
             }
-            let uid = connection.uid;
-            if self.closer.is_held_up_by(uid) {
-                self.send_client(
-                    id,
-                    vec![(reply::refusal(0, &Refusal::new(ErrorCode::PROTOCOL, HELD_UP)), vec![])],
-                );
-                self.end_client(id);
-                return;
-            }
-            // This accepts all descriptors that come, because the kernel would close the others in this call, which may block.
-            match connection.socket.receive_from(&mut self.packet, MAX_FDS) {
+            match connection.socket.hear(&mut self.packet) {
                 Ok(None) => return,
-                Ok(Some(packet)) if packet.truncated || !takes_descriptors(&packet) => {
-                    self.closer.close(uid, packet.fds);
+                Ok(Some(packet)) if packet.truncated || !carries_what_it_should(&packet) => {
                     let text = format!(
-                        "a packet over {MAX_PACKET} bytes, or with descriptors that its kind does not take: neither is in the \
-                         protocol"
+                        "a packet over {MAX_PACKET} bytes, or with descriptors that its kind does not take, or without those \
+                         that it takes: neither is in the protocol"
                     );
-                    let packet = reply::refusal(0, &Refusal::new(ErrorCode::PROTOCOL, text));
-                    self.send_client(id, vec![(packet, vec![])]);
-                    self.end_client(id);
+                    self.refuse_client(id, ErrorCode::PROTOCOL, &text);
                     return;
                 }
-                Ok(Some(mut packet)) => {
-                    let rest = loan::open(&mut packet.fds);
-                    self.client_says(id, &packet);
-                    self.closer.close(uid, packet.fds);
-                    self.closer.close_later(uid, rest);
+                Ok(Some(packet)) => {
+                    if packet.carries_fds {
+                        self.client_reports(id, &packet.bytes);
+                    } else {
+                        self.client_says(id, &packet);
+                    }
                     self.run_effects();
                 }
                 Err(Gone::Closed) => {
@@ -225,10 +215,13 @@ impl Server {
         }
     }
 
-    fn client_says(&mut self, id: ClientId, packet: &Packet) {
-        if let [socket] = &packet.fds[..] {
-            return self.client_reports(id, socket, &packet.bytes);
-        }
+    /// Ends a connection after a last packet that says why.
+    fn refuse_client(&mut self, id: ClientId, code: ErrorCode, why: &str) {
+        self.send_client(id, vec![(reply::refusal(0, &Refusal::new(code, why)), vec![])]);
+        self.end_client(id);
+    }
+
+    fn client_says(&mut self, id: ClientId, packet: &Heard) {
         self.ask_journal();
         let opener = self.broker.who(id).map(|who| who.process);
         let other = packet.sender.filter(|pid| opener.is_some_and(|opener| opener.pid != *pid));
@@ -242,15 +235,48 @@ impl Server {
         }
     }
 
-    /// Handles a report of a TCP connection.
-    fn client_reports(&mut self, id: ClientId, socket: &OwnedFd, packet: &[u8]) {
-        let Some(report) = self.broker.socket_packet(&mut self.segments, id, packet) else { return };
+    /// Handles a report of a TCP connection. A helper takes it out of the connection's queue, with the socket.
+    fn client_reports(&mut self, id: ClientId, packet: &[u8]) {
+        let report = self.broker.socket_packet(&mut self.segments, id, packet);
         let excluded = self.broker.who(id).is_some_and(|who| self.config.sockets.exclude.has(&who.process));
-        let found = match excluded {
-            true => Err(StaysReason::EXCLUDED),
-            false => sockets::read(&mut self.syns, socket, &report),
+        let task = match report {
+            Some(report) if excluded => {
+                self.broker.socket_found(&mut self.segments, id, report.key, Err(StaysReason::EXCLUDED));
+                Task::DISCARD
+            }
+            Some(_) => Task::EXAMINE,
+            None => Task::DISCARD,
         };
-        self.broker.socket_found(&mut self.segments, id, report.key, found);
+        let Some(connection) = self.clients.connections.get_mut(&id) else { return };
+        connection.examined = true;
+        // The end of the connection would be reported again and again.
+        self.poller.remove(&connection.socket);
+        let (uid, clients) = (connection.uid, &self.clients);
+        self.strangers.give(&self.poller, uid, id, task, |id| clients.fd(id));
+    }
+
+    /// Handles what helpers have found out, and kills those that take too long.
+    pub(super) fn step_strangers(&mut self) {
+        let clients = &self.clients;
+        self.strangers.end_stuck(&self.poller, |id| clients.fd(id));
+        for (id, outcome) in self.strangers.take_outcomes() {
+            let Some(connection) = self.clients.connections.get_mut(&id) else { continue };
+            connection.examined = false;
+            let interest = Interest { read: !connection.blocked, write: connection.blocked };
+            if self.poller.add(&connection.socket, Token::Client(id).into(), interest).is_err() {
+                self.end_client(id);
+                continue;
+            }
+            match outcome {
+                Outcome::Found(report, found) => {
+                    let found = found.map(|facts| self.syns.complete(facts));
+                    self.broker.socket_found(&mut self.segments, id, report.key, found);
+                }
+                Outcome::Discarded => {}
+                Outcome::Ended(code, why) => self.refuse_client(id, code, why),
+            }
+            self.run_effects();
+        }
     }
 
     /// Sends packets that belong together. Ends the connection of a client that does not read.
@@ -276,6 +302,9 @@ impl Server {
             return;
         }
         connection.blocked = blocked;
+        if connection.examined {
+            return; // It is not in the poller.
+        }
         let interest = Interest { read: !blocked, write: blocked };
         if self.poller.modify(&connection.socket, Token::Client(id).into(), interest).is_err() {
             self.end_client(id);
@@ -286,6 +315,8 @@ impl Server {
     pub(super) fn end_client(&mut self, id: ClientId) {
         if let Some(connection) = self.clients.remove(id) {
             self.poller.remove(&connection.socket);
+            let last = self.clients.by_user.count(connection.uid) == 0;
+            self.strangers.hung_up(&self.poller, connection.uid, id, last);
         }
         // The caller performs the effects that follow, or is just doing so.
         self.broker.hung_up(id);

@@ -22,7 +22,9 @@
 //! sends nothing; the end of the connection means the end of QEMU.
 
 use super::members::MemberFds;
+use crate::closer::{Closer, Connected};
 use crate::packet::{self, Gone};
+use ginnel_fdpass::{RecvFlags, receive};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -73,9 +75,9 @@ pub fn left(id: u32) -> Message {
 /// The connection to a QEMU.
 #[derive(Debug)]
 pub struct Connection {
-    fd: OwnedFd,
+    fd: Connected,
     queue: VecDeque<Message>,
-    talked: bool,
+    talks: bool,
 }
 
 /// The result of reading from the connection.
@@ -91,8 +93,8 @@ pub enum Heard {
 
 impl Connection {
     /// Takes over a connected non-blocking stream socket.
-    pub fn new(fd: OwnedFd) -> Self {
-        Self { fd, queue: VecDeque::new(), talked: false }
+    pub fn new(fd: OwnedFd, closer: &Closer) -> Self {
+        Self { fd: Connected::new(fd, closer), queue: VecDeque::new(), talks: false }
     }
 
     /// Queues messages, which [`Connection::flush`] sends.
@@ -119,15 +121,21 @@ impl Connection {
         !self.queue.is_empty()
     }
 
-    /// Checks whether QEMU is still there. Drops whatever it sends, a bounded amount at a time.
+    /// Checks whether QEMU is still there. What it sends is never taken out of the socket's queue, because descriptors may be with
+    /// it ([`crate::strangers`]).
     pub fn hear(&mut self) -> Heard {
-        match rustix::io::read(&self.fd, &mut [0u8; 4096]) {
-            Ok(0) => Heard::End,
-            Ok(_) if std::mem::replace(&mut self.talked, true) => Heard::Nothing,
+        match receive(self.fd.as_fd(), &mut [0], 0, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+            Ok(got) if got.len == 0 => Heard::End,
+            Ok(_) if std::mem::replace(&mut self.talks, true) => Heard::Nothing,
             Ok(_) => Heard::Noise,
-            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+            Err(Errno::AGAIN) => Heard::Nothing,
             Err(_) => Heard::End,
         }
+    }
+
+    /// Returns whether QEMU has sent something, so that the socket always has something to read: then only its end matters.
+    pub fn talks(&self) -> bool {
+        self.talks
     }
 }
 

@@ -8,7 +8,6 @@
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
 //! | `doorbells` | the eventfds of doorbells, and their announcement to QEMUs |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
-//! | `sockets` | what the kernel says about the TCP connections that programs report |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
@@ -33,7 +32,6 @@ pub mod qmp;
 pub mod restoring;
 pub mod segments;
 pub mod server;
-mod sockets;
 mod startup;
 mod viewer;
 mod views;

@@ -6,7 +6,9 @@
 //! QEMU executes them in order. Nothing here blocks: if a socket does not take a hundred bytes, nobody reads from it, and the
 //! connection is given up.
 
+use crate::closer::{Closer, Connected};
 use crate::packet;
+use ginnel_fdpass::{RecvFlags, receive};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
@@ -16,7 +18,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 /// The bytes that are read before others get their turn.
@@ -82,7 +84,7 @@ pub enum Said {
 /// A connection to the control socket of a QEMU.
 #[derive(Debug)]
 pub struct Monitor {
-    fd: OwnedFd,
+    fd: Connected,
     /// The beginning of a line whose end has not arrived yet.
     line: Vec<u8>,
     greeted: bool,
@@ -94,10 +96,10 @@ pub struct Monitor {
 
 impl Monitor {
     /// Connects and starts the protocol. Fails unless the process that listens there is `qemu`.
-    pub fn open(path: &Path, qemu: u32) -> Result<Self, String> {
+    pub fn open(path: &Path, qemu: u32, closer: &Closer) -> Result<Self, String> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .and_then(|fd| connect(&fd, &SocketAddrUnix::new(path)?).map(|()| fd))
+            .and_then(|fd| connect(&fd, &SocketAddrUnix::new(path)?).map(|()| Connected::new(fd, closer)))
             .map_err(|errno| match errno {
                 Errno::AGAIN => "another client is connected to it".to_owned(),
                 errno => errno.to_string(),
@@ -146,10 +148,12 @@ impl Monitor {
     /// Returns the messages that have arrived, a bounded amount at a time. An error means the end of the connection.
     pub fn hear(&mut self) -> io::Result<Vec<Said>> {
         let mut bytes = vec![0; READ];
-        let n = match rustix::io::read(&self.fd, &mut bytes) {
-            Ok(0) => return Err(io::Error::other("QEMU has closed it")),
-            Ok(n) => n,
-            Err(Errno::AGAIN | Errno::INTR) => 0,
+        // Descriptors must not get into this process, not even to be closed (`crate::strangers`), so this looks first.
+        let n = match receive(self.fd.as_fd(), &mut bytes, 0, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+            Ok(got) if got.fds_lost => return Err(io::Error::other("it sends descriptors")),
+            Ok(got) if got.len == 0 => return Err(io::Error::other("QEMU has closed it")),
+            Ok(got) => receive(self.fd.as_fd(), &mut bytes[..got.len], 0, RecvFlags::DONTWAIT)?.len,
+            Err(Errno::AGAIN) => 0,
             Err(errno) => return Err(errno.into()),
         };
         let mut said = Vec::new();
@@ -219,7 +223,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();
-        let monitor = Monitor::open(&path, std::process::id()).unwrap();
+        let monitor = Monitor::open(&path, std::process::id(), &Closer::start().unwrap()).unwrap();
         (monitor, listener.accept().unwrap().0, dir)
     }
 
@@ -267,9 +271,9 @@ mod tests {
     fn a_process_other_than_the_vms_qemu_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
-        assert!(Monitor::open(&path, 1).unwrap_err().contains("No such file"));
+        assert!(Monitor::open(&path, 1, &Closer::start().unwrap()).unwrap_err().contains("No such file"));
         let listener = UnixListener::bind(&path).unwrap();
-        let error = Monitor::open(&path, 1).unwrap_err();
+        let error = Monitor::open(&path, 1, &Closer::start().unwrap()).unwrap_err();
         assert!(error.ends_with("the VM's QEMU is process 1"), "{error}");
         let mut said = Vec::new();
         io::Read::read_to_end(&mut listener.accept().unwrap().0, &mut said).unwrap();

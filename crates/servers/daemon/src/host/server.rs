@@ -8,12 +8,12 @@ use super::making::Making;
 use super::members::Members;
 use super::restoring::Files;
 use super::segments::Segments;
-use super::sockets::Syns;
 use super::vms::Vm;
 use crate::closer::Closer;
 use crate::keeper::{Held, Keeper};
 use crate::pidwatch::{self, ExecChecks};
 use crate::poller::{Interest, Poller, Ready};
+use crate::strangers::{self, Strangers, Syns};
 use ginnel_broker::books::Books;
 use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording, World as _};
 use ginnel_broker::declared::SegmentSpec;
@@ -59,6 +59,8 @@ pub enum Token {
     Files,
     /// The eventfd that says that a truncated file of a segment has its size again.
     Restored,
+    /// A helper for descriptors that programs have sent.
+    Helper(u64),
     /// The descriptor that becomes readable when a signal has come.
     Signal,
 }
@@ -80,6 +82,7 @@ impl From<Token> for u64 {
             Token::Made => (10, 0),
             Token::Files => (11, 0),
             Token::Restored => (12, 0),
+            Token::Helper(number) => (13, number),
         };
         number << KIND_BITS | kind
     }
@@ -101,6 +104,7 @@ impl Token {
             10 => Self::Made,
             11 => Self::Files,
             12 => Self::Restored,
+            13 => Self::Helper(number),
             _ => return None,
         })
     }
@@ -164,8 +168,10 @@ pub struct Server {
     pub(super) segments: Segments,
     pub(super) members: Members,
     pub(super) clients: Clients,
-    /// Closes the clients' connections, and the files that they send.
+    /// Closes connections.
     pub(super) closer: Closer,
+    /// The helpers for descriptors that clients send.
+    pub(super) strangers: Strangers<ClientId>,
     pub(super) vms: BTreeMap<u32, Vm>,
     /// The programs in VMs.
     pub(super) programs: Programs,
@@ -189,7 +195,7 @@ pub struct Server {
     withheld: Vec<Effect>,
     /// A buffer for packets of clients.
     pub(super) packet: Vec<u8>,
-    /// When the sockets that programs report were connected, as far as the kernel says it once.
+    /// What the kernel says only once about the sockets that programs report.
     pub(super) syns: Syns,
     /// The files of segments that are being made.
     pub(super) making: Making,
@@ -231,6 +237,7 @@ impl Server {
             members: Members::default(),
             clients: Clients::default(),
             closer: Closer::start()?,
+            strangers: Strangers::new(|number| Token::Helper(number).into(), strangers::own_program),
             vms: BTreeMap::new(),
             programs: Programs::default(),
             poller,
@@ -283,6 +290,7 @@ impl Server {
                 self.broker.owner_ended(endpoint, epoch, process);
             }
             self.end_holds();
+            self.step_strangers();
             self.broker.settle_sockets(&mut self.segments);
             self.retry();
             self.beat();
@@ -315,6 +323,11 @@ impl Server {
                 let restored = self.segments.take_restored();
                 restored.iter().for_each(|segment| self.tell_cut(segment));
             }
+            Token::Helper(number) => {
+                let clients = &self.clients;
+                self.strangers.ready(&self.poller, number, |id| clients.fd(id));
+                self.step_strangers();
+            }
             Token::Signal => {}
         }
     }
@@ -330,7 +343,8 @@ impl Server {
         let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
         let sockets = self.broker.sockets_settle_at();
         let sockets = sockets.map(|at| at.saturating_sub(self.segments.elapsed()));
-        let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets];
+        let helpers = self.strangers.until_stuck();
+        let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets, helpers];
         let rest = [look, self.until_beat(), self.until_given_up(), retry];
         owners.into_iter().chain(rest).flatten().min()
     }

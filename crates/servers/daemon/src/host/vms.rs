@@ -143,18 +143,19 @@ impl Server {
                 return;
             }
         };
-        let Ok(peer) = packet::peer(fd.as_fd()) else { return };
+        let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(fd) };
         let process = pidwatch::process(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
         let name = vm.config.name;
         if let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) {
             let old = qemu.process;
             if pidwatch::is_alive(&old) || (old.pid == 0 && vm.is_connected()) {
                 if old == process {
+                    self.closer.close(fd);
                     // In the middle of a session, QEMU would misunderstand the greeting.
                     warn!(vm = %name, pid = process.pid, "QEMU connects a second time and is refused: leave out reconnect= on its ivshmem chardev");
                 } else {
                     warn!(vm = %name, pid = process.pid, other = old.pid, "a second QEMU is refused: this VM runs already");
-                    let mut connection = Connection::new(fd);
+                    let mut connection = Connection::new(fd, &self.closer);
                     connection.say([ivshmem::refusal()]);
                     let _ = connection.flush(); // This is eight bytes, into an empty socket.
                 }
@@ -168,15 +169,15 @@ impl Server {
         if !self.journal.takes() {
             // A successor would believe that the VM does not run, and that its memory is free.
             error!(vm = %name, pid = process.pid, "its QEMU is refused, because the journal cannot record that it runs; make room in daemon.state_dir and start the VM again");
-            let mut connection = Connection::new(fd);
+            let mut connection = Connection::new(fd, &self.closer);
             connection.say([ivshmem::refusal()]);
             let _ = connection.flush();
             return;
         }
         // The guest's kernel is going to read them.
         self.check_fronts(Some(member));
-        let Some(own) = self.members.get(member) else { return };
-        let mut connection = Connection::new(fd);
+        let Some(own) = self.members.get(member) else { return self.closer.close(fd) };
+        let mut connection = Connection::new(fd, &self.closer);
         connection.say(ivshmem::greeting(member, own));
         if let Err(error) = self.poller.add(&connection, Token::VmConnection(member).into(), Interest::READ) {
             warn!(vm = %name, %error, "its QEMU cannot be watched");
@@ -198,16 +199,17 @@ impl Server {
     pub(super) fn serve_vm(&mut self, member: u32, ready: Ready) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         let Some(connection) = &mut vm.connection else { return };
+        if ready.hung_up {
+            return self.vm_gone(member);
+        }
         if ready.readable {
             match connection.hear() {
                 Heard::Nothing => {}
                 Heard::Noise => {
                     warn!(vm = %vm.config.name, "its QEMU sends something, which no QEMU does; it is ignored");
+                    return self.flush_vm(member);
                 }
-                Heard::End => {
-                    self.vm_gone(member);
-                    return;
-                }
+                Heard::End => return self.vm_gone(member),
             }
         }
         if ready.writable {
@@ -220,7 +222,7 @@ impl Server {
         let Some(connection) = &mut vm.connection else { return };
         match connection.flush() {
             Ok(blocked) => {
-                let interest = Interest { read: true, write: blocked };
+                let interest = Interest { read: !connection.talks(), write: blocked };
                 if let Err(error) =
                     self.poller.modify(&*connection, Token::VmConnection(member).into(), interest)
                 {

@@ -1,12 +1,11 @@
 //! TCP connections of programs.
 
 use super::*;
-use crate::sockets::connecting;
 use ginnel_layout::wire::{
     SocketFacts, SocketKey, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason,
 };
-use ginnel_tcp::{Identity, Owner, Side};
-use std::net::{Ipv4Addr, SocketAddr};
+use ginnel_tcp::Identity;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 mod forged;
@@ -43,12 +42,22 @@ impl Bench {
     ) -> Vec<(ClientId, Told)> {
         let packet = reply::packet(Kind::SOCK_REPORT, 0, body(role, key).as_bytes());
         if let Some(report) = self.broker.socket_packet(&mut self.world, id, &packet) {
-            let side = match report.role {
-                SocketRole::CONNECTOR => Side::Connector { connecting: connecting(&report), clock: None },
-                _ => Side::Acceptor { syn: None },
+            let &Identity { local, remote, cookie, namespace } = identity;
+            let address = |address: SocketAddr| match address.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
             };
-            let found = Ok((*identity, Owner::System, side));
-            self.broker.socket_found(&mut self.world, id, report.key, found);
+            let facts = SocketFacts {
+                report,
+                local: address(local),
+                remote: address(remote),
+                local_port: local.port(),
+                remote_port: remote.port(),
+                cookie,
+                namespace,
+                ..FromZeros::new_zeroed()
+            };
+            self.broker.socket_found(&mut self.world, id, report.key, Ok(facts));
         }
         self.told()
     }

@@ -1,17 +1,16 @@
 //! A descriptor that a program lends with a report. It lies in the queue of a Unix socket, of which the program has kept a copy.
-//! So the program can take it back until the daemon takes it, and the end of that socket tells the program that the daemon has
+//! So the program can take it back until the helper takes it, and the end of that socket tells the program that the helper has
 //! closed it.
 
-use crate::closer::interrupted;
+use crate::interrupt::interrupted;
 use ginnel_fdpass::{MAX_FDS, RecvFlags, receive_from};
 use rustix::net::{AddressFamily, sockopt};
 use std::mem::replace;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Replaces the socket in `fds` by the descriptor that was lent in it. Returns the descriptors to close after it, with
-/// [`Closer::close_later`](crate::closer::Closer::close_later). If the program lent nothing (because it took the descriptor back)
-/// or more than one descriptor, `fds` keeps the socket, which is not a TCP socket. Does not block for longer than the closer
-/// does.
+/// Replaces the socket in `fds` by the descriptor that was lent in it. Returns the descriptors to close after it. If the program
+/// lent nothing (because it took the descriptor back) or more than one descriptor, `fds` keeps the socket, which is not a TCP
+/// socket.
 #[must_use]
 pub fn open(fds: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
     let [socket] = &fds[..] else { return Vec::new() };
@@ -31,7 +30,6 @@ pub fn open(fds: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::closer::Closer;
     use ginnel_fdpass::{SendFlags, send};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{SocketFlags, SocketType, socketpair};
@@ -42,27 +40,22 @@ mod tests {
 
     #[test]
     fn a_lent_descriptor_is_closed_before_the_program_sees_the_end() {
-        let closer = Closer::start().unwrap();
-        for _ in 0..200 {
-            let (near, far) = pair();
-            let (socket, peer) = pair();
-            send(near.as_fd(), &[0], &[&socket], SendFlags::empty()).unwrap();
-            drop(socket);
-            let mut fds = vec![far];
-            let rest = open(&mut fds);
-            assert_eq!((fds.len(), rest.len()), (1, 1));
-            closer.close(7, fds);
-            closer.close_later(7, rest);
-            assert_eq!(rustix::io::read(&near, &mut [0]), Ok(0));
-            let ended =
-                poll(&mut [PollFd::new(&peer, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-            assert_eq!(ended, Ok(1));
-        }
+        let (near, far) = pair();
+        let (socket, peer) = pair();
+        send(near.as_fd(), &[0], &[&socket], SendFlags::empty()).unwrap();
+        drop(socket);
+        let mut fds = vec![far];
+        let rest = open(&mut fds);
+        assert_eq!((fds.len(), rest.len()), (1, 1));
+        drop(fds);
+        drop(rest);
+        assert_eq!(rustix::io::read(&near, &mut [0]), Ok(0));
+        let ended = poll(&mut [PollFd::new(&peer, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        assert_eq!(ended, Ok(1));
     }
 
     #[test]
     fn exactly_one_descriptor_can_be_lent() {
-        let closer = Closer::start().unwrap();
         for count in [0, 2, 20] {
             let (near, far) = pair();
             let (socket, peer) = pair();
@@ -71,7 +64,7 @@ mod tests {
             let mut fds = vec![far];
             let rest = open(&mut fds);
             assert_eq!((fds.len(), rest.len()), (1, count));
-            closer.close_later(7, rest);
+            drop(rest);
             assert_eq!(rustix::io::read(&peer, &mut [0]), Ok(0), "all are closed");
             assert_eq!(open(&mut fds).len(), 0, "there is no more");
         }

@@ -1,0 +1,198 @@
+//! A program of an ordinary user holds locks of the kernel for ever: those of sockets and files that it has handed to the daemon, or got
+//! from it. The daemon must go on serving everybody else, end when it is killed, and start anew.
+
+use ginnel_daemon::packet;
+use ginnel_fdpass::SendFlags;
+use ginnel_layout::wire::{self, Header, Kind, SocketReport, SocketRole};
+use kit::daemon::*;
+use kit::hold::{SilentFile, lingering};
+use kit::process::Process;
+use kit::wait::{WATCHDOG, wait_for};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+kit::test_that_skips_are_seen!();
+
+const CONFIG: &str = "
+[segment.web]
+size = \"8M\"
+members = [\"host\"]
+allow_users = [65534]
+";
+const NOBODY: u32 = 65534;
+/// The line that says that everything is held.
+const HELD: &str = "held\n";
+
+fn become_nobody() {
+    use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+    if rustix::process::geteuid().is_root() {
+        set_thread_groups(&[]).unwrap();
+        let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+        set_thread_res_gid(group, group, group).unwrap();
+        set_thread_res_uid(user, user, user).unwrap();
+        // Without this, the process could not write its own files in /proc.
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable).unwrap();
+    }
+}
+
+/// Reports a socket. Returns false if the daemon has ended the connection.
+fn report<Fd: AsFd>(client: &Client, fds: &[Fd]) -> bool {
+    let report = SocketReport { key: 7, role: SocketRole::ACCEPTOR, ..FromZeros::new_zeroed() };
+    let header = Header { kind: Kind::SOCK_REPORT, flags: 0, request: 9 };
+    packet::send(client.fd.as_fd(), &[header.as_bytes(), report.as_bytes()].concat(), fds).is_ok()
+}
+
+/// Returns the two ends of a TCP connection.
+fn tcp() -> (OwnedFd, OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (near.into(), listener.accept().unwrap().0.into())
+}
+
+fn hello(socket: &std::path::Path) -> Client {
+    let mut client = Client::raw(socket);
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: wire::features::SOCKETS };
+    client.ask::<wire::HelloOk>(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap();
+    client
+}
+
+kit::program! {
+    fn holder() {
+        become_nobody();
+        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
+        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
+            Ok(silent) => silent,
+            Err(why) => return println!("{why}"),
+        };
+        let socket = program_socket();
+        let mut kept: Vec<OwnedFd> = Vec::new();
+        let mut clients = Vec::new();
+        for greeted in [true, false] {
+            let client = || if greeted { hello(&socket) } else { Client::raw(&socket) };
+            // A TCP socket that is locked by a sender.
+            let (near, far) = tcp();
+            silent.send_over(&near);
+            let one = client();
+            assert!(report(&one, &[&near]));
+            // A Unix socket, with a descriptor that it lends, which is locked by a receiver.
+            let kind = if greeted { SocketType::STREAM } else { SocketType::SEQPACKET };
+            let (here, there) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+            ginnel_fdpass::send(here.as_fd(), &[0; 100], &[] as &[OwnedFd], SendFlags::empty()).unwrap();
+            silent.receive_from(&there);
+            let two = client();
+            assert!(report(&two, &[&there]));
+            // A file that cannot be closed.
+            let three = client();
+            assert!(report(&three, &[&silent.file]));
+            // The same file where no file belongs.
+            let four = client();
+            let header = Header { kind: Kind::INSPECT, flags: 0, request: 9 };
+            packet::send(four.fd.as_fd(), header.as_bytes(), &[&silent.file]).unwrap();
+            clients.extend([one, two, three, four]);
+            kept.extend([near, far, here, there]);
+        }
+        print!("{HELD}");
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    }
+}
+
+/// Starts a holder; `None` if the machine does not let it hold anything.
+fn start_holder<F: Fn()>(daemon: &Daemon, program: F) -> Option<Process> {
+    let place = daemon.dir.path().join("silent");
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::create_dir_all(&place).unwrap();
+    for dir in [daemon.dir.path(), &place] {
+        std::fs::set_permissions(dir, Clone::clone(&all)).unwrap();
+    }
+    // Where only root may open the device, root may still make another node of it.
+    let own = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(&own, all).unwrap();
+    let device = kit::hold::device(own.path());
+    let mut command = daemon.program(program);
+    command.env("TEST_PLACE", &place).env("TEST_FUSE", device).stdout(Stdio::piped());
+    let mut child = Process(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    if line != HELD {
+        assert!(!line.is_empty(), "the holder has failed");
+        kit::skip!("no FUSE in a user namespace: {}", line.trim());
+        return None;
+    }
+    Some(child)
+}
+
+/// Checks that others are served in time.
+fn serves(daemon: &mut Daemon) {
+    let before = Instant::now();
+    for _ in 0..20 {
+        daemon.attach("web", "honest");
+    }
+    assert!(daemon.is_running());
+    assert!(before.elapsed() < WATCHDOG / 4, "served, but late: {:?}", before.elapsed());
+}
+
+#[test]
+fn a_program_that_holds_locks_of_what_it_sends_holds_up_nobody_else() {
+    for sockets in ["", "[sockets]\nenabled = false\n"] {
+        let mut daemon = Daemon::start_new(&format!("{sockets}{CONFIG}"));
+        let Some(holder) = start_holder(&daemon, holder) else { return };
+        serves(&mut daemon);
+        // Each connection whose descriptor blocks a helper ends.
+        wait_for("the end of a connection", || daemon.log().contains("a helper is killed").then_some(()));
+        serves(&mut daemon);
+        // A successor, too, although helpers of the first one may live for ever.
+        let before = Instant::now();
+        daemon.restart();
+        assert!(before.elapsed() < WATCHDOG / 4, "it ended late, or its successor began late");
+        serves(&mut daemon);
+        drop(holder);
+        // What programs send is still examined.
+        let no_connection = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = hello(&daemon.socket());
+        wait_for("an answer to a report", || {
+            assert!(report(&client, &[&no_connection]));
+            readable(&client.fd, Duration::from_secs(1)).then_some(())
+        });
+    }
+}
+
+#[test]
+fn without_free_descriptors_nobody_waits_for_sockets_that_linger() {
+    let mut daemon = Daemon::start_new(CONFIG);
+    let mut other = daemon.client();
+    let (mut mine, mut ends) = (Vec::new(), Vec::new());
+    for _ in 0..8 {
+        mine.push(hello(&daemon.socket()));
+    }
+    let pid = Pid::from_raw(daemon.pid() as i32);
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(1), maximum }).unwrap();
+    let before = Instant::now();
+    for client in &mine {
+        for _ in 0..8 {
+            let (near, end) = lingering();
+            ends.push(end);
+            let sent = report(client, &[&near]);
+            // If this is the last close, it blocks until this process ends.
+            std::thread::spawn(move || drop(near));
+            if !sent {
+                break;
+            }
+        }
+    }
+    // The connections end, because there are not even descriptors for a helper.
+    for client in &mine {
+        while client.receive().is_some() {}
+        other.status();
+    }
+    assert!(before.elapsed() < WATCHDOG / 2, "others wait");
+    assert!(daemon.is_running());
+    prlimit(pid, Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    serves(&mut daemon);
+}
