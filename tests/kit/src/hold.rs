@@ -4,6 +4,8 @@
 use rustix::fs::{CWD, FileType, Mode, OFlags, chmod, makedev, mknodat, open};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::sockopt::set_socket_linger;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::{CString, c_void};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -11,6 +13,18 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Makes this process one of an ordinary user, if root runs the test.
+pub fn become_user(user: u32) {
+    if rustix::process::geteuid().is_root() {
+        set_thread_groups(&[]).unwrap();
+        let (user, group) = (Uid::from_raw(user), Gid::from_raw(user));
+        set_thread_res_gid(group, group, group).unwrap();
+        set_thread_res_uid(user, user, user).unwrap();
+        // Otherwise the process could not write its own files in /proc.
+        set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
+    }
+}
 
 /// Returns a socket whose last close blocks for a day, and its other end, which never reads.
 pub fn lingering() -> (OwnedFd, TcpStream) {

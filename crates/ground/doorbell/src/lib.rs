@@ -17,8 +17,9 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The process's context for asynchronous I/O; 0 before the first ring, [`NONE`] if the kernel refuses one.
-static CONTEXT: AtomicU64 = AtomicU64::new(0);
+/// The ringer that [`ring`] uses.
+static SHARED: Ringer = Ringer::new();
+/// The context of a ringer for which the kernel refuses one.
 const NONE: u64 = u64::MAX;
 /// The number of completions that one call fetches.
 const COMPLETIONS: usize = 64;
@@ -53,80 +54,121 @@ const POLL: u16 = 5;
 /// `IOCB_FLAG_RESFD`.
 const SIGNAL: u32 = 1;
 
+/// A context for asynchronous I/O. All rings with one context wait for each other for a moment: as long as the kernel takes to wake
+/// those who wait for a doorbell, which is long if a hostile holder has added very many of them. Rings with different contexts do not.
+#[derive(Debug)]
+pub struct Ringer {
+    /// 0 before the first ring, [`NONE`] if the kernel refuses one.
+    context: AtomicU64,
+}
+
 /// Adds one to an eventfd and wakes everyone who waits for it. Does not block, whatever other holders of the same open file
 /// description do to its flags and its counter, with one exception. Where the system refuses asynchronous I/O (because of a
 /// seccomp filter, or because `fs.aio-max-nr` is used up), this function checks that the eventfd has room and then writes to it.
 /// A hostile holder that fills it between the two makes the write block. [`is_safe`] returns whether this can happen. May be
 /// called from any thread, and in a child after `fork(2)`.
 pub fn ring(event: BorrowedFd<'_>) {
-    if !signal(event) {
-        write(event);
-    }
+    SHARED.ring(event);
 }
 
 /// Returns whether [`ring`] has asynchronous I/O in this process, so that it cannot be made to block. Sets it up if necessary.
 pub fn is_safe() -> bool {
-    context().is_some()
+    SHARED.context().is_some()
 }
 
-/// Makes the kernel signal the eventfd. Returns false if the kernel does not.
-fn signal(event: BorrowedFd<'_>) -> bool {
-    let fd = event.as_raw_fd() as u32;
-    let events = (libc::POLLIN | libc::POLLOUT) as u64;
-    let request =
-        Request { opcode: POLL, fd, buffer: events, flags: SIGNAL, event: fd, ..Request::default() };
-    for _ in 0..TRIES {
-        let Some(context) = context() else { return false };
-        match submit(context, &request) {
-            Ok(()) => return true,
-            // The context is full of completions that nobody has fetched yet.
-            Err(libc::EAGAIN) => fetch(context),
-            // A child of fork(2) does not inherit the context.
-            Err(libc::EINVAL) if forget(context) => {}
-            Err(_) => return false,
+impl Default for Ringer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Ringer {
+    /// Makes a ringer, which asks the kernel for a context at its first ring.
+    pub const fn new() -> Self {
+        Self { context: AtomicU64::new(0) }
+    }
+
+    /// Does the same as [`ring`], in this ringer's context. If it gets none, this rings in that of the process.
+    pub fn ring(&self, event: BorrowedFd<'_>) {
+        if !self.signal(event) && !SHARED.signal(event) {
+            write(event);
         }
     }
-    false
-}
 
-fn context() -> Option<u64> {
-    match CONTEXT.load(Ordering::Relaxed) {
-        0 => set_up(),
-        NONE => None,
-        context => Some(context),
-    }
-}
-
-#[cold]
-fn set_up() -> Option<u64> {
-    let mut new: u64 = 0;
-    // SAFETY: The kernel writes one word, the context, to the address of a word that outlives the call. One request is the
-    // least that can be asked for, and everything that is asked for counts against `fs.aio-max-nr`.
-    let result = unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut new) };
-    let new = if result == 0 { new } else { NONE };
-    match CONTEXT.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => (new != NONE).then_some(new),
-        Err(other) => {
-            if new != NONE {
-                // SAFETY: This thread has just made the context, and no other thread knows it.
-                unsafe { libc::syscall(libc::SYS_io_destroy, new) };
+    /// Makes the kernel signal the eventfd. Returns false if the kernel does not.
+    fn signal(&self, event: BorrowedFd<'_>) -> bool {
+        let fd = event.as_raw_fd() as u32;
+        let events = (libc::POLLIN | libc::POLLOUT) as u64;
+        let request =
+            Request { opcode: POLL, fd, buffer: events, flags: SIGNAL, event: fd, ..Request::default() };
+        for _ in 0..TRIES {
+            let Some(context) = self.context() else { return false };
+            match submit(context, &request) {
+                Ok(()) => return true,
+                // The context is full of completions that nobody has fetched yet.
+                Err(libc::EAGAIN) => fetch(context),
+                // A child of fork(2) does not inherit the context.
+                Err(libc::EINVAL) if self.forget(context) => {}
+                Err(_) => return false,
             }
-            (other != NONE && other != 0).then_some(other)
+        }
+        false
+    }
+
+    fn context(&self) -> Option<u64> {
+        match self.context.load(Ordering::Relaxed) {
+            0 => self.set_up(),
+            NONE => None,
+            context => Some(context),
+        }
+    }
+
+    #[cold]
+    fn set_up(&self) -> Option<u64> {
+        let mut new: u64 = 0;
+        // SAFETY: The kernel writes one word, the context, to the address of a word that outlives the call. One request is the
+        // least that can be asked for, and everything that is asked for counts against `fs.aio-max-nr`.
+        let result = unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut new) };
+        let new = if result == 0 { new } else { NONE };
+        match self.context.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => (new != NONE).then_some(new),
+            Err(other) => {
+                if new != NONE {
+                    destroy(new);
+                }
+                (other != NONE && other != 0).then_some(other)
+            }
+        }
+    }
+
+    /// Gives up a context that the kernel does not know. Returns false if the kernel knows it.
+    #[cold]
+    fn forget(&self, context: u64) -> bool {
+        // SAFETY: No request is submitted: the count is zero, and the list is not read.
+        let known =
+            unsafe { libc::syscall(libc::SYS_io_submit, context, 0, std::ptr::null::<*const Request>()) };
+        if known == 0 {
+            return false;
+        }
+        // Another thread may have replaced it already; in both cases the old context is gone.
+        let _ = self.context.compare_exchange(context, 0, Ordering::Relaxed, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Drop for Ringer {
+    fn drop(&mut self) {
+        let context = *self.context.get_mut();
+        if context != 0 && context != NONE {
+            destroy(context);
         }
     }
 }
 
-/// Gives up a context that the kernel does not know. Returns false if the kernel knows it.
-#[cold]
-fn forget(context: u64) -> bool {
-    // SAFETY: No request is submitted: the count is zero, and the list is not read.
-    let known = unsafe { libc::syscall(libc::SYS_io_submit, context, 0, std::ptr::null::<*const Request>()) };
-    if known == 0 {
-        return false;
-    }
-    // Another thread may have replaced it already; in both cases the old context is gone.
-    let _ = CONTEXT.compare_exchange(context, 0, Ordering::Relaxed, Ordering::Relaxed);
-    true
+/// Gives back a context that nobody uses.
+fn destroy(context: u64) {
+    // SAFETY: The call takes a number. If it is not that of a context of this process (after fork(2)), the kernel refuses it.
+    unsafe { libc::syscall(libc::SYS_io_destroy, context) };
 }
 
 fn submit(context: u64, request: &Request) -> Result<(), i32> {

@@ -186,6 +186,8 @@ pub enum Effect {
     Unwatch {
         /// The number of the endpoint.
         endpoint: u32,
+        /// The epoch of the endpoint.
+        epoch: u32,
         /// The owner.
         process: Process,
     },
@@ -427,6 +429,7 @@ impl Broker {
     /// Ends all connections, owners and holds of an endpoint, so that nobody can act as it any more.
     fn cut_off(&mut self, number: u32) {
         let endpoint = self.books.endpoints.get(&number);
+        let epoch = endpoint.map_or(0, |e| e.epoch);
         let (owners, holds) = endpoint.map(|e| (e.owners.clone(), e.holds.clone())).unwrap_or_default();
         for token in holds.into_keys() {
             self.effects.push(Effect::ForgetHold { endpoint: number, token });
@@ -440,7 +443,7 @@ impl Broker {
         }
         for process in owners {
             self.unwatched.remove(&(number, process));
-            self.effects.push(Effect::Unwatch { endpoint: number, process });
+            self.effects.push(Effect::Unwatch { endpoint: number, epoch, process });
         }
         self.revocations.forget(number);
     }

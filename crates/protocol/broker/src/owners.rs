@@ -212,7 +212,8 @@ impl Broker {
         }
         self.unwatched.remove(&(number, process));
         self.forget_joined(number, &process);
-        self.effect(Effect::Unwatch { endpoint: number, process });
+        let epoch = self.books.endpoints.get(&number).map_or(0, |e| e.epoch);
+        self.effect(Effect::Unwatch { endpoint: number, epoch, process });
         info!(endpoint = number, pid = process.pid, "a process does not own the endpoint any more");
         // The owner is in the books, so they cannot refuse this record.
         let _ = self.record(Record::OwnerGone { endpoint: number, process });

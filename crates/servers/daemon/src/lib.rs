@@ -5,6 +5,7 @@
 
 pub mod closer;
 pub mod control_link;
+pub mod descriptors;
 pub mod excluded;
 pub mod guest;
 pub mod host;
@@ -16,3 +17,4 @@ pub mod pidwatch;
 pub mod poller;
 pub mod strangers;
 pub mod user_connections;
+pub mod watches;

@@ -1,22 +1,147 @@
 //! The logs of both roles, on standard error: text for people, or JSON with one event per line.
+//!
+//! Most lines say what a program, a guest or a kernel has done. Each of these could do it very often, so each kind of line (each
+//! place in the source) is limited: [`BURST`] lines at once, and then one each [`INTERVAL`]. The log says how many were left out.
 
-use tracing_subscriber::EnvFilter;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Subscriber, warn};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
+
+/// The lines of one kind that are logged at once.
+const BURST: u32 = 100;
+/// The time after which one more line of a kind is logged.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The lines that were left out and not counted in the log yet.
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 
 /// Starts logging at `level` (`error`, `warn`, `info`, `debug`, `trace`), or as the environment variable `GINNEL_LOG` says.
 /// With `json` the log is JSON. A second call changes nothing.
 pub fn start(level: &str, json: bool) {
     let filter = EnvFilter::try_from_env("GINNEL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let limited = registry().with(filter).with(Limit::default());
+    let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
     // This fails only if logging has been started already.
     let _ = if json {
-        builder.json().try_init()
+        limited.with(lines.json()).try_init()
     } else {
         // systemd's journal adds its own time.
-        let builder = builder.with_ansi(false);
+        let lines = lines.with_ansi(false);
         match std::env::var_os("JOURNAL_STREAM") {
-            Some(_) => builder.without_time().try_init(),
-            None => builder.try_init(),
+            Some(_) => limited.with(lines.without_time()).try_init(),
+            None => limited.with(lines).try_init(),
         }
     };
+}
+
+/// Logs how many lines were left out since it was last said, at most once each [`INTERVAL`].
+pub fn tell_left_out() {
+    static SAID: Mutex<Option<Instant>> = Mutex::new(None);
+    if LEFT_OUT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = Instant::now();
+    if said.is_none_or(|said| now.saturating_duration_since(said) >= INTERVAL) {
+        *said = Some(now);
+        let lines = LEFT_OUT.swap(0, Ordering::Relaxed);
+        warn!(lines, "there were too many lines of the same kind, and these were left out");
+    }
+}
+
+/// Leaves out lines of which there are too many. Lines that only developers ask for are not limited.
+#[derive(Default)]
+struct Limit(Mutex<HashMap<Identifier, Bucket>>);
+
+/// How many more lines of one kind may be logged.
+struct Bucket {
+    left: u32,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(now: Instant) -> Self {
+        Self { left: BURST, filled: now }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        let intervals = now.saturating_duration_since(self.filled).as_nanos() / INTERVAL.as_nanos();
+        if let Ok(more) = u32::try_from(intervals)
+            && more < BURST
+        {
+            self.left = (self.left + more).min(BURST);
+            self.filled += INTERVAL * more;
+        } else {
+            *self = Self::new(now);
+        }
+        let may = self.left > 0;
+        self.left -= u32::from(may);
+        may
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Limit {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        if *metadata.level() > Level::INFO {
+            return true;
+        }
+        let now = Instant::now();
+        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = kinds.entry(metadata.callsite()).or_insert_with(|| Bucket::new(now)).take(now);
+        if !may {
+            LEFT_OUT.fetch_add(1, Ordering::Relaxed);
+        }
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tracing::{info, subscriber};
+
+    #[test]
+    fn there_are_some_lines_of_a_kind_at_once_and_then_one_a_second() {
+        let begin = Instant::now();
+        let mut bucket = Bucket::new(begin);
+        let mut taken = |at: Duration| (0..1000).filter(|_| bucket.take(begin + at)).count();
+        assert_eq!(taken(Duration::ZERO), BURST as usize);
+        assert_eq!(taken(Duration::from_millis(999)), 0);
+        assert_eq!(taken(Duration::from_millis(1001)), 1);
+        assert_eq!(taken(Duration::from_millis(4999)), 3);
+        assert_eq!(taken(Duration::from_secs(86_400)), BURST as usize);
+    }
+
+    #[test]
+    fn one_kind_does_not_keep_out_another_and_what_is_left_out_is_counted() {
+        struct Count(Arc<AtomicU64>);
+        impl<S: Subscriber> Layer<S> for Count {
+            fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let lines = Arc::new(AtomicU64::new(0));
+        let logs = registry().with(Limit::default()).with(Count(lines.clone()));
+        subscriber::with_default(logs, || {
+            for _ in 0..1000 {
+                info!("one kind");
+            }
+            warn!("another");
+            // A slow machine may have had a second for one more.
+            let logged = lines.load(Ordering::Relaxed);
+            assert!((u64::from(BURST) + 1..u64::from(BURST) + 60).contains(&logged), "{logged}");
+            assert!(LEFT_OUT.load(Ordering::Relaxed) >= 800);
+            tell_left_out();
+            tell_left_out();
+            assert_eq!(lines.load(Ordering::Relaxed), logged + 1);
+        });
+    }
 }

@@ -1,5 +1,5 @@
 //! The epoll of the event loop: descriptors are added with a token, and `wait` returns the tokens of those that are ready.
-//! Level-triggered.
+//! Level-triggered, unless the descriptor is added with [`Poller::add_edge`].
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -57,6 +57,13 @@ impl Poller {
     /// Waits for `interest` on `fd` from now on.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), interest.flags())?)
+    }
+
+    /// Waits for the next time that there is something to read on `fd`, although earlier things are never read. For an eventfd, each
+    /// ring is such a time.
+    pub fn add_edge(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), flags)?)
     }
 
     /// Changes the events to wait for on `fd`.

@@ -16,6 +16,7 @@ mod facts;
 pub mod helper;
 mod loan;
 
+use crate::descriptors::is_kept_for_root;
 use crate::poller::{Interest, Poller};
 pub use facts::Syns;
 use ginnel_fdpass::{RecvFlags, SendFlags, receive, send};
@@ -288,6 +289,9 @@ impl<Id: Copy + Ord> Strangers<Id> {
             return Err(io::Error::other(format!("{STUCK} of them are stuck")));
         }
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        if uid != 0 && is_kept_for_root(&near) {
+            return Err(Errno::MFILE.into());
+        }
         let mut child = (self.command)(uid).stdin(Stdio::from(far)).stdout(Stdio::null()).spawn()?;
         let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
         let number = self.numbers;

@@ -5,11 +5,15 @@ use ginnel::{AttachOptions, Endpoint, MessageChannel};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Kind};
 use kit::daemon::qemu::*;
 use kit::daemon::*;
+use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for};
+use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_setfl};
+use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
+use std::process::Stdio;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 const TWO: &str = "
@@ -157,4 +161,67 @@ fn a_vm_that_joins_while_the_daemon_is_killed_gets_interrupts_and_rings_through_
     // It has its own vectors.
     host.connect("here").unwrap().ring();
     assert!(guest.qemu.is_rung(attached.vector, WATCHDOG));
+}
+
+/// The number of waiters that a hostile program adds to its doorbell.
+const WAITERS: u64 = 400_000;
+
+kit::program! {
+    /// Attaches, adds very many waiters to its doorbell, and listens.
+    fn crowd() {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        rustix::process::setrlimit(
+            rustix::process::Resource::Nofile,
+            rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum },
+        ).unwrap();
+        let numbers = limit.maximum.unwrap_or(u64::MAX).min(1 << 20) - 100;
+        let mut hostile = Client::hello(&program_socket()).attach("web", "hostile").unwrap();
+        // Each epoll may have a doorbell once for each number of a descriptor, and keeps it when the descriptor is closed.
+        let mut epolls = Vec::new();
+        let mut waiters = 0;
+        while waiters < WAITERS {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            for number in 100..numbers {
+                let again = rustix::io::fcntl_dupfd_cloexec(&hostile.event, number as i32).unwrap();
+                // A number that is in use yields the next one, which comes again.
+                let flags = epoll::EventFlags::IN;
+                waiters += u64::from(epoll::add(&epoll, &again, epoll::EventData::new_u64(0), flags).is_ok());
+                if waiters == WAITERS {
+                    break;
+                }
+            }
+            epolls.push(epoll);
+        }
+        hostile.listen("x").unwrap();
+        println!("{WAITERS}");
+        let _ = std::io::stdin().read_line(&mut String::new());
+    }
+}
+
+#[test]
+fn a_program_with_very_many_waiters_at_its_doorbell_delays_nobody() {
+    let mut daemon = Daemon::start_new(TWO);
+    let mut hostile = Process(daemon.program(crowd).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(hostile.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line.trim().parse(), Ok(WAITERS));
+    // Others in its segment connect to it, and each of them that ends makes the daemon ring.
+    let begin = Instant::now();
+    for _ in 0..50 {
+        let mut peer = daemon.attach("web", "peer");
+        let channel = peer.connect("x").unwrap();
+        peer.close(channel.wire.channel).unwrap();
+        daemon.attach("db", "other").listen("y").unwrap();
+    }
+    assert!(begin.elapsed() < WATCHDOG / 6, "others wait: {:?}", begin.elapsed());
+    // Doorbells of others ring meanwhile.
+    let mut victim = daemon.attach("db", "victim");
+    victim.listen("z").unwrap();
+    let mut peer = daemon.attach("db", "peer");
+    victim.clear_doorbell();
+    let channel = peer.connect("z").unwrap();
+    victim.incoming();
+    peer.close(channel.wire.channel).unwrap();
+    assert!(readable(&victim.event, WATCHDOG / 6), "its doorbell does not ring");
+    assert!(daemon.is_running());
 }

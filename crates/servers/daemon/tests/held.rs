@@ -5,7 +5,7 @@ use ginnel_daemon::packet;
 use ginnel_fdpass::SendFlags;
 use ginnel_layout::wire::{self, Header, Kind, SocketReport, SocketRole};
 use kit::daemon::*;
-use kit::hold::{SilentFile, lingering};
+use kit::hold::{SilentFile, become_user, lingering};
 use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -28,18 +28,6 @@ allow_users = [65534]
 const NOBODY: u32 = 65534;
 /// The line that says that everything is held.
 const HELD: &str = "held\n";
-
-fn become_nobody() {
-    use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-    if rustix::process::geteuid().is_root() {
-        set_thread_groups(&[]).unwrap();
-        let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
-        set_thread_res_gid(group, group, group).unwrap();
-        set_thread_res_uid(user, user, user).unwrap();
-        // Without this, the process could not write its own files in /proc.
-        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable).unwrap();
-    }
-}
 
 /// Reports a socket. Returns false if the daemon has ended the connection.
 fn report<Fd: AsFd>(client: &Client, fds: &[Fd]) -> bool {
@@ -64,7 +52,7 @@ fn hello(socket: &std::path::Path) -> Client {
 
 kit::program! {
     fn holder() {
-        become_nobody();
+        become_user(NOBODY);
         let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
         let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
             Ok(silent) => silent,

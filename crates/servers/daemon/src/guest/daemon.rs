@@ -10,6 +10,7 @@ use crate::closer::Closer;
 use crate::control_link::GuestLink;
 use crate::excluded::Excluded;
 use crate::keeper::Keeper;
+use crate::logging;
 use crate::poller::{Interest, Poller, Ready};
 use crate::strangers::{self, Strangers, Syns};
 use crate::user_connections::Most;
@@ -141,6 +142,7 @@ impl Daemon {
             self.policy.set_batch(self.clients.take_pipelining());
             let timeouts = [self.timeout(busy), self.owners.until_next(), self.strangers.until_stuck()];
             let timeout = timeouts.into_iter().flatten().min();
+            logging::tell_left_out();
             self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
             self.clients.in_turn(&mut ready);
             for event in &ready {
@@ -207,7 +209,7 @@ impl Daemon {
                 self.strangers.ready(&self.poller, helper - FIRST_HELPER, |id| clients.fd(id));
             }
             watch if watch >= owners::FIRST_TOKEN => {
-                if let Some(owner) = self.owners.ended(watch) {
+                for owner in self.owners.ended(watch) {
                     self.owner_gone(owner);
                 }
             }

@@ -1,16 +1,14 @@
 //! The processes of this guest that own endpoints. The host's daemon cannot see them, so this daemon reports their ends to it.
 
-use crate::pidwatch::{self, ExecChecks};
-use crate::poller::{Interest, Poller};
+use crate::pidwatch::ExecChecks;
+use crate::poller::Poller;
+use crate::watches::Watches;
 use ginnel_broker::process::{Image, Process};
 use ginnel_layout::relay;
-use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The first epoll token of watches. Their numbers are never used again, so an event that was fetched before its watch ended
-/// matches nothing.
+/// The first epoll token of watches.
 pub const FIRST_TOKEN: u64 = 1 << 40;
 
 /// The result of the attempt to watch a process.
@@ -29,21 +27,21 @@ pub fn owner(endpoint: u32, epoch: u32, process: Process) -> relay::Endpoint {
     relay::Endpoint { endpoint, epoch, pid: process.pid, reserved: 0, started: process.started }
 }
 
-/// An endpoint's number and epoch, and an owner.
-type Key = (u32, u32, Process);
-
-fn key(owner: &relay::Endpoint) -> Key {
-    (owner.endpoint, owner.epoch, Process { pid: owner.pid, started: owner.started })
+/// Returns the owner of such a message.
+fn process(owner: &relay::Endpoint) -> Process {
+    Process { pid: owner.pid, started: owner.started }
 }
+
+/// The number and epoch of an endpoint.
+type Endpoint = (u32, u32);
 
 /// The owners that are watched.
 pub struct Owners {
     poller: Rc<Poller>,
-    /// The most watches at a time; each has a descriptor. Further processes own their endpoints as long as they are connected.
+    /// The most processes that are watched at a time; each has a descriptor. Further processes own their endpoints as long as they
+    /// are connected.
     most: usize,
-    watches: BTreeMap<u64, (relay::Endpoint, OwnedFd)>,
-    numbers: BTreeMap<Key, u64>,
-    last: u64,
+    watches: Watches<Endpoint>,
     /// The owners that may run another program now.
     exec_checks: ExecChecks<relay::Endpoint>,
 }
@@ -51,31 +49,16 @@ pub struct Owners {
 impl Owners {
     /// Starts without owners; `most` limits the watches.
     pub fn new(poller: Rc<Poller>, most: usize) -> Self {
-        let (watches, numbers) = (BTreeMap::new(), BTreeMap::new());
-        Self { poller, most, watches, numbers, last: 0, exec_checks: ExecChecks::default() }
+        let watches = Watches::new(|number| FIRST_TOKEN + number);
+        Self { poller, most, watches, exec_checks: ExecChecks::default() }
     }
 
     /// Watches a process until it ends or is forgotten.
     pub fn watch(&mut self, owner: relay::Endpoint) -> Watch {
-        let key = key(&owner);
-        if self.numbers.contains_key(&key) {
-            return Watch::Set;
-        }
-        let watched = match pidwatch::watch(&key.2) {
-            Ok(None) => return Watch::Ended,
-            Ok(Some(_)) if self.watches.len() >= self.most => Err(rustix::io::Errno::MFILE.into()),
-            Ok(Some(ended)) => {
-                self.poller.add(&ended, FIRST_TOKEN + self.last + 1, Interest::READ).map(|()| ended)
-            }
-            Err(errno) => Err(errno.into()),
-        };
-        match watched {
-            Ok(ended) => {
-                self.last += 1;
-                self.watches.insert(self.last, (owner, ended));
-                self.numbers.insert(key, self.last);
-                Watch::Set
-            }
+        let endpoint = (owner.endpoint, owner.epoch);
+        match self.watches.add(&self.poller, process(&owner), endpoint, 0, self.most) {
+            Ok(true) => Watch::Set,
+            Ok(false) => Watch::Ended,
             Err(error) => {
                 tracing::warn!(
                     pid = owner.pid,
@@ -88,27 +71,26 @@ impl Owners {
 
     /// Stops watching a process that does not own the endpoint any more.
     pub fn forget(&mut self, owner: &relay::Endpoint) {
-        if let Some(number) = self.numbers.remove(&key(owner))
-            && let Some((_, ended)) = self.watches.remove(&number)
-        {
-            self.poller.remove(&ended);
-        }
+        self.watches.remove(&self.poller, &process(owner), &(owner.endpoint, owner.epoch));
     }
 
-    /// Returns the owner whose watch has this token, and which has ended.
-    pub fn ended(&mut self, token: u64) -> Option<relay::Endpoint> {
-        let owner = self.watches.get(&(token - FIRST_TOKEN))?.0;
-        self.forget(&owner);
-        Some(owner)
+    /// Returns all ownerships of the process whose watch has this token, and which has ended.
+    pub fn ended(&mut self, token: u64) -> Vec<relay::Endpoint> {
+        let ended = self.watches.take_ended(&self.poller, token - FIRST_TOKEN);
+        let owners = ended.into_iter().flat_map(|(process, endpoints)| {
+            endpoints.into_iter().map(move |(endpoint, epoch)| owner(endpoint, epoch, process))
+        });
+        owners.collect()
     }
 
     /// Examines an owner whose connection has ended. Returns the owner if it runs another program now than when it attached.
     pub fn examine(&mut self, owner: relay::Endpoint, image: Image) -> Option<relay::Endpoint> {
-        self.exec_checks.add(key(&owner).2, image, owner)
+        self.exec_checks.add(process(&owner), image, owner)
     }
 
     /// Accepts an owner that comes back for its endpoint, whatever program it runs now.
     pub fn recognize(&mut self, owner: &relay::Endpoint) {
+        let key = |owner: &relay::Endpoint| (owner.endpoint, owner.epoch, process(owner));
         self.exec_checks.settle(|checked| key(checked) == key(owner));
     }
 
@@ -124,10 +106,7 @@ impl Owners {
 
     /// Forgets all owners.
     pub fn clear(&mut self) {
-        for (_, ended) in std::mem::take(&mut self.watches).values() {
-            self.poller.remove(ended);
-        }
-        self.numbers.clear();
+        self.watches.clear(&self.poller);
         self.exec_checks = ExecChecks::default();
     }
 }

@@ -2,10 +2,10 @@
 
 use super::server::{Server, Token};
 use crate::packet::{self, Gone, Heard, PacketSocket};
-use crate::pidwatch;
 use crate::poller::{Interest, Ready};
 use crate::strangers::{Outcome, Task};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
+use crate::{descriptors, pidwatch};
 use ginnel_broker::broker::{ClientId, Who};
 use ginnel_broker::process::Process;
 use ginnel_broker::reply::{self, Refusal};
@@ -63,6 +63,11 @@ impl Clients {
         self.connections.get(&client).is_some_and(|connection| !connection.blocked)
     }
 
+    /// Returns the listening socket.
+    pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
+        self.listener.as_ref().map(AsFd::as_fd)
+    }
+
     /// Returns the descriptor of a client's connection.
     pub(super) fn fd(&self, client: ClientId) -> Option<BorrowedFd<'_>> {
         self.connections.get(&client).map(|connection| connection.socket.as_fd())
@@ -109,13 +114,10 @@ impl Server {
                     }
                     self.clients.spare = File::open("/dev/null").ok();
                     if self.clients.spare.is_none() {
-                        return;
+                        return self.pause(Token::Listener, "the connection of a program", Errno::MFILE);
                     }
                 }
-                Err(errno) => {
-                    warn!(%errno, "a connection cannot be accepted");
-                    return;
-                }
+                Err(errno) => return self.pause(Token::Listener, "the connection of a program", errno),
             }
         }
     }
@@ -123,7 +125,21 @@ impl Server {
     fn accept_client(&mut self, fd: OwnedFd) {
         let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(fd) };
         let queue = self.config.limits.queue as usize;
+        let is_last = peer.uid != 0 && descriptors::is_kept_for_root(&fd);
         let mut socket = PacketSocket::to_program(fd, queue, &self.closer);
+        if is_last {
+            if self.clients.refused == 0 {
+                warn!(
+                    user = peer.uid,
+                    pid = peer.pid,
+                    "a connection is refused: the last open files are kept for root and for VMs; raise LimitNOFILE= or lower max_clients"
+                );
+            }
+            self.clients.refused += 1;
+            let text = "the daemon has no more open files for ordinary users: raise its LimitNOFILE=";
+            let _ = socket.send(reply::refusal(0, &Refusal::new(ErrorCode::LIMIT, text)), vec![]);
+            return;
+        }
         let limits = self.config.limits;
         let most = Most { all: limits.max_clients as usize, per_user: limits.clients_per_user as usize };
         let room = self.clients.by_user.room(peer.uid, most, |id| self.broker.is_attached(id));

@@ -45,9 +45,9 @@ impl Server {
         }
         // The vectors for the host's programs are added with their segments.
         let vectors = self.vectors(HOST_MEMBER, 1)?;
-        self.members.insert(HOST_MEMBER, MemberFds { vectors, control: None });
+        self.members.insert(HOST_MEMBER, MemberFds::new(vectors, None));
         if let Some(event) = self.members.event(HOST_MEMBER, DAEMON_VECTOR) {
-            self.poller.add(&event, Token::HostVector.into(), Interest::READ)?;
+            self.poller.add_edge(&event, Token::HostVector.into())?;
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ impl Server {
         let vectors = self.vectors(number, self.config.vectors)?;
         let control = self.control(number)?;
         let memory = map_control(&control)?;
-        self.members.insert(number, MemberFds { vectors, control: Some(control) });
+        self.members.insert(number, MemberFds::new(vectors, Some(control)));
         self.broker.set_limits(number, vm.limits);
         let listener = match self.listen_for(vm, number, place) {
             Ok(listener) => Some(listener),
@@ -222,8 +222,7 @@ impl Server {
         for member in std::iter::once(HOST_MEMBER).chain(self.vms.keys().copied()) {
             let Some(fds) = self.members.get(member) else { continue };
             // The host's other vectors are stored with their segments.
-            let own =
-                fds.vectors.iter().filter(|(vector, _)| member != HOST_MEMBER || **vector == DAEMON_VECTOR);
+            let own = fds.events().filter(|(vector, _)| member != HOST_MEMBER || *vector == DAEMON_VECTOR);
             let own: Vec<&Arc<OwnedFd>> = own.map(|(_, fd)| fd).collect();
             self.keeper.store(&vectors_name(member), &own)?;
             if let Some(control) = &fds.control {

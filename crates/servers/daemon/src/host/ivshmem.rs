@@ -53,7 +53,7 @@ pub fn greeting(own: u32, fds: &MemberFds) -> Vec<Message> {
         Message { number: own.into(), fd: None },
         Message { number: MEMORY, fd: fds.control.clone() },
     ];
-    messages.extend(joined(own, fds.vectors.values().cloned()));
+    messages.extend(joined(own, fds.events().map(|(_, event)| event.clone())));
     messages
 }
 

@@ -1,5 +1,6 @@
 //! The descriptors of members that outlive the daemon: doorbells, and the control memory of VMs.
 
+use super::ringing::Doorbell;
 use ginnel_config::Problem;
 use ginnel_layout::control;
 use ginnel_shmem::{Mapping, Protection};
@@ -7,16 +8,40 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The time that the last rings may take when the daemon ends.
+const LAST_RINGS: Duration = Duration::from_millis(500);
 
 /// The descriptors of one member.
 #[derive(Debug)]
 pub struct MemberFds {
-    /// An eventfd for each doorbell vector.
-    pub vectors: BTreeMap<u32, Arc<OwnedFd>>,
+    doorbells: BTreeMap<u32, Doorbell>,
     /// The control memory, if the member is a VM.
     pub control: Option<Arc<OwnedFd>>,
+}
+
+impl MemberFds {
+    /// Makes the descriptors of a member, with an eventfd for each doorbell vector.
+    pub fn new(
+        vectors: impl IntoIterator<Item = (u32, Arc<OwnedFd>)>,
+        control: Option<Arc<OwnedFd>>,
+    ) -> Self {
+        let mut fds = Self { doorbells: BTreeMap::new(), control };
+        fds.add(vectors);
+        fds
+    }
+
+    fn add(&mut self, vectors: impl IntoIterator<Item = (u32, Arc<OwnedFd>)>) {
+        self.doorbells.extend(vectors.into_iter().map(|(vector, event)| (vector, Doorbell::new(event))));
+    }
+
+    /// Returns the eventfds, by vector.
+    pub fn events(&self) -> impl Iterator<Item = (u32, &Arc<OwnedFd>)> {
+        self.doorbells.iter().map(|(vector, doorbell)| (*vector, doorbell.event()))
+    }
 }
 
 /// The descriptors of all members.
@@ -37,14 +62,14 @@ impl Members {
     /// Adds more vectors of a member.
     pub fn add(&mut self, member: u32, vectors: impl IntoIterator<Item = (u32, Arc<OwnedFd>)>) {
         if let Some(fds) = self.0.get_mut(&member) {
-            fds.vectors.extend(vectors);
+            fds.add(vectors);
         }
     }
 
     /// Drops some vectors of a member.
     pub fn drop_vectors(&mut self, member: u32, vectors: &[u32]) {
         if let Some(fds) = self.0.get_mut(&member) {
-            fds.vectors.retain(|vector, _| !vectors.contains(vector));
+            fds.doorbells.retain(|vector, _| !vectors.contains(vector));
         }
     }
 
@@ -55,15 +80,20 @@ impl Members {
 
     /// Returns the eventfd of a vector.
     pub fn event(&self, member: u32, vector: u32) -> Option<Arc<OwnedFd>> {
-        self.0.get(&member)?.vectors.get(&vector).cloned()
+        self.0.get(&member)?.doorbells.get(&vector).map(|doorbell| doorbell.event().clone())
     }
 
-    /// Rings a vector. Programs hold its eventfd too; whatever they do to it, this does not block (if
-    /// [`ginnel_doorbell::is_safe`]).
+    /// Rings a vector, soon. Programs hold its eventfd too; whatever they do to it, this does not block.
     pub fn ring(&self, member: u32, vector: u32) {
-        if let Some(event) = self.event(member, vector) {
-            ginnel_doorbell::ring(event.as_fd());
+        if let Some(doorbell) = self.0.get(&member).and_then(|fds| fds.doorbells.get(&vector)) {
+            doorbell.ring();
         }
+    }
+
+    /// Waits until all doorbells have rung, for a moment at most.
+    pub fn finish_ringing(&self) {
+        let until = Instant::now() + LAST_RINGS;
+        self.0.values().flat_map(|fds| fds.doorbells.values()).for_each(|doorbell| doorbell.finish(until));
     }
 }
 

@@ -6,8 +6,9 @@
 //! | [`journal`] | the changes of the books, on disk |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
-//! | `doorbells` | the eventfds of doorbells, and their announcement to QEMUs |
+//! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
+//! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
@@ -28,8 +29,10 @@ pub mod ivshmem;
 pub mod journal;
 mod making;
 pub mod members;
+mod pauses;
 pub mod qmp;
 pub mod restoring;
+mod ringing;
 pub mod segments;
 pub mod server;
 mod startup;

@@ -6,14 +6,17 @@ use super::holds::Timers;
 use super::journal::Journal;
 use super::making::Making;
 use super::members::Members;
+use super::pauses::Pauses;
 use super::restoring::Files;
 use super::segments::Segments;
 use super::vms::Vm;
 use crate::closer::Closer;
 use crate::keeper::{Held, Keeper};
-use crate::pidwatch::{self, ExecChecks};
+use crate::logging;
+use crate::pidwatch::ExecChecks;
 use crate::poller::{Interest, Poller, Ready};
 use crate::strangers::{self, Strangers, Syns};
+use crate::watches::Watches;
 use ginnel_broker::books::Books;
 use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording, World as _};
 use ginnel_broker::declared::SegmentSpec;
@@ -32,6 +35,11 @@ use tracing::warn;
 
 /// How often the files of segments in use are checked, in case they were truncated.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// The user for whose processes there is no limit.
+const ROOT: u32 = 0;
+/// The processes of a user that are watched for each connection that the user may have: its process, and a child.
+const WATCHES: usize = 2;
 
 /// The owner of a descriptor in the poller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,54 +118,13 @@ impl Token {
     }
 }
 
-/// The process whose end a watch reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What ends with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Watched {
-    /// An owner of an endpoint.
-    Owner {
-        /// The number of the endpoint.
-        endpoint: u32,
-        /// The epoch of the endpoint.
-        epoch: u32,
-        /// The owner.
-        process: Process,
-    },
+    /// An ownership of the endpoint with this number and epoch.
+    Owner(u32, u32),
     /// The QEMU of a member.
     Qemu(u32),
-}
-
-/// The processes that are watched, by numbers that are never used again.
-#[derive(Debug, Default)]
-struct Watches {
-    all: BTreeMap<u64, (Watched, OwnedFd)>,
-    /// The watches of owners, by endpoint and process.
-    owners: BTreeMap<(u32, Process), u64>,
-    last: u64,
-}
-
-impl Watches {
-    fn add(&mut self, poller: &Poller, watched: Watched, pidfd: OwnedFd) -> io::Result<u64> {
-        self.last += 1;
-        poller.add(&pidfd, Token::Process(self.last).into(), Interest::READ)?;
-        if let Watched::Owner { endpoint, process, .. } = watched
-            && let Some(old) = self.owners.insert((endpoint, process), self.last)
-        {
-            self.remove(poller, old);
-        }
-        self.all.insert(self.last, (watched, pidfd));
-        Ok(self.last)
-    }
-
-    fn remove(&mut self, poller: &Poller, number: u64) -> Option<Watched> {
-        let (watched, pidfd) = self.all.remove(&number)?;
-        poller.remove(&pidfd);
-        if let Watched::Owner { endpoint, process, .. } = watched
-            && self.owners.get(&(endpoint, process)) == Some(&number)
-        {
-            self.owners.remove(&(endpoint, process));
-        }
-        Some(watched)
-    }
 }
 
 /// The running daemon.
@@ -184,11 +151,13 @@ pub struct Server {
     pub(super) more: bool,
     /// The broker has background work left.
     busy: bool,
-    watches: Watches,
+    watches: Watches<Watched>,
     /// The owners of endpoints (number and epoch) that may run another program now.
     exec_checks: ExecChecks<(u32, u32, Process)>,
     /// The times at which holds of endpoints end.
     pub(super) holds: Timers,
+    /// The listening sockets that rest.
+    pub(super) pauses: Pauses,
     /// The journal has accepted all records of the effects that are being performed, so the following effects may depend on them.
     recorded: bool,
     /// Answers that depend on a record which the journal has not accepted.
@@ -246,9 +215,10 @@ impl Server {
             started: Instant::now(),
             more: true,
             busy: false,
-            watches: Watches::default(),
+            watches: Watches::new(|number| Token::Process(number).into()),
             exec_checks: ExecChecks::default(),
             holds: Timers::default(),
+            pauses: Pauses::default(),
             recorded: true,
             withheld: Vec::new(),
             packet: vec![0; MAX_PACKET],
@@ -293,8 +263,10 @@ impl Server {
             self.step_strangers();
             self.broker.settle_sockets(&mut self.segments);
             self.retry();
+            self.end_pauses();
             self.beat();
             self.give_up_stopping();
+            logging::tell_left_out();
         }
     }
 
@@ -302,13 +274,15 @@ impl Server {
         match token {
             Token::Listener => self.accept_clients(),
             Token::Client(id) => self.serve_client(id, ready),
-            Token::Process(watch) => match self.watches.remove(&self.poller, watch) {
-                Some(Watched::Owner { endpoint, epoch, process }) => {
-                    self.broker.owner_ended(endpoint, epoch, process);
+            Token::Process(watch) => {
+                let Some((process, things)) = self.watches.take_ended(&self.poller, watch) else { return };
+                for thing in things {
+                    match thing {
+                        Watched::Owner(endpoint, epoch) => self.broker.owner_ended(endpoint, epoch, process),
+                        Watched::Qemu(member) => self.vm_gone(member),
+                    }
                 }
-                Some(Watched::Qemu(member)) => self.vm_gone(member),
-                None => {}
-            },
+            }
             Token::VmListener(member) => self.accept_vm(member),
             Token::VmConnection(member) => self.serve_vm(member, ready),
             Token::VmMonitor(member) => self.serve_monitor(member),
@@ -345,7 +319,7 @@ impl Server {
         let sockets = sockets.map(|at| at.saturating_sub(self.segments.elapsed()));
         let helpers = self.strangers.until_stuck();
         let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets, helpers];
-        let rest = [look, self.until_beat(), self.until_given_up(), retry];
+        let rest = [look, self.until_beat(), self.until_given_up(), retry, self.until_pause_ends()];
         owners.into_iter().chain(rest).flatten().min()
     }
 
@@ -479,10 +453,8 @@ impl Server {
                 }
             }
             Effect::Watch { endpoint, epoch, process } => self.watch_owner(endpoint, epoch, process),
-            Effect::Unwatch { endpoint, process } => {
-                if let Some(&watch) = self.watches.owners.get(&(endpoint, process)) {
-                    self.watches.remove(&self.poller, watch);
-                }
+            Effect::Unwatch { endpoint, epoch, process } => {
+                self.watches.remove(&self.poller, &process, &Watched::Owner(endpoint, epoch));
             }
             Effect::Examine { endpoint, epoch, process, image } => {
                 if let Some((endpoint, epoch, process)) =
@@ -555,50 +527,30 @@ impl Server {
         self.send_packets(client, packets);
     }
 
-    /// Watches a process. Returns `None` if it has ended already.
-    pub(super) fn watch(&mut self, watched: Watched, process: Process) -> io::Result<Option<u64>> {
-        let Some(pidfd) = pidwatch::watch(&process)? else { return Ok(None) };
-        self.watches.add(&self.poller, watched, pidfd).map(Some)
+    /// Watches the QEMU of a member. Returns false if it has ended already.
+    pub(super) fn watch_qemu(&mut self, member: u32, process: Process) -> io::Result<bool> {
+        self.watches.add(&self.poller, process, Watched::Qemu(member), ROOT, usize::MAX)
     }
 
-    pub(super) fn unwatch(&mut self, watch: u64) {
-        self.watches.remove(&self.poller, watch);
+    pub(super) fn unwatch_qemu(&mut self, member: u32, process: &Process) {
+        self.watches.remove(&self.poller, process, &Watched::Qemu(member));
     }
 
     pub(super) fn watch_owner(&mut self, endpoint: u32, epoch: u32, process: Process) {
         if process.pid == 0 {
             return; // The process is in a process namespace that is not visible from here, so only its connection counts.
         }
-        match self.watch(Watched::Owner { endpoint, epoch, process }, process) {
-            Ok(Some(_)) => {}
-            Ok(None) => self.broker.owner_ended(endpoint, epoch, process),
+        let uid = self.broker.books().endpoints.get(&endpoint).map_or(ROOT, |endpoint| endpoint.uid);
+        let most =
+            if uid == ROOT { usize::MAX } else { WATCHES * self.config.limits.clients_per_user as usize };
+        let thing = Watched::Owner(endpoint, epoch);
+        match self.watches.add(&self.poller, process, thing, uid, most) {
+            Ok(true) => {}
+            Ok(false) => self.broker.owner_ended(endpoint, epoch, process),
             Err(error) => {
-                warn!(endpoint, pid = process.pid, %error, "its process cannot be watched, so the end of its connection will count as its end: raise LimitNOFILE=");
+                warn!(endpoint, pid = process.pid, uid, %error, "its process cannot be watched, so the end of its connection will count as its end: raise LimitNOFILE= or clients_per_user");
                 self.broker.owner_unwatched(endpoint, epoch, process);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_event_of_an_ended_watch_matches_nothing() {
-        let poller = Poller::new().unwrap();
-        let mut watches = Watches::default();
-        let process = pidwatch::process(std::process::id()).unwrap();
-        let owner = |epoch| Watched::Owner { endpoint: 1, epoch, process };
-        let pidfd = || pidwatch::watch(&process).unwrap().unwrap();
-        let stale = watches.add(&poller, owner(1), pidfd()).unwrap();
-        assert_eq!(watches.remove(&poller, stale), Some(owner(1)));
-        // This is the next endpoint with that number, of the same process.
-        let watch = watches.add(&poller, owner(2), pidfd()).unwrap();
-        assert_eq!(Token::parse(Token::Process(watch).into()), Some(Token::Process(watch)));
-        assert_eq!(watches.remove(&poller, stale), None);
-        assert_eq!(watches.owners[&(1, process)], watch);
-        assert_eq!(watches.remove(&poller, watch), Some(owner(2)));
-        assert!(watches.owners.is_empty() && watches.all.is_empty());
     }
 }

@@ -88,6 +88,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
 
     let served = server.serve(&signals);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    server.members.finish_ringing();
     info!("ending; VMs and programs keep what they have");
     let _ = std::fs::remove_file(&socket);
     for vm in server.vms.values() {
@@ -196,7 +197,19 @@ impl Server {
         }
         self.run_effects();
         self.step_links();
+        self.ring_again();
         Ok(())
+    }
+
+    /// Rings for all endpoints, because the last daemon may have ended before it rang.
+    fn ring_again(&self) {
+        let books = self.broker.books();
+        let running = |member: &u32| {
+            *member == HOST_MEMBER || books.members.get(member).is_some_and(|member| member.qemu.is_some())
+        };
+        for endpoint in books.endpoints.values().filter(|endpoint| running(&endpoint.member)) {
+            self.members.ring(endpoint.member, endpoint.vector);
+        }
     }
 
     fn take_over_vms(&mut self) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use super::fence::Fence;
 use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
 use super::qmp::Monitor;
-use super::server::{Server, Token, Watched};
+use super::server::{Server, Token};
 use crate::control_link::{Event, HostLink, PeerInfo, SendRefused};
 use crate::poller::{Interest, Ready};
 use crate::{packet, pidwatch};
@@ -15,10 +15,10 @@ use ginnel_broker::programs::{Message, NotOpen};
 use ginnel_broker::record::{Hex16, Record};
 use ginnel_broker::reply::{self, Refusal};
 use ginnel_broker::vectors::Told;
+use ginnel_layout::Name;
 use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode};
-use ginnel_layout::{HOST_MEMBER, Name};
 use ginnel_shmem::{Mapping, SharedMemory};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,8 +41,8 @@ pub struct Vm {
     /// The socket for QEMU; `None` if it cannot be made now.
     listener: Option<OwnedFd>,
     connection: Option<Connection>,
-    /// The watch of a QEMU that was connected to an earlier daemon.
-    watch: Option<u64>,
+    /// The QEMU that was connected to an earlier daemon and is watched.
+    watched: Option<Process>,
     /// The control socket of the VM's QEMU.
     pub(super) monitor: Option<Monitor>,
     pub(super) fence: Fence,
@@ -77,7 +77,7 @@ impl Vm {
             config,
             listener,
             connection: None,
-            watch: None,
+            watched: None,
             monitor: None,
             fence: Fence::default(),
             memory,
@@ -139,8 +139,8 @@ impl Server {
             Ok(Some(fd)) => fd,
             Ok(None) => return,
             Err(errno) => {
-                warn!(vm = %vm.config.name, %errno, "the connection of a QEMU cannot be accepted");
-                return;
+                let whose = format!("the QEMU of VM {}", vm.config.name);
+                return self.pause(Token::VmListener(member), &whose, errno);
             }
         };
         let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(fd) };
@@ -248,8 +248,8 @@ impl Server {
         }
         vm.fence = Fence::default();
         vm.telling = None;
-        if let Some(watch) = vm.watch.take() {
-            self.unwatch(watch);
+        if let Some(process) = vm.watched.take() {
+            self.unwatch_qemu(member, &process);
         }
         self.close_monitor(member);
         self.guest_gone(member);
@@ -276,13 +276,13 @@ impl Server {
         if qemu.process.pid == 0 {
             return;
         }
-        match self.watch(Watched::Qemu(member), qemu.process) {
-            Ok(None) => self.vm_gone(member),
-            watch => {
-                match watch {
-                    Ok(watch) => {
+        match self.watch_qemu(member, qemu.process) {
+            Ok(false) => self.vm_gone(member),
+            watched => {
+                match watched {
+                    Ok(_) => {
                         if let Some(vm) = self.vms.get_mut(&member) {
-                            vm.watch = watch;
+                            vm.watched = Some(qemu.process);
                         }
                     }
                     Err(error) => warn!(member, %error, "a QEMU cannot be watched: raise LimitNOFILE="),
@@ -313,10 +313,8 @@ impl Server {
         }
     }
 
-    /// Handles a ring of the host's daemon vector.
+    /// Handles a ring of the host's daemon vector. Nobody reads that: QEMUs hold it too, and could make a read block.
     pub(super) fn host_rung(&mut self) {
-        let Some(event) = self.members.event(HOST_MEMBER, DAEMON_VECTOR) else { return };
-        let _ = rustix::io::read(&event, &mut [0u8; 8]);
         self.broker.relay_rings();
         self.step_links();
     }

@@ -336,7 +336,7 @@ impl Server {
             }
             Effect::Disconnect(client) => self.hang_up(client),
             Effect::Watch { endpoint, epoch, process } => self.watch(endpoint, epoch, process),
-            Effect::Unwatch { endpoint, process } => drop(self.watches.remove(&(endpoint, process))),
+            Effect::Unwatch { endpoint, process, .. } => drop(self.watches.remove(&(endpoint, process))),
             Effect::TimeHold { endpoint, epoch, token, .. } => {
                 self.timers.insert((endpoint, token), epoch);
             }
