@@ -15,6 +15,7 @@ pub mod logging;
 pub mod packet;
 pub mod pidwatch;
 pub mod poller;
+pub mod spawned;
 pub mod strangers;
 pub mod user_connections;
 pub mod watches;

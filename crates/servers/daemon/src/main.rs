@@ -26,6 +26,9 @@ enum Role {
     /// Examine and close the descriptors that the programs of one user have sent to a daemon.
     #[command(hide = true)]
     Helper(helper::Args),
+    /// Change the file of a segment, which is standard input.
+    #[command(hide = true)]
+    File(host::file_work::Args),
 }
 
 /// The exit status for an invalid configuration, the same as for an invalid command line: starting again would not help.
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Role::Guest(args) => guest::run(args),
         Role::Keeper(args) => keeper::run(args),
         Role::Helper(args) => helper::run(args),
+        Role::File(args) => host::file_work::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

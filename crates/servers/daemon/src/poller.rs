@@ -5,6 +5,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The number of events that one call fetches; the next call fetches more.
@@ -44,14 +45,14 @@ impl Interest {
     }
 }
 
-/// An epoll descriptor.
-#[derive(Debug)]
-pub struct Poller(OwnedFd);
+/// An epoll descriptor. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Poller(Arc<OwnedFd>);
 
 impl Poller {
     /// Makes an epoll that waits for nothing yet.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+        Ok(Self(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)))
     }
 
     /// Waits for `interest` on `fd` from now on.

@@ -18,16 +18,16 @@ mod loan;
 
 use crate::descriptors::is_kept_for_root;
 use crate::poller::{Interest, Poller};
+use crate::spawned::{Spawned, own_program};
 pub use facts::Syns;
 use ginnel_fdpass::{RecvFlags, SendFlags, receive, send};
 use ginnel_layout::wire::{ErrorCode, SocketFacts, SocketReport, StaysReason};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -158,23 +158,13 @@ struct Given<Id> {
 struct Helper<Id> {
     uid: u32,
     socket: OwnedFd,
-    process: Process,
+    process: Spawned,
     given: VecDeque<Given<Id>>,
 }
 
-/// The process of a helper.
-#[derive(Debug)]
-struct Process {
-    child: Child,
-    /// Becomes readable when the process has ended.
-    ended: OwnedFd,
-}
-
-/// Returns the command that starts a helper: the same program as this one, even if another has been installed.
-pub fn own_program(uid: u32) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["helper", "--user", &uid.to_string()]).env_clear().current_dir("/");
-    command
+/// Returns the command that starts a helper.
+pub fn own_helper(uid: u32) -> Command {
+    own_program(["helper", "--user", &uid.to_string()])
 }
 
 /// The packets of one user for which no helper has had room.
@@ -191,7 +181,7 @@ pub struct Strangers<Id> {
     helpers: BTreeMap<u64, Helper<Id>>,
     of_user: BTreeMap<u32, u64>,
     /// Helpers that were told to end and have not, with their users.
-    ending: BTreeMap<u64, (u32, Process)>,
+    ending: BTreeMap<u64, (u32, Spawned)>,
     waiting: BTreeMap<u32, Waiting<Id>>,
     outcomes: Vec<(Id, Outcome)>,
     numbers: u64,
@@ -292,25 +282,13 @@ impl<Id: Copy + Ord> Strangers<Id> {
         if uid != 0 && is_kept_for_root(&near) {
             return Err(Errno::MFILE.into());
         }
-        let mut child = (self.command)(uid).stdin(Stdio::from(far)).stdout(Stdio::null()).spawn()?;
-        let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let mut command = (self.command)(uid);
+        command.stdin(Stdio::from(far)).stdout(Stdio::null());
         let number = self.numbers;
-        let added = ended.map_err(io::Error::from).and_then(|ended| {
-            poller.add(&near, (self.token)(number), Interest::READ)?;
-            poller.add(&ended, (self.token)(number + 1), Interest::READ)?;
-            Ok(ended)
-        });
-        let ended = match added {
-            Ok(ended) => ended,
-            Err(error) => {
-                // It ends at once: it has got nothing to do yet.
-                let _ = child.kill().and_then(|()| child.wait());
-                return Err(error);
-            }
-        };
+        let process = Spawned::start(&mut command, poller, (self.token)(number + 1))?;
+        poller.add(&near, (self.token)(number), Interest::READ)?;
         self.numbers += 2;
-        debug!(uid, pid = child.id(), "helper started");
-        let process = Process { child, ended };
+        debug!(uid, pid = process.id(), "helper started");
         self.helpers.insert(number, Helper { uid, socket: near, process, given: VecDeque::new() });
         self.of_user.insert(uid, number);
         Ok(number)
@@ -322,7 +300,7 @@ impl<Id: Copy + Ord> Strangers<Id> {
         let Helper { uid, socket, mut process, given } = helper;
         poller.remove(&socket);
         self.of_user.remove(&uid);
-        let _ = process.child.kill();
+        process.kill();
         self.ending.insert(number, (uid, process));
         let left = given.into_iter().filter_map(|given| given.packet);
         let waiting = self.waiting.entry(uid).or_default();
@@ -334,9 +312,9 @@ impl<Id: Copy + Ord> Strangers<Id> {
 
     /// Forgets a helper whose process has ended.
     fn bury(&mut self, poller: &Poller, number: u64) {
-        let Some((_, mut process)) = self.ending.remove(&number) else { return };
-        poller.remove(&process.ended);
-        let _ = process.child.try_wait();
+        if let Some((_, process)) = self.ending.remove(&number) {
+            process.bury(poller);
+        }
     }
 
     /// Handles an event with the token of this number.
@@ -409,7 +387,7 @@ impl<Id: Copy + Ord> Strangers<Id> {
             self.helpers.iter().filter(|(_, h)| late(h)).map(|(number, h)| (*number, h.uid)).collect();
         for (number, uid) in stuck {
             let Some(helper) = self.helpers.get_mut(&number) else { continue };
-            warn!(uid, pid = helper.process.child.id(), "a helper is killed: {HELD_UP}");
+            warn!(uid, pid = helper.process.id(), "a helper is killed: {HELD_UP}");
             if let Some(first) = helper.given.pop_front().and_then(|given| given.packet) {
                 self.outcomes.push((first.connection, Outcome::Ended(ErrorCode::LIMIT, HELD_UP)));
             }

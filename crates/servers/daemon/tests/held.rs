@@ -8,11 +8,14 @@ use kit::daemon::*;
 use kit::hold::{SilentFile, become_user, lingering};
 use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
@@ -182,5 +185,58 @@ fn without_free_descriptors_nobody_waits_for_sockets_that_linger() {
     assert!(before.elapsed() < WATCHDOG / 2, "others wait");
     assert!(daemon.is_running());
     prlimit(pid, Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    serves(&mut daemon);
+}
+
+kit::program! {
+    /// Attaches to the segments, punches a hole into the file of each, and holds the locks of the files.
+    fn writer() {
+        become_user(NOBODY);
+        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
+        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
+            Ok(silent) => silent,
+            Err(why) => return println!("{why}"),
+        };
+        let mut kept = Vec::new();
+        for segment in ["web", "late"] {
+            let mut client = hello(&program_socket());
+            let body = wire::Attach { segment: name(segment), name: name("writer"), ..wire::Attach::new_zeroed() };
+            let (_, fds) = client.ask::<wire::Attached>(Kind::ATTACH, body.as_bytes(), Kind::ATTACHED).unwrap();
+            let flags = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
+            fallocate(&fds[0], flags, 6 << 20, 4096).unwrap();
+            silent.write_to(&fds[0]);
+            kept.push((client, fds));
+        }
+        print!("{HELD}");
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    }
+}
+
+#[test]
+fn a_program_that_holds_the_lock_of_a_segments_file_holds_up_neither_a_successor_nor_a_removal() {
+    let mut daemon = Daemon::start_new(CONFIG);
+    let late = json!({ "op": "segment-create", "name": "late", "size": "8M", "members": ["host"], "allow_users": [NOBODY] });
+    daemon.admin(late.clone()).unwrap();
+    let Some(writer) = start_holder(&daemon, writer) else { return };
+    serves(&mut daemon);
+    // The memory of the files must be allocated again, and the mode of one is to be another.
+    daemon.write_config("", &format!("{CONFIG}mode = \"0600\"\n"));
+    let before = Instant::now();
+    daemon.restart();
+    assert!(before.elapsed() < WATCHDOG / 4, "it ended late, or its successor began late");
+    serves(&mut daemon);
+    // The file goes when the lock is free. Until then nobody gets its memory under its name.
+    daemon.admin(json!({ "op": "segment-remove", "name": "late", "force": true })).unwrap();
+    serves(&mut daemon);
+    let refused = daemon.admin(late.clone()).unwrap_err();
+    assert!(refused.text.contains("is still being removed"), "{refused:?}");
+    drop(writer);
+    wait_for("the removal", || daemon.admin(late.clone()).ok());
+    // What was to be changed is changed now.
+    let file = daemon.shm("web");
+    wait_for("the mode of the file, and its memory", || {
+        let stat = std::fs::metadata(&file).unwrap();
+        (stat.mode() & 0o777 == 0o600 && stat.blocks() * 512 >= stat.len()).then_some(())
+    });
     serves(&mut daemon);
 }

@@ -102,7 +102,7 @@ impl Daemon {
         Ok(Self {
             clients: Clients::new(poller.clone(), closer.clone(), most),
             closer,
-            strangers: Strangers::new(|number| FIRST_HELPER + number, strangers::own_program),
+            strangers: Strangers::new(|number| FIRST_HELPER + number, strangers::own_helper),
             // Processes outlive their connections, and have children that join.
             owners: Owners::new(poller.clone(), 2 * most.all),
             departed: BTreeMap::new(),

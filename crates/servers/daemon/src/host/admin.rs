@@ -91,6 +91,13 @@ impl Server {
             return self.segment_again(declared, &name, &spec).map(Some);
         }
         let (segment, _) = self.new_segment(&name, &spec)?;
+        if self.segments.is_removing(&segment.path) {
+            let text = format!(
+                "{} of an earlier segment is still being removed, because a program that has it open holds its lock: end that program",
+                segment.path.display()
+            );
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
         // The slices of a file follow each other in it, so this file grows here and not in a thread.
         if segment.shared_file.is_some() || segment.path.exists() {
             return self.segment_declare(&name, spec).map(Some);

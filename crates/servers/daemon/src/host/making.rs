@@ -88,7 +88,7 @@ impl Server {
                 made.map_err(Into::into).and_then(|_| self.segment_declare(&pending.name, pending.spec));
             // If another program has made the file meanwhile, it stays.
             if result.is_err() && self.segments.forget_made(&path) {
-                let _ = std::fs::remove_file(&path);
+                self.segments.discard(&path);
             }
             self.answer_admin(pending.client, pending.request, result);
         }

@@ -5,7 +5,7 @@
 //! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
 //! | [`journal`] | the changes of the books, on disk |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
-//! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
+//! | `making`, [`restoring`], [`file_work`] | files of segments that are made while the daemon serves, or that must be changed |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
@@ -20,6 +20,7 @@ pub mod config;
 mod declare;
 mod doorbells;
 mod fence;
+pub mod file_work;
 mod fixed_size;
 mod front;
 mod heartbeat;

@@ -1,76 +1,93 @@
-//! Restores the size of files that were truncated.
+//! Changes of segments' files, which processes of their own make ([`super::file_work`]): each may wait for ever for the lock of the
+//! file's inode.
 //!
-//! A program that maps a truncated file dies when it touches the missing pages (SIGBUS), unless it handles the signal, which QEMU
-//! does not. So the files are watched: inotify reports a truncation, but not stores through mappings. A thread makes the file
-//! longer again and then allocates its memory. Either may wait for a lock of the file, which any process with a descriptor of the
-//! file can hold for as long as an allocation takes. The truncated contents are lost: the pages are zeros, and the segment stays
-//! broken.
+//! Above all, files that were truncated get their size back. A program that maps a truncated file dies when it touches the missing
+//! pages (SIGBUS), unless it handles the signal, which QEMU does not. So the files are watched: inotify reports a truncation, but
+//! not stores through mappings. The truncated contents are lost: the pages are zeros, and the segment stays broken.
 
+use super::file_work::Args;
 use super::server::Token;
 use crate::poller::{Interest, Poller};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate, inotify};
-use rustix::io::Errno;
+use crate::spawned::{Spawned, own_program};
+use rustix::fs::{fstat, inotify};
+use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
 use tracing::{error, warn};
 
-/// The memory of a file is allocated in pieces of this size, so that the file's lock is free in between. A multiple of all huge
-/// pages that segments can have.
-const PIECE: u64 = 16 << 20;
 /// The bytes of the events that are fetched at once. These events have no names.
 const EVENTS: usize = 64 * size_of::<[u32; 4]>();
 
 /// The device and inode of a file.
 pub type Identity = (u64, u64);
 
-/// A message from a thread.
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    /// It restores the size of this file.
+    Restore(Identity),
+    /// It changes this file in another way.
+    Change(Identity),
+    /// It removes the name of a file.
+    Remove,
+}
+
 #[derive(Debug)]
-enum News {
-    /// The file has its size again.
-    Size(Identity),
-    /// The thread is done; an error says why it could do no more.
-    End(Identity, Result<(), Errno>),
+struct Job {
+    task: Task,
+    path: PathBuf,
+    process: Spawned,
+    /// The process writes a byte here each time that the file has its size.
+    news: OwnedFd,
 }
 
 #[derive(Debug)]
 struct Watched {
+    path: PathBuf,
     file: Arc<OwnedFd>,
     /// The size that the file must have at least, in bytes.
     size: u64,
     watch: Option<i32>,
-    /// A thread is working on the file.
-    at_work: bool,
 }
 
 /// The files of segments.
 #[derive(Debug)]
 pub struct Files {
+    /// `None` only in tests of what needs no events.
+    poller: Option<Poller>,
     inotify: Option<OwnedFd>,
-    /// An eventfd that is readable when a thread has news.
-    bell: Option<Arc<OwnedFd>>,
-    sender: Sender<News>,
-    receiver: Receiver<News>,
     all: BTreeMap<Identity, Watched>,
+    /// The processes at work, by even numbers: of the tokens of their news. The tokens of their ends have the numbers after these.
+    jobs: BTreeMap<u64, Job>,
+    numbers: u64,
+    /// Makes the command that starts a process with these arguments.
+    command: fn(Vec<OsString>) -> Command,
 }
 
 impl Default for Files {
     /// Makes a set of files that are not watched.
     fn default() -> Self {
-        let (sender, receiver) = mpsc::channel();
-        Self { inotify: None, bell: None, sender, receiver, all: BTreeMap::new() }
+        Self {
+            poller: None,
+            inotify: None,
+            all: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            numbers: 0,
+            command: |args| own_program(args),
+        }
     }
 }
 
 impl Files {
     /// Makes a set of files that are watched, with tokens in this poller.
-    pub fn new(poller: &Poller) -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        poller.add(&bell, Token::Restored.into(), Interest::READ)?;
+    pub fn new(poller: &Poller) -> Self {
         let watch = || {
             let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
             poller.add(&inotify, Token::Files.into(), Interest::READ)?;
@@ -79,23 +96,29 @@ impl Files {
         let inotify = watch().inspect_err(|error| {
             warn!(%error, "files of segments cannot be watched: a truncation is noticed within a second; raise fs.inotify.max_user_instances");
         });
-        Ok(Self { inotify: inotify.ok(), bell: Some(Arc::new(bell)), ..Self::default() })
+        Self { inotify: inotify.ok(), poller: Some(poller.clone()), ..Self::default() }
+    }
+
+    /// Starts processes by another command, because a test's own program is not this one.
+    #[cfg(test)]
+    fn start_by(&mut self, command: fn(Vec<OsString>) -> Command) {
+        self.command = command;
     }
 
     /// Watches a file, which has its proper size now.
-    pub fn watch(&mut self, identity: Identity, file: &Arc<OwnedFd>) {
+    pub fn watch(&mut self, identity: Identity, path: &Path, file: &Arc<OwnedFd>) {
         let size = length_of(file);
         if let Some(known) = self.all.get_mut(&identity) {
             known.size = known.size.max(size);
             return;
         }
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let add = |inotify| inotify::add_watch(inotify, &path, inotify::WatchFlags::MODIFY);
+        let place = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let add = |inotify| inotify::add_watch(inotify, &place, inotify::WatchFlags::MODIFY);
         let watch = self.inotify.as_ref().map(add).transpose().unwrap_or_else(|error| {
             warn!(%error, "a segment's file cannot be watched: a truncation is noticed within a second; raise fs.inotify.max_user_watches");
             None
         });
-        self.all.insert(identity, Watched { file: file.clone(), size, watch, at_work: false });
+        self.all.insert(identity, Watched { path: path.to_owned(), file: file.clone(), size, watch });
     }
 
     /// Forgets the files for which `needed` returns false.
@@ -140,81 +163,110 @@ impl Files {
         self.all.get(&identity).is_some_and(|file| length_of(&file.file) < file.size)
     }
 
-    /// Starts a thread that restores the size and the memory of a file, unless one is running.
+    /// Lets a process restore the size and the memory of a file, unless one does so.
     pub fn restore(&mut self, identity: Identity) {
-        let (Some(watched), Some(bell)) = (self.all.get_mut(&identity), &self.bell) else { return };
-        if watched.at_work {
+        let task = Task::Restore(identity);
+        let Some(watched) = self.all.get(&identity) else { return };
+        if self.jobs.values().any(|job| job.task == task) {
             return;
         }
-        let (file, size) = (watched.file.clone(), watched.size);
-        let (sender, bell) = (self.sender.clone(), bell.clone());
-        let work = move || {
-            // The daemon holds the other end for as long as it lives, and reads the eventfd.
-            let tell = |news| {
-                let _ = sender.send(news);
-                let _ = rustix::io::write(&bell, &1u64.to_ne_bytes());
-            };
-            let done = restore(&file, size, || tell(News::Size(identity)));
-            tell(News::End(identity, done));
-        };
-        match std::thread::Builder::new().name("restore".into()).spawn(work) {
-            Ok(_) => watched.at_work = true,
-            Err(error) => {
-                error!(%error, "no thread can be started: the truncated file of a segment stays short");
-            }
+        let (file, path, size) = (watched.file.clone(), watched.path.clone(), watched.size);
+        let work = Args { path, restore: Some(size), ..Args::default() };
+        if let Err(error) = self.start(task, &file, &work) {
+            error!(%error, "no process can be started: the truncated file of a segment stays short");
         }
     }
 
-    /// Returns the files that have got their size back since the last call.
-    pub fn take_restored(&mut self) -> Vec<Identity> {
-        if let Some(bell) = &self.bell {
-            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+    /// Lets a process change a file, and waits for that at most this long. Returns whether it is done.
+    pub fn change(
+        &mut self,
+        identity: Identity,
+        file: &OwnedFd,
+        work: &Args,
+        at_most: Duration,
+    ) -> io::Result<bool> {
+        let task = Task::Change(identity);
+        if self.jobs.values().any(|job| job.task == task) {
+            return Ok(false);
         }
-        let mut restored = Vec::new();
-        while let Ok(news) = self.receiver.try_recv() {
-            match news {
-                News::Size(identity) => restored.push(identity),
-                News::End(identity, done) => {
-                    if let Some(file) = self.all.get_mut(&identity) {
-                        file.at_work = false;
-                    }
-                    if let Err(errno) = done {
-                        error!(%errno, "the memory of a truncated file cannot be allocated again: a QEMU that touches the missing part may die");
-                    }
-                    // The file was truncated again after the thread's last check.
-                    if self.is_short(identity) && done.is_ok() {
-                        self.restore(identity);
-                    }
-                }
+        let number = self.start(task, file, work)?;
+        if !self.jobs.get(&number).is_some_and(|job| job.process.wait(at_most)) {
+            return Ok(false);
+        }
+        if self.end(number) { Ok(true) } else { Err(io::Error::other("the log says why")) }
+    }
+
+    /// Lets a process remove a file, and waits for that at most this long. Returns whether it is done.
+    pub fn remove(&mut self, path: &Path, at_most: Duration) -> io::Result<bool> {
+        let nothing = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+        let work = Args { path: path.to_owned(), remove: true, ..Args::default() };
+        let number = self.start(Task::Remove, &nothing, &work)?;
+        if !self.jobs.get(&number).is_some_and(|job| job.process.wait(at_most)) {
+            return Ok(false);
+        }
+        if self.end(number) { Ok(true) } else { Err(io::Error::other("the log says why")) }
+    }
+
+    /// Returns whether the file with this path is being removed.
+    pub fn is_removing(&self, path: &Path) -> bool {
+        self.jobs.values().any(|job| job.task == Task::Remove && job.path == path)
+    }
+
+    fn start(&mut self, task: Task, file: &OwnedFd, work: &Args) -> io::Result<u64> {
+        let Some(poller) = &self.poller else { return Err(io::Error::other("there is no poller")) };
+        let (news, say) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let mut command = (self.command)(work.to_command_line());
+        command.stdin(Stdio::from(file.try_clone()?)).stdout(Stdio::from(say));
+        let number = self.numbers;
+        poller.add(&news, Token::FileWork(number).into(), Interest::READ)?;
+        let process = Spawned::start(&mut command, poller, Token::FileWork(number + 1).into())?;
+        self.numbers += 2;
+        self.jobs.insert(number, Job { task, path: work.path.clone(), process, news });
+        Ok(number)
+    }
+
+    /// Forgets a process that has ended. Returns whether it has done its work.
+    fn end(&mut self, number: u64) -> bool {
+        let (Some(job), Some(poller)) = (self.jobs.remove(&number), &self.poller) else { return true };
+        poller.remove(&job.news);
+        let done = job.process.bury(poller).is_some_and(|status| status.success());
+        if !done {
+            error!(path = %job.path.display(), "a process that was to change this file has failed");
+        }
+        done
+    }
+
+    /// Handles an event with the token of this number. Returns the file if it has got its size back.
+    #[must_use]
+    pub fn ready(&mut self, number: u64) -> Option<Identity> {
+        let (number, has_ended) = (number & !1, number & 1 == 1);
+        let job = self.jobs.get(&number)?;
+        let Task::Restore(identity) = job.task else {
+            if has_ended {
+                self.end(number);
+            } else if let Some(poller) = &self.poller {
+                // It says nothing, so this is its end.
+                poller.remove(&job.news);
             }
+            return None;
+        };
+        let mut bytes = [0; 64];
+        let said = rustix::io::read(&job.news, &mut bytes);
+        if said == Ok(0)
+            && let Some(poller) = &self.poller
+        {
+            poller.remove(&job.news);
         }
-        restored.dedup();
-        restored
+        // The file was truncated again after the process's last look.
+        if has_ended && self.end(number) && self.is_short(identity) {
+            self.restore(identity);
+        }
+        said.is_ok_and(|len| len > 0).then_some(identity)
     }
 }
 
 fn length_of(file: &OwnedFd) -> u64 {
     fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
-}
-
-/// Restores the size of a file, calls `has_size`, and then allocates its memory; repeats this as long as others truncate it.
-fn restore(file: &OwnedFd, size: u64, has_size: impl Fn()) -> Result<(), Errno> {
-    let (mut told, mut at) = (false, 0);
-    while !told || at < size || length_of(file) < size {
-        if !told || length_of(file) < size {
-            if length_of(file) < size {
-                ftruncate(file, size)?;
-            }
-            has_size();
-            (told, at) = (true, 0);
-        }
-        match fallocate(file, FallocateFlags::empty(), at, PIECE.min(size - at)) {
-            Ok(()) => at += PIECE.min(size - at),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -225,7 +277,27 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::time::Duration;
 
-    const SIZE: u64 = PIECE + (4 << 20);
+    const SIZE: u64 = 20 << 20;
+
+    kit::program! {
+        fn worker() {
+            #[derive(clap::Parser)]
+            struct Cli {
+                #[command(flatten)]
+                args: Args,
+            }
+            let line = std::env::var("TEST_LINE").unwrap();
+            let args = <Cli as clap::Parser>::parse_from(line.split('\n')).args;
+            crate::host::file_work::run(args).unwrap();
+        }
+    }
+
+    fn start(args: Vec<OsString>) -> Command {
+        let line: Vec<String> = args.into_iter().map(|arg| arg.into_string().unwrap()).collect();
+        let mut command = kit::program::command(worker);
+        command.env("TEST_LINE", line.join("\n"));
+        command
+    }
 
     fn file() -> (File, Identity, Arc<OwnedFd>) {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
@@ -246,9 +318,10 @@ mod tests {
     #[test]
     fn a_truncation_is_reported_and_a_store_is_not() {
         let poller = Poller::new().unwrap();
-        let mut files = Files::new(&poller).unwrap();
+        let mut files = Files::new(&poller);
+        files.start_by(start);
         let (cut, identity, watched) = file();
-        files.watch(identity, &watched);
+        files.watch(identity, Path::new("/cut"), &watched);
         let mapping = Mapping::of_file(&cut, 0, SIZE as usize, Protection::ReadWrite).unwrap();
         mapping.write(4096, b"x");
         assert_eq!(files.take_modified(), []);
@@ -265,38 +338,27 @@ mod tests {
     #[test]
     fn a_truncated_file_gets_its_size_and_memory_back() {
         let poller = Poller::new().unwrap();
-        let mut files = Files::new(&poller).unwrap();
+        let mut files = Files::new(&poller);
+        files.start_by(start);
         let (cut, identity, watched) = file();
-        files.watch(identity, &watched);
-        for len in [0, 4096, PIECE] {
+        files.watch(identity, Path::new("/cut"), &watched);
+        for len in [0, 4096, 16 << 20] {
             cut.set_len(len).unwrap();
             assert!(files.is_short(identity));
             files.restore(identity);
             let mut restored = Vec::new();
-            while restored.is_empty() || files.all[&identity].at_work {
-                wait(&poller);
+            while restored.is_empty() || !files.jobs.is_empty() {
+                let tokens = wait(&poller);
                 files.take_modified();
-                restored.extend(files.take_restored());
+                for token in tokens {
+                    if let Some(Token::FileWork(number)) = Token::parse(token) {
+                        restored.extend(files.ready(number));
+                    }
+                }
             }
             assert_eq!(restored, [identity]);
             let stat = cut.metadata().unwrap();
             assert_eq!((stat.len(), stat.blocks() * 512), (SIZE, SIZE));
         }
-    }
-
-    #[test]
-    fn a_file_truncated_meanwhile_is_restored_too() {
-        let (cut, _, watched) = file();
-        let cuts = std::cell::Cell::new(0);
-        cut.set_len(0).unwrap();
-        let again = || {
-            if cuts.replace(cuts.get() + 1) < 5 {
-                cut.set_len(4096).unwrap();
-            }
-        };
-        assert_eq!(restore(&watched, SIZE, again), Ok(()));
-        assert_eq!(cuts.get(), 6);
-        let stat = cut.metadata().unwrap();
-        assert_eq!((stat.len(), stat.blocks() * 512), (SIZE, SIZE));
     }
 }

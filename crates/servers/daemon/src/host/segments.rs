@@ -1,6 +1,7 @@
 //! The files of segments: they are made, checked, mapped, and watched for truncation.
 
 use super::config;
+use super::file_work::Args;
 use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
 use super::restoring::{Files, Identity};
@@ -32,6 +33,13 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// The shortest time between two notices to the users of a segment whose file is truncated again and again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long the daemon waits until a file of slices has grown.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the daemon waits until a file is removed.
+const REMOVAL: Duration = Duration::from_millis(200);
+/// The bits of a file's mode.
+const MODE: u32 = 0o7777;
 
 /// A segment that is open.
 struct Open {
@@ -101,8 +109,7 @@ impl Segments {
                     let what = format!("{} was truncated", config.path.display());
                     return Err(Problem::new(place, what, "stop all its users and remove the file"));
                 }
-                allocate(&file, config, place)?;
-                own_and_permit(&file, config, place)?;
+                self.put_right(&file, grows, config, place)?;
                 (file, grows || self.made.contains(&config.path))
             }
             None if may_create => {
@@ -147,8 +154,50 @@ impl Segments {
             why: None,
         };
         self.replace(config.name, open);
-        self.files.watch(identity, &file);
+        self.files.watch(identity, &config.path, &file);
         Ok(created)
+    }
+
+    /// Changes what is not as it should be of an existing file: its length, memory, owner or mode. A program that has the file open may
+    /// hold the lock that this needs for ever, so a process does it. Only a change of length is waited for.
+    fn put_right(
+        &mut self,
+        file: &OwnedFd,
+        grows: bool,
+        config: &config::Segment,
+        place: &str,
+    ) -> Result<(), Problem> {
+        let failed = |error: std::io::Error| {
+            let what = format!("{} cannot be changed as it is declared: {error}", config.path.display());
+            Problem::new(place, what, "see which resource of the system is used up")
+        };
+        let stat = fs::fstat(file).map_err(|errno| failed(errno.into()))?;
+        let identity = (stat.st_dev, stat.st_ino);
+        let is = |wish: Option<u32>, now: u32| wish.is_none_or(|wish| wish == now);
+        let right = is(config.owner, stat.st_uid) && is(config.group, stat.st_gid);
+        let mut work = Args { path: config.path.clone(), ..Args::default() };
+        if !right {
+            (work.owner, work.group) = (config.owner, config.group);
+        }
+        // A change of owner may take bits of the mode away.
+        if !right || stat.st_mode & MODE != config.mode {
+            work.mode = Some(config.mode);
+        }
+        if grows || !is_allocated(&stat, config) {
+            let from = config.offset.unwrap_or(0);
+            (work.allocate_from, work.allocate_to) = (Some(from), Some(from + config.size));
+        }
+        let none = (None, None, None);
+        if (work.mode, work.allocate_from, work.owner.or(work.group)) == none {
+            return Ok(());
+        }
+        let time = if grows { PATIENCE } else { Duration::ZERO };
+        if !self.files.change(identity, file, &work, time).map_err(failed)? && grows {
+            let what = format!("{} is being made longer", config.path.display());
+            let fix = "wait until that is done; if it takes long, a program that has the file open holds its lock: end its users";
+            return Err(Problem::new(place, what, fix));
+        }
+        Ok(())
     }
 
     /// Registers a segment whose file cannot be used, for programs that still have its memory and for status requests.
@@ -211,10 +260,23 @@ impl Segments {
         let Some(open) = self.open.remove(name) else { return Ok(()) };
         self.made.remove(&open.path);
         self.forget_files();
-        match std::fs::remove_file(&open.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        // A program that has the file open may hold the lock that this needs for ever, so a process does it.
+        if !self.files.remove(&open.path, REMOVAL)? {
+            warn!(segment = %name, path = %open.path.display(), "its file will be removed when a program that has it open lets go of its lock");
         }
+        Ok(())
+    }
+
+    /// Removes a file that was made for a segment which is not declared after all.
+    pub fn discard(&mut self, path: &Path) {
+        if let Err(error) = self.files.remove(path, REMOVAL) {
+            warn!(path = %path.display(), %error, "a file that is not needed cannot be removed");
+        }
+    }
+
+    /// Returns whether a file is still being removed.
+    pub fn is_removing(&self, path: &Path) -> bool {
+        self.files.is_removing(path)
     }
 
     /// Forgets a segment and leaves its file.
@@ -305,10 +367,9 @@ impl Segments {
         }
     }
 
-    /// Returns the segments whose files have got their size back since the last call.
-    pub fn take_restored(&mut self) -> Vec<Name> {
-        let restored = self.files.take_restored();
-        restored.into_iter().flat_map(|identity| self.in_file(identity)).collect()
+    /// Handles an event of a process that changes a file. Returns the segments whose file has got its size back.
+    pub fn file_work(&mut self, number: u64) -> Vec<Name> {
+        self.files.ready(number).map_or_else(Vec::new, |identity| self.in_file(identity))
     }
 
     /// Prepares to tell all users of a segment that its file was truncated and has its size again. Returns false if the file was
@@ -663,14 +724,16 @@ fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
     )
 }
 
-/// Allocates all memory of the file now, so that no program dies later because memory is missing.
+/// Returns whether all memory of the segment is allocated. If the segment is a part of a file, this is not known unless all of the file
+/// is.
+fn is_allocated(stat: &fs::Stat, config: &config::Segment) -> bool {
+    let has = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    has >= size && size >= config.end()
+}
+
+/// Allocates all memory of a new file, so that no program dies later because memory is missing.
 fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
-    let has =
-        fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
-    // If the segment is a part of a file, the number of the file's blocks says nothing about this part.
-    if config.offset.is_none() && has >= config.size {
-        return Ok(());
-    }
     loop {
         match fs::fallocate(file, FallocateFlags::empty(), config.offset.unwrap_or(0), config.size) {
             Ok(()) => return Ok(()),

@@ -65,8 +65,8 @@ pub enum Token {
     Made,
     /// The inotify descriptor that says that the file of a segment was modified other than through a mapping.
     Files,
-    /// The eventfd that says that a truncated file of a segment has its size again.
-    Restored,
+    /// A process that changes the file of a segment.
+    FileWork(u64),
     /// A helper for descriptors that programs have sent.
     Helper(u64),
     /// The descriptor that becomes readable when a signal has come.
@@ -89,7 +89,7 @@ impl From<Token> for u64 {
             Token::VmMonitor(member) => (9, member.into()),
             Token::Made => (10, 0),
             Token::Files => (11, 0),
-            Token::Restored => (12, 0),
+            Token::FileWork(number) => (12, number),
             Token::Helper(number) => (13, number),
         };
         number << KIND_BITS | kind
@@ -97,7 +97,7 @@ impl From<Token> for u64 {
 }
 
 impl Token {
-    fn parse(token: u64) -> Option<Self> {
+    pub(super) fn parse(token: u64) -> Option<Self> {
         let number = token >> KIND_BITS;
         Some(match token & ((1 << KIND_BITS) - 1) {
             0 => Self::Listener,
@@ -111,7 +111,7 @@ impl Token {
             9 => Self::VmMonitor(u32::try_from(number).ok()?),
             10 => Self::Made,
             11 => Self::Files,
-            12 => Self::Restored,
+            12 => Self::FileWork(number),
             13 => Self::Helper(number),
             _ => return None,
         })
@@ -193,7 +193,7 @@ impl Server {
             poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
         let making = Making::new(&poller)?;
-        let segments = Segments::new(Files::new(&poller)?);
+        let segments = Segments::new(Files::new(&poller));
         let own_uid = rustix::process::geteuid().as_raw();
         let mut broker = Broker::new(books, config.limits, config.vectors, own_uid);
         broker.set_sockets(config.sockets.enabled);
@@ -206,7 +206,7 @@ impl Server {
             members: Members::default(),
             clients: Clients::default(),
             closer: Closer::start()?,
-            strangers: Strangers::new(|number| Token::Helper(number).into(), strangers::own_program),
+            strangers: Strangers::new(|number| Token::Helper(number).into(), strangers::own_helper),
             vms: BTreeMap::new(),
             programs: Programs::default(),
             poller,
@@ -293,8 +293,8 @@ impl Server {
                 self.segments.check_modified();
                 self.restore = true;
             }
-            Token::Restored => {
-                let restored = self.segments.take_restored();
+            Token::FileWork(number) => {
+                let restored = self.segments.file_work(number);
                 restored.iter().for_each(|segment| self.tell_cut(segment));
             }
             Token::Helper(number) => {

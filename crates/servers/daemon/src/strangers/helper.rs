@@ -3,9 +3,9 @@
 
 use super::{ANSWER, Answer, Found, REQUEST, Request, Task, facts, loan};
 use crate::interrupt::interrupted;
+use crate::spawned::end_with_parent;
 use ginnel_fdpass::{MAX_FDS, RecvFlags, SendFlags, receive, receive_from, send};
 use ginnel_layout::wire::{self, MAX_PACKET, SocketReport};
-use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use zerocopy::{FromBytes, FromZeros};
@@ -20,8 +20,7 @@ pub struct Args {
 
 /// Serves until the daemon closes the socket.
 pub fn run(_: Args) -> anyhow::Result<()> {
-    // The daemon is the parent, from a thread that lives as long as the daemon does.
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    end_with_parent()?;
     crate::keeper::raise_open_files();
     let daemon = io::stdin();
     let mut packet = vec![0; MAX_PACKET];

@@ -1,0 +1,71 @@
+//! Processes of this program's own code. They do what may block for ever, so nobody waits for them: not even to end.
+
+use crate::poller::{Interest, Poller};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+/// Returns a command that runs this program with these arguments, even if another has been installed in its place.
+pub fn own_program(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(args).env_clear().current_dir("/");
+    command
+}
+
+/// Lets this process end with the daemon that has started it.
+pub fn end_with_parent() -> io::Result<()> {
+    // The daemon starts processes from its first thread, which lives as long as the daemon does.
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// A process that was started.
+#[derive(Debug)]
+pub struct Spawned {
+    child: Child,
+    /// Becomes readable when the process has ended.
+    ended: OwnedFd,
+}
+
+impl Spawned {
+    /// Starts a process. Its end is an event with this token.
+    pub fn start(command: &mut Command, poller: &Poller, token: u64) -> io::Result<Self> {
+        let mut child = command.spawn()?;
+        let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let watched =
+            ended.map_err(io::Error::from).and_then(|fd| poller.add(&fd, token, Interest::READ).map(|()| fd));
+        match watched {
+            Ok(ended) => Ok(Self { child, ended }),
+            Err(error) => {
+                // It has been given nothing yet, so it ends at once.
+                let _ = child.kill().and_then(|()| child.wait());
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the number of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills the process. It may go on to be there.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+    }
+
+    /// Waits for its end, at most for this time. Returns whether it has ended.
+    pub fn wait(&self, at_most: Duration) -> bool {
+        let time = Timespec::try_from(at_most).ok();
+        poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], time.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Forgets a process that has ended. Returns how, if that is known.
+    pub fn bury(mut self, poller: &Poller) -> Option<ExitStatus> {
+        poller.remove(&self.ended);
+        self.child.try_wait().ok().flatten()
+    }
+}
