@@ -4,12 +4,14 @@
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The number of events that one call fetches; the next call fetches more.
-const BATCH: usize = 64;
+/// The number of events that one call fetches; the next call fetches more. It is so large that a few calls find all that has happened,
+/// however much a single user does.
+const BATCH: usize = 1024;
 
 /// One descriptor that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,14 +85,13 @@ impl Poller {
     pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
-        let mut events =
-            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; BATCH];
-        let n = match epoll::wait(&self.0, &mut events, timeout.as_ref()) {
-            Ok(n) => n,
-            Err(Errno::INTR) => 0,
+        let mut events = [MaybeUninit::uninit(); BATCH];
+        let events = match epoll::wait(&self.0, &mut events, timeout.as_ref()) {
+            Ok((events, _)) => &*events,
+            Err(Errno::INTR) => &[],
             Err(errno) => return Err(errno.into()),
         };
-        ready.extend(events[..n].iter().map(|event| {
+        ready.extend(events.iter().map(|event| {
             let (flags, data) = (event.flags, event.data);
             let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
             Ready {

@@ -5,6 +5,7 @@ use kit::daemon::qemu::Qemu;
 use kit::daemon::*;
 use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for};
+use rustix::net::RecvFlags;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -117,4 +118,47 @@ fn a_qemu_waits_for_descriptors_and_the_daemon_sleeps_meanwhile() {
     let begin = Instant::now();
     qemu.join().unwrap();
     assert!(begin.elapsed() < WATCHDOG / 2);
+}
+
+/// The connections of a user that asks all the time.
+const ASKERS: usize = 3000;
+
+kit::program! {
+    /// Asks for the daemon's state over very many connections, all the time.
+    fn asker() {
+        kit::hold::become_user(NOBODY);
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        prlimit(None, Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        let mut clients: Vec<Client> = (0..ASKERS).map(|_| Client::hello(&program_socket())).collect();
+        println!("{}", clients.len());
+        let mut answers = vec![0; wire::MAX_PACKET];
+        loop {
+            for client in &mut clients {
+                while rustix::net::recv(&client.fd, &mut answers[..], RecvFlags::DONTWAIT).is_ok() {}
+                client.try_send(Kind::INSPECT, wire::Inspect::FIRST.as_bytes()).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_user_that_asks_over_very_many_connections_does_not_delay_others() {
+    let mut daemon = Daemon::start_new(CONFIG);
+    let mut asker = Process(daemon.program(asker).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(asker.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line.trim().parse(), Ok(ASKERS));
+    let mut client = daemon.client();
+    let mut waits: Vec<Duration> = (0..40)
+        .map(|_| {
+            let begin = Instant::now();
+            client.status();
+            daemon.attach("web", "root");
+            begin.elapsed()
+        })
+        .collect();
+    waits.sort_unstable();
+    println!("usually {:?}, at most {:?}", waits[waits.len() / 2], waits[waits.len() - 1]);
+    assert!(waits[waits.len() / 2] < Duration::from_millis(500), "others wait: {waits:?}");
+    assert!(asker.try_wait().unwrap().is_none() && daemon.is_running());
 }

@@ -16,9 +16,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 use tracing::{debug, warn};
 
-/// The requests of one client that are handled before others get their turn.
+/// The requests of one client that are handled before others of its user.
 const TURN: usize = 16;
 /// The connections that are accepted before other events get their turn.
 const ACCEPTS: usize = 64;
@@ -185,8 +186,30 @@ impl Server {
         self.clients.add(id, Connection { socket, uid: peer.uid, blocked: false, examined: false });
     }
 
-    /// Handles a connection that has something to read, has room to write, or has ended.
-    pub(super) fn serve_client(&mut self, id: ClientId, ready: Ready) {
+    /// Lets a client wait for its turn.
+    pub(super) fn client_ready(&mut self, id: ClientId, ready: Ready) {
+        if let Some(connection) = self.clients.connections.get(&id) {
+            self.turns.add(connection.uid, id, ready);
+        }
+    }
+
+    /// Gives each user with clients that wait one turn.
+    pub(super) fn serve_clients(&mut self) {
+        for _ in 0..self.turns.users() {
+            let Some((uid, end)) = self.turns.begin() else { return };
+            while let Some((id, ready)) = self.turns.next_of(uid) {
+                self.serve_client(id, ready, end);
+                self.run_effects();
+                if Instant::now() >= end {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Handles a connection that has something to read, has room to write, or has ended. What is left to read at the end of the turn
+    /// is an event again.
+    fn serve_client(&mut self, id: ClientId, ready: Ready, end: Instant) {
         let Some(connection) = self.clients.connections.get_mut(&id) else { return };
         if ready.writable || connection.blocked {
             if connection.socket.flush().is_err() {
@@ -195,7 +218,10 @@ impl Server {
             }
             self.set_interest(id);
         }
-        for _ in 0..TURN {
+        for turn in 0..TURN {
+            if turn > 0 && Instant::now() >= end {
+                return;
+            }
             let Some(connection) = self.clients.connections.get(&id) else { return };
             if connection.blocked || connection.examined {
                 return;

@@ -7,7 +7,7 @@
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`], [`file_work`] | files of segments that are made while the daemon serves, or that must be changed |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
-//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
+//! | [`server`], `turns`, `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
@@ -37,6 +37,7 @@ mod ringing;
 pub mod segments;
 pub mod server;
 mod startup;
+mod turns;
 mod viewer;
 mod views;
 mod vms;

@@ -9,6 +9,7 @@ use super::members::Members;
 use super::pauses::Pauses;
 use super::restoring::Files;
 use super::segments::Segments;
+use super::turns::Turns;
 use super::vms::Vm;
 use crate::closer::Closer;
 use crate::keeper::{Held, Keeper};
@@ -135,6 +136,8 @@ pub struct Server {
     pub(super) segments: Segments,
     pub(super) members: Members,
     pub(super) clients: Clients,
+    /// The clients that wait for their turn.
+    pub(super) turns: Turns,
     /// Closes connections.
     pub(super) closer: Closer,
     /// The helpers for descriptors that clients send.
@@ -205,6 +208,7 @@ impl Server {
             syns: Syns::default(),
             members: Members::default(),
             clients: Clients::default(),
+            turns: Turns::default(),
             closer: Closer::start()?,
             strangers: Strangers::new(|number| Token::Helper(number).into(), strangers::own_helper),
             vms: BTreeMap::new(),
@@ -252,6 +256,7 @@ impl Server {
                 }
                 self.run_effects();
             }
+            self.serve_clients();
             if self.more {
                 self.step_links();
             }
@@ -273,7 +278,7 @@ impl Server {
     fn handle(&mut self, token: Token, ready: Ready) {
         match token {
             Token::Listener => self.accept_clients(),
-            Token::Client(id) => self.serve_client(id, ready),
+            Token::Client(id) => self.client_ready(id, ready),
             Token::Process(watch) => {
                 let Some((process, things)) = self.watches.take_ended(&self.poller, watch) else { return };
                 for thing in things {
@@ -309,7 +314,7 @@ impl Server {
     /// Returns how long the loop may sleep without events. `None` means without limit: nobody uses memory that may be truncated,
     /// no guest must be asked for a sign of life, no QEMU has been told to stop its VM, and nothing is to be tried again.
     fn timeout(&self) -> Option<Duration> {
-        if self.more || self.busy {
+        if self.more || self.busy || !self.turns.is_empty() {
             return Some(Duration::ZERO);
         }
         let used = self.broker.books().is_memory_used();

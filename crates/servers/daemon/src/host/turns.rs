@@ -1,0 +1,99 @@
+//! Whose turn it is. Each user's clients get a share of the daemon's time, however many they are and whatever they ask for.
+
+use crate::poller::Ready;
+use ginnel_broker::broker::ClientId;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::time::{Duration, Instant};
+
+/// The time of a user's turn. A turn goes on until the request is answered during which this time is over.
+const SHARE: Duration = Duration::from_millis(1);
+
+/// The clients that have something to read, have room to write, or have ended, by user.
+#[derive(Debug, Default)]
+pub struct Turns {
+    of_user: BTreeMap<u32, VecDeque<ClientId>>,
+    ready: BTreeMap<ClientId, Ready>,
+    /// The user who had the last turn.
+    last: u32,
+}
+
+impl Turns {
+    /// Lets a client wait for its turn.
+    pub fn add(&mut self, uid: u32, client: ClientId, ready: Ready) {
+        self.ready
+            .entry(client)
+            .and_modify(|known| {
+                known.readable |= ready.readable;
+                known.writable |= ready.writable;
+                known.hung_up |= ready.hung_up;
+            })
+            .or_insert_with(|| {
+                self.of_user.entry(uid).or_default().push_back(client);
+                ready
+            });
+    }
+
+    /// Returns whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// Returns the number of users with clients that wait.
+    pub fn users(&self) -> usize {
+        self.of_user.len()
+    }
+
+    /// Returns the user whose turn it is, and the end of the turn.
+    pub fn begin(&mut self) -> Option<(u32, Instant)> {
+        let next = self.of_user.range((Excluded(self.last), Unbounded)).next();
+        let (&uid, _) = next.or_else(|| self.of_user.iter().next())?;
+        self.last = uid;
+        Some((uid, Instant::now() + SHARE))
+    }
+
+    /// Returns the client of this user that has waited longest.
+    pub fn next_of(&mut self, uid: u32) -> Option<(ClientId, Ready)> {
+        let clients = self.of_user.get_mut(&uid)?;
+        let client = clients.pop_front();
+        if clients.is_empty() {
+            self.of_user.remove(&uid);
+        }
+        client.and_then(|client| Some((client, self.ready.remove(&client)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(readable: bool, writable: bool) -> Ready {
+        Ready { token: 0, readable, writable, hung_up: false }
+    }
+
+    #[test]
+    fn each_user_has_a_turn_before_any_has_two() {
+        let mut turns = Turns::default();
+        for client in 1..=100 {
+            turns.add(7, ClientId(client), ready(true, false));
+        }
+        turns.add(0, ClientId(200), ready(true, false));
+        turns.add(9, ClientId(201), ready(true, false));
+        let mut order = Vec::new();
+        while let Some((uid, _)) = turns.begin() {
+            order.push((uid, turns.next_of(uid).unwrap().0.0));
+        }
+        assert_eq!(order[..4], [(7, 1), (9, 201), (0, 200), (7, 2)]);
+        assert_eq!(order.len(), 102);
+        assert!(turns.is_empty() && turns.of_user.is_empty());
+    }
+
+    #[test]
+    fn a_client_waits_once_for_all_that_has_happened() {
+        let mut turns = Turns::default();
+        turns.add(7, ClientId(1), ready(true, false));
+        turns.add(7, ClientId(1), ready(false, true));
+        assert_eq!(turns.next_of(7), Some((ClientId(1), ready(true, true))));
+        assert_eq!((turns.next_of(7), turns.is_empty()), (None, true));
+    }
+}
