@@ -4,6 +4,7 @@ use ginnel_layout::ring::SideState;
 use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
 use kit::daemon::*;
 use kit::wait::wait_for;
+use serde_json::json;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use zerocopy::IntoBytes;
 
@@ -228,6 +229,31 @@ fn a_segment_in_use_cannot_change_its_size_or_lose_its_file() {
     daemon.write_config("", &config("8M"));
     daemon.start();
     assert_eq!(daemon.attach("web", "b").wire.segment_len, 8 << 20);
+}
+
+#[test]
+fn what_nobody_can_mean_is_refused_unless_a_daemon_starts_with_it() {
+    let mut daemon = Daemon::prepare("socket_mode = \"0777\"\n", "[vm.a]\non_hang = \"fence\"\n");
+    let output = daemon.output(&["--check"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for part in ["vm.a.on_hang", "write hang_after = SECONDS", "daemon.socket_mode", "write 0666"] {
+        assert!(text.contains(part), "{part} is missing in {text}");
+    }
+    // VMs may need a daemon that starts with such a file, so it serves.
+    daemon.start();
+    assert!(daemon.log().contains("is obeyed nevertheless"));
+    for request in [
+        json!({"op": "vm-add", "name": "b", "on_hang": "fence"}),
+        json!({"op": "segment-create", "name": "s", "size": "4M", "members": ["host"], "mode": "0666"}),
+    ] {
+        let refused = daemon.admin(request.clone()).unwrap_err();
+        assert!(refused.text.contains("hang_after") || refused.text.contains("0660"), "{refused:?}");
+    }
+    let empty = Daemon::prepare("", "");
+    let output = empty.output(&["--check"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("declares no VM and no segment"), "{text}");
 }
 
 #[test]

@@ -37,11 +37,11 @@ struct Create {
     size: Bytes,
 
     /// The members that share it: names of VMs, and `host`.
-    #[arg(long, value_delimiter = ',', required = true, value_name = "NAME")]
+    #[arg(long, value_delimiter = ',', required = true, num_args = 1, value_name = "NAME,NAME...")]
     members: Vec<String>,
 
     /// The members that may read it and cannot write to it.
-    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    #[arg(long, value_delimiter = ',', num_args = 1, value_name = "NAME,NAME...")]
     readers: Vec<String>,
 
     /// The kind of device by which VMs get it: `dax` (cached, needs maxmem) or `bar` (can be unplugged, for guests
@@ -66,11 +66,11 @@ struct Create {
     mode: Option<Mode>,
 
     /// Users whose programs on the host may attach, in addition to root and the daemon's user.
-    #[arg(long, value_delimiter = ',', value_name = "USER")]
+    #[arg(long, value_delimiter = ',', num_args = 1, value_name = "USER,USER...")]
     allow_users: Vec<Account>,
 
     /// Groups whose members' programs on the host may attach.
-    #[arg(long, value_delimiter = ',', value_name = "GROUP")]
+    #[arg(long, value_delimiter = ',', num_args = 1, value_name = "GROUP,GROUP...")]
     allow_groups: Vec<Account>,
 
     /// The unit in which it is mapped: 2M or 4K. Default: 2M, and 4K for a bar.

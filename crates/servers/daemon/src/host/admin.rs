@@ -9,6 +9,7 @@
 //! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
 //! | `vm-remove` | `name` | `{}` |
 
+use super::config::doubts::{doubt_of_segment, doubt_of_vm};
 use super::config;
 use super::making::PendingSegment;
 use super::server::Server;
@@ -144,6 +145,9 @@ impl Server {
     ) -> Result<(config::Segment, BTreeSet<u32>), Refusal> {
         let place = format!("segment {name}");
         let segment = self.config.segment(name, spec, &place)?;
+        if let Some(doubt) = doubt_of_segment(&segment, &place) {
+            return Err(doubt.into());
+        }
         if self.making.contains(&segment.name) {
             let text = format!("{place} is being made: wait for it, or choose another name");
             return Err(Refusal::new(ErrorCode::IN_USE, text));
@@ -225,6 +229,9 @@ impl Server {
     fn vm_add(&mut self, name: &str, spec: VmSpec) -> Result<Value, Refusal> {
         let place = format!("VM {name}");
         let (vm, home) = self.config.vm(name, &spec, &place)?;
+        if let Some(doubt) = doubt_of_vm(&vm, &place) {
+            return Err(doubt.into());
+        }
         if self.broker.books().member_named(&vm.name).is_some_and(|m| !m.retired) {
             return Err(Refusal::new(
                 ErrorCode::IN_USE,

@@ -33,6 +33,21 @@ pub fn check(config: &Config) -> anyhow::Result<()> {
             println!("segment {name}: size {requested} is rounded up to {size}");
         }
     }
+    let mut doubts = config.doubts();
+    if !doubts.is_empty() {
+        let last = doubts.remove(doubts.len() - 1);
+        doubts.iter().for_each(|doubt| eprintln!("ginneld: {doubt}"));
+        return Err(last.into());
+    }
+    if config.vms.is_empty() && config.segments.is_empty() {
+        println!(
+            "{}: it declares no VM and no segment; the folders are {}, {} and {}",
+            config.file.display(),
+            config.runtime_dir.display(),
+            config.state_dir.display(),
+            config.shm_dir.display()
+        );
+    }
     println!("{}: good: {} VMs, {} segments", config.file.display(), config.vms.len(), config.segments.len());
     Ok(())
 }
@@ -66,6 +81,9 @@ pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
         channels = books.channels.len(),
         "starting"
     );
+    for doubt in config.doubts() {
+        error!("{doubt}; it is obeyed nevertheless");
+    }
     keep_vectors(&mut config, &books, &held);
     let mut server = Server::new(config, books, journal, keeper, held)?;
     server.take_over()?;
