@@ -18,7 +18,7 @@
 
 use crate::packet::{self, Gone, MAX_FDS, Packet};
 use anyhow::{Context, anyhow, bail};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 use rustix::net::SocketType;
@@ -287,6 +287,9 @@ pub fn provide_open_files(needed: u64) -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
+/// How often the keeper looks for its socket if it cannot be told of its removal, in seconds.
+const LOOK: i64 = 5;
+
 /// Arguments of `ginneld keeper`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -302,21 +305,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     raise_open_files();
     let stdin = io::stdin();
     // When its socket is removed, nobody can find the keeper any more, so it ends.
-    let removed = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-    inotify::add_watch(
-        &removed,
-        &args.socket,
-        inotify::WatchFlags::ATTRIB | inotify::WatchFlags::DELETE_SELF,
-    )?;
+    let removed = watch_of(&args.socket);
+    let look = removed.is_none().then(|| Timespec { tv_sec: LOOK, tv_nsec: 0 });
     let file = rustix::fs::stat(&args.socket)?.st_ino;
     let mut held = Held::new();
     let mut connections: Vec<OwnedFd> = Vec::new();
     loop {
         let ready: Vec<bool> = {
-            let always = [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&removed, PollFlags::IN)];
+            let watch = removed.as_ref().map_or_else(|| stdin.as_fd(), AsFd::as_fd);
+            let always = [PollFd::new(&stdin, PollFlags::IN), PollFd::from_borrowed_fd(watch, PollFlags::IN)];
             let others = connections.iter().map(|c| PollFd::new(c, PollFlags::IN));
             let mut fds: Vec<PollFd<'_>> = always.into_iter().chain(others).collect();
-            match poll(&mut fds, None) {
+            match poll(&mut fds, look.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -332,7 +332,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let _ = std::fs::remove_file(&args.socket);
             return Ok(());
         }
-        while rustix::io::read(&removed, &mut [0u8; 1024]).is_ok() {}
+        while removed.as_ref().is_some_and(|removed| rustix::io::read(removed, &mut [0u8; 1024]).is_ok()) {}
         // The kernel notifies when the last link is gone from the count, which may be before the name is gone.
         let is_there = rustix::fs::stat(&args.socket).is_ok_and(|s| s.st_ino == file && s.st_nlink > 0);
         if connections.is_empty() && !is_there {
@@ -348,6 +348,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             connections.push(connection);
         }
     }
+}
+
+/// Returns an inotify descriptor that says when a file is removed; `None` if the user has no more of these (128 by default).
+fn watch_of(path: &Path) -> Option<OwnedFd> {
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let inotify = inotify::init(flags).ok()?;
+    let events = inotify::WatchFlags::ATTRIB | inotify::WatchFlags::DELETE_SELF;
+    inotify::add_watch(&inotify, path, events).ok()?;
+    Some(inotify)
 }
 
 /// Serves one request. Returns false if the connection must end.

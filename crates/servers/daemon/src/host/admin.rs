@@ -9,8 +9,8 @@
 //! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
 //! | `vm-remove` | `name` | `{}` |
 
-use super::config::doubts::{doubt_of_segment, doubt_of_vm};
 use super::config;
+use super::config::doubts::{doubt_of_segment, doubt_of_vm};
 use super::making::PendingSegment;
 use super::server::Server;
 use ginnel_broker::broker::{ClientId, unrecorded};

@@ -86,7 +86,8 @@ mod tests {
 
     #[test]
     fn what_nobody_can_mean_is_told() {
-        let segment = |mode: &str| format!("[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\nmode = \"{mode}\"\n");
+        let segment =
+            |mode: &str| format!("[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\nmode = \"{mode}\"\n");
         for (text, part) in [
             ("[vm.a]\non_hang = \"fence\"\n".to_owned(), "f: vm.a.on_hang"),
             ("[vm.a]\nsocket_mode = \"0666\"\n".to_owned(), "every user of this host could act"),
