@@ -306,7 +306,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let stdin = io::stdin();
     // When its socket is removed, nobody can find the keeper any more, so it ends.
     let removed = watch_of(&args.socket);
-    let look = removed.is_none().then(|| Timespec { tv_sec: LOOK, tv_nsec: 0 });
+    let look = removed.is_none().then_some(Timespec { tv_sec: LOOK, tv_nsec: 0 });
     let file = rustix::fs::stat(&args.socket)?.st_ino;
     let mut held = Held::new();
     let mut connections: Vec<OwnedFd> = Vec::new();

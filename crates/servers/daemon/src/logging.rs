@@ -18,14 +18,14 @@ const BURST: u32 = 100;
 /// The time after which one more line of a kind is logged.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The lines that were left out and not counted in the log yet.
-static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+/// The lines that were left out of this process's log.
+static LEFT_OUT: LeftOut = LeftOut::new();
 
 /// Starts logging at `level` (`error`, `warn`, `info`, `debug`, `trace`), or as the environment variable `GINNEL_LOG` says.
 /// With `json` the log is JSON. A second call changes nothing.
 pub fn start(level: &str, json: bool) {
     let filter = EnvFilter::try_from_env("GINNEL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let limited = registry().with(filter).with(Limit::default());
+    let limited = registry().with(filter).with(Limit::new(&LEFT_OUT));
     let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
     // This fails only if logging has been started already.
     let _ = if json {
@@ -42,22 +42,47 @@ pub fn start(level: &str, json: bool) {
 
 /// Logs how many lines were left out since it was last said, at most once each [`INTERVAL`].
 pub fn tell_left_out() {
-    static SAID: Mutex<Option<Instant>> = Mutex::new(None);
-    if LEFT_OUT.load(Ordering::Relaxed) == 0 {
-        return;
+    LEFT_OUT.tell();
+}
+
+/// Lines that were left out.
+#[derive(Debug)]
+struct LeftOut {
+    /// Those that were not counted in the log yet.
+    lines: AtomicU64,
+    said: Mutex<Option<Instant>>,
+}
+
+impl LeftOut {
+    const fn new() -> Self {
+        Self { lines: AtomicU64::new(0), said: Mutex::new(None) }
     }
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    let now = Instant::now();
-    if said.is_none_or(|said| now.saturating_duration_since(said) >= INTERVAL) {
-        *said = Some(now);
-        let lines = LEFT_OUT.swap(0, Ordering::Relaxed);
-        warn!(lines, "there were too many lines of the same kind, and these were left out");
+
+    fn tell(&self) {
+        if self.lines.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if said.is_none_or(|said| now.saturating_duration_since(said) >= INTERVAL) {
+            *said = Some(now);
+            let lines = self.lines.swap(0, Ordering::Relaxed);
+            warn!(lines, "there were too many lines of the same kind, and these were left out");
+        }
     }
 }
 
 /// Leaves out lines of which there are too many. Lines that only developers ask for are not limited.
-#[derive(Default)]
-struct Limit(Mutex<HashMap<Identifier, Bucket>>);
+struct Limit {
+    kinds: Mutex<HashMap<Identifier, Bucket>>,
+    left_out: &'static LeftOut,
+}
+
+impl Limit {
+    fn new(left_out: &'static LeftOut) -> Self {
+        Self { kinds: Mutex::default(), left_out }
+    }
+}
 
 /// How many more lines of one kind may be logged.
 struct Bucket {
@@ -93,10 +118,10 @@ impl<S: Subscriber> Layer<S> for Limit {
             return true;
         }
         let now = Instant::now();
-        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         let may = kinds.entry(metadata.callsite()).or_insert_with(|| Bucket::new(now)).take(now);
         if !may {
-            LEFT_OUT.fetch_add(1, Ordering::Relaxed);
+            self.left_out.lines.fetch_add(1, Ordering::Relaxed);
         }
         may
     }
@@ -129,7 +154,8 @@ mod tests {
             }
         }
         let lines = Arc::new(AtomicU64::new(0));
-        let logs = registry().with(Limit::default()).with(Count(lines.clone()));
+        let left_out: &LeftOut = Box::leak(Box::new(LeftOut::new()));
+        let logs = registry().with(Limit::new(left_out)).with(Count(lines.clone()));
         subscriber::with_default(logs, || {
             for _ in 0..1000 {
                 info!("one kind");
@@ -138,9 +164,9 @@ mod tests {
             // A slow machine may have had a second for one more.
             let logged = lines.load(Ordering::Relaxed);
             assert!((u64::from(BURST) + 1..u64::from(BURST) + 60).contains(&logged), "{logged}");
-            assert!(LEFT_OUT.load(Ordering::Relaxed) >= 800);
-            tell_left_out();
-            tell_left_out();
+            assert!(left_out.lines.load(Ordering::Relaxed) >= 800);
+            left_out.tell();
+            left_out.tell();
             assert_eq!(lines.load(Ordering::Relaxed), logged + 1);
         });
     }
