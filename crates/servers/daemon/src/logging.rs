@@ -1,7 +1,7 @@
 //! The logs of both roles, on standard error: text for people, or JSON with one event per line.
 //!
 //! Most lines say what a program, a guest or a kernel has done. Each of these could do it very often, so each kind of line (each
-//! place in the source) is limited: [`BURST`] lines at once, and then one each [`INTERVAL`]. The log says how many were left out.
+//! place in the source) is limited: 100 lines at once, and then one a second. The log says how many were left out.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +40,7 @@ pub fn start(level: &str, json: bool) {
     };
 }
 
-/// Logs how many lines were left out since it was last said, at most once each [`INTERVAL`].
+/// Logs how many lines were left out since it was last said, at most once a second.
 pub fn tell_left_out() {
     LEFT_OUT.tell();
 }
