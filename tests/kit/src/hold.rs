@@ -1,10 +1,12 @@
 //! Descriptors that hold up whoever uses or closes them, as an ordinary user can make them.
 #![allow(unsafe_code)] // System calls with an address whose memory never comes, and the mount and fork that make it.
 
+use rustix::event::epoll;
 use rustix::fs::{CWD, FileType, Mode, OFlags, chmod, makedev, mknodat, open};
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::sockopt::set_socket_linger;
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::process::{DumpableBehavior, Resource, getrlimit, set_dumpable_behavior};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::{CString, c_void};
 use std::fs::File;
@@ -24,6 +26,24 @@ pub fn become_user(user: u32) {
         // Otherwise the process could not write its own files in /proc.
         set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
     }
+}
+
+/// Adds this many waiters to a descriptor. They wait until the returned epolls are closed.
+pub fn crowd(fd: &OwnedFd, waiters: u64) -> Vec<OwnedFd> {
+    let numbers = 100..getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(1 << 20) as i32 - 100;
+    let (mut epolls, mut added) = (Vec::new(), 0);
+    while added < waiters {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        // An epoll may have a file once for each number of a descriptor, and keeps it when the descriptor is closed.
+        for number in numbers.clone().take((waiters - added) as usize) {
+            let again = fcntl_dupfd_cloexec(fd, number).unwrap();
+            // A number that is in use yields the next one, which comes again.
+            let flags = epoll::EventFlags::IN;
+            added += u64::from(epoll::add(&epoll, &again, epoll::EventData::new_u64(0), flags).is_ok());
+        }
+        epolls.push(epoll);
+    }
+    epolls
 }
 
 /// Returns a socket whose last close blocks for a day, and its other end, which never reads.

@@ -9,9 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The number of events that one call fetches; the next call fetches more. It is so large that a few calls find all that has happened,
-/// however much a single user does.
-const BATCH: usize = 1024;
+/// The most events that one call fetches.
+const MOST: usize = 1024;
 
 /// One descriptor that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,12 +80,13 @@ impl Poller {
         let _ = epoll::delete(&self.0, fd);
     }
 
-    /// Waits until something is ready, at most `timeout`, and replaces the contents of `ready`.
-    pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> io::Result<()> {
+    /// Waits until something is ready, at most `timeout`, and replaces the contents of `ready` by at most `most` events (1024 if that is
+    /// less). The next call fetches more.
+    pub fn wait(&self, ready: &mut Vec<Ready>, most: usize, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
-        let mut events = [MaybeUninit::uninit(); BATCH];
-        let events = match epoll::wait(&self.0, &mut events, timeout.as_ref()) {
+        let mut events = [MaybeUninit::uninit(); MOST];
+        let events = match epoll::wait(&self.0, &mut events[..most.min(MOST)], timeout.as_ref()) {
             Ok((events, _)) => &*events,
             Err(Errno::INTR) => &[],
             Err(errno) => return Err(errno.into()),

@@ -286,7 +286,12 @@ impl<Id: Copy + Ord> Strangers<Id> {
         command.stdin(Stdio::from(far)).stdout(Stdio::null());
         let number = self.numbers;
         let process = Spawned::start(&mut command, poller, (self.token)(number + 1))?;
-        poller.add(&near, (self.token)(number), Interest::READ)?;
+        if let Err(error) = poller.add(&near, (self.token)(number), Interest::READ) {
+            // It ends with its socket.
+            self.ending.insert(number, (uid, process));
+            self.numbers += 2;
+            return Err(error);
+        }
         self.numbers += 2;
         debug!(uid, pid = process.id(), "helper started");
         self.helpers.insert(number, Helper { uid, socket: near, process, given: VecDeque::new() });
@@ -326,34 +331,47 @@ impl<Id: Copy + Ord> Strangers<Id> {
             };
         };
         let uid = helper.uid;
+        // What it has answered counts, whatever became of it.
+        self.hear(poller, number);
         if has_ended {
             // Nobody has told it to end. If a packet was the reason, its connection ends.
             warn!(uid, "a helper has ended by itself");
-            if let Some(first) = helper.given.pop_front().and_then(|given| given.packet) {
-                self.outcomes.push((first.connection, Outcome::Ended(ErrorCode::LIMIT, HELD_UP)));
-            }
+            self.blame(number);
             self.end(poller, number);
             self.bury(poller, number);
-        } else {
-            let mut bytes = [0; ANSWER];
-            while let Ok(got) = receive(helper.socket.as_fd(), &mut bytes, 0, RecvFlags::DONTWAIT) {
-                let Ok(answer) = Answer::read_from_bytes(&bytes[..got.len.min(ANSWER)]) else {
-                    // The event of its end comes, too.
-                    poller.remove(&helper.socket);
-                    break;
-                };
-                if helper.given.front().is_none_or(|given| given.serial != answer.serial) {
-                    continue;
-                }
-                let packet = helper.given.pop_front().and_then(|given| given.packet);
-                if let Some(next) = helper.given.front_mut() {
-                    next.since = Instant::now();
-                }
-                let Some(packet) = packet else { continue };
+        }
+        self.hand_out(poller, uid, fd_of);
+    }
+
+    /// Ends the connection whose packet a helper has now.
+    fn blame(&mut self, number: u64) {
+        let Some(helper) = self.helpers.get_mut(&number) else { return };
+        if let Some(first) = helper.given.pop_front().and_then(|given| given.packet) {
+            self.outcomes.push((first.connection, Outcome::Ended(ErrorCode::LIMIT, HELD_UP)));
+        }
+    }
+
+    /// Takes the answers of a helper.
+    fn hear(&mut self, poller: &Poller, number: u64) {
+        let Some(helper) = self.helpers.get_mut(&number) else { return };
+        let mut bytes = [0; ANSWER];
+        while let Ok(got) = receive(helper.socket.as_fd(), &mut bytes, 0, RecvFlags::DONTWAIT) {
+            let Ok(answer) = Answer::read_from_bytes(&bytes[..got.len.min(ANSWER)]) else {
+                // The event of its end comes, too.
+                poller.remove(&helper.socket);
+                return;
+            };
+            if helper.given.front().is_none_or(|given| given.serial != answer.serial) {
+                continue;
+            }
+            let packet = helper.given.pop_front().and_then(|given| given.packet);
+            if let Some(next) = helper.given.front_mut() {
+                next.since = Instant::now();
+            }
+            if let Some(packet) = packet {
                 self.outcomes.push((packet.connection, answer.outcome()));
             }
         }
-        self.hand_out(poller, uid, fd_of);
     }
 
     /// Returns what became of packets, each once.
@@ -381,16 +399,16 @@ impl<Id: Copy + Ord> Strangers<Id> {
         if self.until_stuck().is_none_or(|left| !left.is_zero()) {
             return;
         }
-        let late =
-            |helper: &Helper<Id>| helper.given.front().is_some_and(|first| first.since.elapsed() >= PATIENCE);
-        let stuck: Vec<(u64, u32)> =
-            self.helpers.iter().filter(|(_, h)| late(h)).map(|(number, h)| (*number, h.uid)).collect();
-        for (number, uid) in stuck {
-            let Some(helper) = self.helpers.get_mut(&number) else { continue };
-            warn!(uid, pid = helper.process.id(), "a helper is killed: {HELD_UP}");
-            if let Some(first) = helper.given.pop_front().and_then(|given| given.packet) {
-                self.outcomes.push((first.connection, Outcome::Ended(ErrorCode::LIMIT, HELD_UP)));
+        for number in self.helpers.keys().copied().collect::<Vec<_>>() {
+            // This daemon may have slept, and the answers lie there.
+            self.hear(poller, number);
+            let Some(helper) = self.helpers.get(&number) else { continue };
+            if helper.given.front().is_none_or(|first| first.since.elapsed() < PATIENCE) {
+                continue;
             }
+            let uid = helper.uid;
+            warn!(uid, pid = helper.process.id(), "a helper is killed: {HELD_UP}");
+            self.blame(number);
             self.end(poller, number);
             self.hand_out(poller, uid, &fd_of);
         }

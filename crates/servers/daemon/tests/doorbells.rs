@@ -7,8 +7,8 @@ use kit::daemon::qemu::*;
 use kit::daemon::*;
 use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for};
-use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
@@ -169,29 +169,10 @@ const WAITERS: u64 = 400_000;
 kit::program! {
     /// Attaches, adds very many waiters to its doorbell, and listens.
     fn crowd() {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        rustix::process::setrlimit(
-            rustix::process::Resource::Nofile,
-            rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum },
-        ).unwrap();
-        let numbers = limit.maximum.unwrap_or(u64::MAX).min(1 << 20) - 100;
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
         let mut hostile = Client::hello(&program_socket()).attach("web", "hostile").unwrap();
-        // Each epoll may have a doorbell once for each number of a descriptor, and keeps it when the descriptor is closed.
-        let mut epolls = Vec::new();
-        let mut waiters = 0;
-        while waiters < WAITERS {
-            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-            for number in 100..numbers {
-                let again = rustix::io::fcntl_dupfd_cloexec(&hostile.event, number as i32).unwrap();
-                // A number that is in use yields the next one, which comes again.
-                let flags = epoll::EventFlags::IN;
-                waiters += u64::from(epoll::add(&epoll, &again, epoll::EventData::new_u64(0), flags).is_ok());
-                if waiters == WAITERS {
-                    break;
-                }
-            }
-            epolls.push(epoll);
-        }
+        let _epolls = kit::hold::crowd(&hostile.event, WAITERS);
         hostile.listen("x").unwrap();
         println!("{WAITERS}");
         let _ = std::io::stdin().read_line(&mut String::new());

@@ -162,3 +162,44 @@ fn a_user_that_asks_over_very_many_connections_does_not_delay_others() {
     assert!(waits[waits.len() / 2] < Duration::from_millis(500), "others wait: {waits:?}");
     assert!(asker.try_wait().unwrap().is_none() && daemon.is_running());
 }
+
+/// The waiters that a user adds to its own end of a connection.
+const WAITERS: u64 = 200_000;
+
+kit::program! {
+    /// Adds very many waiters to its connection, and then asks all the time.
+    fn crowd() {
+        kit::hold::become_user(NOBODY);
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        prlimit(None, Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        let mut client = Client::hello(&program_socket());
+        let _epolls = kit::hold::crowd(&client.fd, WAITERS);
+        println!("{WAITERS}");
+        let mut answers = vec![0; wire::MAX_PACKET];
+        loop {
+            while rustix::net::recv(&client.fd, &mut answers[..], RecvFlags::DONTWAIT).is_ok() {}
+            // There is no room while the daemon lets others have their turns.
+            let _ = client.try_send(Kind::INSPECT, wire::Inspect::FIRST.as_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_user_with_very_many_waiters_at_its_connection_does_not_delay_others() {
+    let mut daemon = Daemon::start_new(CONFIG);
+    let mut crowd = Process(daemon.program(crowd).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(crowd.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line.trim().parse(), Ok(WAITERS));
+    let mut waits: Vec<Duration> = (0..20)
+        .map(|_| {
+            let begin = Instant::now();
+            daemon.attach("web", "root");
+            begin.elapsed()
+        })
+        .collect();
+    waits.sort_unstable();
+    println!("usually {:?}, at most {:?}", waits[waits.len() / 2], waits[waits.len() - 1]);
+    assert!(waits[waits.len() / 2] < Duration::from_millis(500), "others wait: {waits:?}");
+    assert!(crowd.try_wait().unwrap().is_none() && daemon.is_running());
+}

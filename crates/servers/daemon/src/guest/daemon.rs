@@ -33,6 +33,9 @@ const BELL: u64 = 2;
 const KEEPER: u64 = 3;
 const FIRST_HELPER: u64 = 1 << 56;
 
+/// The events that are fetched at once.
+const EVENTS: usize = 64;
+
 /// The intervals at which the link is checked without interrupts: after something has happened, when nothing has happened for a
 /// while, and when no program is connected.
 const FIRST_NAP: Duration = Duration::from_millis(1);
@@ -143,7 +146,7 @@ impl Daemon {
             let timeouts = [self.timeout(busy), self.owners.until_next(), self.strangers.until_stuck()];
             let timeout = timeouts.into_iter().flatten().min();
             logging::tell_left_out();
-            self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
+            self.poller.wait(&mut ready, EVENTS, timeout).context("cannot wait for events")?;
             self.clients.in_turn(&mut ready);
             for event in &ready {
                 if event.token == STOP {

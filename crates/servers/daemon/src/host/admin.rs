@@ -22,7 +22,7 @@ use ginnel_layout::{HOST_MEMBER, Name};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use tracing::info;
+use tracing::{info, warn};
 
 fn invalid(text: impl ToString) -> Refusal {
     Refusal::new(ErrorCode::INVALID, text.to_string())
@@ -222,8 +222,28 @@ impl Server {
                 format!("VM {} runs and may have segment {text} as a device: stop it, or use force", vm.name);
             return Err(Refusal::new(ErrorCode::IN_USE, text));
         }
-        self.end_segment(&name, true);
+        self.remove_file_of(&name)?;
+        self.end_segment(&name);
         Ok(json!({}))
+    }
+
+    /// Removes the file of a segment that is about to be removed. As long as the file is there, the segment stays in the books, so that
+    /// nobody else gets the memory under its name.
+    fn remove_file_of(&mut self, name: &Name) -> Result<(), Refusal> {
+        match self.segments.remove_file(name) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let text = format!(
+                    "the file of segment {name} cannot be removed yet, because a program that has it open holds its lock in the kernel: \
+                     end the program, then remove the segment again"
+                );
+                Err(Refusal::new(ErrorCode::IN_USE, text))
+            }
+            Err(error) => {
+                warn!(segment = %name, %error, "its file cannot be removed");
+                Ok(())
+            }
+        }
     }
 
     fn vm_add(&mut self, name: &str, spec: VmSpec) -> Result<Value, Refusal> {
@@ -286,7 +306,8 @@ impl Server {
             return Err(Refusal::new(ErrorCode::IN_USE, text));
         }
         if let Some(home) = home.filter(|home| books.segments.contains_key(home)) {
-            self.end_segment(&home, true);
+            self.remove_file_of(&home)?;
+            self.end_segment(&home);
         }
         self.retire_vm(number);
         Ok(json!({}))

@@ -204,6 +204,7 @@ impl Server {
                     break;
                 }
             }
+            self.turns.end(uid, end);
         }
     }
 

@@ -362,6 +362,7 @@ impl Server {
         let (made, part) = match opened {
             Ok(opened) => {
                 self.out_of_service.remove(&name);
+                self.places.retain(|(_, chosen), _| *chosen != name);
                 opened
             }
             Err(problem) if in_use || lenient => {
@@ -376,7 +377,10 @@ impl Server {
                 }
                 (false, known.as_ref().and_then(|known| known.part.clone()))
             }
-            Err(problem) => return Err(problem.into()),
+            Err(problem) => {
+                self.places.retain(|(_, chosen), _| *chosen != name);
+                return Err(problem.into());
+            }
         };
         let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
         let size = match (&known, in_use) {
@@ -453,7 +457,7 @@ impl Server {
     /// Returns the segment with its place in the file that it shares with other slices. `known` is the segment in the books, and
     /// whether it is in use.
     fn located(
-        &self,
+        &mut self,
         segment: &config::Segment,
         known: Option<(&books::Segment, bool)>,
         place: &str,
@@ -479,31 +483,36 @@ impl Server {
                 Ok(segment.at(file, part.offset))
             }
             (_, _, Some(file)) => {
+                // A place that was chosen earlier, when the file could not grow so far at once.
+                if let Some(&(offset, size)) = self.places.get(&(file.clone(), segment.name))
+                    && size == segment.size
+                {
+                    return Ok(segment.at(file, offset));
+                }
                 let others = self.broker.books().segments.values();
                 let others =
                     others.filter(|other| other.part.as_ref().is_some_and(|part| part.file == *file));
                 let ends = others.map(|other| other.file_offset().saturating_add(other.size));
-                Ok(segment.at(file, segments::next_place(file, ends)))
+                let chosen = self.places.iter().filter(|((other, _), _)| other == file);
+                let chosen = chosen.map(|(_, (offset, size))| offset.saturating_add(*size));
+                let offset = segments::next_place(file, ends.chain(chosen));
+                self.places.insert((file.clone(), segment.name), (offset, segment.size));
+                Ok(segment.at(file, offset))
             }
         }
     }
 
-    /// Removes a segment from the books, and its file too if `with_file`.
-    pub(super) fn end_segment(&mut self, name: &Name, with_file: bool) {
+    /// Removes a segment from the books, and leaves its file.
+    pub(super) fn end_segment(&mut self, name: &Name) {
         self.out_of_service.remove(name);
+        self.places.retain(|(_, chosen), _| chosen != name);
         self.broker.segment_ends(name);
         // The endpoints learn of this through the segment's memory, so it must still be mapped.
         self.run_effects();
         let members = self.broker.books().segments.get(name).map(|s| s.members.clone()).unwrap_or_default();
         self.drop_doorbells(name);
         self.broker.note(Record::SegmentRemoved { name: Text(*name) });
-        if with_file {
-            if let Err(error) = self.segments.remove(name) {
-                warn!(segment = %name, %error, "its file cannot be removed");
-            }
-        } else {
-            self.segments.forget(name);
-        }
+        self.segments.forget(name);
         info!(segment = %name, "segment is not declared any more");
         for member in members {
             self.send_segments(member);

@@ -3,16 +3,16 @@
 
 use crate::spawned::end_with_parent;
 use anyhow::Context as _;
-use rustix::fs::{FallocateFlags, Gid, Mode, Uid, fallocate, fchmod, fchown, fstat, ftruncate};
+use rustix::fs::{FallocateFlags, FileType, Gid, Mode, Uid, fallocate, fchmod, fchown, fstat, ftruncate};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
-/// The memory of a file is allocated in pieces of this size, so that the file's lock is free in between. A multiple of all huge
+/// The memory of a truncated file is allocated in pieces of this size, so that the file's lock is free in between. A multiple of all huge
 /// pages that segments can have.
-pub const PIECE: u64 = 16 << 20;
+const PIECE: u64 = 16 << 20;
 
 /// Arguments of `ginneld file`. Standard input is the file. The work is done in the order in which the options are here.
 #[derive(Debug, Default, clap::Args)]
@@ -95,6 +95,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             .with_context(|| format!("the mode of {path} cannot be set: run the daemon as its owner"))?;
     }
     if args.remove {
+        // Whoever waits for the file's lock while it removes the name holds the lock of the folder. So this waits for it first.
+        if let Ok(stat) = fstat(&file)
+            && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        {
+            let _ = fchmod(&file, Mode::from_raw_mode(stat.st_mode & 0o7777));
+        }
         match std::fs::remove_file(&args.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("{path} cannot be removed"));
@@ -109,16 +115,14 @@ fn length_of(file: BorrowedFd<'_>) -> u64 {
     fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
+/// Allocates memory with one call, which the kernel undoes if there is not enough.
 fn allocate(file: BorrowedFd<'_>, from: u64, to: u64) -> Result<(), Errno> {
-    let mut at = from;
-    while at < to {
-        match fallocate(file, FallocateFlags::empty(), at, PIECE.min(to - at)) {
-            Ok(()) => at += PIECE.min(to - at),
+    loop {
+        match fallocate(file, FallocateFlags::empty(), from, to - from) {
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+            result => return result,
         }
     }
-    Ok(())
 }
 
 /// Restores the size of a file, calls `has_size`, and then allocates its memory; repeats this as long as others truncate it.
@@ -133,7 +137,9 @@ fn restore(file: BorrowedFd<'_>, size: u64, has_size: impl Fn()) -> Result<(), E
             (told, at) = (true, 0);
         }
         let end = (at + PIECE).min(size);
-        allocate(file, at, end)?;
+        if at < end {
+            allocate(file, at, end)?;
+        }
         at = end;
     }
     Ok(())

@@ -9,7 +9,7 @@ use super::file_work::Args;
 use super::server::Token;
 use crate::poller::{Interest, Poller};
 use crate::spawned::{Spawned, own_program};
-use rustix::fs::{fstat, inotify};
+use rustix::fs::{Mode, OFlags, fstat, inotify};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -198,9 +198,16 @@ impl Files {
 
     /// Lets a process remove a file, and waits for that at most this long. Returns whether it is done.
     pub fn remove(&mut self, path: &Path, at_most: Duration) -> io::Result<bool> {
-        let nothing = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+        if self.is_removing(path) {
+            return Ok(false);
+        }
+        let open = |path: &Path| {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty())
+        };
+        let file = open(path).or_else(|_| open(Path::new("/dev/null")))?;
         let work = Args { path: path.to_owned(), remove: true, ..Args::default() };
-        let number = self.start(Task::Remove, &nothing, &work)?;
+        let number = self.start(Task::Remove, &file, &work)?;
         if !self.jobs.get(&number).is_some_and(|job| job.process.wait(at_most)) {
             return Ok(false);
         }
@@ -310,7 +317,7 @@ mod tests {
     /// Waits until something is readable, and returns its tokens.
     fn wait(poller: &Poller) -> Vec<u64> {
         let mut ready = Vec::new();
-        poller.wait(&mut ready, Some(Duration::from_secs(20))).unwrap();
+        poller.wait(&mut ready, 64, Some(Duration::from_secs(20))).unwrap();
         assert!(!ready.is_empty(), "waited in vain");
         ready.iter().map(|event| event.token).collect()
     }

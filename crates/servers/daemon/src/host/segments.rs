@@ -100,6 +100,10 @@ impl Segments {
 
     /// Opens a segment's file, or makes it if there is none and `may_create` is set. Returns whether the segment's memory is new.
     pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
+        if self.files.is_removing(&config.path) {
+            let what = format!("{} of an earlier segment is still being removed", config.path.display());
+            return Err(Problem::new(place, what, "end the program that has it open and holds its lock"));
+        }
         let (file, created) = match existing(config, place)? {
             Some(file) => {
                 // A file of slices grows with them. But if it was truncated while programs or VMs have its pages, it must not grow
@@ -255,16 +259,11 @@ impl Segments {
         self.open.get(name).map_or_else(Repairs::default, |open| open.repairs)
     }
 
-    /// Forgets a segment and removes its file.
-    pub fn remove(&mut self, name: &Name) -> std::io::Result<()> {
-        let Some(open) = self.open.remove(name) else { return Ok(()) };
-        self.made.remove(&open.path);
-        self.forget_files();
-        // A program that has the file open may hold the lock that this needs for ever, so a process does it.
-        if !self.files.remove(&open.path, REMOVAL)? {
-            warn!(segment = %name, path = %open.path.display(), "its file will be removed when a program that has it open lets go of its lock");
-        }
-        Ok(())
+    /// Removes the file of a segment. Returns false if that is not done yet: a program that has the file open may hold the lock that it
+    /// needs for ever. Then a process goes on with it.
+    pub fn remove_file(&mut self, name: &Name) -> std::io::Result<bool> {
+        let Some(open) = self.open.get(name) else { return Ok(true) };
+        self.files.remove(&open.path, REMOVAL)
     }
 
     /// Removes a file that was made for a segment which is not declared after all.
@@ -281,7 +280,9 @@ impl Segments {
 
     /// Forgets a segment and leaves its file.
     pub fn forget(&mut self, name: &Name) {
-        self.open.remove(name);
+        if let Some(open) = self.open.remove(name) {
+            self.made.remove(&open.path);
+        }
         self.forget_files();
     }
 

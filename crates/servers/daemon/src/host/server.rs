@@ -30,10 +30,15 @@ use ginnel_layout::{Name, sync, wire};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
+/// How long the loop sleeps if only clients wait whose user has no turn now.
+const PAUSE: Duration = Duration::from_millis(1);
+/// The events that are fetched at once: so many that a few calls find all that has happened, however much a single user does.
+const EVENTS: usize = 1024;
 /// How often the files of segments in use are checked, in case they were truncated.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -174,6 +179,8 @@ pub struct Server {
     /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any,
     /// and where it was declared, for messages.
     pub(super) out_of_service: BTreeMap<Name, (config::Segment, Option<SegmentSpec>, String)>,
+    /// Where in their files slices are to be that are not in service yet: offset and size.
+    pub(super) places: BTreeMap<(PathBuf, Name), (u64, u64)>,
     /// The time at which to try again to serve these.
     pub(super) retry_at: Instant,
     /// Files of segments may have been truncated.
@@ -197,6 +204,11 @@ impl Server {
         }
         let making = Making::new(&poller)?;
         let segments = Segments::new(Files::new(&poller));
+        if !ginnel_doorbell::is_safe() {
+            warn!(
+                "the system refuses asynchronous I/O (fs.aio-max-nr?): a program that fills its doorbell can delay the rings of that one"
+            );
+        }
         let own_uid = rustix::process::geteuid().as_raw();
         let mut broker = Broker::new(books, config.limits, config.vectors, own_uid);
         broker.set_sockets(config.sockets.enabled);
@@ -227,6 +239,7 @@ impl Server {
             withheld: Vec::new(),
             packet: vec![0; MAX_PACKET],
             out_of_service: BTreeMap::new(),
+            places: BTreeMap::new(),
             making,
             retry_at: Instant::now(),
             restore: false,
@@ -247,7 +260,7 @@ impl Server {
         loop {
             self.run_effects();
             self.work();
-            self.poller.wait(&mut ready, self.timeout())?;
+            self.poller.wait(&mut ready, EVENTS, self.timeout())?;
             for &event in &ready {
                 match Token::parse(event.token) {
                     Some(Token::Signal) => return Ok(()),
@@ -257,6 +270,10 @@ impl Server {
                 self.run_effects();
             }
             self.serve_clients();
+            // The events of clients that wait come again at once.
+            if let Some(pause) = self.turns.until_next().filter(|pause| !pause.is_zero()) {
+                std::thread::sleep(pause.min(PAUSE));
+            }
             if self.more {
                 self.step_links();
             }
@@ -305,7 +322,6 @@ impl Server {
             Token::Helper(number) => {
                 let clients = &self.clients;
                 self.strangers.ready(&self.poller, number, |id| clients.fd(id));
-                self.step_strangers();
             }
             Token::Signal => {}
         }
@@ -314,7 +330,7 @@ impl Server {
     /// Returns how long the loop may sleep without events. `None` means without limit: nobody uses memory that may be truncated,
     /// no guest must be asked for a sign of life, no QEMU has been told to stop its VM, and nothing is to be tried again.
     fn timeout(&self) -> Option<Duration> {
-        if self.more || self.busy || !self.turns.is_empty() {
+        if self.more || self.busy {
             return Some(Duration::ZERO);
         }
         let used = self.broker.books().is_memory_used();
@@ -323,7 +339,8 @@ impl Server {
         let sockets = self.broker.sockets_settle_at();
         let sockets = sockets.map(|at| at.saturating_sub(self.segments.elapsed()));
         let helpers = self.strangers.until_stuck();
-        let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets, helpers];
+        let turns = self.turns.until_next();
+        let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets, helpers, turns];
         let rest = [look, self.until_beat(), self.until_given_up(), retry, self.until_pause_ends()];
         owners.into_iter().chain(rest).flatten().min()
     }

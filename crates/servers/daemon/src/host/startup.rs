@@ -3,6 +3,7 @@
 use super::accepted::Chosen;
 use super::config::{self, Config};
 use super::declare::listen_as;
+use super::heartbeat::Pulse;
 use super::journal::Journal;
 use super::segments;
 use super::server::Server;
@@ -196,6 +197,10 @@ impl Server {
         let vms: Vec<u32> = self.vms.keys().copied().collect();
         for &member in &vms {
             self.resume_vm(member);
+            // Opening the segments may have taken long, and no guest was heard meanwhile.
+            if let Some(vm) = self.vms.get_mut(&member) {
+                vm.pulse = Pulse::new();
+            }
         }
         self.broker.close_unheard();
         let endpoints = self.broker.books().endpoints.values().filter(|e| e.member == HOST_MEMBER);
@@ -318,7 +323,7 @@ impl Server {
         for name in ended {
             self.open_abandoned(&name);
             warn!(segment = %name, "no longer declared; its file stays where it is: remove it when no VM uses it");
-            self.end_segment(&name, false);
+            self.end_segment(&name);
         }
         for (segment, runtime, place) in wanted.into_values() {
             if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
