@@ -34,8 +34,12 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// How long a helper may take for one packet. An honest program's takes microseconds.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// The number of helpers of one user that were killed and have not ended, from which on no more are started.
+/// The number of helpers of one user that were killed and do not end, from which on no more are started.
 pub const STUCK: usize = 4;
+/// The time after which a helper that was killed counts as stuck. A busy machine needs some time to end a process.
+const ENDING: Duration = Duration::from_secs(1);
+/// The number of helpers of one user that were killed and have not ended, however short the time, from which on no more are started.
+const MOST_ENDING: usize = 32;
 /// The packets that a helper may have at a time. Each holds a connection, so this must fit into a socket's queue.
 const WINDOW: usize = 16;
 
@@ -180,8 +184,8 @@ pub struct Strangers<Id> {
     /// The helpers, by the tokens' numbers; the end of the process has the number after that.
     helpers: BTreeMap<u64, Helper<Id>>,
     of_user: BTreeMap<u32, u64>,
-    /// Helpers that were told to end and have not, with their users.
-    ending: BTreeMap<u64, (u32, Spawned)>,
+    /// Helpers that were killed and have not ended: their users, and since when.
+    ending: BTreeMap<u64, (u32, Instant, Spawned)>,
     waiting: BTreeMap<u32, Waiting<Id>>,
     outcomes: Vec<(Id, Outcome)>,
     numbers: u64,
@@ -226,7 +230,13 @@ impl<Id: Copy + Ord> Strangers<Id> {
 
     /// Returns whether so many helpers of a user are stuck that no more are started.
     pub fn is_held_up_by(&self, uid: u32) -> bool {
-        self.ending.values().filter(|(user, _)| *user == uid).count() >= STUCK
+        let ending = self.ending.values().filter(|(user, ..)| *user == uid);
+        let (mut all, mut stuck) = (0, 0);
+        for (_, since, _) in ending {
+            all += 1;
+            stuck += usize::from(since.elapsed() >= ENDING);
+        }
+        stuck >= STUCK || all >= MOST_ENDING
     }
 
     /// Hands out packets of a user that wait, as far as the helper has room.
@@ -288,7 +298,7 @@ impl<Id: Copy + Ord> Strangers<Id> {
         let process = Spawned::start(&mut command, poller, (self.token)(number + 1))?;
         if let Err(error) = poller.add(&near, (self.token)(number), Interest::READ) {
             // It ends with its socket.
-            self.ending.insert(number, (uid, process));
+            self.ending.insert(number, (uid, Instant::now(), process));
             self.numbers += 2;
             return Err(error);
         }
@@ -306,7 +316,7 @@ impl<Id: Copy + Ord> Strangers<Id> {
         poller.remove(&socket);
         self.of_user.remove(&uid);
         process.kill();
-        self.ending.insert(number, (uid, process));
+        self.ending.insert(number, (uid, Instant::now(), process));
         let left = given.into_iter().filter_map(|given| given.packet);
         let waiting = self.waiting.entry(uid).or_default();
         left.rev().for_each(|packet| waiting.push_front(packet));
@@ -317,7 +327,7 @@ impl<Id: Copy + Ord> Strangers<Id> {
 
     /// Forgets a helper whose process has ended.
     fn bury(&mut self, poller: &Poller, number: u64) {
-        if let Some((_, process)) = self.ending.remove(&number) {
+        if let Some((.., process)) = self.ending.remove(&number) {
             process.bury(poller);
         }
     }
