@@ -7,8 +7,8 @@
 //!   descriptors ([`PacketSocket::hear`](crate::packet::PacketSocket::hear)).
 //! - A **helper**, a process of its own for each user, takes such a packet, examines the descriptor, tells the daemon plain
 //!   facts, and closes it.
-//! - A helper that has not answered for [`PATIENCE`] is killed, and not waited for. The connection whose packet it had ends; the
-//!   other packets are given to another helper. While [`STUCK`] helpers of a user that were killed have not ended, the daemon
+//! - A helper that has not answered for ten seconds is killed, and not waited for. The connection whose packet it had ends; the
+//!   other packets are given to another helper. While four helpers of a user that were killed have not ended, the daemon
 //!   takes no descriptors from that user.
 //! - A helper ends with the last connection of its user.
 
@@ -33,9 +33,9 @@ use tracing::{debug, warn};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// How long a helper may take for one packet. An honest program's takes microseconds.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The number of helpers of one user that were killed and do not end, from which on no more are started.
-pub const STUCK: usize = 4;
+const STUCK: usize = 4;
 /// The time after which a helper that was killed counts as stuck. A busy machine needs some time to end a process.
 const ENDING: Duration = Duration::from_secs(1);
 /// The number of helpers of one user that were killed and have not ended, however short the time, from which on no more are started.
@@ -229,7 +229,7 @@ impl<Id: Copy + Ord> Strangers<Id> {
     }
 
     /// Returns whether so many helpers of a user are stuck that no more are started.
-    pub fn is_held_up_by(&self, uid: u32) -> bool {
+    fn is_held_up_by(&self, uid: u32) -> bool {
         let ending = self.ending.values().filter(|(user, ..)| *user == uid);
         let (mut all, mut stuck) = (0, 0);
         for (_, since, _) in ending {

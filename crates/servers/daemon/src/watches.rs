@@ -41,16 +41,6 @@ impl<T: Ord> Watches<T> {
         }
     }
 
-    /// Returns the number of processes that are watched.
-    pub fn len(&self) -> usize {
-        self.of_process.len()
-    }
-
-    /// Returns whether no process is watched.
-    pub fn is_empty(&self) -> bool {
-        self.of_process.is_empty()
-    }
-
     /// Notes that something ends with a process. Returns false if the process has ended already. Fails with `EMFILE` if it is not
     /// watched yet, and `most` processes are watched on the account of this user, or only the descriptors are free that are kept
     /// for root (user 0).
@@ -134,14 +124,14 @@ mod tests {
         for thing in 0..1000 {
             assert!(watches.add(&poller, me(), thing, 7, 1).unwrap());
         }
-        assert_eq!((watches.len(), watches.of_user[&7]), (1, 1));
+        assert_eq!((watches.of_process.len(), watches.of_user[&7]), (1, 1));
         for thing in 1..1000 {
             assert!(watches.remove(&poller, &me(), &thing));
             assert!(!watches.remove(&poller, &me(), &thing));
         }
         let (process, things) = watches.take_ended(&poller, 1).unwrap();
         assert_eq!((process, things), (me(), BTreeSet::from([0])));
-        assert!(watches.is_empty() && watches.processes.is_empty() && watches.of_user.is_empty());
+        assert!(watches.of_process.is_empty() && watches.processes.is_empty() && watches.of_user.is_empty());
     }
 
     #[test]
@@ -154,7 +144,7 @@ mod tests {
         watches.add(&poller, me(), 'b', 7, 1).unwrap();
         assert_eq!(watches.take_ended(&poller, stale), None);
         watches.clear(&poller);
-        assert!(watches.is_empty());
+        assert!(watches.of_process.is_empty());
     }
 
     #[test]
