@@ -18,6 +18,8 @@ extern "C" fn load() {
         crate::calls::exec::load();
         // SAFETY: a function of this library that takes no argument.
         unsafe { libc::atexit(at_exit) };
+        #[cfg(debug_assertions)]
+        crate::process::allocator::load();
     }
 }
 

@@ -1,6 +1,8 @@
 //! This process: its settings, threads and signals, the locks and sections in which its threads work, and this library's own
 //! descriptors in it.
 
+#[cfg(all(debug_assertions, not(test)))]
+pub mod allocator;
 pub mod buffers;
 pub mod busy;
 pub mod handlers;

@@ -19,10 +19,17 @@ use std::sync::atomic::Ordering;
 /// signal handler may have made one of them leave the call in the middle.
 const IN_USE: u64 = 1_000_000;
 
+/// Prepares what the first descriptor needs.
+fn prepare() {
+    let _section = Section::begin();
+    memory::prepare();
+}
+
 /// Adds a TCP socket that the kernel has just created.
 pub fn add_socket(fd: c_int) -> &'static Socket {
-    memory::prepare();
+    prepare();
     forget(fd);
+    let _section = Section::begin();
     let socket = SOCKETS.fresh(Socket::new);
     socket.begin(fd);
     SOCKETS.set(fd, socket);
@@ -31,8 +38,9 @@ pub fn add_socket(fd: c_int) -> &'static Socket {
 
 /// Adds an epoll instance that the kernel has just created.
 pub fn add_epoll(fd: c_int) {
-    memory::prepare();
+    prepare();
     forget(fd);
+    let _section = Section::begin();
     let instance = EPOLLS.fresh(Instance::new);
     instance.begin(fd);
     EPOLLS.set(fd, instance);

@@ -3,6 +3,7 @@
 use crate::carrying::attend::attend_if_needed;
 use crate::carrying::{returning, wakeups};
 use crate::epoll::EPOLLS;
+use crate::process::section::Scratch;
 use crate::process::spin;
 use crate::served;
 use crate::served::waiting;
@@ -89,7 +90,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
     }
     // The entries for the kernel. While this thread sleeps, the last one is its wait point at the doorbell.
     let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
-    let mut asked: List = fds.iter().copied().chain([nothing]).collect();
+    let mut asked: Scratch<List> = Scratch::new(|| fds.iter().copied().chain([nothing]).collect());
     let own = fds.len();
     let mut may_look = spin::may_look();
     loop {
@@ -126,19 +127,22 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         // The kernel takes no more entries than the program may have descriptors.
         let may_add = own < MANY || own < kernel::most_descriptors();
         let mut point = if may_add { Point::at_doorbell() } else { Point::none() };
-        let early: SmallVec<[usize; FEW]> = (0..own).filter(|i| is_early(&fds[*i])).collect();
+        let early: Scratch<SmallVec<[usize; FEW]>> =
+            Scratch::new(|| (0..own).filter(|i| is_early(&fds[*i])).collect());
         let sleeper = (!early.is_empty()).then(early::Sleeper::begin);
-        let mut sleepers = SmallVec::<[Asleep; FEW]>::new();
-        let mut asleep = SmallVec::<[_; FEW]>::new();
+        let mut sleepers = Scratch::new(SmallVec::<[Asleep; FEW]>::new);
+        let mut asleep = Scratch::new(SmallVec::<[_; FEW]>::new);
         for (index, poll) in fds.iter().enumerate() {
             if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
                 let socket = call.what();
                 let sleeps = readiness::needs(socket, poll.events) != 0 || returning::may_be_woken(socket);
                 let sleep = sleeps.then(|| Sleep::begin(socket, poll.fd, &mut point));
-                sleepers.push(Asleep { index, armed: Armed::default(), sleep, call });
+                let one = Asleep { index, armed: Armed::default(), sleep, call };
+                sleepers.change(|sleepers| sleepers.push(one));
             } else if let Some(call) = SOCKETS.call(poll.fd).filter(|call| waiting::concerns(call.what())) {
                 // Queued events are found below.
-                asleep.extend(served::Asleep::begin(call.what()).map(|asleep| (call, asleep)));
+                let one = served::Asleep::begin(call.what()).map(|asleep| (call, asleep));
+                asleep.change(|asleep| asleep.extend(one));
             } else if let Some(instance) = EPOLLS.get(poll.fd) {
                 instance.arm();
             }
@@ -149,7 +153,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             left = Some(left.map_or(STEP, |left| left.min(STEP)));
         }
         sleep::settle(&point, sleepers.iter().filter_map(|asleep| asleep.sleep.as_ref()));
-        for asleep in &mut sleepers {
+        for asleep in sleepers.iter_mut() {
             let (socket, interest) = (asleep.call.what(), fds[asleep.index].events);
             readiness::arm_more(socket, interest, point.wake_for(socket), &mut asleep.armed);
             wakeups::probe(socket);

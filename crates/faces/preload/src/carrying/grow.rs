@@ -33,6 +33,7 @@
 use crate::carrying::{connection, counted};
 use crate::daemon::larger;
 use crate::daemon::larger::LARGEST;
+use crate::process::section::Section;
 use crate::state::carrier::Carrier;
 use crate::state::family;
 use crate::state::rings::Rings;
@@ -82,6 +83,8 @@ fn is_ahead<R>(rings: &Rings<R>, carrier: Carrier) -> bool {
 /// Advances a socket whose rings carry both directions. Called at the beginning of each call.
 pub fn attend(socket: &'static Socket, fd: c_int) {
     if socket.growth() == Growth::Begun && !family::is_shared(socket) {
+        // Rings that were left are dropped behind the locks.
+        let _section = Section::begin();
         let mut sending = socket.sending.lock();
         step_sending(socket, fd, &mut sending);
         let (left_sender, sending_is_ahead) =

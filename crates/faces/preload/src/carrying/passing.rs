@@ -25,6 +25,7 @@
 use crate::carrying::bell::Wake;
 use crate::carrying::{bell, connection, counted, grow, look, returning, room};
 use crate::daemon::report;
+use crate::process::section::{Scratch, Section};
 use crate::process::signals;
 use crate::state::carrier::Carrier;
 use crate::state::direction::Held;
@@ -158,6 +159,8 @@ pub fn rest(socket: &Socket) {
 }
 
 fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
+    // Rings that were left are dropped behind the lock.
+    let _section = Section::begin();
     let direction = &socket.receiving;
     let mut rings = direction.lock();
     match direction.carrier() {
@@ -240,6 +243,7 @@ fn sends_natively(socket: &'static Socket, fd: c_int) -> bool {
     if !returning::leave_now(socket, fd) {
         return false;
     }
+    let _section = Section::begin();
     let mut rings = socket.sending.lock();
     let left: Vec<_> = match socket.sending.common() {
         Some(_) => Vec::new(),
@@ -251,15 +255,15 @@ fn sends_natively(socket: &'static Socket, fd: c_int) -> bool {
 }
 
 /// Returns the connections on TCP that a program which this process executes inherits.
-pub fn inherited_natively() -> Vec<&'static Socket> {
-    let mut sockets: Vec<&'static Socket> = Vec::new();
+pub fn inherited_natively() -> Scratch<Vec<&'static Socket>> {
+    let mut sockets: Scratch<Vec<&'static Socket>> = Scratch::new(Vec::new);
     for fd in SOCKETS.used(0, u32::MAX) {
         if let Some(socket) = SOCKETS.get(fd)
             && socket.may_change()
             && kernel::is_left_on_exec(fd)
             && !sockets.iter().any(|other| std::ptr::eq(*other, socket))
         {
-            sockets.push(socket);
+            sockets.change(|sockets| sockets.push(socket));
         }
     }
     sockets
@@ -274,7 +278,7 @@ pub const COPIES: c_int = 256;
 #[cold]
 pub fn before_exec(is_child: bool) {
     let is_joined = |fd: &c_int| SOCKETS.get(*fd).is_some_and(|socket| socket.is_joined());
-    let joined: Vec<c_int> = SOCKETS.used(0, u32::MAX).filter(is_joined).collect();
+    let joined: Scratch<Vec<c_int>> = Scratch::new(|| SOCKETS.used(0, u32::MAX).filter(is_joined).collect());
     if joined.is_empty() || is_confined() {
         return;
     }
@@ -283,23 +287,23 @@ pub fn before_exec(is_child: bool) {
         let others = || joined.iter().filter_map(|fd| SOCKETS.get(*fd));
         own.or_else(|| others().find(|socket| socket.is_joined() && socket.cookie() == cookie))
     };
-    let fds: Vec<c_int> = match is_child {
+    let fds: Scratch<Vec<c_int>> = Scratch::new(|| match is_child {
         true => (0..COPIES).filter(|fd| kernel::is_left_on_exec(*fd)).collect(),
         false => joined.iter().copied().filter(|fd| inherited::is_meant(*fd)).collect(),
-    };
-    let mut sockets: Vec<(&'static Socket, c_int)> = Vec::new();
-    for fd in &fds {
+    });
+    let mut sockets: Scratch<Vec<(&'static Socket, c_int)>> = Scratch::new(Vec::new);
+    for fd in fds.iter() {
         if let Some(socket) = kernel::cookie(*fd).and_then(|cookie| socket_of(*fd, cookie))
             && !sockets.iter().any(|(other, _)| std::ptr::eq(*other, socket))
         {
-            sockets.push((socket, *fd));
+            sockets.change(|sockets| sockets.push((socket, *fd)));
         }
     }
     if sockets.is_empty() {
         return;
     }
     pass_on(&sockets, PASSED);
-    for fd in fds {
+    for &fd in fds.iter() {
         if let Some(socket) = kernel::cookie(fd).and_then(|cookie| socket_of(fd, cookie)) {
             kernel::set_close_on_exec(fd, !socket.is_back.load(Ordering::Relaxed));
         }

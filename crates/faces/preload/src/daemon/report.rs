@@ -165,6 +165,7 @@ fn after<R>(direction: &Direction<R>) -> Option<u64> {
 
 /// Reports the connections that are still open when the program exits normally.
 extern "C" fn at_exit() {
+    let _blocked = Blocked::new();
     let mut told = Vec::new();
     for fd in sockets::SOCKETS.used(0, u32::MAX) {
         let Some(socket) = sockets::SOCKETS.get(fd) else { continue };

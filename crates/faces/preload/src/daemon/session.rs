@@ -5,6 +5,7 @@
 //! come. The lock is only tried: a thread that does not get it tries again with the next call.
 
 use crate::daemon::{larger, report, worth};
+use crate::process::section::Section;
 use crate::process::signals::Blocked;
 use crate::process::{settings, signals};
 use crate::state::known::Fact;
@@ -337,6 +338,7 @@ fn take_back(socket: &Socket) {
     if is_confined() {
         return;
     }
+    let _section = Section::begin();
     let loan = socket.loan.lock().take();
     if let Some(loan) = loan {
         loan.end(RETURN);

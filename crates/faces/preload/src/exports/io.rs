@@ -3,6 +3,7 @@
 use crate::calls::{receive, send};
 use crate::carrying::{connection, passing};
 use crate::exports::inq;
+use crate::process::section::Scratch;
 use crate::served::giving_back;
 use crate::state::reasons;
 use crate::state::socket::{End, Socket, Stage};
@@ -437,7 +438,7 @@ fn refused_beside(socket: &'static Socket, fd: c_int, message: &msghdr) -> Optio
 /// Moves the connections whose descriptors a message hands over back to the kernel, or keeps them there. Returns false if one of
 /// them has not returned to the kernel in time.
 unsafe fn passes_connections(message: *const msghdr) -> bool {
-    let mut joined = Vec::new();
+    let mut joined = Scratch::new(Vec::new);
     // SAFETY: the program passes a message, and its control messages are complete.
     unsafe {
         if !is_prepared()
@@ -462,7 +463,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
                         if !is_given_back {
                             return false;
                         }
-                        joined.extend(socket.is_joined().then_some((socket, fd)));
+                        joined.change(|joined| joined.extend(socket.is_joined().then_some((socket, fd))));
                     }
                 }
             }

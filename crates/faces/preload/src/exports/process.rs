@@ -3,6 +3,7 @@
 use crate::calls::exec::Environment;
 use crate::carrying::passing;
 use crate::process::owner;
+use crate::process::section::Scratch;
 use crate::served::giving_back;
 use crate::state::reasons;
 use crate::state::socket::{Socket, Stage};
@@ -86,16 +87,16 @@ pub(super) fn leave_connections() {
     }
     let _errno = Kept::new();
     crate::process::settings::turn_off();
-    let mut joined: Vec<(&'static Socket, c_int)> = Vec::new();
+    let mut joined: Scratch<Vec<(&'static Socket, c_int)>> = Scratch::new(Vec::new);
     for fd in SOCKETS.used(0, u32::MAX) {
         let Some(socket) = SOCKETS.get(fd) else { continue };
         crate::daemon::session::stays(socket, reasons::SHARED);
         if socket.is_joined() && !joined.iter().any(|(other, _)| std::ptr::eq(*other, socket)) {
-            joined.push((socket, fd));
+            joined.change(|joined| joined.push((socket, fd)));
         }
     }
     passing::pass_on(&joined, reasons::SHARED);
-    for (socket, _) in joined {
+    for (socket, _) in joined.iter() {
         if socket.is_back.load(Ordering::Relaxed) {
             socket.set_stage(Stage::Stays);
         }
@@ -166,7 +167,7 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
     {
         let _errno = Kept::new();
         if is_child {
-            passing::inherited_natively().into_iter().for_each(also_has);
+            passing::inherited_natively().iter().copied().for_each(also_has);
         }
         passing::before_exec(is_child);
         ginnel_shmem::leave_ignored();
@@ -174,12 +175,12 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
     }
     executing();
     // A child of `vfork` has the tables and the memory of its parent, so it leaves both unchanged.
-    let with = match owner::owns_tables() {
+    let with = Scratch::new(|| match owner::owns_tables() {
         // SAFETY: the environment is null, or an array of strings that ends with null: it is the program's, or the C library's
         // own.
         true => unsafe { Environment::with_connections(environment) },
         false => None,
-    };
+    });
     call(with.as_ref().map_or(environment, Environment::as_ptr))
 }
 
@@ -384,7 +385,7 @@ pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_cha
     if owner::owns_tables() {
         giving_back::share(kernel::is_left_on_exec);
         passing::inherited_natively()
-            .into_iter()
+            .iter()
             .for_each(|socket| crate::daemon::session::stays(socket, reasons::PASSED));
     }
     // SAFETY: the program obeys the rules of the function.

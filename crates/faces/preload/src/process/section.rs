@@ -13,6 +13,8 @@ use crate::process::thread;
 use crate::process::thread::Thread;
 use crate::system::errno::Kept;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering, compiler_fence};
 
 /// A section, which ends when this is dropped, in the same thread.
@@ -70,6 +72,48 @@ impl Drop for Section {
     }
 }
 
+/// A value that a call needs for a while, with memory from the C library. A handler may leave the call meanwhile, and the memory is lost
+/// then; but no handler interrupts the allocator.
+pub struct Scratch<T>(ManuallyDrop<T>);
+
+impl<T> Scratch<T> {
+    /// Makes the value in a section.
+    pub fn new(make: impl FnOnce() -> T) -> Self {
+        let _section = Section::begin();
+        Self(ManuallyDrop::new(make()))
+    }
+
+    /// Changes the value in a section.
+    pub fn change<R>(&mut self, change: impl FnOnce(&mut T) -> R) -> R {
+        let _section = Section::begin();
+        change(&mut self.0)
+    }
+}
+
+impl<T> Deref for Scratch<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Scratch<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for Scratch<T> {
+    #[expect(unsafe_code, reason = "drops the value before its section ends")]
+    fn drop(&mut self) {
+        let _section = Section::begin();
+        // SAFETY: nothing uses the value after this, because this is where its owner ends.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
+}
+
 /// Unblocks the signals that have been postponed, so that their handlers run now.
 #[cold]
 fn deliver(own: &Thread) {
@@ -82,6 +126,12 @@ fn deliver(own: &Thread) {
 pub fn is_inside(own: &Thread, stack_end: usize) -> bool {
     let sections = own.sections.load(Ordering::Relaxed);
     sections != 0 && !has_left(sections, stack_end)
+}
+
+/// Returns whether the calling thread is in a section.
+#[cfg(all(debug_assertions, not(test)))]
+pub fn is_here() -> bool {
+    thread::with(|own| is_inside(own, stack_end()))
 }
 
 /// Returns whether a thread has left its sections without ending them, by the present end of its stack.

@@ -3,6 +3,7 @@
 
 use crate::cache::State;
 use crate::epoll::EPOLLS;
+use crate::process::section::Scratch;
 use crate::served::Asleep;
 use crate::served::transfer::is_idle;
 use crate::state::socket::Socket;
@@ -42,14 +43,14 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, native: &mut impl Native) -> 
     }
     let unaware = if limit.is_zero() { None } else { Some(Unaware::begin(fds)?) };
     let mut is_ready = false;
-    let mut asleep = SmallVec::<[(Lease<Socket>, Asleep); FEW]>::new();
+    let mut asleep = Scratch::new(SmallVec::<[(Lease<Socket>, Asleep); FEW]>::new);
     for poll in fds.iter() {
         if let Some(call) = SOCKETS.call(poll.fd).filter(|call| concerns(call.what())) {
             if poll.events & INPUT == 0 {
                 continue;
             }
             match Asleep::begin(call.what()) {
-                Some(one) => asleep.push((call, one)),
+                Some(one) => asleep.change(|asleep| asleep.push((call, one))),
                 None => is_ready = true,
             }
         } else if let Some(instance) = EPOLLS.get(poll.fd)

@@ -1,6 +1,7 @@
 //! The epoll instances in which a program has a socket.
 
 use crate::process::lock::Lock;
+use crate::process::section::Scratch;
 use libc::c_int;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,6 +27,7 @@ pub struct Watchers<S: 'static>(Lock<List<S>>, AtomicU32);
 
 /// A socket usually is in one instance, and a program with short connections adds each of them.
 type List<S> = SmallVec<[Entry<S>; 1]>;
+type Few<S> = SmallVec<[(&'static dyn Watcher<S>, c_int); 4]>;
 
 struct Entry<S: 'static> {
     watcher: &'static dyn Watcher<S>,
@@ -75,34 +77,34 @@ impl<S> Watchers<S> {
     /// Makes all of them report the socket's events from here on, because one of its directions has changed over, or because there
     /// is news that the kernel does not tell them.
     pub fn changed(&self, socket: &'static S) {
-        self.few().into_iter().for_each(|(watcher, fd)| watcher.changed(fd, socket));
+        self.few().iter().for_each(|&(watcher, fd)| watcher.changed(fd, socket));
     }
 
     /// Records in all of them that a cache may answer for the socket from now on.
     pub fn serve(&self) {
-        self.few().into_iter().for_each(|(watcher, _)| watcher.serve());
+        self.few().iter().for_each(|(watcher, _)| watcher.serve());
     }
 
     /// Notes that something has been queued for the socket. Returns false if a thread that waits for it would not notice.
     pub fn offer(&self, socket: &'static S) -> bool {
-        self.few().into_iter().all(|(watcher, fd)| watcher.offer(fd, socket))
+        self.few().iter().all(|&(watcher, fd)| watcher.offer(fd, socket))
     }
 
     /// Notes that a call is about to report that there is no room.
     pub fn without_room(&self, socket: &'static S) {
-        self.few().into_iter().for_each(|(watcher, fd)| watcher.without_room(fd, socket));
+        self.few().iter().for_each(|&(watcher, fd)| watcher.without_room(fd, socket));
     }
 
     /// Returns a copy of the list. The copy is needed because instances take this list's lock while they hold their own. A signal
     /// handler may be what asks, so a list that is not long needs no memory.
-    fn few(&self) -> SmallVec<[(&'static dyn Watcher<S>, c_int); 4]> {
-        self.0.lock().iter().map(|entry| (entry.watcher, entry.fd)).collect()
+    fn few(&self) -> Scratch<Few<S>> {
+        Scratch::new(|| self.0.lock().iter().map(|entry| (entry.watcher, entry.fd)).collect())
     }
 
     /// Tells those that know the socket by this descriptor that the program is about to close it.
     pub fn closes(&self, fd: c_int, socket: &'static S) {
-        let few = self.few().into_iter().filter(|(_, other)| *other == fd);
-        few.for_each(|(watcher, fd)| watcher.closes(fd, socket));
+        let few = self.few();
+        few.iter().filter(|(_, other)| *other == fd).for_each(|&(watcher, fd)| watcher.closes(fd, socket));
     }
 
     /// Forgets the socket when it ends, because the kernel removes it from its instances.
@@ -110,7 +112,7 @@ impl<S> Watchers<S> {
         if self.0.lock().is_empty() {
             return;
         }
-        self.few().into_iter().for_each(|(watcher, fd)| watcher.forget(fd, socket));
+        self.few().iter().for_each(|&(watcher, fd)| watcher.forget(fd, socket));
         self.clear();
     }
 
