@@ -1,7 +1,7 @@
 //! Descriptors that hold up whoever uses or closes them, as an ordinary user can make them.
 #![allow(unsafe_code)] // System calls with an address whose memory never comes, and the mount and fork that make it.
 
-use rustix::event::epoll;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, chmod, makedev, mknodat, open};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -12,7 +12,7 @@ use std::ffi::{CString, c_void};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -142,6 +142,20 @@ impl SilentFile {
         self.block_in(move |page| unsafe { libc::pwrite(file, page as *const c_void, PAGE, 0) });
     }
 
+    /// Returns an eventfd whose last close blocks, because it has to leave an epoll instance whose lock is held for ever.
+    pub fn poison(&mut self) -> OwnedFd {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let add = |epoll: &OwnedFd, file: BorrowedFd<'_>| {
+            epoll::add(epoll, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+        };
+        add(&epoll, event.as_fd()).unwrap();
+        let file = self.file.try_clone().unwrap();
+        // To add a file, the kernel asks whether the file is readable, and holds the lock meanwhile.
+        self.block_in(move |_| add(&epoll, file.as_fd()).map_or(-1, |()| 0));
+        event
+    }
+
     fn block_in(&mut self, call: impl FnOnce(usize) -> isize + Send + 'static) {
         let page = self.memory + self.used * PAGE;
         self.used += 1;
@@ -192,8 +206,8 @@ fn serve(mut device: File, mut ask: File) {
             3 => numbers(&[&[3600, 0, 0, 0][..], &attributes(node)].concat()),
             // OPEN
             14 => numbers(&[0, 0, 0, 0]),
-            // READ: it waits.
-            15 => {
+            // READ and POLL: they wait.
+            15 | 40 => {
                 ask.write_all(&[1]).unwrap();
                 continue;
             }

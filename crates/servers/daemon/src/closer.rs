@@ -1,36 +1,34 @@
-//! Closes connections to programs. Threads of their own do this, because the last close of a Unix socket also closes what lies
-//! unread in its queue, and may block for as long as the program that sent it likes: a TCP socket with `SO_LINGER` and unsent
-//! bytes does. A signal ends that wait, and the kernel sends the rest by itself. So a timer interrupts the thread.
-//!
-//! There are files whose close no signal ends. A thread that closes one is lost, and another takes its place. So nobody waits for the
-//! closing of connections, but the process does not end as long as such a thread waits.
+//! Closes connections to programs. The last close of a Unix socket also closes what lies unread in its queue, and may block for as
+//! long as the program that sent it likes. So a
+//! [`process`] of its own does it, unless the queue is empty.
 //!
 //! No descriptor of a program other than connections gets into this process ([`crate::strangers`]).
 
-use crate::interrupt::{Interrupter, PATIENCE};
-use ginnel_fdpass::{RecvFlags, SendFlags, receive, send};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+mod process;
+
+use ginnel_fdpass::{RecvFlags, receive};
+use process::Process;
+use rustix::net::{Shutdown, shutdown};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Builder;
-use std::time::Duration;
 
-/// The number of connections that may wait for one thread. If more wait, there is another thread.
-const QUEUE: usize = 256;
-/// The most threads.
-const THREADS: usize = 16;
-
-/// The threads that close connections. Clones share them, and they end with the last clone.
+/// Closes connections to programs. Clones share the process that does it, which ends with the last clone.
 #[derive(Clone, Debug)]
-pub struct Closer(Arc<Mutex<Vec<SyncSender<OwnedFd>>>>);
+pub struct Closer(Arc<Mutex<Process>>);
 
 impl Closer {
-    /// Starts the first thread.
+    /// Starts the process.
     pub fn start() -> io::Result<Self> {
-        Ok(Self(Arc::new(Mutex::new(vec![start_thread()?]))))
+        Ok(Self(Arc::new(Mutex::new(Process::start()?))))
+    }
+
+    /// Starts a process that outlives this one.
+    pub fn start_for_life() -> io::Result<Self> {
+        let closer = Self::start()?;
+        std::mem::forget(closer.clone());
+        Ok(closer)
     }
 
     /// Closes a connection. Its peer sees the end at once. Does not block.
@@ -42,37 +40,14 @@ impl Closer {
         if receive(connection.as_fd(), &mut [0], 0, flags).is_ok_and(|got| got.len == 0 && !got.fds_lost) {
             return drop(connection);
         }
-        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut left = Some(connection);
-        let mut give = |thread: &SyncSender<OwnedFd>| {
-            left = left.take().and_then(|connection| match thread.try_send(connection) {
-                Ok(()) => None,
-                Err(TrySendError::Full(back) | TrySendError::Disconnected(back)) => Some(back),
-            });
-            left.is_none()
-        };
-        if threads.iter().any(&mut give) {
-            return;
-        }
-        if threads.len() < THREADS
-            && let Ok(thread) = start_thread()
-        {
-            give(&thread);
-            threads.push(thread);
-        }
-        if let Some(connection) = left {
+        let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(connection) = process.close(connection) {
             tracing::warn!(
-                "a connection stays open, because programs hold up the threads that close connections"
+                "a connection stays open, because programs hold up the processes that close connections"
             );
             let _ = connection.into_raw_fd();
         }
     }
-}
-
-fn start_thread() -> io::Result<SyncSender<OwnedFd>> {
-    let (connections, queue) = sync_channel(QUEUE);
-    Builder::new().name("closer".into()).spawn(move || close_connections(&queue))?;
-    Ok(connections)
 }
 
 /// A connection to a program, which a [`Closer`] closes when this is dropped.
@@ -112,46 +87,13 @@ impl AsFd for Connected {
     }
 }
 
-fn close_connections(queue: &Receiver<OwnedFd>) {
-    let interrupter = Interrupter::new();
-    if let Err(error) = &interrupter {
-        tracing::warn!(%error, "cannot make a timer: a program can delay the closing of connections of others");
-    }
-    let interrupt = |every| interrupter.iter().for_each(|timer| timer.set(every));
-    while let Ok(connection) = queue.recv() {
-        interrupt(PATIENCE);
-        close_together(connection, queue);
-        interrupt(Duration::ZERO);
-    }
-}
-
-/// Closes this connection and those that wait, with a single system call if possible, so that one signal ends the wait for all of
-/// them. To that end they are put in the queue of a socket, which is then closed.
-fn close_together(first: OwnedFd, queue: &Receiver<OwnedFd>) {
-    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let Ok((near, far)) = pair else { return drop(first) };
-    let mut connection = first;
-    loop {
-        let taken = send(near.as_fd(), &[0], &[&connection], SendFlags::DONTWAIT).is_ok();
-        // If it was sent, this is not its last close.
-        drop(connection);
-        match queue.try_recv() {
-            Ok(next) if taken => connection = next,
-            Ok(next) => {
-                drop(next);
-                break;
-            }
-            Err(_) => break,
-        }
-    }
-    drop((near, far));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ginnel_fdpass::{SendFlags, send};
     use kit::hold::lingering;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -175,24 +117,6 @@ mod tests {
         let mut byte = [0; 2];
         assert_eq!(rustix::io::read(&peer, &mut byte), Ok(1), "what was sent can still be read");
         assert_eq!(rustix::io::read(&peer, &mut byte), Ok(0));
-    }
-
-    #[test]
-    fn nobody_waits_for_threads_that_are_held_up() {
-        let (held, _queue) = sync_channel(0);
-        let closer = Closer(Arc::new(Mutex::new(vec![held])));
-        let mut peers = Vec::new();
-        for _ in 0..2 * QUEUE {
-            let (near, far) = UnixStream::pair().unwrap();
-            send(far.as_fd(), b"unread", &[] as &[OwnedFd], SendFlags::empty()).unwrap();
-            closer.close(near.into());
-            peers.push(far);
-        }
-        for peer in peers {
-            let mut end = [PollFd::new(&peer, PollFlags::IN)];
-            assert_eq!(poll(&mut end, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })), Ok(1));
-        }
-        assert!(closer.0.lock().unwrap().len() >= 2, "another thread has taken its place");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod guest;
 pub mod host;
 pub mod interrupt;
 pub mod keeper;
+pub mod locked;
 pub mod logging;
 pub mod packet;
 pub mod pidwatch;

@@ -93,6 +93,33 @@ kit::program! {
     }
 }
 
+kit::program! {
+    fn poisoner() {
+        become_user(NOBODY);
+        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
+        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
+            Ok(silent) => silent,
+            Err(why) => return println!("{why}"),
+        };
+        let socket = program_socket();
+        let mut clients = Vec::new();
+        for greeted in [false, true, false, true] {
+            let poison = silent.poison();
+            let client = if greeted { hello(&socket) } else { Client::raw(&socket) };
+            // The daemon takes the first ones at most, and ends a connection that does not begin with a greeting.
+            let kind = if greeted { Kind::SOCK_REPORT } else { Kind::INSPECT };
+            let header = Header { kind, flags: 0, request: 9 };
+            let send = || {
+                ginnel_fdpass::send(client.fd.as_fd(), header.as_bytes(), &[&poison], SendFlags::DONTWAIT)
+            };
+            (0..100).take_while(|_| send().is_ok()).for_each(drop);
+            clients.push(client);
+        }
+        print!("{HELD}");
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    }
+}
+
 /// Starts a holder; `None` if the machine does not let it hold anything.
 fn start_holder<F: Fn()>(daemon: &Daemon, program: F) -> Option<Process> {
     let place = daemon.dir.path().join("silent");
@@ -150,6 +177,19 @@ fn a_program_that_holds_locks_of_what_it_sends_holds_up_nobody_else() {
             assert!(report(&client, &[&no_connection]));
             readable(&client.fd, Duration::from_secs(1)).then_some(())
         });
+    }
+}
+
+#[test]
+fn what_nobody_can_close_in_the_queue_of_a_connection_does_not_keep_the_daemon_from_ending() {
+    let mut daemon = Daemon::start_new(CONFIG);
+    let Some(_poisoner) = start_holder(&daemon, poisoner) else { return };
+    serves(&mut daemon);
+    for _ in 0..2 {
+        let before = Instant::now();
+        daemon.restart();
+        assert!(before.elapsed() < WATCHDOG / 4, "it ended late, or its successor began late");
+        serves(&mut daemon);
     }
 }
 

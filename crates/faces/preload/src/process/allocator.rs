@@ -1,8 +1,8 @@
 //! An allocator for builds with debug assertions: it checks that no signal handler can interrupt this library while it allocates.
 //!
-//! A handler may leave the interrupted call for good (`longjmp`). If that call holds the allocator's lock, or is about to change what a lock
-//! of the standard library protects, the program hangs at some later time. All such code allocates or frees now and then, so one look at
-//! each allocation finds what no number of signals would.
+//! A handler may leave the interrupted call for good (`longjmp`). If that call holds the allocator's lock, or is about to change what a
+//! lock of the standard library protects, the program hangs at some later time. All such code allocates or frees now and then, so
+//! one look at each allocation finds what no number of signals would.
 #![allow(unsafe_code)] // An allocator.
 
 use crate::process::{section, signals, thread};

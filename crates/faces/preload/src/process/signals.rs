@@ -1,8 +1,8 @@
 //! Signals: which may be blocked, and how a thread blocks, sends and sleeps for them.
 //!
 //! A handler may leave the interrupted call without returning to it (`longjmp`). It does not run while the call holds a lock
-//! ([`crate::process::section`]). Code that takes a lock of the C library, or allocates, is in a section or runs with [`Blocked`] signals, and everything that
-//! is created only once is created when the library is loaded.
+//! ([`crate::process::section`]). Code that takes a lock of the C library, or allocates, is in a section or runs with [`Blocked`]
+//! signals, and everything that is created only once is created when the library is loaded.
 #![allow(unsafe_code)] // System calls about signals.
 
 use crate::system::confined::is_confined;

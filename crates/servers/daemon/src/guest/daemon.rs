@@ -89,6 +89,7 @@ impl Daemon {
         keeper: Option<Keeper>,
         boot_id: [u8; 16],
         segments: Segments,
+        closer: Closer,
     ) -> Result<Self> {
         let poller = Rc::new(Poller::new().context("cannot make an epoll")?);
         poller.add(&listener, LISTENER, Interest::READ).context("cannot wait for programs")?;
@@ -100,7 +101,6 @@ impl Daemon {
         if let Some(connection) = keeper.as_ref().and_then(Keeper::connection) {
             poller.add(connection, KEEPER, Interest::READ).context("cannot watch the keeper")?;
         }
-        let closer = Closer::start().context("cannot start a thread")?;
         let link = GuestLink::new(control.memory.clone(), boot_id, interrupts.is_some());
         Ok(Self {
             clients: Clients::new(poller.clone(), closer.clone(), most),

@@ -23,15 +23,15 @@ mod segments;
 mod speed;
 mod vfio;
 
+use crate::closer::Closer;
 use crate::keeper::{self, Held, Keeper};
 use crate::user_connections::Most;
-use crate::{logging, packet};
+use crate::{locked, logging, packet};
 use anyhow::{Context, Result, ensure};
 use control::Control;
 use daemon::Daemon;
 use dax::Kernel;
 use ginnel_config::{Account, Mode, SOCKET_PATH_MAX};
-use rustix::fs::{FlockOperation, flock};
 use rustix::net::SocketType;
 use segments::Segments;
 use std::fs::{self, File, Permissions};
@@ -101,6 +101,7 @@ fn provide_open_files(most: Most) -> Result<()> {
 
 /// Runs until the daemon is told to end.
 pub fn run(args: Args) -> Result<()> {
+    let closer = Closer::start_for_life().context("cannot start the closer of connections")?;
     logging::start(&args.log, args.log_json);
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
     let group = args.socket_group.as_ref().map(|group| group.group("--socket-group")).transpose()?;
@@ -131,6 +132,7 @@ pub fn run(args: Args) -> Result<()> {
         keeper,
         boot_id()?,
         segments,
+        closer,
     )?;
     notify(sd_notify::NotifyState::Ready);
     tracing::info!("listening at {}", path.display());
@@ -204,9 +206,11 @@ fn keep(keeper: &mut Keeper, interrupts: &Interrupts) {
 /// Locks the folder: two guest daemons would write the same session line.
 fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("ginneld.lock");
-    let file = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| anyhow::anyhow!("another ginneld runs already (it holds {})", path.display()))?;
+    let options = File::options().read(true).write(true).create(true).truncate(false).clone();
+    let file = options.open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    locked::take(&file).map_err(|pid| {
+        anyhow::anyhow!("another ginneld runs already (process {pid}, which holds {})", path.display())
+    })?;
     Ok(file)
 }
 

@@ -4,6 +4,7 @@
 use super::memory_device::tests::{add, header};
 use super::pci::tests::Tree;
 use super::*;
+use crate::closer::Closer;
 use crate::control_link::{Event, HostLink};
 use crate::packet::{Packet, PacketSocket};
 use crate::pidwatch;
@@ -79,8 +80,18 @@ impl TestVm {
         let (most, excluded) = (self.most, self.excluded.clone().into());
         self.daemon = Some(std::thread::spawn(move || {
             let segments = Segments::new(kernel);
-            let mut daemon =
-                Daemon::new(listener, most, excluded, &read, control, None, None, [7; 16], segments)?;
+            let mut daemon = Daemon::new(
+                listener,
+                most,
+                excluded,
+                &read,
+                control,
+                None,
+                None,
+                [7; 16],
+                segments,
+                Closer::start()?,
+            )?;
             daemon.strangers.start_by(|_| kit::program::command(a_helper));
             daemon.run()
         }));

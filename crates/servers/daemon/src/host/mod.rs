@@ -42,8 +42,10 @@ mod viewer;
 mod views;
 mod vms;
 
+use crate::closer::Closer;
 use crate::keeper;
 use accepted::Chosen;
+use anyhow::Context;
 use config::Config;
 use ginnel_config::{LogFormat, Problem};
 use std::path::{Path, PathBuf};
@@ -71,11 +73,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if args.check {
         return startup::check(&Config::read(&args.config)?);
     }
+    let closer = Closer::start_for_life().context("the closer of connections cannot be started")?;
     let chosen = read_config(&args.config)?;
     crate::logging::start(&chosen.config.log, chosen.config.log_format == LogFormat::Json);
     // From here on a failure is not reported as a mistake in the configuration: the service manager must restart this daemon
     // and keep its descriptors until then.
-    startup::run(chosen, args.stop_keeper).map_err(|error| anyhow::anyhow!("{error:#}"))
+    startup::run(chosen, args.stop_keeper, closer).map_err(|error| anyhow::anyhow!("{error:#}"))
 }
 
 /// Reads the configuration. A daemon that holds the descriptors of running VMs does not give up because of a mistake in the file:

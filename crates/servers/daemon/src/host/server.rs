@@ -197,6 +197,7 @@ impl Server {
         journal: Journal,
         keeper: Keeper,
         held: Held,
+        closer: Closer,
     ) -> io::Result<Self> {
         let poller = Poller::new()?;
         if let Some(connection) = keeper.connection() {
@@ -221,7 +222,7 @@ impl Server {
             members: Members::default(),
             clients: Clients::default(),
             turns: Turns::default(),
-            closer: Closer::start()?,
+            closer,
             strangers: Strangers::new(|number| Token::Helper(number).into(), strangers::own_helper),
             vms: BTreeMap::new(),
             programs: Programs::default(),

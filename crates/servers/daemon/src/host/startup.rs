@@ -7,19 +7,19 @@ use super::heartbeat::Pulse;
 use super::journal::Journal;
 use super::segments;
 use super::server::Server;
+use crate::closer::Closer;
 use crate::keeper::{self, Held, Keeper};
+use crate::locked;
 use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
 use ginnel_broker::record::Hex16;
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::{HOST_MEMBER, Name};
-use rustix::fs::{FlockOperation, flock};
 use rustix::net::SocketType;
 use sd_notify::NotifyState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
@@ -58,7 +58,7 @@ fn place(config: &Config, kind: &str, name: &Name) -> String {
 }
 
 /// Serves until the daemon is told to end.
-pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
+pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<()> {
     let mut config = chosen.config.clone();
     keeper::raise_open_files();
     make_dir(&config.runtime_dir, 0o755, "daemon.runtime_dir")?;
@@ -86,7 +86,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
         error!("{doubt}; it is obeyed nevertheless");
     }
     keep_vectors(&mut config, &books, &held);
-    let mut server = Server::new(config, books, journal, keeper, held)?;
+    let mut server = Server::new(config, books, journal, keeper, held, closer)?;
     server.take_over()?;
 
     let socket = server.config.socket();
@@ -164,19 +164,11 @@ fn lock(dir: &Path, name: &str) -> Result<File, Problem> {
         )
     };
     let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
-    let mut file = options.open(&path).map_err(failed)?;
-    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        let mut pid = String::new();
-        let _ = file.read_to_string(&mut pid);
-        let what = format!("another ginneld (process {}) serves {}", pid.trim(), dir.display());
-        return Err(Problem::new(path.display(), what, "stop it, or give this one folders of its own"));
-    }
-    // The process number in the file is only for people, so a full disk is no reason not to serve.
-    if let Err(error) =
-        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()))
-    {
-        warn!(path = %path.display(), %error, "the lock does not say whose it is");
-    }
+    let file = options.open(&path).map_err(failed)?;
+    locked::take(&file).map_err(|pid| {
+        let what = format!("another ginneld (process {pid}) serves {}", dir.display());
+        Problem::new(path.display(), what, "stop it, or give this one folders of its own")
+    })?;
     Ok(file)
 }
 

@@ -1,0 +1,40 @@
+//! The lock of a folder, which belongs to one daemon at a time.
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, test_kill_process};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// How long the lock may outlive its daemon, whose [`closer`](crate::closer) lets it go: if that daemon is not there any more, and if it still seems to
+/// be there, because nobody has waited for its end.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(10), Duration::from_millis(100)];
+
+/// Takes the lock that a file stands for, as long as the file is open. The file says the number of the process that has it. Otherwise returns
+/// that number, or what the file says in its place.
+pub fn take(file: &File) -> Result<(), String> {
+    let begun = Instant::now();
+    loop {
+        if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            break;
+        }
+        let mut text = [0; 16];
+        let len = file.read_at(&mut text, 0).unwrap_or(0);
+        let owner = String::from_utf8_lossy(&text[..len]).trim().to_owned();
+        let is_there = match owner.parse().ok().and_then(Pid::from_raw) {
+            Some(pid) => test_kill_process(pid) != Err(rustix::io::Errno::SRCH),
+            None => true,
+        };
+        if begun.elapsed() > PATIENCE[usize::from(is_there)] {
+            return Err(owner);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The number is for people, and for a successor that waits, so a full disk is no reason not to serve.
+    let written =
+        file.set_len(0).and_then(|()| file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
+    if let Err(error) = written {
+        tracing::warn!(%error, "the lock does not say whose it is");
+    }
+    Ok(())
+}
