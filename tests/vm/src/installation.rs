@@ -336,11 +336,6 @@ impl Installation<'_> {
     /// Describes a VM of this installation: its devices, interrupts (an IOMMU), network, and the programs `ginneld` and
     /// `ginnel`. The drivers for its segments are in the image but not loaded, because the guest daemon loads them.
     pub fn vm(&self, name: &str) -> Result<VmBuilder> {
-        self.vm_with_devices(name, &self.devices(name)?)
-    }
-
-    /// Does the same as [`Self::vm`], with these devices instead of its own.
-    pub fn vm_with_devices(&self, name: &str, devices: &str) -> Result<VmBuilder> {
         Ok(self
             .bed
             .vm(name)
@@ -350,7 +345,7 @@ impl Installation<'_> {
             .device_memory_mib(self.device_memory_mib())
             .program(program("ginneld")?)
             .program(program("ginnel")?)
-            .qemu_args(devices))
+            .qemu_args(&self.devices(name)?))
     }
 
     /// Starts the guest daemon in a VM that has booted, and waits until it serves.

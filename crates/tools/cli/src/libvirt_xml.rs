@@ -1,12 +1,14 @@
 //! `ginnel libvirt-xml`.
 
 use crate::inspect::MemoryKind;
+use crate::machine::{Machine, Ports};
 use crate::qemu_version::QemuVersion;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use crate::volume_devices::{VolumeDevice, VolumePathArgs};
 use crate::{one_line, output};
 use anyhow::Result;
 use ginnel_volume_control::config::Device;
+use std::ops::RangeInclusive;
 
 /// Prints the XML with which libvirt connects a VM to its segments and gives it its volumes.
 ///
@@ -16,6 +18,11 @@ pub struct Args {
     /// The VM, as the configuration names it.
     vm: String,
 
+    /// The kind of the VM's machine. On a q35 or virt machine each device gets a PCIe root port, because nothing can be
+    /// unplugged from the root bus there; a pc machine has none, and needs none.
+    #[arg(long, value_name = "KIND", default_value = "q35")]
+    machine: Machine,
+
     #[command(flatten)]
     volume_paths: VolumePathArgs,
 }
@@ -24,22 +31,23 @@ pub fn run(args: Args) -> Result<()> {
     let mut volumes = args.volume_paths.volumes()?;
     volumes.retain(|v| v.vm.as_ref() == Some(&args.vm));
     let mut parts = Vec::new();
+    let mut places = Places::new(args.machine);
     match Devices::of(&args.vm) {
-        Ok(devices) => parts.push(xml(&devices)),
+        Ok(devices) => parts.push(xml(&devices, &mut places)),
         Err(error) if !volumes.is_empty() => {
             output::note(format!("# no segments, only volumes: {}", one_line(&error)));
         }
         Err(error) => return Err(error),
     }
     if !volumes.is_empty() {
-        parts.push(disks(&volumes));
+        parts.push(disks(&volumes, &mut places));
     }
     output::line(parts.join("\n"))
 }
 
 /// Returns the XML for volumes. It was tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without
 /// libvirt.
-fn disks(volumes: &[VolumeDevice]) -> String {
+fn disks(volumes: &[VolumeDevice], places: &mut Places) -> String {
     let mut lines: Vec<String> = [
         "<!-- for the volumes (libvirt 7.1.0 or later). Into <domain>, so that they see the VM's RAM -->",
         "<memoryBacking>",
@@ -52,9 +60,12 @@ fn disks(volumes: &[VolumeDevice]) -> String {
     let (disks, targets): (Vec<_>, Vec<_>) = volumes.iter().partition(|v| v.device == Device::Blk);
     if !disks.is_empty() {
         lines.push("<!-- into <devices>; each <target> needs a name that no other disk has -->".into());
+        lines.extend(places.comment());
     }
     for (volume, letter) in disks.iter().zip(('b'..='z').cycle()) {
         let packed = if volume.packed { " packed='on'" } else { "" };
+        let (controller, address) = places.element();
+        lines.extend(controller);
         lines.extend([
             "<disk type='vhostuser' device='disk' snapshot='no'>".into(),
             format!("  <driver name='qemu' type='raw' queues='{}'{packed}/>", volume.queues),
@@ -62,18 +73,19 @@ fn disks(volumes: &[VolumeDevice]) -> String {
             "    <reconnect enabled='yes' timeout='1'/>".into(),
             "  </source>".into(),
             format!("  <target dev='vd{letter}' bus='virtio'/>"),
-            "</disk>".into(),
         ]);
+        lines.extend(address);
+        lines.push("</disk>".into());
     }
     if !targets.is_empty() {
         lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: libvirt has no element for scsi volumes -->".into());
         lines.push("<qemu:commandline>".into());
-        let mut slots = SLOTS;
         for volume in targets {
             // The arguments of a scsi target are the same for all versions of QEMU.
-            let [chardev, (name, device)] = volume.arguments(QemuVersion::OLDEST);
-            lines.extend(argument(chardev));
-            lines.extend(argument((name, placed(device, slots.next()))));
+            lines.extend(argument("-chardev", &volume.chardev(QemuVersion::OLDEST)));
+            // From the opposite end of the range to those of segments.
+            let slot = places.slots.next();
+            lines.extend(places.arguments(volume.device(), slot));
         }
         lines.push("</qemu:commandline>".into());
     }
@@ -98,40 +110,48 @@ fn element(memory: &MemoryDevice) -> Element<'_> {
     }
 }
 
-fn xml(devices: &Devices) -> String {
+fn xml(devices: &Devices, places: &mut Places) -> String {
     let mut lines = address_space(devices);
+    lines.push("<!-- into <devices> -->".into());
+    lines.extend(places.comment());
+    let (controller, address) = places.element();
+    lines.extend(controller);
     lines.extend([
-        "<!-- into <devices> -->".to_owned(),
         "<shmem name='ginnel-control'>".into(),
         "  <model type='ivshmem-doorbell'/>".into(),
         format!("  <server path='{}'/>", escaped(&devices.socket.display().to_string())),
         format!("  <msi vectors='{}' ioeventfd='on'/>", devices.vectors),
-        "</shmem>".into(),
     ]);
-    // Taken from the opposite end of the range to those of volumes.
-    let mut slots = SLOTS.rev();
+    lines.extend(address);
+    lines.push("</shmem>".into());
     let mut arguments = Vec::new();
     if let Some(qmp) = &devices.qmp {
-        arguments.push(("-qmp", control_socket(qmp)));
+        arguments.extend(argument("-qmp", &control_socket(qmp)));
     }
     for memory in &devices.memory {
         match element(memory) {
-            Element::Shmem(name) => lines.extend([
-                format!("<shmem name='{}'>", escaped(name)),
-                "  <model type='ivshmem-plain'/>".into(),
-                format!("  <size unit='bytes'>{}</size>", memory.size),
-                "</shmem>".into(),
-            ]),
+            Element::Shmem(name) => {
+                let (controller, address) = places.element();
+                lines.extend(controller);
+                lines.extend([
+                    format!("<shmem name='{}'>", escaped(name)),
+                    "  <model type='ivshmem-plain'/>".into(),
+                    format!("  <size unit='bytes'>{}</size>", memory.size),
+                ]);
+                lines.extend(address);
+                lines.push("</shmem>".into());
+            }
             Element::Arguments => {
-                let device = placed(memory.device(), slots.next());
-                arguments.extend([("-object", memory.object()), ("-device", device)]);
+                arguments.extend(argument("-object", &memory.object()));
+                let slot = places.slots.next_back();
+                arguments.extend(places.arguments(memory.device(), slot));
             }
         }
     }
     if !arguments.is_empty() {
         lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: devices for which libvirt has no element -->".into());
         lines.push("<qemu:commandline>".into());
-        lines.extend(arguments.into_iter().flat_map(argument));
+        lines.extend(arguments);
         lines.push("</qemu:commandline>".into());
     }
     lines.extend(
@@ -168,16 +188,60 @@ fn address_space(devices: &Devices) -> Vec<String> {
 /// Slots of the machine's PCI bus for devices that are given as arguments. QEMU creates those before libvirt's devices,
 /// and would put them into slots that libvirt uses for others. libvirt counts from 1 on, and the chipset's devices are
 /// above these slots.
-const SLOTS: std::ops::RangeInclusive<u8> = 0x8..=0x19;
+const SLOTS: RangeInclusive<u8> = 0x8..=0x19;
 
-/// Puts a device into a slot, if there is one left.
-fn placed(device: String, slot: Option<u8>) -> String {
-    slot.map(|slot| format!("{device},addr={slot:#x}")).unwrap_or(device)
+/// The first index of libvirt's controllers. Usually libvirt has fewer of its own; it fills a gap with further root ports.
+const FIRST_CONTROLLER: usize = 16;
+
+/// The places of devices.
+struct Places {
+    machine: Machine,
+    /// The number of elements that have a controller of their own.
+    elements: usize,
+    /// The ports of devices that are arguments.
+    ports: Ports,
+    slots: RangeInclusive<u8>,
+}
+
+impl Places {
+    fn new(machine: Machine) -> Self {
+        Self { machine, elements: 0, ports: Ports::new(machine), slots: SLOTS }
+    }
+
+    /// Returns what is to be said about the controllers, if there are any.
+    fn comment(&self) -> Option<String> {
+        let text = "<!-- a device can be unplugged because it is on a root port of its own; if the domain has a controller with the same
+     index, choose another one, and the same number as bus in the device's address -->";
+        self.machine.has_ports().then(|| text.into())
+    }
+
+    /// Returns the controller for another element, which stands in front of it, and the element's address on that.
+    fn element(&mut self) -> (Option<String>, Option<String>) {
+        if !self.machine.has_ports() {
+            return (None, None);
+        }
+        let index = FIRST_CONTROLLER + self.elements;
+        self.elements += 1;
+        (
+            Some(format!("<controller type='pci' index='{index}' model='pcie-root-port'/>")),
+            Some(format!(
+                "  <address type='pci' domain='0x0000' bus='{index:#04x}' slot='0x00' function='0x0'/>"
+            )),
+        )
+    }
+
+    /// Returns the arguments for a device, in a slot of the root bus if there is one left.
+    fn arguments(&mut self, device: String, slot: Option<u8>) -> Vec<String> {
+        // libvirt's own root ports exist too late for devices that are arguments.
+        let slot = slot.map(|slot| format!(",addr={slot:#x}")).unwrap_or_default();
+        let values = self.ports.place(device, &slot);
+        values.iter().flat_map(|value| argument("-device", value)).collect()
+    }
 }
 
 /// Returns an argument of QEMU as XML.
-fn argument((name, value): (&str, String)) -> [String; 2] {
-    [format!("  <qemu:arg value='{name}'/>"), format!("  <qemu:arg value='{}'/>", escaped(&value))]
+fn argument(name: &str, value: &str) -> [String; 2] {
+    [format!("  <qemu:arg value='{name}'/>"), format!("  <qemu:arg value='{}'/>", escaped(value))]
 }
 
 fn escaped(text: &str) -> String {
@@ -191,13 +255,13 @@ mod tests {
 
     #[test]
     fn segments_are_elements_where_libvirt_has_some_and_arguments_elsewhere() {
-        let xml = xml(&devices());
+        let xml = xml(&devices(), &mut Places::new(Machine::Q35));
         for part in [
-            "<shmem name='ginnel-control'>\n  <model type='ivshmem-doorbell'/>\n  <server path='/run/ginnel/vm-a.sock'/>\n  <msi vectors='32' ioeventfd='on'/>\n</shmem>",
-            "size=268435456,dump=off'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-web,addr=0x19'/>",
-            "<shmem name='ginnel-old'>\n  <model type='ivshmem-plain'/>\n  <size unit='bytes'>4194304</size>\n</shmem>",
+            "<controller type='pci' index='16' model='pcie-root-port'/>\n<shmem name='ginnel-control'>\n  <model type='ivshmem-doorbell'/>\n  <server path='/run/ginnel/vm-a.sock'/>\n  <msi vectors='32' ioeventfd='on'/>\n  <address type='pci' domain='0x0000' bus='0x10' slot='0x00' function='0x0'/>\n</shmem>",
+            "size=268435456,dump=off'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='pcie-root-port,id=ginnel-port-1,chassis=200,slot=1,addr=0x19'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-web,bus=ginnel-port-1'/>",
+            "<shmem name='ginnel-old'>\n  <model type='ivshmem-plain'/>\n  <size unit='bytes'>4194304</size>\n  <address type='pci' domain='0x0000' bus='0x11' slot='0x00' function='0x0'/>\n</shmem>",
             "  <qemu:arg value='-object'/>\n  <qemu:arg value='memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel-huge,size=1073741824,dump=off'/>",
-            "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-news.vm-a,addr=0x17'/>",
+            "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='pcie-root-port,id=ginnel-port-3,chassis=200,slot=3,addr=0x17'/>",
             "<qemu:commandline>\n  <qemu:arg value='-qmp'/>\n  <qemu:arg value='unix:/run/ginnel/vm-a.qmp,server=on,wait=off'/>\n",
             "<maxMemory slots='16' unit='KiB'>",
             "what the segments have:\n     268288 KiB;",
@@ -214,12 +278,13 @@ mod tests {
 
     #[test]
     fn volumes_are_disks_and_arguments() {
-        let xml = disks(&crate::volume_devices::tests::volumes()[..2]);
+        let xml = disks(&crate::volume_devices::tests::volumes()[..2], &mut Places::new(Machine::Q35));
         for part in [
             "<access mode='shared'/>",
             "queues='4'/>\n  <source type='unix' path='/run/ginnel/volumes/data.sock'>",
-            "<target dev='vdb' bus='virtio'/>",
-            "<qemu:arg value='vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2,addr=0x8'/>",
+            "<target dev='vdb' bus='virtio'/>\n  <address type='pci' domain='0x0000' bus='0x10' slot='0x00' function='0x0'/>\n</disk>",
+            "<qemu:arg value='pcie-root-port,id=ginnel-port-1,chassis=200,slot=1,addr=0x8'/>",
+            "<qemu:arg value='vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2,bus=ginnel-port-1'/>",
         ] {
             assert!(xml.contains(part), "{part} is missing in\n{xml}");
         }
@@ -230,10 +295,21 @@ mod tests {
     }
 
     #[test]
+    fn a_pc_has_no_root_ports() {
+        let mut places = Places::new(Machine::Pc);
+        let volumes = crate::volume_devices::tests::volumes();
+        let xml = xml(&devices(), &mut places) + &disks(&volumes[..2], &mut places);
+        assert!(!xml.contains("root-port") && !xml.contains("<address "), "{xml}");
+        for part in ["memdev=ginnel-web,addr=0x19'/>", "num_queues=2,addr=0x8'/>"] {
+            assert!(xml.contains(part), "{part} is missing in\n{xml}");
+        }
+    }
+
+    #[test]
     fn bars_need_no_address_space() {
         let mut devices = devices();
         devices.memory.retain(|memory| memory.kind == MemoryKind::Bar);
-        assert!(!xml(&devices).contains("maxMemory"));
+        assert!(!xml(&devices, &mut Places::new(Machine::Q35)).contains("maxMemory"));
     }
 
     #[test]

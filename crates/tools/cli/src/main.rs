@@ -11,6 +11,7 @@ mod libraries;
 mod libvirt_xml;
 mod list;
 mod locks;
+mod machine;
 mod man;
 mod mpi_env;
 mod output;

@@ -5,11 +5,12 @@ mod files;
 mod volumes;
 
 use crate::inspect::{Inspect, MemoryKind};
+use crate::machine::{Machine, Ports};
 use crate::qemu_version::{QemuArgs, QemuVersion};
 use crate::vm_devices::{Devices, control_socket, escaped};
 use crate::volume_devices::{VolumeDevice, VolumePathArgs, shared_ram};
 use crate::{AlreadyReported, one_line, output};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use ginnel::Daemon;
 use ginnel_config::Bytes;
 use ginnel_volume_control::config::Device;
@@ -33,6 +34,11 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = ram)]
     memory: Option<u64>,
 
+    /// The kind of the VM's machine. On a q35 or virt machine each device gets a PCIe root port, because nothing can be
+    /// unplugged from the root bus there; a pc machine has none, and needs none.
+    #[arg(long, value_name = "KIND", default_value = "q35")]
+    machine: Machine,
+
     /// Also print the arguments that give the VM interrupts: a q35 machine with an IOMMU. Its kernel needs
     /// intel_iommu=on.
     #[arg(long)]
@@ -40,7 +46,7 @@ pub struct Args {
 
     /// Print no arguments. Instead check whether this command line of QEMU connects the VM correctly. It is one text,
     /// split at white space.
-    #[arg(long, value_name = "COMMAND LINE", allow_hyphen_values = true, conflicts_with_all = ["memory", "iommu"])]
+    #[arg(long, value_name = "COMMAND LINE", allow_hyphen_values = true, conflicts_with_all = ["memory", "machine", "iommu"])]
     check: Option<String>,
 
     /// Print no hints.
@@ -54,7 +60,21 @@ pub struct Args {
     volume_paths: VolumePathArgs,
 }
 
+/// What the arguments depend on, other than the devices.
+#[derive(Clone, Copy)]
+struct Target {
+    qemu: QemuVersion,
+    /// The VM's RAM in bytes, if that is to be printed.
+    ram: Option<u64>,
+    /// Whether the machine and its IOMMU are to be printed.
+    iommu: bool,
+}
+
 pub fn run(args: Args) -> Result<()> {
+    ensure!(
+        !args.iommu || args.machine == Machine::Q35,
+        "--iommu prints an IOMMU that only a q35 machine has: leave out --iommu or --machine"
+    );
     let all = args.volume_paths.volumes()?;
     let volumes: Vec<_> = all.iter().filter(|v| v.vm.as_ref() == Some(&args.vm)).cloned().collect();
     let segments = match ask(&args.vm) {
@@ -84,9 +104,11 @@ pub fn run(args: Args) -> Result<()> {
         return output::line(format!("VM {}: the command line is good", args.vm));
     }
     let devices = segments.as_ref().map(|(_, devices)| devices);
-    output::line(arguments(devices, &volumes, qemu, args.memory, args.iommu).join("\n"))?;
+    let mut ports = Ports::new(args.machine);
+    let target = Target { qemu, ram: args.memory, iommu: args.iommu };
+    output::line(arguments(devices, &volumes, target, &mut ports).join("\n"))?;
     if !args.quiet {
-        hints(devices, &volumes, &args).iter().for_each(|hint| output::note(format!("# {hint}")));
+        hints(devices, &volumes, &ports, &args).iter().for_each(|hint| output::note(format!("# {hint}")));
     }
     Ok(())
 }
@@ -102,13 +124,12 @@ fn ask(vm: &str) -> Result<(Inspect, Devices)> {
 fn arguments(
     devices: Option<&Devices>,
     volumes: &[VolumeDevice],
-    qemu: QemuVersion,
-    ram: Option<u64>,
-    iommu: bool,
+    target: Target,
+    ports: &mut Ports,
 ) -> Vec<String> {
     let mut lines = Vec::new();
     let pair = |(option, value): (&str, String)| format!("{option} {value}");
-    if iommu {
+    if target.iommu {
         // QEMU wants the IOMMU in front of all devices.
         lines.extend(
             IOMMU
@@ -117,36 +138,39 @@ fn arguments(
                 .map(|(i, pair)| if i == 0 { pair.into() } else { format!("-{pair}") }),
         );
     }
-    if let Some(ram) = ram {
+    if let Some(ram) = target.ram {
         let max = devices.and_then(|d| d.max_memory(ram)).map(|max| format!(",maxmem={}", Bytes(max)));
         lines.push(format!("-m {}{}", Bytes(ram), max.unwrap_or_default()));
         if !volumes.is_empty() {
             lines.extend(shared_ram(ram).map(pair));
         }
     }
+    let mut place = |device| ports.place(device, "").into_iter().map(|value| format!("-device {value}"));
     if let Some(devices) = devices {
-        lines.extend(segments(devices));
+        lines.push(format!("-chardev socket,id=ginnel-control,path={}", escaped(&devices.socket)));
+        lines.extend(place(format!("ivshmem-doorbell,chardev=ginnel-control,vectors={}", devices.vectors)));
+        lines.extend(devices.qmp.iter().map(|qmp| format!("-qmp {}", control_socket(qmp))));
+        for memory in &devices.memory {
+            lines.push(format!("-object {}", memory.object()));
+            lines.extend(place(memory.device()));
+        }
     }
-    lines.extend(volumes.iter().flat_map(|volume| volume.arguments(qemu)).map(pair));
-    lines
-}
-
-/// Returns the arguments for the control device and the segments.
-fn segments(devices: &Devices) -> Vec<String> {
-    let mut lines = Vec::new();
-    lines.push(format!("-chardev socket,id=ginnel-control,path={}", escaped(&devices.socket)));
-    lines.push(format!("-device ivshmem-doorbell,chardev=ginnel-control,vectors={}", devices.vectors));
-    lines.extend(devices.qmp.iter().map(|qmp| format!("-qmp {}", control_socket(qmp))));
-    for memory in &devices.memory {
-        lines.push(format!("-object {}", memory.object()));
-        lines.push(format!("-device {}", memory.device()));
+    for volume in volumes {
+        lines.push(format!("-chardev {}", volume.chardev(target.qemu)));
+        lines.extend(place(volume.device()));
     }
     lines
 }
 
 /// Returns hints about what the arguments alone do not say.
-fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], args: &Args) -> Vec<String> {
+fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], ports: &Ports, args: &Args) -> Vec<String> {
     let mut hints = devices.map_or(Vec::new(), |devices| segment_hints(devices, args));
+    if ports.count() > 0 {
+        hints.push(format!(
+            "{} PCIe root ports, one for each device, so that it can be unplugged; a VM with -M pc has none: --machine pc",
+            ports.count()
+        ));
+    }
     if !volumes.is_empty() && args.memory.is_none() {
         let [(object, memory), (machine, backend)] = shared_ram(0);
         let memory = memory.replace("size=0", "size=SIZE");
@@ -160,10 +184,12 @@ fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], args: &Args) -> Ve
     if devices.is_none() {
         return hints;
     }
-    if !args.iommu {
+    if !args.iommu && args.machine != Machine::Virt {
         hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));
     }
-    hints.push("for interrupts, on the guest kernel's command line: intel_iommu=on".into());
+    if args.machine != Machine::Virt {
+        hints.push("for interrupts, on the guest kernel's command line: intel_iommu=on".into());
+    }
     hints.push(
         "with TCG instead of KVM: -smp N,maxcpus=M with M of 2 or more, or memory is not ordered".into(),
     );
@@ -214,51 +240,80 @@ mod tests {
     use super::*;
     use crate::vm_devices::tests::devices;
 
+    /// Returns the arguments for a machine with this much RAM.
+    fn on(
+        machine: Machine,
+        devices: Option<&Devices>,
+        volumes: &[VolumeDevice],
+        ram: u64,
+        iommu: bool,
+    ) -> Vec<String> {
+        let target = Target { qemu: QemuVersion::OLDEST, ram: Some(ram), iommu };
+        arguments(devices, volumes, target, &mut Ports::new(machine))
+    }
+
     #[test]
     fn one_pair_a_line() {
         assert_eq!(
-            arguments(Some(&devices()), &[], QemuVersion::OLDEST, Some(2 << 30), true),
+            on(Machine::Q35, Some(&devices()), &[], 2 << 30, true),
             [
                 "-M q35,kernel-irqchip=split",
                 "-device intel-iommu,intremap=on",
                 "-m 2G,maxmem=3334M",
                 "-chardev socket,id=ginnel-control,path=/run/ginnel/vm-a.sock",
-                "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32",
+                "-device pcie-root-port,id=ginnel-port-1,chassis=200,slot=1",
+                "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32,bus=ginnel-port-1",
                 "-qmp unix:/run/ginnel/vm-a.qmp,server=on,wait=off",
                 "-object memory-backend-file,id=ginnel-web,share=on,mem-path=/dev/shm/ginnel-web,size=268435456,dump=off",
-                "-device virtio-pmem-pci,memdev=ginnel-web",
+                "-device pcie-root-port,id=ginnel-port-2,chassis=200,slot=2",
+                "-device virtio-pmem-pci,memdev=ginnel-web,bus=ginnel-port-2",
                 "-object memory-backend-file,id=ginnel-old,share=on,mem-path=/dev/shm/ginnel-old,size=4194304,dump=off",
-                "-device ivshmem-plain,memdev=ginnel-old",
+                "-device pcie-root-port,id=ginnel-port-3,chassis=200,slot=3",
+                "-device ivshmem-plain,memdev=ginnel-old,bus=ginnel-port-3",
                 "-object memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel-huge,size=1073741824,dump=off",
-                "-device ivshmem-plain,memdev=ginnel-huge",
+                "-device pcie-root-port,id=ginnel-port-4,chassis=200,slot=4",
+                "-device ivshmem-plain,memdev=ginnel-huge,bus=ginnel-port-4",
                 "-object memory-backend-file,id=ginnel-news.vm-a,share=on,mem-path=/dev/shm/ginnel-news,offset=6291456,size=6291456,dump=off,readonly=on",
-                "-device virtio-pmem-pci,memdev=ginnel-news.vm-a",
+                "-device pcie-root-port,id=ginnel-port-5,chassis=200,slot=5",
+                "-device virtio-pmem-pci,memdev=ginnel-news.vm-a,bus=ginnel-port-5",
                 "-object memory-backend-file,id=ginnel-quiet,share=on,mem-path=/dev/shm/ginnel-quiet,size=4194304,dump=off,readonly=on",
-                "-device ivshmem-plain,memdev=ginnel-quiet",
+                "-device pcie-root-port,id=ginnel-port-6,chassis=200,slot=6",
+                "-device ivshmem-plain,memdev=ginnel-quiet,bus=ginnel-port-6",
             ]
         );
+    }
+
+    #[test]
+    fn a_machine_without_pci_express_has_no_ports() {
+        let lines = on(Machine::Pc, Some(&devices()), &[], 2 << 30, false);
+        assert!(lines.contains(&"-device ivshmem-plain,memdev=ginnel-old".into()), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("port")), "{lines:?}");
+        let virt = on(Machine::Virt, Some(&devices()), &[], 2 << 30, false);
+        assert_eq!(virt, on(Machine::Q35, Some(&devices()), &[], 2 << 30, false));
     }
 
     #[test]
     fn a_vm_of_bars_needs_no_maxmem() {
         let mut devices = devices();
         devices.memory.retain(|memory| memory.kind == MemoryKind::Bar);
-        assert_eq!(arguments(Some(&devices), &[], QemuVersion::OLDEST, Some(512 << 20), false)[0], "-m 512M");
+        assert_eq!(on(Machine::Q35, Some(&devices), &[], 512 << 20, false)[0], "-m 512M");
     }
 
     #[test]
     fn volumes_need_shared_ram_once() {
         let volumes = crate::volume_devices::tests::volumes();
         assert_eq!(
-            arguments(None, &volumes[..2], QemuVersion::OLDEST, Some(2 << 30), false),
+            on(Machine::Q35, None, &volumes[..2], 2 << 30, false),
             [
                 "-m 2G",
                 "-object memory-backend-memfd,id=ginnel-ram,size=2G,share=on",
                 "-machine memory-backend=ginnel-ram",
                 "-chardev socket,id=ginnel-volume-data,path=/run/ginnel/volumes/data.sock,reconnect=1",
-                "-device vhost-user-blk-pci,chardev=ginnel-volume-data,num-queues=4",
+                "-device pcie-root-port,id=ginnel-port-1,chassis=200,slot=1",
+                "-device vhost-user-blk-pci,chardev=ginnel-volume-data,num-queues=4,bus=ginnel-port-1",
                 "-chardev socket,id=ginnel-volume-many,path=/run/ginnel/volumes/many.sock",
-                "-device vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2",
+                "-device pcie-root-port,id=ginnel-port-2,chassis=200,slot=2",
+                "-device vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2,bus=ginnel-port-2",
             ]
         );
     }

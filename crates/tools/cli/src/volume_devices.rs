@@ -97,11 +97,6 @@ impl VolumeDevice {
         let packed = if self.packed { ",packed=on" } else { "" };
         format!("{},chardev={},{}={}{packed}", self.model(), self.id(), self.queues_key(), self.queues)
     }
-
-    /// Returns the argument pairs for QEMU.
-    pub fn arguments(&self, qemu: QemuVersion) -> [(&'static str, String); 2] {
-        [("-chardev", self.chardev(qemu)), ("-device", self.device())]
-    }
 }
 
 /// QEMU's id for the RAM that volumes access.
@@ -140,14 +135,14 @@ pub mod tests {
     fn devices_are_written_as_qemu_reads_them() {
         let volumes = volumes();
         assert_eq!(
-            volumes[0].arguments(QemuVersion::OLDEST).map(|(_, value)| value),
+            [volumes[0].chardev(QemuVersion::OLDEST), volumes[0].device()],
             [
                 "socket,id=ginnel-volume-data,path=/run/ginnel/volumes/data.sock,reconnect=1",
                 "vhost-user-blk-pci,chardev=ginnel-volume-data,num-queues=4",
             ]
         );
         assert_eq!(
-            volumes[1].arguments(QemuVersion::OLDEST).map(|(_, value)| value),
+            [volumes[1].chardev(QemuVersion::OLDEST), volumes[1].device()],
             [
                 "socket,id=ginnel-volume-many,path=/run/ginnel/volumes/many.sock",
                 "vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2",

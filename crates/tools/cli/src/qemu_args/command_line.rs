@@ -1,6 +1,7 @@
 //! Checks whether a command line of QEMU connects a VM to its segments, and to no others.
 
 use crate::inspect::{Inspect, MemoryKind};
+use crate::machine::Machine;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use ginnel_config::Bytes;
 use std::collections::HashMap;
@@ -67,6 +68,7 @@ pub fn problems(line: &str, devices: &Devices, inspect: &Inspect) -> Vec<String>
     for memory in &devices.memory {
         segment(memory, &backends, &attached, &mut problems);
     }
+    unplugging(line, devices, &backends, &attached, &mut problems);
     for backend in backends {
         stranger(backend, devices, inspect, &mut problems);
     }
@@ -174,6 +176,34 @@ fn segment(memory: &MemoryDevice, backends: &[&Value], attached: &[Value], probl
     }
 }
 
+/// Checks that the daemon can take BARs away from a VM that hangs: nothing can be unplugged from the root bus of PCI Express.
+fn unplugging(
+    line: &str,
+    devices: &Devices,
+    backends: &[&Value],
+    attached: &[Value],
+    problems: &mut Vec<String>,
+) {
+    let mut machines = values(line, "M").into_iter().chain(values(line, "machine"));
+    // One of the options may name only other properties of the machine.
+    let name = |value: &Value| [value.kind.as_str(), value.key("type")].concat();
+    if devices.qmp.is_none() || !machines.any(|value| Machine::named(&name(&value)).has_ports()) {
+        return;
+    }
+    for memory in devices.memory.iter().filter(|memory| memory.kind == MemoryKind::Bar) {
+        let own = backends.iter().find(|b| Path::new(b.key("mem-path")) == memory.file);
+        let Some(backend) = own else { continue };
+        let device = attached.iter().find(|d| d.key("memdev") == backend.key("id"));
+        if device.is_some_and(|device| matches!(device.key("bus"), "" | "pcie.0")) {
+            problems.push(format!(
+                "segment {} is on the root bus, from which it cannot be unplugged when the VM hangs: put it on a PCIe \
+                 root port, as `ginnel qemu-args {}` prints it",
+                memory.segment, devices.vm
+            ));
+        }
+    }
+}
+
 /// Checks that the memory is not another VM's segment.
 fn stranger(backend: &Value, devices: &Devices, inspect: &Inspect, problems: &mut Vec<String>) {
     let path = backend.key("mem-path");
@@ -227,7 +257,8 @@ fn address_space(line: &str, devices: &Devices, problems: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qemu_args::arguments;
+    use crate::machine::Ports;
+    use crate::qemu_args::{Target, arguments};
     use crate::qemu_version::QemuVersion;
 
     const ANSWER: &str = r#"{
@@ -245,9 +276,10 @@ mod tests {
     fn after(from: &str, to: &str) -> Vec<String> {
         let inspect = crate::inspect::parse(ANSWER).unwrap();
         let devices = Devices::from(&inspect, "a").unwrap();
+        let target = Target { qemu: QemuVersion::OLDEST, ram: Some(2 << 30), iommu: true };
         let line = format!(
             "qemu-system-x86_64 -nodefaults {}",
-            arguments(Some(&devices), &[], QemuVersion::OLDEST, Some(2 << 30), true).join(" ")
+            arguments(Some(&devices), &[], target, &mut Ports::new(Machine::Q35)).join(" ")
         );
         assert!(line.contains(from), "{from} is not in {line}");
         problems(&line.replacen(from, to, 1), &devices, &inspect)
@@ -259,6 +291,7 @@ mod tests {
         assert_eq!(after("size=4194304", "size=4M"), [""; 0]);
         assert_eq!(after("share=on", "share=true"), [""; 0]);
         assert_eq!(after("-m 2G", "-m size=2048"), [""; 0]);
+        assert_eq!(after("-M q35", "-machine usb=on -machine type=pc-q35-7.2"), [""; 0]);
         let long =
             "-mon chardev=m,mode=control -chardev socket,id=m,server=on,wait=off,path=/run/ginnel/a.qmp";
         assert_eq!(after("-qmp unix:/run/ginnel/a.qmp,server=on,wait=off", long), [""; 0]);
@@ -282,6 +315,8 @@ mod tests {
                 "make it a virtio-pmem-pci",
             ),
             ("-device virtio-pmem-pci,memdev=ginnel-web", "", "segment web has no -device"),
+            ("ginnel-old,bus=ginnel-port-3", "ginnel-old", "segment old is on the root bus"),
+            ("ginnel-old,bus=ginnel-port-3", "ginnel-old,bus=pcie.0", "segment old is on the root bus"),
             ("-nodefaults", "-device ivshmem-plain,memdev=ginnel-web", "several devices"),
             (
                 "-nodefaults",

@@ -117,9 +117,8 @@ mod tests {
     /// Does the same for this version of QEMU.
     fn after_in(qemu: &str, from: &str, to: &str) -> Vec<String> {
         let (volumes, qemu) = (volumes(), qemu.parse().unwrap());
-        let pairs = shared_ram(1 << 30)
-            .into_iter()
-            .chain(volumes[..2].iter().flat_map(|volume| volume.arguments(qemu)));
+        let of = |volume: &VolumeDevice| [("-chardev", volume.chardev(qemu)), ("-device", volume.device())];
+        let pairs = shared_ram(1 << 30).into_iter().chain(volumes[..2].iter().flat_map(of));
         let line = pairs.map(|(option, value)| format!("{option} {value}")).collect::<Vec<_>>().join(" ");
         let line = format!("qemu-system-x86_64 -nodefaults -M q35 -m 1G {line}");
         assert!(line.contains(from), "{from} is not in {line}");

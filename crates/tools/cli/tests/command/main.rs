@@ -7,6 +7,7 @@ mod measure;
 mod operate;
 mod readers;
 mod run;
+mod unplug;
 mod volume;
 
 kit::test_that_skips_are_seen!();

@@ -63,14 +63,20 @@ fn a_vm_is_declared_and_its_devices_are_printed() {
         "-device intel-iommu,intremap=on".into(),
         "-m 2G,maxmem=3088M".into(),
         format!("-chardev socket,id=ginnel-control,path={at}/run/vm-b.sock"),
-        "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32".into(),
+        "-device pcie-root-port,id=ginnel-port-1,chassis=200,slot=1".into(),
+        "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32,bus=ginnel-port-1".into(),
         format!(
             "-object memory-backend-file,id=ginnel-home-vm-b,share=on,mem-path={at}/shm/ginnel-home-vm-b,size=16777216,dump=off"
         ),
-        "-device virtio-pmem-pci,memdev=ginnel-home-vm-b".into(),
+        "-device pcie-root-port,id=ginnel-port-2,chassis=200,slot=2".into(),
+        "-device virtio-pmem-pci,memdev=ginnel-home-vm-b,bus=ginnel-port-2".into(),
     ];
     assert_eq!(args.out.lines().collect::<Vec<_>>(), expected);
     assert!(args.err.contains("intel_iommu=on") && args.err.contains("maxcpus"), "{args:?}");
+    assert!(args.err.contains("2 PCIe root ports") && args.err.contains("--machine pc"), "{args:?}");
+    assert!(!world.good("qemu-args vm-b --machine pc").out.contains("root-port"));
+    let refused = world.expect(1, "qemu-args vm-b --machine pc --iommu");
+    assert!(refused.err.contains("only a q35 machine has"), "{refused:?}");
     assert!(world.good("qemu-args vm-b -q").err.is_empty());
     let hint = world.good("qemu-args vm-b").err;
     assert!(hint.contains("at least SIZE + 16M"), "{hint}");
