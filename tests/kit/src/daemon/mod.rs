@@ -115,13 +115,17 @@ impl Daemon {
 
     /// Starts the daemon and waits until it serves.
     pub fn start(&mut self) {
+        self.start_by(self.command());
+    }
+
+    /// Does the same with this command.
+    pub fn start_by(&mut self, mut command: Command) {
         let log =
             std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         // Another process ends what the last daemon has left open, a moment after it.
         let socket = self.socket();
         wait_for("the end of the last daemon", || packet::connect_to(&socket).is_err().then_some(()));
-        let mut child =
-            self.command().env("GINNEL_LOG", "debug").stderr(log).stdin(Stdio::null()).spawn().unwrap();
+        let mut child = command.env("GINNEL_LOG", "debug").stderr(log).stdin(Stdio::null()).spawn().unwrap();
         wait_for("the daemon's socket", || {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("the daemon ended: {status}\n{}", self.log());

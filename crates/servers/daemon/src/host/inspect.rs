@@ -226,7 +226,8 @@ impl Server {
                     let names = |n: &u32| member_name(books, *n);
                     status::Segment {
                         name: name.to_string(),
-                        size: segment.size,
+                        // The books have another size for a segment that has no memory.
+                        size: self.out_of_service.get(name).map_or(segment.size, |(wanted, ..)| wanted.size),
                         path: self.segments.path(name).filter(|_| viewer.is_on_host()).map(text),
                         offset: segment.file_offset(),
                         members: writers.map(names).collect(),

@@ -6,6 +6,7 @@
 //! | [`journal`] | the changes of the books, on disk |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`], [`file_work`] | files of segments that are made while the daemon serves, or that must be changed |
+//! | `memory_limit` | the memory that the daemon's cgroups leave to it |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
 //! | [`server`], `turns`, `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
@@ -30,6 +31,7 @@ pub mod ivshmem;
 pub mod journal;
 mod making;
 pub mod members;
+mod memory_limit;
 mod pauses;
 pub mod qmp;
 pub mod restoring;

@@ -1,10 +1,10 @@
 //! The files of segments: they are made, checked, mapped, and watched for truncation.
 
-use super::config;
 use super::file_work::Args;
 use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
 use super::restoring::{Files, Identity};
+use super::{config, memory_limit};
 use ginnel_broker::broker::World;
 use ginnel_broker::objects::sync::SyncUser;
 use ginnel_config::{Bytes, Problem};
@@ -38,6 +38,9 @@ const TELL_AGAIN: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the daemon waits until a file is removed.
 const REMOVAL: Duration = Duration::from_millis(200);
+/// A new file gets its memory in pieces of this size, so that the daemon can stop in between. A multiple of all huge pages that segments
+/// can have.
+const PIECE: u64 = 64 << 20;
 /// The bits of a file's mode.
 const MODE: u32 = 0o7777;
 
@@ -113,7 +116,7 @@ impl Segments {
                     let what = format!("{} was truncated", config.path.display());
                     return Err(Problem::new(place, what, "stop all its users and remove the file"));
                 }
-                self.put_right(&file, grows, config, place)?;
+                self.put_right(&file, grows, may_create, config, place)?;
                 (file, grows || self.made.contains(&config.path))
             }
             None if may_create => {
@@ -163,11 +166,13 @@ impl Segments {
     }
 
     /// Changes what is not as it should be of an existing file: its length, memory, owner or mode. A program that has the file open may
-    /// hold the lock that this needs for ever, so a process does it. Only a change of length is waited for.
+    /// hold the lock that this needs for ever, so a process does it. Only a change of length is waited for. A segment that is not `idle`
+    /// must do with the memory that it has if there is no room for more.
     fn put_right(
         &mut self,
         file: &OwnedFd,
         grows: bool,
+        idle: bool,
         config: &config::Segment,
         place: &str,
     ) -> Result<(), Problem> {
@@ -189,7 +194,14 @@ impl Segments {
         }
         if grows || !is_allocated(&stat, config) {
             let from = config.offset.unwrap_or(0);
-            (work.allocate_from, work.allocate_to) = (Some(from), Some(from + config.size));
+            let missing = if grows { config.size } else { not_allocated(&stat).min(config.size) };
+            match check_room(file, missing, config, place).and_then(|()| check_memory(file, missing, place)) {
+                Ok(()) => (work.allocate_from, work.allocate_to) = (Some(from), Some(from + config.size)),
+                Err(problem) if idle => return Err(problem),
+                Err(problem) => {
+                    error!(segment = %config.name, "{problem}; it is in use, and who touches the missing part may die");
+                }
+            }
         }
         let none = (None, None, None);
         if (work.mode, work.allocate_from, work.owner.or(work.group)) == none {
@@ -668,7 +680,7 @@ fn check_folder(config: &config::Segment, place: &str) -> Result<(), Problem> {
         },
     )?;
     check_file_system(&config.path, &folder, place)?;
-    check_room(&folder, config, place)
+    check_room(&folder, config.size, config, place)
 }
 
 fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Problem> {
@@ -699,7 +711,8 @@ fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Pro
     Err(Problem::new(place, what, "name such a folder in daemon.shm_dir or as the segment's backing"))
 }
 
-fn check_room(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
+/// Checks whether a file system has room for this many more bytes of a segment.
+fn check_room(file: &OwnedFd, bytes: u64, config: &config::Segment, place: &str) -> Result<(), Problem> {
     let Ok(stat) = fs::fstatfs(file) else { return Ok(()) };
     let page = u64::try_from(stat.f_bsize).unwrap_or(0).max(1);
     if !config.size.is_multiple_of(page) {
@@ -709,10 +722,17 @@ fn check_room(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(
     }
     // A tmpfs without a limit reports 0 blocks.
     let free = stat.f_bavail.saturating_mul(page);
-    if stat.f_blocks > 0 && free < config.size {
+    if stat.f_blocks > 0 && free < bytes {
         return Err(no_room(config, place, &format!("{} are free", Bytes(free))));
     }
     Ok(())
+}
+
+/// Checks whether this process may have this much more memory for a file.
+fn check_memory(file: &OwnedFd, bytes: u64, place: &str) -> Result<(), Problem> {
+    // Huge pages are reserved elsewhere, and the kernel refuses them without killing anybody.
+    let is_tmpfs = fs::fstatfs(file).is_ok_and(|stat| stat.f_type as u64 == TMPFS_MAGIC);
+    if is_tmpfs { memory_limit::check(bytes, place) } else { Ok(()) }
 }
 
 fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
@@ -728,16 +748,24 @@ fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
 /// Returns whether all memory of the segment is allocated. If the segment is a part of a file, this is not known unless all of the file
 /// is.
 fn is_allocated(stat: &fs::Stat, config: &config::Segment) -> bool {
+    not_allocated(stat) == 0 && u64::try_from(stat.st_size).is_ok_and(|size| size >= config.end())
+}
+
+/// Returns how many bytes of a file have no memory.
+fn not_allocated(stat: &fs::Stat) -> u64 {
     let has = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
-    has >= size && size >= config.end()
+    u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(has)
 }
 
 /// Allocates all memory of a new file, so that no program dies later because memory is missing.
 fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
-    loop {
-        match fs::fallocate(file, FallocateFlags::empty(), config.offset.unwrap_or(0), config.size) {
-            Ok(()) => return Ok(()),
+    let (mut at, end) = (config.offset.unwrap_or(0), config.end());
+    while at < end {
+        // Others take memory too, so this looks before each piece.
+        check_memory(file, end - at, place)?;
+        let piece = PIECE.min(end - at);
+        match fs::fallocate(file, FallocateFlags::empty(), at, piece) {
+            Ok(()) => at += piece,
             Err(Errno::INTR) => {}
             Err(errno @ (Errno::NOSPC | Errno::NOMEM | Errno::FBIG)) => {
                 return Err(no_room(config, place, &errno.to_string()));
@@ -748,6 +776,7 @@ fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(),
             }
         }
     }
+    Ok(())
 }
 
 fn own_and_permit(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
