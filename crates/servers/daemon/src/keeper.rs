@@ -16,8 +16,11 @@
 //! Instead of `K` the answer can be `N` and a text with the reason.
 #![allow(unsafe_code)] // For descriptors that systemd passes as numbers in the environment.
 
+mod link;
+
 use crate::packet::{self, Gone, MAX_FDS, Packet};
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
+use link::{Link, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
@@ -58,7 +61,7 @@ enum Backend {
     Systemd(BTreeMap<String, usize>),
     Process {
         socket: PathBuf,
-        connection: OwnedFd,
+        link: Link,
         /// The keeper process, if it is our child, so that its end leaves no zombie.
         child: Option<Child>,
     },
@@ -79,7 +82,7 @@ impl Keeper {
             let (connection, child) = connect(socket)?;
             let held = fetch(connection.as_fd())?;
             Ok::<_, anyhow::Error>((
-                Self(Backend::Process { socket: socket.to_owned(), connection, child }),
+                Self(Backend::Process { socket: socket.to_owned(), link: Link::new(connection), child }),
                 held,
             ))
         };
@@ -95,7 +98,7 @@ impl Keeper {
         }
     }
 
-    /// Holds these descriptors under this name, in place of those that had it. The keeper has them when this returns.
+    /// Holds these descriptors under this name, in place of those that had it. When this returns, the next daemon will get them.
     pub fn store<Fd: AsFd>(&mut self, name: &str, fds: &[Fd]) -> anyhow::Result<()> {
         self.remove_from_systemd(name)?;
         match &mut self.0 {
@@ -117,15 +120,15 @@ impl Keeper {
                 }
                 Ok(())
             }
-            Backend::Process { connection, .. } => ask(connection.as_fd(), b'S', name, fds),
+            Backend::Process { link, .. } => link.ask(b'S', name, fds),
         }
     }
 
     /// Drops the descriptors that have this name.
     pub fn remove(&mut self, name: &str) -> anyhow::Result<()> {
-        match &self.0 {
+        match &mut self.0 {
             Backend::Systemd(_) => self.remove_from_systemd(name),
-            Backend::Process { connection, .. } => ask::<OwnedFd>(connection.as_fd(), b'D', name, &[]),
+            Backend::Process { link, .. } => link.ask::<OwnedFd>(b'D', name, &[]),
         }
     }
 
@@ -139,13 +142,19 @@ impl Keeper {
         Ok(())
     }
 
-    /// Returns a descriptor that becomes readable when the keeper has died: then call [`Keeper::open`] again and store everything
-    /// again. `None` if the keeper is systemd.
+    /// Returns a descriptor that becomes readable when there is something to [`Keeper::hear`]. `None` if the keeper is systemd.
     pub fn connection(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             Backend::Systemd(_) => None,
-            Backend::Process { connection, .. } => Some(connection.as_fd()),
+            Backend::Process { link, .. } => Some(link.as_fd()),
         }
+    }
+
+    /// Receives answers that come late. Returns false if the keeper has died: then call [`Keeper::reopen`] and store everything again.
+    pub fn hear(&mut self) -> bool {
+        let Backend::Process { link, .. } = &mut self.0 else { return true };
+        let heard = link.hear(Duration::ZERO);
+        heard.map(|refusals| refusals.iter().for_each(Refusal::log)).is_ok()
     }
 
     /// Starts a keeper in place of one that has died. The new one holds nothing.
@@ -163,8 +172,8 @@ impl Keeper {
     pub fn stop(self) -> anyhow::Result<()> {
         match self.0 {
             Backend::Systemd(_) => Ok(()), // systemd drops them when the unit is stopped.
-            Backend::Process { connection, child, .. } => {
-                ask::<OwnedFd>(connection.as_fd(), b'X', "", &[])?;
+            Backend::Process { mut link, child, .. } => {
+                link.insist(b'X')?;
                 if let Some(mut child) = child {
                     child.wait()?;
                 }
@@ -243,17 +252,6 @@ fn patient(connection: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-fn ask<Fd: AsFd>(connection: BorrowedFd<'_>, what: u8, name: &str, fds: &[Fd]) -> anyhow::Result<()> {
-    let request = [&[what], name.as_bytes()].concat();
-    packet::send(connection, &request, fds).context("asking the keeper")?;
-    let answer = packet::receive(connection, MAX_PACKET, 0).context("the keeper's answer")?;
-    match answer.bytes.split_first() {
-        Some((b'K', _)) => Ok(()),
-        Some((b'N', why)) => Err(anyhow!("the keeper refuses: {}", String::from_utf8_lossy(why))),
-        _ => Err(anyhow!("the keeper has sent an unknown answer")),
-    }
-}
-
 fn fetch(connection: BorrowedFd<'_>) -> anyhow::Result<Held> {
     packet::send::<OwnedFd>(connection, b"F", &[]).context("asking the keeper")?;
     let mut held = Held::new();
@@ -326,7 +324,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let mut stop = false;
         connections.retain(|connection| {
             index += 1;
-            !ready[index] || serve(connection.as_fd(), &mut held, &mut stop)
+            if !ready[index] {
+                return true;
+            }
+            // All that it has asked for: the next daemon, whose connection is a later one, must get what the last one has stored.
+            while serve(connection.as_fd(), &mut held, &mut stop) {
+                if !is_readable(connection) {
+                    return true;
+                }
+            }
+            false
         });
         if stop {
             let _ = std::fs::remove_file(&args.socket);
@@ -359,12 +366,24 @@ fn watch_of(path: &Path) -> Option<OwnedFd> {
     Some(inotify)
 }
 
+fn is_readable(connection: &OwnedFd) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(connection, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
 /// Serves one request. Returns false if the connection must end.
 fn serve(connection: BorrowedFd<'_>, held: &mut Held, stop: &mut bool) -> bool {
-    let Ok(Packet { bytes, fds, truncated, .. }) = packet::receive(connection, MAX_PACKET, MAX_FDS) else {
+    let receive = || packet::receive(connection, MAX_PACKET, MAX_FDS);
+    // A daemon that ended with answers unread has reset the connection; the kernel says so once, in front of its last requests.
+    let received = receive().or_else(|gone| if matches!(gone, Gone::Closed) { receive() } else { Err(gone) });
+    let Ok(Packet { bytes, fds, truncated, .. }) = received else {
         return false;
     };
-    let answer = |text: &str| packet::send::<OwnedFd>(connection, text.as_bytes(), &[]).is_ok();
+    // A daemon that has ended needs no answer, and what it asked for counts.
+    let answer = |text: &str| match packet::send::<OwnedFd>(connection, text.as_bytes(), &[]) {
+        Err(Errno::PIPE | Errno::CONNRESET) => true,
+        sent => sent.is_ok(),
+    };
     let Some((what, Ok(name))) = bytes.split_first().map(|(what, name)| (what, str::from_utf8(name))) else {
         return answer("Na name that is not UTF-8");
     };

@@ -1,12 +1,15 @@
 //! The process that keeps the daemon's descriptors while there is no daemon.
 
 use ginnel_daemon::packet;
-use kit::wait::{wait_for, wait_until};
+use kit::daemon::Daemon;
+use kit::wait::{takes_less_than, wait_for, wait_until};
 use rustix::net::SocketType;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 kit::test_that_skips_are_seen!();
 
@@ -71,4 +74,45 @@ fn a_keeper_without_inotify_keeps_and_ends_nevertheless() {
     std::fs::remove_file(&socket).unwrap();
     let status = wait_for("its end", || keeper.try_wait().unwrap());
     assert!(status.success(), "{status}");
+}
+
+/// Returns the process of a daemon's keeper.
+fn keeper_of(daemon: &Daemon) -> Pid {
+    let socket = daemon.run("keeper.sock").display().to_string();
+    let is_keeper = |pid: &i32| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains("\0keeper\0") && line.contains(&socket)
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Pid::from_raw(pids.find(is_keeper).expect("a keeper")).unwrap()
+}
+
+/// A keeper that is stopped does later what the daemon asks meanwhile, also if the daemon has ended by then.
+#[test]
+fn nobody_waits_for_a_stopped_keeper_and_nothing_is_lost() {
+    takes_less_than(Duration::from_secs(3), || {
+        let mut daemon = Daemon::start_new("[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\n");
+        let keeper = keeper_of(&daemon);
+        kill_process(keeper, Signal::STOP).unwrap();
+        let begin = Instant::now();
+        for n in 0..3 {
+            daemon.admin(json!({"op": "vm-add", "name": format!("new-{n}")})).unwrap();
+        }
+        daemon.admin(json!({"op": "vm-remove", "name": "new-0"})).unwrap();
+        let late = json!({"op": "segment-create", "name": "late", "size": "4M", "members": ["host"]});
+        daemon.admin(late).unwrap();
+        let ends = (daemon.attach("web", "a"), daemon.attach("late", "b"));
+        let waited = begin.elapsed();
+        assert!(daemon.log().contains("the keeper does not answer"), "{}", daemon.log());
+        daemon.kill();
+        kill_process(keeper, Signal::CONT).unwrap();
+        daemon.start();
+        for end in [ends.0, ends.1] {
+            daemon.client().attach_as(end.back).unwrap();
+        }
+        assert!(!daemon.log().contains("are lost"), "{}", daemon.log());
+        assert_eq!(keeper_of(&daemon), keeper);
+        waited
+    });
 }

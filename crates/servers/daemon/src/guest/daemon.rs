@@ -206,7 +206,11 @@ impl Daemon {
                     let _ = rustix::io::read(&interrupts.events[DAEMON_VECTOR as usize], &mut [0u8; 8]);
                 }
             }
-            KEEPER => self.keeper_died(),
+            KEEPER => {
+                if self.keeper.as_mut().is_some_and(|keeper| !keeper.hear()) {
+                    self.keeper_died();
+                }
+            }
             helper if helper >= FIRST_HELPER => {
                 let clients = &self.clients;
                 self.strangers.ready(&self.poller, helper - FIRST_HELPER, |id| clients.fd(id));
