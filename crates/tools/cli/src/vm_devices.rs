@@ -36,6 +36,8 @@ pub struct MemoryDevice {
     pub read_only: bool,
     /// Whether its file is known to have been truncated or replaced.
     pub broken: bool,
+    /// Why it is out of service.
+    pub why: Option<String>,
 }
 
 impl Devices {
@@ -100,6 +102,7 @@ impl MemoryDevice {
             kind: segment.memory,
             read_only,
             broken: segment.broken,
+            why: segment.broken_why.clone(),
         }))
     }
 

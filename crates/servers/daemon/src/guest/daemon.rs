@@ -206,11 +206,7 @@ impl Daemon {
                     let _ = rustix::io::read(&interrupts.events[DAEMON_VECTOR as usize], &mut [0u8; 8]);
                 }
             }
-            KEEPER => {
-                if self.keeper.as_mut().is_some_and(|keeper| !keeper.hear()) {
-                    self.keeper_died();
-                }
-            }
+            KEEPER => self.serve_keeper(),
             helper if helper >= FIRST_HELPER => {
                 let clients = &self.clients;
                 self.strangers.ready(&self.poller, helper - FIRST_HELPER, |id| clients.fd(id));
@@ -232,8 +228,11 @@ impl Daemon {
         }
     }
 
-    /// Starts another keeper and gives it what the first one had.
-    fn keeper_died(&mut self) {
+    /// Handles what the keeper says. If it has died, starts another one and gives it what the first one had.
+    fn serve_keeper(&mut self) {
+        if self.keeper.as_mut().is_none_or(Keeper::hear) {
+            return;
+        }
         let (Some(keeper), Some(interrupts)) = (&mut self.keeper, &self.interrupts) else { return };
         tracing::warn!("the keeper has died; starting another");
         if let Some(connection) = keeper.connection() {

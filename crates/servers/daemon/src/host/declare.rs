@@ -200,8 +200,11 @@ impl Server {
         Ok(control)
     }
 
-    /// Starts another keeper after one has died, and gives it everything that this daemon has.
-    pub(super) fn replace_keeper(&mut self) {
+    /// Handles what the keeper says. If it has died, starts another one and gives it everything that this daemon has.
+    pub(super) fn serve_keeper(&mut self) {
+        if self.keeper.hear() {
+            return;
+        }
         if let Some(connection) = self.keeper.connection() {
             self.poller.remove(connection);
         }

@@ -310,11 +310,7 @@ impl Server {
             Token::VmConnection(member) => self.serve_vm(member, ready),
             Token::VmMonitor(member) => self.serve_monitor(member),
             Token::HostVector => self.host_rung(),
-            Token::Keeper => {
-                if !self.keeper.hear() {
-                    self.replace_keeper();
-                }
-            }
+            Token::Keeper => self.serve_keeper(),
             Token::Made => self.segments_made(),
             Token::Files => {
                 self.segments.check_modified();

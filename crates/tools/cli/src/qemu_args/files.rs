@@ -27,6 +27,9 @@ pub fn problems(devices: &Devices) -> Vec<String> {
 fn problem(memory: &MemoryDevice) -> Option<String> {
     let path = memory.file.display();
     let told = |what: String, fix: &str| Some(format!("segment {}: {path} {what}: {fix}", memory.segment));
+    if let Some(why) = &memory.why {
+        return Some(format!("segment {} is out of service: {why}", memory.segment));
+    }
     if memory.broken {
         let fix = "stop its VMs and programs, remove the file, and restart the host's daemon";
         return told("was truncated or replaced".into(), fix);
@@ -105,6 +108,9 @@ mod tests {
         devices.memory[0].offset = 0;
         devices.memory[0].broken = true;
         assert!(only(&devices).contains("truncated or replaced"));
+        devices.memory[0].why = Some("segment.web: 256M of memory are to be allocated".into());
+        assert!(only(&devices).contains("is out of service: segment.web: 256M"));
+        devices.memory[0].why = None;
         devices.memory[0].broken = false;
         devices.memory[0].kind = MemoryKind::Bar;
         devices.memory[0].size = 3 << 20;
