@@ -6,12 +6,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// How long the lock may outlive its daemon, whose [`closer`](crate::closer) lets it go: if that daemon is not there any more, and if it still seems to
-/// be there, because nobody has waited for its end.
+/// How long the lock may outlive its daemon, whose [`closer`](crate::closer) lets it go: if that daemon is not there any more, and if it
+/// still seems to be there, because nobody has waited for its end.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(10), Duration::from_millis(100)];
 
-/// Takes the lock that a file stands for, as long as the file is open. The file says the number of the process that has it. Otherwise returns
-/// that number, or what the file says in its place.
+/// Takes the lock that a file stands for, as long as the file is open. The file says the number of the process that has it. Otherwise
+/// returns that number, or what the file says in its place.
 pub fn take(file: &File) -> Result<(), String> {
     let begun = Instant::now();
     loop {

@@ -17,8 +17,8 @@
 //! | has a child that closes | the same; the child goes on | the child goes on; what the closer had been given beside that stays open |
 //! | has a child that is stuck | the same; what the child shares and nobody has closed is there as long as it is | the same |
 //!
-//! The closer is this program without `exec`, because that would end the sharing. It may be started while there are other threads, one of which
-//! may have locked the allocator: so from its start on it makes system calls only.
+//! The closer is this program without `exec`, because that would end the sharing. It may be started while there are other threads, one of
+//! which may have locked the allocator: so from its start on it makes system calls only.
 #![allow(unsafe_code)] // Processes that share descriptors, which no safe crate offers, and descriptors that are known by number.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -46,6 +46,8 @@ struct Job {
     process: Spawned,
     /// The process writes a byte here each time that the file has its size.
     news: OwnedFd,
+    /// The same is to be done again when it has ended.
+    again: bool,
 }
 
 #[derive(Debug)]
@@ -167,7 +169,8 @@ impl Files {
     pub fn restore(&mut self, identity: Identity) {
         let task = Task::Restore(identity);
         let Some(watched) = self.all.get(&identity) else { return };
-        if self.jobs.values().any(|job| job.task == task) {
+        if let Some(job) = self.jobs.values_mut().find(|job| job.task == task) {
+            job.again = true;
             return;
         }
         let (file, path, size) = (watched.file.clone(), watched.path.clone(), watched.size);
@@ -228,7 +231,7 @@ impl Files {
         poller.add(&news, Token::FileWork(number).into(), Interest::READ)?;
         let process = Spawned::start(&mut command, poller, Token::FileWork(number + 1).into())?;
         self.numbers += 2;
-        self.jobs.insert(number, Job { task, path: work.path.clone(), process, news });
+        self.jobs.insert(number, Job { task, path: work.path.clone(), process, news, again: false });
         Ok(number)
     }
 
@@ -264,8 +267,9 @@ impl Files {
         {
             poller.remove(&job.news);
         }
-        // The file was truncated again after the process's last look.
-        if has_ended && self.end(number) && self.is_short(identity) {
+        // The file was truncated again after the process's last look, even if that process has failed since.
+        let again = job.again;
+        if has_ended && (self.end(number) || again) && self.is_short(identity) {
             self.restore(identity);
         }
         said.is_ok_and(|len| len > 0).then_some(identity)
@@ -304,6 +308,12 @@ mod tests {
         let mut command = kit::program::command(worker);
         command.env("TEST_LINE", line.join("\n"));
         command
+    }
+
+    kit::program! {
+        fn failing_worker() {
+            std::process::exit(1);
+        }
     }
 
     fn file() -> (File, Identity, Arc<OwnedFd>) {
@@ -366,6 +376,28 @@ mod tests {
             assert_eq!(restored, [identity]);
             let stat = cut.metadata().unwrap();
             assert_eq!((stat.len(), stat.blocks() * 512), (SIZE, SIZE));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_truncated_while_a_process_fails_is_restored_nevertheless() {
+        let poller = Poller::new().unwrap();
+        let mut files = Files::new(&poller);
+        let (cut, identity, watched) = file();
+        files.watch(identity, Path::new("/cut"), &watched);
+        cut.set_len(0).unwrap();
+        files.start_by(|_| kit::program::command(failing_worker));
+        files.restore(identity);
+        // It is truncated once more before anybody knows how the process has ended.
+        files.restore(identity);
+        files.start_by(start);
+        while files.is_short(identity) || !files.jobs.is_empty() {
+            for token in wait(&poller) {
+                if let Some(Token::FileWork(number)) = Token::parse(token) {
+                    let _ = files.ready(number);
+                }
+            }
+            files.take_modified();
         }
     }
 }
