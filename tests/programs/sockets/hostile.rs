@@ -66,7 +66,7 @@ fn a_member_that_corrupts_rings_harms_only_connections_in_its_segment() {
         let segment = OpenOptions::new()
             .read(true)
             .write(true)
-            .open(stage.world.path().join("shm/ginnel-web"))
+            .open(stage.world.path().join("shm/ginnel/web"))
             .unwrap();
         let [flag, reset] = ["stop", "reset"].map(|name| stage.world.files().join(name));
         fs::write(stage.world.files().join("pairs.py"), PAIRS).unwrap();

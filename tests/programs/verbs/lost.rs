@@ -28,7 +28,7 @@ fn programs_are_told_that_their_device_is_lost() {
     // memory notices.
     let ends = start(&verbs, &["polls"]);
     verbs.world.replace_daemon();
-    let file = verbs.world.path().join("shm/ginnel-web");
+    let file = verbs.world.path().join("shm/ginnel/web");
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(0).unwrap();
     is_told(ends);
 

@@ -302,7 +302,7 @@ impl Installation<'_> {
 
     /// Returns the path of a segment's file.
     pub fn segment_file(&self, name: &str) -> PathBuf {
-        self.shm.path().join(format!("ginnel-{name}"))
+        self.shm.path().join("ginnel").join(name)
     }
 
     /// Returns the path of the configuration file.

@@ -130,6 +130,8 @@ pub struct Segment {
     pub page: u32,
     /// The part of a file that the segment is, if it shares the file with other slices.
     pub part: Option<FilePart>,
+    /// The file is in the daemon's own folder. Older daemons made it in the folder above, and there it stays until it is removed.
+    pub own_folder: bool,
     /// The declaration, if the segment was declared at run time.
     pub runtime: Option<SegmentSpec>,
     /// The allocator of the segment's memory.
@@ -242,6 +244,22 @@ impl Segment {
         if self.readers.contains(&member) { Access::READ_ONLY } else { Access::READ_WRITE }
     }
 
+    /// Returns the record that declares it.
+    fn declaration(&self) -> Record {
+        Record::Segment {
+            name: Text(self.name),
+            uuid: self.uuid,
+            size: self.size,
+            members: self.members.clone(),
+            readers: self.readers.clone(),
+            memory: self.memory,
+            page: self.page,
+            part: self.part.clone(),
+            own_folder: self.own_folder,
+            runtime: self.runtime.clone(),
+        }
+    }
+
     /// Returns the offset in its file at which the segment begins.
     pub fn file_offset(&self) -> u64 {
         self.part.as_ref().map_or(0, |part| part.offset)
@@ -257,6 +275,9 @@ impl Books {
             records.extend(Change::rebooted(self).map(Record::Object));
             records.extend(self.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
             records.extend(self.members.keys().map(|&member| Record::Left { member }));
+            // No file is left at an old place.
+            let old = self.segments.values().filter(|segment| !segment.own_folder);
+            records.extend(old.map(|old| Segment { own_folder: true, ..old.clone() }.declaration()));
         }
         records.push(Record::Start {
             boot_id,
@@ -366,7 +387,18 @@ impl Books {
                 member.session = Some(Session { boot_id, interrupts });
                 Ok(())
             }
-            Record::Segment { name, uuid, size, members, readers, memory, page, part, runtime } => {
+            Record::Segment {
+                name,
+                uuid,
+                size,
+                members,
+                readers,
+                memory,
+                page,
+                part,
+                own_folder,
+                runtime,
+            } => {
                 let arena = match self.segments.get_mut(&name.0) {
                     Some(old) if old.size == *size => std::mem::replace(&mut old.arena, Arena::of_segment(0)),
                     Some(old) if old.arena.used() > 0 => {
@@ -386,6 +418,7 @@ impl Books {
                     memory: *memory,
                     page: *page,
                     part: part.clone(),
+                    own_folder: *own_folder,
                     runtime: runtime.clone(),
                     arena,
                     vectors,
@@ -512,17 +545,7 @@ impl Books {
             epochs: self.numbers.dump(),
             format: crate::lines::FORMAT,
         };
-        let segments = self.segments.values().map(|segment| Record::Segment {
-            name: Text(segment.name),
-            uuid: segment.uuid,
-            size: segment.size,
-            members: segment.members.clone(),
-            readers: segment.readers.clone(),
-            memory: segment.memory,
-            page: segment.page,
-            part: segment.part.clone(),
-            runtime: segment.runtime.clone(),
-        });
+        let segments = self.segments.values().map(Segment::declaration);
         let cut = self.segments.values().filter(|segment| segment.cut);
         let cut = cut.map(|segment| Record::SegmentCut { name: Text(segment.name), cut: true });
         let vectors = self.segments.values().flat_map(|segment| {

@@ -14,8 +14,10 @@ use crate::books::Books;
 use crate::record::Record;
 use tracing::warn;
 
-/// The version of the journals that this daemon writes, and the latest that it reads.
-pub const FORMAT: u32 = 1;
+/// The version of the journals that this daemon writes, and the latest that it reads. Since format 2 the files of segments may be in the
+/// daemon's own folder, where earlier daemons do not look for them.
+pub const FORMAT: u32 = 2;
+
 /// The contents of a journal.
 #[derive(Debug, Default, PartialEq)]
 pub struct Replayed {

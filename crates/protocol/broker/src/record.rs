@@ -106,6 +106,9 @@ pub enum Record {
         /// The part of a file that the segment is, if it shares the file with other slices.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         part: Option<FilePart>,
+        /// The file is in the daemon's own folder. Older daemons made it in the folder above.
+        #[serde(default, skip_serializing_if = "is_false")]
+        own_folder: bool,
         /// The declaration, if the segment was declared at run time.
         runtime: Option<SegmentSpec>,
     },
@@ -367,18 +370,34 @@ impl<'de> Deserialize<'de> for Hex16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::books::Books;
     use crate::objects::channel;
     use ginnel_layout::channel::Capacities;
 
     #[test]
-    fn a_segment_of_an_older_journal_is_a_bar() {
+    fn a_segment_of_an_older_journal_is_a_bar_at_its_old_place() {
         let old = r#"{"segment":{"name":"web","uuid":"000102030405060708090a0b0c0d0e0f","size":4194304,
             "members":[0,1],"runtime":{"size":4194304,"members":["host","a"],"page":null}}}"#;
-        let Ok(Record::Segment { memory, page, readers, runtime, .. }) = serde_json::from_str(old) else {
+        let Ok(Record::Segment { memory, page, readers, own_folder, runtime, .. }) =
+            serde_json::from_str(old)
+        else {
             panic!("not read");
         };
-        assert_eq!((memory, page, readers.len()), (MemoryKind::Bar, 4096, 0));
+        assert_eq!((memory, page, readers.len(), own_folder), (MemoryKind::Bar, 4096, 0, false));
         assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
+    }
+
+    #[test]
+    fn after_a_reboot_no_file_is_at_an_old_place() {
+        let old = r#"{"segment":{"name":"web","uuid":"000102030405060708090a0b0c0d0e0f","size":4194304,
+            "members":[0],"runtime":null}}"#;
+        let mut books = Books::default();
+        books.begin(Hex16([1; 16]));
+        books.apply(&serde_json::from_str(old).unwrap()).unwrap();
+        for (boot, own_folder) in [(1, false), (2, true)] {
+            books.begin(Hex16([boot; 16]));
+            assert!(books.segments.values().all(|segment| segment.own_folder == own_folder));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, test_kill_process};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ pub fn take(file: &File) -> Result<(), String> {
         let owner = String::from_utf8_lossy(&text[..len]).trim().to_owned();
         let is_there = match owner.parse().ok().and_then(Pid::from_raw) {
             Some(pid) => test_kill_process(pid) != Err(rustix::io::Errno::SRCH),
-            None => true,
+            None => false,
         };
         if begun.elapsed() > PATIENCE[usize::from(is_there)] {
             return Err(owner);
@@ -33,7 +34,10 @@ pub fn take(file: &File) -> Result<(), String> {
     // The number is for people, and for a successor that waits, so a full disk is no reason not to serve.
     let written =
         file.set_len(0).and_then(|()| file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
-    if let Err(error) = written {
+    // A hugetlbfs takes no bytes at all.
+    if let Err(error) = written
+        && error.kind() != ErrorKind::InvalidInput
+    {
         tracing::warn!(%error, "the lock does not say whose it is");
     }
     Ok(())

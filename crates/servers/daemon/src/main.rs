@@ -29,6 +29,9 @@ enum Role {
     /// Change the file of a segment, which is standard input.
     #[command(hide = true)]
     File(host::file_work::Args),
+    /// Make the folder for the files of segments.
+    #[command(hide = true)]
+    Folder(host::own_folder::Args),
 }
 
 /// The exit status for an invalid configuration, the same as for an invalid command line: starting again would not help.
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Role::Keeper(args) => keeper::run(args),
         Role::Helper(args) => helper::run(args),
         Role::File(args) => host::file_work::run(args),
+        Role::Folder(args) => host::own_folder::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -285,3 +285,55 @@ fn a_program_that_holds_the_lock_of_a_segments_file_holds_up_neither_a_successor
     });
     serves(&mut daemon);
 }
+
+kit::program! {
+    /// Holds the lock of `shm_dir`: removes a file there whose lock it holds.
+    fn remover() {
+        become_user(NOBODY);
+        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
+        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
+            Ok(silent) => silent,
+            Err(why) => return println!("{why}"),
+        };
+        let name = program_socket().parent().unwrap().with_file_name("shm").join("theirs");
+        let file = std::fs::File::create(&name).unwrap();
+        silent.write_to(&file);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            let _ = std::fs::remove_file(name);
+        });
+        let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+        wait_for("a thread that holds the lock", || {
+            std::fs::read_to_string(&stat).unwrap().contains(") D ").then_some(())
+        });
+        print!("{HELD}");
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    }
+}
+
+#[test]
+fn a_user_who_holds_the_lock_of_the_folder_above_delays_the_first_start_only() {
+    let mut daemon = Daemon::prepare("", CONFIG);
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+    std::fs::set_permissions(daemon.dir.path().join("shm"), all).unwrap();
+    let Some(holder) = start_holder(&daemon, remover) else { return };
+    daemon.start();
+    let says = "a program holds the lock of the folder above it";
+    let refused = daemon.client().attach("web", "a").err().unwrap();
+    assert!(refused.text.contains(says), "{refused:?}");
+    drop(holder);
+    wait_for("the segment", || daemon.client().attach("web", "a").ok());
+    // Now the folder exists.
+    let said = daemon.log().matches(says).count();
+    let Some(holder) = start_holder(&daemon, remover) else { return };
+    daemon.restart();
+    serves(&mut daemon);
+    daemon
+        .admin(json!({ "op": "segment-create", "name": "late", "size": "8M", "members": ["host"] }))
+        .unwrap();
+    daemon.attach("late", "a");
+    daemon.admin(json!({ "op": "segment-remove", "name": "late", "force": true })).unwrap();
+    assert_eq!(daemon.log().matches(says).count(), said);
+    drop(holder);
+}

@@ -48,7 +48,7 @@ fn places(daemon: &Daemon) -> Vec<(String, String, u64)> {
 }
 
 fn place(slice: &str, file: &str, offset: u64) -> (String, String, u64) {
-    (format!("job.{slice}"), format!("ginnel-{file}"), offset)
+    (format!("job.{slice}"), file.to_owned(), offset)
 }
 
 /// Checks that the slice's info block and header stand at its beginning.

@@ -1,9 +1,8 @@
 //! `ginnel libvirt-xml`.
 
-use crate::inspect::MemoryKind;
 use crate::machine::{Machine, Ports};
 use crate::qemu_version::QemuVersion;
-use crate::vm_devices::{Devices, MemoryDevice, control_socket};
+use crate::vm_devices::{Devices, control_socket};
 use crate::volume_devices::{VolumeDevice, VolumePathArgs};
 use crate::{one_line, output};
 use anyhow::Result;
@@ -92,24 +91,6 @@ fn disks(volumes: &[VolumeDevice], places: &mut Places) -> String {
     lines.join("\n")
 }
 
-/// How libvirt can give a segment to a VM.
-enum Element<'m> {
-    /// As `<shmem>`, which names a file in /dev/shm.
-    Shmem(&'m str),
-    /// As arguments for QEMU: libvirt has no offset, no read-only devices of these kinds, and no BAR from another
-    /// folder. It has `<memory model='virtio-pmem'>`, but libvirt 9.0 ends the VM when its QEMU (7.2) reports such a
-    /// device.
-    Arguments,
-}
-
-fn element(memory: &MemoryDevice) -> Element<'_> {
-    match (memory.kind, memory.in_dev_shm()) {
-        _ if memory.read_only || memory.offset > 0 => Element::Arguments,
-        (MemoryKind::Bar, Some(name)) => Element::Shmem(name),
-        _ => Element::Arguments,
-    }
-}
-
 fn xml(devices: &Devices, places: &mut Places) -> String {
     let mut lines = address_space(devices);
     lines.push("<!-- into <devices> -->".into());
@@ -128,25 +109,12 @@ fn xml(devices: &Devices, places: &mut Places) -> String {
     if let Some(qmp) = &devices.qmp {
         arguments.extend(argument("-qmp", &control_socket(qmp)));
     }
+    // libvirt's `<shmem>` takes files that lie in /dev/shm itself only, and knows no offset. It has `<memory model='virtio-pmem'>`, but
+    // libvirt 9.0 ends the VM when its QEMU (7.2) reports such a device.
     for memory in &devices.memory {
-        match element(memory) {
-            Element::Shmem(name) => {
-                let (controller, address) = places.element();
-                lines.extend(controller);
-                lines.extend([
-                    format!("<shmem name='{}'>", escaped(name)),
-                    "  <model type='ivshmem-plain'/>".into(),
-                    format!("  <size unit='bytes'>{}</size>", memory.size),
-                ]);
-                lines.extend(address);
-                lines.push("</shmem>".into());
-            }
-            Element::Arguments => {
-                arguments.extend(argument("-object", &memory.object()));
-                let slot = places.slots.next_back();
-                arguments.extend(places.arguments(memory.device(), slot));
-            }
-        }
+        arguments.extend(argument("-object", &memory.object()));
+        let slot = places.slots.next_back();
+        arguments.extend(places.arguments(memory.device(), slot));
     }
     if !arguments.is_empty() {
         lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: devices for which libvirt has no element -->".into());
@@ -251,17 +219,18 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inspect::MemoryKind;
     use crate::vm_devices::tests::devices;
 
     #[test]
-    fn segments_are_elements_where_libvirt_has_some_and_arguments_elsewhere() {
+    fn segments_are_arguments() {
         let xml = xml(&devices(), &mut Places::new(Machine::Q35));
         for part in [
             "<controller type='pci' index='16' model='pcie-root-port'/>\n<shmem name='ginnel-control'>\n  <model type='ivshmem-doorbell'/>\n  <server path='/run/ginnel/vm-a.sock'/>\n  <msi vectors='32' ioeventfd='on'/>\n  <address type='pci' domain='0x0000' bus='0x10' slot='0x00' function='0x0'/>\n</shmem>",
             "size=268435456,dump=off'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='pcie-root-port,id=ginnel-port-1,chassis=200,slot=1,addr=0x19'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-web,bus=ginnel-port-1'/>",
-            "<shmem name='ginnel-old'>\n  <model type='ivshmem-plain'/>\n  <size unit='bytes'>4194304</size>\n  <address type='pci' domain='0x0000' bus='0x11' slot='0x00' function='0x0'/>\n</shmem>",
-            "  <qemu:arg value='-object'/>\n  <qemu:arg value='memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel-huge,size=1073741824,dump=off'/>",
-            "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='pcie-root-port,id=ginnel-port-3,chassis=200,slot=3,addr=0x17'/>",
+            "mem-path=/dev/shm/ginnel/old,size=4194304,dump=off'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='pcie-root-port,id=ginnel-port-2,chassis=200,slot=2,addr=0x18'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='ivshmem-plain,memdev=ginnel-old,bus=ginnel-port-2'/>",
+            "  <qemu:arg value='-object'/>\n  <qemu:arg value='memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel/huge,size=1073741824,dump=off'/>",
+            "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='pcie-root-port,id=ginnel-port-4,chassis=200,slot=4,addr=0x16'/>",
             "<qemu:commandline>\n  <qemu:arg value='-qmp'/>\n  <qemu:arg value='unix:/run/ginnel/vm-a.qmp,server=on,wait=off'/>\n",
             "<maxMemory slots='16' unit='KiB'>",
             "what the segments have:\n     268288 KiB;",
@@ -269,7 +238,7 @@ mod tests {
         ] {
             assert!(xml.contains(part), "{part} is missing in\n{xml}");
         }
-        assert_eq!(xml.matches("<shmem ").count(), 2);
+        assert_eq!(xml.matches("<shmem ").count(), 1);
         // Two dashes end a comment.
         for comment in xml.split("<!--").skip(1) {
             assert!(!comment.split("-->").next().unwrap().contains("--"), "{comment}");

@@ -351,7 +351,7 @@ mod tests {
             {"number": 2, "name": "vm-b", "connected": true, "qemu_pid": 43, "session": false, "interrupts": null},
             {"number": 3, "name": "vm-c", "connected": false, "interrupts": null}],
         "segments": [
-            {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel-web", "members": ["host", "vm-a"], "used": 4096,
+            {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel/web", "members": ["host", "vm-a"], "used": 4096,
              "memory": "bar", "page": 4096,
              "broken": true, "mappings": [{"member": "vm-a", "kind": "bar", "read_mb_s": 90, "write_mb_s": 900}]},
             {"name": "db", "size": 4194304, "path": null, "members": ["vm-a"], "memory": "dax", "page": 2097152,

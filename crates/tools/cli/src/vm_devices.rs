@@ -111,12 +111,6 @@ impl MemoryDevice {
         format!("ginnel-{}", self.segment)
     }
 
-    /// Returns the name by which libvirt finds its file in /dev/shm, if it is there.
-    pub fn in_dev_shm(&self) -> Option<&str> {
-        self.file.parent().filter(|folder| *folder == Path::new("/dev/shm"))?;
-        self.file.file_name()?.to_str()
-    }
-
     /// Returns the value of QEMU's `-object`. It is excluded from core dumps of QEMU, since it is not the VM's own
     /// memory.
     pub fn object(&self) -> String {
@@ -158,17 +152,17 @@ pub mod tests {
                         {"number": 1, "name": "vm-a", "socket": "/run/ginnel/vm-a.sock", "vectors": 32,
                          "qmp": "/run/ginnel/vm-a.qmp"}],
             "segments": [
-                {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel-web", "members": ["host", "vm-a"],
+                {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel/web", "members": ["host", "vm-a"],
                  "memory": "dax", "page": 2097152},
-                {"name": "old", "size": 4194304, "path": "/dev/shm/ginnel-old", "members": ["host", "vm-a"],
+                {"name": "old", "size": 4194304, "path": "/dev/shm/ginnel/old", "members": ["host", "vm-a"],
                  "memory": "bar", "page": 4096},
-                {"name": "huge", "size": 1073741824, "path": "/mnt/a,b/ginnel-huge", "members": ["vm-a"],
+                {"name": "huge", "size": 1073741824, "path": "/mnt/a,b/ginnel/huge", "members": ["vm-a"],
                  "memory": "bar"},
-                {"name": "news.vm-a", "size": 6291456, "offset": 6291456, "path": "/dev/shm/ginnel-news",
+                {"name": "news.vm-a", "size": 6291456, "offset": 6291456, "path": "/dev/shm/ginnel/news",
                  "members": ["host"], "readers": ["vm-a"], "memory": "dax"},
-                {"name": "quiet", "size": 4194304, "path": "/dev/shm/ginnel-quiet", "members": ["host"],
+                {"name": "quiet", "size": 4194304, "path": "/dev/shm/ginnel/quiet", "members": ["host"],
                  "readers": ["vm-a"], "memory": "bar"},
-                {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel-other", "members": ["host"]}]}"#;
+                {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel/other", "members": ["host"]}]}"#;
         Devices::from(&crate::inspect::parse(answer).unwrap(), "vm-a").unwrap()
     }
 
@@ -177,8 +171,6 @@ pub mod tests {
         let devices = devices();
         let segments: Vec<_> = devices.memory.iter().map(|m| m.segment.as_str()).collect();
         assert_eq!(segments, ["web", "old", "huge", "news.vm-a", "quiet"]);
-        assert_eq!(devices.memory[0].in_dev_shm(), Some("ginnel-web"));
-        assert_eq!(devices.memory[2].in_dev_shm(), None);
         let readers: Vec<_> =
             devices.memory.iter().filter(|m| m.read_only).map(|m| m.segment.as_str()).collect();
         assert_eq!(readers, ["news.vm-a", "quiet"]);

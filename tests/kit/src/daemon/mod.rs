@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     pub fn shm(&self, name: &str) -> PathBuf {
-        self.dir.path().join("shm").join(format!("ginnel-{name}"))
+        self.dir.path().join("shm/ginnel").join(name)
     }
 
     pub fn command(&self) -> Command {

@@ -130,6 +130,7 @@ impl Bench {
                 memory: MemoryKind::Dax,
                 page: 4096,
                 part: None,
+                own_folder: true,
                 runtime: None,
             }));
             for member in sharers {

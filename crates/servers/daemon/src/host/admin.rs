@@ -99,11 +99,12 @@ impl Server {
             );
             return Err(Refusal::new(ErrorCode::IN_USE, text));
         }
+        let place = format!("segment {name}");
+        self.segments.prepare(&segment, &place)?;
         // The slices of a file follow each other in it, so this file grows here and not in a thread.
         if segment.shared_file.is_some() || segment.path.exists() {
             return self.segment_declare(&name, spec).map(Some);
         }
-        let place = format!("segment {name}");
         let pending = PendingSegment { client, request, name, spec, segment };
         self.making
             .begin(pending, place)

@@ -1,5 +1,6 @@
 //! The configuration: a TOML file, which is checked as a whole before the daemon acts on it.
 
+use super::own_folder;
 use ginnel_broker::declared::{Access, OnHang, SegmentSpec, SliceFiles, VmSpec};
 use ginnel_broker::limits::{
     AllLimitsSpec, Limits, MAX_MEMBER, MAX_SEGMENTS_PER_MEMBER, MemberLimits, limits,
@@ -10,6 +11,7 @@ use ginnel_layout::dax::{LARGE_PAGE, SMALL_PAGE};
 use ginnel_layout::{Name, segment};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -112,6 +114,8 @@ pub struct Segment {
     pub memory: MemoryKind,
     /// The path of the file.
     pub path: PathBuf,
+    /// The daemon's own folder, in which the file is; `None` if it is at its old place, in the folder above.
+    pub folder: Option<PathBuf>,
     /// The offset in that file at which the segment begins, if it shares the file with other slices.
     pub offset: Option<u64>,
     /// The file that a slice should share.
@@ -455,6 +459,7 @@ impl Config {
                 return Err(Problem::new(place, format!("backing {other:?} is neither"), fix));
             }
         };
+        let folder = dir.join(own_folder::NAME);
         // A third member could read what two of them send to each other.
         let sockets = spec.sockets.or((members.len() + readers.len() > 2).then_some(false));
         let users = spec.allow_users.iter().map(|a| a.user(place)).collect::<Result<_, _>>()?;
@@ -466,7 +471,8 @@ impl Config {
             members,
             readers,
             memory,
-            path: dir.join(format!("ginnel-{name}")),
+            path: folder.join(name.as_str()),
+            folder: Some(folder),
             offset: None,
             shared_file: None,
             slice_files: SliceFiles::Auto,
@@ -476,6 +482,11 @@ impl Config {
             access: Access { users, groups, sockets, verbs: spec.verbs },
             page,
         })
+    }
+
+    /// Returns the daemon's own folder in `shm_dir`.
+    pub fn own_folder(&self) -> PathBuf {
+        self.shm_dir.join(own_folder::NAME)
     }
 
     /// Returns the path of the attach socket.
@@ -498,6 +509,27 @@ impl Segment {
     /// Returns the names of all who share the segment: members and readers.
     pub fn sharers(&self) -> impl Iterator<Item = &Name> {
         self.members.iter().chain(&self.readers)
+    }
+
+    /// Returns the folder that the administrator has named for its file.
+    pub fn named_folder(&self) -> &Path {
+        self.folder.as_deref().unwrap_or(&self.path).parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Returns the same segment with its file where older daemons made it. Its file must not be there already.
+    pub fn at_old_place(&self) -> Self {
+        let folder = self.named_folder();
+        let old = |path: &Path| {
+            let mut name = OsString::from("ginnel-");
+            name.push(path.file_name().unwrap_or_default());
+            folder.join(name)
+        };
+        Self {
+            path: old(&self.path),
+            shared_file: self.shared_file.as_deref().map(old),
+            folder: None,
+            ..self.clone()
+        }
     }
 }
 

@@ -353,7 +353,10 @@ impl Server {
             Some(known) if in_use && small == Some(known.size) => known.size,
             _ => segment.size,
         };
-        let segment = &config::Segment { size, ..segment.clone() };
+        let wanted = &config::Segment { size, ..segment.clone() };
+        let at_old_place = known.as_ref().is_some_and(|known| !known.own_folder);
+        let segment = &if at_old_place { of_older_daemon(wanted, in_use) } else { wanted.clone() };
+        let own_folder = segment.folder.is_some();
         if segment.size != segment.requested {
             info!(segment = %name, requested = %Bytes(segment.requested), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
         }
@@ -376,7 +379,7 @@ impl Server {
                 self.segments.open_broken(segment, why);
                 // The programs that have the memory of a missing file must end first.
                 if !in_use {
-                    self.out_of_service.insert(name, (segment.clone(), runtime.clone(), place.to_owned()));
+                    self.out_of_service.insert(name, (wanted.clone(), runtime.clone(), place.to_owned()));
                 }
                 (false, known.as_ref().and_then(|known| known.part.clone()))
             }
@@ -405,9 +408,12 @@ impl Server {
             || known
                 .as_ref()
                 .is_none_or(|k| (k.memory, k.page, k.size, &k.part) != (memory, page, size, &part));
-        let unchanged = known
-            .as_ref()
-            .is_some_and(|k| !new && k.members == members && k.readers == readers && k.runtime == runtime);
+        let unchanged = known.as_ref().is_some_and(|k| {
+            !new && k.members == members
+                && k.readers == readers
+                && k.runtime == runtime
+                && k.own_folder == own_folder
+        });
         if let Some(known) = &known {
             // The endpoints of members that have no share in the segment any more.
             let strangers: Vec<(u32, u32)> = self
@@ -438,6 +444,7 @@ impl Server {
                 memory,
                 page,
                 part,
+                own_folder,
                 runtime,
             });
         }
@@ -521,6 +528,13 @@ impl Server {
             self.send_segments(member);
         }
     }
+}
+
+/// Returns a segment of the journal with its file where an older daemon made it, as long as the file is there: whoever has it stays with
+/// it, and the next QEMU finds it under the name that is in its arguments.
+fn of_older_daemon(segment: &config::Segment, in_use: bool) -> config::Segment {
+    let old = segment.at_old_place();
+    if in_use || segments::is_there(&old) { old } else { segment.clone() }
 }
 
 /// Makes a listening socket with this owner, group and mode.

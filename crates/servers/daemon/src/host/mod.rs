@@ -12,6 +12,7 @@
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
+//! | `own_folder`, `lock` | the folder in which the files of segments lie, and the locks of folders |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
 
 mod accepted;
@@ -29,9 +30,11 @@ mod holds;
 mod inspect;
 pub mod ivshmem;
 pub mod journal;
+mod lock;
 mod making;
 pub mod members;
 mod memory_limit;
+pub mod own_folder;
 mod pauses;
 pub mod qmp;
 pub mod restoring;

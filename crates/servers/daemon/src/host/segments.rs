@@ -3,6 +3,7 @@
 use super::file_work::Args;
 use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
+use super::own_folder::{self, Folders};
 use super::restoring::{Files, Identity};
 use super::{config, memory_limit};
 use ginnel_broker::broker::World;
@@ -80,6 +81,8 @@ pub struct Segments {
     to_tell: BTreeSet<Name>,
     /// The files, which are watched.
     files: Files,
+    /// The folders that have the files.
+    folders: Folders,
     /// The files that were made since the start. All slices in such a file are new, including those in front of the first one
     /// opened.
     made: BTreeSet<PathBuf>,
@@ -87,8 +90,13 @@ pub struct Segments {
 
 impl Segments {
     /// Starts without segments; `files` watches those that are opened.
-    pub fn new(files: Files) -> Self {
-        Self { files, ..Self::default() }
+    pub fn new(files: Files, folders: Folders) -> Self {
+        Self { files, folders, ..Self::default() }
+    }
+
+    /// Makes and checks the folder of a segment's file.
+    pub fn prepare(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
+        config.folder.as_ref().map_or(Ok(()), |folder| Ok(self.folders.prepare(folder, place)?))
     }
 
     /// Remembers that [`make`] has made this file.
@@ -107,6 +115,7 @@ impl Segments {
             let what = format!("{} of an earlier segment is still being removed", config.path.display());
             return Err(Problem::new(place, what, "end the program that has it open and holds its lock"));
         }
+        self.prepare(config, place)?;
         let (file, created) = match existing(config, place)? {
             Some(file) => {
                 // A file of slices grows with them. But if it was truncated while programs or VMs have its pages, it must not grow
@@ -119,7 +128,7 @@ impl Segments {
                 self.put_right(&file, grows, may_create, config, place)?;
                 (file, grows || self.made.contains(&config.path))
             }
-            None if may_create => {
+            None if may_create && config.folder.is_some() => {
                 let file = create(config, place)?;
                 self.made.insert(config.path.clone());
                 (file, true)
@@ -664,7 +673,8 @@ pub fn make(config: &config::Segment, place: &str) -> Result<bool, Problem> {
 pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
     let shared = config.shared_file.as_ref().map(|file| config.at(file, 0));
     let config = shared.as_ref().unwrap_or(config);
-    if existing(config, place)?.is_some() {
+    let folder = config.folder.as_ref().map_or(Ok(true), |folder| own_folder::check(folder, place))?;
+    if folder && existing(config, place)?.is_some() {
         return Ok(());
     }
     check_folder(config, place)
@@ -672,15 +682,27 @@ pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
 
 /// Checks whether a segment's file could be made in its folder.
 fn check_folder(config: &config::Segment, place: &str) -> Result<(), Problem> {
-    let dir = config.path.parent().unwrap_or(Path::new("/"));
-    let folder = fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(
-        |errno| {
-            let fix = "create the folder, or correct daemon.shm_dir or the segment's backing";
-            Problem::new(place, format!("{} cannot be opened: {errno}", dir.display()), fix)
-        },
-    )?;
-    check_file_system(&config.path, &folder, place)?;
-    check_room(&folder, config.size, config, place)
+    check_room(&open_folder(config.named_folder(), place)?, config.size, config, place)
+}
+
+/// Opens a folder in which the files of segments can lie.
+pub fn open_folder(dir: &Path, place: &str) -> Result<OwnedFd, Problem> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = fs::open(dir, flags, Mode::empty()).map_err(|errno| {
+        let fix = "create the folder, or correct daemon.shm_dir or the segment's backing";
+        Problem::new(place, format!("{} cannot be opened: {errno}", dir.display()), fix)
+    })?;
+    check_file_system(dir, &folder, place)?;
+    Ok(folder)
+}
+
+/// Returns whether a segment's file is there and was made for a daemon of this user.
+pub fn is_there(config: &config::Segment) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    fs::lstat(config.shared_file.as_ref().unwrap_or(&config.path)).is_ok_and(|stat| {
+        let owned = stat.st_uid == own || Some(stat.st_uid) == config.owner;
+        owned && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+    })
 }
 
 fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Problem> {
@@ -736,7 +758,7 @@ fn check_memory(file: &OwnedFd, bytes: u64, place: &str) -> Result<(), Problem> 
 }
 
 fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
-    let dir = config.path.parent().unwrap_or(Path::new("/")).display();
+    let dir = config.named_folder().display();
     let what = format!("no room for {} in {dir}: {why}", Bytes(config.size));
     Problem::new(
         place,
@@ -811,6 +833,7 @@ mod tests {
         );
         let config = Config::parse(&text, Path::new("f")).unwrap();
         let segment = config.segments.values().next().unwrap();
+        std::fs::create_dir(folder.path().join(own_folder::NAME)).unwrap();
         assert!(make(segment, "segment.web").unwrap());
         std::fs::write(&segment.path, vec![7; 4 << 20]).unwrap();
         assert!(!make(segment, "segment.web").unwrap());

@@ -6,6 +6,7 @@ use super::holds::Timers;
 use super::journal::Journal;
 use super::making::Making;
 use super::members::Members;
+use super::own_folder::Folders;
 use super::pauses::Pauses;
 use super::restoring::Files;
 use super::segments::Segments;
@@ -198,13 +199,14 @@ impl Server {
         keeper: Keeper,
         held: Held,
         closer: Closer,
+        folders: Folders,
     ) -> io::Result<Self> {
         let poller = Poller::new()?;
         if let Some(connection) = keeper.connection() {
             poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
         let making = Making::new(&poller)?;
-        let segments = Segments::new(Files::new(&poller));
+        let segments = Segments::new(Files::new(&poller), folders);
         if !ginnel_doorbell::is_safe() {
             warn!(
                 "the system refuses asynchronous I/O (fs.aio-max-nr?): a program that fills its doorbell can delay the rings of that one"

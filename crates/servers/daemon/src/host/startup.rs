@@ -5,11 +5,12 @@ use super::config::{self, Config};
 use super::declare::listen_as;
 use super::heartbeat::Pulse;
 use super::journal::Journal;
+use super::lock::{Refused, lock};
+use super::own_folder::Folders;
 use super::segments;
 use super::server::Server;
 use crate::closer::Closer;
 use crate::keeper::{self, Held, Keeper};
-use crate::locked;
 use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
@@ -19,9 +20,8 @@ use ginnel_layout::{HOST_MEMBER, Name};
 use rustix::net::SocketType;
 use sd_notify::NotifyState;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use tracing::{error, info, warn};
 
@@ -63,7 +63,9 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<
     keeper::raise_open_files();
     make_dir(&config.runtime_dir, 0o755, "daemon.runtime_dir")?;
     make_dir(&config.state_dir, 0o700, "daemon.state_dir")?;
+    let lock = |dir: &Path, name| lock(dir, name).map_err(Problem::from);
     let _locks = (lock(&config.runtime_dir, "ginneld.lock")?, lock(&config.state_dir, "journal.lock")?);
+    let folders = own_folder(&config)?;
     let signals = signals()?;
 
     let mut books = Journal::read(&config.state_dir)?.books;
@@ -86,7 +88,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<
         error!("{doubt}; it is obeyed nevertheless");
     }
     keep_vectors(&mut config, &books, &held);
-    let mut server = Server::new(config, books, journal, keeper, held, closer)?;
+    let mut server = Server::new(config, books, journal, keeper, held, closer, folders)?;
     server.take_over()?;
 
     let socket = server.config.socket();
@@ -153,23 +155,16 @@ fn boot_id() -> anyhow::Result<Hex16> {
     Ok(Hex16(number.to_be_bytes()))
 }
 
-/// Locks a folder against other daemons, as long as the file is open.
-fn lock(dir: &Path, name: &str) -> Result<File, Problem> {
-    let path = dir.join(name);
-    let failed = |error: std::io::Error| {
-        Problem::new(
-            path.display(),
-            format!("the lock cannot be taken: {error}"),
-            "let the daemon's user write there",
-        )
-    };
-    let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
-    let file = options.open(&path).map_err(failed)?;
-    locked::take(&file).map_err(|pid| {
-        let what = format!("another ginneld (process {pid}) serves {}", dir.display());
-        Problem::new(path.display(), what, "stop it, or give this one folders of its own")
-    })?;
-    Ok(file)
+/// Makes the daemon's own folder in `shm_dir`. Another daemon there is a mistake, as in the other folders. Anything else may pass, and
+/// meanwhile this daemon serves the segments that it can open.
+fn own_folder(config: &Config) -> Result<Folders, Problem> {
+    let mut folders = Folders::default();
+    match folders.prepare(&config.own_folder(), &format!("{}: daemon.shm_dir", config.file.display())) {
+        Ok(()) => {}
+        Err(Refused::Taken(problem)) => return Err(problem),
+        Err(Refused::Failed(problem)) => error!("{problem}; until then, no file can be made there"),
+    }
+    Ok(folders)
 }
 
 fn make_dir(path: &Path, mode: u32, key: &str) -> Result<(), Problem> {
@@ -340,6 +335,8 @@ impl Server {
         let place = format!("segment {name}");
         let part = known.part.clone();
         let segment = self.config.segment(name.as_str(), &spec, &place);
+        let at_old_place = !known.own_folder;
+        let segment = segment.map(|segment| if at_old_place { segment.at_old_place() } else { segment });
         let segment = segment.map(|segment| match part {
             Some(part) => segment.at(&part.file, part.offset),
             None => segment,

@@ -267,10 +267,10 @@ mod tests {
                      "qmp": "/run/ginnel/a.qmp"},
                     {"number": 2, "name": "b", "socket": "/run/ginnel/b.sock", "vectors": 32}],
         "segments": [
-            {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel-web", "members": ["a"], "memory": "dax"},
-            {"name": "old", "size": 4194304, "path": "/dev/shm/ginnel-old", "members": ["a"], "memory": "bar"},
+            {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel/web", "members": ["a"], "memory": "dax"},
+            {"name": "old", "size": 4194304, "path": "/dev/shm/ginnel/old", "members": ["a"], "memory": "bar"},
             {"name": "news", "size": 4194304, "path": "/x,y/news", "readers": ["a"], "memory": "dax"},
-            {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel-other", "members": ["b"]}]}"#;
+            {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel/other", "members": ["b"]}]}"#;
 
     /// Returns the problems after `from` was replaced by `to` in the correct command line.
     fn after(from: &str, to: &str) -> Vec<String> {
@@ -304,11 +304,11 @@ mod tests {
             ("a.sock", "c.sock", "VM a has no control device"),
             ("vectors=32", "vectors=8", "vectors=8"),
             ("a.qmp", "b.qmp", "add -qmp unix:/run/ginnel/a.qmp,server=on,wait=off"),
-            ("ginnel-old,size", "ginnel-other,size", "segment old has no -object"),
+            ("ginnel/old,size", "ginnel/other,size", "segment old has no -object"),
             ("share=on", "share=off", "segment web is a private copy"),
             ("size=268435456", "size=256", "segment web has size=256"),
             (",readonly=on", "", "segment news is given to a reader for writing"),
-            ("ginnel-web,size=268435456,dump=off", "ginnel-web,size=256M,readonly=on", "remove readonly=on"),
+            ("ginnel/web,size=268435456,dump=off", "ginnel/web,size=256M,readonly=on", "remove readonly=on"),
             (
                 "virtio-pmem-pci,memdev=ginnel-web",
                 "ivshmem-plain,memdev=ginnel-web",
@@ -320,12 +320,12 @@ mod tests {
             ("-nodefaults", "-device ivshmem-plain,memdev=ginnel-web", "several devices"),
             (
                 "-nodefaults",
-                "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel-web,size=256M",
+                "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel/web,size=256M",
                 "segment web occurs twice",
             ),
             (
                 "-nodefaults",
-                "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel-other,size=4M",
+                "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel/other,size=4M",
                 "shows VM a segment other, of which it is not a member",
             ),
             (",maxmem=3332M", "", "maxmem is missing for the DAX segments: write -m 2G,maxmem=2308M"),

@@ -10,7 +10,7 @@ fn segments_are_created_and_deleted() {
     let world = World::new();
     let said = world.good("segment create db --size 17M --members host,vm-a --mode 0600 --allow-users 0");
     assert!(
-        said.out.contains("segment db: 18 MiB, rounded up") && said.out.contains("/shm/ginnel-db"),
+        said.out.contains("segment db: 18 MiB, rounded up") && said.out.contains("/shm/ginnel/db"),
         "{said:?}"
     );
     let said = world.good("segment create old --size 5M --members host --readers vm-a --memory bar");
@@ -66,7 +66,7 @@ fn a_vm_is_declared_and_its_devices_are_printed() {
         "-device pcie-root-port,id=ginnel-port-1,chassis=200,slot=1".into(),
         "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32,bus=ginnel-port-1".into(),
         format!(
-            "-object memory-backend-file,id=ginnel-home-vm-b,share=on,mem-path={at}/shm/ginnel-home-vm-b,size=16777216,dump=off"
+            "-object memory-backend-file,id=ginnel-home-vm-b,share=on,mem-path={at}/shm/ginnel/home-vm-b,size=16777216,dump=off"
         ),
         "-device pcie-root-port,id=ginnel-port-2,chassis=200,slot=2".into(),
         "-device virtio-pmem-pci,memdev=ginnel-home-vm-b,bus=ginnel-port-2".into(),
@@ -91,7 +91,7 @@ fn a_vm_is_declared_and_its_devices_are_printed() {
     assert!(err.contains("maxmem of 2050M is too small") && err.lines().count() == 1, "{err}");
     let xml = world.good("libvirt-xml vm-b").out;
     assert!(xml.contains(&format!("<server path='{at}/run/vm-b.sock'/>")), "{xml}");
-    std::fs::remove_file(world.path().join("shm/ginnel-home-vm-b")).unwrap();
+    std::fs::remove_file(world.path().join("shm/ginnel/home-vm-b")).unwrap();
     let said = world.expect(1, "qemu-args vm-b");
     assert!(said.err.contains("segment home-vm-b") && said.out.is_empty(), "{said:?}");
     let said = world.expect(1, "qemu-args vm-x");

@@ -213,6 +213,7 @@ impl Server {
             memory: MemoryKind::Dax,
             page,
             part: None,
+            own_folder: true,
             runtime: None,
         });
         for &member in members {

@@ -200,6 +200,7 @@ fn returning_and_unlistening_cost_only_what_waits() {
         memory: MemoryKind::Dax,
         page: 4096,
         part: None,
+        own_folder: true,
         runtime: None,
     }));
     let vectors = bench.broker.books.allot(&big, 0, bench.broker.vectors);

@@ -75,7 +75,7 @@ impl Config {
             }
             slice.slice_files = spec.slice_files;
             if spec.slice_files != SliceFiles::Each {
-                slice.shared_file = Some(slice.path.with_file_name(format!("ginnel-{name}")));
+                slice.shared_file = Some(slice.path.with_file_name(name));
             }
             slices.push(slice);
         }
@@ -145,8 +145,8 @@ mod tests {
             let members: Vec<_> = slice.members.iter().map(|m| m.as_str()).collect();
             assert_eq!(members, ["host", name.as_str().strip_prefix("job.").unwrap()]);
             assert_eq!((slice.size, slice.offset), (18 << 20, None));
-            assert_eq!(slice.shared_file.as_deref(), Some(Path::new("/dev/shm/ginnel-job")));
-            assert_eq!(slice.path, Path::new("/dev/shm").join(format!("ginnel-{name}")));
+            assert_eq!(slice.shared_file.as_deref(), Some(Path::new("/dev/shm/ginnel/job")));
+            assert_eq!(slice.path, Path::new("/dev/shm/ginnel").join(name.as_str()));
         }
         let config = parse("members = [\"host\"]\nslices = [\"w1\"]\nslice_files = \"each\"").unwrap();
         assert!(config.segments.values().all(|slice| slice.shared_file.is_none()));

@@ -1,0 +1,259 @@
+//! The daemon's own folder, in which the files of segments lie: `ginnel` in `shm_dir`, or in the folder that a segment names as its
+//! `backing`.
+//!
+//! Every user may make files in `/dev/shm`, the usual `shm_dir`, and so could take the name of a segment's file before the daemon
+//! makes it. Only the daemon's user may write in its own folder. Others pass through it to the files that they may open, but cannot
+//! list it: whoever lists a folder holds its lock, and for ever if the list goes to a page that never comes.
+//!
+//! Somebody may also hold the lock of `shm_dir`, and whoever makes a folder there, or looks for one that is not there, waits for it. So
+//! a process does that (`ginneld folder`). Once the folder exists, nothing waits for the lock of `shm_dir`.
+
+use super::lock::{Refused, lock};
+use super::segments;
+use crate::spawned::own_program;
+use ginnel_config::Problem;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{self, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
+use tracing::warn;
+
+/// The name of the folder.
+pub const NAME: &str = "ginnel";
+/// The name of its lock. No segment has such a name.
+const LOCK: &str = ".lock";
+/// The mode of the folder: others may pass through it.
+const MODE: u32 = 0o711;
+/// How long the daemon waits for the process that makes the folder.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often root moves away what others have put in the folder's place, before it gives up.
+const ATTEMPTS: u32 = 8;
+/// Opens whatever has a name, even a symbolic link.
+const ANYTHING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The folders of this daemon.
+#[derive(Debug, Default)]
+pub struct Folders {
+    /// The locks of those that are ready.
+    ready: BTreeMap<PathBuf, File>,
+    /// The processes that have not made theirs yet.
+    asked: BTreeMap<PathBuf, Asked>,
+}
+
+impl Folders {
+    /// Makes a folder unless it exists, checks that it is this daemon's, and locks it against others. Waits for at most [`PATIENCE`].
+    pub fn prepare(&mut self, path: &Path, place: &str) -> Result<(), Refused> {
+        let exists = |lock: &File| fs::fstat(lock).is_ok_and(|stat| stat.st_nlink > 0);
+        if self.ready.get(path).is_some_and(exists) {
+            return Ok(());
+        }
+        self.ready.remove(path);
+        // A look at what the kernel has at hand takes no lock. A tmpfs has everything at hand that exists.
+        let at_hand = fs::openat2(CWD, path, ANYTHING, Mode::empty(), ResolveFlags::CACHED);
+        if !at_hand.is_ok_and(|folder| examine(&folder, path).is_ok()) {
+            self.ask(path, place).map_err(Refused::Failed)?;
+            check(path, place).map_err(Refused::Failed)?;
+        }
+        self.ready.insert(path.to_owned(), lock(path, LOCK)?);
+        Ok(())
+    }
+
+    /// Lets a process make the folder.
+    fn ask(&mut self, path: &Path, place: &str) -> Result<(), Problem> {
+        let failed = |error: io::Error| {
+            let what = format!("no process can make {}: {error}", path.display());
+            Problem::new(place, what, "see which resource of the system is used up")
+        };
+        let (mut asked, time) = match self.asked.remove(path) {
+            Some(asked) => (asked, Duration::ZERO),
+            None => (Asked::start(path).map_err(failed)?, PATIENCE),
+        };
+        if !asked.is_done(time) {
+            self.asked.insert(path.to_owned(), asked);
+            let what =
+                format!("{} cannot be made: a program holds the lock of the folder above it", path.display());
+            return Err(Problem::new(place, what, "end that program; the daemon tries again by itself"));
+        }
+        let said = asked.said().map_err(failed)?;
+        match said.split_once('\n') {
+            Some((what, fix)) => Err(Problem::new(place, what, fix)),
+            None if said.is_empty() => Ok(()),
+            None => {
+                warn!("{said}");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A process that makes a folder. If the daemon ends meanwhile, the process goes on, which harms nobody.
+#[derive(Debug)]
+struct Asked {
+    child: Child,
+    output: ChildStdout,
+}
+
+impl Asked {
+    fn start(path: &Path) -> io::Result<Self> {
+        let mut command = own_program(["folder".as_ref(), "--path".as_ref(), path.as_os_str()]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take().ok_or_else(|| io::Error::other("it has no output"))?;
+        Ok(Self { child, output })
+    }
+
+    /// Waits until it has done its work, at most for this time. It says something at its end only, if at all.
+    fn is_done(&self, at_most: Duration) -> bool {
+        let time = Timespec::try_from(at_most).ok();
+        poll(&mut [PollFd::new(&self.output, PollFlags::IN)], time.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Returns what it says.
+    fn said(&mut self) -> io::Result<String> {
+        let mut said = String::new();
+        self.output.read_to_string(&mut said)?;
+        let status = self.child.wait()?;
+        if status.success() { Ok(said) } else { Err(io::Error::other(format!("it failed ({status})"))) }
+    }
+}
+
+/// Checks that a folder is the daemon's own. Returns false if there is none.
+pub fn check(path: &Path, place: &str) -> Result<bool, Problem> {
+    match fs::open(path, ANYTHING, Mode::empty()) {
+        Ok(folder) => examine(&folder, path).map(|()| true).map_err(|stranger| stranger.problem(path, place)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => {
+            let what = format!("{} cannot be examined: {errno}", path.display());
+            Err(Problem::new(place, what, "let the daemon's user reach it"))
+        }
+    }
+}
+
+/// What is in the place of the folder.
+#[derive(Debug)]
+struct Stranger {
+    kind: FileType,
+    owner: u32,
+    mode: u32,
+}
+
+impl Stranger {
+    fn problem(&self, path: &Path, place: &str) -> Problem {
+        let (path, what) = (path.display(), self.what());
+        let fix = match self.kind {
+            FileType::Directory if self.owner == own_user() => {
+                let what = format!("others may write in {path} (mode {:04o})", self.mode);
+                let fix =
+                    format!("look for files in it that are not the daemon's, then chmod {MODE:04o} {path}");
+                return Problem::new(place, what, fix);
+            }
+            _ if self.owner == own_user() => "move it away".to_owned(),
+            _ => format!(
+                "as root, move it away; or name a folder of the daemon's user ({}) in daemon.shm_dir",
+                own_user()
+            ),
+        };
+        Problem::new(place, format!("{path} is {what}, where the daemon's own folder should be"), fix)
+    }
+
+    fn what(&self) -> String {
+        let kind = match self.kind {
+            FileType::Directory => "a folder",
+            FileType::RegularFile => "a file",
+            FileType::Symlink => "a symbolic link",
+            FileType::Fifo => "a FIFO",
+            FileType::Socket => "a socket",
+            _ => "a device",
+        };
+        format!("{kind} of user {}", self.owner)
+    }
+}
+
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Checks that this is a folder of the daemon's user, and that no other user may write in it.
+fn examine(file: &OwnedFd, path: &Path) -> Result<(), Stranger> {
+    let Ok(stat) = fs::fstat(file) else {
+        return Err(Stranger { kind: FileType::Unknown, owner: 0, mode: 0 });
+    };
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    let mode = stat.st_mode & 0o7777;
+    if kind != FileType::Directory || stat.st_uid != own_user() || mode & 0o022 != 0 {
+        return Err(Stranger { kind, owner: stat.st_uid, mode });
+    }
+    if mode & 0o044 != 0 {
+        warn!(path = %path.display(), "other users may list this folder, and so hold up the daemon there: chmod {MODE:04o}");
+    }
+    Ok(())
+}
+
+/// Arguments of `ginneld folder`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The folder.
+    #[arg(long)]
+    pub path: PathBuf,
+}
+
+/// Makes the folder. Prints what is wrong and how to fix it, on two lines; or what was in its way, on one; or nothing.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let said = match make(&args.path) {
+        Ok(moved) => moved,
+        Err(problem) => format!("{}\n{}", problem.what, problem.fix),
+    };
+    io::stdout().write_all(said.as_bytes())?;
+    Ok(())
+}
+
+/// Returns what was moved away.
+fn make(path: &Path) -> Result<String, Problem> {
+    let above = path.parent().unwrap_or(Path::new("/"));
+    segments::open_folder(above, "")?;
+    // The users of QEMUs must be able to pass through the folder.
+    rustix::process::umask(Mode::empty());
+    let mut moved = String::new();
+    for _ in 0..ATTEMPTS {
+        match fs::mkdir(path, Mode::from_raw_mode(MODE)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => {
+                let what = format!("{} cannot be made: {errno}", path.display());
+                return Err(Problem::new("", what, "let the daemon's user write in the folder above it"));
+            }
+        }
+        let Ok(found) = fs::open(path, ANYTHING, Mode::empty()) else { continue };
+        let Err(stranger) = examine(&found, path) else { return Ok(moved) };
+        if own_user() != 0 || stranger.owner == 0 {
+            return Err(stranger.problem(path, ""));
+        }
+        moved = move_away(path, &stranger)?;
+    }
+    let what = format!("others take the name {} again and again", path.display());
+    Err(Problem::new("", what, "end their programs, or name a folder of root in daemon.shm_dir"))
+}
+
+/// Gives what another user has put in the folder's place another name. Returns that it did.
+fn move_away(path: &Path, stranger: &Stranger) -> Result<String, Problem> {
+    let number = u128::from_ne_bytes(segments::random());
+    let to = path.with_file_name(format!("{NAME}.of-user-{}.{number:032x}", stranger.owner));
+    match fs::renameat_with(CWD, path, CWD, &to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(format!(
+            "{} was {}, where the daemon's own folder should be: it is called {} now",
+            path.display(),
+            stranger.what(),
+            to.display()
+        )),
+        Err(Errno::NOENT) => Ok(String::new()),
+        Err(errno) => {
+            let what =
+                format!("{} is {}, and cannot be moved away: {errno}", path.display(), stranger.what());
+            Err(Problem::new("", what, "remove it"))
+        }
+    }
+}
