@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
@@ -236,6 +236,29 @@ pub fn peer(fd: BorrowedFd<'_>) -> io::Result<Peer> {
     }
     let libc::ucred { pid, uid, gid } = credentials;
     Ok(Peer { pid: u32::try_from(pid).unwrap_or(0), uid, gid, groups: peer_groups(fd) })
+}
+
+/// Returns a descriptor of the process that was at the other end of a Unix socket when it connected. Fails with `ENOPROTOOPT` on
+/// kernels before Linux 6.5. Other errors may mean that the process has ended.
+pub fn peer_pidfd(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut pidfd: RawFd = -1;
+    let mut len = size_of::<RawFd>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, and any bytes are a valid number.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut pidfd).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has made this descriptor for the caller of the system call.
+    Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
 
 /// Returns the supplementary groups of the peer; none if the kernel does not tell them.

@@ -1,14 +1,28 @@
 //! Finds out what the kernel says about processes.
 
+use crate::packet;
 use ginnel_broker::process::{Image, Process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Returns the process that has this number now; `None` if there is none.
 pub fn process(pid: u32) -> Option<Process> {
     look(pid).map(|stat| Process { pid, started: stat.started })
+}
+
+/// Returns the process that has made a connection, whose number then was `pid`; `None` if it has ended. The number may be another
+/// process's by now. (Kernels before Linux 6.5 do not tell.)
+pub fn connected(connection: BorrowedFd<'_>, pid: u32) -> Option<Process> {
+    let pidfd = match packet::peer_pidfd(connection) {
+        Ok(pidfd) => Some(pidfd),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => None,
+        Err(_) => return None,
+    };
+    let process = process(pid)?;
+    // As long as a process is there, its number is its own. So what was seen is true if it is still there.
+    pidfd.is_none_or(|pidfd| has_ended(&pidfd) == Ok(false)).then_some(process)
 }
 
 /// Returns whether a thread of the process still runs. A process that has ended and waits for its parent is not alive. A
@@ -162,7 +176,69 @@ mod tests {
     use super::*;
     use kit::wait::wait_for;
     use std::io::{BufRead, BufReader, Write};
+    use std::os::fd::AsFd;
     use std::process::{Child, Command, Stdio};
+
+    kit::program! {
+        fn connects() {
+            std::os::unix::net::UnixStream::connect(std::env::var_os("TEST_SOCKET").unwrap()).unwrap();
+        }
+    }
+
+    /// Makes a process with this number, which sleeps.
+    #[expect(unsafe_code, reason = "a process with a given number")]
+    fn sleeper(number: i32) -> Option<Pid> {
+        // SAFETY: zeros are valid arguments; the kernel reads the number, which outlives the call; and the new process makes only
+        // system calls.
+        let pid = unsafe {
+            let mut args: libc::clone_args = std::mem::zeroed();
+            args.exit_signal = libc::SIGCHLD as u64;
+            (args.set_tid, args.set_tid_size) = ((&raw const number).addr() as u64, 1);
+            let pid = libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>());
+            if pid == 0 {
+                loop {
+                    libc::pause();
+                }
+            }
+            pid
+        };
+        Pid::from_raw(pid as i32).filter(|_| pid > 0)
+    }
+
+    #[test]
+    fn a_process_with_the_number_of_another_has_not_made_its_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let mut command = kit::program::command(connects);
+        let mut child = command.env("TEST_SOCKET", &socket).spawn().unwrap();
+        let connection = listener.accept().unwrap().0;
+        child.wait().unwrap();
+        let number = packet::peer(connection.as_fd()).unwrap().pid;
+        assert_eq!(number, child.id());
+        let known = packet::peer_pidfd(connection.as_fd());
+        kit::require!(
+            known.is_ok() || known.is_err_and(|error| error.raw_os_error() != Some(libc::ENOPROTOOPT)),
+            "this kernel does not tell who has connected"
+        );
+        assert_eq!(connected(connection.as_fd(), number), None, "it has ended");
+        let other = sleeper(number as i32);
+        kit::require!(other.is_some(), "this user may not make a process with a given number");
+        let seen = process(number);
+        let found = connected(connection.as_fd(), number);
+        let other = other.unwrap();
+        rustix::process::kill_process(other, rustix::process::Signal::KILL).unwrap();
+        rustix::process::waitpid(Some(other), rustix::process::WaitOptions::empty()).unwrap();
+        assert!(seen.is_some(), "another process has this number");
+        assert_eq!(found, None);
+    }
+
+    #[test]
+    fn the_process_that_has_connected_is_found() {
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let number = packet::peer(near.as_fd()).unwrap().pid;
+        assert_eq!(connected(near.as_fd(), number), process(std::process::id()));
+    }
 
     #[test]
     fn a_name_with_parentheses_is_parsed() {

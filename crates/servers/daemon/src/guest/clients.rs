@@ -157,8 +157,8 @@ impl Clients {
         let (uid, gid) = (peer.uid, peer.gid);
         let socket = PacketSocket::to_program(fd, OUT_LIMIT, &self.closer);
         ensure!(peer.pid != 0, "a program in another process namespace has connected; it cannot be watched");
-        let process =
-            pidwatch::process(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
+        let process = pidwatch::connected(socket.as_fd(), peer.pid)
+            .with_context(|| format!("process {} has ended already", peer.pid))?;
         let id = self.free_number();
         let interest = Interest::READ;
         self.poller.add(&socket, token(id), interest).context("cannot watch a connection")?;

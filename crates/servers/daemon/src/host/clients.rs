@@ -178,7 +178,8 @@ impl Server {
             warn!(%error, "a connection cannot be watched");
             return;
         }
-        let process = pidwatch::process(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
+        let process =
+            pidwatch::connected(socket.as_fd(), peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
         let mut groups = peer.groups;
         groups.push(peer.gid);
         let image = pidwatch::image_of(&process);
