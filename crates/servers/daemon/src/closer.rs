@@ -1,6 +1,5 @@
 //! Closes connections to programs. The last close of a Unix socket also closes what lies unread in its queue, and may block for as
-//! long as the program that sent it likes. So a
-//! [`process`] of its own does it, unless the queue is empty.
+//! long as the program that sent it likes. So a process of its own (`process`) does it, unless the queue is empty.
 //!
 //! No descriptor of a program other than connections gets into this process ([`crate::strangers`]).
 

@@ -47,7 +47,7 @@ pub struct Folders {
 }
 
 impl Folders {
-    /// Makes a folder unless it exists, checks that it is this daemon's, and locks it against others. Waits for at most [`PATIENCE`].
+    /// Makes a folder unless it exists, checks that it is this daemon's, and locks it against others. Waits for at most ten seconds.
     pub fn prepare(&mut self, path: &Path, place: &str) -> Result<(), Refused> {
         let exists = |lock: &File| fs::fstat(lock).is_ok_and(|stat| stat.st_nlink > 0);
         if self.ready.get(path).is_some_and(exists) {
