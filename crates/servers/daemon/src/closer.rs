@@ -41,9 +41,6 @@ impl Closer {
         }
         let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(connection) = process.close(connection) {
-            tracing::warn!(
-                "a connection stays open, because programs hold up the processes that close connections"
-            );
             let _ = connection.into_raw_fd();
         }
     }

@@ -5,15 +5,15 @@
 use std::io;
 use std::time::Duration;
 
-/// The longest time that closing a batch of sockets may block.
-pub const PATIENCE: Duration = Duration::from_millis(1);
+/// How often a call that blocks is interrupted.
+const PATIENCE: Duration = Duration::from_millis(1);
 
 thread_local! {
     static INTERRUPTER: Option<Interrupter> = Interrupter::new().ok();
 }
 
 /// Makes a system call that may close something that a program has sent. If it blocks on that, a timer interrupts it after about
-/// [`PATIENCE`].
+/// a millisecond.
 pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
     let interrupt = |every| INTERRUPTER.with(|timer| timer.iter().for_each(|timer| timer.set(every)));
     interrupt(PATIENCE);
@@ -24,13 +24,13 @@ pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
 
 /// A timer that interrupts the blocking calls of the thread that made it.
 #[derive(Debug)]
-pub struct Interrupter(libc::timer_t);
+struct Interrupter(libc::timer_t);
 
 const SIGNAL: libc::c_int = libc::SIGALRM;
 
 impl Interrupter {
     /// Makes a timer for this thread. It does nothing yet.
-    pub fn new() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         // SAFETY: the handler does nothing.
         unsafe { signal_hook::low_level::register(SIGNAL, || ()) }?;
         // SAFETY: zeros are a valid event and a valid set of signals, which the calls below fill. The event names this thread,
@@ -52,7 +52,7 @@ impl Interrupter {
     }
 
     /// Sets the interval of the interruptions, from now on; zero stops them.
-    pub fn set(&self, every: Duration) {
+    fn set(&self, every: Duration) {
         let time = libc::timespec {
             tv_sec: every.as_secs() as libc::time_t,
             tv_nsec: every.subsec_nanos() as libc::c_long,

@@ -20,7 +20,7 @@ pub const IOMMU: &str = "-M q35,kernel-irqchip=split -device intel-iommu,intrema
 
 /// Prints the arguments with which QEMU connects a VM to its segments and gives it its volumes.
 ///
-/// Use it as `qemu-system-x86_64 ... $(ginnel qemu-args VM --memory 2G)`. It prints one argument pair per line on
+/// Use it as `qemu-system-x86_64 -M q35 ... $(ginnel qemu-args VM --memory 2G)`. It prints one argument pair per line on
 /// stdout, and hints on stderr. If a segment's file is not as QEMU needs it, it reports that, prints no arguments, and
 /// ends with status 1. The volumes of a VM are those whose configuration has `vm = "NAME"`; a VM that has volumes needs
 /// no segments, and then no daemon either.
@@ -184,11 +184,17 @@ fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], ports: &Ports, arg
     if devices.is_none() {
         return hints;
     }
-    if !args.iommu && args.machine != Machine::Virt {
-        hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));
-    }
-    if args.machine != Machine::Virt {
-        hints.push("for interrupts, on the guest kernel's command line: intel_iommu=on".into());
+    match args.machine {
+        Machine::Q35 => {
+            if !args.iommu {
+                hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));
+            }
+            hints.push("for interrupts, on the guest kernel's command line: intel_iommu=on".into());
+        }
+        Machine::Pc => {
+            hints.push("programs in this VM poll: QEMU has an IOMMU only for a q35 machine".into())
+        }
+        Machine::Virt => {}
     }
     hints.push(
         "with TCG instead of KVM: -smp N,maxcpus=M with M of 2 or more, or memory is not ordered".into(),

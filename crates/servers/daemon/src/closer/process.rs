@@ -40,7 +40,7 @@ const BATCH: usize = 64;
 const INTERRUPTION: libc::suseconds_t = 1000;
 /// A child that has closed nothing for this long is killed.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The number of children that were killed and have not ended, from which on nothing is closed any more.
+/// While this many children that were killed have not ended, nothing else is closed.
 const STUCK: usize = 16;
 /// The descriptors that are looked at when the daemon has ended. It may not have had more.
 const MOST: u64 = 1 << 20;
@@ -94,7 +94,12 @@ impl Process {
                 let _ = fd.into_raw_fd();
                 Ok(())
             }
-            Err(_) => Err(fd),
+            Err(_) => {
+                tracing::warn!(
+                    "a connection stays open, because programs hold up the processes that close connections"
+                );
+                Err(fd)
+            }
         }
     }
 }
@@ -203,10 +208,14 @@ fn has_ended(process: BorrowedFd<'_>) -> bool {
 fn serve(commands: BorrowedFd<'_>, daemon: BorrowedFd<'_>, progress: &Progress) -> ! {
     name(c"ginneld-closer");
     let mut batch = [0; BATCH];
-    let mut stuck = 0;
+    // What has not been closed of the batch, and the number of children that are stuck.
+    let (mut left, mut stuck) = (0..0, 0);
     loop {
         let commanded = if stuck < STUCK { PollFlags::IN } else { PollFlags::empty() };
-        let _ = poll(&mut [PollFd::new(&commands, commanded), PollFd::new(&daemon, PollFlags::IN)], None);
+        // The end of a child is no event here.
+        let again = (stuck > 0).then_some(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
+        let mut events = [PollFd::new(&commands, commanded), PollFd::new(&daemon, PollFlags::IN)];
+        let _ = poll(&mut events, again.as_ref());
         if has_ended(daemon) {
             end();
         }
@@ -214,26 +223,31 @@ fn serve(commands: BorrowedFd<'_>, daemon: BorrowedFd<'_>, progress: &Progress) 
         while stuck > 0 && reap(-1) {
             stuck -= 1;
         }
-        let mut count = 0;
-        while count < BATCH
-            && stuck < STUCK
-            && let Some(number) = next(commands)
-        {
-            batch[count] = number;
-            count += 1;
+        if left.is_empty() {
+            let mut count = 0;
+            while count < BATCH
+                && stuck < STUCK
+                && let Some(number) = next(commands)
+            {
+                batch[count] = number;
+                count += 1;
+            }
+            left = 0..count;
         }
-        let mut left = &batch[..count];
-        while !left.is_empty() {
+        while !left.is_empty() && stuck < STUCK {
             progress.get().store(0, Ordering::Relaxed);
             let Ok(child) = fork() else {
                 std::thread::sleep(PATIENCE);
+                if has_ended(daemon) {
+                    end();
+                }
                 continue;
             };
-            let Some(child) = child else { close_all(left, progress) };
+            let Some(child) = child else { close_all(&batch[left], progress) };
             if !watch(child, daemon, progress) {
                 stuck += 1;
             }
-            left = left.get(progress.get().load(Ordering::Relaxed) as usize..).unwrap_or_default();
+            left.start = (left.start + progress.get().load(Ordering::Relaxed) as usize).min(left.end);
         }
     }
 }
@@ -307,7 +321,8 @@ fn close(fd: RawFd) {
 /// Ends what is open, after the daemon has ended, and then this process. Nothing here waits for what a stranger can hold.
 fn end() -> ! {
     let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(MOST).min(MOST);
-    for fd in 0..limit as RawFd {
+    // Standard input and output may be sockets that other programs share.
+    for fd in 3..limit as RawFd {
         // SAFETY: nobody closes it meanwhile but a child, after which its number means nothing, because nobody opens anything any more.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         let Ok(stat) = rustix::fs::fstat(borrowed) else { continue };

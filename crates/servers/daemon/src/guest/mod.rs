@@ -24,17 +24,18 @@ mod speed;
 mod vfio;
 
 use crate::closer::Closer;
+use crate::folder_lock::lock;
 use crate::keeper::{self, Held, Keeper};
 use crate::user_connections::Most;
-use crate::{locked, logging, packet};
+use crate::{logging, packet};
 use anyhow::{Context, Result, ensure};
 use control::Control;
 use daemon::Daemon;
 use dax::Kernel;
-use ginnel_config::{Account, Mode, SOCKET_PATH_MAX};
+use ginnel_config::{Account, Mode, Problem, SOCKET_PATH_MAX};
 use rustix::net::SocketType;
 use segments::Segments;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -101,16 +102,17 @@ fn provide_open_files(most: Most) -> Result<()> {
 
 /// Runs until the daemon is told to end.
 pub fn run(args: Args) -> Result<()> {
+    let most = args.most();
+    // The closer looks at as many descriptors as there may be.
+    provide_open_files(most)?;
     let closer = Closer::start_for_life().context("cannot start the closer of connections")?;
     logging::start(&args.log, args.log_json);
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
     let group = args.socket_group.as_ref().map(|group| group.group("--socket-group")).transpose()?;
     let dir = &args.runtime_dir;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let _lock = lock(dir)?;
+    let _lock = lock(dir, "ginneld.lock").map_err(Problem::from)?;
     let stop = stop_signals()?;
-    let most = args.most();
-    provide_open_files(most)?;
 
     let control = Control::find(sysfs)?;
     let me = control.identity;
@@ -201,17 +203,6 @@ fn keep(keeper: &mut Keeper, interrupts: &Interrupts) {
         Ok(()) => tracing::info!("the keeper holds the interrupts"),
         Err(error) => tracing::error!("interrupts will end with this daemon: {error:#}"),
     }
-}
-
-/// Locks the folder: two guest daemons would write the same session line.
-fn lock(dir: &Path) -> Result<File> {
-    let path = dir.join("ginneld.lock");
-    let options = File::options().read(true).write(true).create(true).truncate(false).clone();
-    let file = options.open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    locked::take(&file).map_err(|pid| {
-        anyhow::anyhow!("another ginneld runs already (process {pid}, which holds {})", path.display())
-    })?;
-    Ok(file)
 }
 
 /// Returns a socket that becomes readable when SIGTERM or SIGINT has come.

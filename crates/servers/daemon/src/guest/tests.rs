@@ -13,6 +13,7 @@ use ginnel_layout::wire::{self, ErrorCode, Fds, Header, Kind};
 use ginnel_layout::{Name, control as format};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use kit::wait::{WATCHDOG, wait_for};
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -904,8 +905,9 @@ fn a_uuid_is_32_digits() {
 #[test]
 fn only_one_daemon_runs_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
-    let _lock = lock(dir.path()).unwrap();
-    assert!(lock(dir.path()).unwrap_err().to_string().contains("another ginneld runs"));
+    let _lock = lock(dir.path(), "ginneld.lock").unwrap();
+    let refused = Problem::from(lock(dir.path(), "ginneld.lock").unwrap_err());
+    assert!(refused.to_string().contains("another ginneld"), "{refused}");
 }
 
 /// Floods the daemon with connections that send nothing, or only `HELLO`.

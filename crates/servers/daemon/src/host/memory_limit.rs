@@ -55,7 +55,12 @@ const V2: Version = Version {
 
 /// Checks that this process can allocate `bytes` bytes for what `place` declares.
 pub fn check(bytes: u64, place: &str) -> Result<(), Problem> {
-    let Some(limit) = tightest(Path::new("/")) else { return Ok(()) };
+    check_below(Path::new("/"), bytes, place)
+}
+
+/// Does the same by what a model of `/` says.
+fn check_below(root: &Path, bytes: u64, place: &str) -> Result<(), Problem> {
+    let Some(limit) = tightest(root) else { return Ok(()) };
     if bytes.saturating_add(OWN) <= limit.left {
         return Ok(());
     }
@@ -258,7 +263,19 @@ mod tests {
         {
             assert_eq!(Root::new(text, text).tightest(), None, "{text}");
         }
-        assert!(check(1 << 62, "segment.web").is_err() || tightest(Path::new("/")).is_none());
-        assert_eq!(check(0, "segment.web").is_ok(), tightest(Path::new("/")).is_none_or(|l| l.left >= OWN));
+    }
+
+    #[test]
+    fn a_segment_has_what_the_daemon_leaves_of_the_limit() {
+        let root = unified();
+        let unit = "sys/fs/cgroup/system.slice/ginneld.service";
+        root.file(&format!("{unit}/memory.max"), &mib(100));
+        root.file(&format!("{unit}/memory.current"), &mib(10));
+        let left = tightest(root.0.path()).unwrap().left;
+        assert!(check_below(root.0.path(), left - OWN, "segment.web").is_ok());
+        let problem = check_below(root.0.path(), left - OWN + 1, "segment.web").unwrap_err().to_string();
+        for part in ["segment.web", "100M", "ginneld.service/memory.max", "MemoryMax="] {
+            assert!(problem.contains(part), "{problem}");
+        }
     }
 }

@@ -30,7 +30,6 @@ mod holds;
 mod inspect;
 pub mod ivshmem;
 pub mod journal;
-mod lock;
 mod making;
 pub mod members;
 mod memory_limit;
@@ -78,6 +77,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if args.check {
         return startup::check(&Config::read(&args.config)?);
     }
+    // The closer looks at as many descriptors as there may be.
+    keeper::raise_open_files();
     let closer = Closer::start_for_life().context("the closer of connections cannot be started")?;
     let chosen = read_config(&args.config)?;
     crate::logging::start(&chosen.config.log, chosen.config.log_format == LogFormat::Json);

@@ -6,10 +6,11 @@
 //! list it: whoever lists a folder holds its lock, and for ever if the list goes to a page that never comes.
 //!
 //! Somebody may also hold the lock of `shm_dir`, and whoever makes a folder there, or looks for one that is not there, waits for it. So
-//! a process does that (`ginneld folder`). Once the folder exists, nothing waits for the lock of `shm_dir`.
+//! a process does that (`ginneld folder`). Once the folder exists, nothing waits for the lock of `shm_dir`, except for files
+//! of older daemons, which are in `shm_dir` itself.
 
-use super::lock::{Refused, lock};
 use super::segments;
+use crate::folder_lock::{Refused, lock};
 use crate::spawned::own_program;
 use ginnel_config::Problem;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -144,21 +145,29 @@ struct Stranger {
 
 impl Stranger {
     fn problem(&self, path: &Path, place: &str) -> Problem {
-        let (path, what) = (path.display(), self.what());
-        let fix = match self.kind {
-            FileType::Directory if self.owner == own_user() => {
-                let what = format!("others may write in {path} (mode {:04o})", self.mode);
-                let fix =
-                    format!("look for files in it that are not the daemon's, then chmod {MODE:04o} {path}");
-                return Problem::new(place, what, fix);
-            }
-            _ if self.owner == own_user() => "move it away".to_owned(),
-            _ => format!(
-                "as root, move it away; or name a folder of the daemon's user ({}) in daemon.shm_dir",
-                own_user()
+        let (path, own) = (path.display(), own_user());
+        let in_the_way = format!("{path} is {}, where the daemon's own folder should be", self.what());
+        let (what, fix) = match self.kind {
+            FileType::Directory if self.owner == own => (
+                format!("others may write in {path} (mode {:04o})", self.mode),
+                format!("look for files in it that are not the daemon's, then chmod {MODE:04o} {path}"),
+            ),
+            _ if self.owner == own => (in_the_way, "move it away".to_owned()),
+            // It may well be the folder of a daemon that runs as root.
+            FileType::Directory if self.owner == 0 => (
+                in_the_way,
+                format!(
+                    "run this as root, if that is the daemon's user; otherwise name a folder of user {own} in daemon.shm_dir"
+                ),
+            ),
+            _ => (
+                in_the_way,
+                format!(
+                    "as root, move it away; or name a folder of the daemon's user ({own}) in daemon.shm_dir"
+                ),
             ),
         };
-        Problem::new(place, format!("{path} is {what}, where the daemon's own folder should be"), fix)
+        Problem::new(place, what, fix)
     }
 
     fn what(&self) -> String {

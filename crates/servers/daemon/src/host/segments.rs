@@ -673,6 +673,9 @@ pub fn make(config: &config::Segment, place: &str) -> Result<bool, Problem> {
 pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
     let shared = config.shared_file.as_ref().map(|file| config.at(file, 0));
     let config = shared.as_ref().unwrap_or(config);
+    if is_there(&config.at_old_place()) {
+        return Ok(());
+    }
     let folder = config.folder.as_ref().map_or(Ok(true), |folder| own_folder::check(folder, place))?;
     if folder && existing(config, place)?.is_some() {
         return Ok(());

@@ -5,12 +5,12 @@ use super::config::{self, Config};
 use super::declare::listen_as;
 use super::heartbeat::Pulse;
 use super::journal::Journal;
-use super::lock::{Refused, lock};
 use super::own_folder::Folders;
 use super::segments;
 use super::server::Server;
 use crate::closer::Closer;
-use crate::keeper::{self, Held, Keeper};
+use crate::folder_lock::{Refused, lock};
+use crate::keeper::{Held, Keeper};
 use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
@@ -60,7 +60,6 @@ fn place(config: &Config, kind: &str, name: &Name) -> String {
 /// Serves until the daemon is told to end.
 pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<()> {
     let mut config = chosen.config.clone();
-    keeper::raise_open_files();
     make_dir(&config.runtime_dir, 0o755, "daemon.runtime_dir")?;
     make_dir(&config.state_dir, 0o700, "daemon.state_dir")?;
     let lock = |dir: &Path, name| lock(dir, name).map_err(Problem::from);

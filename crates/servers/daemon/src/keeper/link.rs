@@ -1,7 +1,7 @@
 //! The daemon's connection to a keeper process, and the requests that the keeper has not answered yet.
 //!
-//! A keeper answers at once, unless it is stopped (SIGSTOP) or the machine is very busy. Others wait for the daemon, so the daemon does
-//! not wait for the keeper. A request that has been sent is as good as done: the keeper executes all of them before it answers the next
+//! A keeper answers at once, unless it is stopped (SIGSTOP) or the machine is very busy. Others wait for the daemon, so the daemon waits
+//! only a moment, and once. A request that has been sent is as good as done: the keeper executes all of them before it answers the next
 //! daemon.
 
 use super::{MAX_PACKET, PATIENCE};
@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
-/// How long the daemon waits for an answer.
+/// How long [`Link::ask`] waits for an answer.
 const MOMENT: Duration = Duration::from_millis(200);
 
 /// The connection.
@@ -35,26 +35,31 @@ impl Link {
     pub fn ask<Fd: AsFd>(&mut self, what: u8, name: &str, fds: &[Fd]) -> anyhow::Result<()> {
         let waits = self.unanswered.is_empty();
         self.send(what, name, fds)?;
-        let mut refusals = self.hear(if waits { MOMENT } else { Duration::ZERO })?;
+        let refusals = self.hear(if waits { MOMENT } else { Duration::ZERO })?;
         if waits && !self.unanswered.is_empty() {
             warn!(
                 "the keeper does not answer: it will do what the daemon asks when it goes on; if its process is stopped, let it continue (SIGCONT)"
             );
         }
-        // The answer to this request is the last one.
-        let own = refusals.pop_if(|refusal| self.unanswered.is_empty() && refusal.name == name);
-        refusals.iter().for_each(Refusal::log);
-        own.map_or(Ok(()), |refusal| Err(refusal.into()))
+        self.outcome(name, refusals)
     }
 
     /// Sends a request, and waits until it and all earlier ones are answered.
     pub fn insist(&mut self, what: u8) -> anyhow::Result<()> {
         self.send::<OwnedFd>(what, "", &[])?;
-        let mut refusals = self.hear(PATIENCE)?;
+        let refusals = self.hear(PATIENCE)?;
         if !self.unanswered.is_empty() {
             bail!("the keeper does not answer: is its process stopped?");
         }
-        refusals.pop().map_or(Ok(()), |refusal| Err(refusal.into()))
+        self.outcome("", refusals)
+    }
+
+    /// Returns what the last request, with this name, has come to. Logs the refusals of earlier ones.
+    fn outcome(&self, name: &str, mut refusals: Vec<Refusal>) -> anyhow::Result<()> {
+        // The answer to the last request is the last one.
+        let own = refusals.pop_if(|refusal| self.unanswered.is_empty() && refusal.name == name);
+        refusals.iter().for_each(Refusal::log);
+        own.map_or(Ok(()), |refusal| Err(refusal.into()))
     }
 
     fn send<Fd: AsFd>(&mut self, what: u8, name: &str, fds: &[Fd]) -> anyhow::Result<()> {
