@@ -7,20 +7,28 @@ mod process;
 
 use ginnel_fdpass::{RecvFlags, receive};
 use process::Process;
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::sockopt::socket_type;
+use rustix::net::{Shutdown, SocketType, shutdown};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Closes connections to programs. Clones share the process that does it, which ends with the last clone.
 #[derive(Clone, Debug)]
-pub struct Closer(Arc<Mutex<Process>>);
+pub struct Closer(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    process: Process,
+    /// What the process did not take, because it has much to do.
+    left: Vec<OwnedFd>,
+}
 
 impl Closer {
     /// Starts the process.
     pub fn start() -> io::Result<Self> {
-        Ok(Self(Arc::new(Mutex::new(Process::start()?))))
+        Ok(Self(Arc::new(Mutex::new(State { process: Process::start()?, left: Vec::new() }))))
     }
 
     /// Starts a process that outlives this one.
@@ -30,18 +38,25 @@ impl Closer {
         Ok(closer)
     }
 
-    /// Closes a connection. Its peer sees the end at once. Does not block.
+    /// Closes a connection, or a socket that listens. The peers see the end at once. Does not block.
     pub fn close(&self, connection: OwnedFd) {
         // What was sent to the peer stays readable. This fails only if the peer has closed its end.
         let _ = shutdown(&connection, Shutdown::Both);
-        // Nothing can be added to its queue any more. If there is nothing in it, nothing else is closed with it.
+        // Nothing can be added to its queue any more. If there is nothing in it, nothing else is closed with it. In the queue of a stream
+        // there may be what this look does not show (`MSG_OOB`).
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        if receive(connection.as_fd(), &mut [0], 0, flags).is_ok_and(|got| got.len == 0 && !got.fds_lost) {
+        if socket_type(&connection) == Ok(SocketType::SEQPACKET)
+            && receive(connection.as_fd(), &mut [0], 0, flags).is_ok_and(|got| got.len == 0 && !got.fds_lost)
+        {
             return drop(connection);
         }
-        let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(connection) = process.close(connection) {
-            let _ = connection.into_raw_fd();
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.left.push(connection);
+        while let Some(next) = state.left.pop() {
+            if let Err(back) = state.process.close(next) {
+                state.left.push(back);
+                break;
+            }
         }
     }
 }
@@ -89,7 +104,7 @@ mod tests {
     use ginnel_fdpass::{SendFlags, send};
     use kit::hold::lingering;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::net::{AddressFamily, SocketFlags, socketpair};
     use std::os::unix::net::UnixStream;
 
     #[test]

@@ -440,7 +440,7 @@ impl<M: Parts> GuestLink<M> {
     }
 
     /// Closes this end, so that the host sees at once that the guest's daemon is gone.
-    pub fn close(self) {
+    pub fn close(&self) {
         self.memory.store_release_u64(GUEST_EPOCH, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Locks of folders, each of which serves one daemon only.
 
 use ginnel_config::Problem;
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::fs::{FlockOperation, Mode, fchmod, flock, fstat};
 use rustix::process::{Pid, test_kill_process};
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind};
@@ -25,8 +25,8 @@ impl From<Refused> for Problem {
     }
 }
 
-/// Locks a folder against other daemons, as long as the file is open.
-pub fn lock(dir: &Path, name: &str) -> Result<File, Refused> {
+/// Locks a folder against other daemons, as long as the file is open. With `patient`, waits for a daemon that has ended to let it go.
+pub fn lock(dir: &Path, name: &str, patient: bool) -> Result<File, Refused> {
     let path = dir.join(name);
     let failed = |error: Error| {
         let what = format!("the lock cannot be taken: {error}");
@@ -35,8 +35,11 @@ pub fn lock(dir: &Path, name: &str) -> Result<File, Refused> {
     let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
     let file = options.open(&path).map_err(failed)?;
     // Whoever can open the file can lock it, and an earlier daemon may have let all users open it.
-    fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(|errno| failed(errno.into()))?;
-    take(&file).map_err(|pid| {
+    let mode = fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode & 0o777;
+    if mode != 0o600 {
+        fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(|errno| failed(errno.into()))?;
+    }
+    take(&file, patient).map_err(|pid| {
         let who = if pid.is_empty() { String::new() } else { format!(" (process {pid})") };
         let what = format!("another ginneld{who} serves {}", dir.display());
         let fix = "stop it, or give this one folders of its own";
@@ -51,7 +54,7 @@ const PATIENCE: [Duration; 2] = [Duration::from_secs(10), Duration::from_millis(
 
 /// Takes the lock that a file stands for, as long as the file is open. The file says the number of the process that has it. Otherwise
 /// returns that number, or what the file says in its place.
-fn take(file: &File) -> Result<(), String> {
+fn take(file: &File, patient: bool) -> Result<(), String> {
     let begun = Instant::now();
     loop {
         if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
@@ -64,7 +67,7 @@ fn take(file: &File) -> Result<(), String> {
             Some(pid) => test_kill_process(pid) != Err(rustix::io::Errno::SRCH),
             None => false,
         };
-        if begun.elapsed() > PATIENCE[usize::from(is_there)] {
+        if !patient || begun.elapsed() > PATIENCE[usize::from(is_there)] {
             return Err(owner);
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -169,12 +169,12 @@ impl Keeper {
     }
 
     /// Ends the keeper, which drops all descriptors that it holds.
-    pub fn stop(self) -> anyhow::Result<()> {
-        match self.0 {
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        match &mut self.0 {
             Backend::Systemd(_) => Ok(()), // systemd drops them when the unit is stopped.
-            Backend::Process { mut link, child, .. } => {
+            Backend::Process { link, child, .. } => {
                 link.insist(b'X')?;
-                if let Some(mut child) = child {
+                if let Some(mut child) = child.take() {
                     child.wait()?;
                 }
                 Ok(())
@@ -193,6 +193,22 @@ fn most_stored() -> usize {
 pub fn is_entrusted() -> bool {
     let number = |variable| std::env::var(variable).ok().and_then(|text| text.parse::<u32>().ok());
     number("LISTEN_PID") == Some(std::process::id()) && number("LISTEN_FDS").is_some_and(|fds| fds > 0)
+}
+
+/// Keeps the descriptors that systemd has passed to this process from the processes that it starts. The process must not have opened any
+/// other descriptor yet.
+pub fn keep_to_itself() {
+    if !is_entrusted() {
+        return;
+    }
+    let count = std::env::var("LISTEN_FDS").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    for fd in (3..).take(count) {
+        // SAFETY: the number is only passed to a system call, which refuses one that is not open.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        if rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC).is_err() {
+            break;
+        }
+    }
 }
 
 /// Returns whether a keeper listens at this path.

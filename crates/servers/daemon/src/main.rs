@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use ginnel_config::Problem;
 use ginnel_daemon::strangers::helper;
-use ginnel_daemon::{guest, host, keeper};
+use ginnel_daemon::{guest, host, keeper, spawned};
 use std::process::ExitCode;
 
 /// The control daemon of Ginnel.
@@ -38,6 +38,8 @@ enum Role {
 const INVALID_CONFIGURATION: u8 = 2;
 
 fn main() -> ExitCode {
+    // Whoever has started this program may have ignored the ends of children, which outlives an `exec`.
+    spawned::wait_for_children();
     let result = match Cli::parse().role {
         Role::Host(args) => host::run(args),
         Role::Guest(args) => guest::run(args),

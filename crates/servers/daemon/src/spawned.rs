@@ -22,6 +22,13 @@ pub fn end_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
+/// Lets this process learn how its children end.
+#[expect(unsafe_code, reason = "sets the action of a signal to the default")]
+pub fn wait_for_children() {
+    // SAFETY: the default action runs no code.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 /// A process that was started.
 #[derive(Debug)]
 pub struct Spawned {

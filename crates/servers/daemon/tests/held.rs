@@ -10,7 +10,7 @@ use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
@@ -121,6 +121,27 @@ kit::program! {
     }
 }
 
+kit::program! {
+    fn waiting_poisoner() {
+        become_user(NOBODY);
+        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
+        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
+            Ok(silent) => silent,
+            Err(why) => return println!("{why}"),
+        };
+        let socket = program_socket();
+        let mut clients = Vec::new();
+        for _ in 0..4 {
+            let poison = silent.poison();
+            let client = Client::raw(&socket);
+            ginnel_fdpass::send(client.fd.as_fd(), &[0], &[&poison], SendFlags::DONTWAIT).unwrap();
+            clients.push(client);
+        }
+        print!("{HELD}");
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    }
+}
+
 /// Starts a holder; `None` if the machine does not let it hold anything.
 fn start_holder<F: Fn()>(daemon: &Daemon, program: F) -> Option<Process> {
     let place = daemon.dir.path().join("silent");
@@ -201,6 +222,21 @@ fn what_nobody_can_close_in_the_queue_of_a_connection_does_not_keep_the_daemon_f
     assert!(open(&daemon) > before);
     drop(second);
     wait_for("everything is closed", || (open(&daemon) <= before).then_some(()));
+}
+
+#[test]
+fn what_nobody_can_close_in_connections_that_wait_does_not_keep_the_daemon_from_ending() {
+    for signal in [Signal::KILL, Signal::TERM] {
+        let mut daemon = Daemon::start_new(CONFIG);
+        daemon.signal(Signal::STOP);
+        wait_for("it is stopped", || daemon.is_stopped().then_some(()));
+        let Some(_poisoner) = start_holder(&daemon, waiting_poisoner) else { return };
+        daemon.signal(signal);
+        daemon.signal(Signal::CONT);
+        daemon.ended();
+        daemon.start();
+        serves(&mut daemon);
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::net::sockopt::socket_acceptconn;
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use std::io;
@@ -54,9 +54,9 @@ pub struct Process {
     /// Becomes readable when this process has ended.
     daemon: OwnedFd,
     child: Child,
-    progress: Progress,
 }
 
+/// A closer, which has a place of its own for what its children tell it.
 #[derive(Debug)]
 struct Child {
     pid: Pid,
@@ -68,18 +68,20 @@ impl Process {
     pub fn start() -> io::Result<Self> {
         let (theirs, commands) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let daemon = pidfd_open(getpid(), PidfdFlags::empty())?;
-        let progress = Progress::new()?;
-        let child = Child::start(theirs.as_fd(), daemon.as_fd(), &progress)?;
-        Ok(Self { commands, theirs, daemon, child, progress })
+        let child = Child::start(theirs.as_fd(), daemon.as_fd())?;
+        Ok(Self { commands, theirs, daemon, child })
     }
 
     /// Closes a descriptor, at some time. Does not block. Gives it back if that is impossible now.
     pub fn close(&mut self, fd: OwnedFd) -> Result<(), OwnedFd> {
         if has_ended(self.child.ended.as_fd()) {
-            tracing::warn!("the closer of connections has ended, and is started again: was it killed?");
-            let _ = rustix::process::waitpid(Some(self.child.pid), rustix::process::WaitOptions::NOHANG);
-            match Child::start(self.theirs.as_fd(), self.daemon.as_fd(), &self.progress) {
-                Ok(child) => self.child = child,
+            match Child::start(self.theirs.as_fd(), self.daemon.as_fd()) {
+                Ok(child) => {
+                    tracing::warn!(
+                        "the closer of connections has ended, and is started again: was it killed?"
+                    );
+                    self.child = child;
+                }
                 Err(error) => {
                     tracing::error!(%error, "there is no closer of connections: some stay open");
                     return Err(fd);
@@ -104,25 +106,38 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for Child {
     /// Ends the closer while this process lives. (A daemon keeps its closer.)
     fn drop(&mut self) {
-        let _ = rustix::process::kill_process(self.child.pid, rustix::process::Signal::KILL);
-        let _ = rustix::process::waitpid(Some(self.child.pid), rustix::process::WaitOptions::empty());
+        end_child(self.pid);
     }
 }
 
+/// Kills a process that this one has started and not waited for, and waits for its end.
+fn end_child(pid: Pid) {
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+}
+
 impl Child {
-    fn start(commands: BorrowedFd<'_>, daemon: BorrowedFd<'_>, progress: &Progress) -> io::Result<Self> {
+    fn start(commands: BorrowedFd<'_>, daemon: BorrowedFd<'_>) -> io::Result<Self> {
+        let progress = Progress::new()?;
         // Signals for the daemon, such as that of a terminal, are not for the closer.
         let signals = blocked()?;
         let forked = fork();
         if forked == Ok(None) {
-            serve(commands, daemon, progress);
+            serve(commands, daemon, &progress);
         }
         restore(&signals);
         let pid = forked?.ok_or(Errno::INVAL)?;
-        Ok(Self { pid, ended: pidfd_open(pid, PidfdFlags::empty())? })
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(ended) => Ok(Self { pid, ended }),
+            Err(errno) => {
+                // Two closers must not hear the same commands.
+                end_child(pid);
+                Err(errno.into())
+            }
+        }
     }
 }
 
@@ -262,7 +277,10 @@ fn next(commands: BorrowedFd<'_>) -> Option<RawFd> {
 /// Buries a child that has ended, if there is one: this one, or any (-1).
 fn reap(child: libc::pid_t) -> bool {
     // SAFETY: the kernel is told that the status is not wanted.
-    unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WNOHANG) > 0 }
+    let found = unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WNOHANG) };
+    // There is none any more if whoever started the daemon ignored the ends of children.
+    found > 0
+        || (child > 0 && found < 0 && Errno::from_io_error(&io::Error::last_os_error()) == Some(Errno::CHILD))
 }
 
 /// Waits for a child. Kills it if it gets nowhere. Returns whether it has ended.
@@ -327,9 +345,15 @@ fn end() -> ! {
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         let Ok(stat) = rustix::fs::fstat(borrowed) else { continue };
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            // Connections are closed last, together, because that may take for ever.
-            rustix::fs::FileType::Socket if socket_acceptconn(borrowed) != Ok(true) => {
+            // Sockets are closed last, together, because that may take for ever. Nobody can connect to one that was shut down.
+            rustix::fs::FileType::Socket => {
                 let _ = shutdown(borrowed, Shutdown::Both);
+                if socket_acceptconn(borrowed) == Ok(true) {
+                    while let Ok(waiting) = accept_with(borrowed, SocketFlags::CLOEXEC) {
+                        let _ = shutdown(&waiting, Shutdown::Both);
+                        let _ = waiting.into_raw_fd();
+                    }
+                }
             }
             // What an epoll or an eventfd is closed with may be anything, too. Nobody misses them.
             rustix::fs::FileType::Unknown => {}

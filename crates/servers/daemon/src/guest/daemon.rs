@@ -129,7 +129,7 @@ impl Daemon {
     }
 
     /// Serves until it is told to stop.
-    pub fn run(mut self) -> Result<()> {
+    pub fn run(&mut self) -> Result<()> {
         let mut ready = Vec::new();
         loop {
             let busy = self.look_at_link();

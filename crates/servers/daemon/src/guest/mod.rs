@@ -36,8 +36,9 @@ use ginnel_config::{Account, Mode, Problem, SOCKET_PATH_MAX};
 use rustix::net::SocketType;
 use segments::Segments;
 use std::fs::{self, Permissions};
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use vfio::Interrupts;
@@ -102,6 +103,7 @@ fn provide_open_files(most: Most) -> Result<()> {
 
 /// Runs until the daemon is told to end.
 pub fn run(args: Args) -> Result<()> {
+    keeper::keep_to_itself();
     let most = args.most();
     // The closer looks at as many descriptors as there may be.
     provide_open_files(most)?;
@@ -110,8 +112,13 @@ pub fn run(args: Args) -> Result<()> {
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
     let group = args.socket_group.as_ref().map(|group| group.group("--socket-group")).transpose()?;
     let dir = &args.runtime_dir;
-    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let _lock = lock(dir, "ginneld.lock").map_err(Problem::from)?;
+    // Whoever can list a folder can hold its lock, and so the making of sockets there.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(dir)
+        .with_context(|| format!("cannot make {}", dir.display()))?;
+    let _lock = lock(dir, "ginneld.lock", true).map_err(Problem::from)?;
     let stop = stop_signals()?;
 
     let control = Control::find(sysfs)?;
@@ -124,7 +131,8 @@ pub fn run(args: Args) -> Result<()> {
     let path = dir.join("ginnel.sock");
     let listener = listen(&path, args.socket_mode, group)?;
     let segments = Segments::new(Kernel::default());
-    let daemon = Daemon::new(
+    // It is not dropped: the closer ends what is left open, which may take as long as a program likes.
+    let mut daemon = ManuallyDrop::new(Daemon::new(
         listener,
         most,
         args.exclude.into(),
@@ -135,7 +143,7 @@ pub fn run(args: Args) -> Result<()> {
         boot_id()?,
         segments,
         closer,
-    )?;
+    )?);
     notify(sd_notify::NotifyState::Ready);
     tracing::info!("listening at {}", path.display());
     let result = daemon.run();
@@ -186,7 +194,7 @@ fn interrupts(
         }
         Err(error) => {
             tracing::warn!("no interrupts, so waiting programs poll: {error:#}");
-            if let Some(Err(error)) = keeper.map(Keeper::stop) {
+            if let Some(Err(error)) = keeper.map(|mut keeper| keeper.stop()) {
                 tracing::warn!("{error:#}");
             }
             (None, None)

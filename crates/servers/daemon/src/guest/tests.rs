@@ -905,8 +905,8 @@ fn a_uuid_is_32_digits() {
 #[test]
 fn only_one_daemon_runs_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
-    let _lock = lock(dir.path(), "ginneld.lock").unwrap();
-    let refused = Problem::from(lock(dir.path(), "ginneld.lock").unwrap_err());
+    let _lock = lock(dir.path(), "ginneld.lock", true).unwrap();
+    let refused = Problem::from(lock(dir.path(), "ginneld.lock", true).unwrap_err());
     assert!(refused.to_string().contains("another ginneld"), "{refused}");
 }
 

@@ -5,6 +5,7 @@ use super::members::{MemberFds, is_control, map_control, new_control, new_vector
 use super::server::{Server, Token};
 use super::vms::Vm;
 use super::{config, segments};
+use crate::closer::Connected;
 use crate::packet;
 use crate::poller::Interest;
 use anyhow::Context;
@@ -86,7 +87,7 @@ impl Server {
     }
 
     /// Makes the socket for the QEMU of a VM.
-    fn listen_for(&self, vm: &config::Vm, number: u32, place: &str) -> Result<OwnedFd, Problem> {
+    fn listen_for(&self, vm: &config::Vm, number: u32, place: &str) -> Result<Connected, Problem> {
         let path = self.config.vm_socket(&vm.name);
         let failed = |error: std::io::Error| {
             let what = format!("the socket {} cannot be made: {error}", path.display());
@@ -98,6 +99,8 @@ impl Server {
         };
         let listener =
             listen_as(&path, SocketType::STREAM, vm.user, vm.group, vm.socket_mode).map_err(failed)?;
+        // Connections that nobody has accepted yet are closed with it.
+        let listener = Connected::new(listener, &self.closer);
         self.poller.add(&listener, Token::VmListener(number).into(), Interest::READ).map_err(failed)?;
         Ok(listener)
     }

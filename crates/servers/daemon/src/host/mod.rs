@@ -77,6 +77,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if args.check {
         return startup::check(&Config::read(&args.config)?);
     }
+    keeper::keep_to_itself();
     // The closer looks at as many descriptors as there may be.
     keeper::raise_open_files();
     let closer = Closer::start_for_life().context("the closer of connections cannot be started")?;

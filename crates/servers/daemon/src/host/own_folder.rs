@@ -45,9 +45,21 @@ pub struct Folders {
     ready: BTreeMap<PathBuf, File>,
     /// The processes that have not made theirs yet.
     asked: BTreeMap<PathBuf, Asked>,
+    /// Nobody is served yet, so this may wait.
+    is_starting: bool,
 }
 
 impl Folders {
+    /// Starts without folders. Until [`Folders::serves`], locks are waited for.
+    pub fn new() -> Self {
+        Self { is_starting: true, ..Self::default() }
+    }
+
+    /// Notes that others are served from now on.
+    pub fn serves(&mut self) {
+        self.is_starting = false;
+    }
+
     /// Makes a folder unless it exists, checks that it is this daemon's, and locks it against others. Waits for at most ten seconds.
     pub fn prepare(&mut self, path: &Path, place: &str) -> Result<(), Refused> {
         let exists = |lock: &File| fs::fstat(lock).is_ok_and(|stat| stat.st_nlink > 0);
@@ -61,7 +73,7 @@ impl Folders {
             self.ask(path, place).map_err(Refused::Failed)?;
             check(path, place).map_err(Refused::Failed)?;
         }
-        self.ready.insert(path.to_owned(), lock(path, LOCK)?);
+        self.ready.insert(path.to_owned(), lock(path, LOCK, self.is_starting)?);
         Ok(())
     }
 

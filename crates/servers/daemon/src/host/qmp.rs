@@ -10,6 +10,7 @@ use crate::closer::{Closer, Connected};
 use crate::packet;
 use ginnel_fdpass::{RecvFlags, receive};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
 };
@@ -104,6 +105,8 @@ impl Monitor {
                 Errno::AGAIN => "another client is connected to it".to_owned(),
                 errno => errno.to_string(),
             })?;
+        // Otherwise a look at its queue would not show all that is there.
+        set_socket_oobinline(&fd, true).map_err(|errno| errno.to_string())?;
         let listener = packet::peer(fd.as_fd()).map_err(|error| error.to_string())?.pid;
         if listener != qemu {
             return Err(format!("process {listener} listens there, and the VM's QEMU is process {qemu}"));

@@ -99,6 +99,11 @@ impl Segments {
         config.folder.as_ref().map_or(Ok(()), |folder| Ok(self.folders.prepare(folder, place)?))
     }
 
+    /// Notes that others are served from now on, so that nothing may wait.
+    pub fn serve(&mut self) {
+        self.folders.serves();
+    }
+
     /// Remembers that [`make`] has made this file.
     pub fn was_made(&mut self, path: &Path) {
         self.made.insert(path.to_owned());
@@ -323,16 +328,17 @@ impl Segments {
         self.open.get(name)?.read_only.clone()
     }
 
-    /// Checks whether a segment's file is still the same and has its size. This costs two system calls.
+    /// Checks whether a segment's file is still there and has its size. It is not looked up by its name: if it is not there, that would
+    /// wait for whoever holds the lock of the folder.
     pub fn check(&mut self, name: &Name) -> bool {
         let Some(open) = self.open.get_mut(name) else { return false };
         let Some((file, mapping)) = &open.memory else { return false };
         if open.broken {
             return false;
         }
-        let whole =
-            fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.end));
-        let there = fs::lstat(&open.path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == open.identity);
+        let stat = fs::fstat(file);
+        let whole = stat.is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.end));
+        let there = stat.is_ok_and(|stat| stat.st_nlink > 0);
         // Somebody has truncated the file and made it longer again, and this process has touched the missing memory in between.
         let was_cut = mapping.is_broken();
         if whole && there && !was_cut {
@@ -616,6 +622,11 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
         .map_err(|e| Problem::new(place, format!("{path} cannot be examined: {e}"), "remove it"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Problem::new(place, format!("{path} is not a regular file"), "remove it"));
+    }
+    // Where others may make files, one of them may have linked the file of another segment to this name.
+    if config.folder.is_none() && stat.st_nlink != 1 {
+        let what = format!("{path} has {} names", stat.st_nlink);
+        return Err(Problem::new(place, what, "find out who made the others, then remove this one"));
     }
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != own && Some(stat.st_uid) != config.owner {

@@ -20,6 +20,7 @@ use ginnel_layout::{HOST_MEMBER, Name};
 use rustix::net::SocketType;
 use sd_notify::NotifyState;
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -60,9 +61,10 @@ fn place(config: &Config, kind: &str, name: &Name) -> String {
 /// Serves until the daemon is told to end.
 pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<()> {
     let mut config = chosen.config.clone();
-    make_dir(&config.runtime_dir, 0o755, "daemon.runtime_dir")?;
+    // Whoever can list a folder can hold its lock, and so the making of sockets there.
+    make_dir(&config.runtime_dir, 0o711, "daemon.runtime_dir")?;
     make_dir(&config.state_dir, 0o700, "daemon.state_dir")?;
-    let lock = |dir: &Path, name| lock(dir, name).map_err(Problem::from);
+    let lock = |dir: &Path, name| lock(dir, name, true).map_err(Problem::from);
     let _locks = (lock(&config.runtime_dir, "ginneld.lock")?, lock(&config.state_dir, "journal.lock")?);
     let folders = own_folder(&config)?;
     let signals = signals()?;
@@ -87,7 +89,8 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<
         error!("{doubt}; it is obeyed nevertheless");
     }
     keep_vectors(&mut config, &books, &held);
-    let mut server = Server::new(config, books, journal, keeper, held, closer, folders)?;
+    // It is not dropped: the closer ends what is left open, which may take as long as a program likes.
+    let mut server = ManuallyDrop::new(Server::new(config, books, journal, keeper, held, closer, folders)?);
     server.take_over()?;
 
     let socket = server.config.socket();
@@ -106,6 +109,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<
     let status = chosen.config.mistake.as_deref().unwrap_or("serving");
     let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(status)]);
 
+    server.segments.serve();
     let served = server.serve(&signals);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     server.members.finish_ringing();
@@ -157,7 +161,7 @@ fn boot_id() -> anyhow::Result<Hex16> {
 /// Makes the daemon's own folder in `shm_dir`. Another daemon there is a mistake, as in the other folders. Anything else may pass, and
 /// meanwhile this daemon serves the segments that it can open.
 fn own_folder(config: &Config) -> Result<Folders, Problem> {
-    let mut folders = Folders::default();
+    let mut folders = Folders::new();
     match folders.prepare(&config.own_folder(), &format!("{}: daemon.shm_dir", config.file.display())) {
         Ok(()) => {}
         Err(Refused::Taken(problem)) => return Err(problem),

@@ -6,6 +6,7 @@ use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
 use super::qmp::Monitor;
 use super::server::{Server, Token};
+use crate::closer::Connected;
 use crate::control_link::{Event, HostLink, PeerInfo, SendRefused};
 use crate::poller::{Interest, Ready};
 use crate::{packet, pidwatch};
@@ -39,7 +40,7 @@ const PAGES: usize = 4;
 pub struct Vm {
     pub(super) config: config::Vm,
     /// The socket for QEMU; `None` if it cannot be made now.
-    listener: Option<OwnedFd>,
+    listener: Option<Connected>,
     connection: Option<Connection>,
     /// The QEMU that was connected to an earlier daemon and is watched.
     watched: Option<Process>,
@@ -69,7 +70,7 @@ impl Vm {
         config: config::Vm,
         member: u32,
         vectors: u32,
-        listener: Option<OwnedFd>,
+        listener: Option<Connected>,
         memory: Mapping,
     ) -> Self {
         let link = HostLink::new(memory.clone(), member, vectors, config.name);
@@ -102,12 +103,12 @@ impl Vm {
     }
 
     /// Returns the socket for the VM's QEMU.
-    pub fn listener(&self) -> Option<&OwnedFd> {
+    pub fn listener(&self) -> Option<&Connected> {
         self.listener.as_ref()
     }
 
     /// Sets the socket for the VM's QEMU.
-    pub fn set_listener(&mut self, listener: OwnedFd) {
+    pub fn set_listener(&mut self, listener: Connected) {
         self.listener = Some(listener);
     }
 
