@@ -114,6 +114,8 @@ kit::program! {
                 ginnel_fdpass::send(client.fd.as_fd(), header.as_bytes(), &[&poison], SendFlags::DONTWAIT)
             };
             (0..100).take_while(|_| send().is_ok()).for_each(drop);
+            // This may be the last one that closes it.
+            std::thread::spawn(move || drop(poison));
             clients.push(client);
         }
         print!("{HELD}");
