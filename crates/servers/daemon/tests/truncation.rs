@@ -12,6 +12,7 @@ use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use kit::daemon::qemu::Qemu;
 use kit::daemon::*;
 use kit::wait::{WATCHDOG, wait_for};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -98,6 +99,39 @@ fn the_size_comes_back_at_once_for_a_qemu_that_runs() {
     assert_eq!(daemon.inspect()["segments"][0]["broken"], true);
     assert_eq!(daemon.log().matches("segment broken").count(), 1);
     drop(qemu);
+}
+
+/// What everybody can do who may write to the file.
+#[test]
+fn holes_get_memory_again_and_a_file_that_was_made_longer_its_size() {
+    let mut daemon = Daemon::start_new(WEB);
+    let path = daemon.shm("web");
+    let client = daemon.attach("web", "one");
+    let file = File::options().write(true).open(&path).unwrap();
+    let punch = |at: u64, len: u64| {
+        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).unwrap();
+    };
+    for (at, len) in [(SIZE - 8192, 4096), (0, SIZE), (SIZE / 2, 4096)] {
+        punch(at, len);
+        wait_until_whole(&path, SIZE);
+    }
+    for longer in [SIZE + 1, 4 * SIZE] {
+        fallocate(&file, FallocateFlags::empty(), SIZE, longer - SIZE).unwrap();
+        wait_until_whole(&path, SIZE);
+    }
+    assert_eq!(daemon.inspect()["segments"][0]["broken"], false);
+    // The same while no daemon runs, with a program that uses the segment, and without.
+    let mut client = Some(client);
+    for _ in 0..2 {
+        daemon.kill();
+        fallocate(&file, FallocateFlags::empty(), SIZE, SIZE).unwrap();
+        punch(SIZE / 2, 4096);
+        daemon.start();
+        wait_until_whole(&path, SIZE);
+        assert_eq!(daemon.inspect()["segments"][0]["broken"], false);
+        daemon.attach("web", "late");
+        drop(client.take());
+    }
 }
 
 #[test]

@@ -365,7 +365,8 @@ impl Server {
         }
         let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
         let opened = located.and_then(|segment| {
-            let made = self.segments.open(&segment, place, !in_use)?;
+            let cuts = known.as_ref().is_some_and(|known| known.size == segment.size);
+            let made = self.segments.open(&segment, place, !in_use, cuts)?;
             Ok((made, segment.offset.map(|offset| FilePart { file: segment.path, offset })))
         });
         let (made, part) = match opened {

@@ -24,6 +24,9 @@ pub struct Args {
     /// it has the length.
     #[arg(long)]
     pub restore: Option<u64>,
+    /// Make the file this long if it is longer.
+    #[arg(long)]
+    pub shorten: Option<u64>,
     /// Allocate its memory from here.
     #[arg(long, requires = "allocate_to")]
     pub allocate_from: Option<u64>,
@@ -49,6 +52,7 @@ impl Args {
     pub fn to_command_line(&self) -> Vec<OsString> {
         let numbers = [
             ("--restore", self.restore),
+            ("--shorten", self.shorten),
             ("--allocate-from", self.allocate_from),
             ("--allocate-to", self.allocate_to),
             ("--owner", self.owner.map(u64::from)),
@@ -75,8 +79,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let _ = io::stdout().write_all(&[1]).and_then(|()| io::stdout().flush());
         };
         restore(file.as_fd(), size, tell).with_context(|| {
-            format!("the memory of {path}, which was truncated, cannot be allocated again: a QEMU that touches the missing part may die")
+            format!("the memory of {path}, a part of which was taken away, cannot be allocated again: a QEMU that touches that part may die")
         })?;
+    }
+    if let Some(size) = args.shorten
+        && length_of(file.as_fd()) > size
+    {
+        ftruncate(&file, size)
+            .with_context(|| format!("{path}, which somebody has made longer, cannot be cut"))?;
     }
     if let (Some(from), Some(to)) = (args.allocate_from, args.allocate_to) {
         allocate(file.as_fd(), from, to).with_context(|| {

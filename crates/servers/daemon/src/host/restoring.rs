@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
 /// The bytes of the events that are fetched at once. These events have no names.
@@ -57,6 +57,10 @@ struct Watched {
     /// The size that the file must have at least, in bytes.
     size: u64,
     watch: Option<i32>,
+    /// It grows when segments that share it are added.
+    grows: bool,
+    /// When a process could not restore it last.
+    failed: Option<Instant>,
 }
 
 /// The files of segments.
@@ -87,6 +91,9 @@ impl Default for Files {
     }
 }
 
+/// The time after which memory is asked for again that was not there.
+const RETRY: Duration = Duration::from_secs(1);
+
 impl Files {
     /// Makes a set of files that are watched, with tokens in this poller.
     pub fn new(poller: &Poller) -> Self {
@@ -107,9 +114,9 @@ impl Files {
         self.command = command;
     }
 
-    /// Watches a file, which has its proper size now.
-    pub fn watch(&mut self, identity: Identity, path: &Path, file: &Arc<OwnedFd>) {
-        let size = length_of(file);
+    /// Watches a file. `size` is its proper size; a file that grows, because segments share it, has its proper size now.
+    pub fn watch(&mut self, identity: Identity, path: &Path, file: &Arc<OwnedFd>, size: Option<u64>) {
+        let (grows, size) = (size.is_none(), size.unwrap_or_else(|| length_of(file)));
         if let Some(known) = self.all.get_mut(&identity) {
             known.size = known.size.max(size);
             return;
@@ -120,7 +127,8 @@ impl Files {
             warn!(%error, "a segment's file cannot be watched: a truncation is noticed within a second; raise fs.inotify.max_user_watches");
             None
         });
-        self.all.insert(identity, Watched { path: path.to_owned(), file: file.clone(), size, watch });
+        let (path, file) = (path.to_owned(), file.clone());
+        self.all.insert(identity, Watched { path, file, size, grows, watch, failed: None });
     }
 
     /// Forgets the files for which `needed` returns false.
@@ -163,6 +171,34 @@ impl Files {
     /// Returns whether a file is shorter than it should be.
     pub fn is_short(&self, identity: Identity) -> bool {
         self.all.get(&identity).is_some_and(|file| length_of(&file.file) < file.size)
+    }
+
+    /// Returns whether a file has its size, and not all of its memory: somebody has punched a hole.
+    fn has_holes(&self, identity: Identity) -> bool {
+        self.all.get(&identity).is_some_and(|file| {
+            let recently = file.failed.is_some_and(|failed| failed.elapsed() < RETRY);
+            !recently
+                && fstat(&file.file).is_ok_and(|stat| {
+                    let has = u64::try_from(stat.st_blocks).unwrap_or(u64::MAX).saturating_mul(512);
+                    u64::try_from(stat.st_size).is_ok_and(|size| size >= file.size) && has < file.size
+                })
+        })
+    }
+
+    /// Lets processes undo what somebody who may write to a file can do to it: give memory back, and make it longer. (A file that is
+    /// shorter may be the fault of somebody with more rights: see [`Files::restore`].)
+    pub fn mend(&mut self, identity: Identity) {
+        if self.has_holes(identity) {
+            self.restore(identity);
+        }
+        let Some(watched) = self.all.get(&identity) else { return };
+        if !watched.grows && length_of(&watched.file) > watched.size {
+            let (file, path) = (watched.file.clone(), watched.path.clone());
+            let work = Args { shorten: Some(watched.size), path, ..Args::default() };
+            if let Err(error) = self.change(identity, &file, &work, Duration::ZERO) {
+                warn!(%error, "a segment's file is too long");
+            }
+        }
     }
 
     /// Lets a process restore the size and the memory of a file, unless one does so.
@@ -269,8 +305,14 @@ impl Files {
         }
         // The file was truncated again after the process's last look, even if that process has failed since.
         let again = job.again;
-        if has_ended && (self.end(number) || again) && self.is_short(identity) {
-            self.restore(identity);
+        if has_ended {
+            let done = self.end(number);
+            if let (false, Some(file)) = (done, self.all.get_mut(&identity)) {
+                file.failed = Some(Instant::now());
+            }
+            if (done || again) && self.is_short(identity) || self.has_holes(identity) {
+                self.restore(identity);
+            }
         }
         said.is_ok_and(|len| len > 0).then_some(identity)
     }
@@ -338,7 +380,7 @@ mod tests {
         let mut files = Files::new(&poller);
         files.start_by(start);
         let (cut, identity, watched) = file();
-        files.watch(identity, Path::new("/cut"), &watched);
+        files.watch(identity, Path::new("/cut"), &watched, None);
         let mapping = Mapping::of_file(&cut, 0, SIZE as usize, Protection::ReadWrite).unwrap();
         mapping.write(4096, b"x");
         assert_eq!(files.take_modified(), []);
@@ -358,7 +400,7 @@ mod tests {
         let mut files = Files::new(&poller);
         files.start_by(start);
         let (cut, identity, watched) = file();
-        files.watch(identity, Path::new("/cut"), &watched);
+        files.watch(identity, Path::new("/cut"), &watched, None);
         for len in [0, 4096, 16 << 20] {
             cut.set_len(len).unwrap();
             assert!(files.is_short(identity));
@@ -384,7 +426,7 @@ mod tests {
         let poller = Poller::new().unwrap();
         let mut files = Files::new(&poller);
         let (cut, identity, watched) = file();
-        files.watch(identity, Path::new("/cut"), &watched);
+        files.watch(identity, Path::new("/cut"), &watched, None);
         cut.set_len(0).unwrap();
         files.start_by(|_| kit::program::command(failing_worker));
         files.restore(identity);

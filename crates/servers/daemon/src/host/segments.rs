@@ -115,13 +115,20 @@ impl Segments {
     }
 
     /// Opens a segment's file, or makes it if there is none and `may_create` is set. Returns whether the segment's memory is new.
-    pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
+    /// If this daemon's books have its size, a file that is longer was made so by somebody else, and is cut (`cuts`).
+    pub fn open(
+        &mut self,
+        config: &config::Segment,
+        place: &str,
+        may_create: bool,
+        cuts: bool,
+    ) -> Result<bool, Problem> {
         if self.files.is_removing(&config.path) {
             let what = format!("{} of an earlier segment is still being removed", config.path.display());
             return Err(Problem::new(place, what, "end the program that has it open and holds its lock"));
         }
         self.prepare(config, place)?;
-        let (file, created) = match existing(config, place)? {
+        let (file, created) = match existing(config, place, cuts)? {
             Some(file) => {
                 // A file of slices grows with them. But if it was truncated while programs or VMs have its pages, it must not grow
                 // back.
@@ -175,7 +182,8 @@ impl Segments {
             why: None,
         };
         self.replace(config.name, open);
-        self.files.watch(identity, &config.path, &file);
+        let size = config.offset.is_none().then_some(config.size);
+        self.files.watch(identity, &config.path, &file, size);
         Ok(created)
     }
 
@@ -206,6 +214,10 @@ impl Segments {
         if !right || stat.st_mode & MODE != config.mode {
             work.mode = Some(config.mode);
         }
+        // (A file that is too small is refused elsewhere, and one of slices may be longer.)
+        if config.offset.is_none() && u64::try_from(stat.st_size).is_ok_and(|size| size > config.size) {
+            work.shorten = Some(config.size);
+        }
         if grows || !is_allocated(&stat, config) {
             let from = config.offset.unwrap_or(0);
             let missing = if grows { config.size } else { not_allocated(&stat).min(config.size) };
@@ -217,8 +229,8 @@ impl Segments {
                 }
             }
         }
-        let none = (None, None, None);
-        if (work.mode, work.allocate_from, work.owner.or(work.group)) == none {
+        let none = (None, None, None, None);
+        if (work.mode, work.allocate_from, work.shorten, work.owner.or(work.group)) == none {
             return Ok(());
         }
         let time = if grows { PATIENCE } else { Duration::ZERO };
@@ -382,6 +394,7 @@ impl Segments {
             for name in self.in_file(identity) {
                 self.check(&name);
             }
+            self.files.mend(identity);
         }
     }
 
@@ -604,7 +617,7 @@ pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// Opens a segment's file if it exists, and checks that it is one of ours. Changes nothing.
-fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Problem> {
+fn existing(config: &config::Segment, place: &str, may_be_longer: bool) -> Result<Option<OwnedFd>, Problem> {
     let path = config.path.display();
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = match fs::open(&config.path, flags, Mode::empty()) {
@@ -635,7 +648,7 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
     }
     check_file_system(&config.path, &file, place)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    if config.offset.is_none() && size != config.size {
+    if config.offset.is_none() && size != config.size && !(may_be_longer && size > config.size) {
         let what = format!("{path} has {} bytes, the configuration says {}", Bytes(size), Bytes(config.size));
         let fix = "write its size into the configuration, or stop all its users and remove the file";
         return Err(Problem::new(place, what, fix));
@@ -674,7 +687,7 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
 
 /// Makes a segment's file, unless it exists. Returns whether it was made.
 pub fn make(config: &config::Segment, place: &str) -> Result<bool, Problem> {
-    match existing(config, place)? {
+    match existing(config, place, false)? {
         Some(_) => Ok(false),
         None => create(config, place).map(|_| true),
     }
@@ -688,7 +701,7 @@ pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
         return Ok(());
     }
     let folder = config.folder.as_ref().map_or(Ok(true), |folder| own_folder::check(folder, place))?;
-    if folder && existing(config, place)?.is_some() {
+    if folder && existing(config, place, false)?.is_some() {
         return Ok(());
     }
     check_folder(config, place)

@@ -344,7 +344,7 @@ impl Server {
             Some(part) => segment.at(&part.file, part.offset),
             None => segment,
         });
-        if let Err(problem) = segment.and_then(|segment| self.segments.open(&segment, &place, false)) {
+        if let Err(problem) = segment.and_then(|segment| self.segments.open(&segment, &place, false, true)) {
             warn!("{problem}");
         }
     }
