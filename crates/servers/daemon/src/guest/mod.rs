@@ -28,7 +28,7 @@ use crate::folder_lock::lock;
 use crate::keeper::{self, Held, Keeper};
 use crate::user_connections::Most;
 use crate::{logging, packet};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use control::Control;
 use daemon::Daemon;
 use dax::Kernel;
@@ -118,7 +118,8 @@ pub fn run(args: Args) -> Result<()> {
         .mode(0o711)
         .create(dir)
         .with_context(|| format!("cannot make {}", dir.display()))?;
-    let _lock = lock(dir, "ginneld.lock", true).map_err(Problem::from)?;
+    // This is not a mistake in the command line, so it is tried again.
+    let _lock = lock(dir, "ginneld.lock", true).map_err(|refused| anyhow!("{}", Problem::from(refused)))?;
     let stop = stop_signals()?;
 
     let control = Control::find(sysfs)?;
