@@ -71,11 +71,11 @@ static void change_over(int me, int fd, int milliseconds)
     }
 }
 
-/* Receives until nothing has come for a while. */
-static void drain(int fd)
+/* Receives until nothing has come for so many milliseconds. */
+static void drain(int fd, int milliseconds)
 {
     static char bytes[65536];
-    while (events_of(fd, POLLIN, 100))
+    while (events_of(fd, POLLIN, milliseconds))
         check(recv(fd, bytes, sizeof bytes, 0) > 0, "recv");
 }
 
@@ -89,7 +89,7 @@ static void get_largest_ring(int me, int fd)
             fill(fd, 200);
         meet();
         if (me == ACCEPTOR)
-            drain(fd);
+            drain(fd, 100);
         meet();
         change_over(me, fd, pause);
         meet();
@@ -175,9 +175,9 @@ static void wait_for_room_in_largest(int me, int fd, int (*wait)(int fd))
         say("has room in time", has_room && time(NULL) - begun < PATIENCE / 2000);
     } else {
         meet();
-        /* The largest ring is left after a second. */
+        /* The largest ring is left after a second. A busy machine may send what it had much later, and without that there is no room. */
         usleep(1500000);
-        drain(fd);
+        drain(fd, 2000);
     }
     meet();
 }
