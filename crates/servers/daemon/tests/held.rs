@@ -53,14 +53,22 @@ fn hello(socket: &std::path::Path) -> Client {
     client
 }
 
+/// Makes this process an ordinary user's, with a file system that does not answer. If that is impossible, says why.
+fn silent_file() -> Option<SilentFile> {
+    become_user(NOBODY);
+    let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
+    SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")).map_err(|why| println!("{why}")).ok()
+}
+
+/// Says that everything is held, and holds it as long as the test wants.
+fn stay() {
+    print!("{HELD}");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
 kit::program! {
     fn holder() {
-        become_user(NOBODY);
-        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
-        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
-            Ok(silent) => silent,
-            Err(why) => return println!("{why}"),
-        };
+        let Some(mut silent) = silent_file() else { return };
         let socket = program_socket();
         let mut kept: Vec<OwnedFd> = Vec::new();
         let mut clients = Vec::new();
@@ -88,19 +96,13 @@ kit::program! {
             clients.extend([one, two, three, four]);
             kept.extend([near, far, here, there]);
         }
-        print!("{HELD}");
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stay();
     }
 }
 
 kit::program! {
     fn poisoner() {
-        become_user(NOBODY);
-        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
-        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
-            Ok(silent) => silent,
-            Err(why) => return println!("{why}"),
-        };
+        let Some(mut silent) = silent_file() else { return };
         let socket = program_socket();
         let mut clients = Vec::new();
         // More than may be stuck at a time.
@@ -118,19 +120,13 @@ kit::program! {
             std::thread::spawn(move || drop(poison));
             clients.push(client);
         }
-        print!("{HELD}");
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stay();
     }
 }
 
 kit::program! {
     fn waiting_poisoner() {
-        become_user(NOBODY);
-        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
-        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
-            Ok(silent) => silent,
-            Err(why) => return println!("{why}"),
-        };
+        let Some(mut silent) = silent_file() else { return };
         let socket = program_socket();
         let mut clients = Vec::new();
         for _ in 0..4 {
@@ -139,8 +135,7 @@ kit::program! {
             ginnel_fdpass::send(client.fd.as_fd(), &[0], &[&poison], SendFlags::DONTWAIT).unwrap();
             clients.push(client);
         }
-        print!("{HELD}");
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stay();
     }
 }
 
@@ -279,12 +274,7 @@ fn without_free_descriptors_nobody_waits_for_sockets_that_linger() {
 kit::program! {
     /// Attaches to the segments, punches a hole into the file of each, and holds the locks of the files.
     fn writer() {
-        become_user(NOBODY);
-        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
-        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
-            Ok(silent) => silent,
-            Err(why) => return println!("{why}"),
-        };
+        let Some(mut silent) = silent_file() else { return };
         let mut kept = Vec::new();
         for segment in ["web", "late"] {
             let mut client = hello(&program_socket());
@@ -295,8 +285,7 @@ kit::program! {
             silent.write_to(&fds[0]);
             kept.push((client, fds));
         }
-        print!("{HELD}");
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stay();
     }
 }
 
@@ -337,12 +326,7 @@ fn a_program_that_holds_the_lock_of_a_segments_file_holds_up_neither_a_successor
 kit::program! {
     /// Holds the lock of `shm_dir`: removes a file there whose lock it holds.
     fn remover() {
-        become_user(NOBODY);
-        let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
-        let mut silent = match SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")) {
-            Ok(silent) => silent,
-            Err(why) => return println!("{why}"),
-        };
+        let Some(mut silent) = silent_file() else { return };
         let name = program_socket().parent().unwrap().with_file_name("shm").join("theirs");
         let file = std::fs::File::create(&name).unwrap();
         silent.write_to(&file);
@@ -355,8 +339,7 @@ kit::program! {
         wait_for("a thread that holds the lock", || {
             std::fs::read_to_string(&stat).unwrap().contains(") D ").then_some(())
         });
-        print!("{HELD}");
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stay();
     }
 }
 

@@ -8,8 +8,8 @@
 //! - The closer closes what [`Process::close`] is given, in a child that shares the table too. A timer interrupts a close that can be
 //!   interrupted (of a TCP socket with `SO_LINGER`). A child that gets nowhere is killed, and not waited for; the next one
 //!   goes on behind what that one closes.
-//! - When this process ends, the table lives on in the closer. The closer shuts down the connections, so that their peers see the end,
-//!   and closes files and listening sockets, so that their locks and addresses are free. Then it ends, if what is left can be closed.
+//! - When this process ends, the table lives on in the closer. The closer shuts down the sockets, so that peers see the end and
+//!   nobody connects any more, and closes files, so that their locks are free. Then it ends, if what is left can be closed.
 //!
 //! | the closer | if the daemon ends | if the closer is killed |
 //! |---|---|---|
@@ -98,7 +98,7 @@ impl Process {
             }
             Err(_) => {
                 tracing::warn!(
-                    "a connection stays open, because programs hold up the processes that close connections"
+                    "connections wait to be closed, because programs hold up the processes that close them"
                 );
                 Err(fd)
             }
@@ -175,9 +175,6 @@ fn restore(signals: &libc::sigset_t) {
 /// How many descriptors of its batch a child has begun to close. The memory is shared with it.
 #[derive(Debug)]
 struct Progress(NonNull<AtomicU32>);
-
-// SAFETY: the memory is an atomic, which is there as long as this is.
-unsafe impl Send for Progress {}
 
 impl Progress {
     fn new() -> io::Result<Self> {
