@@ -9,6 +9,7 @@ mod runtimes;
 mod web;
 
 use crate::stage::{PYTHON, Play, changed, ensure_changed};
+use ginnel_report::Record;
 
 pub struct Program {
     pub name: &'static str,
@@ -47,16 +48,24 @@ fn text(len: u32) -> String {
     (0..len).map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8)).collect()
 }
 
+/// How much a run carries over shared memory in its seconds depends on the machine, so a run that carries little is
+/// followed by a longer one.
 fn iperf3(play: &mut Play<'_, '_>) -> Result<()> {
     for direction in ["", "-R", "-P 3"] {
-        let (host, port) = (play.host(), play.port());
-        play.serve(port, &format!("iperf3 -s -1 -B {host} -p {port}"))?;
-        play.client(&format!("iperf3 -c {host} -t 1 -p {port} {direction}"))?;
-        play.end()?;
-        for connections in [play.of_clients()?, play.of_server()?] {
-            let bytes: u64 =
-                changed(&connections, "iperf3").iter().map(|c| c.shared_sent + c.shared_received).sum();
-            ensure!(bytes > 1 << 20, "{direction}: {bytes} bytes over shared memory: {connections:#?}");
+        for seconds in [1, 4, 16] {
+            let (host, port) = (play.host(), play.port());
+            play.serve(port, &format!("iperf3 -s -1 -B {host} -p {port}"))?;
+            play.client(&format!("iperf3 -c {host} -t {seconds} -p {port} {direction}"))?;
+            play.end()?;
+            let ends = [play.of_last_client()?, play.of_server()?];
+            let over_memory = |records: &[Record<'static>]| {
+                changed(records, "iperf3").iter().map(|c| c.shared_sent + c.shared_received).sum::<u64>()
+            };
+            let least = ends.iter().map(|records| over_memory(records)).min().unwrap_or_default();
+            if least > 1 << 20 {
+                break;
+            }
+            ensure!(seconds < 16, "{direction}: {least} bytes over shared memory: {ends:#?}");
         }
     }
     Ok(())
@@ -65,12 +74,11 @@ fn iperf3(play: &mut Play<'_, '_>) -> Result<()> {
 fn sockperf(play: &mut Play<'_, '_>) -> Result<()> {
     let (host, port) = (play.host(), play.port());
     play.serve(port, &format!("sockperf sr --tcp -i {host} -p {port}"))?;
-    let out = play.client(&format!("sockperf pp --tcp -i {host} -t 1 -p {port}"))?.stdout;
+    let client = format!("sockperf pp --tcp -i {host} -t 1 -p {port}");
+    let out = play.client_until_changed(&client, "sockperf", 1, "sockperf")?.stdout;
     let good = "dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0";
     ensure!(out.contains(good), "{out}");
-    play.end()?;
-    ensure_changed(&play.of_clients()?, "sockperf", 1)?;
-    ensure_changed(&play.of_server()?, "sockperf", 1)
+    play.end()
 }
 
 fn redis(play: &mut Play<'_, '_>) -> Result<()> {

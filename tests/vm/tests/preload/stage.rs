@@ -157,7 +157,7 @@ impl Play<'_, '_> {
         let end = Instant::now() + PATIENCE;
         loop {
             let out = self.client(command)?;
-            let own = self.report(&self.stage.clients, self.stage.runs)?;
+            let own = self.of_last_client()?;
             let servers = self.of_server()?;
             let (n, m) = (changed(&own, name).len(), changed(&servers, server).len() - before);
             if n >= least && m >= least {
@@ -178,6 +178,11 @@ impl Play<'_, '_> {
     pub fn of_server(&self) -> Result<Vec<Record<'static>>> {
         let n = self.server.as_ref().context("there is no server")?.1;
         self.report(&self.stage.servers, n)
+    }
+
+    /// Returns what is known at this moment of the connections of the client that ran last.
+    pub fn of_last_client(&self) -> Result<Vec<Record<'static>>> {
+        self.report(&self.stage.clients, *self.clients.last().context("there is no client")?)
     }
 
     /// Returns what is known at this moment of the clients' connections.
