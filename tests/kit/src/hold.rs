@@ -144,16 +144,25 @@ impl SilentFile {
 
     /// Returns an eventfd whose last close blocks, because it has to leave an epoll instance whose lock is held for ever.
     pub fn poison(&mut self) -> OwnedFd {
-        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        self.poisons(1).remove(0)
+    }
+
+    /// Returns this many of them.
+    pub fn poisons(&mut self, count: usize) -> Vec<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let add = |epoll: &OwnedFd, file: BorrowedFd<'_>| {
             epoll::add(epoll, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
         };
-        add(&epoll, event.as_fd()).unwrap();
+        let event = || {
+            let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+            add(&epoll, event.as_fd()).unwrap();
+            event
+        };
+        let events = (0..count).map(|_| event()).collect();
         let file = self.file.try_clone().unwrap();
         // To add a file, the kernel asks whether the file is readable, and holds the lock meanwhile.
         self.block_in(move |_| add(&epoll, file.as_fd()).map_or(-1, |()| 0));
-        event
+        events
     }
 
     fn block_in(&mut self, call: impl FnOnce(usize) -> isize + Send + 'static) {

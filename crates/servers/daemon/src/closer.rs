@@ -1,37 +1,44 @@
 //! Closes connections to programs. The last close of a Unix socket also closes what lies unread in its queue, and may block for as
-//! long as the program that sent it likes. So a process of its own (`process`) does it, unless the queue is empty.
+//! long as the program that sent it likes. So a process of its own (`process`) does it, unless the queue is empty; and another one (`heir`)
+//! closes what is open when this process ends.
 //!
 //! No descriptor of a program other than connections gets into this process ([`crate::strangers`]).
 
+mod forked;
+mod heir;
 mod process;
 
 use ginnel_fdpass::{RecvFlags, receive};
+use heir::Heir;
 use process::Process;
 use rustix::net::sockopt::socket_type;
 use rustix::net::{Shutdown, SocketType, shutdown};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{SendError, Sender, channel};
+use std::thread::Builder;
 
-/// Closes connections to programs. Clones share the process that does it, which ends with the last clone.
+/// Closes connections to programs. Clones share a thread and the processes that do it, which end with the last clone.
 #[derive(Clone, Debug)]
-pub struct Closer(Arc<Mutex<State>>);
-
-#[derive(Debug)]
-struct State {
-    process: Process,
-    /// What the process did not take, because it has much to do.
-    left: Vec<OwnedFd>,
-}
+pub struct Closer(Sender<OwnedFd>);
 
 impl Closer {
-    /// Starts the process.
+    /// Starts the processes, and the thread that gives them connections.
     pub fn start() -> io::Result<Self> {
-        Ok(Self(Arc::new(Mutex::new(State { process: Process::start()?, left: Vec::new() }))))
+        let (mut process, mut heir) = (Process::start()?, Heir::start()?);
+        let (closer, connections) = channel();
+        // It waits when the process has much to do.
+        Builder::new().name("closer".into()).spawn(move || {
+            for connection in connections {
+                heir.keep();
+                process.close(connection);
+            }
+        })?;
+        Ok(Self(closer))
     }
 
-    /// Starts a process that outlives this one.
+    /// Starts processes that outlive this one.
     pub fn start_for_life() -> io::Result<Self> {
         let closer = Self::start()?;
         std::mem::forget(closer.clone());
@@ -50,13 +57,9 @@ impl Closer {
         {
             return drop(connection);
         }
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.left.push(connection);
-        while let Some(next) = state.left.pop() {
-            if let Err(back) = state.process.close(next) {
-                state.left.push(back);
-                break;
-            }
+        if let Err(SendError(connection)) = self.0.send(connection) {
+            // There is no thread any more, so there is no other way to keep it from being closed here.
+            std::mem::forget(connection);
         }
     }
 }

@@ -29,6 +29,8 @@ members = [\"host\"]
 allow_users = [65534]
 ";
 const NOBODY: u32 = 65534;
+/// Many connections, but not more than a user may have.
+const FLOOD: usize = 3000;
 /// The line that says that everything is held.
 const HELD: &str = "held\n";
 
@@ -139,6 +141,24 @@ kit::program! {
     }
 }
 
+kit::program! {
+    /// Sends what nobody can close over many connections, one after another.
+    fn flooder() {
+        let Some(mut silent) = silent_file() else { return };
+        let socket = program_socket();
+        for _ in 0..FLOOD / 500 {
+            for poison in silent.poisons(500) {
+                let client = Client::raw(&socket);
+                let header = Header { kind: Kind::INSPECT, flags: 0, request: 9 };
+                let _ = ginnel_fdpass::send(client.fd.as_fd(), header.as_bytes(), &[&poison], SendFlags::DONTWAIT);
+                // This may be the last one that closes it.
+                std::thread::spawn(move || drop(poison));
+            }
+        }
+        stay();
+    }
+}
+
 /// Starts a holder; `None` if the machine does not let it hold anything.
 fn start_holder<F: Fn()>(daemon: &Daemon, program: F) -> Option<Process> {
     let place = daemon.dir.path().join("silent");
@@ -212,13 +232,32 @@ fn what_nobody_can_close_in_the_queue_of_a_connection_does_not_keep_the_daemon_f
     }
     drop(first);
     // With the program, what held up the closing ends. Then everything is closed.
-    let open = |daemon: &Daemon| std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
     let before = open(&daemon);
     let second = start_holder(&daemon, poisoner);
     serves(&mut daemon);
-    assert!(open(&daemon) > before);
     drop(second);
     wait_for("everything is closed", || (open(&daemon) <= before).then_some(()));
+}
+
+/// Returns how many descriptors the daemon has.
+fn open(daemon: &Daemon) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
+}
+
+#[test]
+fn what_nobody_can_close_takes_no_descriptors_of_the_daemon() {
+    let mut daemon = Daemon::start_new(CONFIG);
+    serves(&mut daemon);
+    let before = open(&daemon);
+    let Some(_flooder) = start_holder(&daemon, flooder) else { return };
+    wait_for("room for descriptors", || {
+        // What waits to be closed is tried again with the next connection.
+        serves(&mut daemon);
+        (open(&daemon) < before + FLOOD / 10).then_some(())
+    });
+    assert!(!daemon.log().contains("the last open files are kept"));
+    daemon.restart();
+    serves(&mut daemon);
 }
 
 #[test]

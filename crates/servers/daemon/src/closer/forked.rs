@@ -1,0 +1,191 @@
+//! Processes that are this program without `exec`, for what must share, or must not share, the descriptors of this process. One may be
+//! started while there are other threads, one of which may have locked the allocator: so from its start on it makes system calls only.
+#![allow(unsafe_code)] // Such processes, which no safe crate offers.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::ffi::CStr;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// A process that shares the table of descriptors, and is killed when this is dropped. (A daemon keeps its own for life.)
+#[derive(Debug)]
+pub struct Child {
+    pid: Pid,
+    ended: OwnedFd,
+}
+
+impl Child {
+    /// Starts a process that runs `serve`.
+    pub fn start(serve: impl FnOnce()) -> io::Result<Self> {
+        // Signals for the daemon, such as that of a terminal, are not for it.
+        let signals = blocked()?;
+        let forked = fork(Descriptors::Shared);
+        if forked == Ok(None) {
+            serve();
+            exit();
+        }
+        restore(&signals);
+        let pid = forked?.ok_or(Errno::INVAL)?;
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(ended) => Ok(Self { pid, ended }),
+            Err(errno) => {
+                // There must not be two.
+                end_child(pid);
+                Err(errno.into())
+            }
+        }
+    }
+
+    /// Returns whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        has_ended(self.ended.as_fd())
+    }
+
+    /// Returns what becomes readable when it ends.
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
+    }
+
+    #[cfg(test)]
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        end_child(self.pid);
+    }
+}
+
+/// Kills a process that this one has started and not waited for, and waits for its end.
+fn end_child(pid: Pid) {
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+}
+
+/// Which descriptors a new process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descriptors {
+    /// Those of this process: there is one table for both.
+    Shared,
+    /// Copies of those of this process.
+    Copied,
+}
+
+/// Makes a process that has a copy of this one's memory. Returns `None` in the new process, which has one thread.
+pub fn fork(descriptors: Descriptors) -> Result<Option<Pid>, Errno> {
+    let shared = if descriptors == Descriptors::Shared { libc::CLONE_FILES } else { 0 };
+    // SAFETY: the new process gets a copy of this one's memory, and goes on with a copy of this stack. It makes only system calls, as the
+    // module says, so it needs nothing that another thread may have locked.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, shared | libc::SIGCHLD, 0, 0, 0, 0) };
+    match pid {
+        0 => Ok(None),
+        1.. => Ok(Pid::from_raw(pid as i32)),
+        _ => Err(last_error()),
+    }
+}
+
+/// Blocks all signals of this thread, and returns those that were blocked before.
+fn blocked() -> io::Result<libc::sigset_t> {
+    // SAFETY: zeros are valid sets, and the calls fill sets that are there.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
+            (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before) {
+            0 => Ok(before),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+fn restore(signals: &libc::sigset_t) {
+    // SAFETY: the set was filled by `blocked`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, signals, std::ptr::null_mut()) };
+}
+
+/// Ends this process, and nothing of what its copy of the memory is about.
+pub fn exit() -> ! {
+    // SAFETY: the call has no rules.
+    unsafe { libc::_exit(0) }
+}
+
+/// Gives this process a name.
+pub fn name(name: &'static CStr) {
+    // SAFETY: the string ends with a zero.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+/// Has the kernel keep the children of this process that have ended until [`reap`], whatever whoever started the daemon wanted.
+pub fn keep_children() {
+    // SAFETY: zeros are a valid action, which is the default one.
+    unsafe {
+        let action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut());
+    }
+}
+
+/// Buries a child that has ended, and returns which.
+pub fn reap() -> Option<Pid> {
+    // SAFETY: the kernel is told that the status is not wanted.
+    Pid::from_raw(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }.max(0))
+}
+
+/// Returns whether the process of a pidfd has ended.
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
+        && ended[0].revents().contains(PollFlags::IN)
+}
+
+/// Returns the error of the last call of the C library.
+pub fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
+
+/// Memory that a process shares with those that it forks.
+#[derive(Debug)]
+pub struct Shared<T: FromZeros>(NonNull<T>);
+
+/// Types of which all bits may be zero, and which threads and processes may share.
+///
+/// # Safety
+///
+/// All of this must be true of the type.
+pub unsafe trait FromZeros: Sync {}
+
+impl<T: FromZeros> Shared<T> {
+    /// Makes it, of zeros.
+    pub fn new() -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address, and nothing else is there.
+        let memory =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), size_of::<T>(), protection, MapFlags::SHARED) }?;
+        Ok(Self(NonNull::new(memory.cast()).ok_or(Errno::NOMEM)?))
+    }
+}
+
+impl<T: FromZeros> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the memory is aligned to a page and begins as zeros, which are a valid value, as the trait requires.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T: FromZeros> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: nothing in this process uses the memory after this. Others have mappings of their own.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), size_of::<T>()) };
+    }
+}
+
+// SAFETY: the memory belongs to no thread, and the value in it can be used by any, as the trait requires.
+unsafe impl<T: FromZeros> Send for Shared<T> {}
