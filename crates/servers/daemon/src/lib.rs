@@ -19,4 +19,5 @@ pub mod poller;
 pub mod spawned;
 pub mod strangers;
 pub mod user_connections;
+pub mod users;
 pub mod watches;

@@ -5,6 +5,7 @@ use crate::packet::{self, Gone, Heard, PacketSocket};
 use crate::pidwatch;
 use crate::poller::{Interest, Poller, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
+use crate::users::Users;
 use anyhow::{Context, Result, ensure};
 use ginnel_broker::allowance::Allowance;
 use ginnel_broker::process::{Image, Process};
@@ -34,6 +35,8 @@ pub struct Client {
     pub image: Option<Image>,
     /// The user number of the process.
     pub uid: u32,
+    /// The user as whose it counts ([`Users`]).
+    pub user: u32,
     gid: u32,
     interest: Interest,
     /// The number of requests that the host has not answered yet.
@@ -93,6 +96,7 @@ pub struct Clients {
     most: Most,
     all: BTreeMap<u32, Client>,
     by_user: UserConnections<u32>,
+    users: Users,
     next: u32,
     /// A client has several requests under way, and has sent a request or received an answer since
     /// [`Clients::take_pipelining`] was last called.
@@ -118,6 +122,7 @@ impl Clients {
             most,
             all: BTreeMap::new(),
             by_user: UserConnections::default(),
+            users: Users::default(),
             next: 1,
             pipelining: false,
             asker: None,
@@ -130,7 +135,8 @@ impl Clients {
     /// error means that no other connection makes room, so the new one is refused.
     pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
-        let Err(Full { limit, user, given_up }) = self.by_user.room(uid, self.most, is_attached) else {
+        let newcomer = self.users.counted(uid);
+        let Err(Full { limit, user, given_up }) = self.by_user.room(newcomer, self.most, is_attached) else {
             self.full = false;
             return Ok(None);
         };
@@ -154,7 +160,7 @@ impl Clients {
 
     /// Accepts the connection of a program, for which there must be room. An error means that it was refused.
     pub fn admit(&mut self, fd: OwnedFd, peer: &packet::Peer) -> Result<()> {
-        let (uid, gid) = (peer.uid, peer.gid);
+        let (uid, gid, user) = (peer.uid, peer.gid, self.users.counted(peer.uid));
         let socket = PacketSocket::to_program(fd, OUT_LIMIT, &self.closer);
         ensure!(peer.pid != 0, "a program in another process namespace has connected; it cannot be watched");
         let process = pidwatch::connected(socket.as_fd(), peer.pid)
@@ -167,6 +173,7 @@ impl Clients {
             process,
             image: pidwatch::image_of(&process),
             uid,
+            user,
             gid,
             interest,
             under_way: 0,
@@ -179,7 +186,7 @@ impl Clients {
             reports: Allowance::new(ginnel_clock::monotonic()),
             examined: None,
         };
-        self.by_user.add(uid, id);
+        self.by_user.add(user, id);
         self.all.insert(id, client);
         Ok(())
     }
@@ -205,8 +212,8 @@ impl Clients {
     }
 
     /// Returns the number of connections of a user.
-    pub fn count_of(&self, uid: u32) -> usize {
-        self.by_user.count(uid)
+    pub fn count_of(&self, user: u32) -> usize {
+        self.by_user.count(user)
     }
 
     /// Notes that a helper has the next packet of this client, which has a request with this number.
@@ -255,7 +262,7 @@ impl Clients {
     pub fn remove(&mut self, id: u32) -> Option<Client> {
         let client = self.all.remove(&id)?;
         self.poller.remove(&client.socket);
-        self.by_user.remove(client.uid, id);
+        self.by_user.remove(client.user, id);
         Some(client)
     }
 

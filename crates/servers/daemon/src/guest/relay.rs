@@ -208,7 +208,7 @@ impl Daemon {
             let text = "a report of a socket with the wrong length";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
         };
-        let uid = client.uid;
+        let user = client.user;
         let stays = if !client.reports.take(REPORTS_OF_PROCESS, ginnel_clock::monotonic()) {
             Some(StaysReason::TOO_MANY)
         } else if !self.up {
@@ -227,7 +227,7 @@ impl Daemon {
         };
         self.clients.begin_examining(id, header.request);
         let clients = &self.clients;
-        self.strangers.give(&self.poller, uid, id, task, |id| clients.fd(id));
+        self.strangers.give(&self.poller, user, id, task, |id| clients.fd(id));
     }
 
     /// Handles what helpers have found out, and kills those that take too long. The host is told what the kernel says about a
@@ -346,8 +346,8 @@ impl Daemon {
     /// Ends a connection, and returns the client as it was.
     fn remove_client(&mut self, id: u32) -> Option<Client> {
         let client = self.clients.remove(id)?;
-        let last = self.clients.count_of(client.uid) == 0;
-        self.strangers.hung_up(&self.poller, client.uid, id, last);
+        let last = self.clients.count_of(client.user) == 0;
+        self.strangers.hung_up(&self.poller, client.user, id, last);
         Some(client)
     }
 

@@ -5,6 +5,7 @@ use crate::packet::{self, Gone, Heard, PacketSocket};
 use crate::poller::{Interest, Ready};
 use crate::strangers::{Outcome, Task};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
+use crate::users::Users;
 use crate::{descriptors, pidwatch};
 use ginnel_broker::broker::{ClientId, Who};
 use ginnel_broker::process::Process;
@@ -31,6 +32,7 @@ pub struct Clients {
     listener: Option<OwnedFd>,
     connections: BTreeMap<ClientId, Connection>,
     by_user: UserConnections<ClientId>,
+    users: Users,
     /// A descriptor that is closed for a moment when descriptors run out, so that a connection can be refused and need not wait.
     spare: Option<File>,
     /// The number of connections that were refused since the last one that was accepted; decides whether to log.
@@ -40,7 +42,8 @@ pub struct Clients {
 #[derive(Debug)]
 struct Connection {
     socket: PacketSocket,
-    uid: u32,
+    /// The user as whose it counts ([`Users`]).
+    user: u32,
     /// Something waits to be sent; until then, nothing is read from the connection.
     blocked: bool,
     /// A helper has the next packet; until it has answered, nothing is read from the connection, and no event of it matters.
@@ -75,13 +78,13 @@ impl Clients {
     }
 
     fn add(&mut self, client: ClientId, connection: Connection) {
-        self.by_user.add(connection.uid, client);
+        self.by_user.add(connection.user, client);
         self.connections.insert(client, connection);
     }
 
     fn remove(&mut self, client: ClientId) -> Option<Connection> {
         let connection = self.connections.remove(&client)?;
-        self.by_user.remove(connection.uid, client);
+        self.by_user.remove(connection.user, client);
         Some(connection)
     }
 }
@@ -143,7 +146,8 @@ impl Server {
         }
         let limits = self.config.limits;
         let most = Most { all: limits.max_clients as usize, per_user: limits.clients_per_user as usize };
-        let room = self.clients.by_user.room(peer.uid, most, |id| self.broker.is_attached(id));
+        let newcomer = self.clients.users.counted(peer.uid);
+        let room = self.clients.by_user.room(newcomer, most, |id| self.broker.is_attached(id));
         if let Err(Full { limit, user, given_up }) = room {
             let (key, limit) = match limit {
                 Limit::All => ("max_clients", limits.max_clients),
@@ -184,28 +188,28 @@ impl Server {
         groups.push(peer.gid);
         let image = pidwatch::image_of(&process);
         self.broker.connected(id, Who { member: HOST_MEMBER, process, image, uid: peer.uid, groups });
-        self.clients.add(id, Connection { socket, uid: peer.uid, blocked: false, examined: false });
+        self.clients.add(id, Connection { socket, user: newcomer, blocked: false, examined: false });
     }
 
     /// Lets a client wait for its turn.
     pub(super) fn client_ready(&mut self, id: ClientId, ready: Ready) {
         if let Some(connection) = self.clients.connections.get(&id) {
-            self.turns.add(connection.uid, id, ready);
+            self.turns.add(connection.user, id, ready);
         }
     }
 
     /// Gives each user with clients that wait one turn.
     pub(super) fn serve_clients(&mut self) {
         for _ in 0..self.turns.users() {
-            let Some((uid, end)) = self.turns.begin() else { return };
-            while let Some((id, ready)) = self.turns.next_of(uid) {
+            let Some((user, end)) = self.turns.begin() else { return };
+            while let Some((id, ready)) = self.turns.next_of(user) {
                 self.serve_client(id, ready, end);
                 self.run_effects();
                 if Instant::now() >= end {
                     break;
                 }
             }
-            self.turns.end(uid, end);
+            self.turns.end(user, end);
         }
     }
 
@@ -295,8 +299,8 @@ impl Server {
         connection.examined = true;
         // The end of the connection would be reported again and again.
         self.poller.remove(&connection.socket);
-        let (uid, clients) = (connection.uid, &self.clients);
-        self.strangers.give(&self.poller, uid, id, task, |id| clients.fd(id));
+        let (user, clients) = (connection.user, &self.clients);
+        self.strangers.give(&self.poller, user, id, task, |id| clients.fd(id));
     }
 
     /// Handles what helpers have found out, and kills those that take too long.
@@ -333,7 +337,7 @@ impl Server {
         match connection.socket.send_all(packets) {
             Ok(()) => self.set_interest(id),
             Err(error) => {
-                warn!(client = id.0, uid = connection.uid, %error, "connection given up");
+                warn!(client = id.0, user = connection.user, %error, "connection given up");
                 self.end_client(id);
             }
         }
@@ -359,8 +363,8 @@ impl Server {
     pub(super) fn end_client(&mut self, id: ClientId) {
         if let Some(connection) = self.clients.remove(id) {
             self.poller.remove(&connection.socket);
-            let last = self.clients.by_user.count(connection.uid) == 0;
-            self.strangers.hung_up(&self.poller, connection.uid, id, last);
+            let last = self.clients.by_user.count(connection.user) == 0;
+            self.strangers.hung_up(&self.poller, connection.user, id, last);
         }
         // The caller performs the effects that follow, or is just doing so.
         self.broker.hung_up(id);
