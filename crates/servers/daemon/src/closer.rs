@@ -4,7 +4,6 @@
 //!
 //! No descriptor of a program other than connections gets into this process ([`crate::strangers`]).
 
-mod forked;
 mod heir;
 mod process;
 

@@ -8,6 +8,7 @@ pub mod control_link;
 pub mod descriptors;
 pub mod excluded;
 pub mod folder_lock;
+mod forked;
 pub mod guest;
 pub mod host;
 pub mod interrupt;

@@ -1,10 +1,17 @@
 //! Finds out what the kernel says about processes.
 
+mod looker;
+mod stat;
+
 use crate::packet;
 use ginnel_broker::process::{Image, Process};
+use looker::Looker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use stat::Stat;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Returns the process that has this number now; `None` if there is none.
@@ -68,28 +75,20 @@ fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
     }
 }
 
-/// The fields of `/proc/PID/stat` that are used.
-#[derive(Debug, PartialEq)]
-struct Stat {
-    started: u64,
-    image: Image,
+/// The process that looks at others for this one, once there is one.
+static LOOKER: Mutex<Option<Looker>> = Mutex::new(None);
+
+/// From now on, lets a process of its own look at others. A daemon, which serves everybody, must not be held up by that; see [`looker`].
+pub fn look_from_elsewhere() -> io::Result<()> {
+    *LOOKER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Looker::start()?);
+    Ok(())
 }
 
 fn look(pid: u32) -> Option<Stat> {
-    if pid == 0 {
-        return None;
+    match &mut *LOOKER.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(looker) => looker.look(pid),
+        None => stat::read(pid),
     }
-    parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// Parses a line. Its second field is a name in parentheses that may contain any bytes, so the fields are counted from behind the
-/// last parenthesis.
-fn parse(stat: &[u8]) -> Option<Stat> {
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    // The first field here is the third of the line.
-    let fields: Vec<&str> = std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().collect();
-    let field = |number: usize| fields.get(number - 3)?.parse().ok();
-    Some(Stat { started: field(22)?, image: Image { code: field(26)?, stack: field(28)? } })
 }
 
 /// Processes whose connection has ended, and which may run another program now. While a process is in the middle of an `exec`
@@ -238,16 +237,6 @@ mod tests {
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
         let number = packet::peer(near.as_fd()).unwrap().pid;
         assert_eq!(connected(near.as_fd(), number), process(std::process::id()));
-    }
-
-    #[test]
-    fn a_name_with_parentheses_is_parsed() {
-        let stat =
-            b"42 (a) b) S) R 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 77 2 3 9 5 6 7 8 9 0 0 0 0 0 0 0 0";
-        assert_eq!(parse(stat), Some(Stat { started: 77, image: Image { code: 5, stack: 7 } }));
-        for cut in [&b"1 (x"[..], b"1 (x) R 2", b"", b")", b"1 (\xff) R 2"] {
-            assert_eq!(parse(cut), None);
-        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
@@ -273,6 +273,31 @@ fn what_nobody_can_close_in_connections_that_wait_does_not_keep_the_daemon_from_
         daemon.start();
         serves(&mut daemon);
     }
+}
+
+/// Returns the number of the process that looks at others for the daemon.
+fn looker(daemon: &Daemon) -> Pid {
+    let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+    let of_name = |pid: &&str| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "ginneld-looker\n")
+    };
+    wait_for("a looker", || {
+        let children = std::fs::read_to_string(&children).unwrap();
+        let last = children.split_ascii_whitespace().rev().find(of_name)?;
+        Pid::from_raw(last.parse().unwrap())
+    })
+}
+
+#[test]
+fn a_process_that_holds_up_whoever_looks_at_it_holds_up_nobody_else() {
+    let mut daemon = Daemon::start_new(CONFIG);
+    for signal in [Signal::STOP, Signal::KILL, Signal::STOP] {
+        kill_process(looker(&daemon), signal).unwrap();
+        serves(&mut daemon);
+    }
+    kill_process(looker(&daemon), Signal::STOP).unwrap();
+    daemon.restart();
+    serves(&mut daemon);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! closed.
 #![allow(unsafe_code)] // Descriptors that are known by number.
 
-use super::forked::{Child, exit, has_ended, name};
+use crate::forked::{Child, exit, has_ended, name};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_acceptconn;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};

@@ -17,8 +17,9 @@
 //! | has a worker that is stuck | the same, but that worker is there until it is let go | the same | it has been already |
 #![allow(unsafe_code)] // Descriptors that are known by number, and messages without memory from the allocator.
 
-use super::forked::{
-    Child, Descriptors, FromZeros, Shared, exit, fork, has_ended, keep_children, last_error, name, reap,
+use crate::forked::{
+    Child, Descriptors, FromZeros, Shared, exit, fork, has_ended, keep_children, last_error, name,
+    part_from_daemon, reap,
 };
 use ginnel_fdpass::{SendFlags, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -133,28 +134,9 @@ impl Ends {
     fn start(&self) -> io::Result<Child> {
         let progress = Shared::new()?;
         Child::start(|| {
-            self.part_from_daemon();
+            part_from_daemon(&[&self.socket, &self.daemon, &self.news, &self.reader]);
             serve(self, &progress)
         })
-    }
-
-    /// Gives this process a table of descriptors of its own, with nothing in it but the closer's. What is behind these is not copied, not
-    /// even for a moment. A connection that is before them, because something older was closed, is closed here at once. That might
-    /// be its last close only if the daemon had another closer do the same at this moment.
-    fn part_from_daemon(&self) {
-        let own = [&self.socket, &self.daemon, &self.news, &self.reader].map(AsRawFd::as_raw_fd);
-        let last = own.iter().copied().max().unwrap_or(0);
-        // SAFETY: this unshares the table, and closes in the copy what is behind the closer's own, of which nothing is copied.
-        let parted = unsafe {
-            libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
-        };
-        if parted != 0 {
-            exit();
-        }
-        for other in (0..last).filter(|fd| !own.contains(fd)) {
-            // SAFETY: the table is this process's own, and nothing here uses others than the closer's.
-            unsafe { libc::close(other) };
-        }
     }
 }
 

@@ -27,7 +27,7 @@ use crate::closer::Closer;
 use crate::folder_lock::lock;
 use crate::keeper::{self, Held, Keeper};
 use crate::user_connections::Most;
-use crate::{logging, packet};
+use crate::{logging, packet, pidwatch};
 use anyhow::{Context, Result, anyhow, ensure};
 use control::Control;
 use daemon::Daemon;
@@ -108,6 +108,7 @@ pub fn run(args: Args) -> Result<()> {
     // The closer looks at as many descriptors as there may be.
     provide_open_files(most)?;
     let closer = Closer::start_for_life().context("cannot start the closer of connections")?;
+    pidwatch::look_from_elsewhere().context("cannot start the process that looks at others")?;
     logging::start(&args.log, args.log_json);
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
     let group = args.socket_group.as_ref().map(|group| group.group("--socket-group")).transpose()?;

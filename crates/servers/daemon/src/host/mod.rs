@@ -47,7 +47,7 @@ mod views;
 mod vms;
 
 use crate::closer::Closer;
-use crate::keeper;
+use crate::{keeper, pidwatch};
 use accepted::Chosen;
 use anyhow::Context;
 use config::Config;
@@ -81,6 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     // The closer looks at as many descriptors as there may be.
     keeper::raise_open_files();
     let closer = Closer::start_for_life().context("the closer of connections cannot be started")?;
+    pidwatch::look_from_elsewhere().context("the process that looks at others cannot be started")?;
     let chosen = read_config(&args.config)?;
     crate::logging::start(&chosen.config.log, chosen.config.log_format == LogFormat::Json);
     // From here on a failure is not reported as a mistake in the configuration: the service manager must restart this daemon

@@ -8,8 +8,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::CStr;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// A process that shares the table of descriptors, and is killed when this is dropped. (A daemon keeps its own for life.)
@@ -51,9 +52,28 @@ impl Child {
         self.ended.as_fd()
     }
 
+    /// Kills it, and does not wait for its end.
+    pub fn abandon(self) -> Abandoned {
+        let child = ManuallyDrop::new(self);
+        let _ = rustix::process::kill_process(child.pid, rustix::process::Signal::KILL);
+        Abandoned(child.pid)
+    }
+
     #[cfg(test)]
     pub fn pid(&self) -> Pid {
         self.pid
+    }
+}
+
+/// A process that was killed and may take long to end.
+#[derive(Debug)]
+pub struct Abandoned(Pid);
+
+impl Abandoned {
+    /// Buries it if it has ended. Returns whether it had.
+    pub fn is_buried(&self) -> bool {
+        // Nobody else waits for it, so an error means that nobody needs to.
+        !matches!(rustix::process::waitpid(Some(self.0), rustix::process::WaitOptions::NOHANG), Ok(None))
     }
 }
 
@@ -88,6 +108,25 @@ pub fn fork(descriptors: Descriptors) -> Result<Option<Pid>, Errno> {
         0 => Ok(None),
         1.. => Ok(Pid::from_raw(pid as i32)),
         _ => Err(last_error()),
+    }
+}
+
+/// Gives this process, which shares the table of the daemon, a table of its own, with nothing in it but these descriptors. What is
+/// behind them is not copied, not even for a moment: otherwise its last close could be here. A connection that is before them, because
+/// something older was closed, is closed here at once. That is its last close only if the daemon gives it up at this moment.
+pub fn part_from_daemon(own: &[&OwnedFd]) {
+    let is_own = |fd| own.iter().any(|own| own.as_raw_fd() == fd);
+    let last = own.iter().map(|fd| fd.as_raw_fd()).max().unwrap_or(0);
+    // SAFETY: this unshares the table, and closes in the copy what is behind the last one, of which nothing is copied.
+    let parted = unsafe {
+        libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
+    };
+    if parted != 0 {
+        exit();
+    }
+    for other in (0..last).filter(|fd| !is_own(*fd)) {
+        // SAFETY: the table is this process's own, which uses only those that were named.
+        unsafe { libc::close(other) };
     }
 }
 
