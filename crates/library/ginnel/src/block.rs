@@ -1,16 +1,15 @@
 //! Blocks: named memory in a segment, comparable to POSIX shared memory, with access rights.
 
-use crate::Endpoint;
-use crate::endpoint::{Inner, Tries, parse_name};
+use crate::endpoint::{Endpoint, Tries, parse_name};
 use crate::error::Error;
 use crate::fork::Opener;
-use crate::inner::PATIENCE;
+use crate::inner::{Inner, PATIENCE};
+use crate::open_blocks::Held;
 use ginnel_layout::wire::{self, ErrorCode, Kind, Rights};
 use ginnel_layout::{Name, PAGE};
-use ginnel_shmem::{Mapping, Protection, SharedMemory, SharedSlice};
-use std::collections::HashMap;
+use ginnel_shmem::{Mapping, SharedMemory, SharedSlice};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, RwLockReadGuard};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -49,25 +48,6 @@ pub struct Block {
     number: u64,
     opener: Arc<Opener>,
     closed: bool,
-}
-
-/// The part of an open block that the endpoint needs when the daemon revokes rights.
-pub(crate) struct Held {
-    handle: u64,
-    file_at: u64,
-    size: usize,
-    span: usize,
-    rights: RwLock<Rights>,
-    mapping: OnceLock<Mapping>,
-}
-
-/// The blocks that an endpoint has open, by handle.
-#[derive(Clone, Default)]
-pub(crate) struct OpenBlocks {
-    held: HashMap<u64, Weak<Held>>,
-    /// The remaining rights of handles whose opening answer has not been processed yet.
-    left: HashMap<u64, Rights>,
-    acknowledge: Vec<wire::BlockRights>,
 }
 
 impl Endpoint {
@@ -182,7 +162,7 @@ impl Block {
     fn open_by(endpoint: &Arc<Inner>, kind: Kind, body: &[u8], by: Instant) -> Result<Self, Error> {
         let packet = endpoint.request_by(kind, body, by)?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-        let held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block));
+        let held = hold(endpoint, &block);
         match held {
             Ok(held) => Ok(Self {
                 endpoint: endpoint.clone(),
@@ -342,7 +322,7 @@ impl Block {
         let endpoint = &self.endpoint;
         let packet = endpoint.request(Kind::BLOCK_RESIZE, body.as_bytes())?;
         let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-        self.held = endpoint.with_endpoint_state(|state| state.blocks.hold(endpoint, &block))?;
+        self.held = hold(endpoint, &block)?;
         Ok(())
     }
 
@@ -394,8 +374,21 @@ impl Block {
     }
 
     fn mapping(&self) -> Result<&Mapping, Error> {
-        self.held.map(&self.endpoint)
+        self.held.map(&self.endpoint.file)
     }
+}
+
+/// Checks the daemon's answer about a block, and remembers the block.
+fn hold(endpoint: &Inner, block: &wire::Block) -> Result<Arc<Held>, Error> {
+    let bad = || endpoint.protocol("a block outside its segment");
+    let (size, span) = (usize::try_from(block.size), usize::try_from(block.span));
+    let (Ok(size), Ok(span)) = (size, span) else { return Err(bad()) };
+    let inside = block.offset.is_multiple_of(PAGE as u64) && span.is_multiple_of(PAGE) && size <= span;
+    if !inside || endpoint.part(block.offset, span).is_none() {
+        return Err(bad());
+    }
+    let file_at = endpoint.file_offset(block.offset);
+    Ok(endpoint.with_endpoint_state(|state| state.blocks.hold(block, size, span, file_at)))
 }
 
 fn closing(handle: u64) -> wire::BlockRights {
@@ -408,94 +401,5 @@ impl Drop for Block {
             self.endpoint.with_endpoint_state(|state| state.blocks.forget(self.held.handle));
             self.endpoint.tell(Kind::BLOCK_CLOSE, closing(self.held.handle).as_bytes());
         }
-    }
-}
-
-impl Held {
-    fn rights(&self) -> RwLockReadGuard<'_, Rights> {
-        self.rights.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn map(&self, endpoint: &Inner) -> Result<&Mapping, Error> {
-        if let Some(mapping) = self.mapping.get() {
-            return Ok(mapping);
-        }
-        // The guard keeps the rights from changing meanwhile.
-        let rights = self.rights();
-        if *rights == Rights::NONE {
-            return Err(Error::Denied { rights: *rights });
-        }
-        let protection = if rights.may_write() { Protection::ReadWrite } else { Protection::Read };
-        let mapping = Mapping::of_file(&endpoint.file, self.file_at, self.span, protection)
-            .map_err(Error::io("mapping a block"))?;
-        Ok(self.mapping.get_or_init(|| mapping))
-    }
-
-    /// Reduces the rights of this handle to `left`.
-    fn leave(&self, left: Rights) {
-        let mut rights = self.rights.write().unwrap_or_else(PoisonError::into_inner);
-        if left >= *rights {
-            return;
-        }
-        *rights = left;
-        let Some(mapping) = self.mapping.get() else { return };
-        let done = match left {
-            Rights::NONE => mapping.detach(),
-            _ if !left.may_write() => mapping.forbid_stores(),
-            _ => Ok(()),
-        };
-        if done.is_err() {
-            // The kernel has no memory for its own structures. The calls of the block refuse access all the same.
-            mapping.mark_broken();
-        }
-    }
-}
-
-impl OpenBlocks {
-    /// Checks the daemon's answer about a block, and remembers the block.
-    pub fn hold(&mut self, endpoint: &Inner, block: &wire::Block) -> Result<Arc<Held>, Error> {
-        let bad = || endpoint.protocol("a block outside its segment");
-        let (size, span) = (usize::try_from(block.size), usize::try_from(block.span));
-        let (Ok(size), Ok(span)) = (size, span) else { return Err(bad()) };
-        let inside = block.offset.is_multiple_of(PAGE as u64) && span.is_multiple_of(PAGE) && size <= span;
-        if !inside || endpoint.part(block.offset, span).is_none() {
-            return Err(bad());
-        }
-        let held = Arc::new(Held {
-            handle: block.handle,
-            file_at: endpoint.file_offset(block.offset),
-            size,
-            span,
-            rights: RwLock::new(block.rights),
-            mapping: OnceLock::new(),
-        });
-        self.held.insert(block.handle, Arc::downgrade(&held));
-        if let Some(left) = self.left.remove(&block.handle) {
-            self.leave(left, &held);
-        }
-        Ok(held)
-    }
-
-    /// Handles the daemon's message that a handle keeps only some of its rights.
-    pub fn revoked(&mut self, event: &wire::BlockRights) {
-        match self.held.get(&event.handle).and_then(Weak::upgrade) {
-            Some(held) => self.leave(event.rights, &held),
-            None => drop(self.left.insert(event.handle, event.rights)),
-        }
-    }
-
-    fn leave(&mut self, left: Rights, held: &Held) {
-        held.leave(left);
-        self.acknowledge.push(wire::BlockRights { handle: held.handle, rights: left, reserved: 0 });
-    }
-
-    pub fn forget(&mut self, handle: u64) {
-        self.held.remove(&handle);
-        self.left.remove(&handle);
-    }
-
-    /// Takes the acknowledgements of revocations that the daemon must get.
-    pub fn take_acknowledgements(&mut self) -> Vec<wire::BlockRights> {
-        std::mem::take(&mut self.acknowledge)
     }
 }

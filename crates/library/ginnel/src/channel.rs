@@ -1,20 +1,18 @@
-//! The part that both kinds of channel share: the channel's memory in the segment, the peer, its doorbell, and closing.
+//! The part that both kinds of channel share: how they are opened, and the channel's memory in the segment.
 
 use crate::doorbell::Doorbell;
-use crate::endpoint::Inner;
 use crate::error::Error;
-use crate::fork::Opener;
-use crate::handover::SavedChannel;
+use crate::inner::Inner;
 use crate::peer::PeerWaker;
+use crate::shared::{ChannelInfo, Peer, Shared};
 use crate::waiter::Waiter;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::{ring, wire};
 use ginnel_ring::wait::WaitMode;
 use ginnel_ring::{Corrupt, Cursor};
-use ginnel_shmem::{Mapping, SharedMemory};
+use ginnel_shmem::Mapping;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A kind of channel: [`crate::MessageChannel`] or [`crate::StreamChannel`]. The trait is sealed.
 pub trait Channel: Sized + sealed::Build {
@@ -31,90 +29,6 @@ pub(crate) mod sealed {
             output: super::Cursor,
             input: super::Cursor,
         ) -> Result<Self, super::Corrupt>;
-    }
-}
-
-/// The endpoint at the other end of a channel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Number of the peer's member; 0 is the host.
-    pub member: u32,
-    /// Name of the peer's member.
-    pub member_name: String,
-    /// Number of the peer's endpoint.
-    pub endpoint: u32,
-    /// Epoch of that endpoint number; see [`crate::Endpoint::number`].
-    pub epoch: u32,
-    /// The name that the peer has chosen for itself ([`crate::AttachOptions::name`]); it is not verified.
-    pub name: String,
-}
-
-/// Constant properties of a channel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChannelInfo {
-    /// Number of the channel, which is never reused in this installation.
-    pub id: u64,
-    /// Size in bytes of the ring into which this side sends.
-    pub capacity: usize,
-    /// Size in bytes of the ring from which this side receives.
-    pub input_capacity: usize,
-    /// The endpoint at the other end.
-    pub peer: Peer,
-}
-
-/// Counters of one half of a channel, since the channel was opened or resumed by this process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Number of messages, or of calls on a stream.
-    pub operations: u64,
-    /// Number of times that the peer's doorbell was rung.
-    // This field stays between the two that grow together: side by side the compiler would add them as a vector, which
-    // is slow in emulated guests.
-    pub rings: u64,
-    /// Number of payload bytes.
-    pub bytes: u64,
-    /// Number of operations that had to wait.
-    pub waits: u64,
-}
-
-/// The state that the two halves of a channel share. It is dropped with the last half, which closes the channel.
-pub(crate) struct Shared {
-    pub endpoint: Arc<Inner>,
-    pub info: ChannelInfo,
-    pub doorbell: Arc<Doorbell>,
-    opener: Arc<Opener>,
-    is_initiator: bool,
-    /// The channel was saved and continues elsewhere, so this process must not end it.
-    is_saved: AtomicBool,
-}
-
-impl Shared {
-    /// Whether this process must end the channel. False in the child of a fork while the parent lives, and after the
-    /// channel was saved.
-    pub fn is_ours(&self) -> bool {
-        !self.is_saved.load(Ordering::Relaxed) && self.opener.is_succeeded()
-    }
-
-    /// Returns what another process needs to continue the channel. From now on dropping the halves does not end it.
-    pub fn save(&self, kind: ChannelKind, output: Cursor, input: Cursor) -> SavedChannel {
-        self.is_saved.store(true, Ordering::Relaxed);
-        SavedChannel { kind, channel: self.info.id, is_initiator: self.is_initiator, output, input }
-    }
-
-    /// Checks that the memory still exists. Called after the rings were written, because data written to memory that is
-    /// gone never arrives.
-    #[inline]
-    pub fn check_memory(&self) -> Result<(), Error> {
-        if self.endpoint.memory.is_broken() { Err(Error::Broken) } else { Ok(()) }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if !self.is_ours() {
-            return;
-        }
-        self.endpoint.close_channel(self.info.id);
     }
 }
 
@@ -176,9 +90,7 @@ impl Pipe {
             },
         };
         let mode = endpoint.mode;
-        let (opener, is_initiator) = (Opener::current(), wire.is_initiator());
-        let is_saved = AtomicBool::new(false);
-        let shared = Shared { endpoint, info, doorbell, opener, is_initiator, is_saved };
+        let shared = Shared::new(endpoint, info, doorbell, wire.is_initiator());
         Ok(Self { shared: Arc::new(shared), output, input, mode })
     }
 

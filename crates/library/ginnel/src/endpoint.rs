@@ -2,12 +2,10 @@
 
 use crate::channel::{Channel, Pipe};
 use crate::error::Error;
-pub(crate) use crate::inner::Inner;
-use crate::inner::PATIENCE;
+use crate::inner::{Inner, PATIENCE};
 use crate::listener::Listener;
 use crate::opening::Opening;
-use crate::session::Session;
-pub(crate) use crate::session::{FIRST_RETRY, LAST_RETRY};
+use crate::session::{FIRST_RETRY, LAST_RETRY, Session};
 use ginnel_layout::Name;
 use ginnel_layout::segment::MappingKind;
 use ginnel_layout::wire::{self, ErrorCode, Kind};

@@ -1,9 +1,9 @@
 //! The state that an endpoint keeps from the daemon's messages: connections to its listeners, rights to blocks, and the
 //! doorbells of others.
 
-use crate::block::OpenBlocks;
 use crate::connection::Packet;
 use crate::doorbell::Doorbell;
+use crate::open_blocks::OpenBlocks;
 use crate::peer_doorbells::{EndpointId, PeerDoorbells, Ring};
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, Kind, Rights};

@@ -165,6 +165,11 @@ impl Error {
         move |source| Self::System { what, source }
     }
 
+    /// A text that cannot be read, which comes from another process.
+    pub(crate) fn unreadable(what: &'static str) -> Self {
+        Self::System { what, source: io::ErrorKind::InvalidInput.into() }
+    }
+
     /// Returns the daemon's error code if this is [`Error::Refused`].
     pub fn code(&self) -> Option<ErrorCode> {
         match self {

@@ -1,11 +1,12 @@
 //! The part that the four kinds of half have in common: a side of a ring, waiting, waking the peer, counting, and
 //! ending.
 
-use crate::channel::{Counters, Pipe, Shared};
+use crate::channel::Pipe;
 use crate::error::Error;
 use crate::peer::PeerWaker;
+use crate::ready::ReadySet;
+use crate::shared::{ChannelInfo, Counters, Shared};
 use crate::waiter::{OperationDeadline, Waiter};
-use crate::{ChannelInfo, ReadySet};
 use ginnel_ring::wait::Watchable;
 use ginnel_ring::{Corrupt, Cursor, message, stream};
 use ginnel_shmem::Mapping;
@@ -208,7 +209,7 @@ macro_rules! half {
     ($half:ty) => {
         impl $half {
             /// Sets how this half waits. The default is the endpoint's wait mode.
-            pub fn set_mode(&mut self, mode: $crate::WaitMode) {
+            pub fn set_mode(&mut self, mode: ginnel_ring::wait::WaitMode) {
                 self.0.waiter.mode = mode;
             }
 
@@ -236,7 +237,7 @@ macro_rules! half {
             ///
             /// [`Error::Refused`] if the daemon refuses to allocate a board, [`Error::TimedOut`] or [`Error::NoDaemon`]
             /// if no daemon answers, [`Error::System`] if a system call fails.
-            pub fn register(&mut self, set: &$crate::ReadySet, key: u64) -> Result<(), Error> {
+            pub fn register(&mut self, set: &$crate::ready::ReadySet, key: u64) -> Result<(), Error> {
                 self.0.register(set, key)
             }
 
@@ -264,12 +265,12 @@ macro_rules! half {
             }
 
             /// Returns the counters of this half.
-            pub fn counters(&self) -> $crate::Counters {
+            pub fn counters(&self) -> $crate::shared::Counters {
                 self.0.counters()
             }
 
             /// Returns constant properties of the channel.
-            pub fn info(&self) -> &$crate::ChannelInfo {
+            pub fn info(&self) -> &$crate::shared::ChannelInfo {
                 self.0.info()
             }
         }
@@ -299,7 +300,7 @@ macro_rules! channel {
                 output: ginnel_ring::Cursor,
                 input: ginnel_ring::Cursor,
             ) -> Result<Self, ginnel_ring::Corrupt> {
-                let $crate::ChannelInfo { capacity, input_capacity, .. } = pipe.shared.info;
+                let $crate::shared::ChannelInfo { capacity, input_capacity, .. } = pipe.shared.info;
                 let (to, from) = (pipe.output.clone(), pipe.input.clone());
                 let receiver = $crate::half::Half::resume(from, input_capacity, input, &pipe, pipe.writer())?;
                 let sender = $crate::half::Half::resume(to, capacity, output, &pipe, pipe.reader())?;
@@ -330,7 +331,7 @@ macro_rules! channel {
             ///
             /// Committed messages are published first. The peer notices nothing: what it sends meanwhile waits in the
             /// ring. If nobody resumes the channel, it ends with its endpoint. Does not block.
-            pub fn save(mut self) -> $crate::SavedChannel {
+            pub fn save(mut self) -> $crate::saved_channel::SavedChannel {
                 let (output, input) = (self.sender.0.stop(), self.receiver.0.stop());
                 let kind = <Self as $crate::channel::Channel>::KIND;
                 self.sender.0.account.shared().save(kind, output, input)
@@ -347,7 +348,7 @@ macro_rules! channel {
             }
 
             /// Sets how both halves wait.
-            pub fn set_mode(&mut self, mode: $crate::WaitMode) {
+            pub fn set_mode(&mut self, mode: ginnel_ring::wait::WaitMode) {
                 self.sender.set_mode(mode);
                 self.receiver.set_mode(mode);
             }
@@ -359,7 +360,7 @@ macro_rules! channel {
             }
 
             /// Returns constant properties of the channel.
-            pub fn info(&self) -> &$crate::ChannelInfo {
+            pub fn info(&self) -> &$crate::shared::ChannelInfo {
                 self.sender.info()
             }
         }

@@ -108,18 +108,21 @@ mod inner;
 mod listener;
 mod loan;
 mod message;
+mod open_blocks;
 mod opening;
 mod peer;
 mod peer_doorbells;
 mod ready;
+mod saved_channel;
 mod session;
+mod shared;
 mod sockets;
 mod stream;
 pub mod sync;
 mod waiter;
 
 pub use block::{Block, BlockOptions};
-pub use channel::{Channel, ChannelInfo, Counters, Peer};
+pub use channel::Channel;
 pub use daemon::{Answer, Daemon, Question};
 pub use descriptor::{Keep, keep_descriptors};
 pub use endpoint::{AttachOptions, ChannelOptions, Endpoint};
@@ -130,12 +133,14 @@ pub use ginnel_layout::wire::{ErrorCode, Rights, StaysReason};
 pub use ginnel_ring::Corrupt;
 pub use ginnel_ring::wait::WaitMode;
 pub use ginnel_shmem::{Mapping, SharedMemory, SharedSlice};
-pub use handover::{SavedChannel, Token};
+pub use handover::Token;
 pub use listener::Listener;
 pub use loan::Loan;
 pub use message::{Claim, Message, MessageChannel, MessageReceiver, MessageSender};
 pub use opening::Opening;
 pub use ready::ReadySet;
+pub use saved_channel::SavedChannel;
+pub use shared::{ChannelInfo, Counters, Peer};
 pub use sockets::{
     Meeting, OpeningSocket, SocketChannel, SocketEnd, SocketEvent, SocketReceiver, SocketSender,
     SocketSession, SocketWaker,

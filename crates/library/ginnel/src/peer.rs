@@ -1,6 +1,6 @@
 //! Waking the peer at the other side of a ring.
 
-use crate::channel::{Counters, Shared};
+use crate::shared::{Counters, Shared};
 use ginnel_layout::board::{self, Place};
 use ginnel_ring::board::Poster;
 use ginnel_ring::wait::notified_at;

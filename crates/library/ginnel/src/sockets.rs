@@ -2,12 +2,14 @@
 //!
 //! Meant for libraries that carry other programs' connections. Nothing here waits, and nothing starts a thread.
 
-use crate::channel::{ChannelInfo, Pipe, Shared};
+use crate::channel::Pipe;
 use crate::connection::{Connection, Packet, protocol};
 use crate::doorbell::Doorbell;
-use crate::endpoint::{Endpoint, Inner, parse_name};
+use crate::endpoint::{Endpoint, parse_name};
 use crate::error::Error;
+use crate::inner::Inner;
 use crate::loan::Loan;
+use crate::shared::{ChannelInfo, Shared};
 use ginnel_layout::board::Place;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::wire::{self, ErrorCode, Kind, SocketRole, StaysReason, features};

@@ -2,9 +2,10 @@
 //! others.
 
 use crate::doorbell::{Doorbell, WaitPoint};
-use crate::endpoint::{Endpoint, Inner, parse_name};
+use crate::endpoint::{Endpoint, parse_name};
 use crate::error::Error;
 use crate::fork::Opener;
+use crate::inner::Inner;
 use crate::peer_doorbells::EndpointId;
 use ginnel_layout::sync::{SIZE, SLOT_BELL, SLOT_ENDPOINT, SLOT_ENDPOINT_EPOCH, SyncKind, slot};
 use ginnel_layout::wire::{self, Kind};
@@ -220,7 +221,7 @@ macro_rules! common {
     ($handle:ident) => {
         impl $handle {
             /// Sets how this handle waits. The default is the endpoint's wait mode.
-            pub fn set_mode(&mut self, mode: $crate::WaitMode) {
+            pub fn set_mode(&mut self, mode: ginnel_ring::wait::WaitMode) {
                 self.handle.patience.mode = mode;
             }
 
@@ -236,7 +237,7 @@ macro_rules! common {
             ///
             /// As for opening the object, and [`Error::Refused`](crate::Error::Refused) if the object has been
             /// unlinked.
-            pub fn try_clone(&self) -> Result<Self, $crate::Error> {
+            pub fn try_clone(&self) -> Result<Self, $crate::error::Error> {
                 self.handle.again().map(Self::new)
             }
 
