@@ -12,6 +12,7 @@ pub struct House {
     pub floors: Vec<Floor>,
     pub apart: Vec<Apart>,
     pub inside: Vec<Inside>,
+    pub circles: Vec<Circle>,
 }
 
 /// A floor: its crates use only crates of the floors below it.
@@ -40,6 +41,14 @@ pub struct Inside {
     pub modules: Vec<String>,
 }
 
+/// Files of a crate that still use each other in a circle.
+#[derive(Debug, PartialEq)]
+pub struct Circle {
+    pub name: String,
+    /// The modules of the files. None: the line only says that the crate has no other circle.
+    pub files: Vec<String>,
+}
+
 impl House {
     /// Reads the list of this repository.
     pub fn read() -> Self {
@@ -56,7 +65,8 @@ impl House {
             }
         }
         let apart = house.apart.iter().flat_map(|apart| [&apart.user, &apart.used]);
-        for name in apart.chain(house.inside.iter().map(|inside| &inside.name)) {
+        let inside = house.inside.iter().map(|inside| &inside.name);
+        for name in apart.chain(inside).chain(house.circles.iter().map(|circle| &circle.name)) {
             if house.level(name).is_none() {
                 return Err(format!("{FILE}: there is no room {name}, of which another line tells"));
             }
@@ -88,9 +98,14 @@ impl House {
                 let modules = text.split_whitespace().map(String::from).collect();
                 self.inside.push(Inside { name: name.clone(), modules });
             }
+            ("circle", [name]) => {
+                let files =
+                    text.split_whitespace().filter(|file| *file != "none").map(String::from).collect();
+                self.circles.push(Circle { name: name.clone(), files });
+            }
             _ => {
                 return Err(
-                    "this is not a title, a floor, a room, a pair of crates to keep apart or the inside of a crate",
+                    "this is not a title, a floor, a room, a pair of crates to keep apart, the inside of a crate or a circle",
                 );
             }
         }
@@ -105,7 +120,8 @@ impl House {
 
 #[test]
 fn a_list_is_read() {
-    let text = "# head\n\ntitle T\nfloor a b: Top\nroom x: it: is|so\nfloor c: Low\nroom y: this\napart x y: because\ninside y: a b\n";
+    let text = "# head\n\ntitle T\nfloor a b: Top\nroom x: it: is|so\nfloor c: Low\nroom y: this\napart x y: because\ninside y: a b\n\
+                circle x: none\ncircle y: a b::c\n";
     let floor = |folders: &[&str], title: &str, room: &str| Floor {
         folders: folders.iter().map(|name| name.to_string()).collect(),
         title: title.into(),
@@ -115,6 +131,11 @@ fn a_list_is_read() {
     assert_eq!(house.floors, [floor(&["a", "b"], "Top", "x"), floor(&["c"], "Low", "y")]);
     assert_eq!(house.apart, [Apart { user: "x".into(), used: "y".into(), why: "because".into() }]);
     assert_eq!(house.inside, [Inside { name: "y".into(), modules: vec!["a".into(), "b".into()] }]);
+    let circle = |name: &str, files: &[&str]| Circle {
+        name: name.into(),
+        files: files.iter().map(|file| file.to_string()).collect(),
+    };
+    assert_eq!(house.circles, [circle("x", &[]), circle("y", &["a", "b::c"])]);
     assert_eq!((house.level("x"), house.level("y"), house.level("z")), (Some(0), Some(1), None));
 }
 
@@ -126,6 +147,7 @@ fn a_line_that_is_wrong_is_named() {
         ("floor : A", ":1: ", "not a title"),
         ("room x: X", ":1: ", "above the first floor"),
         ("inside x: a", ": ", "no room x"),
+        ("circle x: none", ": ", "no room x"),
         ("floor a: A\nroom x y: X", ":2: ", "not a title"),
         ("floor a: A\nroom x: X\nfloor b: B\nroom x: X", ":4: ", "has a room already"),
         ("floor a: A\nroom x: X\napart x: why", ":3: ", "not a title"),

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`dependencies`] | the crates and what they use, against docs/pictures/architecture.floors |
 //! | [`inside`] | what the files of a crate with floors of its own use, against the same list |
+//! | [`circles`] | that files of some crates do not use each other in a circle, except those of the same list |
 //! | [`msrv`] | that all dependencies compile with the oldest Rust that the workspace promises |
 //! | [`sources`] | that there is one way to skip a test, and none to hide one or to borrow its modules |
 //!
@@ -12,6 +13,7 @@
 //! tree, and one with something made up in which it must find the fault.
 #![cfg(test)]
 
+mod circles;
 mod dependencies;
 mod floors;
 mod inside;
@@ -19,6 +21,7 @@ mod msrv;
 mod packages;
 mod sources;
 mod tree;
+mod uses;
 
 /// Fails with the faults, one on each line.
 fn none(faults: Vec<String>) {

@@ -9,7 +9,6 @@ use crate::waiter::Waiter;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::{ring, wire};
 use ginnel_ring::wait::WaitMode;
-use ginnel_ring::{Corrupt, Cursor};
 use ginnel_shmem::Mapping;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,14 +20,13 @@ pub trait Channel: Sized + sealed::Build {
 }
 
 pub(crate) mod sealed {
+    use crate::channel::Pipe;
+    use ginnel_ring::{Corrupt, Cursor};
+
     pub trait Build: Sized {
-        fn build(pipe: super::Pipe) -> Self;
+        fn build(pipe: Pipe) -> Self;
         /// Continues at the position where another process has stopped.
-        fn resume(
-            pipe: super::Pipe,
-            output: super::Cursor,
-            input: super::Cursor,
-        ) -> Result<Self, super::Corrupt>;
+        fn resume(pipe: Pipe, output: Cursor, input: Cursor) -> Result<Self, Corrupt>;
     }
 }
 
