@@ -17,7 +17,8 @@
  *   GINNEL_ERR_SYSTEM and GINNEL_ERR_INTERNAL are possible everywhere.
  * - Handles are opaque and must not be dereferenced. They come from this library, and are valid until they
  *   are freed by the function that the type names (which allows NULL). From then on every function returns
- *   GINNEL_ERR_FREED for them, that one too, even if other handles have been created since.
+ *   GINNEL_ERR_FREED for them, that one too, even if other handles have been created since. A handle of
+ *   another type, and any other value that is no handle, is GINNEL_ERR_INVALID.
  * - Pointers. Strings end with a zero and are UTF-8; the library keeps no pointer that it is given. Other
  *   pointers must point to what the function says. A NULL that is not allowed is GINNEL_ERR_NULL.
  * - Structures begin with their size, which the caller must always set (to sizeof the structure), so
@@ -25,7 +26,10 @@
  * - Time is in nanoseconds; a negative timeout means for ever. Sizes are in bytes.
  * - Threads. Endpoints and listeners may be used by any number of threads at once. In a channel, one
  *   thread may send while another receives; several threads in one direction need a lock of their own. A
- *   handle of a lock, a farm or a worker may be used by one thread at a time.
+ *   handle of a lock, a farm or a worker may be used by one thread at a time. An endpoint or a listener may
+ *   be freed while other threads use it: their calls go on, later ones fail with GINNEL_ERR_FREED. Free a
+ *   handle of another type only when no other thread is in a call with it: that is not checked, because it
+ *   would slow down each call.
  * - Signals do not interrupt a wait. A function blocks only if its comment says so.
  * - fork(2): parent and child are the same endpoint, which lives until both have ended or closed it. A handle
  *   that was open before the fork may be used by only one of the two processes from then on. It belongs to
@@ -114,7 +118,7 @@ typedef enum ginnel_status {
     GINNEL_ERR_LOST = -113,
     // A pointer that must not be NULL is NULL.
     GINNEL_ERR_NULL = -201,
-    // An argument is outside its range.
+    // An argument is outside its range, or not a handle of its type.
     GINNEL_ERR_INVALID = -202,
     // Not a valid name or address.
     GINNEL_ERR_NAME = -203,
@@ -790,8 +794,8 @@ int ginnel_attach(const char *segment,
                   struct ginnel_endpoint **endpoint);
 
 // Frees an endpoint. Its listeners and channels continue to work; the daemon considers the endpoint ended when the
-// last of them is closed. NULL is allowed. No other thread may be using the handle. May inform the daemon, which takes
-// at most a second.
+// last of them is closed. NULL is allowed. A call of another thread that uses the endpoint goes on. May inform the daemon,
+// which takes at most a second.
 int ginnel_detach(struct ginnel_endpoint *endpoint);
 
 // Fills in `*info`, whose `size` the caller has set. Any thread may call it; it does not block.
@@ -860,11 +864,12 @@ int ginnel_listener_fd(const struct ginnel_listener *listener);
 
 // Frees a listener but keeps its name: a process that adopts the endpoint (see ginnel_hold()) can listen there and
 // accept the connections that wait. The name becomes free when the endpoint ends. Before exec(3) it is better to keep
-// the listener, in case the call fails. NULL is allowed. No other thread may be using the handle. Does not block.
+// the listener, in case the call fails. NULL is allowed. Does not block.
 int ginnel_listener_leave(struct ginnel_listener *listener);
 
 // Frees a listener and its name. Connections that wait to be accepted are refused; accepted channels stay open. NULL
-// is allowed. No other thread may be using the handle. Informs the daemon, which takes at most a second.
+// is allowed. A call of another thread that uses the listener goes on, and frees it when it returns. Informs the daemon,
+// which takes at most a second.
 int ginnel_listener_close(struct ginnel_listener *listener);
 
 // Sets how long each operation in these directions may wait, in nanoseconds: 0 means that it checks once, a negative

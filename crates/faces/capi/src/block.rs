@@ -2,7 +2,7 @@
 
 use crate::boundary::{
     Growing, Outcome, borrow, borrow_mut, bytes, checked, close, fill, invalid, output, output_handle,
-    read_options, return_handle, room, status, text,
+    read_options, return_handle, room, share, status, text,
 };
 use crate::endpoint::Endpoint;
 use crate::handle_table::handle;
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn ginnel_block_create(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(block));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let name = if name.is_null() { "" } else { checked!(text(name)) };
         let asked = checked!(read_options(options));
         let options = Options {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn ginnel_block_open(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(block));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let (name, patience) = (checked!(text(name)), Duration::from_nanos(patience_ns));
         return_handle(place, Block(endpoint.open_block_within(name, rights(wanted)?, patience)?));
         Ok(())
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn ginnel_block_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_unlink(endpoint: *const Endpoint, name: *const c_char) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         Ok(endpoint.unlink_block(checked!(text(name)))?)
     })
 }
@@ -269,7 +269,7 @@ pub unsafe extern "C" fn ginnel_block_close(block: *mut Block) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_process_events(endpoint: *const Endpoint) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         endpoint.process_events();
         Ok(())
     })

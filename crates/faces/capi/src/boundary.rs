@@ -1,6 +1,6 @@
 //! The boundary between C and Rust: pointers, results, errors and panics.
 
-use crate::handle_table::Handle;
+use crate::handle_table::{Handle, Use};
 use crate::status::Status::{GINNEL_ERR_INTERNAL, GINNEL_ERR_INVALID, GINNEL_ERR_NAME, GINNEL_ERR_NULL};
 use crate::status::{Failure, Status};
 use libc::{c_int, ssize_t};
@@ -38,8 +38,8 @@ pub(crate) fn number(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
 pub(crate) unsafe fn close<T: Handle>(handle: *mut T) -> c_int {
     status(|| {
         if !handle.is_null() {
-            // SAFETY: `return_handle` has made it, and no other thread uses it, as the head of ginnel.h requires.
-            drop(unsafe { T::table().remove(handle) }?);
+            // SAFETY: no other thread uses it, unless its uses are counted, as the head of ginnel.h requires.
+            unsafe { T::table().close(handle) }?;
         }
         Ok(())
     })
@@ -78,11 +78,18 @@ pub(crate) fn require<T>(pointer: *const T, name: &str) -> Outcome<()> {
     if pointer.is_null() { Err(null(name)) } else { Ok(()) }
 }
 
+/// Returns the object behind a handle that other threads may use, and even free, meanwhile.
+pub(crate) unsafe fn share<T: Handle>(handle: *const T, name: &str) -> Outcome<Use<'static, T>> {
+    require(handle, name)?;
+    // SAFETY: nobody changes an object of a type that is shared.
+    unsafe { T::table().share(handle) }
+}
+
 /// Returns the object behind a handle that several threads may use.
 #[inline]
 pub(crate) unsafe fn borrow<'a, T: Handle>(handle: *const T, name: &str) -> Outcome<&'a T> {
     require(handle, name)?;
-    // SAFETY: `return_handle` has made it, and nobody closes it meanwhile, as the head of ginnel.h requires.
+    // SAFETY: nobody closes it meanwhile, as the head of ginnel.h requires.
     unsafe { T::table().get(handle) }
 }
 
@@ -90,8 +97,7 @@ pub(crate) unsafe fn borrow<'a, T: Handle>(handle: *const T, name: &str) -> Outc
 #[inline]
 pub(crate) unsafe fn borrow_mut<'a, T: Handle>(handle: *mut T, name: &str) -> Outcome<&'a mut T> {
     require(handle, name)?;
-    // SAFETY: `return_handle` has made it, and nobody else uses or closes it meanwhile, as the head of ginnel.h
-    // requires.
+    // SAFETY: nobody else uses or closes it meanwhile, as the head of ginnel.h requires.
     unsafe { T::table().get_mut(handle) }
 }
 

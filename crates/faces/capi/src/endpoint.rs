@@ -1,7 +1,7 @@
 //! Attaching.
 
 use crate::boundary::{
-    Growing, Outcome, borrow, checked, close, fill, invalid, output_handle, read_options, return_handle,
+    Growing, Outcome, checked, close, fill, invalid, output_handle, read_options, return_handle, share,
     status, text,
 };
 use crate::handle_table::handle;
@@ -139,8 +139,8 @@ pub unsafe extern "C" fn ginnel_attach(
 }
 
 /// Frees an endpoint. Its listeners and channels continue to work; the daemon considers the endpoint ended when the
-/// last of them is closed. NULL is allowed. No other thread may be using the handle. May inform the daemon, which takes
-/// at most a second.
+/// last of them is closed. NULL is allowed. A call of another thread that uses the endpoint goes on. May inform the daemon,
+/// which takes at most a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_detach(endpoint: *mut Endpoint) -> c_int {
     // SAFETY: the caller is responsible for it.
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn ginnel_endpoint_get_info(
     info: *mut EndpointInfo,
 ) -> c_int {
     status(|| {
-        let Endpoint(of) = checked!(borrow(endpoint));
+        let Endpoint(of) = &*checked!(share(endpoint));
         let (number, epoch) = of.number();
         let facts = EndpointInfo {
             size: 0,

@@ -1,25 +1,56 @@
-//! Handles for which it is always known whether they are still open.
+//! Handles for which it is always known whether they are open.
 //!
-//! A handle that C gets consists of the address of a slot and, in the upper bits that no address of a program uses (an
-//! address has 48 bits on x86-64 and arm64), the slot's generation number. A slot is never freed. A handle that was
-//! freed contains a number that the slot does not have any more and never gets again, because a slot that has used all
-//! its numbers is taken out of service.
+//! A handle that C gets consists of the address of a slot, the number of the chunk of slots in which it lies, and the slot's generation
+//! number:
+//!
+//! ```text
+//!  63                48 47                                      7 6      0
+//! +--------------------+-----------------------------------------+--------+
+//! | generation number  |             address / 128               | chunk  |
+//! +--------------------+-----------------------------------------+--------+
+//! ```
+//!
+//! The chunk says between which addresses, and at which distances, there are slots. So whatever a program passes, nothing is read but
+//! slots of this table: another number, an address, a handle of another type and one that was freed are errors. An address of a program
+//! has zeros in place of a generation number (it has at most 48 bits on x86-64 and arm64), and no handle has: it is odd. A handle
+//! that was freed contains a number that its slot does not have any more and never gets again, because a slot that has used all its
+//! numbers is taken out of service. Slots are never freed.
+//!
+//! A slot's address could be computed from its number, but the processor would have to wait for that. It tests an address while it
+//! already reads what is there. For the first chunk, which is the only one of most programs, the test is a few instructions.
 
 use crate::boundary::Outcome;
 use crate::status::Failure;
-use crate::status::Status::GINNEL_ERR_FREED;
+use crate::status::Status::{GINNEL_ERR_FREED, GINNEL_ERR_INVALID};
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
+use std::ops::Deref;
 use std::ptr;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const ADDRESS_BITS: u32 = 48;
-const _: () = assert!(usize::BITS == 64, "a handle has an address of 48 bits and a number of 16");
+const NUMBER_AT: u32 = 48;
+/// Slots lie at multiples of this, so that the low bits of an address are free for the number of a chunk. No two threads that use different
+/// handles use the same cache line.
+const ALIGN: usize = 128;
+const _: () =
+    assert!(usize::BITS == 64 && CHUNKS <= ALIGN, "a handle has an address of 48 bits and a number of 16");
 
+/// The slots of the first chunk. Each further one has twice as many as the one before.
+const FIRST: usize = 1024;
+const CHUNKS: usize = 22;
+
+/// In [`Slot::state`], above the generation number: the value is to be dropped by whoever uses it last.
+const OWED: u64 = 1 << 16;
+/// One use of the value. The uses are counted above that.
+const USE: u64 = 1 << 17;
+
+#[repr(align(128))]
 struct Slot<T> {
-    /// Generation number: odd while the handle is open, and only then is there a value.
-    number: AtomicU16,
+    /// The generation number, which is odd while the handle is open; [`OWED`]; and the number of uses that are counted. Zero at first.
+    state: AtomicU64,
+    /// There is one while the handle is open, and as long as its last use is to drop it.
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
@@ -43,45 +74,62 @@ macro_rules! handle {
 }
 pub(crate) use handle;
 
-/// The table of all handles of one kind.
+/// The table of all handles of one type.
 pub(crate) struct HandleTable<T> {
-    /// The kind's name in error texts.
+    /// The type's name in error texts.
     what: &'static str,
-    /// Addresses of the slots (`Slot<T>`) that are not open.
-    free: Mutex<Vec<usize>>,
-    kind: std::marker::PhantomData<fn() -> T>,
+    /// The first chunk. [`NOWHERE`] until it is made.
+    first: AtomicPtr<Slot<T>>,
+    /// Chunks of slots: `FIRST << n` in the chunk with number n. They are made at the first need, and never freed.
+    chunks: [AtomicPtr<Slot<T>>; CHUNKS],
+    free: Mutex<Free>,
+}
+
+/// Where no slot is: none lies at a distance from here that is a multiple of its size.
+const NOWHERE: usize = 1;
+
+/// The slots that have no handle.
+struct Free {
+    /// Addresses of slots with the numbers of their chunks.
+    used_before: Vec<usize>,
+    /// The number of slots that have been used.
+    used: usize,
 }
 
 impl<T> HandleTable<T> {
     pub const fn of(what: &'static str) -> Self {
-        Self { what, free: Mutex::new(Vec::new()), kind: std::marker::PhantomData }
+        let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+        let free = Mutex::new(Free { used_before: Vec::new(), used: 0 });
+        let first = AtomicPtr::new(ptr::without_provenance_mut(NOWHERE));
+        Self { what, first, chunks, free }
     }
 
     /// Puts a value into a slot and returns its new handle, which is never null.
     pub fn insert(&self, value: T) -> *mut T {
-        let address = self.free().pop().unwrap_or_else(|| {
-            let slot = Slot::<T> { number: AtomicU16::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) };
-            Box::into_raw(Box::new(slot)).expose_provenance()
+        let mut free = self.free();
+        let place = free.used_before.pop().unwrap_or_else(|| {
+            free.used += 1;
+            self.place(free.used - 1)
         });
-        // SAFETY: the address comes from the lines above, now or earlier, and nobody else uses the slot, because it was
-        // free.
-        let slot = unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(address) };
+        drop(free);
+        // SAFETY: it is the place of a slot.
+        let slot = unsafe { slot_at(place) };
         // SAFETY: the slot was free, so nobody else accesses its value.
         unsafe { (*slot.value.get()).write(value) };
-        let number = slot.number.load(Ordering::Relaxed) + 1;
-        slot.number.store(number, Ordering::Release);
-        ptr::without_provenance_mut(address | usize::from(number) << ADDRESS_BITS)
+        // Uses that fail may be counted at the same time. The number is even, so nothing is carried.
+        let number = (slot.state.fetch_add(1, Ordering::Release) + 1) as u16;
+        ptr::without_provenance_mut(usize::from(number) << NUMBER_AT | place)
     }
 
     /// Returns the value of a handle, if the handle is open.
     ///
     /// # Safety
     ///
-    /// The handle comes from [`HandleTable::insert`], and nobody closes it while the result is used.
+    /// Nobody closes the handle while the result is used.
     #[inline]
     pub unsafe fn get<'a>(&self, handle: *const T) -> Outcome<&'a T> {
         // SAFETY: it is open and stays open, as the caller says. A caller that may change it is its only user.
-        Ok(unsafe { (*self.slot(handle)?.value.get()).assume_init_ref() })
+        Ok(unsafe { (*self.find(handle)?.value.get()).assume_init_ref() })
     }
 
     /// Does the same, for changing the value.
@@ -92,42 +140,123 @@ impl<T> HandleTable<T> {
     #[inline]
     pub unsafe fn get_mut<'a>(&self, handle: *mut T) -> Outcome<&'a mut T> {
         // SAFETY: it is open, and nobody else uses it, as the caller says.
-        Ok(unsafe { (*self.slot(handle)?.value.get()).assume_init_mut() })
+        Ok(unsafe { (*self.find(handle)?.value.get()).assume_init_mut() })
     }
 
-    /// Closes a handle and returns its value. Of several concurrent calls, one succeeds.
+    /// Returns the value of a handle, if the handle is open, and keeps the value while it is used. Others may close the handle meanwhile.
+    /// Counting costs two locked instructions, which is too much for what programs do for each message.
     ///
     /// # Safety
     ///
-    /// The handle comes from [`HandleTable::insert`], and nobody else uses it, except to close it, too.
-    pub unsafe fn remove(&self, handle: *mut T) -> Outcome<T> {
-        let mut free = self.free();
-        // SAFETY: the handle comes from `insert`, as the caller guarantees.
-        let slot = unsafe { self.slot(handle)? };
-        let number = slot.number.load(Ordering::Relaxed);
-        // The number after the last one is 0, which no handle has. The slot keeps it for ever.
-        slot.number.store(number.wrapping_add(1), Ordering::Release);
-        if number != u16::MAX {
-            free.push(ptr::from_ref(slot).expose_provenance());
+    /// Nobody changes the value of this handle by [`HandleTable::get_mut`] meanwhile.
+    pub unsafe fn share(&self, handle: *const T) -> Outcome<Use<'_, T>> {
+        let slot = self.find(handle)?;
+        let state = slot.state.fetch_add(USE, Ordering::Acquire);
+        // From here on the use is counted, and ends when this is dropped.
+        let used = Use { table: self, slot, place: place_of(handle) };
+        if state as u16 == number_of(handle) { Ok(used) } else { Err(self.freed()) }
+    }
+
+    /// Closes a handle. Its value is dropped, by this call or at the end of the last use that is counted. Of several concurrent calls,
+    /// one succeeds.
+    ///
+    /// # Safety
+    ///
+    /// Nobody uses the result of [`HandleTable::get`] or [`HandleTable::get_mut`] for this handle.
+    pub unsafe fn close(&self, handle: *mut T) -> Outcome<()> {
+        let slot = self.end(handle, OWED)?;
+        self.settle(slot, place_of(handle));
+        Ok(())
+    }
+
+    /// Closes a handle and returns its value. Of several concurrent calls, one succeeds. Waits for uses that are counted; so this is for
+    /// types that are not shared.
+    ///
+    /// # Safety
+    ///
+    /// As for [`HandleTable::close`].
+    pub unsafe fn take(&self, handle: *mut T) -> Outcome<T> {
+        let slot = self.end(handle, 0)?;
+        while slot.state.load(Ordering::Acquire) >= USE {
+            std::thread::yield_now();
         }
-        // SAFETY: it was open and is closed now. The lock ensures that of two threads that close it only one gets here,
-        // before the slot is given to another handle.
-        Ok(unsafe { (*slot.value.get()).assume_init_read() })
+        // SAFETY: it was open. Of those that close it only this one has got here, and nobody uses it.
+        let value = unsafe { (*slot.value.get()).assume_init_read() };
+        self.give_back(slot, place_of(handle));
+        Ok(value)
     }
 
-    /// # Safety
-    ///
-    /// The handle comes from [`HandleTable::insert`].
+    /// Gives the slot of an open handle its next number, and sets `flag`.
+    fn end(&self, handle: *const T, flag: u64) -> Outcome<&Slot<T>> {
+        let (slot, number) = (self.find(handle)?, number_of(handle));
+        // The number after the last one is 0, which no handle has. The slot keeps it for ever.
+        let ended = |state: u64| state & !0xffff | u64::from(number.wrapping_add(1)) | flag;
+        let end = |state: u64| (state as u16 == number).then(|| ended(state));
+        let done = slot.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, end);
+        done.map(|_| slot).map_err(|_| self.freed())
+    }
+
+    /// Drops the value of a closed handle if nobody uses it any more, once.
+    fn settle(&self, slot: &Slot<T>, place: usize) {
+        let paid = |state: u64| (state & OWED != 0 && state < USE).then_some(state & !OWED);
+        if slot.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, paid).is_ok() {
+            // SAFETY: the handle was open, and nobody uses the value. Only one thread clears the flag, and it is not set again before
+            // the slot is given to another handle.
+            let value = unsafe { (*slot.value.get()).assume_init_read() };
+            self.give_back(slot, place);
+            drop(value);
+        }
+    }
+
+    fn give_back(&self, slot: &Slot<T>, place: usize) {
+        if slot.state.load(Ordering::Relaxed) as u16 != 0 {
+            self.free().used_before.push(place);
+        }
+    }
+
+    /// Returns the slot of a handle, if the handle is open.
     #[inline]
-    unsafe fn slot<'a>(&self, handle: *const T) -> Outcome<&'a Slot<T>> {
-        let (address, number) = (handle.addr() & ((1 << ADDRESS_BITS) - 1), handle.addr() >> ADDRESS_BITS);
-        // SAFETY: the handle comes from `insert`, as the caller guarantees, so it has the address of a slot, and slots
-        // are never freed.
-        let slot = unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(address) };
-        match usize::from(slot.number.load(Ordering::Acquire)) == number {
+    fn find(&self, handle: *const T) -> Outcome<&Slot<T>> {
+        let (number, place) = (number_of(handle), place_of(handle));
+        if number & 1 == 0 || !self.has(place) {
+            return Err(self.foreign());
+        }
+        // SAFETY: it is the place of a slot.
+        let slot: &Slot<T> = unsafe { slot_at(place) };
+        match slot.state.load(Ordering::Acquire) as u16 == number {
             true => Ok(slot),
             false => Err(self.freed()),
         }
+    }
+
+    /// Whether this is the place of a slot of this table.
+    #[inline]
+    fn has(&self, place: usize) -> bool {
+        is_slot(self.first.load(Ordering::Acquire), FIRST, place) || self.has_in_another_chunk(place)
+    }
+
+    #[cold]
+    fn has_in_another_chunk(&self, place: usize) -> bool {
+        let (chunk, address) = (place % ALIGN, place - place % ALIGN);
+        let Some(slots) = self.chunks.get(chunk) else { return false };
+        let slots = slots.load(Ordering::Acquire);
+        !slots.is_null() && is_slot(slots, FIRST << chunk, address)
+    }
+
+    /// Returns the place of the slot with this number, and makes its chunk if it is the first of it. The caller holds the lock.
+    fn place(&self, number: usize) -> usize {
+        // The chunk with number n begins with the slot with number FIRST * (2^n - 1).
+        let number = number + FIRST;
+        let chunk = (number / FIRST).ilog2() as usize;
+        let mut slots = self.chunks[chunk].load(Ordering::Relaxed);
+        if slots.is_null() {
+            slots = new_chunk(FIRST << chunk);
+            self.chunks[chunk].store(slots, Ordering::Release);
+            if chunk == 0 {
+                self.first.store(slots, Ordering::Release);
+            }
+        }
+        slots.wrapping_add(number - (FIRST << chunk)).expose_provenance() | chunk
     }
 
     #[cold]
@@ -135,8 +264,76 @@ impl<T> HandleTable<T> {
         Failure::new(GINNEL_ERR_FREED, format!("this handle of a {} was freed already", self.what))
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+    #[cold]
+    fn foreign(&self) -> Failure {
+        Failure::new(GINNEL_ERR_INVALID, format!("this is not a handle of a {}", self.what))
+    }
+
+    fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn number_of<T>(handle: *const T) -> u16 {
+    (handle.addr() >> NUMBER_AT) as u16
+}
+
+/// Returns the part of a handle that says where its slot is.
+fn place_of<T>(handle: *const T) -> usize {
+    handle.addr() & ((1 << NUMBER_AT) - 1)
+}
+
+/// Whether one of so many slots lies at this address.
+#[inline]
+fn is_slot<T>(slots: *const Slot<T>, number: usize, address: usize) -> bool {
+    // Below the first slot this is a huge number.
+    let at = address.wrapping_sub(slots.addr());
+    at < size_of::<Slot<T>>() * number && at.is_multiple_of(size_of::<Slot<T>>())
+}
+
+/// # Safety
+///
+/// It is the place of a slot of the table of this type, from [`HandleTable::place`] or because [`HandleTable::has`] it.
+#[inline]
+unsafe fn slot_at<'a, T>(place: usize) -> &'a Slot<T> {
+    // SAFETY: there is a slot, as the caller says, and slots are never freed. `place` has exposed them.
+    unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(place - place % ALIGN) }
+}
+
+/// Makes slots that have never been used, for ever. Their pages get memory when they are used.
+#[cold]
+fn new_chunk<T>(slots: usize) -> *mut Slot<T> {
+    let layout =
+        Layout::array::<Slot<T>>(slots).unwrap_or_else(|_| unreachable!("more slots than addresses"));
+    // SAFETY: a slot has a size.
+    let made = unsafe { alloc_zeroed(layout) }.cast::<Slot<T>>();
+    // Zeros are slots that have never been used.
+    if made.is_null() { handle_alloc_error(layout) } else { made }
+}
+
+/// The use of a handle's value, which keeps the value.
+pub(crate) struct Use<'a, T> {
+    table: &'a HandleTable<T>,
+    slot: &'a Slot<T>,
+    place: usize,
+}
+
+impl<T> Deref for Use<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the handle was open after this use had been counted, so the value stays. Nobody changes it, as the caller of `share` has
+        // said.
+        unsafe { (*self.slot.value.get()).assume_init_ref() }
+    }
+}
+
+impl<T> Drop for Use<'_, T> {
+    fn drop(&mut self) {
+        let before = self.slot.state.fetch_sub(USE, Ordering::AcqRel);
+        if before & OWED != 0 {
+            self.table.settle(self.slot, self.place);
+        }
     }
 }
 
@@ -145,13 +342,13 @@ mod tests {
     use super::*;
 
     fn look(table: &HandleTable<u32>, handle: *mut u32) -> Option<u32> {
-        // SAFETY: the handle comes from `insert`.
+        // SAFETY: nobody closes it meanwhile.
         unsafe { table.get(handle) }.ok().copied()
     }
 
     fn take(table: &HandleTable<u32>, handle: *mut u32) -> Option<u32> {
-        // SAFETY: the handle comes from `insert`.
-        unsafe { table.remove(handle) }.ok()
+        // SAFETY: nobody uses it.
+        unsafe { table.take(handle) }.ok()
     }
 
     #[test]
@@ -185,6 +382,74 @@ mod tests {
                 threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
             });
             assert_eq!(done, [n]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_handle_is_an_error_and_is_not_read() {
+        let (table, other) = (HandleTable::of("thing"), HandleTable::of("other thing"));
+        let (open, foreign) = (table.insert(1), other.insert(2));
+        let local = 3;
+        let mut garbage: Vec<usize> =
+            vec![1, 8, 16, 0xdead_beef, usize::MAX, (&raw const local).addr(), foreign.addr()];
+        garbage.extend((0..64).map(|bit| 1 << bit));
+        // Each bit of an open handle matters.
+        garbage.extend((0..64).map(|bit| open.addr() ^ 1 << bit));
+        for address in garbage {
+            let handle = ptr::without_provenance_mut(address);
+            assert_eq!((look(&table, handle), take(&table, handle)), (None, None), "{address:#x}");
+            // SAFETY: nobody changes or uses it.
+            unsafe { assert!(table.share(handle).is_err() && table.close(handle).is_err(), "{address:#x}") };
+        }
+        assert_eq!((take(&table, open), take(&other, foreign)), (Some(1), Some(2)));
+    }
+
+    #[test]
+    fn more_handles_than_a_chunk_has_slots_are_all_different() {
+        let table = HandleTable::of("thing");
+        let handles: Vec<_> = (0..5000).map(|n| table.insert(n)).collect();
+        assert!(handles.iter().enumerate().all(|(n, &handle)| look(&table, handle) == Some(n as u32)));
+        assert!(handles.iter().enumerate().all(|(n, &handle)| take(&table, handle) == Some(n as u32)));
+    }
+
+    #[test]
+    fn a_value_is_kept_until_its_last_use_and_dropped_once() {
+        use std::sync::Arc;
+        let (table, value) = (HandleTable::of("thing"), Arc::new(()));
+        let handle = table.insert(value.clone());
+        // SAFETY: nobody changes it.
+        let uses = unsafe { [table.share(handle), table.share(handle)] };
+        // SAFETY: nobody uses it by `get`.
+        unsafe { assert!(table.close(handle).is_ok() && table.close(handle).is_err()) };
+        // SAFETY: nobody changes it.
+        assert!(unsafe { table.share(handle) }.is_err());
+        for used in uses {
+            assert_eq!(Arc::strong_count(&used.ok().expect("an open handle")), 2);
+        }
+        assert_eq!(Arc::strong_count(&value), 1);
+        // The slot is used again.
+        assert_eq!(place_of(table.insert(value)), place_of(handle));
+    }
+
+    #[test]
+    fn a_handle_that_is_closed_while_others_use_it_is_dropped_once() {
+        use std::sync::Arc;
+        let (table, value) = (HandleTable::of("thing"), Arc::new(()));
+        for _ in 0..1000 {
+            let address = table.insert(value.clone()).addr();
+            let handle = || ptr::without_provenance_mut(address);
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        // SAFETY: nobody changes it.
+                        let used = unsafe { table.share(handle()) };
+                        used.map(|used| assert!(Arc::strong_count(&used) > 1))
+                    });
+                }
+                // SAFETY: nobody uses it by `get`.
+                scope.spawn(|| unsafe { assert!(table.close(handle()).is_ok()) });
+            });
+            assert_eq!(Arc::strong_count(&value), 1);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Handing over endpoints and channels.
 
 use crate::boundary::{
-    Outcome, borrow, checked, invalid, output_handle, return_handle, return_text, status, text,
+    Outcome, checked, invalid, output_handle, return_handle, return_text, share, status, text,
 };
 use crate::channel::{Channel, unclaimed_channel};
 use crate::endpoint::{AttachOptions, Endpoint, attach_options};
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn ginnel_hold(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(token));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let time = u64::try_from(time_ns).ok().filter(|&ns| ns > 0);
         let time = time.ok_or_else(|| invalid(format!("time_ns is {time_ns}; a hold takes some time")))?;
         return_text(place, endpoint.hold(Duration::from_nanos(time))?.reveal())
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn ginnel_hold(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_release(endpoint: *const Endpoint, token: *const c_char) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         endpoint.release(&read(checked!(text(token)), "token")?);
         Ok(())
     })
@@ -79,8 +79,8 @@ pub unsafe extern "C" fn ginnel_channel_save(channel: *mut Channel, saved: *mut 
     status(|| {
         let place = checked!(output_handle(saved));
         checked!(unclaimed_channel(channel));
-        // SAFETY: `return_handle` has made it, and no other thread uses it, as the head of ginnel.h requires.
-        let channel = unsafe { Channel::table().remove(channel) }?;
+        // SAFETY: no other thread uses it, as the head of ginnel.h requires.
+        let channel = unsafe { Channel::table().take(channel) }?;
         return_text(place, channel.save()?.to_string())
     })
 }
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ginnel_channel_resume(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(channel));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let saved: SavedChannel = read(checked!(text(saved)), "saved")?;
         let resumed = match saved.kind() {
             ChannelKind::STREAM => endpoint.resume::<StreamChannel>(&saved)?.into(),

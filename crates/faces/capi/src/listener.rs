@@ -1,16 +1,19 @@
 //! Listening, connecting and accepting.
 
 use crate::boundary::{
-    Growing, Outcome, borrow, checked, close, invalid, number, output_handle, read_options, return_handle,
+    Growing, Outcome, checked, close, invalid, number, output_handle, read_options, return_handle, share,
     status, text, timeout,
 };
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
 use crate::handle_table::{Handle, handle};
+use crate::status::Failure;
+use crate::status::Status::GINNEL_ERR_INTERNAL;
 use ginnel::{MessageChannel, StreamChannel};
 use libc::c_int;
 use std::ffi::c_char;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a channel carries.
@@ -37,8 +40,35 @@ impl Kind {
 
 /// A name at which other endpoints connect. Any number of threads may use it at once. Created by ginnel_listen() or
 /// ginnel_endpoint_listen(), freed by ginnel_listener_close().
-pub struct Listener(Inner);
+pub struct Listener {
+    /// Always there, until it is dropped.
+    inner: Option<Inner>,
+    /// The name is to be kept.
+    is_left: AtomicBool,
+}
 handle!(Listener, "listener");
+
+impl Listener {
+    fn new(inner: Inner) -> Self {
+        Self { inner: Some(inner), is_left: AtomicBool::new(false) }
+    }
+
+    fn inner(&self) -> Outcome<&Inner> {
+        self.inner.as_ref().ok_or_else(|| Failure::new(GINNEL_ERR_INTERNAL, "a listener that is being freed"))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if *self.is_left.get_mut() {
+            match self.inner.take() {
+                Some(Inner::Message(of)) => of.leave(),
+                Some(Inner::Stream(of)) => of.leave(),
+                None => {}
+            }
+        }
+    }
+}
 
 enum Inner {
     Message(ginnel::Listener<MessageChannel>),
@@ -83,7 +113,7 @@ fn listen_at(
     options: ChannelOptions,
 ) -> Outcome<Listener> {
     let options = options.in_rust();
-    Ok(Listener(match kind {
+    Ok(Listener::new(match kind {
         Kind::GINNEL_MESSAGE => Inner::Message(endpoint.listen_with(name, &options)?),
         Kind::GINNEL_STREAM => Inner::Stream(endpoint.listen_with(name, &options)?),
     }))
@@ -138,7 +168,7 @@ pub unsafe extern "C" fn ginnel_endpoint_listen(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(listener));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let name = checked!(text(name));
         let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
         return_handle(place, listen_at(endpoint, name, kind, options)?);
@@ -184,7 +214,7 @@ pub unsafe extern "C" fn ginnel_endpoint_connect(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(channel));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let name = checked!(text(name));
         let (kind, options) = (Kind::new(kind)?, checked!(read_options(options)));
         return_handle(place, connect_to(endpoint, name, kind, options)?);
@@ -213,9 +243,9 @@ pub unsafe extern "C" fn ginnel_accept(
     }
     status(|| {
         let place = checked!(output_handle(channel));
-        let accepted = match checked!(borrow(listener)) {
-            Listener(Inner::Message(of)) => accept(of, timeout_ns)?.into(),
-            Listener(Inner::Stream(of)) => accept(of, timeout_ns)?.into(),
+        let accepted = match checked!(share(listener)).inner()? {
+            Inner::Message(of) => accept(of, timeout_ns)?.into(),
+            Inner::Stream(of) => accept(of, timeout_ns)?.into(),
         };
         return_handle(place, accepted);
         Ok(())
@@ -229,33 +259,32 @@ pub unsafe extern "C" fn ginnel_accept(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_fd(listener: *const Listener) -> c_int {
     number(|| {
-        Ok(match checked!(borrow(listener)) {
-            Listener(Inner::Message(of)) => of.as_fd().as_raw_fd(),
-            Listener(Inner::Stream(of)) => of.as_fd().as_raw_fd(),
+        Ok(match checked!(share(listener)).inner()? {
+            Inner::Message(of) => of.as_fd().as_raw_fd(),
+            Inner::Stream(of) => of.as_fd().as_raw_fd(),
         })
     })
 }
 
 /// Frees a listener but keeps its name: a process that adopts the endpoint (see ginnel_hold()) can listen there and
 /// accept the connections that wait. The name becomes free when the endpoint ends. Before exec(3) it is better to keep
-/// the listener, in case the call fails. NULL is allowed. No other thread may be using the handle. Does not block.
+/// the listener, in case the call fails. NULL is allowed. Does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_leave(listener: *mut Listener) -> c_int {
     status(|| {
         if listener.is_null() {
             return Ok(());
         }
-        // SAFETY: `return_handle` has made it, and no other thread uses it, as the head of ginnel.h requires.
-        match unsafe { Listener::table().remove(listener) }? {
-            Listener(Inner::Message(of)) => of.leave(),
-            Listener(Inner::Stream(of)) => of.leave(),
-        }
+        checked!(share(listener)).is_left.store(true, Ordering::Relaxed);
+        // SAFETY: uses of a listener are counted.
+        unsafe { Listener::table().close(listener) }?;
         Ok(())
     })
 }
 
 /// Frees a listener and its name. Connections that wait to be accepted are refused; accepted channels stay open. NULL
-/// is allowed. No other thread may be using the handle. Informs the daemon, which takes at most a second.
+/// is allowed. A call of another thread that uses the listener goes on, and frees it when it returns. Informs the daemon,
+/// which takes at most a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_close(listener: *mut Listener) -> c_int {
     // SAFETY: the caller is responsible for it.

@@ -1,8 +1,8 @@
 //! Locks: mutexes, read-write locks, condition variables, semaphores, barriers and onces.
 
 use crate::boundary::{
-    Growing, Outcome, borrow, borrow_mut, checked, close, number, output, output_handle, read_options,
-    return_handle, status, text, timeout,
+    Growing, Outcome, borrow_mut, checked, close, number, output, output_handle, read_options, return_handle,
+    share, status, text, timeout,
 };
 use crate::endpoint::{Endpoint, wait_mode};
 use crate::handle_table::handle;
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn ginnel_mutex_open(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(mutex));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let (options, wait) = in_rust(checked!(read_options(options)))?;
         let mut opened = endpoint.mutex_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn ginnel_rwlock_open(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(lock));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let (options, wait) = in_rust(checked!(read_options(options)))?;
         let mut opened = endpoint.rwlock_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn ginnel_condvar_open(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(condvar));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let (options, wait) = in_rust(checked!(read_options(options)))?;
         let mut opened = endpoint.condvar_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn ginnel_semaphore_open(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(semaphore));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let (options, wait) = in_rust(checked!(read_options(options)))?;
         let mut opened = endpoint.semaphore_with(checked!(text(name)), limit, initial, &options)?;
         if let Some(mode) = wait {
@@ -396,7 +396,7 @@ pub unsafe extern "C" fn ginnel_barrier_open(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(barrier));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let (options, wait) = in_rust(checked!(read_options(options)))?;
         let mut opened = endpoint.barrier_with(checked!(text(name)), parties, &options)?;
         if let Some(mode) = wait {
@@ -458,7 +458,7 @@ pub unsafe extern "C" fn ginnel_once_open(
 ) -> c_int {
     status(|| {
         let place = checked!(output_handle(once));
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         let (options, wait) = in_rust(checked!(read_options(options)))?;
         let mut opened = endpoint.once_with(checked!(text(name)), &options)?;
         if let Some(mode) = wait {
@@ -508,7 +508,7 @@ pub unsafe extern "C" fn ginnel_once_close(once: *mut Once) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_lock_unlink(endpoint: *const Endpoint, name: *const c_char) -> c_int {
     status(|| {
-        let Endpoint(endpoint) = checked!(borrow(endpoint));
+        let Endpoint(endpoint) = &*checked!(share(endpoint));
         Ok(endpoint.unlink_sync(checked!(text(name)))?)
     })
 }

@@ -66,7 +66,7 @@ pub enum Status {
 
     /// A pointer that must not be NULL is NULL.
     GINNEL_ERR_NULL = -201,
-    /// An argument is outside its range.
+    /// An argument is outside its range, or not a handle of its type.
     GINNEL_ERR_INVALID = -202,
     /// Not a valid name or address.
     GINNEL_ERR_NAME = -203,

@@ -158,6 +158,11 @@ fn mistakes_are_reported_with_a_reason() {
 }
 
 #[test]
+fn a_listener_can_be_freed_while_a_thread_waits_for_a_connection() {
+    scenario("shared");
+}
+
+#[test]
 fn readers_cannot_open_channels() {
     scenario("read_only");
 }

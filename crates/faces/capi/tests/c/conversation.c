@@ -5,8 +5,10 @@
 #include <ginnel.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -657,6 +659,19 @@ static void mistakes_server(void)
     FAILS(GINNEL_ERR_FREED, ginnel_message_recv(channel, buffer, sizeof buffer));
     FAILS(GINNEL_ERR_FREED, ginnel_channel_finish(channel));
     FAILS(GINNEL_ERR_FREED, ginnel_channel_close(channel));
+    /* What is no handle is not read. */
+    uintptr_t garbage[] = {1, 8, 4096, UINTPTR_MAX, (uintptr_t)1 << 63, (uintptr_t)buffer, (uintptr_t)&garbage,
+                           (uintptr_t)endpoint, (uintptr_t)listener ^ 1, (uintptr_t)listener ^ (uintptr_t)1 << 47};
+    for (size_t i = 0; i < LENGTH(garbage); i++) {
+        void *no_handle = (void *)garbage[i];
+        FAILS(GINNEL_ERR_INVALID, ginnel_message_send(no_handle, "x", 1));
+        FAILS(GINNEL_ERR_INVALID, ginnel_message_recv(no_handle, buffer, sizeof buffer));
+        FAILS(GINNEL_ERR_INVALID, ginnel_channel_close(no_handle));
+        FAILS(GINNEL_ERR_INVALID, ginnel_accept(no_handle, 0, &channel));
+        FAILS(GINNEL_ERR_INVALID, ginnel_listener_leave(no_handle));
+        FAILS(GINNEL_ERR_INVALID, ginnel_block_read(no_handle, 0, buffer, 1));
+        FAILS(GINNEL_ERR_INVALID, ginnel_mutex_lock(no_handle, 0));
+    }
     OK(ginnel_listener_close(listener));
     FAILS(GINNEL_ERR_FREED, ginnel_accept(listener, 0, &channel));
     FAILS(GINNEL_ERR_FREED, ginnel_listener_close(listener));
@@ -897,6 +912,57 @@ static void ready_client(void)
     ginnel_channel_close(channel);
 }
 
+/* A listener and its endpoint are freed while another thread waits for a connection, which still comes. */
+
+static ginnel_listener *shared_listener;
+static int shared_stat = -1;
+
+static void *accept_for_another(void *channel)
+{
+    __atomic_store_n(&shared_stat, open("/proc/thread-self/stat", O_RDONLY), __ATOMIC_RELEASE);
+    OK(ginnel_accept(shared_listener, -1, channel));
+    return NULL;
+}
+
+/* Waits until the other thread sleeps, which it does in its call. */
+static void await_sleep(void)
+{
+    for (;;) {
+        char text[256] = {0};
+        int fd = __atomic_load_n(&shared_stat, __ATOMIC_ACQUIRE);
+        if (fd >= 0 && pread(fd, text, sizeof text - 1, 0) > 0 && strstr(text, ") S "))
+            return;
+        sched_yield();
+    }
+}
+
+static void shared_server(void)
+{
+    ginnel_endpoint *endpoint;
+    ginnel_channel *channel = NULL;
+    pthread_t thread;
+    OK(ginnel_attach("test", NULL, &endpoint));
+    OK(ginnel_endpoint_listen(endpoint, "shared", GINNEL_MESSAGE, NULL, &shared_listener));
+    CHECK(pthread_create(&thread, NULL, accept_for_another, &channel) == 0);
+    await_sleep();
+    OK(ginnel_detach(endpoint));
+    OK(ginnel_listener_close(shared_listener));
+    FAILS(GINNEL_ERR_FREED, ginnel_listener_close(shared_listener));
+    FAILS(GINNEL_ERR_FREED, ginnel_listener_fd(shared_listener));
+    tell(to_client);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3);
+    ginnel_channel_close(channel);
+}
+
+static void shared_client(void)
+{
+    await(to_client);
+    ginnel_channel *channel = join("test/shared", GINNEL_MESSAGE);
+    OK(ginnel_message_send(channel, "abc", 3));
+    ginnel_channel_close(channel);
+}
+
 static const struct {
     const char *name;
     void (*server)(void), (*client)(void);
@@ -913,6 +979,7 @@ static const struct {
     {"half_close", half_close_server, half_close_client, 0},
     {"death", death_server, death_client, 1},
     {"mistakes", mistakes_server, mistakes_client, 0},
+    {"shared", shared_server, shared_client, 0},
     {"facts", facts_server, facts_client, 0},
     {"read_only", read_only_server, read_only_client, 0},
 };
