@@ -1,6 +1,6 @@
 //! `ginnel libvirt-xml`.
 
-use crate::machine::{Machine, Ports};
+use crate::machine::{Machine, MachineArgs, Ports};
 use crate::qemu_version::QemuVersion;
 use crate::vm_devices::{Devices, control_socket};
 use crate::volume_devices::{VolumeDevice, VolumePathArgs};
@@ -17,10 +17,8 @@ pub struct Args {
     /// The VM, as the configuration names it.
     vm: String,
 
-    /// The kind of the VM's machine. On a q35 or virt machine each device gets a PCIe root port, because nothing can be
-    /// unplugged from the root bus there; a pc machine has none, and needs none.
-    #[arg(long, value_name = "KIND", default_value = "q35")]
-    machine: Machine,
+    #[command(flatten)]
+    machine: MachineArgs,
 
     #[command(flatten)]
     volume_paths: VolumePathArgs,
@@ -30,7 +28,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut volumes = args.volume_paths.volumes()?;
     volumes.retain(|v| v.vm.as_ref() == Some(&args.vm));
     let mut parts = Vec::new();
-    let mut places = Places::new(args.machine);
+    let mut places = Places::new(args.machine.machine);
     match Devices::of(&args.vm) {
         Ok(devices) => parts.push(xml(&devices, &mut places)),
         Err(error) if !volumes.is_empty() => {
@@ -153,9 +151,9 @@ fn address_space(devices: &Devices) -> Vec<String> {
     ]
 }
 
-/// Slots of the machine's PCI bus for devices that are given as arguments. QEMU creates those before libvirt's devices,
-/// and would put them into slots that libvirt uses for others. libvirt counts from 1 on, and the chipset's devices are
-/// above these slots.
+/// Slots of the machine's root bus for what is given as arguments: devices on a pc, and the root ports of devices on other machines. QEMU
+/// creates those before libvirt's devices, and if they had no address, would put them into the first slots, which libvirt gives to its own.
+/// libvirt counts from 1 on, and the chipset's devices are above these slots. If the arguments need more slots than these, QEMU chooses.
 const SLOTS: RangeInclusive<u8> = 0x8..=0x19;
 
 /// The first index of libvirt's controllers. Usually libvirt has fewer of its own; it fills a gap with further root ports.

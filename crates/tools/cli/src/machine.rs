@@ -19,6 +19,15 @@ pub enum Machine {
     Virt,
 }
 
+/// The argument that says which machine the devices are for.
+#[derive(Debug, clap::Args)]
+pub struct MachineArgs {
+    /// The kind of the VM's machine. On a q35 or virt machine each device gets a PCIe root port, because nothing can be
+    /// unplugged from the root bus there; a pc machine has none, and needs none.
+    #[arg(long, value_name = "KIND", default_value = "q35")]
+    pub machine: Machine,
+}
+
 impl Machine {
     /// Returns the kind of machine that a value of QEMU's `-M` names, such as `pc-q35-7.2`.
     pub fn named(name: &str) -> Self {

@@ -5,7 +5,7 @@ mod files;
 mod volumes;
 
 use crate::inspect::{Inspect, MemoryKind};
-use crate::machine::{Machine, Ports};
+use crate::machine::{Machine, MachineArgs, Ports};
 use crate::qemu_version::{QemuArgs, QemuVersion};
 use crate::vm_devices::{Devices, control_socket, escaped};
 use crate::volume_devices::{VolumeDevice, VolumePathArgs, shared_ram};
@@ -34,10 +34,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = ram)]
     memory: Option<u64>,
 
-    /// The kind of the VM's machine. On a q35 or virt machine each device gets a PCIe root port, because nothing can be
-    /// unplugged from the root bus there; a pc machine has none, and needs none.
-    #[arg(long, value_name = "KIND", default_value = "q35")]
-    machine: Machine,
+    #[command(flatten)]
+    machine: MachineArgs,
 
     /// Also print the arguments that give the VM interrupts: a q35 machine with an IOMMU. Its kernel needs
     /// intel_iommu=on.
@@ -45,7 +43,7 @@ pub struct Args {
     iommu: bool,
 
     /// Print no arguments. Instead check whether this command line of QEMU connects the VM correctly. It is one text,
-    /// split at white space.
+    /// split at white space. Values may be JSON, as libvirt writes them.
     #[arg(long, value_name = "COMMAND LINE", allow_hyphen_values = true, conflicts_with_all = ["memory", "machine", "iommu"])]
     check: Option<String>,
 
@@ -72,7 +70,7 @@ struct Target {
 
 pub fn run(args: Args) -> Result<()> {
     ensure!(
-        !args.iommu || args.machine == Machine::Q35,
+        !args.iommu || args.machine.machine == Machine::Q35,
         "--iommu prints an IOMMU that only a q35 machine has: leave out --iommu or --machine"
     );
     let all = args.volume_paths.volumes()?;
@@ -104,7 +102,7 @@ pub fn run(args: Args) -> Result<()> {
         return output::line(format!("VM {}: the command line is good", args.vm));
     }
     let devices = segments.as_ref().map(|(_, devices)| devices);
-    let mut ports = Ports::new(args.machine);
+    let mut ports = Ports::new(args.machine.machine);
     let target = Target { qemu, ram: args.memory, iommu: args.iommu };
     output::line(arguments(devices, &volumes, target, &mut ports).join("\n"))?;
     if !args.quiet {
@@ -184,7 +182,7 @@ fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], ports: &Ports, arg
     if devices.is_none() {
         return hints;
     }
-    match args.machine {
+    match args.machine.machine {
         Machine::Q35 => {
             if !args.iommu {
                 hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));

@@ -4,10 +4,11 @@ use crate::inspect::{Inspect, MemoryKind};
 use crate::machine::Machine;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use ginnel_config::Bytes;
+use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The value of an option of QEMU: `kind,key=value,...`.
+/// The value of an option of QEMU: `kind,key=value,...`, or an object of JSON, as libvirt writes it.
 #[derive(Debug, Default)]
 pub struct Value {
     pub kind: String,
@@ -15,8 +16,42 @@ pub struct Value {
 }
 
 impl Value {
-    /// Parses a value. A comma in a value is written twice.
+    /// Parses a value. The quotation marks around JSON may come from a shell or from libvirt's log.
     fn parse(text: &str) -> Self {
+        let bare = text.trim_matches(['\'', '"']);
+        if bare.starts_with('{') {
+            let mut value = Self::default();
+            // What is no JSON has no keys, and so is found to be missing.
+            if let Ok(object) = serde_json::from_str(bare) {
+                value.take_in(object);
+            }
+            return value;
+        }
+        Self::of_pairs(text)
+    }
+
+    /// Takes in the members of an object, and of the objects in it, such as the address of a socket.
+    fn take_in(&mut self, object: serde_json::Map<String, Json>) {
+        for (key, value) in object {
+            let text = match value {
+                Json::Object(inner) => {
+                    self.take_in(inner);
+                    continue;
+                }
+                Json::String(text) => text,
+                Json::Bool(is_on) => (if is_on { "on" } else { "off" }).into(),
+                Json::Number(number) => number.to_string(),
+                Json::Array(_) | Json::Null => continue,
+            };
+            match key.as_str() {
+                "driver" | "qom-type" => self.kind = text,
+                _ => drop(self.keys.entry(key).or_insert(text)),
+            }
+        }
+    }
+
+    /// Parses `kind,key=value,...`. A comma in a value is written twice.
+    fn of_pairs(text: &str) -> Self {
         const COMMA: &str = "\u{1f}";
         let text = text.replace(",,", COMMA);
         let mut value = Self::default();
@@ -47,6 +82,12 @@ pub fn values(line: &str, option: &str) -> Vec<Value> {
     let is_option =
         |word: &str| word.strip_prefix('-').is_some_and(|w| w.strip_prefix('-').unwrap_or(w) == option);
     words.windows(2).filter(|pair| is_option(pair[0])).map(|pair| Value::parse(pair[1])).collect()
+}
+
+/// Whether a backend is the memory of a segment, or the slice of it that is this VM's.
+fn shows(backend: &Value, memory: &MemoryDevice) -> bool {
+    let offset = number(backend.key("offset"), 1).unwrap_or(0);
+    Path::new(backend.key("mem-path")) == memory.file && offset == memory.offset
 }
 
 /// Parses a size as QEMU does. Without a unit, the number counts units of `default` bytes.
@@ -127,9 +168,7 @@ fn monitor(line: &str, devices: &Devices, problems: &mut Vec<String>) {
 /// Checks that a segment is there once, with the right kind of device.
 fn segment(memory: &MemoryDevice, backends: &[&Value], attached: &[Value], problems: &mut Vec<String>) {
     let name = &memory.segment;
-    let offset = |backend: &Value| number(backend.key("offset"), 1).unwrap_or(0);
-    let mut own =
-        backends.iter().filter(|b| Path::new(b.key("mem-path")) == memory.file && offset(b) == memory.offset);
+    let mut own = backends.iter().filter(|backend| shows(backend, memory));
     let Some(backend) = own.next() else {
         problems.push(format!(
             "segment {name} has no -object: add -object {} -device {}",
@@ -191,8 +230,7 @@ fn unplugging(
         return;
     }
     for memory in devices.memory.iter().filter(|memory| memory.kind == MemoryKind::Bar) {
-        let own = backends.iter().find(|b| Path::new(b.key("mem-path")) == memory.file);
-        let Some(backend) = own else { continue };
+        let Some(backend) = backends.iter().find(|backend| shows(backend, memory)) else { continue };
         let device = attached.iter().find(|d| d.key("memdev") == backend.key("id"));
         if device.is_some_and(|device| matches!(device.key("bus"), "" | "pcie.0")) {
             problems.push(format!(
@@ -207,8 +245,7 @@ fn unplugging(
 /// Checks that the memory is not another VM's segment.
 fn stranger(backend: &Value, devices: &Devices, inspect: &Inspect, problems: &mut Vec<String>) {
     let path = backend.key("mem-path");
-    let offset = number(backend.key("offset"), 1).unwrap_or(0);
-    if devices.memory.iter().any(|memory| memory.file == Path::new(path) && memory.offset == offset) {
+    if devices.memory.iter().any(|memory| shows(backend, memory)) {
         return;
     }
     if let Some(other) = inspect.segments.iter().find(|s| s.path.as_deref() == Some(path)) {
@@ -272,9 +309,22 @@ mod tests {
             {"name": "news", "size": 4194304, "path": "/x,y/news", "readers": ["a"], "memory": "dax"},
             {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel/other", "members": ["b"]}]}"#;
 
+    /// A VM with two slices of one file.
+    const SLICES: &str = r#"{
+        "members": [{"number": 1, "name": "a", "socket": "/run/ginnel/a.sock", "vectors": 32,
+                     "qmp": "/run/ginnel/a.qmp"}],
+        "segments": [
+            {"name": "one", "size": 4194304, "path": "/dev/shm/ginnel/s", "members": ["a"], "memory": "bar"},
+            {"name": "two", "size": 4194304, "offset": 4194304, "path": "/dev/shm/ginnel/s", "members": ["a"],
+             "memory": "bar"}]}"#;
+
     /// Returns the problems after `from` was replaced by `to` in the correct command line.
     fn after(from: &str, to: &str) -> Vec<String> {
-        let inspect = crate::inspect::parse(ANSWER).unwrap();
+        after_in(ANSWER, from, to)
+    }
+
+    fn after_in(answer: &str, from: &str, to: &str) -> Vec<String> {
+        let inspect = crate::inspect::parse(answer).unwrap();
         let devices = Devices::from(&inspect, "a").unwrap();
         let target = Target { qemu: QemuVersion::OLDEST, ram: Some(2 << 30), iommu: true };
         let line = format!(
@@ -339,8 +389,53 @@ mod tests {
     }
 
     #[test]
+    fn each_slice_of_a_file_has_a_device_of_its_own() {
+        assert_eq!(after_in(SLICES, "-nodefaults", ""), [""; 0]);
+        for (segment, port) in [("one", 2), ("two", 3)] {
+            let device = format!("memdev=ginnel-{segment}");
+            let problems = after_in(SLICES, &format!("{device},bus=ginnel-port-{port}"), &device);
+            let [problem] = &problems[..] else { panic!("{problems:?}") };
+            assert!(problem.starts_with(&format!("segment {segment} is on the root bus")), "{problem}");
+        }
+    }
+
+    #[test]
+    fn values_in_json_are_read_as_libvirt_writes_them() {
+        let pairs = "-device virtio-pmem-pci,memdev=ginnel-web,bus=ginnel-port-2";
+        let json = r#"-device '{"driver":"virtio-pmem-pci","id":"m","memdev":"ginnel-web","bus":"pci.2","addr":"0x0"}'"#;
+        assert_eq!(after(pairs, json), [""; 0]);
+        let object = "-object memory-backend-file,id=ginnel-news,share=on,mem-path=/x,,y/news,size=4194304,dump=off,readonly=on";
+        let json = r#"-object {"qom-type":"memory-backend-file","id":"ginnel-news","mem-path":"/x,y/news","share":true,"size":4194304,"dump":false,"readonly":true,"host-nodes":[0]}"#;
+        assert_eq!(after(object, json), [""; 0]);
+        let problems = after(
+            object,
+            &json.replace("true}", "false}").replace(r#""readonly":true"#, r#""readonly":false"#),
+        );
+        assert!(
+            problems.len() == 1 && problems[0].contains("is given to a reader for writing"),
+            "{problems:?}"
+        );
+        let chardev = "-chardev socket,id=ginnel-control,path=/run/ginnel/a.sock";
+        let json = r#"-chardev {"id":"ginnel-control","backend":{"type":"socket","data":{"addr":{"type":"unix","data":{"path":"/run/ginnel/a.sock"}},"server":false}}}"#;
+        assert_eq!(after(chardev, json), [""; 0]);
+        assert!(!after(chardev, &json.replace("a.sock", "b.sock")).is_empty());
+        // A device in JSON is a device too.
+        let second = r#"-device {"driver":"ivshmem-plain","memdev":"ginnel-web"}"#;
+        assert!(after("-nodefaults", second).iter().any(|problem| problem.contains("several devices")));
+    }
+
+    #[test]
     fn any_text_is_read() {
-        for text in ["", "-m", "-m ,,,=,", "-object =", "-device ,", "-m 99999999999999999999T,maxmem=-1"] {
+        for text in [
+            "",
+            "-m",
+            "-m ,,,=,",
+            "-object =",
+            "-device ,",
+            "-m 99999999999999999999T,maxmem=-1",
+            "-device {",
+            "-device '{\"driver\":7}'",
+        ] {
             let inspect = crate::inspect::parse(ANSWER).unwrap();
             assert!(!problems(text, &Devices::from(&inspect, "a").unwrap(), &inspect).is_empty(), "{text}");
         }
