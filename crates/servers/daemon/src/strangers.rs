@@ -393,14 +393,17 @@ impl<Id: Copy + Ord> Strangers<Id> {
     pub fn hung_up(&mut self, poller: &Poller, uid: u32, connection: Id, last: bool) {
         if let Some(waiting) = self.waiting.get_mut(&uid) {
             waiting.retain(|packet| packet.connection != connection);
+            if waiting.is_empty() {
+                self.waiting.remove(&uid);
+            }
         }
         let Some(&number) = self.of_user.get(&uid) else { return };
-        if last {
-            return self.end(poller, number);
-        }
         let Some(helper) = self.helpers.get_mut(&number) else { return };
         for given in &mut helper.given {
             given.packet.take_if(|packet| packet.connection == connection);
+        }
+        if last {
+            self.end(poller, number);
         }
     }
 
@@ -430,3 +433,6 @@ impl<Id: Copy + Ord> Strangers<Id> {
         oldest.min().map(|since| PATIENCE.saturating_sub(since.elapsed()))
     }
 }
+
+#[cfg(test)]
+mod tests;
