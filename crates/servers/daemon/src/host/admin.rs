@@ -92,13 +92,6 @@ impl Server {
             return self.segment_again(declared, &name, &spec).map(Some);
         }
         let (segment, _) = self.new_segment(&name, &spec)?;
-        if self.segments.is_removing(&segment.path) {
-            let text = format!(
-                "{} of an earlier segment is still being removed, because a program that has it open holds its lock: end that program",
-                segment.path.display()
-            );
-            return Err(Refusal::new(ErrorCode::IN_USE, text));
-        }
         let place = format!("segment {name}");
         self.segments.prepare(&segment, &place)?;
         // The slices of a file follow each other in it, so this file grows here and not in a thread.
