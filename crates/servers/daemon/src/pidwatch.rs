@@ -63,6 +63,16 @@ pub fn image_of(process: &Process) -> Option<Image> {
     // The kernel shows 0 for a process without memory, and 1 to a caller that lacks permission.
     (stat.image.code > 1).then_some(stat.image)
 }
+
+/// Returns the user on whose behalf a process runs, whose connection would be that user's. `None` if the process has ended.
+pub fn user_of(pid: u32) -> Option<u32> {
+    // The owner of the files in /proc is root for a process that must not be dumped.
+    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
+    // The real one comes first, and then the effective one.
+    std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// Returns whether all threads of a pidfd's process have ended.
 fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -237,6 +247,15 @@ mod tests {
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
         let number = packet::peer(near.as_fd()).unwrap().pid;
         assert_eq!(connected(near.as_fd(), number), process(std::process::id()));
+    }
+
+    #[test]
+    fn the_user_of_a_process_is_known_as_long_as_it_exists() {
+        let me = rustix::process::geteuid().as_raw();
+        assert_eq!(user_of(std::process::id()), Some(me));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert_eq!(user_of(child.id()), None);
     }
 
     #[test]

@@ -8,6 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
+/// The processes of a user that are watched for each connection that the user may have: its process, and a child.
+pub const EACH: usize = 2;
+
 /// The processes that are watched, and what ends with each.
 #[derive(Debug)]
 pub struct Watches<T> {
@@ -70,6 +73,16 @@ impl<T: Ord> Watches<T> {
         self.processes.insert(number, process);
         *self.of_user.entry(uid).or_default() += 1;
         Ok(true)
+    }
+
+    /// Returns the number of processes that are watched.
+    pub fn count(&self) -> usize {
+        self.of_process.len()
+    }
+
+    /// Returns whether a process is watched.
+    pub fn has(&self, process: &Process) -> bool {
+        self.of_process.contains_key(process)
     }
 
     /// Notes that something does not end with a process any more. Returns false if that was not known.

@@ -44,6 +44,15 @@ const LONE_NAP: Duration = Duration::from_millis(200);
 /// How often the daemon tries again what no event announces: that descriptors are free, or that a lost host daemon is back.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// A client whose connection ended while the host was handling its request to attach.
+#[derive(Clone, Copy)]
+pub(super) struct Departed {
+    pub process: Process,
+    pub image: Option<Image>,
+    pub uid: u32,
+    pub asked: Attaching,
+}
+
 /// The guest's daemon.
 pub struct Daemon {
     pub(super) poller: Rc<Poller>,
@@ -64,7 +73,7 @@ pub struct Daemon {
     pub(super) outbox: VecDeque<(RelayKind, u32, Vec<u8>)>,
     pub(super) owners: Owners,
     /// The clients whose connections ended while the host was handling their request to attach.
-    pub(super) departed: BTreeMap<u32, (Process, Option<Image>, Attaching)>,
+    pub(super) departed: BTreeMap<u32, Departed>,
     pub(super) syns: Syns,
     /// The programs whose connections stay on TCP.
     pub(super) excluded: Excluded,
@@ -107,7 +116,7 @@ impl Daemon {
             closer,
             strangers: Strangers::new(|number| FIRST_HELPER + number, strangers::own_helper),
             // Processes outlive their connections, and have children that join.
-            owners: Owners::new(poller.clone(), 2 * most.all),
+            owners: Owners::new(poller.clone(), most),
             departed: BTreeMap::new(),
             poller,
             listener,

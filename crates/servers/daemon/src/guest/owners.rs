@@ -2,14 +2,19 @@
 
 use crate::pidwatch::ExecChecks;
 use crate::poller::Poller;
-use crate::watches::Watches;
+use crate::user_connections::Most;
+use crate::watches::{EACH, Watches};
 use ginnel_broker::process::{Image, Process};
 use ginnel_layout::relay;
+use rustix::io::Errno;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// The first epoll token of watches.
 pub const FIRST_TOKEN: u64 = 1 << 40;
+
+/// The user for whose processes there is no limit but the one for all.
+const ROOT: u32 = 0;
 
 /// The result of the attempt to watch a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +43,9 @@ type Endpoint = (u32, u32);
 /// The owners that are watched.
 pub struct Owners {
     poller: Rc<Poller>,
-    /// The most processes that are watched at a time; each has a descriptor. Further processes own their endpoints as long as they
-    /// are connected.
-    most: usize,
+    /// The most connections at a time. So many processes are watched as belong to them; each has a descriptor. Further processes own their
+    /// endpoints as long as they are connected.
+    most: Most,
     watches: Watches<Endpoint>,
     /// The owners that may run another program now.
     exec_checks: ExecChecks<relay::Endpoint>,
@@ -48,21 +53,28 @@ pub struct Owners {
 
 impl Owners {
     /// Starts without owners; `most` limits the watches.
-    pub fn new(poller: Rc<Poller>, most: usize) -> Self {
+    pub fn new(poller: Rc<Poller>, most: Most) -> Self {
         let watches = Watches::new(|number| FIRST_TOKEN + number);
         Self { poller, most, watches, exec_checks: ExecChecks::default() }
     }
 
-    /// Watches a process until it ends or is forgotten.
-    pub fn watch(&mut self, owner: relay::Endpoint) -> Watch {
-        let endpoint = (owner.endpoint, owner.epoch);
-        match self.watches.add(&self.poller, process(&owner), endpoint, 0, self.most) {
+    /// Watches a process, on the account of a user, until it ends or is forgotten.
+    pub fn watch(&mut self, owner: relay::Endpoint, uid: u32) -> Watch {
+        let (process, endpoint) = (process(&owner), (owner.endpoint, owner.epoch));
+        let most = if uid == ROOT { usize::MAX } else { EACH * self.most.per_user };
+        let added = match self.watches.count() < EACH * self.most.all || self.watches.has(&process) {
+            true => self.watches.add(&self.poller, process, endpoint, uid, most),
+            false => Err(Errno::MFILE.into()),
+        };
+        match added {
             Ok(true) => Watch::Set,
             Ok(false) => Watch::Ended,
             Err(error) => {
                 tracing::warn!(
                     pid = owner.pid,
-                    "an endpoint's process cannot be watched, so the end of its connection will count as its end: {error}"
+                    uid,
+                    "an endpoint's process cannot be watched, so the end of its connection will count as its end: {error}; raise \
+                     --clients-per-user, --max-clients or LimitNOFILE="
                 );
                 Watch::Impossible
             }
@@ -108,5 +120,56 @@ impl Owners {
     pub fn clear(&mut self) {
         self.watches.clear(&self.poller);
         self.exec_checks = ExecChecks::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pidwatch;
+    use std::process::{Child, Command};
+
+    /// Processes that are ended with this value.
+    struct Processes(Vec<Child>);
+
+    impl Processes {
+        fn start(count: usize) -> Self {
+            Self((0..count).map(|_| Command::new("sleep").arg("600").spawn().unwrap()).collect())
+        }
+
+        /// Returns the message about a process as an owner of an endpoint.
+        fn owner(&self, of: usize, endpoint: u32) -> relay::Endpoint {
+            owner(endpoint, 1, pidwatch::process(self.0[of].id()).unwrap())
+        }
+    }
+
+    impl Drop for Processes {
+        fn drop(&mut self) {
+            for child in &mut self.0 {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+
+    #[test]
+    fn a_user_who_owns_much_leaves_watches_to_others() {
+        let processes = Processes::start(8);
+        let mut owners = Owners::new(Rc::new(Poller::new().unwrap()), Most { all: 3, per_user: 1 });
+        let mut watch = |of, endpoint, uid| owners.watch(processes.owner(of, endpoint), uid);
+        assert_eq!(
+            [watch(0, 1, 7), watch(1, 2, 7), watch(2, 3, 7)],
+            [Watch::Set, Watch::Set, Watch::Impossible]
+        );
+        assert_eq!(watch(0, 4, 7), Watch::Set, "a process has one watch, whatever it owns");
+        assert_eq!([watch(3, 5, 8), watch(2, 3, 8)], [Watch::Set, Watch::Set], "another user");
+        assert_eq!([watch(4, 6, ROOT), watch(5, 7, ROOT)], [Watch::Set, Watch::Set], "root");
+        assert_eq!(
+            [watch(6, 8, ROOT), watch(7, 9, 9)],
+            [Watch::Impossible; 2],
+            "there are two for each of all connections"
+        );
+        owners.forget(&processes.owner(4, 6));
+        assert_eq!(owners.watch(processes.owner(7, 9), 9), Watch::Set);
     }
 }

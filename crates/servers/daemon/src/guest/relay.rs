@@ -6,7 +6,7 @@
 //! `ATTACHED` gets the file descriptors that only this guest has.
 
 use super::clients::{self, Answer, Attaching, Client, refusal};
-use super::daemon::Daemon;
+use super::daemon::{Daemon, Departed};
 use super::owners::{Watch, owner};
 use crate::control_link::{Event, SendRefused};
 use crate::packet::{self, Heard, accept};
@@ -277,7 +277,7 @@ impl Daemon {
         };
         let joined = owner(endpoint, epoch, child);
         // A process that has ended or cannot be watched keeps the endpoint only through the connection.
-        if self.owners.watch(joined) == Watch::Set {
+        if self.owners.watch(joined, client.uid) == Watch::Set {
             client.joined.insert(child);
             self.tell(RelayKind::JOIN, 0, joined.as_bytes());
         }
@@ -356,7 +356,8 @@ impl Daemon {
         let Some(client) = self.remove_client(id).filter(|client| client.opened) else { return };
         self.tell(RelayKind::CLOSE, id, &[]);
         if let Some(attaching) = client.attaching {
-            self.departed.insert(id, (client.process, client.image, attaching));
+            let Client { process, image, uid, .. } = client;
+            self.departed.insert(id, Departed { process, image, uid, asked: attaching });
         }
         let Some((endpoint, epoch)) = client.endpoint else { return };
         for child in client.joined {
@@ -439,7 +440,9 @@ impl Daemon {
     /// Takes over an owner of an endpoint whose connection belonged to an earlier session. The owner connects again by itself,
     /// unless it has ended.
     fn take_over_owner(&mut self, owner: Endpoint) {
-        if self.owners.watch(owner) == Watch::Ended {
+        // If it has ended, so has its user.
+        let uid = pidwatch::user_of(owner.pid).unwrap_or_default();
+        if self.owners.watch(owner, uid) == Watch::Ended {
             self.owner_gone(owner);
         }
     }
@@ -465,7 +468,7 @@ impl Daemon {
             self.owners.forget(&attacher);
         } else {
             client.endpoint = Some(endpoint);
-            match self.owners.watch(attacher) {
+            match self.owners.watch(attacher, client.uid) {
                 Watch::Set => {}
                 Watch::Ended => self.owner_gone(attacher),
                 Watch::Impossible => client.unwatched = true,
@@ -489,7 +492,7 @@ impl Daemon {
 
     /// Handles an answer to a program whose connection has ended meanwhile. The process may own an endpoint all the same.
     fn answer_to_departed(&mut self, id: u32, header: Header, body: &[u8]) {
-        let Some(&(process, image, asked)) = self.departed.get(&id) else { return };
+        let Some(&Departed { process, image, uid, asked }) = self.departed.get(&id) else { return };
         if asked.request != header.request {
             return;
         }
@@ -500,7 +503,7 @@ impl Daemon {
         let attacher = owner(attached.endpoint, attached.epoch, process);
         if asked.leaving {
             self.owners.forget(&attacher);
-        } else if self.owners.watch(attacher) != Watch::Set {
+        } else if self.owners.watch(attacher, uid) != Watch::Set {
             self.owner_gone(attacher);
         } else if let Some(changed) = image.and_then(|image| self.owners.examine(attacher, image)) {
             self.owner_gone(changed);

@@ -18,7 +18,7 @@ use crate::logging;
 use crate::pidwatch::ExecChecks;
 use crate::poller::{Interest, Poller, Ready};
 use crate::strangers::{self, Strangers, Syns};
-use crate::watches::Watches;
+use crate::watches::{EACH, Watches};
 use ginnel_broker::books::Books;
 use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording, World as _};
 use ginnel_broker::declared::SegmentSpec;
@@ -45,8 +45,6 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// The user for whose processes there is no limit.
 const ROOT: u32 = 0;
-/// The processes of a user that are watched for each connection that the user may have: its process, and a child.
-const WATCHES: usize = 2;
 
 /// The owner of a descriptor in the poller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -566,8 +564,7 @@ impl Server {
             return; // The process is in a process namespace that is not visible from here, so only its connection counts.
         }
         let uid = self.broker.books().endpoints.get(&endpoint).map_or(ROOT, |endpoint| endpoint.uid);
-        let most =
-            if uid == ROOT { usize::MAX } else { WATCHES * self.config.limits.clients_per_user as usize };
+        let most = if uid == ROOT { usize::MAX } else { EACH * self.config.limits.clients_per_user as usize };
         let thing = Watched::Owner(endpoint, epoch);
         match self.watches.add(&self.poller, process, thing, uid, most) {
             Ok(true) => {}
