@@ -4,7 +4,9 @@ use crate::copy::{self, wordwise};
 use crate::fault_in::fault_in;
 use crate::guard;
 use crate::memory::SharedMemory;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
@@ -192,9 +194,15 @@ impl Mapping {
     /// Asks the kernel for huge pages, if it has them for this kind of memory. This is a hint: nothing else changes.
     pub fn prefer_huge_pages(&self) {
         // SAFETY: advice about our own mapping, which does not change its content.
-        let _ = unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, rustix::mm::Advice::LinuxHugepage)
-        };
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
+    }
+
+    /// Keeps the whole mapping from children that this process forks: they do not have it. This fails only if the kernel has no memory
+    /// for its own structures, and then they have it.
+    pub fn keep_from_children(&self) {
+        let whole = &self.whole;
+        // SAFETY: advice about our own mapping, which does not change its content, nor anything in this process.
+        let _ = unsafe { madvise(whole.start.as_ptr().cast(), whole.len, Advice::LinuxDontFork) };
     }
 
     /// Forbids stores to the whole mapping from now on, for all its users in this process: stores will fault.
@@ -574,6 +582,25 @@ mod tests {
             b.read(200, &mut back);
             assert_eq!(back, bytes);
         }
+    }
+
+    #[test]
+    fn children_do_not_get_a_mapping_that_is_kept_from_them() {
+        let (file, other) = (file(8192), file(4096));
+        let kept = Mapping::of_file(&file, 0, 8192, Protection::ReadWrite).unwrap();
+        let shared = Mapping::of_file(&other, 0, 4096, Protection::ReadWrite).unwrap();
+        kept.keep_from_children();
+        // The kernel shows "dc" (do not copy) in the flags of such a mapping.
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let is_kept = |mapping: &Mapping| {
+            let head = format!("{:x}-", mapping.start.as_ptr().addr());
+            let lines = smaps.lines().skip_while(|line| !line.starts_with(&head));
+            let flags = lines.map(str::trim_end).find(|line| line.starts_with("VmFlags:")).unwrap();
+            flags.split(' ').any(|flag| flag == "dc")
+        };
+        assert!(is_kept(&kept) && !is_kept(&shared), "{smaps}");
+        kept.store_release_u64(0, 7);
+        assert_eq!(kept.load_acquire_u64(0), 7);
     }
 
     #[test]

@@ -59,6 +59,7 @@ impl Control {
         };
         let file = function.open_bar(2, false)?;
         let memory = Mapping::of_file(&file, 0, control::SIZE, Protection::ReadWrite)
+            .inspect(Mapping::keep_from_children)
             .map_err(|error| refused("memory", error))?;
         let identity = loop {
             match Identity::read(&memory) {

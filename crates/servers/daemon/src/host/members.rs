@@ -131,7 +131,8 @@ pub fn is_control(file: &OwnedFd) -> bool {
 
 /// Maps control memory.
 pub fn map_control(file: &OwnedFd) -> Result<Mapping, Problem> {
-    Mapping::of_file(file, 0, control::SIZE, Protection::ReadWrite).map_err(|error| {
+    let mapping = Mapping::of_file(file, 0, control::SIZE, Protection::ReadWrite);
+    mapping.inspect(Mapping::keep_from_children).map_err(|error| {
         Problem::new(
             "control memory",
             format!("it cannot be mapped: {error}"),

@@ -166,6 +166,8 @@ impl Segments {
         })?;
         let mapping = Mapping::of_file(&file, config.offset.unwrap_or(0), len, Protection::ReadWrite)
             .map_err(system("it cannot be mapped"))?;
+        // The memory of a segment that is removed must not live on in a process that closes connections.
+        mapping.keep_from_children();
         let (file, identity) = (Arc::new(file), (stat.st_dev, stat.st_ino));
         let open = Open {
             path: config.path.clone(),
@@ -423,7 +425,10 @@ impl Segments {
         // The present mapping may have been replaced by zeros.
         match Mapping::of_file(&*file, open.end - mapping.len() as u64, mapping.len(), Protection::ReadWrite)
         {
-            Ok(new) => *mapping = new,
+            Ok(new) => {
+                new.keep_from_children();
+                *mapping = new;
+            }
             Err(error) => error!(segment = %name, %error, "its file cannot be mapped again"),
         }
         if open.told.replace(Instant::now()).is_none() {
