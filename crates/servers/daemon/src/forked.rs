@@ -130,13 +130,15 @@ pub fn part_from_daemon(own: &[&OwnedFd]) {
     }
 }
 
-/// Blocks all signals of this thread, and returns those that were blocked before.
+/// Blocks all signals of this thread, and returns those that were blocked before. Not the one for the end of a child: where nobody cares
+/// for it, the kernel drops it, but not if it is blocked. Then it interrupts another thread.
 fn blocked() -> io::Result<libc::sigset_t> {
     // SAFETY: zeros are valid sets, and the calls fill sets that are there.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
             (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
+        libc::sigdelset(&raw mut all, libc::SIGCHLD);
         match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before) {
             0 => Ok(before),
             errno => Err(io::Error::from_raw_os_error(errno)),

@@ -66,11 +66,10 @@ pub fn image_of(process: &Process) -> Option<Image> {
 
 /// Returns the user on whose behalf a process runs, whose connection would be that user's. `None` if the process has ended.
 pub fn user_of(pid: u32) -> Option<u32> {
-    // The owner of the files in /proc is root for a process that must not be dumped.
-    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
-    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
-    // The real one comes first, and then the effective one.
-    std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    match &mut *LOOKER.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(looker) => looker.user_of(pid),
+        None => stat::user_of(pid),
+    }
 }
 
 /// Returns whether all threads of a pidfd's process have ended.

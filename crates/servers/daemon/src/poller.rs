@@ -103,4 +103,15 @@ impl Poller {
         }));
         Ok(())
     }
+
+    /// Waits until something is ready. A signal ends [`Poller::wait`], and the library's own processes end with one.
+    #[cfg(test)]
+    pub fn wait_until_ready(&self) -> Vec<Ready> {
+        let mut ready = Vec::new();
+        kit::wait::wait_until("an event", || {
+            self.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
+            !ready.is_empty()
+        });
+        ready
+    }
 }

@@ -2,12 +2,13 @@
 
 use crate::poller::{Interest, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Returns a command that runs this program with these arguments, even if another has been installed in its place.
 pub fn own_program(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
@@ -66,8 +67,14 @@ impl Spawned {
 
     /// Waits for its end, at most for this time. Returns whether it has ended.
     pub fn wait(&self, at_most: Duration) -> bool {
-        let time = Timespec::try_from(at_most).ok();
-        poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], time.as_ref()).is_ok_and(|ready| ready > 0)
+        let end = Instant::now() + at_most;
+        loop {
+            let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).ok();
+            match poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], left.as_ref()) {
+                Err(Errno::INTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
+        }
     }
 
     /// Forgets a process that has ended. Returns how, if that is known.

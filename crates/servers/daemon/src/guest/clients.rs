@@ -131,6 +131,11 @@ impl Clients {
         }
     }
 
+    /// Returns the number of the user as whose this one counts.
+    pub fn counted(&mut self, uid: u32) -> u32 {
+        self.users.counted(uid)
+    }
+
     /// Returns the connection that must end before another one of the user with this number is accepted, if there is no room. An
     /// error means that no other connection makes room, so the new one is refused.
     pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {

@@ -49,7 +49,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Departed {
     pub process: Process,
     pub image: Option<Image>,
-    pub uid: u32,
+    pub user: u32,
     pub asked: Attaching,
 }
 

@@ -277,7 +277,7 @@ impl Daemon {
         };
         let joined = owner(endpoint, epoch, child);
         // A process that has ended or cannot be watched keeps the endpoint only through the connection.
-        if self.owners.watch(joined, client.uid) == Watch::Set {
+        if self.owners.watch(joined, client.user) == Watch::Set {
             client.joined.insert(child);
             self.tell(RelayKind::JOIN, 0, joined.as_bytes());
         }
@@ -356,8 +356,8 @@ impl Daemon {
         let Some(client) = self.remove_client(id).filter(|client| client.opened) else { return };
         self.tell(RelayKind::CLOSE, id, &[]);
         if let Some(attaching) = client.attaching {
-            let Client { process, image, uid, .. } = client;
-            self.departed.insert(id, Departed { process, image, uid, asked: attaching });
+            let Client { process, image, user, .. } = client;
+            self.departed.insert(id, Departed { process, image, user, asked: attaching });
         }
         let Some((endpoint, epoch)) = client.endpoint else { return };
         for child in client.joined {
@@ -441,8 +441,8 @@ impl Daemon {
     /// unless it has ended.
     fn take_over_owner(&mut self, owner: Endpoint) {
         // If it has ended, so has its user.
-        let uid = pidwatch::user_of(owner.pid).unwrap_or_default();
-        if self.owners.watch(owner, uid) == Watch::Ended {
+        let user = self.clients.counted(pidwatch::user_of(owner.pid).unwrap_or_default());
+        if self.owners.watch(owner, user) == Watch::Ended {
             self.owner_gone(owner);
         }
     }
@@ -468,7 +468,7 @@ impl Daemon {
             self.owners.forget(&attacher);
         } else {
             client.endpoint = Some(endpoint);
-            match self.owners.watch(attacher, client.uid) {
+            match self.owners.watch(attacher, client.user) {
                 Watch::Set => {}
                 Watch::Ended => self.owner_gone(attacher),
                 Watch::Impossible => client.unwatched = true,
@@ -492,7 +492,7 @@ impl Daemon {
 
     /// Handles an answer to a program whose connection has ended meanwhile. The process may own an endpoint all the same.
     fn answer_to_departed(&mut self, id: u32, header: Header, body: &[u8]) {
-        let Some(&Departed { process, image, uid, asked }) = self.departed.get(&id) else { return };
+        let Some(&Departed { process, image, user, asked }) = self.departed.get(&id) else { return };
         if asked.request != header.request {
             return;
         }
@@ -503,7 +503,7 @@ impl Daemon {
         let attacher = owner(attached.endpoint, attached.epoch, process);
         if asked.leaving {
             self.owners.forget(&attacher);
-        } else if self.owners.watch(attacher, uid) != Watch::Set {
+        } else if self.owners.watch(attacher, user) != Watch::Set {
             self.owner_gone(attacher);
         } else if let Some(changed) = image.and_then(|image| self.owners.examine(attacher, image)) {
             self.owner_gone(changed);

@@ -67,6 +67,11 @@ impl Clients {
         self.connections.get(&client).is_some_and(|connection| !connection.blocked)
     }
 
+    /// Returns the number of the user as whose this one counts.
+    pub(super) fn counted(&mut self, uid: u32) -> u32 {
+        self.users.counted(uid)
+    }
+
     /// Returns the listening socket.
     pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
         self.listener.as_ref().map(AsFd::as_fd)

@@ -328,7 +328,6 @@ mod tests {
     use ginnel_shmem::{Mapping, Protection, SharedMemory};
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
-    use std::time::Duration;
 
     const SIZE: u64 = 20 << 20;
 
@@ -368,10 +367,7 @@ mod tests {
 
     /// Waits until something is readable, and returns its tokens.
     fn wait(poller: &Poller) -> Vec<u64> {
-        let mut ready = Vec::new();
-        poller.wait(&mut ready, 64, Some(Duration::from_secs(20))).unwrap();
-        assert!(!ready.is_empty(), "waited in vain");
-        ready.iter().map(|event| event.token).collect()
+        poller.wait_until_ready().iter().map(|event| event.token).collect()
     }
 
     #[test]

@@ -564,9 +564,10 @@ impl Server {
             return; // The process is in a process namespace that is not visible from here, so only its connection counts.
         }
         let uid = self.broker.books().endpoints.get(&endpoint).map_or(ROOT, |endpoint| endpoint.uid);
+        let user = self.clients.counted(uid);
         let most = if uid == ROOT { usize::MAX } else { EACH * self.config.limits.clients_per_user as usize };
         let thing = Watched::Owner(endpoint, epoch);
-        match self.watches.add(&self.poller, process, thing, uid, most) {
+        match self.watches.add(&self.poller, process, thing, user, most) {
             Ok(true) => {}
             Ok(false) => self.broker.owner_ended(endpoint, epoch, process),
             Err(error) => {

@@ -164,7 +164,7 @@ mod tests {
             ask(&mut link, &format!("n{n}")).unwrap();
         }
         let waited = begin.elapsed();
-        assert!(waited >= MOMENT && waited < 5 * MOMENT, "{waited:?}");
+        assert!(waited >= MOMENT && waited < 15 * MOMENT, "{waited:?}");
         // It goes on, and refuses something.
         for n in 0..20 {
             assert_eq!(packet::receive(keeper.as_fd(), 64, 0).unwrap().bytes, format!("Dn{n}").as_bytes());

@@ -1,11 +1,11 @@
-//! The **looker**: a process that reads `/proc/PID/stat` for the daemon.
+//! The **looker**: a process that reads `/proc/PID/stat` and `/proc/PID/status` for the daemon.
 //!
-//! While the kernel reads it, it holds the memory of that process. If the process ends at this moment, whoever reads takes its memory
+//! While the kernel reads them, it holds the memory of that process. If the process ends at this moment, whoever reads takes its memory
 //! apart. That takes as long as the memory is large, and for ever if there are asynchronous reads into it (`io_submit`) that a file
 //! system of the program's own does not answer. No signal ends that. So it happens to a looker, which is killed if it does not answer, and
 //! not waited for, and the next one answers: the memory of the process has gone then.
 
-use super::stat::{Stat, read};
+use super::stat::{Stat, read, user_of};
 use crate::forked::{Abandoned, Child, exit, name, part_from_daemon};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{read as receive, write};
@@ -18,15 +18,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// How long lookers may take, one after another. The first is not waited for long, because all others wait meanwhile.
 const PATIENCE: [Duration; 3] = [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
 
+/// What a looker is asked.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Question {
+    pid: u32,
+    what: u32,
+}
+
+/// For the fields of `/proc/PID/stat`, or for the user.
+const STAT: u32 = 0;
+const USER: u32 = 1;
+
 /// What a looker has found.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Answer {
     /// 0 if there is no such process.
     found: u64,
-    started: u64,
-    code: u64,
-    stack: u64,
+    /// The fields of [`Stat`], or the user.
+    fields: [u64; 3],
 }
 
 /// The daemon's side of the looker.
@@ -51,11 +62,23 @@ impl Looker {
         Ok(Self { present: Present::start()?, abandoned: Vec::new() })
     }
 
-    /// Reads `/proc/PID/stat`. Returns `None` if there is no such process.
+    /// Does what [`read`] does.
     pub fn look(&mut self, pid: u32) -> Option<Stat> {
+        let [started, code, stack] = self.ask(Question { pid, what: STAT })?;
+        Some(Stat::new(started, code, stack))
+    }
+
+    /// Does what [`user_of`] does.
+    pub fn user_of(&mut self, pid: u32) -> Option<u32> {
+        let [user, ..] = self.ask(Question { pid, what: USER })?;
+        u32::try_from(user).ok()
+    }
+
+    fn ask(&mut self, question: Question) -> Option<[u64; 3]> {
+        let pid = question.pid;
         for patience in PATIENCE {
-            if let Some(answer) = self.present.ask(pid, patience) {
-                return (answer.found != 0).then(|| Stat::new(answer.started, answer.code, answer.stack));
+            if let Some(answer) = self.present.ask(question, patience) {
+                return (answer.found != 0).then_some(answer.fields);
             }
             self.abandoned.retain(|looker| !looker.is_buried());
             tracing::warn!(
@@ -87,9 +110,9 @@ impl Present {
         Ok(Self { socket, _theirs: theirs, child })
     }
 
-    fn ask(&self, pid: u32, patience: Duration) -> Option<Answer> {
+    fn ask(&self, question: Question, patience: Duration) -> Option<Answer> {
         let end = Instant::now() + patience;
-        write(&self.socket, pid.as_bytes()).ok()?;
+        write(&self.socket, question.as_bytes()).ok()?;
         loop {
             let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).ok()?;
             let mut events = [
@@ -114,15 +137,14 @@ impl Present {
 /// What the looker does. It makes system calls only, because it may have been forked while another thread had locked the allocator.
 fn serve(socket: &OwnedFd) -> ! {
     name(c"ginneld-looker");
-    let mut pid = 0_u32;
+    let mut question = Question { pid: 0, what: STAT };
     // The other end is closed, or shut down, when the daemon ends.
-    while receive(socket, pid.as_mut_bytes()) == Ok(size_of::<u32>()) {
-        let answer = match read(pid) {
-            Some(Stat { started, image }) => {
-                Answer { found: 1, started, code: image.code, stack: image.stack }
-            }
-            None => Answer { found: 0, started: 0, code: 0, stack: 0 },
+    while receive(socket, question.as_mut_bytes()) == Ok(size_of::<Question>()) {
+        let fields = match question.what {
+            STAT => read(question.pid).map(|stat| [stat.started, stat.image.code, stat.image.stack]),
+            _ => user_of(question.pid).map(|user| [user.into(), 0, 0]),
         };
+        let answer = Answer { found: fields.is_some().into(), fields: fields.unwrap_or_default() };
         if write(socket, answer.as_bytes()).is_err() {
             break;
         }
@@ -144,7 +166,8 @@ mod tests {
         assert_eq!(looker.look(me), read(me));
         assert_eq!(looker.look(u32::MAX), None);
         assert_eq!(looker.look(me), read(me));
-        assert!(looker.abandoned.is_empty());
+        assert_eq!(looker.user_of(me), Some(rustix::process::geteuid().as_raw()));
+        assert_eq!(looker.user_of(u32::MAX), None);
     }
 
     #[test]

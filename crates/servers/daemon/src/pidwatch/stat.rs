@@ -1,4 +1,4 @@
-//! `/proc/PID/stat`.
+//! `/proc/PID/stat`, and the user in `/proc/PID/status`, read without memory from the allocator.
 
 use ginnel_broker::process::Image;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -21,21 +21,35 @@ impl Stat {
     }
 }
 
-/// Reads the file, without memory from the allocator. Returns `None` if there is no such process.
+/// Reads the line. Returns `None` if there is no such process.
 pub fn read(pid: u32) -> Option<Stat> {
+    // A name has at most 64 bytes here, and each of the other 51 fields at most 20.
+    let mut line = [0; 2048];
+    parse(read_file(pid, "stat", &mut line)?)
+}
+
+/// Returns the user on whose behalf a process runs. `None` if it has ended.
+pub fn user_of(pid: u32) -> Option<u32> {
+    // The user is near the beginning. (The owner of the files in /proc is root for a process that must not be dumped.)
+    let mut status = [0; 1024];
+    let status = read_file(pid, "status", &mut status)?;
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
+    // The real one comes first, and then the effective one.
+    std::str::from_utf8(line).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+fn read_file<'a>(pid: u32, name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     if pid == 0 {
         return None;
     }
     // The longest number has ten digits, and a zero ends the path.
     let mut path = Cursor::new([0; 32]);
-    write!(path, "/proc/{pid}/stat").ok()?;
+    write!(path, "/proc/{pid}/{name}").ok()?;
     let path = path.into_inner();
     let path = CStr::from_bytes_until_nul(&path).ok()?;
     let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    // A name has at most 64 bytes here, and each of the other 51 fields at most 20.
-    let mut line = [0; 2048];
-    let len = rustix::io::read(&file, &mut line).ok()?;
-    parse(&line[..len])
+    let len = rustix::io::read(&file, &mut *buffer).ok()?;
+    Some(&buffer[..len])
 }
 
 /// Parses the line. Its second field is a name in parentheses that may contain any bytes, so the fields are counted from behind the

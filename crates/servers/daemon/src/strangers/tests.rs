@@ -60,7 +60,6 @@ impl World {
     /// Handles events until so many packets have an outcome. Returns the connections that must end, and the others.
     fn outcomes(&mut self, count: usize) -> (Vec<usize>, Vec<usize>) {
         let (mut ended, mut others) = (Vec::new(), Vec::new());
-        let mut ready = Vec::new();
         loop {
             for (connection, outcome) in self.strangers.take_outcomes() {
                 match outcome {
@@ -75,14 +74,12 @@ impl World {
             if ended.len() + others.len() >= count {
                 return (ended, others);
             }
-            self.events(&mut ready);
+            self.events();
         }
     }
 
-    fn events(&mut self, ready: &mut Vec<crate::poller::Ready>) {
-        self.poller.wait(ready, 64, Some(Duration::from_secs(60))).unwrap();
-        assert!(!ready.is_empty(), "nothing happens");
-        for event in ready {
+    fn events(&mut self) {
+        for event in self.poller.wait_until_ready() {
             let fd_of = |id: usize| self.connections.get(id).map(|(near, _)| near.as_fd());
             self.strangers.ready(&self.poller, event.token, fd_of);
         }
@@ -158,9 +155,8 @@ fn a_helper_ends_with_the_last_connection_of_its_user() {
     world.give(0);
     world.strangers.hung_up(&world.poller, USER, 0, true);
     assert!(world.helpers().is_empty() && world.strangers.waiting.is_empty());
-    let mut ready = Vec::new();
     while !world.strangers.ending.is_empty() {
-        world.events(&mut ready);
+        world.events();
     }
     assert!(world.strangers.take_outcomes().is_empty());
 }
@@ -180,9 +176,8 @@ fn a_user_with_stuck_helpers_gets_no_more_but_others_do() {
     let (ended, others) = world.outcomes(STUCK + 1);
     assert_eq!((ended, others), ((0..=STUCK).collect(), vec![]));
     // When they have ended, there is one again.
-    let mut ready = Vec::new();
     while !world.strangers.ending.is_empty() {
-        world.events(&mut ready);
+        world.events();
     }
     world.strangers.command = |_| kit::program::command(an_honest_helper);
     world.give(STUCK);
