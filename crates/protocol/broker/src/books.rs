@@ -3,11 +3,12 @@
 //! They change only by [`Record`]s ([`Books::apply`]), and each record goes into the journal. So reading the journal
 //! makes the same books again: there is no second way to reach a state.
 
+mod index;
+
 use crate::account::{Account, Tally};
 use crate::arena::Arena;
 use crate::declared::{SegmentSpec, VmSpec};
-use crate::holds::Hold;
-use crate::index::Index;
+use crate::hold::Hold;
 use crate::memory::MemoryKind;
 use crate::numbers::Numbers;
 use crate::objects::Change;
@@ -17,9 +18,10 @@ use crate::objects::channel::{Channel, Listener};
 use crate::objects::sync::SyncObject;
 use crate::process::Process;
 use crate::record::{Attach, FilePart, Hex16, Record, Text};
-use crate::vectors::Told;
+use crate::told::Told;
 use ginnel_layout::segment::Access;
 use ginnel_layout::{HOST_MEMBER, Name};
+pub use index::Index;
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 use tracing::warn;

@@ -8,274 +8,21 @@
 
 use crate::books::Books;
 use crate::declared::Access;
+pub use crate::effects::{ClientId, Effect, FdRef, Recording, Who, World};
 use crate::endings::Endings;
 use crate::limits::{Limits, MemberLimits};
 use crate::objects::Change;
 use crate::objects::block::Revocations;
-use crate::objects::sync::SyncUser;
-use crate::process::{Image, Process};
-use crate::record::{Hex16, Record};
+use crate::process::Process;
+use crate::record::Record;
 use crate::relayed::Relayed;
+pub use crate::reply::unrecorded;
 use crate::reply::{self, Refusal};
-use crate::session;
 use crate::sockets::Sockets;
-use ginnel_layout::channel::Capacities;
-use ginnel_layout::ring::SideState;
-use ginnel_layout::sync::SyncKind;
-use ginnel_layout::wire::{self, BellKind, ErrorCode, Kind};
+use ginnel_layout::wire::{BellKind, ErrorCode, Kind};
 use ginnel_layout::{HOST_MEMBER, Name, control};
-use ginnel_sync::authority::Left;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 use tracing::{error, info};
-
-/// A connection to the attach socket, or one that a guest's daemon relays. Numbers are never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClientId(pub u64);
-
-/// The program at the other end of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
-    /// The member in which the program runs.
-    pub member: u32,
-    /// The program's process, as its member numbers it.
-    pub process: Process,
-    /// The program that the process ran when it connected. `None` if that is not known, or if it is not on the host.
-    pub image: Option<Image>,
-    /// The user number.
-    pub uid: u32,
-    /// The group numbers.
-    pub groups: Vec<u32>,
-}
-
-impl Who {
-    /// Returns whether the program runs in a VM. There doorbells are registers, and file descriptors cannot be sent to it from
-    /// here.
-    pub fn is_relayed(&self) -> bool {
-        self.member != HOST_MEMBER
-    }
-}
-
-/// A descriptor to send along with a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FdRef {
-    /// A segment's file.
-    Memory(Name),
-    /// A segment's file, open for reading only.
-    ReadOnlyMemory(Name),
-    /// The eventfd of a member's vector: member, then vector.
-    Event(u32, u32),
-}
-
-/// An action that the server must perform.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// Make a block ready for a channel by zeroing the headers of its rings.
-    Zero {
-        /// The segment's name.
-        segment: Name,
-        /// The offset of the block in the segment.
-        offset: u64,
-        /// The data bytes of the rings.
-        capacities: Capacities,
-    },
-    /// Write the state of a side into a ring.
-    Mark {
-        /// The segment's name.
-        segment: Name,
-        /// The offset of the word in the segment.
-        at: u64,
-        /// The state to write.
-        state: SideState,
-    },
-    /// Make a page a synchronisation object: zero it and write the daemon's fields in front.
-    NewSync {
-        /// The segment's name.
-        segment: Name,
-        /// The offset of the page in the segment.
-        offset: u64,
-        /// The kind of object.
-        kind: SyncKind,
-        /// The most permits of a semaphore, or the parties of a barrier.
-        limit: u32,
-        /// The permits of a semaphore at first.
-        initial: u32,
-    },
-    /// Write into a synchronisation object who has a slot.
-    Seat {
-        /// The segment's name.
-        segment: Name,
-        /// The offset of the page in the segment.
-        offset: u64,
-        /// The user of the slot.
-        user: SyncUser,
-        /// The epoch of the user's endpoint.
-        endpoint_epoch: u32,
-        /// The user's doorbell: member << 16 | vector.
-        bell: u32,
-    },
-    /// Take back a slot of a synchronisation object, and ring the users that must continue because of it.
-    Reclaim {
-        /// The number of the object.
-        object: u64,
-        /// The segment's name.
-        segment: Name,
-        /// The offset of the page in the segment.
-        offset: u64,
-        /// The kind of object.
-        kind: SyncKind,
-        /// The slot.
-        slot: u32,
-        /// The way in which the user left.
-        left: Left,
-    },
-    /// Ring a doorbell.
-    Ring {
-        /// The member that has the doorbell.
-        member: u32,
-        /// The vector.
-        vector: u32,
-    },
-    /// Write a record into the journal. The books have applied it already.
-    Record(Box<Record>),
-    /// Send a packet.
-    Send {
-        /// The receiver.
-        client: ClientId,
-        /// The packet, with its header.
-        packet: Vec<u8>,
-        /// The descriptors to send along, for a client on the host.
-        fds: Vec<FdRef>,
-    },
-    /// Make a page of a segment a readiness board.
-    NewBoard {
-        /// The segment's name.
-        segment: Name,
-        /// The offset of the page in the segment.
-        offset: u64,
-    },
-    /// Wake all who sleep at a readiness board.
-    PostAll {
-        /// The segment's name.
-        segment: Name,
-        /// The offset of the board in the segment.
-        offset: u64,
-    },
-    /// Wake the sides of two rings whose peer has ended, through the boards at which they sleep, if they do.
-    Post {
-        /// The segment's name.
-        segment: Name,
-        /// The offsets of the sides' wake words in the segment.
-        words: [u64; 2],
-        /// The offsets of the boards of their endpoint.
-        boards: Vec<u64>,
-    },
-    /// End a connection after everything has been sent that was queued for it.
-    Disconnect(ClientId),
-    /// Watch an owner of an endpoint on the host. Report its end with [`Broker::owner_ended`], or report with
-    /// [`Broker::owner_unwatched`] that it cannot be watched.
-    Watch {
-        /// The number of the endpoint.
-        endpoint: u32,
-        /// The epoch of the endpoint.
-        epoch: u32,
-        /// The owner.
-        process: Process,
-    },
-    /// Stop watching an owner.
-    Unwatch {
-        /// The number of the endpoint.
-        endpoint: u32,
-        /// The epoch of the endpoint.
-        epoch: u32,
-        /// The owner.
-        process: Process,
-    },
-    /// Start the timer of a hold, and report its end with [`Broker::hold_over`].
-    TimeHold {
-        /// The number of the endpoint.
-        endpoint: u32,
-        /// The epoch of the endpoint.
-        epoch: u32,
-        /// The token of the hold.
-        token: Hex16,
-        /// The duration in milliseconds.
-        millis: u32,
-    },
-    /// Stop the timer of a hold, because the hold has ended.
-    ForgetHold {
-        /// The number of the endpoint.
-        endpoint: u32,
-        /// The token of the hold.
-        token: Hex16,
-    },
-    /// Find out whether a process still runs this program. If it does not, report that with [`Broker::owner_ended`].
-    Examine {
-        /// The number of the endpoint.
-        endpoint: u32,
-        /// The epoch of the endpoint.
-        epoch: u32,
-        /// The owner.
-        process: Process,
-        /// The program that the owner ran when it attached.
-        image: Image,
-    },
-    /// Accept whatever program a process runs now: it owns the endpoint, so the result of an [`Effect::Examine`] does not matter
-    /// any more.
-    Recognize {
-        /// The number of the endpoint.
-        endpoint: u32,
-        /// The owner.
-        process: Process,
-    },
-    /// Answer with a page of the daemon's state.
-    Inspect {
-        /// The client that asks.
-        client: ClientId,
-        /// The number of the request.
-        request: u32,
-        /// The position at which the previous page ended.
-        from: wire::Inspect,
-    },
-    /// Perform an administrator's request, and answer it.
-    Admin {
-        /// The client that asks.
-        client: ClientId,
-        /// The number of the request.
-        request: u32,
-        /// The request in JSON.
-        text: String,
-    },
-}
-
-/// The records that the journal accepts at present.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Recording {
-    /// All records.
-    #[default]
-    Open,
-    /// Only records that do not give a client anything ([`Record::gives`]).
-    Closed,
-    /// The same as `Closed`. In addition, the books contain something that was given to a client and is not in the journal.
-    /// No client may learn of it, even if it repeats its request.
-    Owing,
-}
-
-/// The facts from outside that the broker needs for its decisions.
-pub trait World {
-    /// Returns whether a segment's memory is lost.
-    fn is_broken(&mut self, segment: &Name) -> bool;
-    /// Returns why a segment could not be opened, if it could not.
-    fn why_broken(&self, _segment: &Name) -> Option<String> {
-        None
-    }
-    /// Returns sixteen bytes that nobody can guess.
-    fn random(&mut self) -> [u8; 16];
-    /// Returns the time in seconds since 1970.
-    fn now(&mut self) -> u64;
-    /// Returns the time that has passed since a moment which does not change.
-    fn elapsed(&self) -> Duration;
-}
 
 /// One connection.
 #[derive(Debug)]
@@ -310,7 +57,7 @@ pub struct Broker {
     pub(crate) relayed_bells: Relayed,
     pub(crate) endings: Endings,
     pub(crate) sockets: Sockets,
-    recording: Recording,
+    pub(crate) recording: Recording,
     pub(crate) effects: Vec<Effect>,
 }
 
@@ -497,100 +244,6 @@ impl Broker {
         self.effects.push(effect);
     }
 
-    /// Handles a packet from the process that has opened a connection.
-    pub fn packet(&mut self, world: &mut dyn World, client: ClientId, packet: &[u8]) {
-        if let Some(sender) = self.who(client).map(|who| who.process) {
-            self.packet_from(world, client, sender, packet);
-        }
-    }
-
-    /// Handles a packet that `sender` has sent over a connection, which it may have inherited. Whatever the packet contains, the
-    /// broker either answers it or ends the connection; only `JOIN` has no answer.
-    pub fn packet_from(&mut self, world: &mut dyn World, client: ClientId, sender: Process, packet: &[u8]) {
-        let Some((header, body)) = wire::split(packet) else {
-            let refusal = Refusal::new(
-                ErrorCode::PROTOCOL,
-                format!(
-                    "a packet of {} bytes is shorter than a header: speak the attach protocol",
-                    packet.len()
-                ),
-            );
-            self.send(client, reply::refusal(0, &refusal), vec![]);
-            self.effects.push(Effect::Disconnect(client));
-            return;
-        };
-        let before = self.effects.len();
-        if let Err(refusal) = self.request(world, client, sender, header, body) {
-            if refusal.code == ErrorCode::UNRECORDED {
-                // The request has changed nothing, so its effects are dropped.
-                self.effects.truncate(before);
-            }
-            self.send(client, reply::refusal(header.request, &refusal), vec![]);
-            if matches!(refusal.code, ErrorCode::VERSION) {
-                self.effects.push(Effect::Disconnect(client));
-            }
-        }
-    }
-
-    fn request(
-        &mut self,
-        world: &mut dyn World,
-        id: ClientId,
-        sender: Process,
-        header: wire::Header,
-        body: &[u8],
-    ) -> Result<(), Refusal> {
-        let Some(client) = self.clients.get(&id) else { return Ok(()) };
-        // A guest's daemon answers HELLO itself.
-        if header.kind != Kind::HELLO && !client.greeted && !client.who.is_relayed() {
-            return Err(Refusal::new(ErrorCode::PROTOCOL, "say HELLO first"));
-        }
-        let request =
-            Change::request(header.kind).or_else(|| session::REQUESTS.iter().find(|r| r.kind == header.kind));
-        let gives = match header.kind {
-            Kind::ATTACH | Kind::ADMIN => true,
-            _ => request.is_some_and(|request| request.is_gift),
-        };
-        if self.recording == Recording::Owing && gives {
-            return Err(unrecorded());
-        }
-        match header.kind {
-            Kind::HELLO => self.hello(id, header.request, reply::body(body)?),
-            Kind::ATTACH => self.attach(world, id, header.request, &reply::body(body)?),
-            Kind::JOIN => {
-                let []: [u8; 0] = reply::body(body)?;
-                self.join(id, sender);
-                Ok(())
-            }
-            Kind::SOCK_REPORT => self.socket_relayed(world, id, body),
-            Kind::SOCK_WITHDRAW => self.socket_withdrawn(id, body),
-            Kind::INSPECT => {
-                let from = reply::body(body)?;
-                self.effects.push(Effect::Inspect { client: id, request: header.request, from });
-                Ok(())
-            }
-            Kind::ADMIN => {
-                let text = std::str::from_utf8(body).map_err(|_| {
-                    Refusal::new(ErrorCode::PROTOCOL, "ADMIN takes JSON, and this is not UTF-8")
-                })?;
-                let text = text.to_owned();
-                self.effects.push(Effect::Admin { client: id, request: header.request, text });
-                Ok(())
-            }
-            kind => {
-                let Some(request) = request else {
-                    let text = format!("kind {} is not a request of version {}", kind.0, wire::VERSION);
-                    return Err(Refusal::new(ErrorCode::PROTOCOL, text));
-                };
-                let caller = self.caller(id, header.request, sender)?;
-                if request.is_write {
-                    self.may_write(&caller)?;
-                }
-                (request.serve)(self, world, &caller, body)
-            }
-        }
-    }
-
     pub(crate) fn send(&mut self, client: ClientId, packet: Vec<u8>, fds: Vec<FdRef>) {
         self.effects.push(Effect::Send { client, packet, fds });
     }
@@ -610,18 +263,6 @@ impl Broker {
         // The vector could not be announced to that QEMU, so the program rings the daemon, which relays the ring.
         (BellKind::REGISTER, HOST_MEMBER << 16 | control::DAEMON_VECTOR)
     }
-
-    /// Compares tokens of an endpoint, in a time that does not depend on their contents.
-    pub(crate) fn token_matches(ours: &Hex16, theirs: &[u8; 16]) -> bool {
-        ours.0.iter().zip(theirs).fold(0, |different, (a, b)| different | (a ^ b)) == 0
-    }
-}
-
-/// Makes the refusal for a record that the journal does not accept.
-pub fn unrecorded() -> Refusal {
-    let text = "the host's daemon cannot record this, because its journal has no room or cannot be written: make room in \
-                daemon.state_dir on the host (its log says more), then try again";
-    Refusal::new(ErrorCode::UNRECORDED, text)
 }
 
 #[cfg(any(test, fuzzing))]

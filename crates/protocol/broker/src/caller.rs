@@ -2,7 +2,8 @@
 
 use crate::account::Account;
 use crate::books::{Books, Endpoint, Segment};
-use crate::broker::{Broker, ClientId, FdRef};
+use crate::broker::Broker;
+use crate::effects::{ClientId, FdRef};
 use crate::process::Process;
 use crate::reply::{self, Refusal};
 use ginnel_layout::Name;

@@ -5,10 +5,11 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | [`broker`], [`caller`], `session`, `owners`, `holds`, `endings` | the state machine of the attach protocol |
+//! | [`broker`], [`caller`], `packets`, `session`, `owners`, `holds`, `endings` | the state machine of the attach protocol |
+//! | [`effects`] | what it is told, and what it wants to be done |
 //! | [`programs`], [`relayed`] | programs in VMs, for which the VMs' daemons speak; rings that the daemon relays |
 //! | [`sockets`], [`allowance`] | TCP connections that may leave TCP, and how often programs may report them |
-//! | [`objects`] | the things that endpoints make, such as channels and blocks, each kind in its own module |
+//! | [`objects`], [`service`] | the things that endpoints make, such as channels and blocks, each kind in its own module; and how they are served |
 //! | [`books`], [`record`], [`arena`], [`vectors`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
 //! | [`lines`] | these changes as lines of a journal |
 //! | [`declared`], [`limits`], [`memory`] | what an administrator declares |
@@ -20,9 +21,10 @@ pub mod books;
 pub mod broker;
 pub mod caller;
 pub mod declared;
+pub mod effects;
 mod endings;
+mod hold;
 mod holds;
-mod index;
 pub mod limits;
 pub mod lines;
 pub mod memory;
@@ -30,11 +32,14 @@ mod number_set;
 mod numbers;
 pub mod objects;
 mod owners;
+mod packets;
 pub mod process;
 pub mod programs;
 pub mod record;
 pub mod relayed;
 pub mod reply;
+pub mod service;
 mod session;
 pub mod sockets;
+mod told;
 pub mod vectors;

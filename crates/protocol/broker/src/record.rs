@@ -5,7 +5,7 @@ use crate::declared::{SegmentSpec, VmSpec};
 use crate::memory::MemoryKind;
 use crate::objects::Change;
 use crate::process::Process;
-use crate::vectors::Told;
+use crate::told::Told;
 use ginnel_layout::Name;
 use ginnel_layout::dax::SMALL_PAGE;
 use serde::de::value::{EnumAccessDeserializer, StrDeserializer};

@@ -1,9 +1,8 @@
 //! Doorbells that the daemon relays. A VM's program that cannot ring a peer directly rings the host's daemon vector, which does
 //! not say which peer is meant.
 
-use crate::broker::{Broker, Effect};
-use crate::objects::Change;
-use crate::record::Record;
+mod rings;
+
 use std::collections::BTreeMap;
 
 /// The reason why a doorbell is relayed: a side of a channel, or a user of a synchronisation object.
@@ -52,38 +51,5 @@ impl Relayed {
     /// Returns the doorbells, each once.
     pub fn bells(&self) -> impl Iterator<Item = (u32, u32)> {
         self.bells.keys().copied()
-    }
-}
-
-impl Broker {
-    /// Makes the index from the books of an earlier daemon.
-    pub(crate) fn index_relayed(&mut self) {
-        Change::relay_all(&self.books, &mut self.relayed_bells);
-    }
-
-    /// Removes the reasons that a record ends. Must be called before the record is applied.
-    pub(crate) fn unrelay(&mut self, record: &Record) {
-        match record {
-            Record::Object(change) => change.unrelay(&mut self.relayed_bells),
-            Record::Dead { endpoint } => {
-                let Some(dead) = self.books.endpoints.get(endpoint) else { return };
-                Change::ends(&self.books, dead).for_each(|change| change.unrelay(&mut self.relayed_bells));
-            }
-            _ => {}
-        }
-    }
-
-    /// Adds the reasons that a record creates. Must be called after the record was applied.
-    pub(crate) fn relay(&mut self, record: &Record) {
-        if let Record::Object(change) = record {
-            change.relay(&self.books, &mut self.relayed_bells);
-        }
-    }
-
-    /// Rings all relayed doorbells, because the host's daemon vector was rung and any of them may be meant.
-    pub fn relay_rings(&mut self) {
-        for (member, vector) in self.relayed_bells.bells().collect::<Vec<_>>() {
-            self.effect(Effect::Ring { member, vector });
-        }
     }
 }

@@ -112,6 +112,13 @@ fn boundary(text: &str, most: usize) -> usize {
     (0..=most.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
+/// Makes the refusal for a record that the journal does not accept.
+pub fn unrecorded() -> Refusal {
+    let text = "the host's daemon cannot record this, because its journal has no room or cannot be written: make room in \
+                daemon.state_dir on the host (its log says more), then try again";
+    Refusal::new(ErrorCode::UNRECORDED, text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,14 @@
 //! The requests by which a connection becomes an endpoint, and the requests that do not concern an object.
 
 use crate::account::Account;
-use crate::broker::{Broker, ClientId, Effect, FdRef, World};
+use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::objects::{Change, Request};
+use crate::effects::{ClientId, Effect, FdRef, World};
+use crate::holds::token_matches;
+use crate::objects::Change;
 use crate::record::{Attach, Hex16, Record, Text};
 use crate::reply::{self, Refusal, body, broken, checked};
+use crate::service::Request;
 use ginnel_layout::segment::{self, MappingKind};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
 use ginnel_layout::{HOST_MEMBER, Name};
@@ -186,7 +189,7 @@ impl Broker {
             return stale("it is not known (any more)");
         };
         let process = client.who.process;
-        let is_own = Self::token_matches(&endpoint.token, &body.token);
+        let is_own = token_matches(&endpoint.token, &body.token);
         let hold = endpoint.hold_for(&body.token, &process);
         // All errors get the same answer, so that it tells nothing to a program that guesses.
         if endpoint.member != client.who.member

@@ -12,6 +12,7 @@
 //! that it may ring, and no others, so its lists differ from those of other QEMUs; [`Books::position`] translates.
 
 use crate::books::{Books, InvalidRecord, Segment};
+pub use crate::told::Told;
 use ginnel_layout::control::DAEMON_VECTOR;
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,9 +24,6 @@ const OF_HOST: usize = 8;
 const OF_VM: usize = 4;
 /// The largest vector: a doorbell in a lock's page has 16 bits for it.
 const MAX_VECTOR: u32 = u16::MAX as u32;
-
-/// The doorbells that a QEMU may ring: for each peer the vectors, in the order in which they were announced to the QEMU.
-pub type Told = BTreeMap<u32, Vec<u32>>;
 
 impl Books {
     /// Returns whether a member can ring another member's vector directly.

@@ -2,7 +2,7 @@
 
 use super::{Broker, Effect};
 use crate::account::{Account, Tally};
-use crate::index::Index;
+use crate::books::Index;
 use crate::limits::{MAX_HOLDS, MAX_OWNERS};
 use crate::objects::block::Block;
 use crate::relayed::Reason;

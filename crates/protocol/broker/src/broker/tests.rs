@@ -8,11 +8,16 @@ use crate::lines::{self, Replayed};
 use crate::memory::MemoryKind;
 use crate::objects::block::BlockGrant;
 use crate::objects::channel;
-use crate::record::{Record, Text};
-use ginnel_layout::PAGE;
+use crate::process::Image;
+use crate::record::{Hex16, Record, Text};
+use ginnel_layout::ring::SideState;
+use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{Fds, Rights};
+use ginnel_layout::{PAGE, wire};
+use ginnel_sync::authority::Left;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 
 mod accounts;

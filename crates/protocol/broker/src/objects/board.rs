@@ -4,21 +4,17 @@
 //! endpoint. So a board outlives its endpoint until the last channel is gone that ever belonged to the endpoint. After that
 //! nobody can still write to it, and its page may be used for something else.
 
-use super::{Class, Request};
+mod requests;
+
+use super::Class;
 use crate::account::{Account, Tally};
 use crate::books::{Books, Endpoint, InvalidRecord};
-use crate::broker::{Broker, Effect, World};
-use crate::caller::Caller;
-use crate::limits::MAX_BOARDS;
 use crate::objects::channel::Side;
 use crate::process::Process;
 use crate::record::{Text, is_false};
-use crate::reply::{Refusal, body, broken};
-use ginnel_layout::wire::{self, ErrorCode, Kind};
-use ginnel_layout::{Name, PAGE, board};
+use ginnel_layout::board;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use zerocopy::IntoBytes;
 
 /// One change, as [`crate::record::Record`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,9 +65,6 @@ pub struct Board {
 
 impl Class for Change {
     const RECORDS: &[&str] = &["board", "board_taken"];
-    const REQUESTS: &[Request] = &[Request::write(Kind::BOARD_OPEN, |broker, world, caller, bytes| {
-        broker.board_open(world, caller, &body(bytes)?)
-    })];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
@@ -92,15 +85,6 @@ impl Class for Change {
 
     fn forget(books: &mut Books, endpoint: &Endpoint) {
         books.boards_of_dead(endpoint);
-    }
-
-    fn lose(broker: &mut Broker, segment: &Name) {
-        for number in broker.books.index.of_segment(segment).collect::<Vec<_>>() {
-            let Some(epoch) = broker.books.endpoints.get(&number).map(|e| e.epoch) else { continue };
-            for offset in broker.books.boards.of(number, epoch) {
-                broker.effect(Effect::PostAll { segment: *segment, offset });
-            }
-        }
     }
 }
 
@@ -232,74 +216,5 @@ impl Books {
                 debug_assert!(given, "the page of a board was taken");
             }
         }
-    }
-}
-
-impl Broker {
-    pub(crate) fn board_open(
-        &mut self,
-        world: &mut dyn World,
-        caller: &Caller,
-        body: &wire::BoardOpen,
-    ) -> Result<(), Refusal> {
-        let Caller { endpoint: number, epoch, segment, member, uid, .. } = *caller;
-        let boards = self.books.boards.all.get(&(number, epoch));
-        let full = boards.filter(|boards| boards.len() >= MAX_BOARDS);
-        // Peers may still write to it, which costs the process that takes it over a few needless looks.
-        let left = full.and_then(|boards| boards.values().find(|board| board.is_left)).copied();
-        let (nonce, process) = (body.nonce, caller.sender);
-        let offset = match (boards.and_then(|boards| boards.get(&nonce)), left) {
-            (Some(board), _) => board.offset,
-            (None, Some(Board { nonce: old, offset, .. })) => {
-                self.effect(Effect::NewBoard { segment, offset });
-                self.record(Change::BoardTaken { endpoint: number, epoch, old, nonce, process })?;
-                offset
-            }
-            (None, None) => {
-                if world.is_broken(&segment) {
-                    return Err(broken(&segment));
-                }
-                if full.is_some() {
-                    let text = format!(
-                        "endpoint {number} has {MAX_BOARDS} readiness boards, which is the limit: wait for fewer rings, or \
-                         attach again"
-                    );
-                    return Err(Refusal::new(ErrorCode::LIMIT, text));
-                }
-                let (account, len) = (caller.account(), board::LEN as u64);
-                let (used, limit) =
-                    (self.books.tally(account).bytes, self.limits_of(member).bytes_per_member);
-                if used.saturating_add(len) > limit {
-                    let text = format!(
-                        "{account} has channels of {used} bytes, and a readiness board of {len} more is over the limit: \
-                         close channels, or raise bytes_per_member"
-                    );
-                    return Err(Refusal::new(ErrorCode::LIMIT, text));
-                }
-                let arena = self.books.segments.get(&segment).map(|s| &s.arena);
-                let Some(offset) = arena.and_then(|arena| arena.find(len, PAGE as u64)) else {
-                    let text = format!(
-                        "segment {segment} has no room for a readiness board of {len} bytes: close channels, or make the \
-                         segment larger"
-                    );
-                    return Err(Refusal::new(ErrorCode::NO_MEMORY, text));
-                };
-                self.effect(Effect::NewBoard { segment, offset });
-                let segment = Text(segment);
-                self.record(Change::Board(Board {
-                    endpoint: number,
-                    epoch,
-                    segment,
-                    member,
-                    uid,
-                    offset,
-                    nonce,
-                    process: Some(process),
-                    is_left: false,
-                }))?;
-                offset
-            }
-        };
-        self.answer(caller, Kind::BOARD, wire::Board { offset }.as_bytes(), vec![])
     }
 }

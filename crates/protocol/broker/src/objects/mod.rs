@@ -17,54 +17,17 @@ mod memory_object;
 pub mod sync;
 
 use crate::books::{Books, Endpoint, InvalidRecord};
-use crate::broker::{Broker, ClientId, World};
-use crate::caller::Caller;
 use crate::record::Record;
 use crate::relayed::Relayed;
-use crate::reply::Refusal;
 use ginnel_layout::Name;
-use ginnel_layout::wire::Kind;
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 use std::iter::empty;
-
-/// A kind of request that endpoints may send.
-pub struct Request {
-    /// The kind.
-    pub kind: Kind,
-    /// Whether the answer can contain something that the client did not have before, or does not know of.
-    pub is_gift: bool,
-    /// Whether only members that may write to their segment may send it.
-    pub is_write: bool,
-    /// The handler. It checks the body and everything else before it changes something.
-    pub serve: Serve,
-}
-
-type Serve = fn(&mut Broker, &mut dyn World, &Caller, &[u8]) -> Result<(), Refusal>;
-
-impl Request {
-    /// A request that ends something, or changes a detail.
-    pub const fn new(kind: Kind, serve: Serve) -> Self {
-        Self { kind, is_gift: false, is_write: false, serve }
-    }
-
-    /// A request whose answer can contain something new.
-    pub const fn gift(kind: Kind, serve: Serve) -> Self {
-        Self { is_gift: true, ..Self::new(kind, serve) }
-    }
-
-    /// The same as [`Request::gift`], only for members that may write to their segment.
-    pub const fn write(kind: Kind, serve: Serve) -> Self {
-        Self { is_write: true, ..Self::gift(kind, serve) }
-    }
-}
 
 /// A class of objects, represented by the changes of its objects. These changes are its records in the journal.
 pub trait Class: Sized {
     /// The names of its changes in the journal.
     const RECORDS: &'static [&'static str];
-    /// The requests about its objects.
-    const REQUESTS: &'static [Request];
 
     /// Applies the change to the books. On an error nothing has changed.
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord>;
@@ -82,10 +45,6 @@ pub trait Class: Sized {
         empty()
     }
 
-    /// Writes into the segment that this change, one of [`Class::ends`], is about to happen, and wakes the endpoints that it
-    /// concerns.
-    fn mark_end(&self, _broker: &mut Broker) {}
-
     /// Removes the remaining traces of an endpoint that has ended and was removed from the books.
     fn forget(_books: &mut Books, _endpoint: &Endpoint) {}
 
@@ -97,12 +56,6 @@ pub trait Class: Sized {
 
     /// Removes the doorbells that need not be relayed after the change. The change has not been made yet.
     fn unrelay(&self, _bells: &mut Relayed) {}
-
-    /// Sends an endpoint, over a new connection, the notifications that it may have missed.
-    fn greet(_broker: &mut Broker, _endpoint: u32, _client: ClientId) {}
-
-    /// Marks in all objects of a segment that the segment's memory was lost, in words at which their users look.
-    fn lose(_broker: &mut Broker, _segment: &Name) {}
 
     /// Returns changes for a reboot of the host, which has emptied all memory. They end the objects that must not survive a
     /// reboot and do not end with the endpoints.
@@ -125,11 +78,6 @@ macro_rules! classes {
         }
 
         impl Change {
-            /// Returns the request of that kind.
-            pub fn request(kind: Kind) -> Option<&'static Request> {
-                [$(<$Change>::REQUESTS),*].into_iter().flatten().find(|request| request.kind == kind)
-            }
-
             /// Returns whether a change has this name in the journal.
             pub fn is_known(record: &str) -> bool {
                 [$(<$Change>::RECORDS),*].into_iter().flatten().any(|known| *known == record)
@@ -163,11 +111,6 @@ macro_rules! classes {
                 empty()$(.chain(<$Change>::ends(books, endpoint).map(Self::$Class)))*
             }
 
-            /// See [`Class::mark_end`].
-            pub fn mark_end(&self, broker: &mut Broker) {
-                match self { $(Self::$Class(change) => change.mark_end(broker),)* }
-            }
-
             /// See [`Class::forget`].
             pub fn forget(books: &mut Books, endpoint: &Endpoint) {
                 $(<$Change>::forget(books, endpoint);)*
@@ -186,16 +129,6 @@ macro_rules! classes {
             /// See [`Class::unrelay`].
             pub fn unrelay(&self, bells: &mut Relayed) {
                 match self { $(Self::$Class(change) => change.unrelay(bells),)* }
-            }
-
-            /// See [`Class::greet`].
-            pub fn greet(broker: &mut Broker, endpoint: u32, client: ClientId) {
-                $(<$Change>::greet(broker, endpoint, client);)*
-            }
-
-            /// See [`Class::lose`].
-            pub fn lose(broker: &mut Broker, segment: &Name) {
-                $(<$Change>::lose(broker, segment);)*
             }
 
             /// See [`Class::rebooted`].
@@ -229,13 +162,20 @@ macro_rules! classes {
     };
 }
 
-// All classes. A class comes after those that it refers to: boards outlive endpoints because of channels.
-classes! {
-    Channel: channel::Change,
-    Board: board::Change,
-    Sync: sync::Change,
-    Block: block::Change,
+/// Calls a macro with all classes. A class comes after those that it refers to: boards outlive endpoints because of channels.
+macro_rules! with_all_classes {
+    ($macro:ident) => {
+        $macro! {
+            Channel: $crate::objects::channel::Change,
+            Board: $crate::objects::board::Change,
+            Sync: $crate::objects::sync::Change,
+            Block: $crate::objects::block::Change,
+        }
+    };
 }
+pub(crate) use with_all_classes;
+
+with_all_classes!(classes);
 
 #[cfg(test)]
 mod tests {

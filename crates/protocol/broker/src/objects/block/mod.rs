@@ -14,12 +14,9 @@ mod record;
 mod requests;
 mod revocations;
 
-use super::{Class, Request};
+use super::Class;
 use crate::books::{Books, Endpoint, InvalidRecord};
-use crate::broker::{Broker, ClientId};
-use crate::reply::body;
 use ginnel_layout::Name;
-use ginnel_layout::wire::Kind;
 pub use record::{Block, BlockGrant, BlockHandle, Change};
 pub use revocations::Revocations;
 
@@ -34,26 +31,6 @@ impl Class for Change {
         "block_granted",
         "block_grant_ended",
         "block_acked",
-    ];
-    const REQUESTS: &[Request] = &[
-        Request::write(Kind::BLOCK_CREATE, |broker, world, caller, bytes| {
-            broker.block_create(world, caller, &body(bytes)?)
-        }),
-        Request::gift(Kind::BLOCK_OPEN, |broker, world, caller, bytes| {
-            broker.block_open(world, caller, &body(bytes)?)
-        }),
-        Request::gift(Kind::BLOCK_RESIZE, |broker, _, caller, bytes| {
-            broker.block_resize(caller, &body(bytes)?)
-        }),
-        Request::gift(Kind::BLOCK_LINK, |broker, _, caller, bytes| broker.block_link(caller, &body(bytes)?)),
-        Request::new(Kind::BLOCK_UNLINK, |broker, _, caller, bytes| {
-            broker.block_unlink(caller, &body(bytes)?)
-        }),
-        Request::new(Kind::BLOCK_CLOSE, |broker, _, caller, bytes| broker.block_close(caller, &body(bytes)?)),
-        Request::gift(Kind::BLOCK_GRANT, |broker, _, caller, bytes| {
-            broker.block_grant(caller, &body(bytes)?)
-        }),
-        Request::new(Kind::BLOCK_ACK, |broker, _, caller, bytes| broker.block_ack(caller, &body(bytes)?)),
     ];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
@@ -88,10 +65,6 @@ impl Class for Change {
         let grants = endpoint.granted.iter().map(move |&block| Self::GrantEnded { block, endpoint: number });
         let handles = endpoint.handles.values().map(|&handle| Self::Closed { handle });
         grants.chain(handles).chain(endpoint.ending_names.iter().map(|&block| Self::Unlinked { block }))
-    }
-
-    fn greet(broker: &mut Broker, endpoint: u32, _: ClientId) {
-        broker.revocations.tell_again(endpoint);
     }
 
     fn rebooted(books: &Books) -> impl Iterator<Item = Self> {

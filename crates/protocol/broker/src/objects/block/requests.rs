@@ -3,15 +3,44 @@
 use super::handles::{Grants, Handles};
 use super::{Block, BlockGrant, BlockHandle, Change};
 use crate::books::Endpoint;
-use crate::broker::{Broker, World};
+use crate::broker::Broker;
 use crate::caller::Caller;
+use crate::effects::{ClientId, World};
 use crate::objects::memory_object::{MemoryObject, no_room};
 use crate::record::Text;
-use crate::reply::{Refusal, broken, checked};
+use crate::reply::{Refusal, body, broken, checked};
+use crate::service::{Request, Service};
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, ErrorCode, Kind, Rights};
 use tracing::debug;
 use zerocopy::IntoBytes;
+
+impl Service for Change {
+    const REQUESTS: &[Request] = &[
+        Request::write(Kind::BLOCK_CREATE, |broker, world, caller, bytes| {
+            broker.block_create(world, caller, &body(bytes)?)
+        }),
+        Request::gift(Kind::BLOCK_OPEN, |broker, world, caller, bytes| {
+            broker.block_open(world, caller, &body(bytes)?)
+        }),
+        Request::gift(Kind::BLOCK_RESIZE, |broker, _, caller, bytes| {
+            broker.block_resize(caller, &body(bytes)?)
+        }),
+        Request::gift(Kind::BLOCK_LINK, |broker, _, caller, bytes| broker.block_link(caller, &body(bytes)?)),
+        Request::new(Kind::BLOCK_UNLINK, |broker, _, caller, bytes| {
+            broker.block_unlink(caller, &body(bytes)?)
+        }),
+        Request::new(Kind::BLOCK_CLOSE, |broker, _, caller, bytes| broker.block_close(caller, &body(bytes)?)),
+        Request::gift(Kind::BLOCK_GRANT, |broker, _, caller, bytes| {
+            broker.block_grant(caller, &body(bytes)?)
+        }),
+        Request::new(Kind::BLOCK_ACK, |broker, _, caller, bytes| broker.block_ack(caller, &body(bytes)?)),
+    ];
+
+    fn greet(broker: &mut Broker, endpoint: u32, _: ClientId) {
+        broker.revocations.tell_again(endpoint);
+    }
+}
 
 impl Broker {
     pub(crate) fn block_create(

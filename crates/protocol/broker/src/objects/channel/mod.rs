@@ -4,32 +4,15 @@ mod books;
 mod record;
 mod requests;
 
-use super::{Class, Request};
+use super::Class;
 use crate::books::{Books, Endpoint, InvalidRecord};
-use crate::broker::{Broker, ClientId, Effect};
 use crate::relayed::{Reason, Relayed};
-use crate::reply::body;
 pub use books::Listener;
-use ginnel_layout::Name;
 use ginnel_layout::channel::{Capacities, ChannelKind};
-use ginnel_layout::ring::{self, SideState};
-use ginnel_layout::wire::Kind;
 pub use record::{Change, Channel, Side};
 
 impl Class for Change {
     const RECORDS: &[&str] = &["listen", "unlisten", "channel", "accepted", "closed"];
-    const REQUESTS: &[Request] = &[
-        Request::write(Kind::LISTEN, |broker, world, caller, bytes| {
-            broker.listen(world, caller, &body(bytes)?)
-        }),
-        Request::new(Kind::UNLISTEN, |broker, _, caller, bytes| broker.unlisten(caller, &body(bytes)?)),
-        Request::write(Kind::CONNECT, |broker, world, caller, bytes| {
-            broker.connect(world, caller, &body(bytes)?)
-        }),
-        Request::new(Kind::ACCEPTED, |broker, _, caller, bytes| broker.accepted(caller, &body(bytes)?)),
-        Request::new(Kind::CLOSE, |broker, _, caller, bytes| broker.close(caller, &body(bytes)?)),
-        Request::write(Kind::RESUME, |broker, _, caller, bytes| broker.resume(caller, &body(bytes)?)),
-    ];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
@@ -64,12 +47,6 @@ impl Class for Change {
         listeners.chain(own.map(|(channel, initiator)| Self::Closed { channel, initiator }))
     }
 
-    fn mark_end(&self, broker: &mut Broker) {
-        if let Self::Closed { channel, initiator } = *self {
-            broker.mark(channel, initiator, SideState::DEAD);
-        }
-    }
-
     fn relay(&self, books: &Books, bells: &mut Relayed) {
         if let Self::Opened(channel) = self {
             channel.relay(books, bells);
@@ -84,31 +61,6 @@ impl Class for Change {
     fn unrelay(&self, bells: &mut Relayed) {
         if let Self::Closed { channel, initiator } = *self {
             bells.remove(Reason::Channel(channel, initiator));
-        }
-    }
-
-    /// Announces again the channels that the endpoint has not accepted yet.
-    fn greet(broker: &mut Broker, endpoint: u32, client: ClientId) {
-        let waiting = broker.books.endpoints.get(&endpoint).map(|e| e.waiting.clone()).unwrap_or_default();
-        for (_, channel) in waiting {
-            broker.send_channel(client, Kind::INCOMING, 0, channel, false);
-        }
-    }
-
-    fn lose(broker: &mut Broker, segment: &Name) {
-        let lost = broker.books.channels.values().filter(|channel| channel.segment.0 == *segment);
-        let mut words = Vec::new();
-        for channel in lost {
-            let (one, other) = channel.capacities().rings(true);
-            for ring in [one, other] {
-                words.extend(
-                    [ring::PRODUCER_STATE, ring::CONSUMER_STATE]
-                        .map(|word| channel.offset + (ring + word) as u64),
-                );
-            }
-        }
-        for at in words {
-            broker.effect(Effect::Mark { segment: *segment, at, state: SideState::LOST });
         }
     }
 }

@@ -2,10 +2,12 @@
 
 use super::{Change, Channel, Side, kind_name};
 use crate::books::Endpoint;
-use crate::broker::{Broker, ClientId, Effect, FdRef, World};
+use crate::broker::Broker;
 use crate::caller::Caller;
+use crate::effects::{ClientId, Effect, FdRef, World};
 use crate::record::Text;
-use crate::reply::{self, Refusal, broken, checked};
+use crate::reply::{self, Refusal, body, broken, checked};
+use crate::service::{Request, Service};
 use ginnel_config::Bytes;
 use ginnel_layout::channel::{Capacities, ChannelKind};
 use ginnel_layout::ring::{self, SideState};
@@ -13,6 +15,52 @@ use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
 use ginnel_layout::{Name, PAGE};
 use tracing::debug;
 use zerocopy::IntoBytes;
+
+impl Service for Change {
+    const REQUESTS: &[Request] = &[
+        Request::write(Kind::LISTEN, |broker, world, caller, bytes| {
+            broker.listen(world, caller, &body(bytes)?)
+        }),
+        Request::new(Kind::UNLISTEN, |broker, _, caller, bytes| broker.unlisten(caller, &body(bytes)?)),
+        Request::write(Kind::CONNECT, |broker, world, caller, bytes| {
+            broker.connect(world, caller, &body(bytes)?)
+        }),
+        Request::new(Kind::ACCEPTED, |broker, _, caller, bytes| broker.accepted(caller, &body(bytes)?)),
+        Request::new(Kind::CLOSE, |broker, _, caller, bytes| broker.close(caller, &body(bytes)?)),
+        Request::write(Kind::RESUME, |broker, _, caller, bytes| broker.resume(caller, &body(bytes)?)),
+    ];
+
+    fn mark_end(&self, broker: &mut Broker) {
+        if let Self::Closed { channel, initiator } = *self {
+            broker.mark(channel, initiator, SideState::DEAD);
+        }
+    }
+
+    /// Announces again the channels that the endpoint has not accepted yet.
+    fn greet(broker: &mut Broker, endpoint: u32, client: ClientId) {
+        let waiting = broker.books.endpoints.get(&endpoint).map(|e| e.waiting.clone()).unwrap_or_default();
+        for (_, channel) in waiting {
+            broker.send_channel(client, Kind::INCOMING, 0, channel, false);
+        }
+    }
+
+    fn lose(broker: &mut Broker, segment: &Name) {
+        let lost = broker.books.channels.values().filter(|channel| channel.segment.0 == *segment);
+        let mut words = Vec::new();
+        for channel in lost {
+            let (one, other) = channel.capacities().rings(true);
+            for ring in [one, other] {
+                words.extend(
+                    [ring::PRODUCER_STATE, ring::CONSUMER_STATE]
+                        .map(|word| channel.offset + (ring + word) as u64),
+                );
+            }
+        }
+        for at in words {
+            broker.effect(Effect::Mark { segment: *segment, at, state: SideState::LOST });
+        }
+    }
+}
 
 impl Broker {
     pub(crate) fn listen(

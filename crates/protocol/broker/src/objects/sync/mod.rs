@@ -7,26 +7,16 @@ mod books;
 mod record;
 mod requests;
 
-use super::{Class, Request};
+use super::Class;
 use crate::books::{Books, Endpoint, InvalidRecord};
-use crate::broker::Broker;
 use crate::relayed::{Reason, Relayed};
-use crate::reply::body;
 use ginnel_layout::Name;
 use ginnel_layout::sync::SyncKind;
-use ginnel_layout::wire::Kind;
 use ginnel_sync::authority::Left;
 pub use record::{Change, SyncObject, SyncUser};
 
 impl Class for Change {
     const RECORDS: &[&str] = &["sync", "sync_opened", "sync_closed", "sync_unlinked"];
-    const REQUESTS: &[Request] = &[
-        Request::write(Kind::SYNC_OPEN, |broker, world, caller, bytes| {
-            broker.sync_open(world, caller, &body(bytes)?)
-        }),
-        Request::new(Kind::SYNC_CLOSE, |broker, _, caller, bytes| broker.sync_close(caller, &body(bytes)?)),
-        Request::new(Kind::SYNC_UNLINK, |broker, _, caller, bytes| broker.sync_unlink(caller, &body(bytes)?)),
-    ];
 
     fn apply(&self, books: &mut Books) -> Result<(), InvalidRecord> {
         match self {
@@ -49,12 +39,6 @@ impl Class for Change {
 
     fn ends(_: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
         endpoint.syncs.iter().map(|&(object, slot)| Self::Closed { object, slot, died: true })
-    }
-
-    fn mark_end(&self, broker: &mut Broker) {
-        if let Self::Closed { object, slot, .. } = *self {
-            broker.reclaim(object, slot, Left::Died);
-        }
     }
 
     fn relay(&self, books: &Books, bells: &mut Relayed) {

@@ -1,17 +1,35 @@
 //! The requests to open, close and unlink synchronisation objects.
 
 use super::{Change, SyncObject, SyncUser, bell_word, kind_of};
-use crate::broker::{Broker, Effect, World};
+use crate::broker::Broker;
 use crate::caller::Caller;
+use crate::effects::{Effect, World};
 use crate::objects::memory_object::no_room;
 use crate::record::Text;
-use crate::reply::{Refusal, broken, checked};
+use crate::reply::{Refusal, body, broken, checked};
+use crate::service::{Request, Service};
 use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::wire::{self, ErrorCode, Kind};
 use ginnel_layout::{Name, PAGE};
 use ginnel_sync::authority::Left;
 use tracing::debug;
 use zerocopy::IntoBytes;
+
+impl Service for Change {
+    const REQUESTS: &[Request] = &[
+        Request::write(Kind::SYNC_OPEN, |broker, world, caller, bytes| {
+            broker.sync_open(world, caller, &body(bytes)?)
+        }),
+        Request::new(Kind::SYNC_CLOSE, |broker, _, caller, bytes| broker.sync_close(caller, &body(bytes)?)),
+        Request::new(Kind::SYNC_UNLINK, |broker, _, caller, bytes| broker.sync_unlink(caller, &body(bytes)?)),
+    ];
+
+    fn mark_end(&self, broker: &mut Broker) {
+        if let Self::Closed { object, slot, .. } = *self {
+            broker.reclaim(object, slot, Left::Died);
+        }
+    }
+}
 
 impl Broker {
     pub(crate) fn sync_open(
